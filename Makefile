@@ -1,0 +1,49 @@
+# All set-up is done by the targets themselves: they make .venv with whatever Python 3.11+ is found.
+
+VENV   := .venv
+STAMP  := $(VENV)/.installed
+EXTRAS := test
+
+# Deferred on purpose: looked for only when .venv has to be made.
+PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,\
+	$(shell $(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $(name))))
+
+.DEFAULT_GOAL := help
+.PHONY: help venv test e2e lint demo docs
+
+help:  ## show this list
+	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/  make \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
+
+venv: $(STAMP)  ## make .venv with everything for development
+
+test: $(STAMP)  ## run the tests that need no cluster
+	$(VENV)/bin/python -m pytest
+
+e2e: $(STAMP)  ## run the end-to-end tests: on the cluster of KUBECONFIG, or with Go on one of their own
+	$(VENV)/bin/python -m pytest --e2e tests/e2e
+
+lint: $(STAMP)  ## check style, types and layers
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+demo: $(STAMP)  ## run the first example on a real control plane (needs Go or KUBECONFIG)
+	@$(VENV)/bin/python scripts/demo.py
+
+docs: $(STAMP)  ## render docs/ into docs/_build
+	$(VENV)/bin/python -m pip install --quiet --editable '.[docs]'
+	$(VENV)/bin/python -m sphinx -W -q docs docs/_build
+
+# An interrupted attempt leaves a .venv without pip behind, which is then completed.
+$(STAMP): pyproject.toml
+	@test -x $(VENV)/bin/pip || test -n '$(PYTHON)' || { \
+		echo "make: Python 3.11 or later is needed; found only: $$(python3 --version 2>&1)" >&2; \
+		echo '      install one, or name it: make PYTHON=/path/to/python3' >&2; exit 1; }
+	@test -x $(VENV)/bin/pip || $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "make: $(PYTHON) cannot make a venv: install what is missing (on Debian and Ubuntu: apt install python3-venv)" >&2; \
+		exit 1; }
+	@test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV)
+	@echo 'Installing kopf and its tools into $(VENV)'
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]' || { \
+		echo 'make: pip has failed, see above; it needs a package index that it can reach' >&2; exit 1; }
+	@touch $@

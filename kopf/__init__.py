@@ -1,0 +1,65 @@
+"""
+Kubernetes operators in Python: handlers are declared by decorators, the framework runs them.
+
+This is the public interface, together with `kopf.on`, `kopf.lifecycles` and `kopf.testing`. Everything else is an
+implementation detail, and can change at any time.
+"""
+from kopf import on
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.configs.diffbase import (
+    AnnotationsDiffBaseStorage, DiffBaseStorage, MultiDiffBaseStorage, StatusDiffBaseStorage,
+)
+from kopf._cogs.configs.progress import (
+    AnnotationsProgressStorage, MultiProgressStorage, ProgressRecord, ProgressStorage, SmartProgressStorage,
+    StatusProgressStorage,
+)
+from kopf._cogs.clients.logins import (
+    login_via_async_client, login_via_client, login_via_pykube, login_with_kubeconfig, login_with_service_account,
+)
+from kopf._cogs.helpers.versions import version as __version__
+from kopf._cogs.structs.bodies import (
+    Annotations, Body, BodyEssence, Labels, Meta, ObjectReference, OwnerReference, RawBody, RawEvent, RawEventType,
+    Spec, Status, build_object_reference, build_owner_reference,
+)
+from kopf._cogs.structs.credentials import AiohttpSession, ConnectionInfo, LoginError
+from kopf._cogs.structs.dicts import FieldPath, FieldSpec
+from kopf._cogs.structs.diffs import Diff, DiffItem, DiffOperation
+from kopf._cogs.structs.ephemera import Index, Memo, Store
+from kopf._cogs.structs.ids import HandlerId
+from kopf._cogs.structs.patches import Patch, PatchFn
+from kopf._cogs.structs.references import EVERYTHING, Resource
+from kopf._cogs.structs.reviews import (
+    Headers, Operation, SSLPeer, UserInfo, WebhookClientConfig, WebhookClientConfigService, WebhookFn,
+    WebhookServerProtocol,
+)
+from kopf._core.actions import lifecycles
+from kopf._core.actions.execution import (
+    ErrorsMode, HandlerRetriesError, HandlerTimeoutError, Logger, PermanentError, TemporaryError,
+)
+from kopf._core.actions.lifecycles import get_default_lifecycle, set_default_lifecycle
+from kopf._core.actions.loggers import LocalObjectLogger, LogFormat, ObjectLogger, configure
+from kopf._core.engines.handling import execute
+from kopf._core.engines.posting import event, exception, info, warn
+from kopf._core.intents.callbacks import ABSENT, PRESENT, all_, any_, none_, not_
+from kopf._core.intents.causes import Reason
+from kopf._core.intents.registries import OperatorRegistry, get_default_registry, set_default_registry
+from kopf._core.reactor.running import operator, run, run_tasks, spawn_tasks
+from kopf.on import daemon, index, register, subhandler, timer
+
+__all__ = [
+    'ABSENT', 'EVERYTHING', 'PRESENT',
+    'AiohttpSession', 'Annotations', 'AnnotationsDiffBaseStorage', 'AnnotationsProgressStorage', 'Body',
+    'BodyEssence', 'ConnectionInfo', 'Diff', 'DiffBaseStorage', 'DiffItem', 'DiffOperation', 'ErrorsMode',
+    'FieldPath', 'FieldSpec', 'HandlerId', 'HandlerRetriesError', 'HandlerTimeoutError', 'Headers', 'Index',
+    'Labels', 'LocalObjectLogger', 'LogFormat', 'Logger', 'LoginError', 'Memo', 'Meta', 'MultiDiffBaseStorage',
+    'MultiProgressStorage', 'ObjectLogger', 'ObjectReference', 'Operation', 'OperatorRegistry', 'OperatorSettings',
+    'OwnerReference', 'Patch', 'PatchFn', 'PermanentError', 'ProgressRecord', 'ProgressStorage', 'RawBody',
+    'RawEvent', 'RawEventType', 'Reason', 'Resource', 'SSLPeer', 'SmartProgressStorage', 'Spec', 'Status',
+    'StatusDiffBaseStorage', 'StatusProgressStorage', 'Store', 'TemporaryError', 'UserInfo', 'WebhookClientConfig',
+    'WebhookClientConfigService', 'WebhookFn', 'WebhookServerProtocol', '__version__', 'all_', 'any_',
+    'build_object_reference', 'build_owner_reference', 'configure', 'daemon', 'event', 'exception', 'execute',
+    'get_default_lifecycle', 'get_default_registry', 'index', 'info', 'lifecycles', 'login_via_async_client',
+    'login_via_client', 'login_via_pykube', 'login_with_kubeconfig', 'login_with_service_account', 'none_', 'not_',
+    'on', 'operator', 'register', 'run', 'run_tasks', 'set_default_lifecycle', 'set_default_registry', 'spawn_tasks',
+    'subhandler', 'timer', 'warn',
+]

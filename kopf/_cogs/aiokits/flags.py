@@ -1,0 +1,56 @@
+"""
+Flags of any make, awaited and raised from a coroutine.
+
+Those who embed an operator signal to it with what they have: an event or a future, of asyncio or of threads.
+"""
+import asyncio
+import concurrent.futures
+import threading
+from typing import Any
+
+Flag = asyncio.Future[Any] | asyncio.Event | concurrent.futures.Future[Any] | threading.Event
+
+
+async def wait_flag(flag: Flag) -> Any:
+    """Wait until the flag is raised; return the result of a future."""
+    match flag:
+        case asyncio.Event():
+            return await flag.wait()
+        case asyncio.Future():
+            return await asyncio.shield(flag)
+        case concurrent.futures.Future():
+            return await asyncio.shield(asyncio.wrap_future(flag))
+        case threading.Event():
+            return await _wait_in_thread(flag)
+    raise TypeError(f"A flag must be an event or a future, not {flag!r}.")
+
+
+async def raise_flag(flag: Flag) -> None:
+    """Raise the flag; a flag that is raised already is left as it is."""
+    match flag:
+        case asyncio.Event() | threading.Event():
+            flag.set()
+        case asyncio.Future() | concurrent.futures.Future():
+            if not flag.done():
+                flag.set_result(None)
+        case _:
+            raise TypeError(f"A flag must be an event or a future, not {flag!r}.")
+
+
+async def _wait_in_thread(flag: threading.Event) -> bool:
+    loop = asyncio.get_running_loop()
+    raised, abandoned = asyncio.Event(), threading.Event()
+
+    def wait() -> None:
+        while not abandoned.is_set():
+            if flag.wait(0.5):
+                if not abandoned.is_set():
+                    loop.call_soon_threadsafe(raised.set)
+                return
+
+    # A thread of its own, and a daemon: it must hold neither a worker of the handlers nor the end of the process.
+    threading.Thread(target=wait, name='kopf-flag', daemon=True).start()
+    try:
+        return await raised.wait()
+    finally:
+        abandoned.set()

@@ -1,0 +1,177 @@
+"""
+Discovery of the resources that are served in the cluster.
+
+Two requests where the server has the aggregated discovery (since Kubernetes 1.26), however many API
+groups there are; one request a group's version otherwise. A group whose own server is down (usually that of
+metrics) is reported as failed, and never keeps the other groups from being served.
+"""
+import asyncio
+import dataclasses
+import itertools
+from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import orjson
+
+from kopf._cogs.clients import api, errors
+from kopf._cogs.structs import references
+
+_T = TypeVar('_T')
+
+_ACCEPT = ','.join([
+    'application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList',
+    'application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList',
+    'application/json',
+])
+
+
+@dataclasses.dataclass(frozen=True)
+class Discovery:
+    """
+    What the cluster serves.
+
+    Args:
+        resources: all resources of all versions of the groups.
+        failed_groups: the groups of which something is unknown now; they are worth asking again later.
+    """
+    resources: frozenset[references.Resource]
+    failed_groups: frozenset[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Version:
+    """One version of an API group; the resources are `None` if unknown."""
+    group: str
+    version: str
+    resources: list[references.Resource] | None
+
+
+async def discover(client: api.ApiClient, groups: Collection[str] | None = None) -> Discovery:
+    """
+    Find out which resources are served.
+
+    Args:
+        client: the client to ask with.
+        groups: the only groups of interest, ``""`` for the core one; a hint: others can be there too.
+
+    Raises:
+        errors.APIError: if it is unknown even which groups there are.
+    """
+    found = await _gather([_discover_core(client, groups), _discover_named(client, groups)])
+    versions = list(itertools.chain.from_iterable(found))
+    return Discovery(
+        resources=frozenset(_mark_preferred(versions)),
+        failed_groups=frozenset(version.group for version in versions if version.resources is None),
+    )
+
+
+async def _discover_core(client: api.ApiClient, groups: Collection[str] | None) -> list[_Version]:
+    data = orjson.loads(await client.request('GET', '/api', accept=_ACCEPT))
+    if data.get('kind') == 'APIGroupDiscoveryList':
+        return list(_parse_aggregated(data))
+    if groups is not None and '' not in groups:
+        return []
+    return await _gather([
+        _discover_version(client, '', version, f'/api/{version}')
+        for version in data.get('versions') or ()
+    ])
+
+
+async def _discover_named(client: api.ApiClient, groups: Collection[str] | None) -> list[_Version]:
+    data = orjson.loads(await client.request('GET', '/apis', accept=_ACCEPT))
+    if data.get('kind') == 'APIGroupDiscoveryList':
+        return list(_parse_aggregated(data))
+    return await _gather([
+        _discover_version(client, group['name'], version, f"/apis/{group['name']}/{version}")
+        for group in data.get('groups') or ()
+        if groups is None or group['name'] in groups
+        for version in _sort_versions(group)
+    ])
+
+
+async def _discover_version(client: api.ApiClient, group: str, version: str, path: str) -> _Version:
+    # With no retries: either it is there, or its server is down and everybody would wait for it in vain.
+    try:
+        data = orjson.loads(await client.request('GET', path, retry=False))
+    except errors.APINotFoundError:
+        return _Version(group, version, [])  # removed since it was listed
+    except errors.APIError:
+        return _Version(group, version, None)
+    return _Version(group, version, list(_parse_legacy(data, group, version)))
+
+
+async def _gather(coros: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coro) for coro in coros]
+    except ExceptionGroup as e:
+        raise e.exceptions[0] from e.exceptions[0].__cause__  # whatever is the first, the rest are cancelled
+    return [task.result() for task in tasks]
+
+
+def _sort_versions(group: Mapping[str, Any]) -> list[str]:
+    preferred = (group.get('preferredVersion') or {}).get('version')
+    names = [version['version'] for version in group.get('versions') or ()]
+    return sorted(names, key=lambda name: name != preferred)
+
+
+def _parse_legacy(data: Mapping[str, Any], group: str, version: str) -> Iterator[references.Resource]:
+    items = data.get('resources') or ()
+    subresources: dict[str, set[str]] = {}
+    for item in items:
+        plural, slash, subresource = item['name'].partition('/')
+        if slash:
+            subresources.setdefault(plural, set()).add(subresource)
+    for item in items:
+        if '/' not in item['name']:
+            yield references.Resource(
+                group=group,
+                version=version,
+                plural=item['name'],
+                kind=item.get('kind'),
+                singular=item.get('singularName') or item.get('kind', '').lower(),
+                shortcuts=frozenset(item.get('shortNames') or ()),
+                categories=frozenset(item.get('categories') or ()),
+                subresources=frozenset(subresources.get(item['name'], ())),
+                namespaced=bool(item.get('namespaced')),
+                verbs=frozenset(item.get('verbs') or ()),
+            )
+
+
+def _parse_aggregated(data: Mapping[str, Any]) -> Iterator[_Version]:
+    for item in data.get('items') or ():
+        group = (item.get('metadata') or {}).get('name') or ''
+        for version in item.get('versions') or ():
+            resources = list(_parse_aggregated_version(version, group))
+            # The resources that are known from before the group's server went down are still there.
+            unknown = not resources and version.get('freshness') == 'Stale'
+            yield _Version(group, version['version'], None if unknown else resources)
+
+
+def _parse_aggregated_version(data: Mapping[str, Any], group: str) -> Iterator[references.Resource]:
+    for item in data.get('resources') or ():
+        kind = (item.get('responseKind') or {}).get('kind')
+        if not kind or not item.get('verbs'):
+            continue  # there are only subresources, with nothing to be watched
+        yield references.Resource(
+            group=group,
+            version=data['version'],
+            plural=item['resource'],
+            kind=kind,
+            singular=item.get('singularResource') or kind.lower(),
+            shortcuts=frozenset(item.get('shortNames') or ()),
+            categories=frozenset(item.get('categories') or ()),
+            subresources=frozenset(sub['subresource'] for sub in item.get('subresources') or ()),
+            namespaced=item.get('scope') == 'Namespaced',
+            verbs=frozenset(item.get('verbs') or ()),
+        )
+
+
+def _mark_preferred(versions: Iterable[_Version]) -> Iterator[references.Resource]:
+    # As kubectl does: the first of the group's versions (they are sorted) where the resource exists.
+    seen: set[tuple[str, str]] = set()
+    for version in versions:
+        for resource in version.resources or ():
+            preferred = (resource.group, resource.plural) not in seen
+            seen.add((resource.group, resource.plural))
+            yield resource if preferred else dataclasses.replace(resource, preferred=False)

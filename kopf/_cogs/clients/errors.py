@@ -1,0 +1,194 @@
+"""
+The errors of the Kubernetes API, typed by HTTP status.
+
+Callers tell "gone" from "conflict" from "the server is ill" by class, never by comparing numbers.
+The network's own failures are in the same family, so that `except APIError` means "the API could
+not do it", whatever the HTTP library is. Bodies that are not a `Status` object (those of proxies
+and load balancers) are reduced to their first characters.
+"""
+import datetime
+import email.utils
+from collections.abc import Mapping
+from typing import Any
+
+_SNIPPET = 200
+
+
+class APIError(Exception):
+    """
+    A request has failed.
+
+    Attributes:
+        message: what the server says, for humans.
+        status: the HTTP status; 0 if there was no response.
+        code: the code in the Status object, usually the same as `status`.
+        reason: the machine-readable reason, e.g. ``AlreadyExists``.
+        details: the details of the Status object, maybe empty.
+        headers: the headers of the response.
+        retry_after: how long the server asks to wait before the next attempt (seconds).
+    """
+    status: int
+
+    def __init__(
+            self,
+            message: str | None = None,
+            *,
+            status: int = 0,
+            code: int | None = None,
+            reason: str | None = None,
+            details: Mapping[str, Any] | None = None,
+            headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.code = code
+        self.reason = reason
+        self.details: Mapping[str, Any] = details or {}
+        self.headers: Mapping[str, str] = headers or {}
+
+    def __repr__(self) -> str:
+        reason = f", reason={self.reason!r}" if self.reason else ""
+        return f"{type(self).__name__}({self.message!r}, status={self.status}{reason})"
+
+    @property
+    def retry_after(self) -> float | None:
+        header = self.headers.get('Retry-After')
+        if header is not None:
+            seconds = _parse_retry_after(header)
+            if seconds is not None:
+                return seconds
+        value = self.details.get('retryAfterSeconds')
+        return float(value) if isinstance(value, (int, float)) and value > 0 else None
+
+
+class APIConnectionError(APIError):
+    """The request or its response was lost on the way; the cause is in ``__cause__``."""
+
+
+class APITimeoutError(APIConnectionError, TimeoutError):
+    """There was no (whole) response in time."""
+
+
+class APIServerError(APIError):
+    """5xx: the server is wrong; usually temporary."""
+
+
+class APIClientError(APIError):
+    """4xx: the request is wrong; usually permanent."""
+
+
+class APIUnauthorizedError(APIClientError):
+    """401: the credentials are not accepted (any more)."""
+
+
+class APIForbiddenError(APIClientError):
+    """403: the credentials are accepted, but have no rights for this."""
+
+
+class APINotFoundError(APIClientError):
+    """404: no such object, resource or API group."""
+
+
+class APIConflictError(APIClientError):
+    """409: the object exists already, or is not the one which is meant."""
+
+
+class APIGoneError(APIClientError):
+    """410: the resource version or the continuation token is too old."""
+
+
+class APIPayloadTooLargeError(APIClientError):
+    """413: the object does not fit into a request."""
+
+
+class APIUnprocessableError(APIClientError):
+    """422: the object is invalid, or a JSON patch does not apply."""
+
+
+class APITooManyRequestsError(APIClientError):
+    """429: the server protects itself; see `retry_after`."""
+
+
+_CLASSES: Mapping[int, type[APIError]] = {
+    401: APIUnauthorizedError,
+    403: APIForbiddenError,
+    404: APINotFoundError,
+    409: APIConflictError,
+    410: APIGoneError,
+    413: APIPayloadTooLargeError,
+    422: APIUnprocessableError,
+    429: APITooManyRequestsError,
+}
+
+
+def check_response(status: int, headers: Mapping[str, str], body: bytes) -> None:
+    """
+    Raise the error that a response means, if it means one.
+
+    Raises:
+        APIError: of the class for this status, if the status is 400 or above.
+    """
+    if status >= 400:
+        raise build_error(status, headers, body)
+
+
+def build_error(status: int, headers: Mapping[str, str], body: bytes) -> APIError:
+    """Make a typed error of a failed response, or of an ERROR event of a watch."""
+    import orjson
+    try:
+        data: Any = orjson.loads(body)
+    except ValueError:
+        data = None
+    if isinstance(data, Mapping):
+        return build_status_error(data, status=status, headers=headers)
+    text = body[:_SNIPPET].decode('utf-8', errors='replace').strip()
+    return _get_class(status)(text or f"HTTP {status}", status=status, headers=headers)
+
+
+def build_status_error(
+        data: Mapping[str, Any],
+        *,
+        status: int | None = None,
+        headers: Mapping[str, str] | None = None,
+) -> APIError:
+    """
+    Make a typed error of a Status object, as it comes in responses and in ERROR events of watches.
+
+    Args:
+        data: the Status object as decoded; its fields are not trusted to be of the right types.
+        status: the HTTP status; by default the code of the Status object.
+        headers: the headers of the response, if there was one.
+    """
+    code = data.get('code')
+    code = code if isinstance(code, int) else None
+    details = data.get('details')
+    message, reason = data.get('message'), data.get('reason')
+    status = status if status is not None else code or 0
+    return _get_class(status)(
+        str(message) if message else f"HTTP {status}",
+        status=status,
+        code=code,
+        reason=str(reason) if reason else None,
+        details=details if isinstance(details, Mapping) else None,
+        headers=headers,
+    )
+
+
+def _get_class(status: int) -> type[APIError]:
+    generic = APIClientError if 400 <= status < 500 else APIServerError if status >= 500 else APIError
+    return _CLASSES.get(status, generic)
+
+
+def _parse_retry_after(value: str) -> float | None:
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        moment = email.utils.parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.UTC)
+    return max(0.0, (moment - datetime.datetime.now(datetime.UTC)).total_seconds())

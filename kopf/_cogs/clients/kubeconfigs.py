@@ -1,0 +1,212 @@
+"""
+Kubeconfig files: found, merged and resolved into credentials the way kubectl does it.
+
+Libraries that can do it are heavy, and an operator needs only one context of it. What kubectl accepts is
+accepted here with the same meaning; what is broken is reported with the file, the place in it, and the remedy:
+it is read by a person who has just started an operator for the first time.
+"""
+import dataclasses
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kopf._cogs.clients import execplugins
+from kopf._cogs.structs import credentials
+
+logger = logging.getLogger(__name__)
+
+# Of the fields of a cluster and of a user: those with paths, which are relative to their files.
+_PATHS = {
+    'clusters': ['certificate-authority'],
+    'users': ['client-certificate', 'client-key', 'tokenFile'],
+    'contexts': [],
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    """A named cluster, user or context, and where it comes from."""
+    path: str
+    section: str
+    name: str
+    data: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.section}[{self.name!r}] of {self.path}"
+
+    def get(self, field: str) -> str | None:
+        """Get a text field; absent and empty ones are the same."""
+        value = self.data.get(field)
+        if value is not None and not isinstance(value, str):
+            raise credentials.LoginError(f"Field {field!r} must be a string in {self}. Fix the file.")
+        return value or None
+
+    def get_mapping(self, field: str) -> Mapping[str, Any]:
+        """Get a nested structure, maybe empty."""
+        value = self.data.get(field)
+        if value is not None and not isinstance(value, Mapping):
+            raise credentials.LoginError(f"Field {field!r} must be a mapping in {self}. Fix the file.")
+        return value or {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Kubeconfig:
+    """
+    All kubeconfig files merged: the first file that has a value or a name wins.
+
+    Args:
+        paths: the files that were read.
+        current_context: the name of the context to use, if there is one.
+    """
+    paths: list[str]
+    current_context: str | None
+    entries: Mapping[tuple[str, str], _Entry]
+
+    def resolve(self, *, trust_env: bool = False) -> credentials.ConnectionInfo:
+        """
+        Get the credentials of the current context; it runs its exec plugin if there is one.
+
+        Args:
+            trust_env: to be passed to the credentials.
+
+        Raises:
+            credentials.LoginError: if the files are broken or incomplete, or if the plugin fails.
+        """
+        files = os.pathsep.join(self.paths)
+        if not self.current_context:
+            raise credentials.LoginError(
+                f"The current context is not set in {files}. Set it with: kubectl config use-context NAME")
+        context = self.entries.get(('contexts', self.current_context))
+        if context is None:
+            raise credentials.LoginError(
+                f"The current context {self.current_context!r} does not exist in {files}. "
+                f"Choose another one with: kubectl config use-context NAME")
+        cluster = self._follow(context, 'cluster', 'clusters')
+        user = self._follow(context, 'user', 'users') if context.get('user') else None
+        info = _make_info(context, cluster, user, trust_env=trust_env)
+        return info if user is None else _authenticate(info, cluster, user)
+
+    def _follow(self, context: _Entry, field: str, section: str) -> _Entry:
+        name = context.get(field)
+        if not name:
+            raise credentials.LoginError(f"Field {field!r} is not set in {context}. Fix the file.")
+        entry = self.entries.get((section, name))
+        if entry is None:
+            raise credentials.LoginError(f"The {field} {name!r}, named in {context}, does not exist. Fix the file.")
+        return entry
+
+
+def list_paths() -> list[str]:
+    """List the files where a kubeconfig is to be looked for, whether they exist or not."""
+    paths = [path for path in os.environ.get('KUBECONFIG', '').split(os.pathsep) if path]
+    return list(dict.fromkeys(paths)) or [os.path.expanduser('~/.kube/config')]
+
+
+def load() -> Kubeconfig | None:
+    """
+    Read and merge all kubeconfig files that exist.
+
+    Returns:
+        The configuration, or `None` if there are no files.
+
+    Raises:
+        credentials.LoginError: if a file cannot be read, or is not a kubeconfig.
+    """
+    wanted = list_paths()
+    paths = [path for path in wanted if os.path.exists(path)]
+    if not paths:
+        if os.environ.get('KUBECONFIG'):
+            logger.warning(f"None of the files in $KUBECONFIG exists: {os.pathsep.join(wanted)}")
+        return None
+    entries: dict[tuple[str, str], _Entry] = {}
+    current_context: str | None = None
+    for path in paths:
+        data = _read(path)
+        current_context = current_context or data.get('current-context') or None
+        for entry in _parse(path, data):
+            entries.setdefault((entry.section, entry.name), entry)
+    return Kubeconfig(paths, current_context, entries)
+
+
+def _read(path: str) -> Mapping[str, Any]:
+    import yaml
+    try:
+        with open(path, 'rb') as f:
+            data = yaml.load(f, Loader=getattr(yaml, 'CSafeLoader', yaml.SafeLoader))
+    except OSError as e:
+        raise credentials.LoginError(f"The kubeconfig cannot be read: {e}") from e
+    except yaml.YAMLError as e:
+        raise credentials.LoginError(f"The kubeconfig is not a YAML file: {path}: {e}") from e
+    if data is not None and not isinstance(data, Mapping):
+        raise credentials.LoginError(f"The kubeconfig is not a mapping: {path}")
+    return data or {}
+
+
+def _parse(path: str, data: Mapping[str, Any]) -> Iterator[_Entry]:
+    directory = os.path.dirname(os.path.abspath(path))
+    for section, fields in _PATHS.items():
+        for item in data.get(section) or ():
+            try:
+                name, values = item['name'], dict(item.get(section[:-1]) or {})
+            except (TypeError, ValueError, KeyError, AttributeError) as e:
+                raise credentials.LoginError(f"The {section!r} must be a list of names & values in {path}.") from e
+            for field in fields:
+                if isinstance(values.get(field), str) and values[field]:
+                    values[field] = os.path.join(directory, values[field])
+            yield _Entry(path, section, str(name), values)
+
+
+def _make_info(
+        context: _Entry,
+        cluster: _Entry,
+        user: _Entry | None,
+        *,
+        trust_env: bool,
+) -> credentials.ConnectionInfo:
+    server = cluster.get('server')
+    if not server:
+        raise credentials.LoginError(f"Field 'server' is not set in {cluster}. Fix the file.")
+    ca_data = cluster.get('certificate-authority-data')
+    user = user if user is not None else _Entry(context.path, 'users', '', {})
+    if user.get('as'):
+        logger.warning(f"Impersonation is not supported; field 'as' is ignored in {user}.")
+    cert_data, pkey_data = user.get('client-certificate-data'), user.get('client-key-data')
+    provider = _Entry(user.path, user.section, user.name, user.get_mapping('auth-provider')).get_mapping('config')
+    return credentials.ConnectionInfo(
+        server=server,
+        priority=10,
+        default_namespace=context.get('namespace'),
+        ca_data=ca_data,
+        ca_path=None if ca_data else cluster.get('certificate-authority'),
+        insecure=cluster.data.get('insecure-skip-tls-verify'),
+        username=user.get('username'),
+        password=user.get('password'),
+        token=user.get('token') or provider.get('access-token') or provider.get('id-token'),
+        certificate_data=cert_data,
+        certificate_path=None if cert_data else user.get('client-certificate'),
+        private_key_data=pkey_data,
+        private_key_path=None if pkey_data else user.get('client-key'),
+        tls_server_name=cluster.get('tls-server-name'),
+        proxy_url=cluster.get('proxy-url'),
+        trust_env=trust_env,
+    )
+
+
+def _authenticate(
+        info: credentials.ConnectionInfo,
+        cluster: _Entry,
+        user: _Entry,
+) -> credentials.ConnectionInfo:
+    token_path = user.get('tokenFile')
+    if token_path:
+        try:
+            with open(token_path, encoding='utf-8') as f:
+                return dataclasses.replace(info, token=f.read().strip(), token_path=token_path)
+        except (OSError, UnicodeDecodeError) as e:
+            raise credentials.LoginError(f"The file in field 'tokenFile' of {user} cannot be read: {e}") from e
+    spec = user.get_mapping('exec')
+    if spec and not info.as_http_headers():
+        directory = os.path.dirname(os.path.abspath(user.path))
+        return execplugins.execute(spec, info=info, cluster=cluster.data, directory=directory, origin=str(user))
+    return info

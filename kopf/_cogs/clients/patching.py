@@ -1,0 +1,226 @@
+"""
+Patching of objects: what handlers and the framework itself want to be changed, in as few requests as possible.
+
+Merge patches never conflict, and so they carry the values; the functions become JSON patches, which are valid
+only for one version of the object. A patch is meant for one object, not for its name: if the object was deleted
+and created anew in the meantime, the successor is left alone.
+"""
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, Final
+
+from kopf._cogs.clients import api, errors
+from kopf._cogs.structs import bodies, diffs, patches, references
+
+_MERGE: Final = 'application/merge-patch+json'
+_JSON: Final = 'application/json-patch+json'
+
+# For the objects that are changed by others faster than a patch arrives (seconds).
+_CONFLICT_BACKOFFS = (0.0, 0.1, 0.2, 0.5, 1.0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PatchResult:
+    """
+    What has come out of patching.
+
+    Args:
+        body: the object after the last change; `None` if nothing was changed, or if it is gone.
+        remaining_fns: the functions were not applied since the object has changed: try again with its newer state.
+        gone: the object does not exist, or there is another one under its name; there is nothing to patch any more.
+    """
+    body: bodies.RawBody | None
+    remaining_fns: bool = False
+    gone: bool = False
+
+
+async def patch_obj(
+        client: api.ApiClient,
+        *,
+        resource: references.Resource,
+        namespace: references.Namespace,
+        name: str | None,
+        uid: str | None,
+        patch: patches.Patch,
+        body: bodies.RawBody | None,
+        logger: api.AnyLogger,
+) -> PatchResult:
+    """
+    Apply a patch to an object.
+
+    If the resource has the status subresource, the status goes by its own requests. The functions are sent
+    together with the values if they can go by the same request.
+
+    Args:
+        client: the client to patch with.
+        resource: the kind of the object.
+        namespace: the namespace of the object, if it is in a namespace.
+        name: the name of the object.
+        uid: the only uid that the object may have; any, if `None`.
+        patch: the values to merge and the functions to apply.
+        body: the last known state of the object, if it is known.
+        logger: the logger of the object.
+
+    Raises:
+        errors.APIError: if the API refuses the patch or does not work; it can be applied in part by then.
+    """
+    url = resource.get_url(namespace=namespace, name=name)
+    patching = _Patching(client, url, uid, body, logger, has_status='status' in resource.subresources)
+    try:
+        done = bool(patch) and await patching.apply_at_once(patch)
+        if not done and len(patch):
+            await patching.merge(dict(patch))
+        if not done and patch.fns:
+            done = await patching.transform(patches.Patch(fns=patch.fns))
+            if not done:
+                logger.debug(f"Could not apply the patch in full: the object has changed. "
+                             f"The functions will be applied to its newer state: {patch.fns!r}")
+            return PatchResult(patching.result, remaining_fns=not done)
+    except (errors.APINotFoundError, _ReplacedError):
+        logger.debug("Patching was skipped: the object does not exist anymore.")
+        return PatchResult(None, gone=True)
+    return PatchResult(patching.result)
+
+
+class _ReplacedError(Exception):
+    """There is another object under the same name."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Patching:
+    """One act of patching of one object."""
+    client: api.ApiClient
+    url: str
+    uid: str | None
+    body: bodies.RawBody | None
+    logger: api.AnyLogger
+    has_status: bool
+    result: bodies.RawBody | None = None
+
+    async def apply_at_once(self, patch: patches.Patch) -> bool:
+        """Apply both the values and the functions as one JSON patch, if it fits; tell if it is done."""
+        if self.body is None or not len(patch) or not patch.fns:
+            return False
+        ops = patch.as_json_patch(self.body)
+        if self.has_status and any(_is_of_status(op) for op in ops):
+            return False
+        return await self._send_ops(self.url, "resource", ops)
+
+    async def merge(self, changes: dict[str, Any]) -> None:
+        """Apply the values as merge patches."""
+        status = changes.pop('status', {}) if self.has_status else {}
+        if changes:
+            self.logger.debug("Merge-patching the resource with: %r", changes)
+            await self._repeat(lambda: self._send_merge(self.url, changes))
+        if status != {}:
+            self.logger.debug("Merge-patching the status with: %r", {'status': status})
+            await self._repeat(lambda: self._send_merge_of_status({'status': status}))
+
+    async def transform(self, patch: patches.Patch) -> bool:
+        """Apply the functions as JSON patches; tell if they are applied, or the object has changed."""
+        if self.body is None:
+            await self._reload()
+        ops = patch.as_json_patch(self.body)
+        if not self.has_status:
+            return await self._send_ops(self.url, "resource", ops)
+        ops_of_status = [op for op in ops if _is_of_status(op)]
+        ops_of_others = [op for op in ops if not _is_of_status(op)]
+        return (await self._send_ops(self.url, "resource", ops_of_others) and
+                await self._send_ops(f'{self.url}/status', "status", ops_of_status))
+
+    async def _send_merge(self, url: str, changes: Mapping[str, Any]) -> None:
+        metadata = changes.get('metadata') or {}
+        guard = {'uid': self.uid} if self.uid is not None else {}
+        payload = {**changes, 'metadata': {**metadata, **guard}} if guard else changes
+        try:
+            self._accept(await self.client.patch(url, payload, _MERGE, logger=self.logger))
+        except (errors.APIUnprocessableError, errors.APIConflictError) as e:
+            if _is_about_uid(e):
+                raise _ReplacedError from e
+            raise
+        inconsistencies = diffs.Diff(_compare((), changes, self.body))
+        if inconsistencies:
+            self.logger.warning("Merge-patching finished with inconsistencies: %r", inconsistencies)
+
+    async def _send_merge_of_status(self, changes: Mapping[str, Any]) -> None:
+        # Metadata is not looked at there, and so the uid protects from nothing. But the version is.
+        if self.uid is None:
+            await self._send_merge(f'{self.url}/status', changes)
+            return
+        if self.body is None:
+            await self._reload()
+        guarded = {'metadata': {'resourceVersion': _get_version(self.body)}, **changes}
+        try:
+            await self._send_merge(f'{self.url}/status', guarded)
+        except errors.APIConflictError:
+            self.body = None
+            raise
+
+    async def _send_ops(self, url: str, what: str, ops: patches.JSONPatch) -> bool:
+        if not ops:
+            return True
+        test = patches.JSONPatchItem(op='test', path='/metadata/resourceVersion', value=_get_version(self.body))
+        ops = [test, *ops]
+        self.logger.debug("JSON-patching the %s with: %r", what, ops)
+        try:
+            self._accept(await self.client.patch(url, ops, _JSON, logger=self.logger))
+        except errors.APIConflictError:
+            return False
+        except errors.APIUnprocessableError as e:
+            if e.details.get('causes'):
+                raise  # the object would be invalid, however often it is repeated
+            return False
+        return True
+
+    async def _repeat(self, send: Callable[[], Awaitable[None]]) -> None:
+        for backoff in _CONFLICT_BACKOFFS:
+            try:
+                await send()
+                return
+            except errors.APIConflictError:
+                await asyncio.sleep(backoff)
+        await send()
+
+    async def _reload(self) -> None:
+        self.body = await self.client.get_json(self.url, logger=self.logger)
+        if self.uid is not None and _get_uid(self.body) != self.uid:
+            raise _ReplacedError
+
+    def _accept(self, body: bodies.RawBody) -> None:
+        self.body = self.result = body
+
+
+def _is_of_status(op: patches.JSONPatchItem) -> bool:
+    return op['path'] == '/status' or op['path'].startswith('/status/')
+
+
+def _is_about_uid(error: errors.APIError) -> bool:
+    # It is immutable where the objects are validated, and a precondition where they are stored.
+    causes = error.details.get('causes') or ()
+    return (any(cause.get('field') == 'metadata.uid' for cause in causes) or
+            (error.status == 409 and 'UID in precondition' in (error.message or '')))
+
+
+def _get_version(body: bodies.RawBody | None) -> str | None:
+    return (body or {}).get('metadata', {}).get('resourceVersion')
+
+
+def _get_uid(body: bodies.RawBody | None) -> str | None:
+    return (body or {}).get('metadata', {}).get('uid')
+
+
+def _compare(path: tuple[str, ...], wanted: Any, actual: Any) -> Iterator[diffs.DiffItem]:
+    """Compare only what was wanted, as a merge patch means it, with what has come back."""
+    if path == ('metadata', 'resourceVersion'):
+        return
+    if isinstance(wanted, Mapping):
+        source = actual if isinstance(actual, Mapping) else {}
+        for key, value in wanted.items():
+            yield from _compare((*path, str(key)), value, source.get(key))
+    elif wanted is None and actual is not None:
+        yield diffs.DiffItem(diffs.DiffOperation.ADD, path, None, actual)
+    elif wanted is not None and actual is None:
+        yield diffs.DiffItem(diffs.DiffOperation.REMOVE, path, wanted, None)
+    elif wanted != actual:
+        yield diffs.DiffItem(diffs.DiffOperation.CHANGE, path, wanted, actual)

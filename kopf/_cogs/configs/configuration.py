@@ -1,0 +1,347 @@
+"""
+All settings of an operator, with their defaults.
+
+The settings are grouped by what they are about: `OperatorSettings` has the groups as its attributes, and the groups
+have the individual settings. They are normally changed in the startup handlers and are read at the moment of their use:
+so, those that are changed later take effect too, but it is not guaranteed when.
+"""
+import concurrent.futures
+import dataclasses
+import logging
+import warnings
+from collections.abc import Iterable
+from typing import overload
+
+from kopf._cogs.configs import diffbase, progress, selectors
+from kopf._cogs.structs import reviews
+
+
+@dataclasses.dataclass
+class ProcessSettings:
+    """The life of the operator's process."""
+
+    ultimate_exiting_timeout: float | None = 10 * 60
+    """
+    How long (in seconds) the operator can be exiting, before the process is killed regardless of what it is doing:
+    e.g. because of threads that never end. `None` is forever.
+    """
+
+
+@dataclasses.dataclass
+class PostingSettings:
+    """Kubernetes events about the objects (``kubectl get events``)."""
+
+    enabled: bool = True
+    """Whether the events are posted at all: both explicit and made of log messages."""
+
+    loggers: bool = True
+    """Whether the messages of handlers' loggers are posted as events too."""
+
+    level: int = logging.INFO
+    """The minimal level of log messages and events to be posted, as a number from `logging`."""
+
+    default_backoffs: float | Iterable[float] = (1, 1, 2, 3, 5, 8, 13, 21)
+    """The delays (in seconds) between attempts to post an explicit event; after the last one, the event is lost."""
+
+    logging_backoffs: float | Iterable[float] = (1, 1, 2, 3, 5)
+    """The delays (in seconds) between attempts to post a log message; after the last one, it is not posted."""
+
+    worker_limit: int | None = None
+    """How many events can be posted simultaneously. `None` is for no explicit limit."""
+
+    idle_timeout: float = 1.0
+    """How long (in seconds) the posting for an object is kept open with nothing to post, in case there is more."""
+
+    reporting_component: str = 'kopf'
+    """What is reported as the name of the controller in the events."""
+
+    reporting_instance: str = 'dev'
+    """What is reported as the instance of the controller in the events, e.g. a pod name."""
+
+    event_name_prefix: str = 'kopf-event-'
+    """The prefix for names of the events, to which Kubernetes adds random characters."""
+
+
+@dataclasses.dataclass
+class PeeringSettings:
+    """Coexistence with other operators for the same resources: one operator is active, others are paused."""
+
+    name: str = 'default'
+    """The name of the peering object."""
+
+    stealth: bool = False
+    """Whether the pausing and resuming because of other operators are kept out of the logs."""
+
+    priority: int = 0
+    """The priority of this operator: the one with the highest priority is active."""
+
+    lifetime: int = 60
+    """How long (in seconds) the operator is considered alive after it has last said so."""
+
+    mandatory: bool = False
+    """Whether the peering object must exist. If it must not, then the operator works without peering in its absence."""
+
+    standalone: bool = False
+    """Whether the peering is off, i.e. other operators are ignored."""
+
+    clusterwide: bool = False
+    """Whether the peering object is cluster-scoped (`True`) or is in every namespace of the operator (`False`)."""
+
+    @property
+    def namespaced(self) -> bool:
+        """The opposite of `clusterwide`."""
+        return not self.clusterwide
+
+    @namespaced.setter
+    def namespaced(self, value: bool) -> None:
+        self.clusterwide = not value
+
+
+@dataclasses.dataclass
+class WatchingSettings:
+    """Lists of objects and streams of their changes."""
+
+    server_timeout: float | None = None
+    """How long (in seconds) the server is asked to keep a stream before closing it. `None`: the server decides."""
+
+    client_timeout: float | None = None
+    """How long (in seconds) a stream may last, with connecting, before we close it. `None` is forever."""
+
+    connect_timeout: float | None = None
+    """How long (in seconds) connecting may last for a stream. `None`: as for requests (see `NetworkingSettings`)."""
+
+    reconnect_backoff: float = 0.1
+    """The delay (in seconds) between a stream's end and the next stream, to not overload the API."""
+
+    inactivity_timeout: float = 70.0
+    """
+    How long (in seconds) a stream may be silent, with not even bookmarks coming, before it is considered broken.
+    The servers send bookmarks every 60 seconds, and keep their history for 75 seconds.
+    """
+
+    chunk_size: int | None = None
+    """How many objects are requested per page in the initial lists. `None` is for the framework's default."""
+
+    initial_streaming: bool = False
+    """Whether the initial lists are always requested as streams, even if the servers are not known to be able to."""
+
+    streaming_lists: bool = True
+    """Whether the initial lists are requested as streams from those servers which are able to; or else in chunks."""
+
+    label_selectors: selectors.SelectorMapping[str] = dataclasses.field(default_factory=selectors.SelectorMapping)
+    """The label selectors by resources (``app=x,env!=y``): the servers send only the matching objects."""
+
+    field_selectors: selectors.SelectorMapping[str] = dataclasses.field(default_factory=selectors.SelectorMapping)
+    """The field selectors by resources (``metadata.name=x``): the servers send only the matching objects."""
+
+    shard_selectors: selectors.SelectorMapping[str] = dataclasses.field(default_factory=selectors.SelectorMapping)
+    """The shard selectors by resources: the servers send only the objects of this shard."""
+
+
+@dataclasses.dataclass
+class QueueingSettings:
+    """Processing of objects' changes in the order and at the speed they come."""
+
+    worker_limit: int | None = None
+    """How many objects can be processed simultaneously, per resource kind and namespace. `None` is for no limit."""
+
+    idle_timeout: float = 5.0
+    """How long (in seconds) the processing of an object is kept open with no new changes, in case there are more."""
+
+    exit_timeout: float = 2.0
+    """How long (in seconds) the processing of objects may take on exit before it is cancelled."""
+
+    error_delays: Iterable[float] = (1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610)
+    """
+    The delays (in seconds) before an object is processed again after unexpected errors of the framework or of the API;
+    the last one is repeated forever; with none of them, there are no delays. They restart after a success. Any object
+    that can be iterated several times is accepted, even if it is infinite. The errors in handlers are not affected.
+    """
+
+    _batch_window: float = dataclasses.field(default=0.1, repr=False)
+
+    @property
+    def batch_window(self) -> float:
+        """Deprecated: has no effect (seconds)."""
+        self._warn_of_batching()
+        return self._batch_window
+
+    @batch_window.setter
+    def batch_window(self, value: float) -> None:
+        self._warn_of_batching()
+        self._batch_window = value
+
+    def _warn_of_batching(self) -> None:
+        warnings.warn(
+            "Events are not batched by time any more, so settings.queueing.batch_window has no effect. Do not set it.",
+            DeprecationWarning, stacklevel=3)
+
+
+@dataclasses.dataclass
+class ScanningSettings:
+    """Discovery of resources and namespaces."""
+
+    disabled: bool = False
+    """Whether only what exists at the startup is served: resources, and namespaces by their names, not patterns."""
+
+
+@dataclasses.dataclass
+class AdmissionSettings:
+    """Admission webhooks, by which the API asks the operator to validate or mutate objects."""
+
+    server: reviews.WebhookServerProtocol | None = None
+    """
+    The server or tunnel to which the API sends the requests: anything that can be called with a webhook function
+    and that yields client configs (see `kopf.WebhookServer`). `None`: no admission handlers are allowed.
+    """
+
+    managed: str | None = None
+    """The name of the webhook configurations that the operator keeps up to date. `None`: it does not touch them."""
+
+
+class _Executor:
+    # The thread pool is created when it is needed: operators with only async handlers have no such need.
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> None: ...
+
+    @overload
+    def __get__(self, instance: 'ExecutionSettings', owner: type) -> concurrent.futures.Executor: ...
+
+    def __get__(self, instance: 'ExecutionSettings | None', owner: type) -> concurrent.futures.Executor | None:
+        if instance is None:
+            return None  # the default value for the constructor
+        executor: concurrent.futures.Executor | None = instance.__dict__['_executor']
+        if executor is None:
+            executor = concurrent.futures.ThreadPoolExecutor(max_workers=instance.max_workers)
+            instance.__dict__['_executor'] = executor
+        return executor
+
+    def __set__(self, instance: 'ExecutionSettings', value: concurrent.futures.Executor | None) -> None:
+        instance.__dict__['_executor'] = value
+
+
+@dataclasses.dataclass
+class ExecutionSettings:
+    """Running of handlers."""
+
+    default_backoff: float = 60
+    """The delay (in seconds) before a retry after an arbitrary error in a handler that has no ``backoff=``."""
+
+    executor: _Executor = _Executor()
+    """
+    The executor for sync handlers: by default, a thread pool. Those handlers that have started in the former executor
+    are finished there, including the startup handler that replaces it, so that handler is better async.
+    """
+
+    _max_workers: int | None = dataclasses.field(default=None, repr=False)
+
+    @property
+    def max_workers(self) -> int | None:
+        """
+        How many sync handlers can run simultaneously, i.e. the size of the thread pool. `None`: the default of Python.
+
+        Raises `ValueError` if it is less than 1. Has no effect on executors that are not thread pools.
+        """
+        return self._max_workers
+
+    @max_workers.setter
+    def max_workers(self, value: int) -> None:
+        if value < 1:
+            raise ValueError(f"At least one thread is needed for sync handlers, so max_workers cannot be {value!r}.")
+        self._max_workers = value
+        executor = self.__dict__['_executor']
+        if isinstance(executor, concurrent.futures.ThreadPoolExecutor):
+            executor._max_workers = value  # the only way; a new pool would not count the handlers of the old one
+        elif executor is not None:
+            warnings.warn(f"max_workers has no effect on {executor!r}: not a thread pool.", UserWarning, stacklevel=2)
+
+
+@dataclasses.dataclass
+class BackgroundSettings:
+    """Running of daemons and timers."""
+
+    cancellation_polling: float = 60
+    """How often (in seconds) a daemon that does not stop is reminded of in the logs, unless set for the daemon."""
+
+    instant_exit_timeout: float | None = None
+    """
+    How long (in seconds) the daemons are waited for right after they were asked to stop, in the hope that they exit
+    at once: then, the object needs no second round of processing. `None` is for no waiting in time.
+    """
+
+    instant_exit_zero_time_cycles: int | None = 10
+    """The same, but in cycles of the event loop, which take almost no time. `None` is for no such cycles."""
+
+
+@dataclasses.dataclass
+class NetworkingSettings:
+    """Connections and requests to the API, except for the streams (see `WatchingSettings`)."""
+
+    request_timeout: float | None = 5 * 60
+    """How long (in seconds) a request may take in full, from connecting to reading the response. `None` is forever."""
+
+    connect_timeout: float | None = None
+    """How long (in seconds) connecting may take. `None`: only the whole request is limited."""
+
+    error_backoffs: float | Iterable[float] = (1, 1, 2, 3, 5, 8, 13, 21)
+    """
+    The delays (in seconds) between attempts of a request in case of errors in the network or in the servers; when
+    there are no more of them, the error escalates. One number is one delay, i.e. two attempts. Any object that can be
+    iterated several times is accepted, even if it is infinite.
+    """
+
+    enforce_retry_after: bool = False
+    """
+    Whether exactly the delay requested by the server is used when there are too many requests (`True`),
+    or the longest of the requested one and of ours (`False`).
+    """
+
+    trust_env: bool = False
+    """Whether the proxies and credentials are taken from the environment variables and ``~/.netrc``."""
+
+    max_connections: int = 16
+    """How many connections are used for requests simultaneously; the streams have connections of their own."""
+
+
+@dataclasses.dataclass
+class PersistenceSettings:
+    """What is stored in objects."""
+
+    finalizer: str = 'kopf.zalando.org/KopfFinalizerMarker'
+    """The finalizer that keeps an object from disappearing before its deletion is handled."""
+
+    progress_storage: progress.ProgressStorage = dataclasses.field(default_factory=progress.SmartProgressStorage)
+    """Where the progress of handlers is stored between attempts."""
+
+    diffbase_storage: diffbase.DiffBaseStorage = dataclasses.field(default_factory=diffbase.AnnotationsDiffBaseStorage)
+    """Where the last-handled configuration is stored, with which the changes are detected."""
+
+    consistency_timeout: float = 5.0
+    """
+    How long (in seconds) the state of the object as patched by the operator is awaited before the next handling.
+    If it does not come, the state is considered consistent as it is. Zero disables the waiting.
+    """
+
+
+@dataclasses.dataclass
+class OperatorSettings:
+    """All settings of an operator, by groups."""
+
+    process: ProcessSettings = dataclasses.field(default_factory=ProcessSettings)
+    posting: PostingSettings = dataclasses.field(default_factory=PostingSettings)
+    peering: PeeringSettings = dataclasses.field(default_factory=PeeringSettings)
+    watching: WatchingSettings = dataclasses.field(default_factory=WatchingSettings)
+    queueing: QueueingSettings = dataclasses.field(default_factory=QueueingSettings)
+    scanning: ScanningSettings = dataclasses.field(default_factory=ScanningSettings)
+    admission: AdmissionSettings = dataclasses.field(default_factory=AdmissionSettings)
+    execution: ExecutionSettings = dataclasses.field(default_factory=ExecutionSettings)
+    background: BackgroundSettings = dataclasses.field(default_factory=BackgroundSettings)
+    networking: NetworkingSettings = dataclasses.field(default_factory=NetworkingSettings)
+    persistence: PersistenceSettings = dataclasses.field(default_factory=PersistenceSettings)
+
+    @property
+    def batching(self) -> QueueingSettings:
+        """Deprecated: an old name of `queueing`."""
+        warnings.warn("settings.batching is now settings.queueing. Please rename.", DeprecationWarning, stacklevel=2)
+        return self.queueing

@@ -1,0 +1,277 @@
+"""
+How storages share annotations and fields of objects with everyone else.
+
+Several operators can handle the same object, each storing its state in it. Hence the keys with prefixes, the limits
+of Kubernetes on them, and the marks by which operators know what is inessential as written by another one.
+The formats are fixed: objects outlive operators. What is formed from ids is cached: there are few ids and many events.
+"""
+
+import functools
+import json
+import logging
+import warnings
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final, cast
+
+import orjson
+
+from kopf._cogs.structs import bodies, dicts, patches
+
+logger = logging.getLogger(__name__)
+
+MAX_NAME_LENGTH: Final = 63
+MAX_PREFIX_LENGTH: Final = 189  # 253 for the whole key, less 63 for the name, less the slash
+
+_encoder: Final = json.JSONEncoder(separators=(',', ':'))
+
+_MARKER: Final = 'kopf-managed'
+_MARKER_SUFFIX: Final = f'/{_MARKER}'
+_KNOWN_PREFIX: Final = 'kopf.zalando.org'
+_LAST_APPLIED: Final = 'kubectl.kubernetes.io/last-applied-configuration'
+_UNSAFE: Final = str.maketrans({'/': '.', '<': '_', '>': '_'})
+
+
+@functools.lru_cache(maxsize=4096)
+def _make_suffix(key: str) -> str:
+    import base64  # only for long ids, which most operators do not have
+    import hashlib
+
+    digest = hashlib.blake2b(key.encode('utf-8'), digest_size=4).digest()
+    return '-' + base64.b64encode(digest, altchars=b'-.').decode('ascii').rstrip('=-.')
+
+
+@functools.lru_cache(maxsize=4096)
+def _make_v1_key(prefix: str, key: str, max_length: int) -> str:
+    safe_key = key.translate(_UNSAFE)
+    room = max_length - len(prefix) - 1
+    if len(safe_key) > room:
+        suffix = _make_suffix(safe_key)
+        # With long prefixes, it cuts from the end: senseless, but such are the keys in existing objects.
+        safe_key = safe_key[:room - len(suffix)] + suffix
+    return f'{prefix}/{safe_key}'
+
+
+@functools.lru_cache(maxsize=4096)
+def _make_v2_key(prefix: str, key: str, max_length: int) -> str:
+    safe_key = key.translate(_UNSAFE)
+    if len(safe_key) > max_length:
+        suffix = _make_suffix(key)
+        safe_key = safe_key[:max(0, max_length - len(suffix))] + suffix
+    return f'{prefix}/{safe_key}'
+
+
+class CollisionEvadingConvention:
+    """Keys for those objects to which another object's annotations are copied by Kubernetes."""
+
+    def mark_key(self, key: str, *, body: bodies.Body) -> str:
+        """Make the key differ in ReplicaSets of Deployments: the latter pass their annotations down to the former."""
+        if body.get('kind') == 'ReplicaSet':
+            owners = (body.get('metadata') or {}).get('ownerReferences') or ()
+            if any(owner.get('kind') == 'Deployment' for owner in owners):
+                return f'{key}-ofDRS'
+        return key
+
+
+class StorageKeyFormingConvention(CollisionEvadingConvention):
+    """
+    Keys of annotations, made from ids of any length and with any characters.
+
+    There are two forms. In the newer one (V2), the name has its 63 characters, whatever the prefix is. The older one
+    (V1) counts the prefix, too. While `v1` is on, both are written and read if they differ: for older operators.
+
+    :param prefix: the prefix of all keys, without the slash.
+    :param v1: whether the older form is used in addition.
+    :raises ValueError: if there is no prefix.
+    """
+
+    prefix: str
+    v1: bool
+
+    def __init__(self, *args: Any, prefix: str, v1: bool, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if not prefix:
+            raise ValueError("A storage in annotations must have a prefix, e.g. prefix='my-operator.example.com'.")
+        if len(prefix) > MAX_PREFIX_LENGTH:
+            warnings.warn(
+                f"The prefix of annotations is longer than {MAX_PREFIX_LENGTH} characters: "
+                f"Kubernetes will reject the patches with it: {prefix!r}",
+                UserWarning, stacklevel=3)
+        self.prefix = prefix
+        self.v1 = v1
+
+    def make_keys(self, key: str, *, body: bodies.Body | None = None) -> Iterable[str]:
+        """
+        Form all the keys under which a record is stored, in the order of preference for reading.
+
+        :param key: the id of the record.
+        :param body: the object to which the record belongs, if its specifics are to be considered.
+        """
+        key = self.mark_key(key, body=body) if body is not None else key
+        v2_key = self.make_v2_key(key)
+        if not self.v1:
+            return [v2_key]
+        v1_key = self.make_v1_key(key)
+        if v1_key == v2_key or not self._is_possible(v1_key, key):
+            return [v2_key]
+        return [v2_key, v1_key]
+
+    def _is_possible(self, v1_key: str, key: str) -> bool:
+        # When the prefix leaves no room for the name, the API would reject the whole patch because of such a key.
+        name = v1_key[len(self.prefix) + 1:]
+        return len(name) <= MAX_NAME_LENGTH and name[:1] == self.make_safe_key(key[:1])
+
+    def make_v1_key(self, key: str, max_length: int = MAX_NAME_LENGTH) -> str:
+        """Form the key in the older form: the limit (in characters) is for the prefix, slash, and name together."""
+        return _make_v1_key(self.prefix, key, max_length)
+
+    def make_v2_key(self, key: str, max_length: int = MAX_NAME_LENGTH) -> str:
+        """Form the key in the newer form: the limit (in characters) is for the name only."""
+        return _make_v2_key(self.prefix, key, max_length)
+
+    @staticmethod
+    def make_safe_key(key: str) -> str:
+        """Replace the characters that can be in ids but cannot be in keys."""
+        return key.translate(_UNSAFE)
+
+    def make_suffix(self, key: str) -> str:
+        """Make a short digest of what is to be cut, so that different ids with a common beginning remain different."""
+        return _make_suffix(key)
+
+
+class StorageKeyMarkingConvention:
+    """
+    Marks by which annotations of all operators on this framework are recognised by others: by any operator.
+
+    A prefix that is not obviously a prefix of this framework (``kopf.…``) gets an extra annotation: a marker.
+    """
+
+    def _store_marker(self, prefix: str, patch: patches.Patch, body: bodies.Body) -> None:
+        key = f'{prefix}{_MARKER_SUFFIX}'
+        if not prefix.startswith('kopf.') and key not in get_annotations(body):
+            dicts.ensure(patch, ('metadata', 'annotations', key), 'yes')
+
+    def _detect_marked_prefixes(self, keys: Collection[str]) -> Collection[str]:
+        """Find the prefixes of other operators by the markers among the keys."""
+        marked = [key for key in keys if key.endswith(_MARKER_SUFFIX) and key.count('/') == 1]
+        return [key.removesuffix(_MARKER_SUFFIX) for key in marked]
+
+
+class StorageStanzaCleaner:
+    """Removal of what is left over in essences after the storages have removed their own fields."""
+
+    @staticmethod
+    def remove_annotations(essence: bodies.BodyEssence, keys_to_remove: Collection[str]) -> None:
+        """Remove the annotations from the essence, in place, with the parents that are left empty."""
+        for key in keys_to_remove:
+            dicts.remove(essence, ('metadata', 'annotations', key))  # type: ignore[arg-type]
+
+    @staticmethod
+    def remove_empty_stanzas(essence: bodies.BodyEssence) -> None:
+        """Remove the metadata and the status from the essence, in place, if there is nothing in them."""
+        meta = essence.get('metadata')
+        if meta is not None:
+            if not meta.get('annotations', True):
+                del meta['annotations']
+            if not meta.get('labels', True):
+                del meta['labels']
+            if not meta:
+                del essence['metadata']
+        if not essence.get('status', True):
+            del essence['status']
+
+
+def get_annotations(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Get the annotations as they are, without views: it is done several times for every event."""
+    return (body.get('metadata') or {}).get('annotations') or {}
+
+
+@functools.lru_cache(maxsize=4096)
+def is_foreign(key: str) -> bool:
+    """Check if the annotation is written by tools, so it is not essential: by this framework, or by kubectl."""
+    prefix, slash, _ = key.partition('/')
+    is_ours = prefix == _KNOWN_PREFIX or prefix.endswith(f'.{_KNOWN_PREFIX}')
+    return (is_ours and slash != '') or key == _LAST_APPLIED
+
+
+def dump_json(value: Any) -> str:
+    """Serialise as all operators do: no spaces, everything but ASCII is escaped (faster libraries do not escape)."""
+    return _encoder.encode(value)
+
+
+def load_json(text: str) -> Any:
+    """
+    Parse what any operator could have stored.
+
+    :raises ValueError: if it is not JSON.
+    """
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return json.loads(text)  # e.g. file names in error messages can have lone surrogates, which JSON permits
+
+
+def is_same_json(text: Any, value: Any) -> bool:
+    """
+    Check if the text is surely the JSON of the value: several times faster than parsing the text to compare.
+
+    False negatives are possible, e.g. because of the order of keys or of different escaping of non-ASCII characters.
+    """
+    try:
+        return type(text) is str and orjson.dumps(value) == text.rstrip('\n').encode('utf-8')
+    except (TypeError, ValueError):  # too big numbers, lone surrogates
+        return False
+
+
+def warn_of_broken(body: bodies.Body, where: str, problem: str) -> None:
+    """Log that what is stored is unusable and is ignored; once, as it is read again with every event of the object."""
+    meta = body.get('metadata') or {}
+    name = '/'.join(part for part in (meta.get('namespace'), meta.get('name')) if part)
+    _warn_of_broken(f"{body.get('kind', 'an object')} {name}", where, problem)
+
+
+@functools.lru_cache(maxsize=1024)
+def _warn_of_broken(who: str, where: str, problem: str) -> None:
+    logger.warning(
+        f"Ignoring the broken state of handling in {where} of {who}: {problem}. "
+        f"Remove or fix it; or do nothing: it will be overwritten when the object is handled.")
+
+
+def without(tree: dict[str, Any], path: dicts.FieldPath) -> dict[str, Any]:
+    """
+    Copy the dict without the field and without those of the field's parents that are (or were) empty.
+
+    Only what changes is copied, everything else is shared; if there is nothing to remove, it is the same dict.
+    """
+    key, *rest = path
+    if key not in tree:
+        return tree
+    child = tree[key]
+    if rest:
+        if not isinstance(child, dict):
+            return tree
+        if cleaned := without(child, tuple(rest)):
+            return tree if cleaned is child else {**tree, key: cleaned}
+    return {name: value for name, value in tree.items() if name != key}
+
+
+def clear_field(essence: bodies.BodyEssence, path: dicts.FieldPath) -> bodies.BodyEssence:
+    """Remove a field from the essence; if there is something to remove, then from a copy of the essence."""
+    return cast(bodies.BodyEssence, without(cast(dict[str, Any], essence), path))
+
+
+def clear_empty_stanzas(essence: bodies.BodyEssence) -> bodies.BodyEssence:
+    """Remove the same as `StorageStanzaCleaner.remove_empty_stanzas` does, but from a copy if there is something."""
+    meta = essence.get('metadata')
+    if meta is not None and not (meta and meta.get('labels', True) and meta.get('annotations', True)):
+        essence = {**essence, 'metadata': {**meta}}
+    elif essence.get('status', True):
+        return essence
+    else:
+        essence = {**essence}
+    StorageStanzaCleaner.remove_empty_stanzas(essence)
+    return essence
+
+
+def parse_template(field: dicts.FieldSpec, *, name: str) -> dicts.FieldPath:
+    """Parse a field that can contain the operator's name as ``{name}``; only if it is a string with dots."""
+    return dicts.parse_field(field.format(name=name) if isinstance(field, str) else field)

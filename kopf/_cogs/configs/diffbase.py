@@ -1,0 +1,271 @@
+"""
+The last-handled configuration: what the object was when it was successfully handled for the last time.
+
+The changes are found by comparing it with what the object is now. In both cases, only the essence of the object
+matters: without what Kubernetes and operators write to it while handling. This is done for every event of every object,
+so the essence is picked, not copied: its parts are shared with the body, and are read-only by convention.
+"""
+
+import abc
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final, cast
+
+from kopf._cogs.configs import conventions
+from kopf._cogs.structs import bodies, dicts, patches
+
+_INESSENTIAL: Final = frozenset({'apiVersion', 'kind', 'metadata', 'status'})
+_ABSENT: Final[Any] = object()
+
+
+class DiffBaseStorage(
+    conventions.StorageKeyMarkingConvention,
+    conventions.StorageStanzaCleaner,
+    metaclass=abc.ABCMeta,
+):
+    """
+    A base class for all storages of the last-handled configuration.
+
+    :param ignored_fields: the fields that are never essential: if only they change, nothing has changed.
+    :raises ValueError: if there is something that is not a field.
+    """
+
+    ignored_fields: Collection[dicts.FieldSpec] = ()
+
+    def __init__(self, ignored_fields: Iterable[dicts.FieldSpec] | None = None) -> None:
+        super().__init__()
+        if isinstance(ignored_fields, str):
+            raise ValueError(f"ignored_fields must be a list of fields, even for one field: [{ignored_fields!r}].")
+        self.ignored_fields = list(ignored_fields or [])
+        if () in [dicts.parse_field(field) for field in self.ignored_fields]:
+            raise ValueError("The root cannot be in ignored_fields, as there would be nothing left; name its fields.")
+
+    def build(
+        self,
+        *,
+        body: bodies.Body,
+        extra_fields: Iterable[dicts.FieldSpec] | None = None,
+    ) -> bodies.BodyEssence:
+        """
+        Pick what is essential in the object.
+
+        It is everything except for the identification, metadata, and status; with labels and annotations back, except
+        for those annotations that operators write for themselves. The values are shared with the body: do not modify.
+
+        :param body: the object.
+        :param extra_fields: the fields to be added even if they are inessential otherwise, e.g. parts of the status.
+        """
+        essence: dict[str, Any] = {key: value for key, value in body.items() if key not in _INESSENTIAL}
+        source = body.get('metadata') or {}
+        meta: dict[str, Any] = {}
+        if labels := source.get('labels'):
+            meta['labels'] = labels
+        if annotations := self._filter_annotations(source.get('annotations') or {}):
+            meta['annotations'] = annotations
+        if meta:
+            essence['metadata'] = meta
+        if not extra_fields and not self.ignored_fields:
+            return cast(bodies.BodyEssence, essence)
+        for field in extra_fields or ():
+            essence = _add_field(essence, body, dicts.parse_field(field))
+        for field in self.ignored_fields:
+            essence = conventions.without(essence, dicts.parse_field(field))
+        return conventions.clear_empty_stanzas(cast(bodies.BodyEssence, essence))
+
+    def _filter_annotations(self, annotations: Mapping[str, str]) -> Mapping[str, str]:
+        kept = {key: value for key, value in annotations.items() if not conventions.is_foreign(key)}
+        if marked := self._detect_marked_prefixes(kept):
+            prefixes = tuple(f'{prefix}/' for prefix in marked)
+            kept = {key: value for key, value in kept.items() if not key.startswith(prefixes)}
+        return kept
+
+    @abc.abstractmethod
+    def fetch(self, *, body: bodies.Body) -> bodies.BodyEssence | None:
+        """Read the last-handled essence; `None` if the object was never handled."""
+        raise NotImplementedError
+
+    def matches(self, *, body: bodies.Body, essence: bodies.BodyEssence) -> bool:
+        """
+        Check quickly if what is stored is surely the same essence; if not sure, it is to be fetched and compared.
+
+        Most events bring nothing new, so this check is what is done for most of them.
+        """
+        return False
+
+    @abc.abstractmethod
+    def store(self, *, body: bodies.Body, patch: patches.Patch, essence: bodies.BodyEssence) -> None:
+        """Write the essence as the last handled."""
+        raise NotImplementedError
+
+
+class AnnotationsDiffBaseStorage(conventions.StorageKeyFormingConvention, DiffBaseStorage):
+    """
+    A storage in an annotation, as JSON.
+
+    :param prefix: the prefix of the annotation's key.
+    :param key: the name of the annotation.
+    :param ignored_fields: the fields that are never essential.
+    :param v1: whether the older form of keys is used too.
+    :raises ValueError: if there is no prefix, or the ignored fields are wrong.
+    """
+
+    def __init__(
+        self,
+        *,
+        prefix: str = 'kopf.zalando.org',
+        key: str = 'last-handled-configuration',
+        ignored_fields: Iterable[dicts.FieldSpec] | None = None,
+        v1: bool = True,
+    ) -> None:
+        super().__init__(prefix=prefix, v1=v1, ignored_fields=ignored_fields)
+        self.key = key
+
+    def build(
+        self,
+        *,
+        body: bodies.Body,
+        extra_fields: Iterable[dicts.FieldSpec] | None = None,
+    ) -> bodies.BodyEssence:
+        essence = super().build(body=body, extra_fields=extra_fields)
+        annotations = conventions.get_annotations(essence)
+        if annotations:
+            for full_key in self.make_keys(self.key, body=body):
+                if full_key in annotations:
+                    essence = conventions.clear_field(essence, ('metadata', 'annotations', full_key))
+        return essence
+
+    def fetch(self, *, body: bodies.Body) -> bodies.BodyEssence | None:
+        annotations = conventions.get_annotations(body)
+        if not annotations:
+            return None
+        for full_key in self.make_keys(self.key, body=body):
+            text = annotations.get(full_key)
+            if text is not None:
+                essence = _parse_essence(text, body, f"the annotation {full_key!r}")
+                if essence is not None:
+                    return essence
+        return None
+
+    def matches(self, *, body: bodies.Body, essence: bodies.BodyEssence) -> bool:
+        annotations = conventions.get_annotations(body)
+        for full_key in self.make_keys(self.key, body=body):
+            text = annotations.get(full_key)
+            if text is not None:
+                return conventions.is_same_json(text, essence)
+        return False
+
+    def store(self, *, body: bodies.Body, patch: patches.Patch, essence: bodies.BodyEssence) -> None:
+        text = conventions.dump_json(essence) + '\n'  # the newline is for kubectl: better readable in YAML
+        for full_key in self.make_keys(self.key, body=body):
+            dicts.ensure(patch, ('metadata', 'annotations', full_key), text)
+        self._store_marker(prefix=self.prefix, patch=patch, body=body)
+
+
+class StatusDiffBaseStorage(DiffBaseStorage):
+    """
+    A storage in the status or in any other field, as a string with JSON.
+
+    The field must be preserved by the schema of the resource (``x-kubernetes-preserve-unknown-fields``).
+
+    :param name: the name of the operator, for those cases when several operators handle the same objects.
+    :param field: the field to store to; if it is a string, ``{name}`` in it is replaced.
+    :param ignored_fields: the fields that are never essential.
+    :raises ValueError: if the ignored fields are wrong.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str = 'kopf',
+        field: dicts.FieldSpec = 'status.{name}.last-handled-configuration',
+        ignored_fields: Iterable[dicts.FieldSpec] | None = None,
+    ) -> None:
+        super().__init__(ignored_fields=ignored_fields)
+        self._name = name
+        self.field = field
+
+    @property
+    def field(self) -> dicts.FieldPath:
+        """The path to the field with the essence."""
+        return self._field
+
+    @field.setter
+    def field(self, field: dicts.FieldSpec) -> None:
+        self._field = conventions.parse_template(field, name=self._name)
+
+    def build(
+        self,
+        *,
+        body: bodies.Body,
+        extra_fields: Iterable[dicts.FieldSpec] | None = None,
+    ) -> bodies.BodyEssence:
+        return conventions.clear_field(super().build(body=body, extra_fields=extra_fields), self._field)
+
+    def fetch(self, *, body: bodies.Body) -> bodies.BodyEssence | None:
+        text = dicts.resolve(body, self._field, None)
+        return None if text is None else _parse_essence(text, body, f"the field {'.'.join(self._field)!r}")
+
+    def store(self, *, body: bodies.Body, patch: patches.Patch, essence: bodies.BodyEssence) -> None:
+        dicts.ensure(patch, self._field, conventions.dump_json(essence))
+
+
+class MultiDiffBaseStorage(DiffBaseStorage):
+    """
+    Several storages as one: written to all of them, read from the first one that has the essence.
+
+    :param storages: the storages, in the order of preference for reading.
+    """
+
+    def __init__(self, storages: Collection[DiffBaseStorage]) -> None:
+        super().__init__()
+        self.storages = storages
+
+    def build(
+        self,
+        *,
+        body: bodies.Body,
+        extra_fields: Iterable[dicts.FieldSpec] | None = None,
+    ) -> bodies.BodyEssence:
+        fields = list(extra_fields or ())
+        essence = super().build(body=body, extra_fields=fields)
+        for storage in self.storages:
+            # Each one removes its own fields, including those that it would not remove for others.
+            essence = storage.build(body=bodies.Body(essence), extra_fields=fields)
+        return essence
+
+    def fetch(self, *, body: bodies.Body) -> bodies.BodyEssence | None:
+        for storage in self.storages:
+            essence = storage.fetch(body=body)
+            if essence is not None:
+                return essence
+        return None
+
+    def store(self, *, body: bodies.Body, patch: patches.Patch, essence: bodies.BodyEssence) -> None:
+        for storage in self.storages:
+            storage.store(body=body, patch=patch, essence=essence)
+
+
+def _add_field(essence: dict[str, Any], body: bodies.Body, path: dicts.FieldPath) -> dict[str, Any]:
+    if not path or (path[0] not in _INESSENTIAL):
+        return essence  # already there
+    value = dicts.resolve(body, path, _ABSENT)
+    return essence if value is _ABSENT else _with(essence, path, value)
+
+
+def _with(tree: Mapping[str, Any], path: dicts.FieldPath, value: Any) -> dict[str, Any]:
+    key, *rest = path
+    child = tree.get(key)
+    if rest:
+        value = _with(child if isinstance(child, Mapping) else {}, tuple(rest), value)
+    return {**tree, key: value}
+
+
+def _parse_essence(text: Any, body: bodies.Body, where: str) -> bodies.BodyEssence | None:
+    try:
+        essence = conventions.load_json(text)
+    except (ValueError, TypeError) as e:
+        conventions.warn_of_broken(body, where, f"not JSON: {e}")
+        return None
+    if essence is not None and not isinstance(essence, dict):
+        conventions.warn_of_broken(body, where, f"not an object: {essence!r:.100}")
+        return None
+    return cast(bodies.BodyEssence | None, essence)

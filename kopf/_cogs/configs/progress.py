@@ -1,0 +1,327 @@
+"""
+Where the progress of handlers is stored between their attempts, over delays and restarts of the operator.
+
+There is one record per handler and object. Records are independent of each other, so that operators with different
+handlers do not interfere. Everything is written to the patch, which is sent when the handling cycle ends; nothing is
+sent from here, unless it is a storage of developers' own, such as a database.
+"""
+
+import abc
+from collections.abc import Collection, Mapping
+from typing import Any, Final, TypedDict, cast
+
+from kopf._cogs.configs import conventions
+from kopf._cogs.structs import bodies, dicts, ids, patches
+
+
+class ProgressRecord(TypedDict, total=True):
+    """
+    The progress of one handler on one object. All times are in ISO 8601 with time zones.
+
+    Older records can lack some of the fields, newer ones can have more of them.
+    """
+
+    started: str | None
+    """When the handler was selected for handling the current cause."""
+
+    stopped: str | None
+    """When the handler has succeeded or failed for good."""
+
+    delayed: str | None
+    """The time before which the handler is not to be retried."""
+
+    purpose: str | None
+    """The reason of handling: ``create``, ``update``, ``delete``, ``resume``."""
+
+    retries: int | None
+    """How many attempts there were."""
+
+    success: bool | None
+    """Whether the handler has succeeded."""
+
+    failure: bool | None
+    """Whether the handler has failed for good."""
+
+    message: str | None
+    """The text of the last error."""
+
+    subrefs: Collection[ids.HandlerId] | None
+    """The ids of all sub-handlers of this handler, on all levels."""
+
+
+_TYPES: Final[Mapping[str, type]] = {
+    'started': str, 'stopped': str, 'delayed': str, 'purpose': str, 'message': str,
+    'retries': int, 'success': bool, 'failure': bool, 'subrefs': list,
+}
+
+
+class ProgressStorage(conventions.StorageStanzaCleaner, metaclass=abc.ABCMeta):
+    """
+    A base class for all storages of progress.
+
+    Developers can inherit from it to store the progress elsewhere: `fetch`, `store`, `purge` must be implemented.
+    If the writes are better grouped, they can be collected there and done in `flush`.
+    """
+
+    @abc.abstractmethod
+    def fetch(self, *, key: ids.HandlerId, body: bodies.Body) -> ProgressRecord | None:
+        """Read the record of a handler; `None` if there is none."""
+        raise NotImplementedError
+
+    @abc.abstractmethod
+    def store(self, *, key: ids.HandlerId, record: ProgressRecord, body: bodies.Body, patch: patches.Patch) -> None:
+        """Write the record of a handler, in full, in place of the former one."""
+        raise NotImplementedError
+
+    @abc.abstractmethod
+    def purge(self, *, key: ids.HandlerId, body: bodies.Body, patch: patches.Patch) -> None:
+        """Remove the record of a handler: both what is stored and what is going to be stored with the patch."""
+        raise NotImplementedError
+
+    def touch(self, *, body: bodies.Body, patch: patches.Patch, value: str | None) -> None:
+        """Change the object in an inessential way, so that it comes back as a new event; `None` undoes the change."""
+
+    def clear(self, *, essence: bodies.BodyEssence) -> bodies.BodyEssence:
+        """Remove all traces of the storage from the essence; the given one is not modified (but can be returned)."""
+        return essence
+
+    def flush(self) -> None:
+        """Complete the writes if they were postponed: called when all records of a handling cycle are written."""
+
+
+class AnnotationsProgressStorage(
+    conventions.StorageKeyFormingConvention,
+    conventions.StorageKeyMarkingConvention,
+    ProgressStorage,
+):
+    """
+    A storage in annotations: one annotation per handler, with JSON inside.
+
+    :param prefix: the prefix of the annotations' keys.
+    :param verbose: whether the empty fields are stored as nulls or not stored.
+    :param touch_key: the name of the annotation for dummy changes.
+    :param v1: whether the older form of keys is used too.
+    :raises ValueError: if there is no prefix.
+    """
+
+    def __init__(
+        self,
+        *,
+        prefix: str = 'kopf.zalando.org',
+        verbose: bool = False,
+        touch_key: str = 'touch-dummy',
+        v1: bool = True,
+    ) -> None:
+        super().__init__(prefix=prefix, v1=v1)
+        self.verbose = verbose
+        self.touch_key = touch_key
+
+    def fetch(self, *, key: ids.HandlerId, body: bodies.Body) -> ProgressRecord | None:
+        annotations = conventions.get_annotations(body)
+        if not annotations:
+            return None
+        for full_key in self.make_keys(key, body=body):
+            text = annotations.get(full_key)
+            if text is not None:
+                try:
+                    value = conventions.load_json(text)
+                except (ValueError, TypeError) as e:
+                    conventions.warn_of_broken(body, f"the annotation {full_key!r}", f"not JSON: {e}")
+                    continue
+                record = _check_record(value, body, f"the annotation {full_key!r}")
+                if record is not None:
+                    return record
+        return None
+
+    def store(self, *, key: ids.HandlerId, record: ProgressRecord, body: bodies.Body, patch: patches.Patch) -> None:
+        values = {name: value for name, value in record.items() if value is not None or self.verbose}
+        text = conventions.dump_json(values)
+        for full_key in self.make_keys(key, body=body):
+            dicts.ensure(patch, ('metadata', 'annotations', full_key), text)
+        self._store_marker(prefix=self.prefix, patch=patch, body=body)
+
+    def purge(self, *, key: ids.HandlerId, body: bodies.Body, patch: patches.Patch) -> None:
+        annotations = conventions.get_annotations(body)
+        for full_key in self.make_keys(key, body=body):
+            _purge_field(patch, ('metadata', 'annotations', full_key), is_present=full_key in annotations)
+
+    def touch(self, *, body: bodies.Body, patch: patches.Patch, value: str | None) -> None:
+        annotations = conventions.get_annotations(body)
+        for full_key in self.make_keys(self.touch_key, body=body):
+            if annotations.get(full_key) != value:
+                dicts.ensure(patch, ('metadata', 'annotations', full_key), value)
+                self._store_marker(prefix=self.prefix, patch=patch, body=body)
+
+    def clear(self, *, essence: bodies.BodyEssence) -> bodies.BodyEssence:
+        annotations = conventions.get_annotations(essence)
+        prefix = f'{self.prefix}/'
+        kept = {key: value for key, value in annotations.items() if not key.startswith(prefix)}
+        if len(kept) < len(annotations):
+            essence = {**essence, 'metadata': {**essence['metadata'], 'annotations': kept}}
+        return conventions.clear_empty_stanzas(essence)
+
+
+class StatusProgressStorage(ProgressStorage):
+    """
+    A storage in the status or in any other field, as a structure: one sub-field per handler.
+
+    The field must be preserved by the schema of the resource (``x-kubernetes-preserve-unknown-fields``).
+
+    :param name: the name of the operator, for those cases when several operators handle the same objects.
+    :param field: the field with the records; if it is a string, ``{name}`` in it is replaced.
+    :param touch_field: the field for dummy changes; if it is a string, ``{name}`` in it is replaced.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str = 'kopf',
+        field: dicts.FieldSpec = 'status.{name}.progress',
+        touch_field: dicts.FieldSpec = 'status.{name}.dummy',
+    ) -> None:
+        super().__init__()
+        self._name = name
+        self.field = field
+        self.touch_field = touch_field
+
+    @property
+    def field(self) -> dicts.FieldPath:
+        """The path to the field with the records of all handlers."""
+        return self._field
+
+    @field.setter
+    def field(self, field: dicts.FieldSpec) -> None:
+        self._field = conventions.parse_template(field, name=self._name)
+
+    @property
+    def touch_field(self) -> dicts.FieldPath:
+        """The path to the field for dummy changes."""
+        return self._touch_field
+
+    @touch_field.setter
+    def touch_field(self, field: dicts.FieldSpec) -> None:
+        self._touch_field = conventions.parse_template(field, name=self._name)
+
+    def fetch(self, *, key: ids.HandlerId, body: bodies.Body) -> ProgressRecord | None:
+        value = dicts.resolve(body, (*self._field, key), None)
+        where = f"the field {'.'.join(self._field)!r} under the key {key!r}"
+        return None if value is None else _check_record(value, body, where)
+
+    def store(self, *, key: ids.HandlerId, record: ProgressRecord, body: bodies.Body, patch: patches.Patch) -> None:
+        # Nulls are sent: the API merges the fields into the former record, so what is not sent would be left of it.
+        dicts.ensure(patch, (*self._field, key), {**record})
+
+    def purge(self, *, key: ids.HandlerId, body: bodies.Body, patch: patches.Patch) -> None:
+        path = (*self._field, key)
+        _purge_field(patch, path, is_present=dicts.resolve(body, path, None) is not None)
+
+    def touch(self, *, body: bodies.Body, patch: patches.Patch, value: str | None) -> None:
+        if dicts.resolve(body, self._touch_field, None) != value:
+            dicts.ensure(patch, self._touch_field, value)
+
+    def clear(self, *, essence: bodies.BodyEssence) -> bodies.BodyEssence:
+        return conventions.clear_empty_stanzas(conventions.clear_field(essence, self._field))
+
+
+class MultiProgressStorage(ProgressStorage):
+    """
+    Several storages as one: written to all of them, read from the first one that has a record.
+
+    :param storages: the storages, in the order of preference for reading.
+    """
+
+    def __init__(self, storages: Collection[ProgressStorage]) -> None:
+        super().__init__()
+        self.storages = storages
+
+    def fetch(self, *, key: ids.HandlerId, body: bodies.Body) -> ProgressRecord | None:
+        for storage in self.storages:
+            record = storage.fetch(key=key, body=body)
+            if record is not None:
+                return record
+        return None
+
+    def store(self, *, key: ids.HandlerId, record: ProgressRecord, body: bodies.Body, patch: patches.Patch) -> None:
+        for storage in self.storages:
+            storage.store(key=key, record=record, body=body, patch=patch)
+
+    def purge(self, *, key: ids.HandlerId, body: bodies.Body, patch: patches.Patch) -> None:
+        for storage in self.storages:
+            storage.purge(key=key, body=body, patch=patch)
+
+    def touch(self, *, body: bodies.Body, patch: patches.Patch, value: str | None) -> None:
+        for storage in self.storages:
+            storage.touch(body=body, patch=patch, value=value)
+
+    def clear(self, *, essence: bodies.BodyEssence) -> bodies.BodyEssence:
+        for storage in self.storages:
+            essence = storage.clear(essence=essence)
+        return essence
+
+    def flush(self) -> None:
+        for storage in self.storages:
+            storage.flush()
+
+
+class _ReadOnlyStatusProgressStorage(StatusProgressStorage):
+    # The status was the place for progress long ago: still read and purged, but never written, not even touched.
+
+    def store(self, *, key: ids.HandlerId, record: ProgressRecord, body: bodies.Body, patch: patches.Patch) -> None:
+        pass
+
+    def touch(self, *, body: bodies.Body, patch: patches.Patch, value: str | None) -> None:
+        pass
+
+
+class SmartProgressStorage(MultiProgressStorage):
+    """
+    The default storage: in annotations; what old operators have left in the status is read and purged.
+
+    :param name: the name of the operator in the status (see `StatusProgressStorage`).
+    :param field: the field in the status with the records.
+    :param touch_key: the name of the annotation for dummy changes.
+    :param touch_field: the field in the status for dummy changes (not used, as nothing is written there).
+    :param prefix: the prefix of the annotations' keys (see `AnnotationsProgressStorage`).
+    :param v1: whether the older form of keys is used too.
+    :param verbose: whether the empty fields are stored as nulls or not stored.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str = 'kopf',
+        field: dicts.FieldSpec = 'status.{name}.progress',
+        touch_key: str = 'touch-dummy',
+        touch_field: dicts.FieldSpec = 'status.{name}.dummy',
+        prefix: str = 'kopf.zalando.org',
+        v1: bool = True,
+        verbose: bool = False,
+    ) -> None:
+        super().__init__([
+            AnnotationsProgressStorage(prefix=prefix, touch_key=touch_key, v1=v1, verbose=verbose),
+            _ReadOnlyStatusProgressStorage(name=name, field=field, touch_field=touch_field),
+        ])
+
+
+def _purge_field(patch: patches.Patch, path: dicts.FieldPath, *, is_present: bool) -> None:
+    if is_present:
+        dicts.ensure(patch, path, None)
+    else:
+        dicts.remove(patch, path)
+
+
+def _check_record(value: Any, body: bodies.Body, where: str) -> ProgressRecord | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        conventions.warn_of_broken(body, where, f"not an object: {value!r:.100}")
+        return None
+    for name, expected in _TYPES.items():
+        field = value.get(name)
+        if field is not None and type(field) is not expected:
+            conventions.warn_of_broken(body, where, f"{name} is {field!r:.100}")
+            return None
+    if not all(type(subref) is str for subref in value.get('subrefs') or ()):
+        conventions.warn_of_broken(body, where, f"subrefs are {value['subrefs']!r:.100}")
+        return None
+    return cast(ProgressRecord, value)

@@ -1,0 +1,137 @@
+"""Loading of the user's files and modules, so that the handlers declared there become known.
+
+Files are imported the way Python runs a script: siblings can be imported, but the file itself gets a name of its own
+in ``sys.modules``, so that neither ``operator.py`` nor any other name hides a module that somebody else imports.
+
+When it fails, the user has to mend their own code: the error says where and why, and shows only the user's part of
+the traceback, without the way that led there through the framework and the import system.
+"""
+import contextlib
+import importlib
+import importlib.machinery
+import importlib.util
+import os
+import pathlib
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterable
+
+_PACKAGE = str(pathlib.Path(__file__).parents[2]) + os.sep
+_MACHINERY = (_PACKAGE, '<frozen importlib', str(importlib.__file__))
+_INSTALLED = tuple(sysconfig.get_path(name) + os.sep for name in ('stdlib', 'platstdlib', 'purelib', 'platlib'))
+
+
+class LoadError(Exception):
+    """A file or a module of the user cannot be loaded; the text says where, why, and what to do about it."""
+
+
+def preload(paths: Iterable[str | os.PathLike[str]], modules: Iterable[str]) -> None:
+    """Import the files first and then the modules, each in the given order; the same file is imported once.
+
+    Raises ``LoadError`` for what is missing or fails at import. ``SystemExit`` and ``KeyboardInterrupt`` pass through.
+    """
+    loaded: set[pathlib.Path] = set()
+    for path in paths:
+        file = pathlib.Path(path).resolve()
+        if file not in loaded:
+            loaded.add(file)
+            _load_file(path, file, f'__kopf_script_{len(loaded) - 1}__{file.stem}')
+    for name in modules:
+        _load_module(name)
+
+
+def _load_file(path: str | os.PathLike[str], file: pathlib.Path, name: str) -> None:
+    if not file.is_file():
+        raise LoadError(f"Cannot load {os.fspath(path)}: {_explain_missing_file(file)}")
+    _expose(file.parent)
+    loader = importlib.machinery.SourceFileLoader(name, str(file))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None  # always so with a loader given.
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses, pickling and typing look for the modules of classes there.
+    sys.modules[name] = module
+    try:
+        loader.exec_module(module)
+    except Exception as exc:
+        del sys.modules[name]
+        raise LoadError(_explain_failure(os.fspath(path), exc)) from exc
+
+
+def _load_module(name: str) -> None:
+    # As ``python -m`` does; the console script alone would not find what lies in the current directory.
+    _expose(pathlib.Path.cwd())
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as exc:
+        if exc.name and f'{name}.'.startswith(f'{exc.name}.') and not _user_frames(exc):
+            raise LoadError(f"Cannot load the module {name!r}: {_explain_missing_module(name, exc.name)}") from exc
+        raise LoadError(_explain_failure(name, exc)) from exc
+    except Exception as exc:
+        raise LoadError(_explain_failure(name, exc)) from exc
+
+
+def _expose(directory: pathlib.Path) -> None:
+    """Let the modules of the directory be imported, except for those that would hide the standard library's."""
+    if str(directory) in sys.path:
+        return
+    with contextlib.suppress(OSError):
+        for name in sorted({entry.name.partition('.')[0] for entry in os.scandir(directory)}):
+            if name in sys.stdlib_module_names and name not in sys.modules:
+                # Whichever is imported first is found by everybody later. Some are not there on this system.
+                with contextlib.suppress(ImportError):
+                    importlib.import_module(name)
+    sys.path.insert(0, str(directory))
+    importlib.invalidate_caches()
+
+
+def _explain_missing_file(file: pathlib.Path) -> str:
+    if file.is_dir():
+        return f"it is a directory ({file}). Name the files in it, or use -m to load it as a package."
+    if (script := file.with_name(f'{file.name}.py')).is_file():
+        return f"there is no file {file}. Did you mean {script.name}?"
+    return (f"there is no file {file}. Check the path and the current directory; "
+            f"to load a module by its name, use -m.")
+
+
+def _explain_missing_module(name: str, missing: str) -> str:
+    if os.sep in name or name.endswith('.py'):
+        return f"this is not a name of a module. To load a file, give its path without -m: kopf run {name}"
+    return (f"there is no module {missing!r}: neither in {pathlib.Path.cwd()}, nor in PYTHONPATH, "
+            f"nor among the packages of {sys.executable}. Check the name, or install the package that has it.")
+
+
+def _explain_failure(what: str, exc: Exception) -> str:
+    report = traceback.TracebackException.from_exception(exc)
+    frames = _user_frames(exc)
+    line = f'{exc.filename}:{exc.lineno}' if isinstance(exc, SyntaxError) and exc.filename else _locate(frames)
+    text = (exc.msg if isinstance(exc, SyntaxError) else str(exc)).partition('\n')[0]
+    lines = [f"Cannot load {what}: {type(exc).__name__}: {text}"]
+    if line:
+        lines[0] += f" ({line})"
+    lines.append(_format_user_part(report))
+    if isinstance(exc, ModuleNotFoundError) and exc.name:
+        lines.append(f"Check the spelling of {exc.name!r}, or install the package that has it for {sys.executable}.")
+    return '\n'.join(lines)
+
+
+def _user_frames(exc: BaseException) -> list[traceback.FrameSummary]:
+    return [frame for frame in traceback.extract_tb(exc.__traceback__) if not frame.filename.startswith(_MACHINERY)]
+
+
+def _locate(frames: list[traceback.FrameSummary]) -> str | None:
+    """Name the line to be mended: the innermost one that is not in an installed library, if there is any."""
+    own = [frame for frame in frames if not frame.filename.startswith(_INSTALLED)] or frames
+    return f'{own[-1].filename}:{own[-1].lineno}' if own else None
+
+
+def _format_user_part(report: traceback.TracebackException) -> str:
+    """Format the traceback, the causes included, without the frames of the framework and of the import system."""
+    nodes: list[traceback.TracebackException | None] = [report]
+    while nodes:
+        if (node := nodes.pop()) is not None:
+            node.stack[:] = [frame for frame in node.stack if not frame.filename.startswith(_MACHINERY)]
+            nodes += [node.__cause__, node.__context__]
+    chained = report.__cause__ or (report.__context__ and not report.__suppress_context__)
+    parts = report.format() if report.stack or chained else report.format_exception_only()
+    return ''.join(parts).rstrip()

@@ -1,0 +1,249 @@
+"""
+Objects of Kubernetes: as they come from the API (raw), as handlers see them (views), and what is essential in them.
+
+The raw forms are typed dicts, i.e. only for type checkers: at runtime, they are what the JSON parser has made.
+`Body` and its parts are live views of the raw form: daemons hold them as long as the object lives & see its new states.
+A body costs next to nothing until its parts are looked at, as most of bodies are only matched and forgotten.
+"""
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias, TypedDict, cast
+
+from kopf._cogs.structs import dicts
+
+Labels: TypeAlias = Mapping[str, str]
+Annotations: TypeAlias = Mapping[str, str]
+
+RawInputType: TypeAlias = Literal[None, 'ADDED', 'MODIFIED', 'DELETED', 'BOOKMARK', 'ERROR']
+RawEventType: TypeAlias = Literal[None, 'ADDED', 'MODIFIED', 'DELETED', 'BOOKMARK']
+
+
+class RawMeta(TypedDict, total=False):
+    """The metadata of an object, as the API shows it."""
+    uid: str
+    name: str
+    namespace: str
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    finalizers: list[str]
+    resourceVersion: str
+    deletionTimestamp: str
+    creationTimestamp: str
+    selfLink: str
+
+
+class RawBody(TypedDict, total=False):
+    """An object, as the API shows it. Kinds can have other top-level fields too."""
+    apiVersion: str
+    kind: str
+    metadata: RawMeta
+    spec: dict[str, Any]
+    status: dict[str, Any]
+
+
+class RawError(TypedDict, total=False):
+    """An error inside of a watch-stream."""
+    apiVersion: str
+    kind: str
+    metadata: dict[Any, Any]
+    code: int
+    reason: str
+    status: str
+    message: str
+
+
+class RawInput(TypedDict):
+    """Anything that a watch-stream can bring."""
+    type: RawInputType
+    object: RawBody | RawError
+
+
+class RawEvent(TypedDict):
+    """An event about an object; the type is ``None`` for the objects that were there before the watching began."""
+    type: RawEventType
+    object: RawBody
+
+
+class MetaEssence(TypedDict, total=False):
+    """The metadata that matters for noticing changes."""
+    labels: dict[str, str]
+    annotations: dict[str, str]
+
+
+class BodyEssence(TypedDict, total=False):
+    """The part of an object that matters for noticing changes: without what the system and operators write to it."""
+    metadata: MetaEssence
+    spec: dict[str, Any]
+    status: dict[str, Any]
+
+
+class ObjectReference(TypedDict, total=False):
+    """How Events refer to the objects they are about."""
+    apiVersion: str
+    kind: str
+    namespace: str | None
+    name: str
+    uid: str
+
+
+class OwnerReference(TypedDict, total=False):
+    """How children refer to their owners for the garbage collection."""
+    controller: bool
+    blockOwnerDeletion: bool
+    apiVersion: str
+    kind: str
+    name: str
+    uid: str
+
+
+class _Part(dicts.MappingView[str, Any]):
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._detached(),)
+
+
+class Spec(_Part):
+    """The spec of a body; empty if there is none."""
+    __slots__ = ()
+
+    def __init__(self, src: 'Body', /) -> None:
+        super().__init__(src, ('spec',))
+
+
+class Status(_Part):
+    """The status of a body; empty if there is none."""
+    __slots__ = ()
+
+    def __init__(self, src: 'Body', /) -> None:
+        super().__init__(src, ('status',))
+
+
+class Meta(_Part):
+    """The metadata of a body, with shortcuts to the fields that are used most; ``None`` or empty if absent."""
+    __slots__ = ('_labels', '_annotations')
+
+    def __init__(self, src: 'Body', /) -> None:
+        super().__init__(src, ('metadata',))
+        self._labels: dicts.MappingView[str, str] | None = None
+        self._annotations: dicts.MappingView[str, str] | None = None
+
+    @property
+    def labels(self) -> Labels:
+        """The labels; empty if absent."""
+        view = self._labels
+        if view is None:
+            view = self._labels = dicts.MappingView(self, ('labels',))
+        return view
+
+    @property
+    def annotations(self) -> Annotations:
+        """The annotations; empty if absent."""
+        view = self._annotations
+        if view is None:
+            view = self._annotations = dicts.MappingView(self, ('annotations',))
+        return view
+
+    @property
+    def uid(self) -> str | None:
+        """The unique id of this very object, different from its namesakes before and after."""
+        return self._data().get('uid')
+
+    @property
+    def name(self) -> str | None:
+        """The name; absent only before the creation, if it is to be generated."""
+        return self._data().get('name')
+
+    @property
+    def namespace(self) -> str | None:
+        """The namespace; absent in cluster-scoped objects."""
+        return self._data().get('namespace')
+
+    @property
+    def creation_timestamp(self) -> str | None:
+        """The time of creation as the API shows it: ISO 8601."""
+        return self._data().get('creationTimestamp')
+
+    @property
+    def deletion_timestamp(self) -> str | None:
+        """The time when the deletion was requested, as the API shows it: ISO 8601; absent if it was not."""
+        return self._data().get('deletionTimestamp')
+
+
+class Body(dicts.ReplaceableMappingView[str, Any]):
+    """An object, with shortcuts to its main parts; all of them show the newest state known to the body's owner."""
+    __slots__ = ('_meta', '_spec', '_status')
+
+    def __init__(self, src: Mapping[str, Any] | RawBody | BodyEssence, /) -> None:
+        self._cell = [src]  # not via super(): a body is made for every event
+        self._path = ()
+        self._meta: Meta | None = None
+        self._spec: Spec | None = None
+        self._status: Status | None = None
+
+    @property
+    def metadata(self) -> Meta:
+        """The metadata of the object."""
+        view = self._meta
+        if view is None:
+            view = self._meta = Meta(self)
+        return view
+
+    @property
+    def meta(self) -> Meta:
+        """The metadata of the object, in short."""
+        return self.metadata
+
+    @property
+    def spec(self) -> Spec:
+        """The spec of the object."""
+        view = self._spec
+        if view is None:
+            view = self._spec = Spec(self)
+        return view
+
+    @property
+    def status(self) -> Status:
+        """The status of the object."""
+        view = self._status
+        if view is None:
+            view = self._status = Status(self)
+        return view
+
+
+def build_object_reference(body: Body) -> ObjectReference:
+    """
+    Build a reference to the object, e.g. for Events about it. What is not known is left out.
+    """
+    meta = body.get('metadata') or {}
+    ref = {
+        'apiVersion': body.get('apiVersion'),
+        'kind': body.get('kind'),
+        'name': meta.get('name'),
+        'uid': meta.get('uid'),
+        'namespace': meta.get('namespace'),
+    }
+    return cast(ObjectReference, {key: val for key, val in ref.items() if val})
+
+
+def build_owner_reference(
+        body: Body,
+        *,
+        controller: bool | None = True,
+        block_owner_deletion: bool | None = True,
+) -> OwnerReference:
+    """
+    Build a reference to the object as an owner of its children, for their ``metadata.ownerReferences``.
+
+    :param controller: Whether the owner is the one managing controller of the child; ``None`` leaves it unsaid.
+    :param block_owner_deletion: Whether the child blocks the owner's foreground deletion; ``None`` leaves it unsaid.
+    """
+    meta = body.get('metadata') or {}
+    ref = {
+        'controller': controller,
+        'blockOwnerDeletion': block_owner_deletion,
+        'apiVersion': body.get('apiVersion'),
+        'kind': body.get('kind'),
+        'name': meta.get('name'),
+        'uid': meta.get('uid'),
+    }
+    return cast(OwnerReference, {key: val for key, val in ref.items() if val is not None})

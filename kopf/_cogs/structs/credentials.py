@@ -1,0 +1,337 @@
+"""
+Credentials of the Kubernetes API and the vault that keeps them.
+
+Login handlers know where credentials come from and the API client how to use them; the vault
+stands between them, so that neither waits for nor knows of the other. It belongs to the operator,
+not to the client: it outlives sessions and is accepted from outside when embedding.
+"""
+import asyncio
+import base64
+import collections
+import contextvars
+import dataclasses
+import datetime
+import os
+import random
+import ssl
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, NewType, TypeAlias
+
+from kopf._cogs.structs import ids
+
+if TYPE_CHECKING:
+    import aiohttp
+
+AnyPath: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
+# How many bad credentials a login handler is remembered for. It is only a guard against endless
+# loops: who rotates through more tokens than this, is rather rotating than looping.
+_REMEMBERED = 100
+
+
+class LoginError(Exception):
+    """There is nothing (more) to log in with."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KubeContext:
+    """
+    Anything that one can talk to a cluster with.
+
+    Args:
+        server: the URL of the API server, maybe with a path.
+        priority: the higher, the more preferred; among the equal, a random one is used.
+        default_namespace: the namespace where the context is, e.g. that of the pod.
+        expiration: when it is to be renewed; without a timezone it is UTC.
+    """
+    server: str
+    priority: int = 0
+    default_namespace: str | None = None
+    expiration: datetime.datetime | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AiohttpSession(KubeContext):
+    """
+    An HTTP session made by the operator's developer: it brings all of TLS, headers, proxies, etc.
+
+    The session is used as it is, and is closed by whoever has made it.
+    """
+    aiohttp_session: 'aiohttp.ClientSession'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConnectionInfo(KubeContext):
+    """
+    An endpoint and credentials of a cluster, to be returned by login handlers.
+
+    Certificates and keys can be given by path or by data: in PEM, or in base64 of it.
+
+    Args:
+        ca_path: a file with the certificates of authorities to trust instead of the system's ones.
+        ca_data: the same by value.
+        insecure: do not verify the server's certificate at all.
+        username: for the basic authentication (with a password); wins over the token.
+        password: for the basic authentication (with a username).
+        scheme: of the ``Authorization`` header; ``Bearer`` if there is a token.
+        token: of the ``Authorization`` header.
+        token_path: a file with the token, read again and again while in use; wins over the token.
+        certificate_path: a file with the client's certificate; ``~`` is the home directory.
+        certificate_data: the same by value.
+        private_key_path: a file with the private key of the client's certificate.
+        private_key_data: the same by value.
+        tls_server_name: the name to expect in the server's certificate, if not the one in the URL.
+        proxy_url: the HTTP proxy for all requests.
+        trust_env: take proxies and passwords from the environment and from ``~/.netrc``.
+    """
+    ca_path: AnyPath | None = None
+    ca_data: str | bytes | None = dataclasses.field(default=None, repr=False)
+    insecure: bool | None = None
+    username: str | None = None
+    password: str | None = dataclasses.field(default=None, repr=False)
+    scheme: str | None = None
+    token: str | None = dataclasses.field(default=None, repr=False)
+    certificate_path: AnyPath | None = None
+    certificate_data: str | bytes | None = dataclasses.field(default=None, repr=False)
+    private_key_path: AnyPath | None = None
+    private_key_data: str | bytes | None = dataclasses.field(default=None, repr=False)
+    proxy_url: str | None = None
+    trust_env: bool = False
+    tls_server_name: str | None = None
+    token_path: AnyPath | None = None
+
+    def as_aiohttp_basic_auth(self) -> 'aiohttp.BasicAuth | None':
+        """Get the basic authentication for aiohttp; `None` unless both name and password are set."""
+        import aiohttp
+        if self.username and self.password:
+            return aiohttp.BasicAuth(self.username, self.password)
+        return None
+
+    def as_http_headers(self) -> dict[str, str]:
+        """
+        Get the HTTP headers that identify the client; maybe none.
+
+        Raises:
+            OSError: if the file with the token cannot be read.
+        """
+        if self.username and self.password:
+            pair = f"{self.username}:{self.password}".encode()
+            return {'Authorization': f"Basic {base64.b64encode(pair).decode('ascii')}"}
+        token = _read_token(self.token_path) if self.token_path else self.token
+        if token:
+            return {'Authorization': f"{self.scheme or 'Bearer'} {token}"}
+        if self.scheme:
+            return {'Authorization': self.scheme}
+        return {}
+
+    def as_ssl_context(self) -> ssl.SSLContext:
+        """
+        Make a TLS context with the authorities and certificates. It takes milliseconds: do it once.
+
+        Raises:
+            ValueError: if something is set by both path and data, or is neither PEM nor base64.
+            OSError: if a file cannot be read, or is not a certificate.
+        """
+        _check_alternatives('CA', self.ca_path, self.ca_data)
+        _check_alternatives('certificate', self.certificate_path, self.certificate_data)
+        _check_alternatives('private key', self.private_key_path, self.private_key_data)
+        context = ssl.create_default_context(
+            cafile=_find(self.ca_path) if self.ca_path else None,
+            cadata=_decode_pem(self.ca_data) if self.ca_data else None,
+        )
+        # Clusters sign for themselves, often without the key identifiers that are demanded since Python 3.13.
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        if self.insecure:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        self._load_client_certificate(context)
+        return context
+
+    def _load_client_certificate(self, context: ssl.SSLContext) -> None:
+        if not self.certificate_path and not self.certificate_data:
+            return
+        with tempfile.TemporaryDirectory(prefix='kopf-') as directory:  # with the mode 0700
+            cert = _find(self.certificate_path) if self.certificate_path else None
+            pkey = _find(self.private_key_path) if self.private_key_path else None
+            if self.certificate_data:
+                cert = os.path.join(directory, 'client.crt')
+                _write_text(cert, _decode_pem(self.certificate_data))
+            if self.private_key_data:
+                pkey = os.path.join(directory, 'client.key')
+                _write_text(pkey, _decode_pem(self.private_key_data))
+            assert cert is not None
+            context.load_cert_chain(cert, pkey)
+
+
+VaultKey = NewType('VaultKey', str)
+Authenticator: TypeAlias = Callable[[], Awaitable[Mapping[ids.HandlerId, KubeContext]]]
+
+
+class Vault:
+    """
+    The owner of all credentials of an operator.
+
+    Requests take credentials by `select` and give them back by `invalidate` if they are refused.
+    When there is nothing left, the first who notices starts the one and only re-authentication,
+    and everybody waits for it. It runs in a task of its own, so that a request which is cancelled or
+    timed out does not cancel the login of others; the task ends by itself or with `close`.
+
+    Args:
+        src: the credentials to begin with, by login handler.
+    """
+    authenticate: Authenticator | None
+    """What gets the credentials of all login handlers; to be set by the operator."""
+
+    def __init__(self, src: Mapping[ids.HandlerId, KubeContext] | None = None, /) -> None:
+        self.authenticate = None
+        self._current: dict[VaultKey, KubeContext] = {}
+        self._refused: dict[VaultKey, collections.deque[KubeContext]] = {}
+        self._best: list[tuple[VaultKey, KubeContext]] = []
+        self._expiring = False
+        self._login: asyncio.Task[Exception | None] | None = None
+        self._update(src or {})
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self._current!r}>"
+
+    def is_empty(self) -> bool:
+        """Check if the next `select` will have to log in."""
+        self._drop_expired()
+        return not self._best
+
+    async def select(self) -> tuple[VaultKey, KubeContext]:
+        """
+        Get credentials to use now: random ones of the highest priority.
+
+        Raises:
+            LoginError: if there are none, and the login handlers give nothing new.
+        """
+        if self._expiring:
+            self._drop_expired()
+        while not self._best:
+            await self._renew()
+        return self._best[0] if len(self._best) == 1 else random.choice(self._best)
+
+    async def invalidate(self, key: VaultKey, info: KubeContext, exc: Exception | None = None) -> None:
+        """
+        Give up the credentials that are refused by the server, and never take them again.
+
+        It returns when other credentials are there. If the credentials are already replaced,
+        it does nothing: many requests are usually refused at once.
+
+        Raises:
+            LoginError: if there are no other credentials; caused by `exc`.
+        """
+        if self._current.get(key) is info:
+            del self._current[key]
+            self._refused.setdefault(key, collections.deque(maxlen=_REMEMBERED)).append(_reduce(info))
+            self._rank()
+        try:
+            await self.select()
+        except LoginError as e:
+            raise e from exc
+
+    async def close(self) -> None:
+        """Stop the login if it is going on, and start no other one until `authenticate` is set again."""
+        self.authenticate = None
+        task = self._login
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _renew(self) -> None:
+        if self._login is None:
+            # Login handlers see nothing of the request or the handler that has caused the login.
+            self._login = asyncio.create_task(self._authenticate(), name="login", context=contextvars.Context())
+        task = self._login
+        await asyncio.wait([task])
+        if self._login is task:
+            self._login = None
+        if task.cancelled():
+            raise LoginError("The login was cancelled before it brought any credentials.")
+        error = task.result()
+        if isinstance(error, LoginError):
+            raise LoginError(*error.args) from error.__cause__
+        if error is not None:
+            raise LoginError(f"The login has failed: {error!r}") from error
+
+    async def _authenticate(self) -> Exception | None:
+        # The error is returned, not raised: there can be many to raise it, or nobody at all.
+        try:
+            if self.authenticate is None:
+                return LoginError("There are no credentials, and nothing to get them with.")
+            found = await self.authenticate()
+            self._update(found)
+            if self._best:
+                return None
+            if not found:
+                return LoginError("No credentials were provided by the login handlers.")
+            names = ', '.join(repr(str(key)) for key in found)
+            return LoginError(f"No new credentials were provided: those of {names} are already expired or "
+                              f"were refused by the server. Renew them or fix the login handlers.")
+        except Exception as e:
+            return e
+
+    def _update(self, src: Mapping[ids.HandlerId, KubeContext]) -> None:
+        for handler_id, info in src.items():
+            key = VaultKey(str(handler_id))
+            if _reduce(info) not in self._refused.get(key, ()):
+                self._current[key] = info
+        self._drop_expired(force=True)
+
+    def _drop_expired(self, *, force: bool = False) -> None:
+        now = datetime.datetime.now(datetime.UTC)
+        expired = [key for key, info in self._current.items() if _is_expired(info, now)]
+        for key in expired:
+            del self._current[key]
+        if expired or force:
+            self._rank()
+
+    def _rank(self) -> None:
+        top = max((info.priority for info in self._current.values()), default=0)
+        self._best = [(key, info) for key, info in self._current.items() if info.priority == top]
+        self._expiring = any(info.expiration is not None for info in self._current.values())
+
+
+def _reduce(info: KubeContext) -> KubeContext:
+    # A refused token is refused with any other promise of its lifetime too.
+    return dataclasses.replace(info, priority=0, default_namespace=None, expiration=None)
+
+
+def _is_expired(info: KubeContext, now: datetime.datetime) -> bool:
+    if info.expiration is None:
+        return False
+    aware = info.expiration.tzinfo is not None
+    return (info.expiration if aware else info.expiration.replace(tzinfo=datetime.UTC)) <= now
+
+
+def _check_alternatives(name: str, path: AnyPath | None, data: str | bytes | None) -> None:
+    if path and data:
+        raise ValueError(f"Both the {name} path and the {name} data are set; only one is needed.")
+
+
+def _expand(path: AnyPath) -> str:
+    return os.path.expanduser(os.fsdecode(path))
+
+
+def _find(path: AnyPath) -> str:
+    # The errors of the TLS library do not name the file.
+    expanded = _expand(path)
+    with open(expanded, 'rb'):
+        return expanded
+
+
+def _read_token(path: AnyPath) -> str:
+    with open(_expand(path), encoding='utf-8') as f:
+        return f.read().strip()
+
+
+def _decode_pem(data: str | bytes) -> str:
+    text = data.decode('ascii') if isinstance(data, bytes) else data
+    return text if '-----BEGIN ' in text else base64.b64decode(text).decode('ascii')
+
+
+def _write_text(path: str, text: str) -> None:
+    with open(path, 'w', encoding='ascii') as f:
+        f.write(text)

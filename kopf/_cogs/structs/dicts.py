@@ -1,0 +1,253 @@
+"""
+Nested dictionaries: addressing their fields by paths, and looking at their parts through live views.
+
+Objects of Kubernetes are plain dicts, and they stay so here: copying them or wrapping them in models would cost more
+than everything else that is done about an event. Instead, a view remembers the root and a path, and looks again on
+every use. The root is kept in a one-item list (a cell), which all views of one root share: replacing the root is seen
+through all of them, and the views do not refer to each other in cycles.
+"""
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, MutableMapping, ValuesView
+from typing import Any, Final, Generic, TypeAlias, TypeVar, overload
+
+FieldPath: TypeAlias = tuple[str, ...]
+FieldSpec: TypeAlias = None | str | FieldPath | list[str]
+
+_T = TypeVar('_T')
+_K = TypeVar('_K')
+_V = TypeVar('_V')
+
+_UNSET: Final[Any] = object()  # no default is given
+_ABSENT: Final[Any] = object()  # no such key
+_EMPTY: Final[Mapping[Any, Any]] = {}
+
+
+def parse_field(field: FieldSpec) -> FieldPath:
+    """
+    Convert any notation of a field to its path.
+
+    ``None`` is the root, i.e. the empty path; strings are split by dots; lists and tuples of strings are taken as is
+    (the only way to address keys with dots inside, such as annotations).
+
+    Raises ``ValueError`` for anything else.
+    """
+    match field:
+        case None:
+            return ()
+        case str():
+            return tuple(field.split('.'))
+        case list() | tuple() if all(isinstance(key, str) for key in field):
+            return tuple(field)
+        case _:
+            raise ValueError(f"A field must be a string with dots, or a list or a tuple of strings; got {field!r}.")
+
+
+@overload
+def resolve(d: Mapping[Any, Any] | None, field: FieldSpec) -> Any: ...
+
+
+@overload
+def resolve(d: Mapping[Any, Any] | None, field: FieldSpec, default: _T) -> Any | _T: ...
+
+
+def resolve(d: Mapping[Any, Any] | None, field: FieldSpec, default: Any = _UNSET) -> Any:
+    """
+    Get the value of a nested field.
+
+    With a default, everything that has no such field counts as its absence: a missing key at any level, ``None``,
+    a scalar or a list in the middle of the path. A present ``None`` at the end of the path is a value, and is returned.
+
+    Raises (only without a default) ``KeyError`` if a key is absent, ``TypeError`` if there is no mapping to look in.
+    """
+    value: Any = d
+    for key in (field if type(field) is tuple else parse_field(field)):
+        if type(value) is not dict and not isinstance(value, Mapping):
+            if default is _UNSET:
+                raise TypeError(f"Cannot get the field {key!r} of what is not a mapping: {value!r}")
+            return default
+        value = value.get(key, _ABSENT)
+        if value is _ABSENT:
+            if default is _UNSET:
+                raise KeyError(key)
+            return default
+    return value
+
+
+def ensure(d: MutableMapping[Any, Any], field: FieldSpec, value: Any) -> None:
+    """
+    Set the value of a nested field; create the missing parents.
+
+    Raises ``ValueError`` for the root, ``TypeError`` if one of the parents is present and is not a mutable mapping.
+    """
+    *parents, key = _parse_nested(field)
+    _ensure_mapping(d, parents)[key] = value
+
+
+def remove(d: MutableMapping[Any, Any], field: FieldSpec) -> None:
+    """
+    Remove a nested field, and then those of its parents that are left empty. An absent field is fine.
+
+    Raises ``ValueError`` for the root.
+    """
+    key, *rest = _parse_nested(field)
+    child = d.get(key)
+    if not rest:
+        d.pop(key, None)
+    elif isinstance(child, MutableMapping):
+        remove(child, rest)
+        if not child:
+            del d[key]
+
+
+def cherrypick(src: Mapping[Any, Any], dst: MutableMapping[Any, Any], fields: Iterable[FieldSpec] | None) -> None:
+    """
+    Set the fields of one mapping from another one; those absent in the source are skipped. The values are shared.
+
+    Raises as `ensure` does.
+    """
+    for field in fields or ():
+        value = resolve(src, field, _ABSENT)
+        if value is not _ABSENT:
+            ensure(dst, field, value)
+
+
+def _parse_nested(field: FieldSpec) -> FieldPath:
+    path = parse_field(field)
+    if not path:
+        raise ValueError("The root of a mapping can be neither set nor removed; name a field in it.")
+    return path
+
+
+def _ensure_mapping(d: MutableMapping[Any, Any], path: Iterable[str]) -> MutableMapping[Any, Any]:
+    for key in path:
+        child = d.get(key)
+        if child is None:  # a null is an absence, as everywhere in Kubernetes
+            child = d[key] = {}
+        elif type(child) is not dict and not isinstance(child, MutableMapping):
+            raise TypeError(f"Cannot set a field inside of {key!r}: it is not a mapping, but {child!r}")
+        d = child
+    return d
+
+
+class MappingView(Mapping[_K, _V], Generic[_K, _V]):
+    """
+    A read-only live view of one field of a mapping, the root by default.
+
+    It shows what is there at the moment of use. An absent field, ``None``, and whatever is not a mapping look empty.
+    A view of a view looks directly into the root of the latter. Copies and pickles are detached from the root.
+
+    Raises ``ValueError`` if the path is not a path.
+    """
+    __slots__ = ('_cell', '_path')
+
+    _cell: list[Mapping[Any, Any]]
+    _path: FieldPath
+
+    def __init__(self, src: Mapping[Any, Any], path: FieldSpec = None, /) -> None:
+        super().__init__()
+        field = parse_field(path)
+        if isinstance(src, MappingView):
+            self._cell = src._cell
+            self._path = src._path + field
+        else:
+            self._cell = [src]
+            self._path = field
+
+    def _data(self) -> Mapping[_K, _V]:
+        data: Any = self._cell[0]
+        for key in self._path:
+            data = data.get(key)
+            if type(data) is not dict and not isinstance(data, Mapping):
+                return _EMPTY
+        return data  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        return repr(dict(self._data()))
+
+    def __len__(self) -> int:
+        return len(self._data())
+
+    def __iter__(self) -> Iterator[_K]:
+        return iter(self._data())
+
+    def __getitem__(self, key: _K, /) -> _V:
+        return self._data()[key]
+
+    def __contains__(self, key: object, /) -> bool:
+        return key in self._data()
+
+    def __eq__(self, other: object, /) -> bool:
+        if isinstance(other, MappingView):
+            other = other._data()
+        elif not isinstance(other, Mapping):
+            return NotImplemented
+        return self._data() == other
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._detached(), self._path)
+
+    def _detached(self) -> Mapping[Any, Any]:
+        data: Mapping[Any, Any] = self._data()
+        for key in reversed(self._path):
+            data = {key: data}
+        return data
+
+    # The mixins of Mapping do the same through __getitem__() & KeyError, which is several times slower.
+    @overload
+    def get(self, key: _K, /) -> _V | None: ...
+
+    @overload
+    def get(self, key: _K, /, default: _V | _T) -> _V | _T: ...
+
+    def get(self, key: _K, /, default: Any = None) -> Any:
+        return self._data().get(key, default)
+
+    def keys(self) -> KeysView[_K]:
+        return self._data().keys()
+
+    def values(self) -> ValuesView[_V]:
+        return self._data().values()
+
+    def items(self) -> ItemsView[_K, _V]:
+        return self._data().items()
+
+
+class MutableMappingView(MappingView[_K, _V], MutableMapping[_K, _V]):
+    """
+    A live view that can also be written to. The missing parents are created on the first write, never on reading.
+
+    Raises on writing ``TypeError`` if there is something on the path which is not a mutable mapping.
+    """
+    __slots__ = ()
+
+    def __setitem__(self, key: _K, value: _V, /) -> None:
+        root: Any = self._cell[0]
+        _ensure_mapping(root, self._path)[key] = value
+
+    def __delitem__(self, key: _K, /) -> None:
+        data: Any = self._data()
+        del data[key]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # There is nothing to write to once detached: a copy is merely the data.
+        return dict, (dict(self._data()),)
+
+
+class ReplaceableMappingView(MappingView[_K, _V]):
+    """
+    A view of the whole mapping which can be replaced by another mapping: for itself and for all views made of this one.
+    """
+    __slots__ = ()
+
+    def __init__(self, src: Mapping[_K, _V], /) -> None:
+        # Always a cell of its own (even for a view of a view): replacing must not be seen from the other root.
+        self._cell = [src]
+        self._path = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._data(),)
+
+    def _replace_with(self, src: Mapping[_K, _V], /) -> None:
+        self._cell[0] = src
+
+    def _replace_from(self, src: 'ReplaceableMappingView[_K, _V]', /) -> None:
+        self._cell[0] = src._cell[0]

@@ -1,0 +1,148 @@
+"""
+What has changed between two states of an object or of its field, in the form that handlers get it.
+
+``None`` means absence here, as it does in Kubernetes: a field that is null and a field that is not there are the same.
+Only mappings are looked into; lists have no keys to match their items by, so they are compared and reported as a whole.
+"""
+import enum
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, overload
+
+from kopf._cogs.structs import dicts
+
+
+class DiffOperation(enum.StrEnum):
+    """What has happened to a field."""
+    ADD = 'add'
+    CHANGE = 'change'
+    REMOVE = 'remove'
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+class DiffItem(NamedTuple):
+    """
+    One changed field: the operation, the path of the field, the old & new values (``None`` where there was or is none).
+    """
+    operation: DiffOperation
+    field: dicts.FieldPath
+    old: Any
+    new: Any
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+    @property
+    def op(self) -> DiffOperation:
+        """A shorter name of the operation."""
+        return self.operation
+
+
+class Diff(Sequence[DiffItem]):
+    """
+    An immutable list of changes. It equals to any list or tuple of the same items, and is falsy if nothing has changed.
+
+    Items can be given as plain 4-tuples. Raises ``ValueError`` if an operation is unknown.
+    """
+    __slots__ = ('_items',)
+
+    def __init__(self, items: Iterable[DiffItem | tuple[str, Iterable[str], Any, Any]] = (), /) -> None:
+        super().__init__()
+        self._items = tuple(item if isinstance(item, DiffItem) else _make_item(*item) for item in items)
+
+    def __repr__(self) -> str:
+        return repr(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[DiffItem]:
+        return iter(self._items)
+
+    @overload
+    def __getitem__(self, item: int) -> DiffItem: ...
+
+    @overload
+    def __getitem__(self, item: slice) -> Sequence[DiffItem]: ...
+
+    def __getitem__(self, item: int | slice) -> DiffItem | Sequence[DiffItem]:
+        return self._items[item]
+
+    def __eq__(self, other: object) -> bool:
+        match other:
+            case Diff():
+                return self._items == other._items
+            case tuple() | list():
+                return self._items == tuple(other)
+            case _:
+                return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._items)
+
+
+EMPTY: Final = Diff()
+
+
+def diff(a: Any, b: Any, /) -> Diff:
+    """
+    Compare the old and the new states: of any types, usually mappings.
+
+    The order is the same for the same inputs: on every level, first what was added, then what was removed,
+    then what was changed or has changes inside; each in the order of keys.
+    """
+    # Most of comparisons are those of equal dicts, and nothing in Python finds that out faster.
+    if a is b or a == b:
+        return EMPTY
+    return Diff(_iter_unequal((), a, b))
+
+
+def reduce(d: Diff, path: dicts.FieldPath, /) -> Diff:
+    """
+    Narrow the diff to one field: only the changes of this field, with paths relative to it.
+
+    If one of the parents was added, removed or changed as a whole, it is only what that means for the field.
+    """
+    return Diff(_iter_reduced(d, path)) if d and path else d
+
+
+def _make_item(op: str, field: Iterable[str], old: Any, new: Any) -> DiffItem:
+    return DiffItem(DiffOperation(op), tuple(field), old, new)
+
+
+def _iter_unequal(path: dicts.FieldPath, a: Any, b: Any) -> Iterator[DiffItem]:
+    if a is None:
+        yield DiffItem(DiffOperation.ADD, path, a, b)
+    elif b is None:
+        yield DiffItem(DiffOperation.REMOVE, path, a, b)
+    elif isinstance(a, Mapping) and isinstance(b, Mapping):
+        yield from _iter_unequal_mappings(path, a, b)
+    else:
+        yield DiffItem(DiffOperation.CHANGE, path, a, b)
+
+
+def _iter_unequal_mappings(path: dicts.FieldPath, a: Mapping[Any, Any], b: Mapping[Any, Any]) -> Iterator[DiffItem]:
+    changed: list[tuple[Any, Any, Any]] = []
+    for key, new in b.items():
+        old = a.get(key)
+        if old is None and new is not None:
+            yield DiffItem(DiffOperation.ADD, (*path, key), None, new)
+        elif old is not new and new is not None and old != new:
+            changed.append((key, old, new))
+    for key, old in a.items():
+        if old is not None and b.get(key) is None:
+            yield DiffItem(DiffOperation.REMOVE, (*path, key), old, None)
+    for key, old, new in changed:
+        yield from _iter_unequal((*path, key), old, new)
+
+
+def _iter_reduced(d: Diff, path: dicts.FieldPath) -> Iterator[DiffItem]:
+    size = len(path)
+    for item in d:
+        depth = len(item.field)
+        if item.field[:size] == path:
+            yield DiffItem(item.operation, item.field[size:], item.old, item.new)
+        elif path[:depth] == item.field:
+            subpath = path[depth:]
+            yield from diff(dicts.resolve(item.old, subpath, None), dicts.resolve(item.new, subpath, None))

@@ -1,0 +1,212 @@
+"""
+Changes that handlers want to make to the object.
+
+A patch is a dict of new values, where ``None`` removes a field; it is sent as a JSON merge patch: those never conflict.
+What a merge cannot express (e.g. an item of a list) is done by functions: they get the freshest body and modify it
+in place, as often as needed until it fits; their effect is sent as a JSON patch.
+"""
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal, TypeAlias, TypedDict, cast
+
+from kopf._cogs.structs import bodies, dicts
+
+PatchFn: TypeAlias = Callable[[bodies.RawBody], None]
+JSONPatchOp: TypeAlias = Literal['add', 'replace', 'remove', 'test', 'move', 'copy']
+
+
+class JSONPatchItem(TypedDict, total=False):
+    """One operation of a JSON patch (RFC 6902)."""
+    op: JSONPatchOp
+    path: str
+    value: Any | None
+
+
+JSONPatch: TypeAlias = list[JSONPatchItem]
+
+
+class SpecPatch(dicts.MutableMappingView[str, Any]):
+    """The changes of the spec."""
+    __slots__ = ()
+
+    def __init__(self, src: 'Patch', /) -> None:
+        super().__init__(src, ('spec',))
+
+
+class StatusPatch(dicts.MutableMappingView[str, Any]):
+    """The changes of the status."""
+    __slots__ = ()
+
+    def __init__(self, src: 'Patch', /) -> None:
+        super().__init__(src, ('status',))
+
+
+class MetaPatch(dicts.MutableMappingView[str, Any]):
+    """The changes of the metadata."""
+    __slots__ = ()
+
+    def __init__(self, src: 'Patch', /) -> None:
+        super().__init__(src, ('metadata',))
+
+    @property
+    def labels(self) -> dicts.MutableMappingView[str, str | None]:
+        """The changes of the labels."""
+        return dicts.MutableMappingView(self, ('labels',))
+
+    @property
+    def annotations(self) -> dicts.MutableMappingView[str, str | None]:
+        """The changes of the annotations."""
+        return dicts.MutableMappingView(self, ('annotations',))
+
+
+class Patch(dict[str, Any]):
+    """
+    The changes to be made to the object, as a dict (nested) and as functions. Falsy if there is nothing to change.
+
+    :param src: The initial changes. If it is a patch, its functions are taken over too.
+    :param body: The object to be patched; the JSON patch is built against it by default.
+    :param fns: Functions that modify the raw body in place. They can be called several times and must tolerate that.
+    """
+    __slots__ = ('_body', '_fns')
+
+    def __init__(
+            self,
+            src: Mapping[str, Any] | None = None,
+            /,
+            body: bodies.Body | None = None,
+            fns: Iterable[PatchFn] = (),
+    ) -> None:
+        super().__init__(src if src is not None else ())
+        self._body = body
+        self._fns: list[PatchFn] = [*(src._fns if isinstance(src, Patch) else ()), *fns]
+
+    def __repr__(self) -> str:
+        args = [repr(dict(self))] if len(self) else []
+        args += [f'fns={self._fns!r}'] if self._fns else []
+        return f'{type(self).__name__}({", ".join(args)})'
+
+    def __bool__(self) -> bool:
+        return len(self) > 0 or bool(self._fns)
+
+    @property
+    def fns(self) -> list[PatchFn]:
+        """The functions that modify the raw body in place. Add yours here."""
+        return self._fns
+
+    # The views are not cached: they refer to the patch, and such a cycle would live until the garbage collection.
+    @property
+    def metadata(self) -> MetaPatch:
+        """The changes of the metadata."""
+        return MetaPatch(self)
+
+    @property
+    def meta(self) -> MetaPatch:
+        """The changes of the metadata, in short."""
+        return MetaPatch(self)
+
+    @property
+    def spec(self) -> SpecPatch:
+        """The changes of the spec."""
+        return SpecPatch(self)
+
+    @property
+    def status(self) -> StatusPatch:
+        """The changes of the status."""
+        return StatusPatch(self)
+
+    def clear(self) -> None:
+        """Forget all the changes, including the functions."""
+        super().clear()
+        self._fns.clear()
+
+    def applied_to(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """
+        Give the body as it is with the changes made; the body itself is not modified. Raises whatever the functions raise.
+
+        The dict is merged as the API would do (RFC 7386), except that removals from where nothing is create no parents.
+        Then the functions are applied.
+        """
+        new: dict[str, Any] = _merge(dict(body), self)
+        if self._fns:
+            new = _clone(new)
+            for fn in self._fns:
+                fn(cast(bodies.RawBody, new))
+        return new
+
+    def as_json_patch(self, body: bodies.Body | bodies.RawBody | None = None) -> list[JSONPatchItem]:
+        """
+        Express the changes as a JSON patch (RFC 6902) of the given body, or of the one that the patch was made for.
+
+        What already is as wanted makes no operations. See `applied_to` for the rules.
+
+        Raises ``ValueError`` if there are changes, but no body to compare with; and whatever the functions raise.
+        """
+        if not self:
+            return []
+        original = body if body is not None else self._body
+        if original is None:
+            raise ValueError("A JSON patch cannot be built without the body that it is to be applied to.")
+        return list(_iter_ops('', dict(original), self.applied_to(original)))
+
+
+def _merge(old: Any, changes: Any) -> Any:
+    if not isinstance(changes, Mapping):
+        return changes
+    new = dict(old) if isinstance(old, Mapping) else {}
+    for key, change in changes.items():
+        if change is None:
+            new.pop(key, None)
+        else:
+            value = _merge(new.get(key), change)
+            only_removals = value == {} and change != {}
+            if key in new or not only_removals:
+                new[key] = value
+    return new
+
+
+def _clone(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _clone(val) for key, val in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_clone(val) for val in value]
+    return value
+
+
+def _iter_ops(path: str, old: Any, new: Any) -> Iterator[JSONPatchItem]:
+    if old is new:
+        return
+    elif isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in old:
+            if key not in new:
+                yield {'op': 'remove', 'path': f'{path}/{_escape(key)}'}
+        for key, value in new.items():
+            if key not in old:
+                yield {'op': 'add', 'path': f'{path}/{_escape(key)}', 'value': value}
+            else:
+                yield from _iter_ops(f'{path}/{_escape(key)}', old[key], value)
+    elif isinstance(old, list) and isinstance(new, list):
+        yield from _iter_list_ops(path, old, new)
+    elif old != new or isinstance(old, bool) != isinstance(new, bool):  # 1 == True only in Python
+        yield {'op': 'replace', 'path': path, 'value': new}
+
+
+def _iter_list_ops(path: str, old: list[Any], new: list[Any]) -> Iterator[JSONPatchItem]:
+    # The same tail is left alone, so that one item added or removed is one operation wherever it is.
+    old_end, new_end = len(old), len(new)
+    while old_end and new_end and _is_same(old[old_end - 1], new[new_end - 1]):
+        old_end -= 1
+        new_end -= 1
+    common_end = min(old_end, new_end)
+    for index in range(common_end):
+        yield from _iter_ops(f'{path}/{index}', old[index], new[index])
+    for index in reversed(range(common_end, old_end)):
+        yield {'op': 'remove', 'path': f'{path}/{index}'}
+    for index in range(common_end, new_end):
+        yield {'op': 'add', 'path': f'{path}/{index}', 'value': new[index]}
+
+
+def _is_same(old: Any, new: Any) -> bool:
+    return next(_iter_ops('', old, new), None) is None
+
+
+def _escape(key: str) -> str:
+    return key.replace('~', '~0').replace('/', '~1')

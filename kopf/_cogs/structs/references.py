@@ -1,0 +1,372 @@
+"""
+What kinds of resources exist in a cluster, and which of them are meant.
+
+A `Resource` is a fact, discovered in the cluster: one kind in one version of one API group. A `Selector` is an intent,
+declared in the code before anything is discovered: by which names, groups, versions, or predicates the resources are
+to be found. Namespaces go the same way: names are facts, patterns are intents.
+"""
+
+import dataclasses
+import enum
+import fnmatch
+import functools
+import re
+import urllib.parse
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+NamespaceName = str
+"""The name of a specific namespace."""
+
+Namespace = NamespaceName | None
+"""A specific namespace, or `None` for the whole cluster (of cluster-scoped objects, too)."""
+
+NamespacePattern = str | re.Pattern[str]
+"""A name of a namespace, or globs for such names (see `match_namespace`), or a regular expression for a whole name."""
+
+
+class Marker(enum.Enum):
+    """Special values for the names of resources."""
+
+    EVERYTHING = enum.auto()
+
+
+EVERYTHING = Marker.EVERYTHING
+"""Used in place of a resource's name: all resources (of an API group, or version, or both, or of the whole cluster)."""
+
+
+@dataclasses.dataclass(frozen=True, eq=True, repr=False)
+class Resource:
+    """
+    A specific kind of resources in a specific version of the API, be it custom or built-in.
+
+    The group, the version and the plural name are what the API needs for its URLs. Everything else is remembered for
+    matching with the selectors, for checks of what is possible with the resource, and for information.
+    """
+
+    group: str
+    """The API group, e.g. ``"kopf.dev"``, ``"apps"``; an empty string for the legacy core API."""
+
+    version: str
+    """The API version, e.g. ``"v1"``, ``"v1beta1"``."""
+
+    plural: str
+    """The plural name, e.g. ``"pods"``, ``"kopfexamples"``: it is used in URLs."""
+
+    kind: str | None = None
+    """The kind as in YAML manifests, e.g. ``"Pod"``, ``"KopfExample"``."""
+
+    singular: str | None = None
+    """The singular name, e.g. ``"pod"``, ``"kopfexample"``."""
+
+    shortcuts: frozenset[str] = frozenset()
+    """The short names, e.g. ``{"po"}``, ``{"kex", "kexes"}``."""
+
+    categories: frozenset[str] = frozenset()
+    """The categories the resource belongs to, e.g. ``{"all"}``."""
+
+    subresources: frozenset[str] = frozenset()
+    """The names of subresources, e.g. ``{"status", "scale"}``."""
+
+    namespaced: bool | None = None
+    """Whether the objects live in namespaces (``True``) or are cluster-scoped (``False``)."""
+
+    preferred: bool = True
+    """Whether this is the preferred version of the API group: the one to serve if no version is asked for."""
+
+    verbs: frozenset[str] = frozenset()
+    """What can be done with the resource, e.g. ``{"list", "watch", "patch"}``: by the API, not by RBAC permissions."""
+
+    def __hash__(self) -> int:
+        return hash((self.group, self.version, self.plural))  # unique enough: resources are keys in hot dicts
+
+    def __repr__(self) -> str:
+        return f'{self.plural}.{self.version}.{self.group}'.strip('.')
+
+    def __iter__(self) -> Iterator[str]:
+        """Unpack as ``group, version, plural = resource``."""
+        return iter((self.group, self.version, self.plural))
+
+    def get_url(
+        self,
+        *,
+        server: str | None = None,
+        namespace: Namespace = None,
+        name: str | None = None,
+        subresource: str | None = None,
+        params: Mapping[str, str] | None = None,
+    ) -> str:
+        """
+        Build the URL of an object, or of a list of objects if there is no name.
+
+        :param server: the root URL of the API; if absent, only the path is returned.
+        :param namespace: the namespace; if absent, the URL is cluster-wide.
+        :param name: the name of the object.
+        :param subresource: the subresource of the named object, whether it is known or not.
+        :param params: the query parameters.
+        :raises ValueError: if such a URL is impossible: a namespace for a cluster-scoped resource, a name without
+            a namespace for a namespaced one, a subresource without a name.
+        """
+        if namespace is not None and not self.namespaced:
+            raise ValueError(f"{self} are not namespaced, but the namespace {namespace!r} is requested.")
+        if namespace is None and name is not None and self.namespaced:
+            raise ValueError(f"{self} are namespaced, but {name!r} is requested with no namespace.")
+        if subresource is not None and name is None:
+            raise ValueError(f"The subresource {subresource!r} of {self} is requested with no name of an object.")
+        path = f'/apis/{self.group}/{self.version}' if self.group else f'/api/{self.version}'
+        if namespace is not None:
+            path += f'/namespaces/{_quote(namespace)}'
+        path += f'/{self.plural}'
+        if name is not None:
+            path += f'/{_quote(name)}'
+        if subresource is not None:
+            path += f'/{subresource}'
+        query = f'?{urllib.parse.urlencode(params)}' if params else ''
+        return f'{(server or "").rstrip("/")}{path}{query}'
+
+
+def _quote(name: str) -> str:
+    return urllib.parse.quote(name, safe=':@')  # e.g. "system:node" is a valid name; so is "a#b" in RBAC
+
+
+ResourceFn = Callable[[Resource], bool]
+"""A predicate to select resources."""
+
+_VERSION = re.compile(r'v\d+(?:(?:alpha|beta)\d+)?')
+_NAME_FIELDS = ('kind', 'plural', 'singular', 'shortcut', 'category', 'any_name', 'fn')
+_EVENT_GROUPS = frozenset({'', 'events.k8s.io'})
+
+
+@dataclasses.dataclass(frozen=True, repr=False, init=False)
+class Selector:
+    """
+    A declaration of which resources are meant: by a name of any sort, by category, by a predicate, or all of them.
+
+    The name is always the rightmost positional argument. To the left of it go the API group and version: as two strings
+    or as one (``"group/version"``), or the group alone, or ``"v1"`` for the legacy core API. The kubectl's notation
+    is also accepted: ``"pods.v1"``, ``"deployments.apps"``, ``"deployments.v1.apps"``.
+    """
+
+    group: str | None = None
+    version: str | None = None
+    kind: str | None = None
+    plural: str | None = None
+    singular: str | None = None
+    shortcut: str | None = None
+    category: str | None = None
+    any_name: str | Marker | None = None
+    fn: ResourceFn | None = None
+
+    def __init__(
+        self,
+        arg1: str | Marker | ResourceFn | None = None,
+        arg2: str | Marker | None = None,
+        arg3: str | Marker | None = None,
+        /,
+        *args: None,
+        group: str | None = None,
+        version: str | None = None,
+        kind: str | None = None,
+        plural: str | None = None,
+        singular: str | None = None,
+        shortcut: str | None = None,
+        category: str | None = None,
+    ) -> None:
+        """
+        :raises TypeError: if the arguments contradict each other, or name nothing, or cannot match anything ever.
+        """
+        if args:
+            raise TypeError("Too many positional arguments for a resource: at most a group, a version, and a name.")
+        parsed = _parse_positionals([arg for arg in (arg1, arg2, arg3) if arg is not None])
+        values: dict[str, object] = {
+            'group': _agree('group', parsed.group, group),
+            'version': _agree('version', parsed.version, version),
+            'kind': kind,
+            'plural': plural,
+            'singular': singular,
+            'shortcut': shortcut,
+            'category': category,
+            'any_name': parsed.name,
+            'fn': parsed.fn,
+        }
+        _check_names({name: values[name] for name in _NAME_FIELDS if values[name] is not None})
+        _check_api(values['group'], values['version'])
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        texts = [f'{name}={value!r}' for name, value in values.items() if value is not None]
+        return f"{self.__class__.__name__}({', '.join(texts)})"
+
+    @property
+    def is_specific(self) -> bool:
+        """Whether one resource is meant, so that several ones are an ambiguity; otherwise, all that match are meant."""
+        return self.fn is None and self.category is None and self.any_name is not EVERYTHING
+
+    def check(self, resource: Resource) -> bool:
+        """
+        Check if the resource matches, regardless of other resources.
+
+        With no version asked for, only the preferred versions match — except for predicates, which decide on their own.
+        Events match only by their names: they appear when anything else is handled, so serving them would never end.
+        """
+        if self.group is not None and self.group != resource.group:
+            return False
+        if self.version is not None and self.version != resource.version:
+            return False
+        if self.fn is not None:
+            return not _is_event(resource) and bool(self.fn(resource))
+        if self.version is None and not resource.preferred:
+            return False
+        return self._check_name(resource)
+
+    def _check_name(self, resource: Resource) -> bool:
+        if self.any_name is EVERYTHING:
+            return not _is_event(resource)
+        if self.any_name is not None:
+            names = (resource.kind, resource.plural, resource.singular)
+            return self.any_name in names or self.any_name in resource.shortcuts
+        if self.category is not None:
+            return self.category in resource.categories
+        if self.shortcut is not None:
+            return self.shortcut in resource.shortcuts
+        return (
+            (self.kind is None or self.kind == resource.kind)
+            and (self.plural is None or self.plural == resource.plural)
+            and (self.singular is None or self.singular == resource.singular)
+        )
+
+    def select(self, resources: Collection[Resource]) -> frozenset[Resource]:
+        """
+        Pick the resources that are meant from those that exist.
+
+        For a specific name, the legacy core API has priority over all other groups, as it has in kubectl: "pods" are
+        pods, not their metrics. If several groups are still left for it, that is ambiguous, and is up to the caller.
+        """
+        found = frozenset(resource for resource in resources if self.check(resource))
+        if self.is_specific:
+            found = frozenset(resource for resource in found if not resource.group) or found
+        return found
+
+
+def _is_event(resource: Resource) -> bool:
+    return resource.plural == 'events' and resource.group in _EVENT_GROUPS
+
+
+@dataclasses.dataclass(frozen=True)
+class _Positionals:
+    group: str | None = None
+    version: str | None = None
+    name: str | Marker | None = None
+    fn: ResourceFn | None = None
+
+
+def _parse_positionals(args: Collection[object]) -> _Positionals:
+    *api, name = args or [None]
+    if callable(name) and not api:
+        return _Positionals(fn=name)
+    if any(callable(arg) for arg in args):
+        raise TypeError("A callable resource selector must be the only positional argument.")
+    if EVERYTHING in api:
+        raise TypeError("kopf.EVERYTHING replaces the name of a resource, so it must be the last positional argument.")
+    if not isinstance(name, str | Marker | None):
+        raise TypeError(f"Resources are specified by strings, kopf.EVERYTHING, or callables; got {name!r}.")
+    match api:
+        case []:
+            return _parse_kubectl(name) if isinstance(name, str) else _Positionals(name=name)
+        case ['v1']:
+            return _Positionals(group='', version='v1', name=name)
+        case [str(group_version)]:
+            group, slash, version = group_version.partition('/')
+            return _Positionals(group=group, version=version if slash else None, name=name)
+        case [str(group), str(version)]:
+            return _Positionals(group=group, version=version, name=name)
+        case _:
+            raise TypeError(f"The group and version of a resource must be strings; got {api!r}.")
+
+
+def _parse_kubectl(spec: str) -> _Positionals:
+    name, dot, api = spec.partition('.')
+    version, version_dot, group = api.partition('.')
+    if not dot:
+        return _Positionals(name=name)
+    if not _VERSION.fullmatch(version):
+        return _Positionals(name=name, group=api)
+    return _Positionals(name=name, version=version, group=group if version_dot else None)
+
+
+def _agree(what: str, positional: str | None, keyword: str | None) -> str | None:
+    if positional is not None and keyword is not None and positional != keyword:
+        raise TypeError(f"The {what} of a resource is specified twice: {positional!r} and {keyword!r}.")
+    return keyword if positional is None else positional
+
+
+def _check_names(names: Mapping[str, object]) -> None:
+    if not names:
+        raise TypeError("A resource has no name: use any of its names, category=, kopf.EVERYTHING, or a callable.")
+    if len(names) > 1:
+        texts = ', '.join(repr(value) for value in names.values())
+        raise TypeError(f"A resource is specified by several names, only one is needed: {texts}.")
+    for field, value in names.items():
+        if value == '':
+            raise TypeError("The name of a resource must not be an empty string.")
+        if field not in ('any_name', 'fn') and not isinstance(value, str):
+            raise TypeError(f"{field}= must be a string; got {value!r}. (kopf.EVERYTHING is for positionals only.)")
+        if isinstance(value, str) and ('/' in value or '.' in value) and field != 'category':
+            raise TypeError(f"No resource can be named {value!r}. Put its API group and version before the name.")
+
+
+def _check_api(group: object, version: object) -> None:
+    for field, value in (('group', group), ('version', version)):
+        if value is not None and not isinstance(value, str):
+            raise TypeError(f"The {field} of a resource must be a string, not {value!r}.")
+        if value is not None and '/' in value:
+            raise TypeError(f"The {field} of a resource cannot have slashes: {value!r}.")
+    if version == '':
+        raise TypeError("The version of a resource must not be an empty string.")
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse_globs(pattern: str) -> tuple[tuple[bool, re.Pattern[str]], ...]:
+    globs = [glob.strip() for glob in pattern.split(',')]
+    return tuple(
+        (glob.startswith('!'), re.compile(fnmatch.translate(glob.lstrip('!').strip())))
+        for glob in globs
+    )
+
+
+def match_namespace(name: NamespaceName, pattern: NamespacePattern) -> bool:
+    """
+    Check if the namespace is one of those meant by the pattern.
+
+    A string pattern is a comma-separated list of globs (``*``, ``?``), possibly negated (``!``). The first glob
+    is decisive: what does not match it, does not match at all; if it is negated, all other namespaces match initially.
+    Of the rest, the rightmost glob that matches wins. A regular expression must match the whole name.
+    """
+    if isinstance(pattern, re.Pattern):
+        return pattern.fullmatch(name) is not None
+    first, *others = _parse_globs(pattern)
+    negated, regexp = first
+    matched = (regexp.match(name) is not None) is not negated
+    if not matched and not negated:
+        return False
+    for negated, regexp in others:
+        if regexp.match(name) is not None:
+            matched = not negated
+    return matched
+
+
+def select_specific_namespaces(patterns: Iterable[NamespacePattern]) -> frozenset[NamespaceName]:
+    """Pick those of the patterns that are plain names: they can be served without seeing which namespaces exist."""
+    return frozenset(pattern for pattern in patterns if isinstance(pattern, str) and not set(pattern) & set(',*?!'))
+
+
+EVENTS = Selector('v1', 'events')
+NAMESPACES = Selector('v1', 'namespaces')
+CRDS = Selector('apiextensions.k8s.io', 'customresourcedefinitions')
+MUTATING_WEBHOOK = Selector('admissionregistration.k8s.io', 'mutatingwebhookconfigurations')
+VALIDATING_WEBHOOK = Selector('admissionregistration.k8s.io', 'validatingwebhookconfigurations')
+
+# The first group that exists in the cluster is used; the second one is where the peerings once were.
+CLUSTER_PEERINGS = (Selector('kopf.dev/v1', 'clusterkopfpeerings'), Selector('zalando.org/v1', 'clusterkopfpeerings'))
+NAMESPACED_PEERINGS = (Selector('kopf.dev/v1', 'kopfpeerings'), Selector('zalando.org/v1', 'kopfpeerings'))

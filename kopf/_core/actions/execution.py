@@ -1,0 +1,262 @@
+"""
+Running one handler once: the call itself, its time limit, and what its errors mean.
+
+Everything that can be handled (a change, an event, a daemon, an activity, …) goes through `execute_handler_once`,
+so that errors, retries and logs mean the same everywhere. What it returns is an `Outcome`: data, from which the callers
+decide what to store and when to try again. Handling never raises because of the user's code.
+"""
+import asyncio
+import contextlib
+import dataclasses
+import datetime
+import enum
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Executor
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from kopf._cogs.structs.ids import HandlerId
+from kopf._core.actions import invocation
+
+if TYPE_CHECKING:
+    from kopf._core.actions.progression import HandlerState
+
+Logger = logging.Logger | logging.LoggerAdapter[Any]
+
+DEFAULT_RETRY_DELAY = 60
+"""For how many seconds a handler is delayed by `TemporaryError` if the error does not say."""
+
+
+class ErrorsMode(enum.Enum):
+    """
+    What an arbitrary exception of a handler means: neither `TemporaryError` nor `PermanentError`.
+
+    Specified in the documentation's "Error handling".
+    """
+    IGNORED = enum.auto()
+    """It is logged, and the handler counts as succeeded."""
+    TEMPORARY = enum.auto()
+    """The handler is tried again after its ``backoff``."""
+    PERMANENT = enum.auto()
+    """The handler has failed for good."""
+
+
+class PermanentError(Exception):
+    """The handler has failed for good: retries are of no use."""
+
+
+class TemporaryError(Exception):
+    """
+    The handler can't succeed yet: try again.
+
+    ``delay`` is the time in seconds until the next attempt; ``0`` or ``None`` means at once.
+    """
+
+    def __init__(self, __msg: str | None = None, delay: float | None = DEFAULT_RETRY_DELAY) -> None:
+        super().__init__(__msg)
+        self.delay = delay
+
+
+class HandlerTimeoutError(PermanentError):
+    """The handler has not succeeded within its ``timeout``."""
+
+
+class HandlerRetriesError(PermanentError):
+    """The handler has not succeeded within its ``retries``."""
+
+
+class HandlerChildrenRetry(TemporaryError):
+    """The handler's sub-handlers are not finished yet; raised by the framework, never logged."""
+
+    def __init__(self, delay: float | None) -> None:
+        super().__init__(None, delay=delay)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one attempt. Not final: another attempt is due after the ``delay`` (in seconds)."""
+    final: bool
+    delay: float | None = None
+    result: object = None
+    exception: BaseException | None = None
+
+    @property
+    def message(self) -> str | None:
+        if self.exception is None or isinstance(self.exception, HandlerChildrenRetry):
+            return None
+        return describe_error(self.exception)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Handler:
+    """A function with an id and the rules for its errors: what all kinds of handlers have in common."""
+    id: HandlerId
+    fn: Callable[..., Any]
+    param: Any = None
+    errors: ErrorsMode | None = None
+    timeout: float | None = None
+    retries: int | None = None
+    backoff: float | None = None
+    asynchronous: bool = dataclasses.field(init=False)
+
+    kind = 'Handler'
+    """How logs call it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, 'asynchronous', invocation.is_async_fn(self.fn))
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.id!r}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Execution:
+    """The rules of the operator for running handlers: where sync functions run, and the defaults for errors."""
+    executor: Executor
+    default_errors: ErrorsMode = ErrorsMode.TEMPORARY
+    default_backoff: float = 60
+
+
+handler_var: ContextVar[Handler] = ContextVar('handler_var')
+"""The handler that is being run."""
+
+cause_var: ContextVar[Any] = ContextVar('cause_var')
+"""Why it is being run: for the toolkit's functions that take the current object when none is given."""
+
+
+def describe_error(error: BaseException) -> str:
+    """Give the text of an error, or its type where there is no text."""
+    text = str(error)
+    return text if text and text != 'None' else f"{type(error).__name__}()"
+
+
+def utcnow() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+async def execute_handler_once(
+        handler: Handler,
+        kwargs: Mapping[str, Any],
+        state: 'HandlerState',
+        rules: Execution,
+        *,
+        logger: Logger,
+        after: Callable[[], Awaitable[None]] | None = None,
+) -> Outcome:
+    """
+    Run the handler once with these kwargs; log what came of it; return that.
+
+    What is to be done ``after`` the function counts as a part of it. Only cancellations come through as exceptions.
+    """
+    limits = _Limits(handler, state)
+    try:
+        limits.check_before()
+        logger.debug("%s is invoked.", handler)
+        result = await _call_in_time(handler, kwargs, limits, rules.executor)
+        if after is not None:
+            await after()
+    except asyncio.CancelledError:
+        logger.warning("%s is cancelled. Will escalate.", handler)
+        raise
+    except HandlerChildrenRetry as error:
+        return Outcome(final=False, delay=error.delay, exception=error)
+    except TemporaryError as error:
+        return _conclude_temporary(handler, error, limits, logger)
+    except PermanentError as error:
+        logger.error("%s failed permanently: %s", handler, describe_error(error))
+        return Outcome(final=True, exception=error)
+    except (Exception, SystemExit) as error:  # an exit is for the operator to decide, not for a handler
+        return _conclude_arbitrary(handler, error, limits, rules, logger)
+    else:
+        logger.info("%s succeeded.", handler)
+        return Outcome(final=True, result=result)
+
+
+class _Limits:
+    """The limits of the handler's attempts and time, and how much of them is used up."""
+
+    __slots__ = ('attempts', 'handler', 'retries', 'started', 'timeout')
+
+    def __init__(self, handler: Handler, state: 'HandlerState') -> None:
+        self.handler, self.retries, self.timeout = handler, handler.retries, handler.timeout
+        self.attempts, self.started = state.retries, state.started
+
+    def remaining(self) -> float | None:
+        return None if self.timeout is None else self.timeout - (utcnow() - self.started).total_seconds()
+
+    def check_before(self) -> None:
+        """Raise if there is no attempt left: with limits lowered, or with the time gone by in a downtime."""
+        remaining = self.remaining()
+        if remaining is not None and remaining <= 0:
+            raise HandlerTimeoutError(f"{self.handler} has timed out after {self.timeout:g} seconds.")
+        if self.retries is not None and self.attempts >= self.retries:
+            raise HandlerRetriesError(f"{self.handler} has exceeded {self.retries} retries.")
+
+    def exceeds_retries(self) -> bool:
+        return self.retries is not None and self.attempts + 1 >= self.retries
+
+    def exceeds_timeout(self, delay: float | None) -> bool:
+        remaining = self.remaining()
+        return remaining is not None and (delay or 0) >= remaining
+
+
+async def _call_in_time(handler: Handler, kwargs: Mapping[str, Any], limits: _Limits, executor: Executor) -> Any:
+    if limits.timeout is None or not handler.asynchronous:
+        return await invocation.invoke(handler.fn, kwargs, executor=executor, asynchronous=handler.asynchronous)
+    deadline = asyncio.timeout(limits.remaining())
+    try:
+        async with deadline:
+            return await invocation.invoke(handler.fn, kwargs, executor=executor, asynchronous=True)
+    except TimeoutError as error:
+        if deadline.expired():
+            raise HandlerTimeoutError(f"{handler} has timed out after {limits.timeout:g} seconds.") from error
+        raise
+
+
+def _conclude_temporary(handler: Handler, error: TemporaryError, limits: _Limits, logger: Logger) -> Outcome:
+    text = describe_error(error)
+    if limits.exceeds_retries():
+        message = f"{handler} failed temporarily but will exceed {limits.retries} retries: {text}"
+        logger.error("%s", message)
+        return Outcome(final=True, exception=HandlerRetriesError(message))
+    if limits.exceeds_timeout(error.delay):
+        message = f"{handler} failed temporarily but will time out after {limits.timeout} seconds: {text}"
+        logger.error("%s", message)
+        return Outcome(final=True, exception=HandlerTimeoutError(message))
+    logger.error("%s failed temporarily: %s", handler, text)
+    return Outcome(final=False, delay=error.delay, exception=error)
+
+
+def _conclude_arbitrary(
+        handler: Handler, error: BaseException, limits: _Limits, rules: Execution, logger: Logger,
+) -> Outcome:
+    errors = handler.errors or rules.default_errors
+    text = describe_error(error)
+    if errors is ErrorsMode.IGNORED:
+        logger.error("%s failed with an exception and will ignore it: %s", handler, text, exc_info=error)
+        return Outcome(final=True)
+    delay = handler.backoff if handler.backoff is not None else rules.default_backoff
+    if errors is ErrorsMode.PERMANENT:
+        ending = "will stop now"
+    elif limits.exceeds_retries():
+        ending = f"will stop now (it would exceed {limits.retries} retries on the next attempt)"
+    elif limits.exceeds_timeout(delay):
+        ending = f"will stop now (it would time out in {limits.timeout} seconds on the next attempt)"
+    else:
+        logger.error("%s failed with an exception and will try again in %s seconds: %s",
+                     handler, delay, text, exc_info=error)
+        return Outcome(final=False, delay=delay, exception=error)
+    logger.error("%s failed with an exception and %s: %s", handler, ending, text, exc_info=error)
+    return Outcome(final=True, exception=error)
+
+
+@contextlib.contextmanager
+def running(handler: Handler, cause: Any) -> Iterator[None]:
+    """Make the handler and its cause known to the toolkit's functions called inside."""
+    handler_token, cause_token = handler_var.set(handler), cause_var.set(cause)
+    try:
+        yield
+    finally:
+        handler_var.reset(handler_token)
+        cause_var.reset(cause_token)

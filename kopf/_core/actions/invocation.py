@@ -1,0 +1,54 @@
+"""
+Calling a function of the user: a coroutine in the event loop, anything else in a thread.
+
+The rest of the framework awaits both alike. A thread inherits the context variables of the calling task, so that
+``kopf.info()`` or ``kopf.adopt()`` know their object there too. Whether a function is a coroutine function is found
+through partials, wrappers and callable objects; a plain function that returns a coroutine is awaited as well.
+"""
+import asyncio
+import contextvars
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from typing import Any
+
+
+def is_async_fn(fn: object) -> bool:
+    """Tell whether calling the function gives a coroutine; partials, wrappers and callable objects are unwrapped."""
+    while True:
+        if inspect.iscoroutinefunction(fn):
+            return True
+        if isinstance(fn, functools.partial | functools.partialmethod):
+            fn = fn.func
+        elif hasattr(fn, '__wrapped__'):
+            fn = fn.__wrapped__
+        elif not inspect.isroutine(fn) and not isinstance(fn, type) and callable(fn) and inspect.isroutine(
+                getattr(fn, '__call__', None)):
+            return inspect.iscoroutinefunction(fn.__call__)
+        else:
+            return False
+
+
+async def invoke(
+        fn: Callable[..., Any],
+        /,
+        kwargs: Mapping[str, Any],
+        *,
+        executor: Executor,
+        asynchronous: bool | None = None,
+) -> Any:
+    """Call the function and return its result; its exceptions come through unchanged."""
+    if is_async_fn(fn) if asynchronous is None else asynchronous:
+        return await fn(**kwargs)
+    context = contextvars.copy_context()
+    result = await asyncio.get_running_loop().run_in_executor(executor, context.run, _call, fn, kwargs)
+    return await result if inspect.iscoroutine(result) else result
+
+
+def _call(fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
+    try:
+        return fn(**kwargs)
+    except StopIteration as error:
+        # A future can't carry it: the awaiting side would never be woken up.
+        raise RuntimeError(f"The function {fn!r} raised StopIteration.") from error

@@ -1,0 +1,245 @@
+"""Loggers that know their object, and formats that show it: plain, full, and JSON.
+
+Handlers log for two readers: for people, who want to see which object a line is about, and for the cluster, where
+lines become Events of that object. So every record of an object carries a reference to it, and nothing else: neither
+the body, which may change or be large, nor formatted texts. What is done with it is up to handlers and formatters.
+
+Lines are written often. So a format is one pass over the record; the parts that repeat, as the time within a second,
+are kept; and JSON is made by the fastest encoder there is.
+"""
+import datetime
+import enum
+import json
+import logging
+import sys
+import time
+from collections.abc import Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, TextIO
+
+import orjson
+
+from kopf._cogs.structs import bodies
+
+if TYPE_CHECKING:
+    from kopf._cogs.configs import configuration
+
+# The logger of all messages about objects, whoever writes them: users filter and silence it by this name.
+objects_logger = logging.getLogger('kopf.objects')
+
+DEFAULT_REFKEY = 'object'
+
+
+class LogFormat(enum.Enum):
+    """What the lines of the log look like; the text formats are the format strings of ``logging``."""
+
+    PLAIN = '%(message)s'
+    FULL = '[%(asctime)s] %(name)-20.20s [%(levelname)-8.8s] %(message)s'
+    JSON = '-json-'
+
+
+class ObjectLogger(logging.LoggerAdapter[logging.Logger]):
+    """A logger of one object: what is logged is marked with a reference to the object.
+
+    By this mark, the lines are prefixed with the object's name and are posted as the object's Events
+    (see ``settings.posting``).
+
+    Args:
+        body: the object; it may be replaced later, but it must remain the same object.
+        settings: the settings of the operator that handles the object.
+    """
+
+    _local = False
+
+    def __init__(self, *, body: bodies.Body, settings: 'configuration.OperatorSettings') -> None:
+        super().__init__(objects_logger)
+        self._body = body
+        self._settings = settings
+
+    def process(self, msg: str, kwargs: MutableMapping[str, Any]) -> tuple[str, MutableMapping[str, Any]]:
+        """Add the mark to the extra fields of the record, below those that the caller gives."""
+        # Made on the first line only: most loggers never come to write one.
+        mark = self.extra
+        if mark is None:
+            mark = self.extra = {
+                'settings': self._settings,
+                'k8s_skip': self._local,
+                'k8s_ref': bodies.build_object_reference(self._body),
+            }
+        given = kwargs.get('extra')
+        kwargs['extra'] = {**mark, **given} if given else mark
+        return msg, kwargs
+
+
+class LocalObjectLogger(ObjectLogger):
+    """A logger of one object whose lines stay in the log and never become Events.
+
+    It is used for what happens too often to be reported to the cluster, as in event-watching handlers.
+    """
+
+    _local = True
+
+
+class TextFormatter(logging.Formatter):
+    """A formatter of lines for people, optionally with the name of the object before the message.
+
+    Args:
+        fmt: the format string of ``logging`` in the ``%`` style.
+        prefix: whether to prefix the messages about objects.
+    """
+
+    def __init__(self, fmt: str | None = None, *, prefix: bool = False) -> None:
+        super().__init__(fmt)
+        self._prefix = prefix
+        self._second: tuple[int, str] = (-1, '')
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        if self._prefix:
+            record.message = _prefixed(record.message, record)
+        return super().formatMessage(record)
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        if datefmt is not None:
+            return super().formatTime(record, datefmt)
+        second, text = self._second
+        if second != int(record.created):
+            second = int(record.created)
+            text = time.strftime(self.default_time_format, self.converter(second))
+            # Assigned at once: other threads see either the old pair or the new one.
+            self._second = (second, text)
+        return self.default_msec_format % (text, record.msecs)
+
+
+class JsonFormatter(logging.Formatter):
+    """A formatter of lines for machines: a JSON object a line.
+
+    It has the ``message``, the traceback and the stack if any, the extra fields of the record, the ``timestamp``
+    (ISO 8601, UTC), the reference to the object, and the ``severity``, as log collectors know it.
+
+    Args:
+        refkey: the key for the reference to the object.
+        prefix: whether to prefix the messages about objects with the name of the object.
+    """
+
+    def __init__(self, *, refkey: str = DEFAULT_REFKEY, prefix: bool = False) -> None:
+        super().__init__()
+        self._refkey = refkey
+        self._prefix = prefix
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = {'message': ''}
+        if isinstance(record.msg, Mapping) and not record.args:
+            fields.update(record.msg)
+        else:
+            fields['message'] = record.getMessage()
+        if self._prefix:
+            fields['message'] = _prefixed(fields['message'], record)
+        if record.exc_info or record.exc_text:
+            record.exc_text = record.exc_text or self.formatException(record.exc_info or sys.exc_info())
+            fields['exc_info'] = record.exc_text
+        if record.stack_info:
+            fields['stack_info'] = self.formatStack(record.stack_info)
+        for key, value in vars(record).items():
+            if key not in _KNOWN_FIELDS:
+                fields[key] = value
+        fields['timestamp'] = datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat()
+        if (ref := getattr(record, 'k8s_ref', None)) is not None:
+            fields[self._refkey] = ref
+        fields.setdefault('severity', _get_severity(record.levelno))
+        return _encode(fields)
+
+
+# What a record has by itself, or gets from the loggers of objects and from formatters: not the user's extra fields.
+_KNOWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {
+    'message', 'asctime', 'taskName', 'settings', 'k8s_skip', 'k8s_ref',
+}
+
+
+def _prefixed(message: str, record: logging.LogRecord) -> str:
+    ref: Mapping[str, Any] | None = getattr(record, 'k8s_ref', None)
+    if ref is None:
+        return message
+    namespace, name = ref.get('namespace'), ref.get('name')
+    return f'[{namespace}/{name}] {message}' if namespace else f'[{name}] {message}'
+
+
+def _get_severity(level: int) -> str:
+    if level <= logging.DEBUG:
+        return 'debug'
+    if level <= logging.INFO:
+        return 'info'
+    if level <= logging.WARNING:
+        return 'warn'
+    if level <= logging.ERROR:
+        return 'error'
+    return 'fatal'
+
+
+def _encode(fields: Mapping[str, Any]) -> str:
+    # The standard encoder takes over what is rare: huge integers, lone surrogates, unusual keys, which orjson refuses,
+    # and letters beyond ASCII: escaped, they survive any encoding of the stream, and no line is split at a U+2028.
+    try:
+        if (text := orjson.dumps(fields, default=str)).isascii():
+            return text.decode('ascii')
+    except TypeError:
+        pass
+    return json.dumps(fields, default=str, skipkeys=True, separators=(',', ':'))
+
+
+class _KopfStreamHandler(logging.StreamHandler[TextIO]):
+    """Its class tells our handler from those of the user when the logging is configured again."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self.stream.write(f'{self.format(record)}\n')
+            # The standard error flushes every line by itself.
+            if not getattr(self.stream, 'line_buffering', False):
+                self.stream.flush()
+        except RecursionError:
+            raise
+        except Exception:
+            self.handleError(record)
+
+
+def configure(
+        debug: bool | None = None,
+        verbose: bool | None = None,
+        quiet: bool | None = None,
+        log_format: LogFormat = LogFormat.FULL,
+        log_prefix: bool | None = False,
+        log_refkey: str | None = None,
+) -> None:
+    """Configure the logging of the whole process, as the options of the command line do.
+
+    Can be called again: the last call counts. Handlers that others have added to the root logger remain.
+
+    Args:
+        debug: log everything, including the internals of asyncio and aiohttp.
+        verbose: log everything that the framework and the handlers do.
+        quiet: log only warnings and errors.
+        log_format: the format of the lines.
+        log_prefix: whether to prefix the messages about objects with their names.
+            With ``None``, the text formats are prefixed, and JSON is not.
+        log_refkey: the key for the reference to the object in JSON; ``object`` by default.
+    """
+    handler = _KopfStreamHandler()
+    handler.setFormatter(_make_formatter(log_format, log_prefix, log_refkey))
+    root = logging.getLogger()
+    for old in [old for old in root.handlers if isinstance(old, _KopfStreamHandler)]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+
+    level = logging.DEBUG if debug or verbose else logging.WARNING if quiet else logging.INFO
+    root.setLevel(level)
+    # Of the libraries below, only what goes wrong in asyncio, and the access logs of the servers.
+    logging.getLogger('asyncio').setLevel(logging.NOTSET if debug else logging.WARNING)
+    logging.getLogger('aiohttp').setLevel(logging.NOTSET if debug else max(level, logging.INFO))
+
+
+def _make_formatter(log_format: LogFormat, prefix: bool | None, refkey: str | None) -> logging.Formatter:
+    match log_format:
+        case LogFormat.JSON:
+            return JsonFormatter(refkey=refkey or DEFAULT_REFKEY, prefix=bool(prefix))
+        case LogFormat.PLAIN | LogFormat.FULL:
+            return TextFormatter(log_format.value, prefix=prefix is None or prefix)
+        case _:
+            raise ValueError(f"Unsupported log format: {log_format!r}")

@@ -1,0 +1,223 @@
+"""
+How far the handlers of one change have come: what is stored of it, and what the next step is.
+
+`HandlerState` is one handler's record: immutable, derived from what is stored and from the outcomes of attempts.
+`State` is all the records of one handling cycle of one object. It lives in memory while the cycle goes on, and is
+stored on the object after each step, so that a restarted operator goes on where the previous one was.
+
+A record in a cycle of updates also carries a digest of the essence that its handler has seen: when the object is edited
+meanwhile, a finished handler has not seen the edit, and is due again. Formats: "Progress of handlers" in the documentation
+of continuity.
+"""
+import dataclasses
+import datetime
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import orjson
+
+from kopf._cogs.configs.progress import ProgressRecord, ProgressStorage
+from kopf._cogs.structs.bodies import Body
+from kopf._cogs.structs.ids import HandlerId
+from kopf._cogs.structs.patches import Patch
+from kopf._core.actions.execution import Handler, Outcome
+
+
+def digest_essence(essence: Mapping[str, Any]) -> str:
+    """A short digest of an essence: equal for equal essences, whatever the order of their keys."""
+    text = orjson.dumps(essence, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
+    return hashlib.blake2b(text, digest_size=6).hexdigest()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HandlerState:
+    """One handler's progress within one cycle."""
+    started: datetime.datetime
+    purpose: str | None = None
+    stopped: datetime.datetime | None = None
+    delayed: datetime.datetime | None = None
+    retries: int = 0
+    success: bool = False
+    failure: bool = False
+    message: str | None = None
+    subrefs: tuple[HandlerId, ...] = ()
+    digest: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.success or self.failure
+
+    def is_due(self, now: datetime.datetime) -> bool:
+        return not self.finished and (self.delayed is None or self.delayed <= now)
+
+    def with_outcome(self, outcome: Outcome, now: datetime.datetime) -> 'HandlerState':
+        """The state after one more attempt."""
+        delayed = None
+        if not outcome.final and outcome.delay is not None:
+            delayed = now + datetime.timedelta(seconds=outcome.delay)
+        return HandlerState(
+            started=self.started,
+            purpose=self.purpose,
+            stopped=now if outcome.final else None,
+            delayed=delayed,
+            retries=self.retries + 1,
+            success=outcome.final and outcome.exception is None,
+            failure=outcome.final and outcome.exception is not None,
+            message=outcome.message,
+            subrefs=self.subrefs,
+        )
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any], now: datetime.datetime) -> 'HandlerState':
+        return cls(
+            started=parse_time(record.get('started')) or now,
+            stopped=parse_time(record.get('stopped')),
+            delayed=parse_time(record.get('delayed')),
+            purpose=record.get('purpose'),
+            retries=record.get('retries') or 0,
+            success=bool(record.get('success')),
+            failure=bool(record.get('failure')),
+            message=record.get('message'),
+            subrefs=tuple(record.get('subrefs') or ()),
+            digest=record.get('digest'),
+        )
+
+    def as_record(self) -> ProgressRecord:
+        record: dict[str, Any] = {
+            'started': self.started.isoformat(timespec='microseconds'),
+            'stopped': None if self.stopped is None else self.stopped.isoformat(timespec='microseconds'),
+            'delayed': None if self.delayed is None else self.delayed.isoformat(timespec='microseconds'),
+            'purpose': self.purpose,
+            'retries': self.retries,
+            'success': self.success,
+            'failure': self.failure,
+            'message': self.message,
+            'subrefs': list(self.subrefs) or None,
+        }
+        if self.digest is not None:
+            record['digest'] = self.digest
+        return record  # type: ignore[return-value]
+
+
+class State(Mapping[HandlerId, HandlerState]):
+    """The progress of all the handlers of one cycle, sub-handlers included."""
+
+    __slots__ = ('_dirty', '_stored', '_states', 'purpose')
+
+    def __init__(self, purpose: str | None = None) -> None:
+        self.purpose = purpose
+        self._states: dict[HandlerId, HandlerState] = {}
+        self._stored: set[HandlerId] = set()  # what the object is known to have
+        self._dirty: set[HandlerId] = set()  # what differs from what is stored
+
+    def __getitem__(self, key: HandlerId) -> HandlerState:
+        return self._states[key]
+
+    def __iter__(self) -> Iterator[HandlerId]:
+        return iter(self._states)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def load(
+            self, ids: Iterable[HandlerId], *, storage: ProgressStorage, body: Body, now: datetime.datetime,
+            keep: Collection[HandlerId] = (),
+    ) -> None:
+        """
+        Take over the stored records of these handlers, and of their sub-handlers.
+
+        A record of another purpose is of a cycle that was superseded: it is only remembered to be purged. Those
+        to ``keep`` count whatever their purpose.
+        """
+        for key in ids:
+            record = storage.fetch(key=key, body=body)
+            if record is None or key in self._stored:
+                continue
+            self._stored.add(key)
+            state = HandlerState.from_record(record, now)
+            if state.purpose in (None, self.purpose) or (key in keep and state.finished):
+                self._states[key] = state
+            self.load(state.subrefs, storage=storage, body=body, now=now)
+
+    def begin(self, ids: Iterable[HandlerId], now: datetime.datetime) -> None:
+        """Start the record of each handler that has none yet."""
+        for key in ids:
+            if key not in self._states:
+                self._set(key, HandlerState(started=now, purpose=self.purpose))
+
+    def restart(self, key: HandlerId, now: datetime.datetime) -> None:
+        """Make a finished handler due again: from the first attempt."""
+        self._set(key, HandlerState(started=now, purpose=self.purpose, subrefs=self._states[key].subrefs))
+        for subref in self._states[key].subrefs:
+            if subref in self._states:
+                self._set(subref, HandlerState(started=now, purpose=self.purpose))
+
+    def conclude(self, key: HandlerId, outcome: Outcome, now: datetime.datetime) -> None:
+        self._set(key, self._states[key].with_outcome(outcome, now))
+
+    def adopt(self, parent: HandlerId, children: Iterable[HandlerId]) -> None:
+        """Remember in the parent's record that it has these sub-handlers, and those below them."""
+        for key, state in list(self._states.items()):
+            if key == parent or parent.startswith(f'{key}/'):
+                subrefs = tuple(sorted({*state.subrefs, *children}))
+                if subrefs != state.subrefs:
+                    self._set(key, dataclasses.replace(state, subrefs=subrefs))
+
+    def see(self, keys: Iterable[HandlerId], digest: str) -> None:
+        """Let the finished handlers count as having seen the essence of this digest."""
+        for key in keys:
+            state = self._states.get(key)
+            if state is not None and state.finished and state.digest != digest:
+                self._set(key, dataclasses.replace(state, digest=digest))
+
+    def due(self, handlers: Iterable[Handler], now: datetime.datetime) -> list[Handler]:
+        return [handler for handler in handlers if self._states[handler.id].is_due(now)]
+
+    def done(self, handlers: Iterable[Handler]) -> bool:
+        return all(self._states[handler.id].finished for handler in handlers)
+
+    def delay(self, handlers: Iterable[Handler], now: datetime.datetime) -> float | None:
+        """For how many seconds nothing is due; ``None`` if all is finished."""
+        delays = [0 if state.delayed is None else max(0, (state.delayed - now).total_seconds())
+                  for state in (self._states[handler.id] for handler in handlers) if not state.finished]
+        return min(delays, default=None)
+
+    def counts(self, handlers: Iterable[Handler]) -> tuple[int, int]:
+        """How many handlers have succeeded, and how many have failed."""
+        states = [self._states[handler.id] for handler in handlers]
+        return sum(state.success for state in states), sum(state.failure for state in states)
+
+    def store(self, *, storage: ProgressStorage, body: Body, patch: Patch) -> None:
+        """Put what has changed into the patch."""
+        for key in self._states:
+            if key in self._dirty:
+                storage.store(key=key, record=self._states[key].as_record(), body=body, patch=patch)
+        self._stored |= self._dirty
+        self._dirty.clear()
+
+    def purge(self, *, storage: ProgressStorage, body: Body, patch: Patch) -> None:
+        """Let the patch remove all that is stored."""
+        for key in sorted(self._stored | set(self._states)):
+            storage.purge(key=key, body=body, patch=patch)
+
+    def mark_unsaved(self) -> None:
+        """Know that the last patch with the records has failed: they are to be stored again."""
+        self._dirty.update(self._states)
+
+    @property
+    def stored(self) -> bool:
+        """Whether the object has any records of these handlers, as far as known."""
+        return bool(self._stored)
+
+    def _set(self, key: HandlerId, state: HandlerState) -> None:
+        self._states[key] = state
+        self._dirty.add(key)
+
+
+def parse_time(text: str | None) -> datetime.datetime | None:
+    """Read a stored timestamp; those without an offset are in UTC."""
+    if not text:
+        return None
+    value = datetime.datetime.fromisoformat(text)
+    return value if value.tzinfo is not None else value.replace(tzinfo=datetime.UTC)

@@ -1,0 +1,99 @@
+"""
+What an operator does as a whole: starting up, logging in, probing, cleaning up.
+
+The handlers of an activity are run in rounds until each has succeeded or failed for good. Their progress is only
+kept in memory: an operator that is restarted starts anew. Specified in the documentation's "Startup", "Shutdown",
+"Health-checks", "Authentication".
+"""
+import asyncio
+import datetime
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.credentials import AiohttpSession, ConnectionInfo, LoginError
+from kopf._cogs.structs.ids import HandlerId
+from kopf._core.actions.execution import Execution, Outcome, describe_error, execute_handler_once, running, utcnow
+from kopf._core.actions.progression import HandlerState
+from kopf._core.intents.causes import Activity, ActivityCause
+from kopf._core.intents.handlers import ActivityHandler
+
+Credentials = ConnectionInfo | AiohttpSession
+
+
+class ActivityError(Exception):
+    """An activity has failed: at least one of its handlers has failed for good."""
+
+    def __init__(self, activity: Activity, outcomes: Mapping[HandlerId, Outcome]) -> None:
+        self.activity = activity
+        self.outcomes = outcomes
+        failures = '; '.join(f"{key}: {describe_error(outcome.exception)}" for key, outcome in outcomes.items()
+                             if outcome.exception is not None)
+        super().__init__(f"The activity {activity.value!r} has failed: {failures}")
+
+
+async def run_activity(
+        activity: Activity,
+        handlers: Sequence[ActivityHandler],
+        *,
+        settings: OperatorSettings,
+        memo: Any,
+        indices: Mapping[str, Any],
+) -> dict[HandlerId, Outcome]:
+    """Run the handlers until all are finished; return their final outcomes."""
+    cause = ActivityCause(
+        activity=activity, settings=settings, memo=memo, indices=indices,
+        logger=logging.getLogger(f'kopf.activities.{activity.value}'))
+    states = {handler.id: HandlerState(started=utcnow()) for handler in handlers}
+    outcomes: dict[HandlerId, Outcome] = {}
+    while len(outcomes) < len(states):
+        for handler in handlers:
+            state = states[handler.id]
+            if handler.id in outcomes or not state.is_due(utcnow()):
+                continue
+            with running(handler, cause):
+                outcome = await execute_handler_once(
+                    handler, cause.kwargs_for(handler, state),
+                    state, make_rules(settings), logger=cause.logger)
+            states[handler.id] = state.with_outcome(outcome, utcnow())
+            if outcome.final:
+                outcomes[handler.id] = outcome
+        await asyncio.sleep(_get_delay(states, utcnow()))
+    return outcomes
+
+
+def make_rules(settings: OperatorSettings) -> Execution:
+    return Execution(executor=settings.execution.executor, default_backoff=settings.execution.default_backoff)
+
+
+def check_outcomes(activity: Activity, outcomes: Mapping[HandlerId, Outcome]) -> None:
+    """Raise `ActivityError` if a handler has failed."""
+    if any(outcome.exception is not None for outcome in outcomes.values()):
+        raise ActivityError(activity, outcomes)
+
+
+def get_credentials(outcomes: Mapping[HandlerId, Outcome]) -> dict[HandlerId, Credentials]:
+    """
+    Collect what the login handlers have got.
+
+    :raises LoginError: if there are no credentials at all, and some handlers have failed.
+    """
+    found: dict[HandlerId, Credentials] = {}
+    for key, outcome in outcomes.items():
+        if isinstance(outcome.result, ConnectionInfo | AiohttpSession):
+            found[key] = outcome.result
+        elif outcome.result is not None:
+            raise LoginError(f"The login handler {key!r} must return a kopf.ConnectionInfo or None, "
+                             f"not {outcome.result!r}.")
+    failures = [f"{key}: {describe_error(outcome.exception)}" for key, outcome in outcomes.items()
+                if outcome.exception is not None]
+    if failures and not found:
+        raise LoginError(f"All login handlers have failed. {'; '.join(failures)}")
+    return found
+
+
+def _get_delay(states: Mapping[HandlerId, HandlerState], now: datetime.datetime) -> float:
+    delays = [0 if state.delayed is None else max(0, (state.delayed - now).total_seconds())
+              for state in states.values() if not state.finished]
+    return min(delays, default=0)

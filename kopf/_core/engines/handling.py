@@ -1,0 +1,139 @@
+"""
+Running the handlers of one step of a change, sub-handlers included.
+
+A handler may declare sub-handlers while it runs. They are run right after it, by the same rules, and their records are
+kept beside its own. The parent is finished only when all of them are; until then it is run again, each time declaring
+them anew. Specified in the documentation's "Sub-handlers" and "Idempotence".
+"""
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from kopf._cogs.structs.ids import HandlerId
+from kopf._core.actions.execution import (
+    Execution, HandlerChildrenRetry, Outcome, execute_handler_once, running, utcnow,
+)
+from kopf._core.actions.lifecycles import LifeCycleFn
+from kopf._core.actions.progression import State
+from kopf._core.intents import filters
+from kopf._core.intents.causes import ChangingCause
+from kopf._core.intents.declarations import SubHandlerOptions, make_subhandler
+from kopf._core.intents.handlers import ChangingHandler
+from kopf._core.intents.registries import ChangingRegistry
+
+
+class Step:
+    """One step of the handling: some of the handlers that are due, each run once."""
+
+    def __init__(self, cause: ChangingCause, state: State, rules: Execution, lifecycle: LifeCycleFn) -> None:
+        self.cause = cause
+        self.state = state
+        self.rules = rules
+        self.lifecycle = lifecycle
+        self.outcomes: dict[HandlerId, Outcome] = {}
+
+    async def run(self, due: Sequence[ChangingHandler], lifecycle: LifeCycleFn | None = None) -> None:
+        """Run those of the handlers that the lifecycle picks, one after another."""
+        pick = lifecycle if lifecycle is not None else self.lifecycle
+        for handler in pick(due, **{**self.cause.base_kwargs(), 'state': self.state}):
+            outcome = await self._run_one(handler)
+            self.outcomes[handler.id] = outcome
+            self.state.conclude(handler.id, outcome, utcnow())
+
+    async def _run_one(self, handler: ChangingHandler) -> Outcome:
+        children, state = Children(self, handler), self.state[handler.id]
+        token = _children_var.set(children)
+        try:
+            with running(handler, self.cause):
+                return await execute_handler_once(
+                    handler, self.cause.kwargs_for(handler, state), state, self.rules,
+                    logger=self.cause.logger, after=children.execute_declared)
+        finally:
+            _children_var.reset(token)
+
+
+class Children:
+    """The sub-handlers of one handler in one run of it."""
+
+    def __init__(self, step: Step, parent: ChangingHandler) -> None:
+        self.step = step
+        self.parent = parent
+        self.declared = ChangingRegistry()
+        self._executed = False
+
+    async def execute_declared(self) -> None:
+        """Run the sub-handlers that were declared, unless the handler did so itself."""
+        if len(self.declared) and not self._executed:
+            await self.execute(self.declared)
+
+    async def execute(self, handlers: Iterable[ChangingHandler], lifecycle: LifeCycleFn | None = None) -> None:
+        """
+        Run the sub-handlers that are due.
+
+        :raises HandlerChildrenRetry: if not all of them are finished.
+        """
+        self._executed = self._executed or handlers is self.declared
+        step, state = self.step, self.step.state
+        matching = list(filters.deduplicate(handler for handler in handlers if filters.match(handler, step.cause)))
+        ids = [handler.id for handler in matching]
+        state.begin(ids, utcnow())
+        state.adopt(self.parent.id, ids)
+        await step.run(state.due(matching, utcnow()), lifecycle)
+        if not state.done(matching):
+            raise HandlerChildrenRetry(state.delay(matching, utcnow()))
+
+
+_children_var: ContextVar[Children] = ContextVar('children_var')
+
+
+def append_subhandler(fn: Callable[..., Any], options: SubHandlerOptions | Mapping[str, Any]) -> None:
+    """Add a sub-handler to the handler that is being run; `LookupError` if none is."""
+    children = _get_children()
+    children.declared.append(make_subhandler(fn, children.parent, options))
+
+
+async def execute(
+        *,
+        fns: Iterable[Callable[..., Any]] | Mapping[str, Callable[..., Any]] | None = None,
+        handlers: Iterable[ChangingHandler] | None = None,
+        registry: ChangingRegistry | None = None,
+        lifecycle: LifeCycleFn | None = None,
+        cause: ChangingCause | None = None,
+) -> None:
+    """
+    Run sub-handlers in the middle of the handler, and return when all of them are finished.
+
+    Without any functions, handlers, or a registry, those declared so far by `subhandler` and `register` are run.
+    As long as some are not finished, the call does not return: the handler ends here, and is run again later.
+
+    :param fns: the functions, or a mapping of ids to functions.
+    :param handlers: handlers made before.
+    :param registry: a registry of handlers made before.
+    :param lifecycle: which of them to run in one step; by default, as all other handlers of the operator.
+    :param cause: the cause to run them for; only that of the current handler is possible.
+    :raises TypeError: if several sources of handlers are given.
+    :raises LookupError: if called outside of a change-detecting handler.
+    """
+    if sum(source is not None for source in (fns, handlers, registry)) > 1:
+        raise TypeError("Only one of fns=, handlers=, registry= can be given to kopf.execute().")
+    children = _get_children()
+    if cause is not None and cause is not children.step.cause:
+        raise TypeError("Only the cause of the current handler can be given to kopf.execute().")
+    if isinstance(fns, Mapping):
+        chosen: Iterable[ChangingHandler] = [
+            make_subhandler(fn, children.parent, {'id': id}) for id, fn in fns.items()]
+    elif fns is not None:
+        chosen = [make_subhandler(fn, children.parent, {}) for fn in fns]
+    elif handlers is not None:
+        chosen = list(handlers)
+    else:
+        chosen = registry if registry is not None else children.declared
+    await children.execute(chosen, lifecycle)
+
+
+def _get_children() -> Children:
+    try:
+        return _children_var.get()
+    except LookupError:
+        raise LookupError("Sub-handlers can be declared and run only inside of change-detecting handlers: "
+                          "those of @kopf.on.create/update/delete/resume/field.") from None

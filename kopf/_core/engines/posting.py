@@ -1,0 +1,308 @@
+"""Posting of Kubernetes Events: of those that users post explicitly, and of what is logged about objects.
+
+Nobody waits for an Event: handlers, sync and async alike, leave it in the queue of its object and go on. Of one
+object, Events are posted one by one, in their order; different objects do not wait for each other's retries.
+Objects with nothing to post hold no queues and no tasks.
+
+The operator is found by a context variable, so that several operators can live in one process. Threads of sync
+handlers inherit it; in threads that users start by themselves there is no operator, and nothing is posted.
+"""
+import asyncio
+import collections
+import contextvars
+import logging
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from kopf._cogs.clients import events
+from kopf._cogs.structs import bodies
+from kopf._core.actions import loggers
+
+if TYPE_CHECKING:
+    from kopf._cogs.clients import api
+    from kopf._cogs.configs import configuration
+
+# How many objects have their Events posted at once, unless limited by the settings. Few: Events must not take
+# the connections away from patches. It is enough for thousands of Events a second.
+_DEFAULT_LIMIT = 8
+
+# After how many seconds a slow Event (usually, with retries) does not count for the limit anymore.
+_PATIENCE = 1.0
+
+# For how many seconds the remaining Events are awaited when the operator exits.
+_EXIT_TIMEOUT = 2.0
+
+# From which level of `settings.posting.level` the conventional types are posted. Other types have no level.
+_LEVELS = {'Normal': logging.INFO, 'Warning': logging.WARNING, 'Error': logging.ERROR}
+
+# Not the logger of objects: a failure to post an Event must not become yet another Event.
+logger = logging.getLogger(__name__)
+
+poster_var: contextvars.ContextVar['Poster'] = contextvars.ContextVar('poster_var')
+"""The poster of the operator that runs the current code."""
+
+
+class K8sEvent(NamedTuple):
+    """An Event to be posted about an object."""
+
+    ref: bodies.ObjectReference
+    type: str
+    reason: str
+    message: str
+    backoffs: float | Iterable[float]
+
+
+class Poster:
+    """The owner of all Events of one operator that are not posted yet.
+
+    It works inside of its context (``async with``), and is found by everything that is started from there.
+    When the context is left, what is still waiting is given a short time to be posted, and is then dropped.
+
+    Args:
+        client: the client of the API to post by.
+        settings: the settings of the operator, mostly ``settings.posting``.
+    """
+
+    def __init__(self, client: 'api.ApiClient', settings: 'configuration.OperatorSettings') -> None:
+        self._client = client
+        self._settings = settings
+        # The objects with Events: waiting for a place (ready), taking a place (serving), or being slow (neither).
+        self._queues: dict[tuple[object, ...], collections.deque[K8sEvent]] = {}
+        self._ready: collections.deque[tuple[object, ...]] = collections.deque()
+        self._serving: set[tuple[object, ...]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = True
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._context = contextvars.copy_context()
+        self._token = poster_var.set(self)
+        self._closed = False
+        return self
+
+    async def __aexit__(
+            self,
+            exc_type: type[BaseException] | None,
+            exc: BaseException | None,
+            traceback: TracebackType | None,
+    ) -> None:
+        poster_var.reset(self._token)
+        try:
+            # What has come from threads by now is not in the queues yet.
+            await asyncio.sleep(0)
+            deadline = self._loop.time() + _EXIT_TIMEOUT
+            while self._tasks and (timeout := deadline - self._loop.time()) > 0:
+                await asyncio.wait(self._tasks, timeout=timeout)
+        finally:
+            self._closed = True
+            if self._tasks:
+                left = len(self._tasks) + sum(map(len, self._queues.values()))
+                logger.warning("Exiting without posting %d event(s): the API does not take them in time.", left)
+                for task in self._tasks:
+                    task.cancel()
+                await asyncio.wait(self._tasks)
+
+    @property
+    def settings(self) -> 'configuration.OperatorSettings':
+        """The settings of the operator that posts."""
+        return self._settings
+
+    def post(self, event: K8sEvent) -> None:
+        """Leave an Event to be posted soon; from any thread, without waiting.
+
+        Events about Events are dropped: one would lead to another endlessly.
+        """
+        if _is_event(event.ref):
+            return
+        if threading.get_ident() == self._thread:
+            self._put(event)
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._put, event)
+        except RuntimeError:
+            logger.debug("The operator is over, the event is not posted: %r", event)
+
+    def _put(self, event: K8sEvent) -> None:
+        if self._closed:
+            logger.debug("The operator is over, the event is not posted: %r", event)
+            return
+        key = tuple(event.ref.get(name) for name in ('apiVersion', 'kind', 'namespace', 'name', 'uid'))
+        if (queue := self._queues.get(key)) is not None:
+            queue.append(event)
+        else:
+            self._queues[key] = collections.deque([event])
+            self._ready.append(key)
+            self._dispatch()
+
+    def _dispatch(self) -> None:
+        limit = self._settings.posting.worker_limit or _DEFAULT_LIMIT
+        while self._ready and len(self._serving) < limit and not self._closed:
+            key = self._ready.popleft()
+            self._serving.add(key)
+            # Tasks belong to the operator: they must not inherit what surrounds the handler that posts.
+            task = self._context.run(self._loop.create_task, self._serve(key))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, key: tuple[object, ...]) -> None:
+        """Post one Event of the object; if there are more of them, the object waits for its next turn."""
+        queue = self._queues[key]
+        timer = self._loop.call_later(_PATIENCE, self._vacate, key)
+        try:
+            await self._post(queue.popleft())
+        finally:
+            timer.cancel()
+            if queue:
+                self._ready.append(key)
+            else:
+                del self._queues[key]
+            self._vacate(key)
+
+    def _vacate(self, key: tuple[object, ...]) -> None:
+        self._serving.discard(key)
+        self._dispatch()
+
+    async def _post(self, event: K8sEvent) -> None:
+        try:
+            await events.post_event(
+                self._client,
+                ref=event.ref,
+                type=event.type,
+                reason=event.reason,
+                message=event.message,
+                settings=self._settings,
+                backoffs=event.backoffs,
+            )
+        except Exception:
+            # Nobody waits for the task, and the operator can go on without its Events.
+            logger.exception("Failed to post an event: %r", event)
+
+
+class K8sPoster(logging.Handler):
+    """A handler of logs that posts the records about objects as Events, if ``settings.posting`` tells so."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            ref: bodies.ObjectReference | None = getattr(record, 'k8s_ref', None)
+            poster = poster_var.get(None)
+            if ref is None or poster is None or getattr(record, 'k8s_skip', False):
+                return
+            posting = poster.settings.posting
+            if posting.enabled and posting.loggers and record.levelno >= posting.level:
+                poster.post(K8sEvent(
+                    ref=ref,
+                    type=_get_type(record.levelno),
+                    reason='Logging',
+                    message=self.format(record),
+                    backoffs=posting.logging_backoffs,
+                ))
+        except Exception:
+            self.handleError(record)
+
+
+loggers.objects_logger.addHandler(K8sPoster())
+
+
+def event(
+        objs: bodies.Body | Iterable[bodies.Body],
+        *,
+        type: str,
+        reason: str,
+        message: str = '',
+        backoffs: float | Iterable[float] | None = None,
+) -> None:
+    """Post a Kubernetes Event about one or several objects; can be called in handlers of all kinds.
+
+    The function does not wait until the Event is posted, and a failure to post it is only logged.
+    Nothing happens outside of a running operator, and for objects that are Events themselves.
+
+    Args:
+        objs: the object or objects that the Event is about: bodies as in handlers, or as from other clients.
+        type: the type, such as ``Normal``, ``Warning``, ``Error`` (these obey ``settings.posting.level``) or any other.
+        reason: the reason: a word in the camel case.
+        message: an arbitrary text, which is shortened if it is longer than Kubernetes permits (1024 characters).
+        backoffs: the delays (seconds) between attempts if the API fails, one or many;
+            ``settings.posting.default_backoffs`` by default.
+    """
+    poster = poster_var.get(None)
+    if poster is None:
+        logger.debug("Not in an operator, the event is not posted: %s %s %s", type, reason, message)
+        return
+    posting = poster.settings.posting
+    level = _LEVELS.get(type)
+    if posting.enabled and (level is None or level >= posting.level):
+        backoffs = posting.default_backoffs if backoffs is None else backoffs
+        for obj in _iterate(objs):
+            poster.post(K8sEvent(bodies.build_object_reference(obj), type, reason, message, backoffs))
+
+
+def info(
+        objs: bodies.Body | Iterable[bodies.Body],
+        *,
+        reason: str,
+        message: str = '',
+        backoffs: float | Iterable[float] | None = None,
+) -> None:
+    """Post an Event of the type ``Normal``. See `event` for the arguments."""
+    event(objs, type='Normal', reason=reason, message=message, backoffs=backoffs)
+
+
+def warn(
+        objs: bodies.Body | Iterable[bodies.Body],
+        *,
+        reason: str,
+        message: str = '',
+        backoffs: float | Iterable[float] | None = None,
+) -> None:
+    """Post an Event of the type ``Warning``. See `event` for the arguments."""
+    event(objs, type='Warning', reason=reason, message=message, backoffs=backoffs)
+
+
+def exception(
+        objs: bodies.Body | Iterable[bodies.Body],
+        *,
+        reason: str = '',
+        message: str = '',
+        exc: BaseException | None = None,
+        backoffs: float | Iterable[float] | None = None,
+) -> None:
+    """Post an Event of the type ``Error`` with the text of an exception after the message.
+
+    The exception is the one given or the one being handled at the moment. Its class is the reason by default.
+    See `event` for the other arguments.
+    """
+    exc = exc if exc is not None else sys.exc_info()[1]
+    if exc is not None:
+        reason = reason or exc.__class__.__name__
+        message = ' '.join(filter(None, [message, str(exc)]))
+    event(objs, type='Error', reason=reason, message=message, backoffs=backoffs)
+
+
+def _iterate(objs: bodies.Body | Iterable[bodies.Body]) -> Iterator[bodies.Body]:
+    # Plain dicts, as other clients have them, serve as well as our bodies.
+    objects: Any = [objs] if isinstance(objs, Mapping) else objs
+    for obj in objects:
+        if not isinstance(obj, Mapping):
+            raise TypeError(f"Events are posted about bodies of objects, got {obj!r}.")
+        yield obj  # type: ignore[misc]
+
+
+def _is_event(ref: bodies.ObjectReference) -> bool:
+    group = ref.get('apiVersion', 'v1').rpartition('/')[0]
+    return ref.get('kind') == 'Event' and group in ('', 'events.k8s.io')
+
+
+def _get_type(level: int) -> str:
+    if level <= logging.DEBUG:
+        return 'Debug'
+    if level <= logging.INFO:
+        return 'Normal'
+    if level <= logging.WARNING:
+        return 'Warning'
+    if level <= logging.ERROR:
+        return 'Error'
+    return 'Fatal'

@@ -1,0 +1,201 @@
+"""
+Why handlers are run, with all that they are told: each cause knows the kwargs of its handlers.
+
+The kwargs are built once a cause, and extended for each handler by `kwargs_for`: with its ``param``, and with ``old``,
+``new``, ``diff`` reduced to its field. Specified in the documentation's "Arguments".
+"""
+import dataclasses
+import enum
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.bodies import Body, BodyEssence, RawEvent
+from kopf._cogs.structs.dicts import resolve
+from kopf._cogs.structs.diffs import EMPTY, Diff, reduce
+from kopf._cogs.structs.patches import Patch
+from kopf._cogs.structs.references import Resource
+from kopf._core.actions.execution import Logger, utcnow
+
+if TYPE_CHECKING:
+    from kopf._core.actions.execution import Handler
+    from kopf._core.actions.progression import HandlerState
+    from kopf._core.intents.handlers import ResourceHandler
+
+_NO_INDICES: Mapping[str, Any] = {}
+
+
+class Activity(enum.StrEnum):
+    """What an operator does as a whole."""
+    STARTUP = 'startup'
+    CLEANUP = 'cleanup'
+    AUTHENTICATION = 'authentication'
+    PROBE = 'probe'
+
+
+class Reason(enum.StrEnum):
+    """Why the change-detecting handlers of an object are run, or why none are."""
+    CREATE = 'create'
+    UPDATE = 'update'
+    DELETE = 'delete'
+    RESUME = 'resume'
+    NOOP = 'noop'
+    """Nothing essential has changed."""
+    FREE = 'free'
+    """It is being deleted, and is not held by this operator any more."""
+    GONE = 'gone'
+    """It is deleted."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}.{self.name}: {self.value!r}>"
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Cause:
+    """What all causes have in common."""
+    logger: Logger
+    memo: Any
+    indices: Mapping[str, Any] = dataclasses.field(default_factory=lambda: _NO_INDICES)
+
+    def base_kwargs(self) -> dict[str, Any]:
+        return {'logger': self.logger, 'memo': self.memo}
+
+    def kwargs_for(self, handler: 'Handler', state: 'HandlerState | None' = None) -> dict[str, Any]:
+        """Give the kwargs of the handler's next attempt, or of its filters if there is no state."""
+        kwargs = self.base_kwargs()
+        kwargs['param'] = handler.param
+        if state is not None:
+            kwargs['retry'] = state.retries
+            kwargs['started'] = state.started
+            kwargs['runtime'] = utcnow() - state.started
+        kwargs.update(self.indices)
+        return kwargs
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class ActivityCause(Cause):
+    activity: Activity
+    settings: OperatorSettings
+
+    def base_kwargs(self) -> dict[str, Any]:
+        return {'logger': self.logger, 'memo': self.memo, 'settings': self.settings}
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class ResourceCause(Cause):
+    resource: Resource
+    body: Body
+    patch: Patch
+    _shared: dict[str, Any] | None = dataclasses.field(default=None, init=False)
+
+    def base_kwargs(self) -> dict[str, Any]:
+        if self._shared is None:
+            self._shared = self._build()
+        return self._shared.copy()
+
+    def _build(self) -> dict[str, Any]:
+        body, meta = self.body, self.body.metadata
+        return {
+            'logger': self.logger,
+            'memo': self.memo,
+            'resource': self.resource,
+            'patch': self.patch,
+            'body': body,
+            'spec': body.spec,
+            'meta': meta,
+            'status': body.status,
+            'uid': meta.uid,
+            'name': meta.name,
+            'namespace': meta.namespace,
+            'labels': meta.labels,
+            'annotations': meta.annotations,
+        }
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class IndexingCause(ResourceCause):
+    """An object is to be indexed anew."""
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class WatchingCause(ResourceCause):
+    """An event has come from the API."""
+    event: RawEvent
+
+    def _build(self) -> dict[str, Any]:
+        kwargs = ResourceCause._build(self)
+        kwargs['event'] = self.event
+        return kwargs
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class SpawningCause(ResourceCause):
+    """Daemons and timers are to be started or stopped."""
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class DaemonCause(ResourceCause):
+    """A daemon or a timer runs."""
+    stopped: Any
+
+    def _build(self) -> dict[str, Any]:
+        kwargs = ResourceCause._build(self)
+        kwargs['stopped'] = self.stopped
+        return kwargs
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class ChangingCause(ResourceCause):
+    """The object has been created, changed, deleted, or is seen for the first time by this process."""
+    reason: Reason
+    initial: bool = False
+    old: BodyEssence | None = None
+    new: BodyEssence | None = None
+    diff: Diff = EMPTY
+
+    @property
+    def deleted(self) -> bool:
+        return self.body.metadata.get('deletionTimestamp') is not None
+
+    def _build(self) -> dict[str, Any]:
+        kwargs = ResourceCause._build(self)
+        kwargs.update(reason=self.reason, old=self.old, new=self.new, diff=self.diff)
+        return kwargs
+
+    def kwargs_for(self, handler: 'Handler', state: 'HandlerState | None' = None) -> dict[str, Any]:
+        kwargs = ResourceCause.kwargs_for(self, handler, state)
+        field = getattr(handler, 'field', None)
+        if field:
+            kwargs.update(
+                old=resolve(self.old, field, None),
+                new=resolve(self.new, field, None),
+                diff=reduce(self.diff, field),
+            )
+            kwargs.update(self.indices)
+        return kwargs
+
+    def reduced_diff(self, handler: 'ResourceHandler') -> Diff:
+        return reduce(self.diff, handler.field) if handler.field else self.diff
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class WebhookCause(ResourceCause):
+    """The API server asks whether an object may be stored."""
+    dryrun: bool
+    reason: str | None
+    webhook: str | None
+    headers: Mapping[str, str]
+    sslpeer: Mapping[str, Any]
+    userinfo: Mapping[str, Any]
+    warnings: list[str]
+    operation: str | None
+    subresource: str | None
+    old: Body | None = None
+    new: Body | None = None
+    diff: Diff | None = None
+
+    def _build(self) -> dict[str, Any]:
+        kwargs = ResourceCause._build(self)
+        kwargs.update({name: getattr(self, name) for name in (
+            'dryrun', 'headers', 'sslpeer', 'userinfo', 'warnings', 'operation', 'subresource', 'old', 'new', 'diff')})
+        return kwargs

@@ -1,0 +1,330 @@
+"""
+What is to be done about an object: decided from its body and from what is remembered of it. No I/O, no clock, no sleep.
+
+`decide` finds the reason of the change and the handlers that are due; the caller runs them; `conclude` puts what came of
+them into one patch. From one step of a change to the next, the `Cycle` remembers what its handlers have seen: this is what
+makes "no update is lost" and "nothing runs twice" true.
+
+Edits by others in the middle of a cycle:
+
+- of an update: handlers that had finished and would match the edit are due again; those that run later see it anyway;
+- of a creation: an update follows, from the state that the first finished handler has seen.
+
+What our own patches change counts as seen by all.
+"""
+import dataclasses
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from kopf._cogs.configs.configuration import PersistenceSettings
+from kopf._cogs.structs.bodies import Body, BodyEssence
+from kopf._cogs.structs.diffs import EMPTY, Diff, diff
+from kopf._cogs.structs.ids import HandlerId
+from kopf._cogs.structs.patches import Patch
+from kopf._core.actions.execution import Outcome
+from kopf._core.actions.progression import State, digest_essence
+from kopf._core.intents import filters
+from kopf._core.intents.causes import ChangingCause, Reason
+from kopf._core.intents.handlers import ChangingHandler
+from kopf._core.intents.registries import HandlerTable
+
+TITLES = {
+    Reason.CREATE: 'Creation',
+    Reason.UPDATE: 'Updating',
+    Reason.DELETE: 'Deletion',
+    Reason.RESUME: 'Resuming',
+}
+
+
+_STORING = (Reason.CREATE, Reason.UPDATE, Reason.DELETE)
+
+
+class MakeCause(Protocol):
+    """Makes a cause of these facts and of all that is known of the object anyway."""
+
+    def __call__(
+            self, *, reason: Reason, initial: bool, old: BodyEssence | None, new: BodyEssence | None, diff: Diff,
+    ) -> ChangingCause: ...
+
+
+@dataclasses.dataclass(slots=True)
+class Cycle:
+    """What is remembered of a change from its first step to its last one. Objects at rest have none."""
+    state: State
+    known: BodyEssence
+    """The essence as of the last step, our own patch included."""
+    base: BodyEssence
+    """The essence that is to be stored as the last handled one if this is a creation."""
+    missed: dict[HandlerId, BodyEssence | None] = dataclasses.field(default_factory=dict)
+    """The essences that finished handlers have seen before somebody's edit; ``None`` if that is not known."""
+    edited: bool = False
+    """Whether the base must be stored before the end of the cycle, as it can't be found in the object any more."""
+
+
+@dataclasses.dataclass(slots=True)
+class Decision:
+    """What is to be done now, and why."""
+    cause: ChangingCause
+    cycle: Cycle
+    essence: BodyEssence
+    last: BodyEssence | None
+    matching: Sequence[ChangingHandler] = ()
+    due: Sequence[ChangingHandler] = ()
+    add_finalizer: bool = False
+    remove_finalizer: bool = False
+    holding: bool = False
+    """Whether something else than the change-detecting handlers needs the object to stay."""
+    relevant: bool = False
+    """Whether there are change-detecting handlers for the object at all."""
+
+    @property
+    def reason(self) -> Reason:
+        return self.cause.reason
+
+    @property
+    def final_essence(self) -> BodyEssence:
+        """What to store as the last handled state when the cycle is done."""
+        return self.cycle.base if self.reason is Reason.CREATE else self.essence
+
+
+class Decider:
+    """Decides for all the objects of one resource."""
+
+    __slots__ = ('_held_if_settled', 'diffbase', 'finalizer', 'progress', 'table')
+
+    def __init__(self, table: HandlerTable, persistence: PersistenceSettings) -> None:
+        self.table = table
+        self.finalizer = persistence.finalizer
+        self.progress = persistence.progress_storage
+        self.diffbase = persistence.diffbase_storage
+        # Whether objects at rest have our finalizer; None if it depends on the object.
+        self._held_if_settled: bool | None = False if not table.finalizing else None
+        if any(filters.is_unconditional(handler) for handler in table.finalizing):
+            self._held_if_settled = True
+
+    def essence_of(self, body: Body) -> BodyEssence:
+        return self.progress.clear(essence=self.diffbase.build(body=body, extra_fields=self.table.extra_fields))
+
+    def decide(
+            self, body: Body, cycle: Cycle | None, make_cause: MakeCause, *,
+            initial: bool, released: bool, holding: bool, now: datetime.datetime,
+    ) -> Decision | None:
+        """
+        Decide what is to be done about the object now; ``None`` if it is none of our business.
+
+        ``initial`` means that this process has not resumed the object yet; ``released``, that its deletion is handled;
+        ``holding``, that something else needs the object to stay, such as a running daemon.
+        """
+        metadata = body['metadata']
+        deleting = metadata.get('deletionTimestamp') is not None
+        held = self.finalizer in (metadata.get('finalizers') or ())
+        essence = self.essence_of(body)
+        last = self.diffbase.fetch(body=body)
+
+        reason, changes = self._detect(body, cycle, essence, last, deleting=deleting, held=held, initial=initial)
+        cause = make_cause(
+            reason=reason, initial=initial and reason is not Reason.CREATE, old=last, new=essence, diff=changes)
+        relevant = [handler for handler in self.table.changing if filters.prematch(handler, cause)]
+        needed = holding or any(filters.prematch(handler, cause) for handler in self.table.finalizing)
+        if not relevant and not needed and not held:
+            return None
+
+        cycle = self._continue_cycle(cycle, cause, essence, last, now)
+        if reason is Reason.NOOP and cycle.missed and relevant:
+            cause.reason = reason = Reason.UPDATE
+        decision = Decision(
+            cause=cause, cycle=cycle, essence=essence, last=last, holding=holding, relevant=bool(relevant),
+            add_finalizer=needed and not held and not deleting,
+            remove_finalizer=not needed and held and not deleting)
+        if decision.add_finalizer or reason is Reason.FREE or (released and deleting):
+            return decision  # the object must not vanish unnoticed once its handlers have begun
+
+        matching = [handler for handler in relevant if filters.match_change(handler, cause)]
+        matching = self._revive(decision, matching, relevant, now)
+        decision.matching = list(filters.deduplicate(matching))
+        cycle.state.begin([handler.id for handler in decision.matching], now)
+        decision.due = cycle.state.due(decision.matching, now)
+        return decision
+
+    def is_settled(self, body: Body) -> bool:
+        """Tell at a glance that there is nothing to do about the object; in doubt, do not."""
+        metadata = body['metadata']
+        if metadata.get('deletionTimestamp') is not None or self._held_if_settled is None:
+            return False
+        if (self.finalizer in (metadata.get('finalizers') or ())) is not self._held_if_settled:
+            return False
+        last = self.diffbase.fetch(body=body)
+        return last is not None and last == self.essence_of(body) and not any(
+            self.progress.fetch(key=key, body=body) is not None for key in self.table.changing_ids)
+
+    def _detect(
+            self, body: Body, cycle: Cycle | None, essence: BodyEssence, last: BodyEssence | None, *,
+            deleting: bool, held: bool, initial: bool,
+    ) -> tuple[Reason, Diff]:
+        if deleting:
+            changes = EMPTY if last is None else diff(last, essence)
+            return (Reason.DELETE if held else Reason.FREE), changes
+        if last is None or self._is_creation_going_on(body, cycle):
+            return Reason.CREATE, diff(None, essence)
+        changes = diff(last, essence)
+        if changes:
+            return Reason.UPDATE, changes
+        return (Reason.RESUME if initial and self.table.resuming_ids else Reason.NOOP), EMPTY
+
+    def _is_creation_going_on(self, body: Body, cycle: Cycle | None) -> bool:
+        """Tell whether the stored last handled state is of an edit in the middle of the creation."""
+        if cycle is not None:
+            return cycle.state.purpose == Reason.CREATE
+        return any(
+            record is not None and record.get('purpose') == Reason.CREATE
+            for record in (self.progress.fetch(key=key, body=body) for key in self.table.changing_ids))
+
+    def _continue_cycle(
+            self, cycle: Cycle | None, cause: ChangingCause, essence: BodyEssence, last: BodyEssence | None,
+            now: datetime.datetime,
+    ) -> Cycle:
+        if cycle is None or (cycle.state.purpose != cause.reason and not (
+                cause.reason is Reason.NOOP and cycle.state.purpose == Reason.UPDATE)):
+            return self._load_cycle(cause, essence, last, now)
+        if essence != cycle.known:
+            self._notice_edit(cycle, essence)
+        return cycle
+
+    def _load_cycle(
+            self, cause: ChangingCause, essence: BodyEssence, last: BodyEssence | None, now: datetime.datetime,
+    ) -> Cycle:
+        """Begin a new cycle, or go on with the one that the object has the records of."""
+        purpose = Reason.UPDATE if cause.reason is Reason.NOOP else cause.reason
+        state = State(purpose=purpose)
+        state.load(self.table.changing_ids, storage=self.progress, body=cause.body, now=now,
+                   keep=self.table.resuming_ids)
+        base = last if last is not None and cause.reason is Reason.CREATE else essence
+        cycle = Cycle(state=state, known=essence, base=base)
+        if purpose is Reason.UPDATE:
+            digest = ''
+            for key, record in state.items():
+                if record.finished and record.digest is not None:
+                    digest = digest or digest_essence(essence)
+                    if record.digest != digest:
+                        cycle.missed[key] = None
+        return cycle
+
+    def _notice_edit(self, cycle: Cycle, essence: BodyEssence) -> None:
+        """Somebody has edited the object since the last step."""
+        finished = [key for key, record in cycle.state.items() if record.finished]
+        if cycle.state.purpose == Reason.CREATE:
+            if finished:
+                cycle.edited = True
+            else:
+                cycle.base = essence
+        elif cycle.state.purpose == Reason.UPDATE:
+            for key in finished:
+                cycle.missed.setdefault(key, cycle.known)
+            for key in [key for key, seen in cycle.missed.items() if seen == essence]:
+                del cycle.missed[key]  # the edit was reverted
+        cycle.known = essence
+
+    def _revive(
+            self, decision: Decision, matching: list[ChangingHandler], relevant: Sequence[ChangingHandler],
+            now: datetime.datetime,
+    ) -> list[ChangingHandler]:
+        """Make the finished handlers due again that have missed an edit; return all that match."""
+        cycle, cause = decision.cycle, decision.cause
+        if not cycle.missed or cause.reason is not Reason.UPDATE:
+            return matching
+        chosen = {handler.id for handler in matching}
+        for handler in relevant:
+            if handler.id not in cycle.missed or handler.initial:
+                continue
+            seen = cycle.missed.pop(handler.id)
+            if seen is not None:
+                edit = dataclasses.replace(cause, old=seen, diff=diff(seen, decision.essence))
+                if not filters.match(handler, edit):
+                    continue
+            cycle.state.restart(handler.id, now)
+            chosen.add(handler.id)
+        for key in [key for key in cycle.missed if key not in self.table.changing_ids]:
+            del cycle.missed[key]  # a sub-handler of an unfinished parent
+            cycle.state.restart(key, now)
+        return [handler for handler in relevant if handler.id in chosen]
+
+    def conclude(self, decision: Decision, patch: Patch, *, done: bool) -> None:
+        """Put into the patch what is to be stored now: the progress, or the end of the cycle."""
+        cycle, body, reason = decision.cycle, decision.cause.body, decision.reason
+        if reason is Reason.FREE:
+            return
+        if done:
+            cycle.state.purge(storage=self.progress, body=body, patch=patch)
+            if decision.relevant and reason in _STORING and decision.final_essence != decision.last:
+                self.diffbase.store(body=body, patch=patch, essence=decision.final_essence)
+            return
+        self._move_along(decision, patch)
+        if cycle.edited and cycle.base != decision.last:
+            self.diffbase.store(body=body, patch=patch, essence=cycle.base)
+        cycle.state.store(storage=self.progress, body=body, patch=patch)
+
+    def _move_along(self, decision: Decision, patch: Patch) -> None:
+        """Let all the handlers count as having seen what the patch changes."""
+        cycle, essence = decision.cycle, decision.essence
+        moved = self.predict(decision.cause.body, patch)
+        if moved != essence and cycle.state.purpose == Reason.CREATE:
+            same = cycle.base == essence
+            cycle.base = moved if same else self._predict_essence(cycle.base, patch)
+        cycle.known = moved
+        if cycle.state.purpose == Reason.UPDATE:
+            finished = [key for key, record in cycle.state.items() if record.finished and key not in cycle.missed]
+            if finished:
+                cycle.state.see(finished, digest_essence(moved))
+
+    def predict(self, body: Body, patch: Patch) -> BodyEssence:
+        """The essence that the object has once it is patched, if nobody else changes it."""
+        try:
+            return self.essence_of(Body(patch.applied_to(body)))
+        except Exception:  # functions of users may fail, and are called again when it matters
+            return self.essence_of(body)
+
+    def _predict_essence(self, essence: BodyEssence, patch: Patch) -> BodyEssence:
+        """The same for an essence: with those changes of the patch that fit it."""
+        changes = Patch({key: value for key, value in patch.items() if key != 'status'})
+        return self.essence_of(Body(changes.applied_to(Body({'metadata': {}, **essence}))))
+
+    def notice_patched(self, decision: Decision, patch: Patch, body: Body) -> None:
+        """
+        Compare what our patch has made of the object with what was expected of it.
+
+        Values that the API has adjusted where we patched count as seen by the handlers. Other differences are edits
+        of others, and are noticed by the next decision.
+        """
+        cycle = decision.cycle
+        actual = self.essence_of(body)
+        if actual == cycle.known:
+            return
+        if all(_is_touched(item.field, patch) for item in diff(cycle.known, actual)):
+            if cycle.base == cycle.known:
+                cycle.base = actual
+            cycle.known = actual
+
+
+def _is_touched(field: tuple[str, ...], patch: Mapping[str, Any]) -> bool:
+    """Tell whether the patch writes to the field, or above it, or below it."""
+    value: Any = patch
+    for key in field:
+        if not isinstance(value, Mapping):
+            return True
+        if key not in value:
+            return False
+        value = value[key]
+    return True
+
+
+def deliver_results(outcomes: Mapping[HandlerId, Outcome], patch: Patch) -> None:
+    """Put the results of handlers into the status: mappings are merged, everything else replaces."""
+    for key, outcome in outcomes.items():
+        if outcome.result is None:
+            continue
+        if isinstance(outcome.result, Mapping):
+            known = patch.status.get(key)
+            patch.status[key] = {**(known if isinstance(known, Mapping) else {}), **outcome.result}
+        else:
+            patch.status[key] = outcome.result

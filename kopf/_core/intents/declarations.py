@@ -1,0 +1,213 @@
+"""
+Making handlers of decorated functions: the options that the decorators share, their checks, and the one factory.
+
+A wrong option fails when the decorator runs, with the reason, not when the first object comes.
+"""
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal, TypedDict, TypeVar, cast
+
+from kopf._cogs.structs.dicts import FieldPath, FieldSpec, parse_field
+from kopf._cogs.structs.references import Marker, Resource, Selector
+from kopf._core.actions.execution import ErrorsMode, Handler
+from kopf._core.intents.callbacks import DelayFn, MetaFilterFn, MetaFilterToken, WhenFilterFn
+from kopf._core.intents.handlers import ActivityHandler, ChangingHandler, ResourceHandler
+from kopf._core.intents.registries import OperatorRegistry, get_default_registry, make_handler_id
+
+FnT = TypeVar('FnT', bound=Callable[..., Any])
+Name = str | Marker | Callable[[Resource], bool] | None
+SubName = str | Marker | None
+Meta = Mapping[str, str | MetaFilterToken | MetaFilterFn]
+OperationName = Literal['CREATE', 'UPDATE', 'DELETE', 'CONNECT']
+
+
+class IdentityOptions(TypedDict, total=False):
+    """Options of all handlers."""
+    id: str | None
+    param: Any
+    registry: OperatorRegistry | None
+
+
+class ErrorsOptions(TypedDict, total=False):
+    """Options of the handlers that are retried; times are in seconds."""
+    errors: ErrorsMode | None
+    timeout: float | None
+    retries: int | None
+    backoff: float | None
+
+
+class SelectorOptions(TypedDict, total=False):
+    """Options that name the resource."""
+    group: str | None
+    version: str | None
+    kind: str | None
+    plural: str | None
+    singular: str | None
+    shortcut: str | None
+    category: str | None
+
+
+class FilterOptions(TypedDict, total=False):
+    """Options that choose the objects."""
+    labels: Meta | None
+    annotations: Meta | None
+    when: WhenFilterFn | None
+    field: FieldSpec
+    value: Any
+
+
+class ActivityOptions(IdentityOptions, ErrorsOptions, total=False):
+    """Options of the operator's activities."""
+
+
+class ObjectOptions(IdentityOptions, SelectorOptions, FilterOptions, total=False):
+    """Options of handlers without retries."""
+
+
+class RetriedOptions(ObjectOptions, ErrorsOptions, total=False):
+    """Options of handlers with retries."""
+
+
+class ResumeOptions(RetriedOptions, total=False):
+    deleted: bool | None
+
+
+class DeleteOptions(RetriedOptions, total=False):
+    optional: bool | None
+
+
+class UpdateOptions(RetriedOptions, total=False):
+    old: Any
+    new: Any
+
+
+class DaemonOptions(RetriedOptions, total=False):
+    initial_delay: float | DelayFn | None
+    cancellation_backoff: float | None
+    cancellation_timeout: float | None
+    cancellation_polling: float | None
+
+
+class TimerOptions(RetriedOptions, total=False):
+    interval: float | None
+    initial_delay: float | DelayFn | None
+    sharp: bool | None
+    idle: float | None
+
+
+class WebhookOptions(ObjectOptions, total=False):
+    operation: OperationName | None
+    operations: Collection[OperationName] | None
+    subresource: str | None
+    persistent: bool | None
+    side_effects: bool | None
+    ignore_failures: bool | None
+
+
+class SubHandlerOptions(ErrorsOptions, FilterOptions, total=False):
+    id: str | None
+    param: Any
+    old: Any
+    new: Any
+
+
+_SELECTING = frozenset(SelectorOptions.__annotations__)
+
+
+def declare_activity(name: str, options: Mapping[str, Any], **fixed: Any) -> Callable[[FnT], FnT]:
+    """Make a decorator that registers an activity's handler."""
+    given = _check_options(name, ActivityOptions, options)
+    registry = given.pop('registry', None) or get_default_registry()
+    id = given.pop('id', None)
+
+    def decorator(fn: FnT) -> FnT:
+        registry.activities.append(ActivityHandler(fn=fn, id=make_handler_id(fn, id), **given, **fixed))
+        return fn
+    return decorator
+
+
+def declare(
+        cls: type[ResourceHandler], name: str, names: tuple[Name, SubName, SubName], shape: type[Any],
+        options: Mapping[str, Any], **fixed: Any,
+) -> Callable[[FnT], FnT]:
+    """
+    Make a decorator that registers a handler of the class, for the resource named.
+
+    The ``shape`` is the typed dict of the options that are allowed; ``fixed`` are the handler's attributes that
+    follow from the decorator itself.
+    """
+    given = _check_options(name, shape, options)
+    registry = given.pop('registry', None) or get_default_registry()
+    selector = Selector(*names, **{key: given.pop(key) for key in _SELECTING & set(given)})
+    make = _prepare(cls, name, given, fixed, selector=selector)
+
+    def decorator(fn: FnT) -> FnT:
+        _registry_of(registry, cls).append(make(fn, None))
+        return fn
+    return decorator
+
+
+def make_subhandler(
+        fn: Callable[..., Any], parent: Handler, options: Mapping[str, Any], name: str = 'subhandler',
+) -> ChangingHandler:
+    """Make a sub-handler of the handler that is being run."""
+    given = _check_options(name, SubHandlerOptions, options)
+    fixed = {'needs_change': given.get('old') is not None or given.get('new') is not None}
+    return cast(ChangingHandler, _prepare(ChangingHandler, name, given, fixed)(fn, parent))
+
+
+def _prepare(
+        cls: type[ResourceHandler], name: str, given: dict[str, Any], fixed: dict[str, Any], **more: Any,
+) -> Callable[[Callable[..., Any], Handler | None], ResourceHandler]:
+    _check_filters(name, given)
+    id = given.pop('id', None)
+    field: FieldPath | None = parse_field(given.pop('field', None)) or None
+
+    def make(fn: Callable[..., Any], parent: Handler | None) -> ResourceHandler:
+        full_id = make_handler_id(fn, id, field=field, parent=None if parent is None else parent.id)
+        return cls(fn=fn, id=full_id, field=field, **given, **fixed, **more)
+    return make
+
+
+def _registry_of(registry: OperatorRegistry, cls: type[ResourceHandler]) -> Any:
+    from kopf._core.intents import handlers
+    return {
+        handlers.ChangingHandler: registry.changing,
+        handlers.WatchingHandler: registry.watching,
+        handlers.IndexingHandler: registry.indexing,
+        handlers.DaemonHandler: registry.spawning,
+        handlers.TimerHandler: registry.spawning,
+        handlers.WebhookHandler: registry.webhooks,
+    }[cls]
+
+
+def _check_options(name: str, shape: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    allowed: set[str] = set()
+    for base in (shape, *shape.__mro__):
+        allowed |= set(getattr(base, '__annotations__', ()))
+    unknown = sorted(set(options) - allowed)
+    if unknown:
+        raise TypeError(f"@kopf.on.{name} got an unexpected keyword argument {unknown[0]!r}. "
+                        f"It takes: {', '.join(sorted(allowed))}.")
+    return dict(options)
+
+
+def _check_filters(name: str, given: Mapping[str, Any]) -> None:
+    for option in ('labels', 'annotations'):
+        pattern = given.get(option)
+        if pattern is None:
+            continue
+        if not isinstance(pattern, Mapping):
+            raise TypeError(f"@kopf.on.{name}: {option}= must be a mapping of names to values, markers, or callbacks, "
+                            f"not {pattern!r}.")
+        for key, value in pattern.items():
+            if value is None:
+                raise ValueError(f"@kopf.on.{name}: {option}={{{key!r}: None}} is ambiguous; "
+                                 f"use kopf.PRESENT or kopf.ABSENT.")
+    if given.get('when') is not None and not callable(given['when']):
+        raise TypeError(f"@kopf.on.{name}: when= must be a function, not {given['when']!r}.")
+    valued = [option for option in ('value', 'old', 'new') if given.get(option) is not None]
+    if valued and not parse_field(given.get('field')):
+        raise TypeError(f"@kopf.on.{name}: {valued[0]}= has no effect without field=.")
+    if 'value' in valued and len(valued) > 1:
+        raise TypeError(f"@kopf.on.{name}: either value= or old=/new= can be used, not both: "
+                        f"value= already checks the field before and after the change.")

@@ -1,0 +1,102 @@
+"""
+Which handlers match an object and what has happened to it.
+
+`prematch` looks at the object alone: its labels, annotations, fields, and callbacks. An object that no change-detecting
+handler prematches is none of the operator's business: nothing is stored on it, nothing is logged. `match` also looks at
+the reason and at what has changed. Specified in the documentation's "Filtering".
+"""
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from kopf._cogs.structs.dicts import resolve
+from kopf._core.intents.callbacks import MetaFilterToken
+from kopf._core.intents.causes import ChangingCause, Reason, ResourceCause
+from kopf._core.intents.handlers import ChangingHandler, ResourceHandler
+
+_ABSENT = object()
+
+Kwargs = Callable[[], dict[str, Any]]
+HandlerT = TypeVar('HandlerT', bound=ResourceHandler)
+ChangingHandlerT = TypeVar('ChangingHandlerT', bound=ChangingHandler)
+
+
+def prematch(handler: ResourceHandler, cause: ResourceCause) -> bool:
+    """Tell whether the object is of those that the handler is for, whatever happens to it."""
+    if is_unconditional(handler):
+        return True
+    kwargs: dict[str, Any] | None = None
+
+    def get_kwargs() -> dict[str, Any]:
+        nonlocal kwargs
+        if kwargs is None:
+            kwargs = cause.kwargs_for(handler)
+        return kwargs
+
+    return (
+        _match_mapping(handler.labels, cause.body.metadata.labels, get_kwargs)
+        and _match_mapping(handler.annotations, cause.body.metadata.annotations, get_kwargs)
+        and (handler.field is None or _match_field(handler, cause, get_kwargs))
+        and (handler.when is None or bool(handler.when(**get_kwargs())))
+    )
+
+
+def is_unconditional(handler: ResourceHandler) -> bool:
+    """Tell whether the handler is for all the objects of its resource."""
+    return handler.labels is None and handler.annotations is None and handler.field is None and handler.when is None
+
+
+def match_change(handler: ChangingHandler, cause: ChangingCause) -> bool:
+    """Tell whether the handler is for what has happened to the object, if it is for the object."""
+    if handler.initial:
+        return cause.initial and (handler.deleted or not cause.deleted)
+    if handler.reason is not None and handler.reason != cause.reason:
+        return False
+    if cause.reason in (Reason.NOOP, Reason.FREE, Reason.GONE):
+        return False
+    return not handler.needs_change or not handler.field or bool(cause.reduced_diff(handler))
+
+
+def match(handler: ResourceHandler, cause: ResourceCause) -> bool:
+    """Tell whether the handler is to be run."""
+    if isinstance(handler, ChangingHandler) and isinstance(cause, ChangingCause) and not match_change(handler, cause):
+        return False
+    return prematch(handler, cause)
+
+
+def deduplicate(handlers: Iterable[HandlerT]) -> Iterator[HandlerT]:
+    """Skip the handlers that are the same function under the same id: it was declared for several reasons."""
+    seen: set[tuple[int, str]] = set()
+    for handler in handlers:
+        key = (id(handler.fn), handler.id)
+        if key not in seen:
+            seen.add(key)
+            yield handler
+
+
+def _match_mapping(pattern: Mapping[str, Any] | None, content: Mapping[str, Any], kwargs: Kwargs) -> bool:
+    if not pattern:
+        return True
+    return all(_match_value(value, content.get(key, _ABSENT), kwargs) for key, value in pattern.items())
+
+
+def _match_field(handler: ResourceHandler, cause: ResourceCause, kwargs: Kwargs) -> bool:
+    if isinstance(handler, ChangingHandler) and handler.needs_change and isinstance(cause, ChangingCause):
+        old = resolve(cause.old, handler.field, _ABSENT)
+        new = resolve(cause.new, handler.field, _ABSENT)
+        if handler.value is not None:
+            return _match_value(handler.value, old, kwargs) or _match_value(handler.value, new, kwargs)
+        # Without any value the object is matched as a whole: that the field is affected is a matter of the change.
+        return ((handler.old is None or _match_value(handler.old, old, kwargs))
+                and (handler.new is None or _match_value(handler.new, new, kwargs)))
+    pattern = MetaFilterToken.PRESENT if handler.value is None else handler.value
+    return _match_value(pattern, resolve(cause.body, handler.field, _ABSENT), kwargs)
+
+
+def _match_value(pattern: Any, content: Any, kwargs: Kwargs) -> bool:
+    if pattern is MetaFilterToken.PRESENT:
+        return content is not _ABSENT and content is not None
+    if pattern is MetaFilterToken.ABSENT:
+        return content is _ABSENT or content is None
+    if callable(pattern):
+        return bool(pattern(None if content is _ABSENT else content, **kwargs()))
+    return bool(content is not _ABSENT and content == pattern)

@@ -1,0 +1,120 @@
+"""
+The handlers as they are declared: a function, what it is for, and its options.
+
+They are data: how they are matched is in `filters`, how they are kept is in `registries`.
+"""
+import dataclasses
+import enum
+from collections.abc import Collection
+from typing import ClassVar
+
+from kopf._cogs.structs.dicts import FieldPath
+from kopf._cogs.structs.references import Selector
+from kopf._core.actions.execution import Handler
+from kopf._core.intents.callbacks import DelayFn, MetaFilter, ValueFilter, WhenFilterFn
+from kopf._core.intents.causes import Activity, Reason
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ActivityHandler(Handler):
+    """A handler of what the operator does as a whole: starting, ending, logging in, probing."""
+    activity: Activity
+    _fallback: bool = False
+    """Only used if no others are declared for the activity."""
+
+    kind = 'Activity'
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ResourceHandler(Handler):
+    """A handler of objects: of which resources, and which of their objects."""
+    selector: Selector | None = None
+    labels: MetaFilter | None = None
+    annotations: MetaFilter | None = None
+    when: WhenFilterFn | None = None
+    field: FieldPath | None = None
+    value: ValueFilter = None
+
+    modifies: ClassVar[bool] = False
+    """Whether the framework itself patches the objects for this kind of handlers."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class WatchingHandler(ResourceHandler):
+    """A handler of raw events: ``@kopf.on.event``."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class IndexingHandler(ResourceHandler):
+    """A function that indexes objects: ``@kopf.index``."""
+
+    kind = 'Indexer'
+
+    def __str__(self) -> str:
+        return f"Indexer {self.id!r}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ChangingHandler(ResourceHandler):
+    """A handler of changes: ``@kopf.on.create/update/delete/resume/field``, and sub-handlers."""
+    reason: Reason | None = None
+    """The only reason it is for; any if ``None``."""
+    initial: bool = False
+    """Is also due at the first sight of an object: ``@kopf.on.resume``."""
+    deleted: bool = False
+    """If ``initial``: also for objects that are being deleted."""
+    requires_finalizer: bool = False
+    """Must not be missed when the object is deleted."""
+    needs_change: bool = False
+    """Is due only if its field is affected by the change: ``@kopf.on.update``, ``@kopf.on.field``."""
+    old: ValueFilter = None
+    new: ValueFilter = None
+
+    modifies = True
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class SpawningHandler(ResourceHandler):
+    """A handler that accompanies an object as long as the object is there."""
+    requires_finalizer: bool = True
+    initial_delay: float | DelayFn | None = None
+
+    modifies = True
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class DaemonHandler(SpawningHandler):
+    """``@kopf.daemon``: a function that runs as long as the object is there."""
+    cancellation_backoff: float | None = None
+    cancellation_timeout: float | None = None
+    cancellation_polling: float | None = None
+
+    kind = 'Daemon'
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class TimerHandler(SpawningHandler):
+    """``@kopf.timer``: a function that runs on a schedule as long as the object is there."""
+    sharp: bool | None = None
+    idle: float | None = None
+    interval: float | None = None
+
+    kind = 'Timer'
+
+
+class WebhookType(enum.StrEnum):
+    VALIDATING = 'validating'
+    MUTATING = 'mutating'
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class WebhookHandler(ResourceHandler):
+    """A handler of admission reviews: ``@kopf.on.validate``, ``@kopf.on.mutate``."""
+    type: WebhookType
+    operations: Collection[str] | None = None
+    subresource: str | None = None
+    persistent: bool | None = None
+    side_effects: bool | None = None
+    ignore_failures: bool | None = None
+
+    kind = 'Webhook'

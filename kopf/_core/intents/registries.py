@@ -1,0 +1,168 @@
+"""
+Where the declared handlers are kept, and what of them concerns one resource.
+
+A registry is filled by the decorators while the user's files are imported. When a resource is discovered, its
+`HandlerTable` is made once: everything that is asked for at each event of the resource is decided there.
+"""
+import dataclasses
+from collections.abc import Collection, Iterable, Iterator
+from contextvars import ContextVar
+from typing import Any, Generic, TypeVar
+
+from kopf._cogs.structs.dicts import FieldPath
+from kopf._cogs.structs.ids import HandlerId
+from kopf._cogs.structs.references import Resource, Selector
+from kopf._core.actions.execution import Handler
+from kopf._core.intents import filters
+from kopf._core.intents.causes import Activity, ChangingCause
+from kopf._core.intents.handlers import (
+    ActivityHandler, ChangingHandler, IndexingHandler, ResourceHandler, SpawningHandler, WatchingHandler,
+    WebhookHandler,
+)
+
+HandlerT = TypeVar('HandlerT', bound=Handler)
+ResourceHandlerT = TypeVar('ResourceHandlerT', bound=ResourceHandler)
+
+
+class HandlersRegistry(Generic[HandlerT]):
+    """Handlers of one sort, in the order of their declaration."""
+
+    def __init__(self) -> None:
+        self._handlers: list[HandlerT] = []
+
+    def append(self, handler: HandlerT) -> None:
+        self._handlers.append(handler)
+
+    def __iter__(self) -> Iterator[HandlerT]:
+        return iter(self._handlers)
+
+    def __len__(self) -> int:
+        return len(self._handlers)
+
+
+class ActivitiesRegistry(HandlersRegistry[ActivityHandler]):
+    def get_handlers(self, activity: Activity) -> list[ActivityHandler]:
+        """Give the handlers of the activity: the fallback ones only if there are no others."""
+        found = [handler for handler in self if handler.activity is activity]
+        return [handler for handler in found if not handler._fallback] or found
+
+
+class ChangingRegistry(HandlersRegistry[ChangingHandler]):
+    def get_handlers(self, cause: ChangingCause) -> list[ChangingHandler]:
+        """Give the handlers that match the cause; used for sub-handlers, which have no selectors."""
+        return list(filters.deduplicate(handler for handler in self if filters.match(handler, cause)))
+
+
+class OperatorRegistry:
+    """
+    All the handlers of an operator, of all sorts.
+
+    The decorators fill the default one unless told otherwise by ``registry=``. Several operators in one process
+    have a registry each: see the documentation's "Embedding".
+    """
+
+    def __init__(self) -> None:
+        self.activities = ActivitiesRegistry()
+        self.indexing = HandlersRegistry[IndexingHandler]()
+        self.watching = HandlersRegistry[WatchingHandler]()
+        self.spawning = HandlersRegistry[SpawningHandler]()
+        self.changing = ChangingRegistry()
+        self.webhooks = HandlersRegistry[WebhookHandler]()
+
+    def iter_resource_handlers(self) -> Iterator[ResourceHandler]:
+        yield from self.indexing
+        yield from self.watching
+        yield from self.spawning
+        yield from self.changing
+        yield from self.webhooks
+
+    def iter_selectors(self, *, watched: bool = True, patched: bool = False) -> Iterator[Selector]:
+        """Give the selectors of the handlers that need the objects to be watched, or also to be patched."""
+        for handler in self.iter_resource_handlers():
+            if isinstance(handler, WebhookHandler) is watched or handler.selector is None:
+                continue
+            if not patched or handler.modifies:
+                yield handler.selector
+
+
+class SmartOperatorRegistry(OperatorRegistry):
+    """The registry that is used by default."""
+
+
+_process_registry = SmartOperatorRegistry()
+_default_registry_var: ContextVar[OperatorRegistry] = ContextVar('default_registry_var', default=_process_registry)
+
+
+def get_default_registry() -> OperatorRegistry:
+    """Give the registry that the decorators fill, and that operators use, if none is given to them."""
+    return _default_registry_var.get()
+
+
+def set_default_registry(registry: OperatorRegistry) -> None:
+    """Use another registry by default: in this thread, or in this task and those started by it."""
+    _default_registry_var.set(registry)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HandlerTable:
+    """What an operator has declared for one resource."""
+    resource: Resource
+    indexing: tuple[IndexingHandler, ...] = ()
+    watching: tuple[WatchingHandler, ...] = ()
+    spawning: tuple[SpawningHandler, ...] = ()
+    changing: tuple[ChangingHandler, ...] = ()
+    changing_ids: tuple[HandlerId, ...] = ()
+    resuming_ids: frozenset[HandlerId] = frozenset()
+    extra_fields: frozenset[FieldPath] = frozenset()
+    """Fields that count as changes only because a handler names them."""
+    finalizing: tuple[ResourceHandler, ...] = ()
+    """The handlers for which the object must not vanish unnoticed."""
+
+    @property
+    def managing(self) -> bool:
+        """Whether the framework keeps anything on the objects themselves."""
+        return bool(self.changing or self.spawning)
+
+    @classmethod
+    def build(cls, registry: OperatorRegistry, resource: Resource, served: Collection[Selector]) -> 'HandlerTable':
+        """Pick the handlers of the resource; of those with selectors that are served by it."""
+        def pick(handlers: Iterable[ResourceHandlerT]) -> tuple[ResourceHandlerT, ...]:
+            return tuple(handler for handler in handlers if handler.selector in served)
+
+        changing, spawning = pick(registry.changing), pick(registry.spawning)
+        return cls(
+            resource=resource,
+            indexing=pick(registry.indexing),
+            watching=tuple(filters.deduplicate(pick(registry.watching))),
+            spawning=spawning,
+            changing=changing,
+            changing_ids=tuple(dict.fromkeys(handler.id for handler in changing)),
+            resuming_ids=frozenset(handler.id for handler in changing if handler.initial),
+            extra_fields=frozenset(handler.field for handler in changing if handler.field),
+            finalizing=(*(handler for handler in changing if handler.requires_finalizer), *spawning),
+        )
+
+
+def get_callable_id(fn: Any) -> str:
+    """
+    Give the id of a handler that has none of its own: the name of its function, as qualified in its module.
+
+    :raises ValueError: if the object has no name.
+    """
+    while not hasattr(fn, '__qualname__') and hasattr(fn, 'func'):
+        fn = fn.func
+    name = getattr(fn, '__qualname__', None)
+    if name is None:
+        raise ValueError(f"Cannot get id of {fn!r}. Give one by the option id=.")
+    if name == '<lambda>' or name.endswith('.<lambda>'):
+        return f"lambda:{fn.__code__.co_filename}:{fn.__code__.co_firstlineno}"
+    return str(name)
+
+
+def make_handler_id(
+        fn: Any, id: str | None, *, field: FieldPath | None = None, parent: HandlerId | None = None,
+) -> HandlerId:
+    """Combine the id of a handler: of its own, of its parent, of its field."""
+    own = id if id is not None else get_callable_id(fn)
+    suffix = f"/{'.'.join(field)}" if field else ''
+    return HandlerId(f"{parent}/{own}{suffix}" if parent else f"{own}{suffix}")

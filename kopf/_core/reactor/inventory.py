@@ -1,0 +1,92 @@
+"""
+What an operator remembers of the objects it has seen.
+
+There is one slotted record an object, and it is all that is kept of an object at rest: who it is, and a few flags.
+Everything else (the body, the progress of a change, a worker, a timer, a memo) is only there while it is needed.
+"""
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from kopf._cogs.structs.bodies import RawBody, RawEvent
+from kopf._cogs.structs.patches import Patch
+
+if TYPE_CHECKING:
+    from kopf._core.intents.decisions import Cycle
+
+_UNSET: Any = object()
+
+
+class Delays:
+    """Delays one after another; when they are over, the last one is repeated."""
+
+    __slots__ = ('_delays', '_last')
+
+    def __init__(self, delays: Iterable[float]) -> None:
+        self._delays, self._last = iter(delays), 0.0
+
+    def next(self) -> float:
+        self._last = next(self._delays, self._last)
+        return self._last
+
+
+class ObjectRecord:
+    """One object, as long as it is there."""
+
+    __slots__ = (
+        'again', 'body', 'cycle', 'daemons', 'deadline', 'employed', 'initial', 'memo', 'name', 'namespace', 'pending',
+        'released', 'throttle', 'throttled', 'uid', 'unsent', 'version', 'wakeup')
+
+    def __init__(self, uid: str, namespace: str | None, name: str, *, initial: bool) -> None:
+        self.uid = uid
+        self.namespace = namespace
+        self.name = name
+        self.initial = initial
+        """It was there before this process has begun to watch, and is not resumed yet."""
+
+        self.version: str | None = None
+        """The resource version of our own last patch, until it is seen in the stream."""
+        self.deadline = 0.0
+        """Until when to wait for that version, if it can't be compared with others."""
+
+        self.pending: RawEvent | None = None
+        """The newest event that is not looked at yet."""
+        self.body: RawBody | None = None
+        """The newest state known, while there is something to be done about it."""
+        self.again = False
+        """There is something to be done now, event or not."""
+        self.employed = False
+        """It has a worker, or waits for one."""
+        self.wakeup: asyncio.TimerHandle | None = None
+        self.throttle: Delays | None = None
+        """The delays to come while the framework fails to handle the object."""
+        self.throttled = False
+
+        self.cycle: Cycle | None = None
+        """The change that is being handled."""
+        self.released = False
+        """Its deletion is handled: only our finalizer is to be removed."""
+        self.unsent: Patch | None = None
+        """What handlers have wanted of the object, and could not be applied to it yet."""
+        self.memo: Any = _UNSET
+        self.daemons: Any = None
+
+    def __repr__(self) -> str:
+        return f"<{self.namespace}/{self.name}>" if self.namespace else f"<{self.name}>"
+
+    def get_memo(self, factory: Callable[[], Any]) -> Any:
+        if self.memo is _UNSET:
+            self.memo = factory()
+        return self.memo
+
+    def cancel_wakeup(self) -> None:
+        if self.wakeup is not None:
+            self.wakeup.cancel()
+            self.wakeup = None
+
+
+def identify(raw: Mapping[str, Any]) -> str:
+    """Give what tells an object from all others of its resource, predecessors of the same name included."""
+    metadata = raw['metadata']
+    uid = metadata.get('uid')
+    return str(uid) if uid else f"{metadata.get('namespace') or ''}/{metadata.get('name')}"

@@ -1,0 +1,74 @@
+"""
+Which resources are served, and in which namespaces: what the handlers ask for, matched with what the cluster has.
+
+It is found out at the start, and again whenever a CRD changes. Nothing is assumed about resources that are not there:
+they are named once in the logs, and are served as soon as they appear.
+"""
+import dataclasses
+import logging
+from collections.abc import Collection, Iterable, Mapping
+
+from kopf._cogs.structs.references import Resource, Selector
+from kopf._core.intents.registries import HandlerTable, OperatorRegistry
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Complaints:
+    """What can't be served as asked for; said once, and again only if it changes."""
+    unresolved: frozenset[Selector] = frozenset()
+    ambiguous: Mapping[Selector, frozenset[Resource]] = dataclasses.field(default_factory=dict)
+    unwatchable: frozenset[Resource] = frozenset()
+    unpatchable: frozenset[Resource] = frozenset()
+
+    def log(self, previous: 'Complaints') -> None:
+        if self.unresolved and self.unresolved != previous.unresolved:
+            logger.warning("Unresolved resources cannot be served (try creating their CRDs): %s",
+                           ', '.join(sorted(map(repr, self.unresolved))))
+        for selector, resources in self.ambiguous.items():
+            if previous.ambiguous.get(selector) != resources:
+                logger.warning("Ambiguous resources will not be served (try specifying API groups): %r => {%s}",
+                               selector, _names(resources))
+        if self.unwatchable and self.unwatchable != previous.unwatchable:
+            logger.warning("Non-watchable resources will not be served: {%s}", _names(self.unwatchable))
+        if self.unpatchable and self.unpatchable != previous.unpatchable:
+            logger.warning("Non-patchable resources will not be served: {%s}", _names(self.unpatchable))
+
+
+def resolve_tables(
+        registry: OperatorRegistry, resources: Collection[Resource],
+) -> tuple[dict[Resource, HandlerTable], Complaints]:
+    """Give the handlers of each resource to be served, and what can't be."""
+    served: dict[Resource, set[Selector]] = {}
+    ambiguous: dict[Selector, frozenset[Resource]] = {}
+    unresolved: set[Selector] = set()
+    for selector in dict.fromkeys(registry.iter_selectors()):
+        chosen = selector.select(resources)
+        if not chosen:
+            unresolved.add(selector)
+        elif selector.is_specific and len({resource.group for resource in chosen}) > 1:
+            ambiguous[selector] = chosen
+        else:
+            for resource in chosen:
+                served.setdefault(resource, set()).add(selector)
+
+    patching = set(registry.iter_selectors(patched=True))
+    unwatchable = {resource for resource in served if not {'list', 'watch'} <= resource.verbs}
+    unpatchable = {resource for resource, selectors in served.items()
+                   if selectors & patching and 'patch' not in resource.verbs}
+    tables = {resource: HandlerTable.build(registry, resource, selectors) for resource, selectors in served.items()
+              if resource not in unwatchable | unpatchable}
+    return tables, Complaints(
+        unresolved=frozenset(unresolved), ambiguous=ambiguous,
+        unwatchable=frozenset(unwatchable), unpatchable=frozenset(unpatchable))
+
+
+def get_groups(registry: OperatorRegistry) -> set[str] | None:
+    """Give the API groups that the handlers name; ``None`` if some of them name none, so that all must be looked at."""
+    groups = {selector.group for selector in registry.iter_selectors()}
+    return None if None in groups else {group for group in groups if group is not None}
+
+
+def _names(resources: Iterable[Resource]) -> str:
+    return ', '.join(sorted(map(repr, resources)))

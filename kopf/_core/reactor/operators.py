@@ -1,0 +1,326 @@
+"""
+An operator: the owner of all that lives while it runs, from its startup handlers to its cleanup handlers.
+
+It opens the API client, the poster of events, the watches and the workers, and closes all of them, in reverse order.
+Every task has a parent that waits for it: a failure of any ends the operator, with the cause, after the cleanup.
+"""
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import re
+from collections.abc import Collection, Coroutine, Mapping
+from typing import Any
+
+from kopf._cogs.aiokits.flags import Flag, raise_flag, wait_flag
+from kopf._cogs.clients import errors, logins
+from kopf._cogs.clients.api import ApiClient
+from kopf._cogs.clients.discovery import discover
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.helpers.versions import version
+from kopf._cogs.structs.bodies import RawEvent
+from kopf._cogs.structs.credentials import LoginError, Vault
+from kopf._cogs.structs.ephemera import Memo
+from kopf._cogs.structs.ids import HandlerId
+from kopf._cogs.structs.references import (
+    CRDS, NAMESPACES, Namespace, Resource, match_namespace, select_specific_namespaces,
+)
+from kopf._core.actions.execution import ErrorsMode
+from kopf._core.actions.lifecycles import LifeCycleFn, get_default_lifecycle
+from kopf._core.engines import activities
+from kopf._core.engines.posting import Poster
+from kopf._core.intents.causes import Activity
+from kopf._core.intents.handlers import ActivityHandler
+from kopf._core.intents.registries import HandlerTable, OperatorRegistry, get_default_registry
+from kopf._core.reactor.inventory import ObjectRecord
+from kopf._core.reactor.observation import Complaints, get_groups, resolve_tables
+from kopf._core.reactor.processing import Processor, Workforce
+from kopf._core.reactor.watches import ResourceWatch
+
+logger = logging.getLogger(__name__)
+
+Scope = tuple[Resource, Namespace]
+
+
+@dataclasses.dataclass(kw_only=True)
+class OperatorOptions:
+    """What an operator is started with; see `kopf.operator`."""
+    lifecycle: LifeCycleFn | None = None
+    registry: OperatorRegistry | None = None
+    settings: OperatorSettings | None = None
+    memo: Any = None
+    vault: Vault | None = None
+    clusterwide: bool = False
+    namespaces: Collection[str | re.Pattern[str]] = ()
+    stop_flag: Flag | None = None
+    ready_flag: Flag | None = None
+    identity: str | None = None
+    standalone: bool | None = None
+    priority: int | None = None
+    peering_name: str | None = None
+    liveness_endpoint: str | None = None
+    command: Coroutine[None, None, None] | None = None
+
+
+class Operator:
+    """One operator in one event loop."""
+
+    def __init__(self, options: OperatorOptions) -> None:
+        self.options = options
+        self.registry = options.registry if options.registry is not None else get_default_registry()
+        self.settings = options.settings if options.settings is not None else OperatorSettings()
+        self.memo = options.memo if options.memo is not None else Memo()
+        self.lifecycle = options.lifecycle if options.lifecycle is not None else get_default_lifecycle()
+        self.vault = options.vault if options.vault is not None else Vault()
+        self.indices: Mapping[str, Any] = {}
+        self._stopping = asyncio.Event()
+        self._logged_in = False
+
+    def stop(self) -> None:
+        """Let the operator end, with its cleanup."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Run until stopped; raise what makes it impossible to go on."""
+        logger.debug("Starting Kopf %s.", version)
+        flag = asyncio.create_task(self._wait_for_flag(), name='stop-flag')
+        try:
+            if await self._unless_stopped(self._start_up(), flag):
+                try:
+                    await self._unless_stopped(self._serve(), flag)
+                finally:
+                    await self._clean_up()
+        finally:
+            flag.cancel()
+            await asyncio.wait({flag})
+
+    async def _wait_for_flag(self) -> None:
+        if self.options.stop_flag is None:
+            await asyncio.Event().wait()
+        else:
+            await wait_flag(self.options.stop_flag)
+            logger.info("Stop-flag is raised. Operator is stopping.")
+            self.stop()
+
+    async def _unless_stopped(self, coro: Coroutine[None, None, None], flag: asyncio.Task[None]) -> bool:
+        """Run the coroutine until it ends or the operator is stopped; tell if it has ended by itself."""
+        task = asyncio.create_task(coro, name=coro.__name__)
+        stopping = asyncio.create_task(self._stopping.wait(), name='stopping')
+        try:
+            await asyncio.wait({task, stopping, flag}, return_when=asyncio.FIRST_COMPLETED)
+            finished = task.done()
+        finally:
+            for other in (task, stopping):
+                other.cancel()
+            await asyncio.wait({task, stopping})
+        for ended in (task, flag):
+            if ended.done() and not ended.cancelled() and (error := ended.exception()) is not None:
+                raise unwrap_error(error)
+        return finished
+
+    # Activities.
+
+    async def _start_up(self) -> None:
+        outcomes = await self._run_activity(Activity.STARTUP)
+        activities.check_outcomes(Activity.STARTUP, outcomes)
+
+    async def _clean_up(self) -> None:
+        outcomes = await self._run_activity(Activity.CLEANUP)
+        activities.check_outcomes(Activity.CLEANUP, outcomes)
+
+    async def _log_in(self) -> Mapping[HandlerId, activities.Credentials]:
+        title = "Re-authentication" if self._logged_in else "Initial authentication"
+        log = logging.getLogger('kopf.activities.authentication')
+        log.info("%s has been initiated.", title)
+        handlers = self.registry.activities.get_handlers(Activity.AUTHENTICATION) or get_fallback_logins()
+        found = activities.get_credentials(await self._run_activity(Activity.AUTHENTICATION, handlers))
+        if found:
+            log.info("%s has finished.", title)
+            self._logged_in = True
+        return found
+
+    async def _run_activity(self, activity: Activity, handlers: list[ActivityHandler] | None = None) -> Any:
+        return await activities.run_activity(
+            activity, self.registry.activities.get_handlers(activity) if handlers is None else handlers,
+            settings=self.settings, memo=self.memo, indices=self.indices)
+
+    # Serving.
+
+    async def _serve(self) -> None:
+        """Serve the resources until cancelled."""
+        if self.vault.authenticate is None:
+            self.vault.authenticate = self._log_in
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(self.vault.close)
+            client = await stack.enter_async_context(ApiClient(self.vault, self.settings))
+            await stack.enter_async_context(Poster(client, self.settings))
+            workforce = Workforce(self.settings)
+            stack.push_async_callback(workforce.close)
+            if self.options.command is not None:
+                await self.options.command
+                return
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._watch_failures(workforce), name='workers')
+                orchestrator = Orchestrator(self, client, workforce, tasks)
+                await orchestrator.start()
+                if self.options.ready_flag is not None:
+                    await raise_flag(self.options.ready_flag)
+
+    async def _watch_failures(self, workforce: Workforce) -> None:
+        await workforce.failure
+
+    def make_processor(self, client: ApiClient, table: HandlerTable, workforce: Workforce) -> Processor:
+        return Processor(
+            client=client, settings=self.settings, table=table, workforce=workforce,
+            lifecycle=self.lifecycle, memo=self.memo, indices=self.indices)
+
+
+class Orchestrator:
+    """Starts and stops the watches, as resources and namespaces come and go."""
+
+    def __init__(
+            self, operator: Operator, client: ApiClient, workforce: Workforce, tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._operator = operator
+        self._client = client
+        self._workforce = workforce
+        self._tasks = tasks
+        self._tables: dict[Resource, HandlerTable] = {}
+        self._namespaces: set[Namespace] = set()
+        self._watches: dict[Scope, asyncio.Task[None]] = {}
+        self._complaints = Complaints()
+        self._changed = asyncio.Event()
+
+    async def start(self) -> None:
+        """Begin to serve what is there, and to observe what changes."""
+        options, settings = self._operator.options, self._operator.settings
+        patterns = options.namespaces
+        self._namespaces = {None} if not patterns else set(select_specific_namespaces(patterns))
+        resources = await self._discover()
+        if settings.scanning.disabled:
+            return
+        if any(self._is_dynamic(pattern) for pattern in patterns):
+            self._observe(NAMESPACES.select(resources), NamespaceSink(self, patterns))
+        self._observe(CRDS.select(resources), ChangeSink(self._changed))
+        self._tasks.create_task(self._rediscover(), name='discovery')
+
+    def _is_dynamic(self, pattern: str | re.Pattern[str]) -> bool:
+        return not select_specific_namespaces([pattern])
+
+    def _observe(self, resources: Collection[Resource], sink: Any) -> None:
+        for resource in resources:
+            watch = ResourceWatch(self._client, self._operator.settings, resource, None, sink)
+            self._tasks.create_task(watch.run(), name=f'observer of {watch}')
+
+    async def _discover(self) -> Collection[Resource]:
+        registry = self._operator.registry
+        groups = get_groups(registry)
+        if groups is not None:
+            groups |= {'', 'apiextensions.k8s.io'}
+        discovery = await discover(self._client, groups)
+        self._tables, complaints = resolve_tables(registry, discovery.resources)
+        complaints.log(self._complaints)
+        self._complaints = complaints
+        self._adjust()
+        return discovery.resources
+
+    async def _rediscover(self) -> None:
+        """Find out anew what is served, each time when something has changed."""
+        while True:
+            await self._changed.wait()
+            await asyncio.sleep(0.1)  # changes come in bunches
+            self._changed.clear()
+            try:
+                await self._discover()
+            except errors.APIError as error:
+                logger.warning("The resources could not be discovered; trying again: %s", error)
+                await asyncio.sleep(1)
+                self._changed.set()
+
+    def add_namespace(self, name: str) -> None:
+        self._namespaces.add(name)
+        self._adjust()
+
+    def remove_namespace(self, name: str) -> None:
+        self._namespaces.discard(name)
+        self._adjust()
+
+    def _adjust(self) -> None:
+        """Start the watches that are missing, stop those that are not needed."""
+        wanted: dict[Scope, HandlerTable] = {}
+        for resource, table in self._tables.items():
+            if resource.namespaced:
+                wanted.update({(resource, namespace): table for namespace in self._namespaces})
+            else:
+                wanted[resource, None] = table
+        for scope in [scope for scope in self._watches if scope not in wanted]:
+            self._watches.pop(scope).cancel()
+        for scope, table in wanted.items():
+            if scope not in self._watches:
+                processor = self._operator.make_processor(self._client, table, self._workforce)
+                watch = ResourceWatch(self._client, self._operator.settings, *scope, processor)
+                self._watches[scope] = self._tasks.create_task(watch.run(), name=f'watch of {watch}')
+
+
+class ChangeSink:
+    """Only notices that something has changed since the first list."""
+
+    def __init__(self, changed: asyncio.Event) -> None:
+        self._changed = changed
+        self._listed = False
+
+    def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
+        if self._listed:
+            self._changed.set()
+
+    def listed(self, watch: ResourceWatch) -> None:
+        self._listed = True
+
+
+class NamespaceSink:
+    """Tells the orchestrator which namespaces are there, of those that match."""
+
+    def __init__(self, orchestrator: Orchestrator, patterns: Collection[str | re.Pattern[str]]) -> None:
+        self._orchestrator = orchestrator
+        self._patterns = patterns
+
+    def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
+        if not any(match_namespace(record.name, pattern) for pattern in self._patterns):
+            return
+        if event['type'] == 'DELETED':
+            self._orchestrator.remove_namespace(record.name)
+        else:
+            self._orchestrator.add_namespace(record.name)
+
+    def listed(self, watch: ResourceWatch) -> None:
+        pass
+
+
+def unwrap_error(error: BaseException) -> BaseException:
+    """Give the only error of a group of tasks: usually, one has failed, and the others were stopped because of it."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def get_fallback_logins() -> list[ActivityHandler]:
+    """
+    Give the login handlers to use where none are declared.
+
+    Those of the client libraries that are installed, as they know the most ways to log in; otherwise, our own.
+    """
+    candidates: list[Any] = []
+    if logins.has_pykube():
+        candidates.append(logins.login_via_pykube)
+    if logins.has_client():
+        candidates.append(logins.login_via_client)
+    elif logins.has_async_client():
+        candidates.append(logins.login_via_async_client)
+    if not candidates and logins.has_kubeconfig():
+        candidates.append(logins.login_with_kubeconfig)
+    if not candidates and logins.has_service_account():
+        candidates.append(logins.login_with_service_account)
+    if not candidates:
+        raise LoginError(logins.explain_absence())
+    return [ActivityHandler(id=HandlerId(fn.__name__), fn=fn, activity=Activity.AUTHENTICATION, retries=1,
+                            errors=ErrorsMode.PERMANENT) for fn in candidates]

@@ -1,0 +1,393 @@
+"""
+Processing the events of one resource: from an event received to the object at rest.
+
+An event costs nothing but a look if there is nothing to be done about it. Otherwise the object gets a worker: a task
+that exists only while there is work, and that takes the newest state each time it goes on. After our own patch, it
+goes on with the state that the patch has returned; the echo of the patch in the stream is recognised by its version.
+A delayed retry holds no worker: it is a timer, and the record of the object.
+"""
+import asyncio
+import copy
+import functools
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, cast
+
+from kopf._cogs.clients import patching
+from kopf._cogs.clients.api import ApiClient
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody, RawEvent
+from kopf._cogs.structs.credentials import LoginError
+from kopf._cogs.structs.diffs import Diff
+from kopf._cogs.structs.patches import Patch
+from kopf._core.actions.execution import ErrorsMode, Execution, execute_handler_once, running, utcnow
+from kopf._core.actions.lifecycles import LifeCycleFn
+from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
+from kopf._core.actions.progression import HandlerState
+from kopf._core.engines.handling import Step
+from kopf._core.intents import filters
+from kopf._core.intents.causes import ChangingCause, Reason, WatchingCause
+from kopf._core.intents.decisions import TITLES, Decider, Decision, deliver_results
+from kopf._core.intents.registries import HandlerTable
+from kopf._core.reactor.inventory import Delays, ObjectRecord
+from kopf._core.reactor.watches import ResourceWatch
+
+logger = logging.getLogger(__name__)
+
+MAX_STEPS = 1000
+"""After so many steps without a pause, something must be wrong: the object is throttled."""
+
+
+class Workforce:
+    """
+    The workers of all the objects of an operator: at most ``settings.queueing.worker_limit`` at a time.
+
+    Those who come when there is no place wait in a queue, without a task.
+    """
+
+    def __init__(self, settings: OperatorSettings) -> None:
+        self._settings = settings
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._queue: deque[tuple['Processor', ObjectRecord]] = deque()
+        self._closed = False
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def start(self, processor: 'Processor', record: ObjectRecord) -> None:
+        """Give the object a worker, now or when there is a place for it."""
+        limit = self._settings.queueing.worker_limit
+        if self._closed or record.employed:
+            return
+        record.employed = True
+        if limit is not None and len(self._tasks) >= limit:
+            self._queue.append((processor, record))
+        else:
+            self._begin(processor, record)
+
+    def _begin(self, processor: 'Processor', record: ObjectRecord) -> None:
+        task = asyncio.create_task(processor.work(record))
+        self._tasks.add(task)
+        task.add_done_callback(functools.partial(self._end, processor, record))
+
+    def _end(self, processor: 'Processor', record: ObjectRecord, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        record.employed = False
+        if not task.cancelled() and (error := task.exception()) is not None and not self.failure.done():
+            self.failure.set_exception(error)
+        if self._queue and not self._closed:
+            self._begin(*self._queue.popleft())
+        if record.pending is not None and not record.throttled:
+            self.start(processor, record)  # an event that has come just now
+
+    async def close(self) -> None:
+        """Let the workers finish for a while; cancel those that do not, and name them."""
+        self._closed = True
+        self.failure.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self._settings.queueing.exit_timeout)
+        if self._tasks:
+            logger.warning("Unprocessed streams left for %d objects; cancelling them.", len(self._tasks))
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks, timeout=self._settings.queueing.exit_timeout)
+
+
+class Processor:
+    """Processes the events of all the objects of one resource."""
+
+    def __init__(
+            self, *, client: ApiClient, settings: OperatorSettings, table: HandlerTable, workforce: Workforce,
+            lifecycle: LifeCycleFn, memo: Any, indices: Mapping[str, Any],
+    ) -> None:
+        self.table = table
+        self._client = client
+        self._settings = settings
+        self._workforce = workforce
+        self._lifecycle = lifecycle
+        self._memo = memo
+        self._indices = indices
+        self._decider = Decider(table, settings.persistence)
+        self._rules = Execution(
+            executor=settings.execution.executor, default_backoff=settings.execution.default_backoff)
+        self._lenient_rules = Execution(
+            executor=settings.execution.executor, default_errors=ErrorsMode.IGNORED)
+        self._observing = bool(table.watching)
+
+    # Receiving: in the watch, without waiting.
+
+    def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
+        """Take the next event of an object: remember it for the worker, or see that there is no work."""
+        if listed_since is not None and record.version is not None and listed_since > record.deadline:
+            record.version = None  # a list that was asked for after our patch knows better
+        if not record.employed and not record.throttled and not self._needs_work(record, event):
+            return
+        record.pending = event
+        if not record.throttled:
+            self._workforce.start(self, record)
+
+    def listed(self, watch: ResourceWatch) -> None:
+        """All the objects of the watch have been received once."""
+
+    def _needs_work(self, record: ObjectRecord, event: RawEvent) -> bool:
+        if self._observing or record.body is not None or record.cycle is not None or event['type'] == 'DELETED':
+            return True
+        if not self.table.managing or self._is_stale(record, event['object']):
+            return False
+        if record.initial and self.table.resuming_ids:
+            return True
+        return not self._decider.is_settled(Body(event['object']))
+
+    def _is_stale(self, record: ObjectRecord, raw: RawBody) -> bool:
+        """Tell whether this state is from before our own last patch, or is the echo of it."""
+        if record.version is None:
+            return False
+        version = raw['metadata'].get('resourceVersion')
+        if version == record.version:
+            return True
+        if version is not None and version.isdecimal() and record.version.isdecimal():
+            stale = int(version) < int(record.version)
+        else:
+            stale = time.monotonic() < record.deadline
+        if not stale:
+            record.version = None
+        return stale
+
+    # Working: one task an object.
+
+    async def work(self, record: ObjectRecord) -> None:
+        """Do all there is to do about the object now."""
+        steps = 0
+        while record.pending is not None or record.again:
+            event, record.pending, record.again = record.pending, None, False
+            steps = 0 if event is not None else steps + 1
+            try:
+                if steps > MAX_STEPS:
+                    raise RuntimeError(f"The object does not come to rest in {MAX_STEPS} steps.")
+                await self._process(record, event)
+            except LoginError:
+                raise
+            except Exception as error:
+                self._throttle(record, error)
+                return
+            if record.throttle is not None:
+                record.throttle = None
+                self._get_logger(record).info("Throttling is over. Switching back to normal operations.")
+        if record.wakeup is None and record.cycle is None and record.unsent is None:
+            record.body = None
+
+    async def _process(self, record: ObjectRecord, event: RawEvent | None) -> None:
+        if event is None:
+            if record.body is not None:
+                await self._step(record, Patch(body=Body(record.body)), deciding=True)
+            return
+        body = Body(event['object'])
+        patch = Patch(body=body)
+        if self._observing:
+            await self._observe(record, event, body, patch)
+        if event['type'] == 'DELETED':
+            self._forget(record, body)
+            return
+        stale = self._is_stale(record, event['object'])
+        if not stale:
+            record.body = event['object']
+        if patch or not stale:
+            deciding = record.body is not None
+            record.body = record.body or event['object']
+            await self._step(record, patch, deciding=deciding)
+
+    async def _observe(self, record: ObjectRecord, event: RawEvent, body: Body, patch: Patch) -> None:
+        """Run the handlers of raw events."""
+        local = LocalObjectLogger(body=body, settings=self._settings)
+        cause = WatchingCause(
+            logger=local, memo=record.get_memo(self._copy_memo), indices=self._indices,
+            resource=self.table.resource, body=body, patch=patch, event=event)
+        for handler in self.table.watching:
+            if filters.prematch(handler, cause):
+                state = HandlerState(started=utcnow())
+                with running(handler, cause):
+                    await execute_handler_once(
+                        handler, cause.kwargs_for(handler, state), state, self._lenient_rules, logger=local)
+
+    def _forget(self, record: ObjectRecord, body: Body) -> None:
+        if self.table.managing:
+            ObjectLogger(body=body, settings=self._settings).debug("Deleted, really deleted, and we are notified.")
+        record.cancel_wakeup()
+        record.body = record.cycle = record.unsent = None
+
+    async def _step(self, record: ObjectRecord, patch: Patch, *, deciding: bool) -> None:
+        """Do one step about the newest state of the object, and apply what comes of it in one patch."""
+        record.cancel_wakeup()
+        if record.unsent is not None:
+            merge_patches(patch, record.unsent)
+        body = Body(cast(RawBody, record.body))
+        decision = self._decide(record, body, patch) if deciding and self.table.managing else None
+        wanted = snapshot_patch(patch)
+        done = True
+        if decision is not None:
+            done, wanted = await self._handle(record, decision, patch)
+        if patch:
+            await self._apply(record, decision, patch, wanted)
+        record.unsent = record.unsent if patch else None
+        if decision is not None and not decision.add_finalizer:
+            if done:
+                record.cycle, record.initial = None, False
+            elif not record.again and record.body is not None:
+                self._sleep(record, decision)
+        if record.again and record.cycle is None and self._decider.is_settled(Body(cast(RawBody, record.body))):
+            record.again = False
+
+    def _decide(self, record: ObjectRecord, body: Body, patch: Patch) -> Decision | None:
+        def make_cause(
+                *, reason: Reason, initial: bool, old: BodyEssence | None, new: BodyEssence | None, diff: Diff,
+        ) -> ChangingCause:
+            return ChangingCause(
+                logger=ObjectLogger(body=body, settings=self._settings), memo=record.get_memo(self._copy_memo),
+                indices=self._indices, resource=self.table.resource, body=body, patch=patch,
+                reason=reason, initial=initial, old=old, new=new, diff=diff)
+        return self._decider.decide(
+            body, record.cycle, make_cause, initial=record.initial, released=record.released, holding=False,
+            now=utcnow())
+
+    async def _handle(self, record: ObjectRecord, decision: Decision, patch: Patch) -> tuple[bool, Patch]:
+        """Run what is due, put its effects into the patch; tell if all is done, and what the handlers have wanted."""
+        cause, log, state = decision.cause, decision.cause.logger, decision.cycle.state
+        title = TITLES.get(decision.reason)
+        if decision.add_finalizer:
+            log.debug("Adding the finalizer, thus preventing the actual deletion.")
+            wanted = snapshot_patch(patch)
+            patch.fns.append(functools.partial(append_finalizer, finalizer=self._decider.finalizer))
+            return False, wanted
+        if record.cycle is not None and record.cycle is not decision.cycle and title is not None:
+            old_title = TITLES.get(Reason(record.cycle.state.purpose or Reason.NOOP))
+            log.debug("%s is superseded by %s.", old_title, title.lower())
+        record.cycle = decision.cycle
+        step = Step(cause, state, self._rules, self._lifecycle)
+        if title is None:
+            log.debug("Something has changed, but we are not interested (the essence is the same).")
+        else:
+            log.debug("%s is in progress: %r", title, cause.body)
+            if cause.old is not None and cause.diff:
+                log.debug("%s diff: %r", title, cause.diff)
+        if decision.due:
+            await step.run(decision.due)
+        deliver_results(step.outcomes, patch)
+        wanted = snapshot_patch(patch)
+        done = state.done(decision.matching)
+        if done and title is not None and decision.matching:
+            log.info("%s is processed: %d succeeded; %d failed.", title, *state.counts(decision.matching))
+        self._decider.conclude(decision, patch, done=done)
+        self._release(record, decision, patch, done=done)
+        return done, wanted
+
+    def _release(self, record: ObjectRecord, decision: Decision, patch: Patch, *, done: bool) -> None:
+        """Take the finalizer away if it is not needed any more."""
+        if decision.reason is Reason.DELETE:
+            if not done or decision.holding:
+                return
+            record.released = True
+            decision.cause.logger.debug("Removing the finalizer, thus allowing the actual deletion.")
+        elif decision.remove_finalizer:
+            decision.cause.logger.debug("Removing the finalizer, as there are no handlers requiring it.")
+        else:
+            return
+        patch.fns.append(functools.partial(remove_finalizer, finalizer=self._decider.finalizer))
+
+    async def _apply(self, record: ObjectRecord, decision: Decision | None, patch: Patch, wanted: Patch) -> None:
+        """Send the patch; remember what of the handlers' wishes could not be applied."""
+        raw = cast(RawBody, record.body)
+        try:
+            result = await patching.patch_obj(
+                self._client, resource=self.table.resource, namespace=record.namespace, name=record.name,
+                uid=raw['metadata'].get('uid'), patch=patch, body=raw, logger=self._get_logger(record))
+        except Exception:
+            record.unsent = wanted if wanted else None
+            if record.cycle is not None:
+                record.cycle.state.mark_unsaved()
+            raise
+        record.unsent = Patch(fns=wanted.fns) if result.remaining_fns and wanted.fns else None
+        if result.gone:
+            record.body = record.cycle = record.unsent = None
+        elif result.body is not None:
+            record.body = result.body
+            timeout = self._settings.persistence.consistency_timeout
+            record.version = result.body['metadata'].get('resourceVersion') if timeout > 0 else None
+            record.deadline = time.monotonic() + timeout
+            if decision is not None and record.cycle is not None:
+                self._decider.notice_patched(decision, patch, Body(result.body))
+            record.again = self.table.managing and not result.remaining_fns
+
+    def _sleep(self, record: ObjectRecord, decision: Decision) -> None:
+        """Wake up when the next handler is due; nothing is held meanwhile."""
+        delay = decision.cycle.state.delay(decision.matching, utcnow())
+        if delay is None:
+            return
+        if delay <= 0:
+            record.again = True
+            return
+        decision.cause.logger.debug("Sleeping for %s seconds for the delayed handlers.", delay)
+        record.wakeup = asyncio.get_running_loop().call_later(delay, self._wake, record)
+
+    def _wake(self, record: ObjectRecord) -> None:
+        record.wakeup = None
+        record.throttled = False
+        if record.body is not None or record.pending is not None:
+            record.again = True
+            self._workforce.start(self, record)
+
+    def _throttle(self, record: ObjectRecord, error: Exception) -> None:
+        """Leave the object alone for a while: the framework, or the API, can't handle it now."""
+        if record.throttle is None:
+            record.throttle = Delays(self._settings.queueing.error_delays)
+        delay = record.throttle.next()
+        self._get_logger(record).exception("Throttling for %s seconds due to an unexpected error: %r", delay, error)
+        record.cancel_wakeup()
+        record.throttled = True
+        record.wakeup = asyncio.get_running_loop().call_later(delay, self._wake, record)
+
+    def _get_logger(self, record: ObjectRecord) -> Any:
+        raw = record.body if record.body is not None else {
+            'apiVersion': f'{self.table.resource.group}/{self.table.resource.version}'.lstrip('/'),
+            'kind': self.table.resource.kind,
+            'metadata': {'name': record.name, 'namespace': record.namespace, 'uid': record.uid},
+        }
+        return ObjectLogger(body=Body(raw), settings=self._settings)
+
+    def _copy_memo(self) -> Any:
+        return copy.copy(self._memo)
+
+
+def snapshot_patch(patch: Patch) -> Patch:
+    """Remember what is in the patch by now."""
+    return Patch(copy.deepcopy(dict(patch)), fns=patch.fns)
+
+
+def merge_patches(patch: Patch, older: Patch) -> None:
+    """Add to the patch what could not be applied before; the newer values win."""
+    newer = dict(patch)
+    patch.update(_merge(copy.deepcopy(dict(older)), newer))
+    patch.fns[:0] = older.fns
+
+
+def _merge(old: Any, new: Any) -> Any:
+    if not isinstance(old, dict) or not isinstance(new, Mapping):
+        return new
+    for key, value in new.items():
+        old[key] = _merge(old.get(key), value)
+    return old
+
+
+def append_finalizer(raw: RawBody, /, *, finalizer: str) -> None:
+    """Change the raw body so that it is held by the finalizer."""
+    finalizers = raw['metadata'].setdefault('finalizers', [])
+    if finalizer not in finalizers and not raw['metadata'].get('deletionTimestamp'):
+        finalizers.append(finalizer)
+
+
+def remove_finalizer(raw: RawBody, /, *, finalizer: str) -> None:
+    """Change the raw body so that it is not held by the finalizer."""
+    finalizers = [item for item in raw['metadata'].get('finalizers') or () if item != finalizer]
+    if finalizers:
+        raw['metadata']['finalizers'] = finalizers
+    else:
+        raw['metadata'].pop('finalizers', None)

@@ -1,0 +1,152 @@
+"""
+The entry points of operators: from code of one's own, from other event loops, and from the command line.
+
+`run` is for a whole process or thread, `operator` is for a running event loop, `spawn_tasks` and `run_tasks` are for those
+who orchestrate tasks on their own. Only tasks that an operator has made itself are ever cancelled by it. Specified in the
+documentation's "Embedding".
+"""
+import asyncio
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Collection, Iterator
+from typing import Any, TypedDict, Unpack
+
+from kopf._cogs.aiokits.flags import Flag
+from kopf._core.reactor.operators import Operator, OperatorOptions
+
+logger = logging.getLogger(__name__)
+
+
+class RunOptions(TypedDict, total=False):
+    """The options of an operator; see `operator`."""
+    lifecycle: Any
+    indexers: Any
+    registry: Any
+    settings: Any
+    memories: Any
+    insights: Any
+    identity: str | None
+    standalone: bool | None
+    priority: int | None
+    peering_name: str | None
+    liveness_endpoint: str | None
+    clusterwide: bool
+    namespaces: Collection[Any]
+    namespace: Any
+    stop_flag: Flag | None
+    ready_flag: Flag | None
+    vault: Any
+    memo: object | None
+    _command: Any
+
+
+def run(*, loop: asyncio.AbstractEventLoop | None = None, **options: Unpack[RunOptions]) -> None:
+    """
+    Run an operator until it is stopped, in this thread.
+
+    :param loop: the event loop to run in; by default, a new one, which is closed in the end.
+
+    All the other parameters, and the errors, are those of `operator`.
+    """
+    if loop is None:
+        asyncio.run(operator(**options))
+    else:
+        loop.run_until_complete(operator(**options))
+
+
+async def operator(**options: Unpack[RunOptions]) -> None:
+    """
+    Run an operator until it is stopped: by a signal (in the main thread), by its flag, or by a cancellation.
+
+    :param lifecycle: the order of handlers instead of the default one: see `kopf.lifecycles`.
+    :param registry: the handlers; by default, all those declared without a registry.
+    :param settings: the settings to start with; startup handlers can change them.
+    :param memo: the operator's memo, of any class that can be copied.
+    :param vault: credentials that are there already.
+    :param clusterwide: serve the whole cluster.
+    :param namespaces: the names and the patterns of namespaces to serve.
+    :param namespace: the only name or pattern; the old form of the former.
+    :param stop_flag: an event or a future, of asyncio or of threads, that ends the operator when it is raised.
+    :param ready_flag: is raised when the operator has begun to serve.
+    :param identity: the name of the operator among its peers.
+    :param standalone: ignore the peers.
+    :param priority: the priority among the peers.
+    :param peering_name: the name of the peering object.
+    :param liveness_endpoint: the URL at which to answer probes.
+
+    :raises kopf.LoginError: if there are no credentials, or none are accepted.
+    :raises Exception: what the startup or cleanup handlers, or the framework's own tasks have failed with.
+    """
+    instance = Operator(_parse_options(dict(options)))
+    with _stopped_by_signals(instance):
+        await instance.run()
+
+
+async def spawn_tasks(**options: Unpack[RunOptions]) -> Collection[asyncio.Task[None]]:
+    """Start an operator in the running loop; return its tasks, to be awaited by `run_tasks` or otherwise."""
+    return {asyncio.create_task(operator(**options), name='operator')}
+
+
+async def run_tasks(
+        root_tasks: Collection[asyncio.Task[None]], *, ignored: Collection[asyncio.Task[Any]] = frozenset(),
+) -> None:
+    """
+    Wait until one of the tasks ends, and stop the others; raise what any of them has failed with.
+
+    The tasks to be ``ignored`` are left alone; so is every other task that is not one of the ``root_tasks``.
+    """
+    tasks = set(root_tasks) - set(ignored)
+    if not tasks:
+        return
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()
+
+
+def _parse_options(options: dict[str, Any]) -> OperatorOptions:
+    namespaces = list(options.pop('namespaces', None) or ())
+    namespace = options.pop('namespace', None)
+    if namespace is not None:
+        namespaces.append(namespace)
+    if namespaces and options.get('clusterwide'):
+        raise TypeError("The operator can be either cluster-wide or namespaced, not both.")
+    command = options.pop('_command', None)
+    for internal in ('indexers', 'memories', 'insights'):  # accepted for compatibility: nothing to give them to
+        options.pop(internal, None)
+    return OperatorOptions(namespaces=namespaces, command=command, **options)
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(instance: Operator) -> Iterator[None]:
+    """Let the first signal stop the operator, and the second one end the process at once."""
+    signals = (signal.SIGINT, signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python permits signal handlers only in the main thread
+        return
+    loop = asyncio.get_running_loop()
+    previous = {number: signal.getsignal(number) for number in signals}
+
+    def receive(number: signal.Signals) -> None:
+        logger.info("Signal %s is received. Operator is stopping.", number.name)
+        for other in signals:
+            loop.remove_signal_handler(other)
+            signal.signal(other, signal.SIG_DFL)
+        instance.stop()
+
+    for number in signals:
+        loop.add_signal_handler(number, receive, number)
+    try:
+        yield
+    finally:
+        for number in signals:
+            with contextlib.suppress(ValueError):
+                loop.remove_signal_handler(number)
+            signal.signal(number, previous[number])

@@ -1,0 +1,296 @@
+"""
+Watching one resource in one namespace, or in all of them: forever, whatever the server and the network do.
+
+It is a state machine: LISTING → STREAMING → BACKING_OFF → … The list tells the state of all the objects, the stream what
+happens after it. A stream that ends is continued from the last version seen. When the server does not have that
+version any more, everything is listed again, and what is gone meanwhile is reported as deleted.
+
+With WatchList, the list is a part of the stream: its objects come as events, up to a bookmark that ends them. A version
+seen before that bookmark means nothing. Servers without it refuse such a request, and are listed in chunks.
+
+Nothing that fails here concerns other resources: it is retried with a growing delay, alone.
+"""
+import asyncio
+import enum
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Protocol
+
+import orjson
+
+from kopf._cogs.clients import errors
+from kopf._cogs.clients.api import ApiClient
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.bodies import RawBody, RawEvent
+from kopf._cogs.structs.references import Namespace, Resource
+from kopf._core.reactor.inventory import ObjectRecord, identify
+
+logger = logging.getLogger(__name__)
+
+CHUNK_SIZE = 500
+MIN_BACKOFF, MAX_BACKOFF, HEALTHY_AFTER = 0.8, 30.0, 120.0
+FORBIDDEN_BACKOFF = 60.0
+SHORT_LIFE = 0.5
+"""A stream that has ended earlier, and has brought nothing, is a failure (in seconds)."""
+
+END_OF_LIST = 'k8s.io/initial-events-end'
+
+
+class WatchState(enum.Enum):
+    LISTING = 'listing'
+    STREAMING = 'streaming'
+    BACKING_OFF = 'backing-off'
+
+
+class EventSink(Protocol):
+    """Who handles the events of a watch. None of it waits."""
+
+    def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
+        """Take the next event of the object; with the time at which its list was asked for, if it is from a list."""
+
+    def listed(self, watch: 'ResourceWatch') -> None:
+        """Know that all the objects that are there have been given for the first time."""
+
+
+class StreamBroken(Exception):
+    """The stream can't be used any more, for a reason that is not an error of the API."""
+
+
+class ResourceWatch:
+    """Watches one resource in one scope; owns the records of its objects."""
+
+    def __init__(
+            self, client: ApiClient, settings: OperatorSettings, resource: Resource, namespace: Namespace,
+            sink: EventSink,
+    ) -> None:
+        self.resource = resource
+        self.namespace = namespace
+        self.state = WatchState.LISTING
+        self.failure: str | None = None
+        self.last_event_at = time.monotonic()
+        self.records: dict[str, ObjectRecord] = {}
+        self._client = client
+        self._settings = settings
+        self._sink = sink
+        self._path = resource.get_url(namespace=namespace)
+        self._since: str | None = None
+        self._listing_since: float | None = None
+        self._listed_ids: set[str] = set()
+        self._complete = False  # whether all has been listed at least once
+        self._streams_lists = True  # until the server refuses
+        self._backoff = MIN_BACKOFF
+        self._healthy_since: float | None = None
+
+    def __str__(self) -> str:
+        where = 'cluster-wide' if self.namespace is None else f'in {self.namespace!r}'
+        return f'{self.resource} {where}'
+
+    async def run(self) -> None:
+        """Watch until cancelled. Only a failed login ends it: no request is possible then."""
+        logger.debug("Starting the watch-stream for %s.", self)
+        try:
+            while True:
+                try:
+                    await self._list_and_stream()
+                except errors.APIGoneError as error:
+                    logger.debug("Restarting the watch-stream for %s: %s", self, error)
+                    self._since = None
+                    await self._pause(self._settings.watching.reconnect_backoff)
+                except errors.APIForbiddenError as error:
+                    await self._fail(error, at_least=FORBIDDEN_BACKOFF)
+                except (errors.APIError, StreamBroken, TimeoutError) as error:
+                    await self._fail(error)
+                else:
+                    await self._pause(self._settings.watching.reconnect_backoff)
+        finally:
+            logger.debug("Stopping the watch-stream for %s.", self)
+
+    async def _list_and_stream(self) -> None:
+        if self._since is None:
+            self.state = WatchState.LISTING
+            self._listing_since, self._listed_ids = time.monotonic(), set()
+            if self._wants_streamed_list():
+                try:
+                    return await self._stream(self._params(sendInitialEvents='true',
+                                                           resourceVersionMatch='NotOlderThan'))
+                except errors.APIClientError as error:
+                    if error.status not in (400, 422):
+                        raise
+                    logger.debug("The server has no streaming lists of %s; using chunked ones.", self)
+                    self._streams_lists = False
+            await self._list()
+        await self._stream(self._params(resourceVersion=self._since))
+
+    def _wants_streamed_list(self) -> bool:
+        watching = self._settings.watching
+        return (watching.streaming_lists or watching.initial_streaming) and self._streams_lists
+
+    def _params(self, **params: str | None) -> dict[str, str | int | None]:
+        watching = self._settings.watching
+        return {
+            'watch': 'true',
+            'allowWatchBookmarks': 'true',
+            'timeoutSeconds': None if watching.server_timeout is None else max(1, int(watching.server_timeout)),
+            **self._selectors(),
+            **params,
+        }
+
+    def _selectors(self) -> dict[str, str]:
+        watching = self._settings.watching
+        return {param: ','.join(texts) for param, texts in {
+            'labelSelector': watching.label_selectors.collect(self.resource),
+            'fieldSelector': watching.field_selectors.collect(self.resource),
+            'shardSelector': watching.shard_selectors.collect(self.resource),
+        }.items() if texts}
+
+    async def _list(self) -> None:
+        """List all in chunks. A chunk that is too old to be continued restarts the whole."""
+        limit = self._settings.watching.chunk_size or CHUNK_SIZE
+        token: str | None = None
+        while True:
+            params = {'limit': limit, 'continue': token, **self._selectors()}
+            page = await self._client.get_json(self._path, params, logger=logger)
+            defaults = {'apiVersion': page.get('apiVersion'), 'kind': (page.get('kind') or '').removesuffix('List')}
+            for item in page.get('items') or ():
+                self._take({'type': None, 'object': {**defaults, **item}})
+            meta = page.get('metadata') or {}
+            token = meta.get('continue')
+            if not token:
+                self._end_list(meta.get('resourceVersion'))
+                return
+
+    def _end_list(self, version: str | None) -> None:
+        """All the objects are known: those that were known before, and are not there, are gone."""
+        for uid in [uid for uid in self.records if uid not in self._listed_ids]:
+            self._take(self._make_deletion(self.records[uid]))
+        self._since = version
+        self._listing_since, self._listed_ids = None, set()
+        if not self._complete:
+            self._complete = True
+            self._sink.listed(self)
+
+    async def _stream(self, params: Mapping[str, Any]) -> None:
+        """Take the events until the stream ends or breaks."""
+        started, count = time.monotonic(), 0
+        self.state = WatchState.LISTING if self._since is None else WatchState.STREAMING
+        async with self._client.stream(self._path, params) as batches:
+            async for lines in self._alive(batches):
+                for line in lines:
+                    self._take_line(line)
+                count += len(lines)
+                self._note_health()
+        if self._since is None:
+            raise StreamBroken("the stream has ended before the end of its initial list")
+        if not count and time.monotonic() - started < SHORT_LIFE:
+            raise StreamBroken("the stream has ended at once")
+
+    async def _alive(self, batches: AsyncIterator[list[bytes]]) -> AsyncIterator[list[bytes]]:
+        """Give the lines as they come; raise if there is nothing for too long: not even a bookmark."""
+        limit = self._settings.watching.inactivity_timeout
+        iterator = aiter(batches)
+        while True:
+            try:
+                async with asyncio.timeout(limit):
+                    lines = await anext(iterator)
+            except StopAsyncIteration:
+                return
+            except TimeoutError as error:
+                raise StreamBroken(f"the stream is inactive for {limit:g} seconds; reconnecting") from error
+            yield lines
+
+    def _take_line(self, line: bytes) -> None:
+        try:
+            event = orjson.loads(line)
+            type_, raw = event['type'], event['object']
+        except (ValueError, KeyError, TypeError):
+            logger.warning("Ignoring a malformed line in the watch-stream for %s: %r", self, line[:200])
+            return
+        if type_ == 'BOOKMARK':
+            self._take_bookmark(raw)
+        elif type_ == 'ERROR':
+            raise errors.build_status_error(raw if isinstance(raw, dict) else {'code': 500, 'message': repr(raw)})
+        elif type_ in ('ADDED', 'MODIFIED', 'DELETED'):
+            listing = self._since is None
+            self._take({'type': None if listing and type_ == 'ADDED' else type_, 'object': raw})
+            if not listing:
+                self._since = (raw.get('metadata') or {}).get('resourceVersion') or self._since
+        else:
+            logger.warning("Ignoring an event of an unknown type %r in the watch-stream for %s.", type_, self)
+
+    def _take_bookmark(self, raw: Mapping[str, Any]) -> None:
+        meta = raw.get('metadata') or {}
+        version = meta.get('resourceVersion')
+        if self._since is None:
+            if (meta.get('annotations') or {}).get(END_OF_LIST) == 'true':
+                self._end_list(version)
+                self.state = WatchState.STREAMING
+        elif version:
+            self._since = version
+
+    def _take(self, event: RawEvent) -> None:
+        raw = event['object']
+        meta = raw.get('metadata') if isinstance(raw, dict) else None
+        if not isinstance(meta, dict) or not meta.get('name'):
+            logger.warning("Ignoring an event of an object without a name in the watch-stream for %s: %s",
+                           self, str(raw)[:200])
+            return
+        uid = identify(raw)
+        record = self.records.get(uid)
+        if event['type'] == 'DELETED':
+            if record is None:
+                record = ObjectRecord(uid, meta.get('namespace'), meta['name'], initial=False)
+            self.records.pop(uid, None)
+            self._listed_ids.discard(uid)
+        else:
+            if record is None:
+                record = self.records[uid] = ObjectRecord(
+                    uid, meta.get('namespace'), meta['name'], initial=event['type'] is None)
+            if self._listing_since is not None:
+                self._listed_ids.add(uid)
+        self._sink.receive(record, event, listed_since=self._listing_since)
+
+    def _make_deletion(self, record: ObjectRecord) -> RawEvent:
+        """The event of a deletion that happened while nobody was looking: only the identity is known."""
+        metadata = {'name': record.name, 'uid': record.uid}
+        if record.namespace is not None:
+            metadata['namespace'] = record.namespace
+        body: RawBody = {
+            'apiVersion': f'{self.resource.group}/{self.resource.version}'.lstrip('/'),
+            'kind': self.resource.kind or '',
+            'metadata': metadata,  # type: ignore[typeddict-item]
+        }
+        return {'type': 'DELETED', 'object': body}
+
+    def _note_health(self) -> None:
+        now = self.last_event_at = time.monotonic()
+        self.failure = None
+        if self._healthy_since is None:
+            self._healthy_since = now
+        elif now - self._healthy_since > HEALTHY_AFTER:
+            self._backoff = MIN_BACKOFF
+
+    async def _fail(self, error: Exception, *, at_least: float = 0) -> None:
+        """Report the failure, and wait: longer each time, until the stream is healthy for a while."""
+        if self._healthy_since is not None and time.monotonic() - self._healthy_since > HEALTHY_AFTER:
+            self._backoff = MIN_BACKOFF
+        self._healthy_since = None
+        delay = max(at_least, self._backoff) * random.uniform(0.8, 1.2)
+        self._backoff = min(MAX_BACKOFF, self._backoff * 2)
+        if self._since is None:
+            self._listing_since, self._listed_ids = None, set()
+        self.failure = str(error) or repr(error)
+        if isinstance(error, errors.APIForbiddenError):
+            logger.error(
+                "Not permitted to list or watch %s; trying again in %.0f seconds. Grant the verbs list and watch "
+                "for it to the operator's account: %s", self, delay, error)
+        else:
+            logger.warning("The watch-stream for %s has failed; trying again in %.1f seconds: %s",
+                           self, delay, self.failure)
+        await self._pause(delay)
+
+    async def _pause(self, delay: float) -> None:
+        self.state = WatchState.BACKING_OFF
+        await asyncio.sleep(delay)
+

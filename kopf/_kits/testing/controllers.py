@@ -1,0 +1,220 @@
+"""
+What happens by itself: CRDs begin to be served, namespaces and CRDs take their content with them, garbage is collected.
+
+A controller is told of every change in the moment it is written. Kinds are served before the request that has created
+their CRD is answered; everything else is done a little later, in the order of its causes, as on a real control plane.
+"""
+import asyncio
+import dataclasses
+from collections.abc import Callable, Hashable
+
+from kopf._kits.testing import crds, objects, schemas
+from kopf._kits.testing.kinds import VERBS, Body, Catalog, Kind
+from kopf._kits.testing.rest import Objects
+from kopf._kits.testing.storage import Change, Record, Storage, Table
+
+FOREGROUND, ORPHAN = 'foregroundDeletion', 'orphan'
+_ENDING = tuple(verb for verb in VERBS if verb != 'create')
+
+
+class Controllers:
+    """All of them; ``delay`` is how long the background work waits, in seconds."""
+
+    def __init__(self, storage: Storage, catalog: Catalog, rest: Objects, *, delay: float = 0.01) -> None:
+        self._storage = storage
+        self._catalog = catalog
+        self._rest = rest
+        self._delay = delay
+        self._scheduled: set[Hashable] = set()
+        self._terminating: set[str] = set()
+        self._schemas: dict[str, object] = {}
+        storage.observers.append(self._observe)
+
+    def _observe(self, table: Table, change: Change) -> None:
+        record = change.record
+        if table.name == (crds.GROUP, crds.PLURAL):
+            self._crd_changed(table, change)
+        elif table.name == ('', 'namespaces') and record.deleting and change.type != 'DELETED':
+            self._terminating.add(record.name)
+            self._later(self._empty_namespace, record.name)
+        if change.type == 'DELETED':
+            self._later(self._collect, record.uid)
+            for uid in record.owners:
+                self._later(self._foreground, uid)
+            if record.namespace in self._terminating:
+                self._later(self._empty_namespace, record.namespace)
+            if self._is_leaving(table):
+                self._later(self._empty_crd, f'{table.name.plural}.{table.name.group}')
+            return
+        if record.owners and (change.previous is None or change.previous.owners != record.owners):
+            self._later(self._check_owners, (table, record.namespace, record.name))
+        if record.deleting:
+            self._later(self._foreground, record.uid)
+            self._later(self._orphan, record.uid)
+
+    def _later(self, work: Callable[..., None], subject: Hashable) -> None:
+        key = (work.__name__, subject)
+        if key in self._scheduled:
+            return
+        self._scheduled.add(key)
+
+        def run() -> None:
+            self._scheduled.discard(key)
+            work(subject)
+        asyncio.get_running_loop().call_later(self._delay, run)
+
+    def _kind(self, table: Table) -> Kind | None:
+        return next((kind for kind in self._catalog if kind.table is table), None)
+
+    # -- CRDs
+
+    def _crd_changed(self, table: Table, change: Change) -> None:
+        body = change.record.body()
+        group, plural = body['spec']['group'], body['spec']['names']['plural']
+        if change.type == 'DELETED':
+            self._catalog.remove(group, plural)
+            self._schemas.pop(change.record.name, None)
+            self._storage.close(group, plural)
+            return
+        if change.record.deleting:
+            self._serve(body, terminating=True)
+            self._later(self._empty_crd, change.record.name)
+            return
+        accepted = change.record.body()
+        crds.accept(accepted, self._taken(group, plural))
+        if crds.is_established(accepted):
+            self._serve(accepted)
+        if not objects.same(accepted, body):
+            self._storage.commit(table, 'MODIFIED', accepted)
+
+    def _taken(self, group: str, plural: str) -> dict[str, str]:
+        words = {}
+        for kind in self._catalog:
+            if kind.group == group and kind.plural != plural:
+                for word in (kind.plural, kind.singular, kind.name, kind.list_kind, *kind.short_names):
+                    words[word] = kind.plural
+        return words
+
+    def _serve(self, body: Body, *, terminating: bool = False) -> None:
+        if not crds.is_established(body):
+            return
+        spec = body['spec']
+        group, plural = spec['group'], spec['names']['plural']
+        table = self._storage.open(group, plural)
+        self._catalog.remove(group, plural)
+        for kind in crds.kinds_of(body, table):
+            self._catalog.add(dataclasses.replace(kind, verbs=_ENDING) if terminating else kind)
+        schema = next(version['schema']['openAPIV3Schema'] for version in spec['versions'] if version.get('storage'))
+        name = body['metadata']['name']
+        if self._schemas.setdefault(name, schema) != schema:
+            self._schemas[name] = schema
+            table.rewrite(lambda stored: _conform(stored, schema))
+        table.wake()
+
+    def _is_leaving(self, table: Table) -> bool:
+        crd = self._storage.table(crds.GROUP, crds.PLURAL).get('', f'{table.name.plural}.{table.name.group}')
+        return crd is not None and crd.deleting
+
+    def _empty_crd(self, name: str) -> None:
+        definitions = self._storage.table(crds.GROUP, crds.PLURAL)
+        crd = definitions.get('', name)
+        if crd is None or not crd.deleting:
+            return
+        body = crd.body()
+        try:
+            table = self._storage.table(body['spec']['group'], body['spec']['names']['plural'])
+        except KeyError:
+            table = None
+        if table is not None and (kind := self._kind(table)) is not None:
+            for record in list(table.records()):
+                self._rest.remove(kind, record)
+            if len(table):
+                return
+        self._release(definitions, crd, crds.FINALIZER)
+
+    # -- Namespaces
+
+    def _empty_namespace(self, name: str) -> None:
+        namespaces = self._storage.table('', 'namespaces')
+        namespace = namespaces.get('', name)
+        if namespace is None or not namespace.deleting:
+            self._terminating.discard(name)
+            return
+        left = 0
+        for table in self._storage:
+            records = list(table.records(name))
+            if records and (kind := self._kind(table)) is not None and kind.namespaced:
+                for record in records:
+                    self._rest.remove(kind, record)
+                left += sum(1 for _ in table.records(name))
+        if left:
+            return
+        self._terminating.discard(name)
+        body = namespace.body()
+        body['spec'] = {}
+        finalizers = body['metadata'].get('finalizers')
+        self._storage.commit(namespaces, 'MODIFIED' if finalizers else 'DELETED', body)
+
+    # -- Garbage
+
+    def _collect(self, uid: str) -> None:
+        for table, record in self._storage.dependents(uid):
+            self._check_owners((table, record.namespace, record.name))
+
+    def _check_owners(self, place: tuple[Table, str, str]) -> None:
+        table, namespace, name = place
+        record = table.get(namespace, name)
+        if record is None or not record.owners or (kind := self._kind(table)) is None:
+            return
+        present = [uid for uid in record.owners if self._storage.owner(uid) is not None]
+        if not present:
+            if not record.deleting:
+                self._rest.remove(kind, record)
+        elif len(present) < len(record.owners):
+            self._keep_owners(table, record, present)
+
+    def _keep_owners(self, table: Table, record: Record, uids: list[str]) -> None:
+        body = record.body()
+        owners = [owner for owner in body['metadata']['ownerReferences'] if owner['uid'] in uids]
+        del body['metadata']['ownerReferences']
+        if owners:
+            body['metadata']['ownerReferences'] = owners
+        self._storage.commit(table, 'MODIFIED', body)
+
+    def _foreground(self, uid: str) -> None:
+        owner = self._storage.owner(uid)
+        if owner is None or not owner.deleting or FOREGROUND not in owner.body()['metadata'].get('finalizers', ()):
+            return
+        blocked = False
+        for table, record in self._storage.dependents(uid):
+            body = record.body()
+            reference = next(item for item in body['metadata']['ownerReferences'] if item['uid'] == uid)
+            blocked = blocked or bool(reference.get('blockOwnerDeletion'))
+            if not record.deleting and (kind := self._kind(table)) is not None:
+                self._rest.remove(kind, record, 'Foreground')
+        if not blocked and (place := self._storage.place(uid)) is not None:
+            self._release(place, owner, FOREGROUND)
+
+    def _orphan(self, uid: str) -> None:
+        owner = self._storage.owner(uid)
+        if owner is None or not owner.deleting or ORPHAN not in owner.body()['metadata'].get('finalizers', ()):
+            return
+        for table, record in self._storage.dependents(uid):
+            self._keep_owners(table, record, [other for other in record.owners if other != uid])
+        if (place := self._storage.place(uid)) is not None:
+            self._release(place, owner, ORPHAN)
+
+    def _release(self, table: Table, record: Record, finalizer: str) -> None:
+        body = record.body()
+        finalizers = [item for item in body['metadata'].get('finalizers', ()) if item != finalizer]
+        body['metadata'].pop('finalizers', None)
+        if finalizers:
+            body['metadata']['finalizers'] = finalizers
+        self._storage.commit(table, 'MODIFIED' if finalizers else 'DELETED', body)
+
+
+def _conform(body: Body, schema: schemas.Schema) -> Body:
+    for _ in schemas.prune(body, schema):
+        pass
+    schemas.fill(body, schema)
+    return body

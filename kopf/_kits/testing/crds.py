@@ -1,0 +1,221 @@
+"""
+CRDs: whether a definition is acceptable, what the server fills in, and the kinds that follow from it.
+"""
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import orjson
+
+from kopf._kits.testing import clocks, names, schemas, statuses
+from kopf._kits.testing.kinds import VERBS, Body, Kind, priority
+from kopf._kits.testing.statuses import Cause
+from kopf._kits.testing.storage import Table
+
+GROUP, PLURAL = 'apiextensions.k8s.io', 'customresourcedefinitions'
+FINALIZER = 'customresourcecleanup.apiextensions.k8s.io'
+TYPES = ('array', 'boolean', 'integer', 'number', 'object', 'string')
+
+
+def complete(body: Body) -> None:
+    """Fill in what may be left out of a CRD: the other names, the conversion, and the stored versions."""
+    spec = _mapping(body, 'spec')
+    wanted = _mapping(spec, 'names')
+    if kind := wanted.get('kind'):
+        wanted.setdefault('singular', kind.lower())
+        wanted.setdefault('listKind', f'{kind}List')
+    spec.setdefault('conversion', {'strategy': 'None'})
+    status = body.setdefault('status', {})
+    status.setdefault('conditions', [])
+    status.setdefault('acceptedNames', {'plural': '', 'kind': ''})
+    stored = status.setdefault('storedVersions', [])
+    for version in _versions(spec):
+        if version.get('storage') and version.get('name') not in stored:
+            stored.append(version['name'])
+
+
+def problems(body: Body) -> list[Cause]:
+    """Everything that is wrong with a completed CRD."""
+    return list(_problems(body))
+
+
+def _problems(body: Body) -> Iterator[Cause]:
+    spec = body.get('spec') or {}
+    wanted = spec.get('names') or {}
+    name = body['metadata'].get('name', '')
+    if not wanted.get('plural') or name != f'{wanted["plural"]}.{spec.get("group")}':
+        yield statuses.value_invalid('metadata.name', f'"{name}"', 'must be spec.names.plural+"."+spec.group')
+    if not (group := spec.get('group')):
+        yield statuses.value_required('spec.group')
+    elif (problem := names.subdomain_problem(group)) is not None:
+        yield statuses.value_invalid('spec.group', f'"{group}"', problem)
+    elif '.' not in group:
+        yield statuses.value_invalid('spec.group', f'"{group}"', 'should be a domain with at least one dot')
+    if not (scope := spec.get('scope')):
+        yield statuses.value_required('spec.scope')
+    elif scope not in ('Cluster', 'Namespaced'):
+        yield statuses.value_unsupported('spec.scope', f'"{scope}"', ['"Cluster"', '"Namespaced"'])
+    yield from _version_problems(spec)
+    for key in ('plural', 'singular', 'kind', 'listKind'):
+        if not (word := wanted.get(key)):
+            yield statuses.value_required(f'spec.names.{key}')
+        elif (problem := names.label_problem(word.lower())) is not None:
+            yield statuses.value_invalid(f'spec.names.{key}', f'"{word}"', problem)
+    if not body['status']['storedVersions']:
+        yield statuses.value_invalid('status.storedVersions', 'null', 'must have at least one stored version')
+
+
+def _version_problems(spec: Mapping[str, Any]) -> Iterator[Cause]:
+    versions = _versions(spec)
+    if sum(bool(version.get('storage')) for version in versions) != 1:
+        text = orjson.dumps(versions or None).decode()
+        yield statuses.value_invalid('spec.versions', text, 'must have exactly one version marked as storage version')
+    seen: set[str] = set()
+    for index, version in enumerate(versions):
+        place, name = f'spec.versions[{index}]', version.get('name')
+        if not name:
+            yield statuses.value_required(f'{place}.name')
+        elif (problem := names.label_problem(name)) is not None:
+            yield statuses.value_invalid(f'{place}.name', f'"{name}"', problem)
+        elif name in seen:
+            yield statuses.value_invalid('spec.versions', f'"{name}"', 'must contain unique version names')
+        seen.add(name or '')
+        schema = (version.get('schema') or {}).get('openAPIV3Schema')
+        if not isinstance(schema, Mapping):
+            yield statuses.value_required(f'{place}.schema.openAPIV3Schema')
+            continue
+        base = 'spec.validation' if len(versions) == 1 else f'{place}.schema'
+        yield from _structural_problems(schema, f'{base}.openAPIV3Schema', 'must not be empty at the root')
+
+
+def _structural_problems(schema: Any, place: str, why: str) -> Iterator[Cause]:
+    if not isinstance(schema, Mapping):
+        return
+    type = schema.get('type')
+    if type and type not in TYPES:
+        yield statuses.value_unsupported(f'{place}.type', f'"{type}"', [f'"{known}"' for known in TYPES])
+    elif not type and not schema.get(schemas.INT_OR_STRING) and not schema.get(schemas.PRESERVE):
+        yield statuses.value_required(f'{place}.type', why)
+    if type == 'array' and not isinstance(schema.get('items'), Mapping):
+        yield statuses.value_required(f'{place}.items', 'must be specified')
+    if schema.get('uniqueItems'):
+        yield statuses.value_forbidden(f'{place}.uniqueItems', 'uniqueItems cannot be set to true since the runtime '
+                                                               'complexity becomes quadratic')
+    properties, others = schema.get('properties') or {}, schema.get('additionalProperties')
+    if properties and others:
+        yield statuses.value_forbidden(f'{place}.additionalProperties',
+                                       'additionalProperties and properties are mutual exclusive')
+    for key, sub in properties.items():
+        yield from _structural_problems(sub, f'{place}.properties[{key}]',
+                                        'must not be empty for specified object fields')
+    yield from _structural_problems(schema.get('items'), f'{place}.items',
+                                    'must not be empty for specified array items')
+    yield from _structural_problems(others, f'{place}.additionalProperties',
+                                    'must not be empty for specified object fields')
+
+
+def accept(body: Body, taken: Mapping[str, str]) -> None:
+    """Set the conditions of a CRD; ``taken`` has the words that other resources of the group use, and whose they are."""
+    wanted, status = body['spec']['names'], body['status']
+    accepted: dict[str, Any] = dict(status.get('acceptedNames') or {})
+    clashes = []
+    for key in ('plural', 'singular', 'kind', 'listKind'):
+        if (word := wanted[key]) in taken:
+            clashes.append((f'{key[:1].upper()}{key[1:]}Conflict', f'"{word}" is already in use'))
+        else:
+            accepted[key] = word
+    if any(word in taken for word in wanted.get('shortNames') or ()):
+        used = next(word for word in wanted['shortNames'] if word in taken)
+        clashes.append(('ShortNamesConflict', f'"{used}" is already in use'))
+    else:
+        _copy(wanted, accepted, 'shortNames')
+    _copy(wanted, accepted, 'categories')
+    status['acceptedNames'] = accepted
+    reason, message = clashes[0] if clashes else ('NoConflicts', 'no conflicts found')
+    _condition(status, 'NamesAccepted', not clashes, reason, message)
+    established = any(item['type'] == 'Established' and item['status'] == 'True' for item in status['conditions'])
+    if not clashes:
+        _condition(status, 'Established', True, 'InitialNamesAccepted', 'the initial names have been accepted')
+    elif not established:
+        _condition(status, 'Established', False, 'NotAccepted', 'not all names are accepted')
+
+
+def terminate(body: Body) -> None:
+    """Say that the objects of a CRD are being deleted."""
+    _condition(body['status'], 'Terminating', True, 'InstanceDeletionPending',
+               'CustomResourceDefinition marked for deletion; CustomResource deletion will begin soon')
+
+
+def is_established(body: Mapping[str, Any]) -> bool:
+    """Whether the objects of a CRD can be served."""
+    conditions = body['status'].get('conditions') or ()
+    return any(item['type'] == 'Established' and item['status'] == 'True' for item in conditions)
+
+
+def kinds_of(body: Mapping[str, Any], table: Table) -> Iterator[Kind]:
+    """The kinds that an established CRD defines, one for each of its served versions."""
+    spec, accepted = body['spec'], body['status']['acceptedNames']
+    versions = spec['versions']
+    stored = next(version['name'] for version in versions if version.get('storage'))
+    preferred = min((version['name'] for version in versions if version.get('served')), key=priority, default='')
+    for version in versions:
+        if not version.get('served'):
+            continue
+        name, subresources = version['name'], version.get('subresources') or {}
+        schema = version['schema']['openAPIV3Schema']
+        warning = ''
+        if version.get('deprecated'):
+            replacement = f'; use {spec["group"]}/{preferred} {accepted["kind"]}' if preferred != name else ''
+            warning = (version.get('deprecationWarning')
+                       or f'{spec["group"]}/{name} {accepted["kind"]} is deprecated{replacement}')
+        yield Kind(
+            group=spec['group'], version=name, plural=accepted['plural'], singular=accepted['singular'],
+            name=accepted['kind'], list_name=accepted['listKind'], namespaced=spec['scope'] == 'Namespaced',
+            short_names=tuple(accepted.get('shortNames') or ()), categories=tuple(accepted.get('categories') or ()),
+            verbs=VERBS, subresources=frozenset(subresources), counted=True, table=table, custom=True, schema=schema,
+            columns=version.get('additionalPrinterColumns') or (), warning=warning, stored_version=stored,
+            outward=None if name == stored else _reader(schema), scale=_scale(subresources.get('scale') or {}),
+        )
+
+
+def _reader(schema: schemas.Schema) -> Any:
+    def read(body: Body) -> Body:
+        for _ in schemas.prune(body, schema):
+            pass
+        schemas.fill(body, schema)
+        return body
+    return read
+
+
+def _scale(declared: Mapping[str, str]) -> dict[str, str]:
+    return {'spec': declared.get('specReplicasPath', ''), 'status': declared.get('statusReplicasPath', ''),
+            'selector': declared.get('labelSelectorPath', '')}
+
+
+def _condition(status: dict[str, Any], type: str, value: bool, reason: str, message: str) -> None:
+    conditions: list[dict[str, Any]] = status['conditions'] = list(status.get('conditions') or ())
+    text = str(value)
+    old = next((item for item in conditions if item['type'] == type), None)
+    since = old['lastTransitionTime'] if old is not None and old['status'] == text else clocks.now()
+    new = {'type': type, 'status': text, 'lastTransitionTime': since, 'reason': reason, 'message': message}
+    if old is None:
+        conditions.append(new)
+    else:
+        conditions[conditions.index(old)] = new
+
+
+def _copy(source: Mapping[str, Any], target: dict[str, Any], key: str) -> None:
+    target.pop(key, None)
+    if source.get(key):
+        target[key] = source[key]
+
+
+def _mapping(body: Body, key: str) -> dict[str, Any]:
+    value = body.get(key)
+    if not isinstance(value, dict):
+        value = body[key] = {}
+    return value
+
+
+def _versions(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
+    versions = spec.get('versions')
+    return [version for version in versions if isinstance(version, dict)] if isinstance(versions, list) else []

@@ -1,0 +1,150 @@
+"""
+Discovery: what is served, in the two forms that clients ask for: a document a version, or all in one.
+
+The documents are made once for each revision of the catalog.
+"""
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from kopf._kits.testing import statuses
+from kopf._kits.testing.kinds import VERBS, Catalog, Kind
+
+AGGREGATED = ('application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList',)
+
+#: What can be done with subresources, and the kinds that they speak of if it is not that of the resource.
+SUBRESOURCES: dict[str, tuple[tuple[str, ...], tuple[str, str, str] | None]] = {
+    'status': (('get', 'patch', 'update'), None),
+    'scale': (('get', 'patch', 'update'), ('autoscaling', 'v1', 'Scale')),
+    'approval': (('get', 'patch', 'update'), None),
+    'finalize': (('update',), None),
+    'log': (('get',), None),
+    'token': (('create',), ('authentication.k8s.io', 'v1', 'TokenRequest')),
+    'eviction': (('create',), ('policy', 'v1', 'Eviction')),
+}
+
+
+class Discovery:
+    """The documents for the present state of the catalog."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._revision = -1
+        self._cache: dict[str, bytes] = {}
+
+    def root(self, path: str, accept: str, address: str) -> tuple[bytes, str]:
+        """The body and the content type for ``/api`` and ``/apis``."""
+        for media in accept.split(','):
+            wanted = {part.strip() for part in media.split(';')}
+            for known in AGGREGATED:
+                if wanted >= set(known.split(';')):
+                    return self._cached(f'{path} v2', lambda: self._aggregated(path)), known
+        return self._cached(f'{path} {address}', lambda: self._legacy(path, address)), 'application/json'
+
+    def group(self, group: str) -> bytes:
+        """The document of one group; 404 if there is no such group."""
+        if group not in (groups := self._catalog.groups()):
+            raise statuses.UnknownPath
+        return orjson.dumps({'kind': 'APIGroup', 'apiVersion': 'v1', **self._group(group, groups[group])})
+
+    def version(self, group: str, version: str) -> bytes:
+        """The document of one group and version; 404 if there is no such version."""
+        kinds = self._catalog.resources(group, version)
+        if not kinds:
+            raise statuses.UnknownPath
+        return self._cached(f'{group}/{version}', lambda: self._version(group, version, kinds))
+
+    def paths(self) -> list[str]:
+        """All paths below which something is served."""
+        paths = ['/api', '/api/v1', '/apis', '/healthz', '/livez', '/openapi/v2', '/openapi/v3', '/readyz', '/version']
+        for group, versions in self._catalog.groups().items():
+            if group:
+                paths += [f'/apis/{group}', *(f'/apis/{group}/{version}' for version in versions)]
+        return sorted(paths)
+
+    def _cached(self, key: str, make: Callable[[], Any]) -> bytes:
+        if self._revision != self._catalog.revision:
+            self._cache.clear()
+            self._revision = self._catalog.revision
+        if key not in self._cache:
+            self._cache[key] = orjson.dumps(make())
+        return self._cache[key]
+
+    def _legacy(self, path: str, address: str) -> dict[str, Any]:
+        if path == '/api':
+            return {'kind': 'APIVersions', 'versions': ['v1'], 'serverAddressByClientCIDRs': [
+                {'clientCIDR': '0.0.0.0/0', 'serverAddress': address}]}
+        groups = self._catalog.groups()
+        return {'kind': 'APIGroupList', 'apiVersion': 'v1',
+                'groups': [self._group(group, versions) for group, versions in groups.items() if group]}
+
+    def _group(self, group: str, versions: list[str]) -> dict[str, Any]:
+        listed = [{'groupVersion': f'{group}/{version}', 'version': version} for version in versions]
+        return {'name': group, 'versions': listed, 'preferredVersion': listed[0]}
+
+    def _version(self, group: str, version: str, kinds: list[Kind]) -> dict[str, Any]:
+        resources: list[dict[str, Any]] = []
+        for kind in kinds:
+            resource: dict[str, Any] = {
+                'name': kind.plural, 'singularName': kind.singular, 'namespaced': kind.namespaced, 'kind': kind.name,
+                'verbs': _verbs(kind),
+            }
+            if kind.short_names:
+                resource['shortNames'] = kind.short_names
+            if kind.categories:
+                resource['categories'] = kind.categories
+            if kind.table is not None:
+                digest = hashlib.sha256(f'{kind.group}/{kind.stored_version}/{kind.name}'.encode()).hexdigest()
+                resource['storageVersionHash'] = f'{digest[:11]}='
+            resources.append(resource)
+            for name in sorted(kind.subresources):
+                verbs, spoken = SUBRESOURCES[name]
+                sub: dict[str, Any] = {'name': f'{kind.plural}/{name}', 'singularName': '',
+                                       'namespaced': kind.namespaced}
+                if spoken is not None:
+                    sub.update(group=spoken[0], version=spoken[1])
+                resources.append({**sub, 'kind': spoken[2] if spoken is not None else kind.name, 'verbs': verbs})
+        name = f'{group}/{version}' if group else version
+        return {'kind': 'APIResourceList', 'apiVersion': 'v1', 'groupVersion': name, 'resources': resources}
+
+    def _aggregated(self, path: str) -> dict[str, Any]:
+        items = []
+        for group, versions in self._catalog.groups().items():
+            if bool(group) is not (path == '/apis'):
+                continue
+            items.append({'metadata': {'name': group} if group else {}, 'versions': [
+                {'version': version, 'freshness': 'Current',
+                 'resources': [_aggregated(kind) for kind in self._catalog.resources(group, version)]}
+                for version in versions]})
+        return {'kind': 'APIGroupDiscoveryList', 'apiVersion': 'apidiscovery.k8s.io/v2', 'metadata': {},
+                'items': items}
+
+
+def _aggregated(kind: Kind) -> dict[str, Any]:
+    own = (kind.group, kind.version) if kind.custom else ('', '')
+    resource: dict[str, Any] = {
+        'resource': kind.plural, 'responseKind': {'group': own[0], 'version': own[1], 'kind': kind.name},
+        'scope': 'Namespaced' if kind.namespaced else 'Cluster', 'singularResource': kind.singular,
+        'verbs': _verbs(kind),
+    }
+    if kind.short_names:
+        resource['shortNames'] = kind.short_names
+    if kind.categories:
+        resource['categories'] = kind.categories
+    subresources = []
+    for name in sorted(kind.subresources):
+        verbs, spoken = SUBRESOURCES[name]
+        group, version, word = spoken or (*own, kind.name)
+        subresources.append({'subresource': name, 'verbs': verbs,
+                             'responseKind': {'group': group, 'version': version, 'kind': word}})
+    if subresources:
+        resource['subresources'] = subresources
+    return resource
+
+
+def _verbs(kind: Kind) -> tuple[str, ...]:
+    if kind.custom:
+        return ('delete', 'deletecollection', 'get', 'list', 'patch', 'create', 'update', 'watch')
+    return tuple(verb for verb in VERBS if verb in kind.verbs)

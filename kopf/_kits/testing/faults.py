@@ -1,0 +1,202 @@
+"""
+Faults on request: what a bad day of a cluster does to its clients, to order.
+
+A rule is used up by the next requests that match it, in the order in which the rules were added. Rules about watches
+also take hold of watches that are open already. Everything can be called from any thread.
+"""
+import dataclasses
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar, get_args
+
+T = TypeVar('T')
+
+Action = Literal['error', 'delay', 'drop', 'freeze', 'cut', 'gone']
+WATCH_ACTIONS: frozenset[str] = frozenset({'freeze', 'cut', 'gone'})
+REASONS = {400: 'BadRequest', 401: 'Unauthorized', 403: 'Forbidden', 404: 'NotFound', 409: 'Conflict', 410: 'Expired',
+           422: 'Invalid', 429: 'TooManyRequests', 500: 'InternalError', 503: 'ServiceUnavailable', 504: 'Timeout'}
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class SeenRequest:
+    """One request as the sandbox has seen it; ``status`` is 0 as long as it is not answered."""
+    method: str
+    path: str
+    query: Mapping[str, str]
+    user_agent: str
+    content_type: str
+    time: float = dataclasses.field(default_factory=time.time)
+    verb: str = ''
+    group: str = ''
+    resource: str = ''
+    namespace: str = ''
+    name: str = ''
+    subresource: str = ''
+    user: str = ''
+    body: bytes = b''
+    status: int = 0
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Fault:
+    """
+    One rule: what is to be done, to which requests, and how often (``times``; None for always).
+
+    Conditions that are empty match everything; ``path`` is a regular expression that is searched for.
+    ``seconds`` is the length of a delay, or of a freeze (None: until `Faults.clear`).
+    """
+    action: Action
+    times: int | None = 1
+    method: str = ''
+    path: str = ''
+    verb: str = ''
+    resource: str = ''
+    namespace: str = ''
+    name: str = ''
+    user_agent: str = ''
+    status: int = 500
+    reason: str = ''
+    message: str = ''
+    retry_after: int | None = None
+    seconds: float | None = None
+
+    def matches(self, request: SeenRequest) -> bool:
+        """Whether the request is one of those meant (not whether the rule is used up)."""
+        for field in ('method', 'verb', 'resource', 'namespace', 'name'):
+            wanted = getattr(self, field)
+            if wanted and wanted.lower() != getattr(request, field).lower():
+                return False
+        return (not self.path or re.search(self.path, request.path) is not None) and (
+            self.user_agent in request.user_agent)
+
+
+class Faults:
+    """
+    All faults that are waiting for their requests.
+
+    ``sandbox.faults.error(429, times=3, retry_after=1, verb='patch')`` lets the next three patches fail;
+    ``sandbox.faults.drop_watches()`` breaks off all watches that are open. The conditions are the fields of `Fault`.
+    """
+
+    def __init__(self, controls: 'Controls') -> None:
+        self._controls = controls
+        self._rules: list[Fault] = []
+
+    def add(self, action: Action, **fields: Any) -> Fault:
+        """Add a rule; the fields are those of `Fault`. ValueError or TypeError if there are no such ones."""
+        if action not in get_args(Action):
+            raise ValueError(f'unknown fault {action!r}: it must be one of {", ".join(get_args(Action))}')
+        rule = Fault(action, **fields)
+
+        def append() -> None:
+            self._rules.append(rule)
+            self._controls.wake()
+        self._controls.call(append)
+        return rule
+
+    def error(self, status: int = 500, *, times: int | None = 1, **fields: Any) -> Fault:
+        """Answer with this HTTP status and do nothing; ``reason``, ``message`` and ``retry_after`` (seconds) besides."""
+        return self.add('error', status=status, times=times, **fields)
+
+    def delay(self, seconds: float, *, times: int | None = 1, **fields: Any) -> Fault:
+        """Wait so many seconds before doing what was asked."""
+        return self.add('delay', seconds=seconds, times=times, **fields)
+
+    def drop(self, *, times: int | None = 1, **fields: Any) -> Fault:
+        """Break off the connection instead of answering."""
+        return self.add('drop', times=times, **fields)
+
+    def freeze_watches(self, seconds: float | None = None, *, times: int | None = None, **fields: Any) -> Fault:
+        """Leave watches open but send nothing more, for so many seconds or until `clear`."""
+        return self.add('freeze', seconds=seconds, times=times, **fields)
+
+    def cut_watches(self, *, times: int | None = 1, **fields: Any) -> Fault:
+        """Break off watches in the middle of the next line."""
+        return self.add('cut', times=times, **fields)
+
+    def expire_watches(self, *, times: int | None = 1, **fields: Any) -> Fault:
+        """End watches by an in-stream error 410."""
+        return self.add('gone', times=times, **fields)
+
+    def drop_watches(self) -> int:
+        """Break off all watches that are open now; returns how many they were."""
+        return self._controls.call(self._controls.drop_watches)
+
+    def forget_history(self) -> None:
+        """Make all versions until now too old to go on from: watches from them are answered with 410."""
+        self._controls.call(self._controls.forget_history)
+
+    def expire_tokens(self) -> None:
+        """Refuse all tokens that were issued until now with 401; the kubeconfig gets a new one."""
+        self._controls.call(self._controls.expire_tokens)
+
+    def refuse_connections(self) -> None:
+        """Close the port and all connections until `accept_connections`: as if the server was down."""
+        self._controls.call_async(self._controls.refuse_connections)
+
+    def accept_connections(self) -> None:
+        """Listen again, on the same port."""
+        self._controls.call_async(self._controls.accept_connections)
+
+    def clear(self) -> None:
+        """Forget all rules and let go of frozen watches."""
+        def clear() -> None:
+            self._rules.clear()
+            self._controls.wake()
+        self._controls.call(clear)
+
+    def pending(self) -> list[Fault]:
+        """The rules that are not used up."""
+        return list(self._rules)
+
+    def take(self, request: SeenRequest, *, watching: bool) -> Fault | None:
+        """The rule that this request falls under, used up by one; ``watching`` for streams that have begun."""
+        for rule in self._rules:
+            if (rule.action in WATCH_ACTIONS) is watching and rule.matches(request):
+                if rule.times is not None:
+                    rule.times -= 1
+                    if rule.times <= 0:
+                        self._rules.remove(rule)
+                return rule
+        return None
+
+    def active(self, rule: Fault) -> bool:
+        """Whether a freeze still holds."""
+        return rule in self._rules or rule.times is not None
+
+
+class Controls:
+    """What faults need of the server; its methods are called in the server's thread by way of `call`."""
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call the function in the server's thread and wait for it."""
+        raise NotImplementedError
+
+    def call_async(self, function: Callable[[], Any]) -> None:
+        """The same for a coroutine function."""
+        raise NotImplementedError
+
+    def wake(self) -> None:
+        """Let all watches look at the rules."""
+        raise NotImplementedError
+
+    def drop_watches(self) -> int:
+        """Break off all watches."""
+        raise NotImplementedError
+
+    def forget_history(self) -> None:
+        """Drop the history of all resources."""
+        raise NotImplementedError
+
+    def expire_tokens(self) -> None:
+        """Replace the token."""
+        raise NotImplementedError
+
+    async def refuse_connections(self) -> None:
+        """Close the port and all connections."""
+        raise NotImplementedError
+
+    async def accept_connections(self) -> None:
+        """Listen again."""
+        raise NotImplementedError

@@ -1,0 +1,166 @@
+"""
+Lists: of the present, of a version in the past, whole or in chunks; and the rules of their parameters.
+
+A continue token names the version of the first chunk, so that all chunks together are one consistent list, as long as
+the history goes back so far.
+"""
+import base64
+import binascii
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping
+
+import orjson
+
+from kopf._kits.testing import statuses
+from kopf._kits.testing.forms import Form
+from kopf._kits.testing.kinds import Kind
+from kopf._kits.testing.selectors import Selector
+from kopf._kits.testing.storage import Expired, Record, Storage
+
+TOO_OLD = ('The provided continue parameter is too old to display a consistent list result. You can start a new list '
+           'without the continue parameter, or use the continue token in this response to retrieve the remainder of '
+           'the results. Continuing with the provided token results in an inconsistent list - objects that were '
+           'created, modified, or deleted between the time the first chunk was returned and now may show up in the '
+           'list.')
+
+
+@dataclasses.dataclass(slots=True)
+class ListOptions:
+    """The parameters of a list or a watch, checked against each other."""
+    selector: Selector
+    limit: int = 0
+    continued: str = ''
+    version: str = ''
+    match: str = ''
+    initial_events: bool | None = None
+    bookmarks: bool = False
+    timeout: float = 0
+
+
+def list_options(params: Mapping[str, str], known: frozenset[str], *, watch: bool) -> ListOptions:
+    """Decode the parameters; 400 and 422 as a real server."""
+    options = ListOptions(
+        selector=Selector(params.get('labelSelector', ''), params.get('fieldSelector', ''), known=known),
+        limit=_integer(params.get('limit', '')), continued=params.get('continue', ''),
+        version=params.get('resourceVersion', ''), match=params.get('resourceVersionMatch', ''),
+        initial_events=_boolean(params.get('sendInitialEvents')),
+        bookmarks=bool(_boolean(params.get('allowWatchBookmarks'))),
+        timeout=_integer(params.get('timeoutSeconds', '')),
+    )
+    causes = list(_watch_causes(options) if watch else _list_causes(options))
+    if causes:
+        raise statuses.invalid_options('ListOptions', *causes)
+    return options
+
+
+def _watch_causes(options: ListOptions) -> Iterable[statuses.Cause]:
+    if options.initial_events is None:
+        if options.match:
+            yield statuses.value_forbidden('resourceVersionMatch', 'resourceVersionMatch is forbidden for watch unless '
+                                                                   'sendInitialEvents is provided')
+    elif options.match != 'NotOlderThan':
+        yield statuses.value_forbidden('resourceVersionMatch', 'sendInitialEvents requires setting '
+                                                               'resourceVersionMatch to NotOlderThan')
+        if options.match:
+            yield statuses.value_unsupported('resourceVersionMatch', f'"{options.match}"', ['"NotOlderThan"'])
+
+
+def _list_causes(options: ListOptions) -> Iterable[statuses.Cause]:
+    if options.initial_events is not None:
+        yield statuses.value_forbidden('sendInitialEvents', 'sendInitialEvents is forbidden for list')
+    elif options.match and not options.version:
+        yield statuses.value_forbidden('resourceVersionMatch', 'resourceVersionMatch is forbidden unless '
+                                                               'resourceVersion is provided')
+    elif options.match and options.continued:
+        yield statuses.value_forbidden('resourceVersionMatch', 'resourceVersionMatch is forbidden when continue is '
+                                                               'provided')
+    elif options.match not in ('', 'Exact', 'NotOlderThan'):
+        yield statuses.value_unsupported('resourceVersionMatch', f'"{options.match}"',
+                                         ['"Exact"', '"NotOlderThan"', '""'])
+    elif options.match == 'Exact' and options.version == '0':
+        yield statuses.value_forbidden('resourceVersionMatch', 'resourceVersionMatch "exact" is forbidden for '
+                                                               'resourceVersion "0"')
+
+
+def answer(storage: Storage, kind: Kind, namespace: str, options: ListOptions, form: Form) -> bytes:
+    """The JSON of the list."""
+    if options.continued and options.version not in ('', '0'):
+        raise statuses.bad_request('specifying resource version is not allowed when using continue')
+    version, start = _decode(options.continued) if options.continued else (_asked(options.version), '')
+    if version > storage.version:
+        raise statuses.too_new(version, storage.version)
+    table = kind.store
+    past = 0
+    if options.continued and version > 0:
+        past = version
+    elif version and (options.match == 'Exact' or (options.limit and options.match != 'NotOlderThan')):
+        past = version
+    start = f'{namespace}/{start}' if namespace and start else start
+    if past:
+        try:
+            records = table.records_at(past, namespace, start=start)
+        except Expired:
+            fresh = _encode(-1, start.removeprefix(f'{namespace}/') if namespace else start)
+            refusal = statuses.expired(TOO_OLD if options.continued else f'too old resource version: {past}')
+            raise _with_token(refusal, fresh) if options.continued else refusal from None
+    else:
+        records = table.records(namespace, start=start)
+    meta: dict[str, object] = {'resourceVersion': str(past or storage.version)}
+    selected = records if not options.selector else (r for r in records if options.selector.matches(r))
+    if options.limit <= 0:
+        chosen = list(selected)
+    else:
+        chosen = list(itertools.islice(selected, options.limit))
+        rest = next(selected, None)
+        if rest is not None:
+            last = chosen[-1].name if namespace else chosen[-1].key
+            meta['continue'] = _encode(past or storage.version, f'{last}\0')
+            if not options.selector:
+                meta['remainingItemCount'] = 1 + sum(1 for _ in selected)
+    return form.list(kind, chosen, meta)
+
+
+def names_of(records: Iterable[Record]) -> list[str]:
+    """The names of objects, in their order."""
+    return [record.name for record in records]
+
+
+def _encode(version: int, start: str) -> str:
+    token = orjson.dumps({'v': 'meta.k8s.io/v1', 'rv': version, 'start': f'/{start}'})
+    return base64.urlsafe_b64encode(token).decode().rstrip('=')
+
+
+def _decode(token: str) -> tuple[int, str]:
+    try:
+        decoded = orjson.loads(base64.urlsafe_b64decode(token + '=' * (-len(token) % 4)))
+        return int(decoded['rv']), str(decoded['start']).removeprefix('/')
+    except (binascii.Error, ValueError, KeyError, TypeError):
+        raise statuses.bad_request('invalid continue token: continue key is not valid') from None
+
+
+def _with_token(refusal: statuses.Refusal, token: str) -> statuses.Refusal:
+    status = refusal.as_status()
+    refusal.as_status = lambda: {**status, 'metadata': {'continue': token}}  # type: ignore[method-assign]
+    return refusal
+
+
+def _asked(version: str) -> int:
+    if not version:
+        return 0
+    try:
+        return int(version)
+    except ValueError:
+        raise statuses.bad_request(f'invalid resource version: resourceVersion: Invalid value: "{version}": '
+                                   f'strconv.ParseUint: parsing "{version}": invalid syntax') from None
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text or 0)
+    except ValueError:
+        raise statuses.bad_request(f'strconv.ParseInt: parsing "{text}": invalid syntax') from None
+
+
+def _boolean(text: str | None) -> bool | None:
+    return None if text is None else text.lower() not in ('0', 'false', 'f')

@@ -1,0 +1,258 @@
+"""
+From what a client has sent to an object that can be stored: types, names, metadata, schema.
+
+Everything here is pure: it looks at one body, the kind, and the object as it was before, and either changes the body
+or refuses it. What other objects or the outer world have a say in is decided by the callers.
+"""
+import secrets
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import orjson
+
+from kopf._kits.testing import clocks, crds, defaults, names, schemas, statuses
+from kopf._kits.testing.kinds import Body, Kind
+from kopf._kits.testing.patches import json_type
+from kopf._kits.testing.statuses import Cause
+
+_ALPHABET = 'bcdfghjklmnpqrstvwxz2456789'
+_STRINGS = ('name', 'generateName', 'namespace', 'uid', 'resourceVersion', 'creationTimestamp', 'deletionTimestamp')
+
+
+def decode(body: Any, kind: Kind, text: bytes) -> Body:
+    """Check that a decoded request is an object of this kind, and give it its API version and kind; 400 otherwise."""
+    if not isinstance(body, dict):
+        excerpt = text.hex()[:40] if isinstance(body, list) else text[:24].decode(errors='replace')
+        raise statuses.bad_request(
+            f'the object provided is unrecognized (must be of type {kind.name}): couldn\'t get version/kind; json parse '
+            f'error: json: cannot unmarshal {json_type(body)} into Go value of type struct {{ APIVersion string '
+            f'"json:\\"apiVersion,omitempty\\""; Kind string "json:\\"kind,omitempty\\"" }} ({excerpt})')
+    api_version, name = body.get('apiVersion', ''), body.get('kind', '')
+    if kind.custom:
+        _check_custom(api_version, name, kind, body, text)
+    elif name not in ('', kind.name) or api_version not in ('', kind.api_version):
+        raise statuses.bad_request(
+            f'{name or kind.name} in version "{kind.version}" cannot be handled as a {kind.name}: no kind '
+            f'"{name or kind.name}" is registered for version "{api_version or kind.api_version}" in scheme '
+            '"pkg/runtime/scheme.go:111"')
+    meta = body.get('metadata')
+    if meta is None:
+        meta = {}
+    try:
+        check_types(meta)
+    except TypeError as error:
+        raise statuses.bad_request(
+            f'{kind.name} in version "{kind.version}" cannot be handled as a {kind.name}: {error}') from None
+    rest = {key: value for key, value in body.items() if key not in ('apiVersion', 'kind', 'metadata')}
+    return {'apiVersion': kind.api_version, 'kind': kind.name, 'metadata': dict(meta), **rest}
+
+
+def _check_custom(api_version: str, name: str, kind: Kind, body: Mapping[str, Any], text: bytes) -> None:
+    if not name:
+        excerpt = text.decode(errors='replace')
+        short = excerpt if len(excerpt) <= 23 else f'{excerpt[:23]} ...'
+        raise statuses.bad_request(f'the object provided is unrecognized (must be of type {kind.name}): Object \'Kind\' '
+                                   f'is missing in \'{excerpt}\' ({short})')
+    if api_version != kind.api_version:
+        raise statuses.bad_request(f'the API version in the data ({api_version}) does not match the expected API '
+                                   f'version ({kind.api_version})')
+    if name != kind.name:
+        meta = body.get('metadata')
+        subject = meta.get('name', '') if isinstance(meta, Mapping) else ''
+        raise statuses.invalid(kind.group, name, subject,
+                               [statuses.value_invalid('kind', f'"{name}"', f'must be {kind.name}')])
+
+
+def check_types(meta: Any) -> None:
+    """Check the types of metadata as Go would when decoding; TypeError with Go's words."""
+    def refuse(value: Any, field: str, type: str) -> None:
+        raise TypeError(f'json: cannot unmarshal {json_type(value)} into Go struct field ObjectMeta.{field} of '
+                        f'type {type}')
+
+    if not isinstance(meta, dict):
+        refuse(meta, 'metadata', 'v1.ObjectMeta')
+    for key in _STRINGS:
+        if not isinstance(meta.get(key), (str, type(None))):
+            refuse(meta[key], key, 'string')
+    for key in ('labels', 'annotations'):
+        if not isinstance(values := meta.get(key), (dict, type(None))):
+            refuse(values, key, 'map[string]string')
+        for name, value in (values or {}).items():
+            if value is None:
+                values[name] = ''
+            elif not isinstance(value, str):
+                refuse(value, key, 'string')
+    if not isinstance(finalizers := meta.get('finalizers'), (list, type(None))):
+        refuse(finalizers, 'finalizers', '[]string')
+    for value in finalizers or ():
+        if not isinstance(value, str):
+            refuse(value, 'finalizers', 'string')
+    if not isinstance(owners := meta.get('ownerReferences'), (list, type(None))):
+        refuse(owners, 'ownerReferences', '[]v1.OwnerReference')
+    for value in owners or ():
+        if not isinstance(value, dict):
+            refuse(value, 'ownerReferences', 'v1.OwnerReference')
+
+
+def tidy(body: Body, kind: Kind) -> list[str]:
+    """Drop from the body what is unknown or empty, apply defaults; returns the paths of unknown fields."""
+    meta = body['metadata']
+    unknown = [f'metadata.{key}' for key in meta if key not in schemas.META_FIELDS]
+    body['metadata'] = {
+        key: value for key, value in meta.items()
+        if key in schemas.META_FIELDS and key not in ('managedFields', 'selfLink') and value not in (None, '', [], {})
+    }
+    if not kind.namespaced:
+        body['metadata'].pop('namespace', None)
+    if kind.schema is not None:
+        unknown += schemas.prune(body, kind.schema)
+        schemas.fill(body, kind.schema)
+    else:
+        defaults.apply(body, kind)
+    return unknown
+
+
+def prepare_new(body: Body, kind: Kind, uid: str) -> None:
+    """Give a new object its identity; 500 if it claims to have a version already."""
+    meta = body['metadata']
+    if meta.pop('resourceVersion', None):
+        raise statuses.internal('resourceVersion should not be set on objects to be created')
+    for key in ('uid', 'creationTimestamp', 'deletionTimestamp', 'deletionGracePeriodSeconds', 'generation'):
+        meta.pop(key, None)
+    meta['uid'] = uid
+    meta['creationTimestamp'] = clocks.now()
+    if kind.counted:
+        meta['generation'] = 1
+    if 'generateName' in meta and 'name' not in meta:
+        meta['name'] = meta['generateName'][:58] + ''.join(secrets.choice(_ALPHABET) for _ in range(5))
+    if 'status' in kind.subresources and kind.plural not in ('nodes', crds.PLURAL):
+        body.pop('status', None)
+    defaults.begin(body, kind)
+
+
+def prepare_changed(body: Body, old: Body, kind: Kind, subresource: str) -> None:
+    """Keep what an update may not change, and count the generation."""
+    meta, before = body['metadata'], old['metadata']
+    if subresource == 'status':
+        _keep_but_status(body, old, kind)
+        meta = body['metadata']
+    elif 'status' in kind.subresources and kind.plural != crds.PLURAL:
+        _restore(body, old, 'status')
+    _restore(meta, before, 'generation')
+    _restore(meta, before, 'creationTimestamp')
+    _restore(meta, before, 'generateName')
+    for key in ('uid', 'deletionTimestamp', 'deletionGracePeriodSeconds', 'resourceVersion', 'namespace'):
+        if key in before:
+            meta.setdefault(key, before[key])
+    if kind.counted and subresource != 'status' and _counts(body, kind) != _counts(old, kind):
+        meta['generation'] = before.get('generation', 0) + 1
+
+
+def _keep_but_status(body: Body, old: Body, kind: Kind) -> None:
+    status, meta = body.get('status'), body['metadata']
+    before = old['metadata']
+    body.clear()
+    body.update(old)
+    body['metadata'] = dict(before)
+    if not kind.custom:
+        for key in ('annotations', 'finalizers'):
+            _restore(body['metadata'], meta, key)
+    for key in ('uid', 'resourceVersion'):
+        if key in meta:
+            body['metadata'][key] = meta[key]
+    body.pop('status', None)
+    if status is not None:
+        body['status'] = status
+
+
+def _counts(body: Body, kind: Kind) -> bytes:
+    """What the generation counts the changes of."""
+    if not kind.custom:
+        watched = {key: body.get(key) for key in ('spec', 'webhooks', 'template', 'endpoints', 'value')}
+    else:
+        ignored = ('metadata', 'status') if 'status' in kind.subresources else ('metadata',)
+        watched = {key: value for key, value in body.items() if key not in ignored}
+    return orjson.dumps(watched, option=orjson.OPT_SORT_KEYS)
+
+
+def problems(body: Body, kind: Kind) -> Iterator[Cause]:
+    """Everything that is wrong with an object in itself."""
+    meta = body['metadata']
+    if not (name := meta.get('name')):
+        yield statuses.value_required('metadata.name', 'name or generateName is required')
+    elif (problem := _name_problem(name, kind)) is not None:
+        yield statuses.value_invalid('metadata.name', _text(name), problem)
+    yield from _meta_problems(meta)
+    if kind.schema is not None:
+        yield from schemas.validate(body, kind.schema)
+    elif kind.plural == crds.PLURAL:
+        yield from crds.problems(body)
+    else:
+        yield from defaults.problems(body, kind)
+
+
+def _name_problem(name: str, kind: Kind) -> str | None:
+    if kind.plural == 'namespaces':
+        return names.label_problem(name)
+    if kind.group == 'rbac.authorization.k8s.io':
+        return names.path_problem(name)
+    return names.subdomain_problem(name)
+
+
+def _meta_problems(meta: Mapping[str, Any]) -> Iterator[Cause]:
+    for key, value in (meta.get('labels') or {}).items():
+        if (problem := names.label_key_problem(key)) is not None:
+            yield statuses.value_invalid('metadata.labels', _text(key), problem)
+        if (problem := names.label_value_problem(value)) is not None:
+            yield statuses.value_invalid('metadata.labels', _text(value), problem)
+    for key in meta.get('annotations') or ():
+        if (problem := names.label_key_problem(key.lower())) is not None:
+            yield statuses.value_invalid('metadata.annotations', _text(key), problem)
+    if sum(len(key) + len(value) for key, value in (meta.get('annotations') or {}).items()) > 256 * 1024:
+        yield Cause('metadata.annotations', 'FieldValueTooLong', 'Too long: may not be more than 262144 bytes')
+    for finalizer in meta.get('finalizers') or ():
+        if (problem := names.label_key_problem(finalizer)) is not None:
+            yield statuses.value_invalid('metadata.finalizers', _text(finalizer), problem)
+    owners = meta.get('ownerReferences') or ()
+    for owner in owners:
+        for key in ('apiVersion', 'kind', 'name', 'uid'):
+            if not owner.get(key):
+                yield statuses.value_invalid(f'metadata.ownerReferences.{key}', '""', 'must not be empty')
+    controllers = [f'{owner["kind"]}/{owner["name"]}' for owner in owners if owner.get('controller')]
+    if len(controllers) > 1:
+        yield statuses.value_invalid(
+            'metadata.ownerReferences', _text(owners), 'Only one reference can have Controller set to true. Found '
+            f'"true" in references for {controllers[0]} and {controllers[1]}')
+
+
+def change_problems(body: Body, old: Body) -> Iterator[Cause]:
+    """Everything that is wrong with the difference between two versions of an object."""
+    meta, before = body['metadata'], old['metadata']
+    causes = []
+    for key in ('name', 'namespace', 'uid', 'deletionTimestamp', 'deletionGracePeriodSeconds'):
+        if meta.get(key) != before.get(key):
+            causes.append(statuses.value_invalid(f'metadata.{key}', _text(meta.get(key)), 'field is immutable'))
+    if 'deletionTimestamp' in before:
+        old_finalizers = before.get('finalizers') or ()
+        if added := [item for item in meta.get('finalizers') or () if item not in old_finalizers]:
+            listed = ', '.join(f'"{item}"' for item in added)
+            causes.append(statuses.value_forbidden(
+                'metadata.finalizers', 'no new finalizers can be added if the object is being deleted, found new '
+                                       f'finalizers []string{{{listed}}}'))
+    yield from causes
+    yield from causes  # A real server checks this twice, and tells so.
+
+
+def same(one: Body, another: Body) -> bool:
+    """Whether nothing would change; true and 1 are not the same here, unlike in Python."""
+    return orjson.dumps(one, option=orjson.OPT_SORT_KEYS) == orjson.dumps(another, option=orjson.OPT_SORT_KEYS)
+
+
+def _restore(target: dict[str, Any], source: Mapping[str, Any], key: str) -> None:
+    target.pop(key, None)
+    if key in source:
+        target[key] = source[key]
+
+
+def _text(value: Any) -> str:
+    return orjson.dumps(value).decode()

@@ -1,0 +1,376 @@
+"""
+The verbs that change or read single objects: create, replace, patch, delete and their rules of life.
+
+All of them come down to one commit to the storage, with no waiting between the last look at the old object and the
+commit; where webhooks have to be asked in between, the object is looked at again, as a real server does.
+"""
+import dataclasses
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+import orjson
+
+from kopf._kits.testing import crds, objects, patches, statuses
+from kopf._kits.testing.kinds import Body, Catalog, Kind
+from kopf._kits.testing.selectors import Selector
+from kopf._kits.testing.storage import Record, Storage
+
+ATTEMPTS = 6
+MERGE_PATCH = 'application/merge-patch+json'
+JSON_PATCH = 'application/json-patch+json'
+STRATEGIC_PATCH = 'application/strategic-merge-patch+json'
+APPLY_PATCH = 'application/apply-patch+yaml'
+
+#: Kinds of which a PUT to an absent name makes a new object.
+CREATED_ON_UPDATE = frozenset({
+    'endpoints', 'events', 'leases', 'limitranges', 'podtemplates', 'services', 'roles', 'rolebindings',
+    'clusterroles', 'clusterrolebindings', 'runtimeclasses',
+})
+
+
+@dataclasses.dataclass(frozen=True)
+class User:
+    """Who asks."""
+    name: str = 'sandbox'
+    groups: tuple[str, ...] = ('system:masters', 'system:authenticated')
+
+
+@dataclasses.dataclass(slots=True)
+class Options:
+    """How it is to be done; ``warnings`` collects what the client should be told besides."""
+    user: User = dataclasses.field(default_factory=User)
+    dry_run: bool = False
+    field_validation: str = 'Warn'
+    propagation: str = ''
+    uid: str = ''
+    version: str = ''
+    warnings: list[str] = dataclasses.field(default_factory=list)
+
+
+class Admission(Protocol):
+    """Who may change or refuse what is about to be stored; see `kopf._kits.testing.admission`."""
+
+    def concerns(self, kind: Kind, operation: str, subresource: str) -> bool:
+        """Whether anybody is to be asked at all."""
+
+    async def mutate(self, review: 'Review') -> Body | None:
+        """The object as the webhooks have changed it."""
+
+    async def validate(self, review: 'Review') -> None:
+        """Refuse the object if a webhook does."""
+
+
+@dataclasses.dataclass(slots=True)
+class Review:
+    """What webhooks are asked about."""
+    kind: Kind
+    operation: str
+    subresource: str
+    namespace: str
+    name: str
+    body: Body | None
+    old: Body | None
+    options: Options
+
+
+Change = Callable[[Body], Body]
+Revise = Callable[[Body], Awaitable[Body]]
+
+
+class Objects:
+    """The door to single objects; answers are JSON texts in the version of the kind that was asked for."""
+
+    def __init__(self, storage: Storage, catalog: Catalog, admission: Admission) -> None:
+        self._storage = storage
+        self._catalog = catalog
+        self._admission = admission
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Record:
+        """The object; 404 if there is none."""
+        if (record := kind.store.get(namespace, name)) is None:
+            raise statuses.not_found(kind.group, kind.plural, name)
+        return record
+
+    async def create(self, kind: Kind, namespace: str, body: Body, options: Options) -> bytes:
+        """Store a new object (decoded already) and give it back as it was stored."""
+        self._check_place(kind, namespace, body)
+        if kind.namespaced:
+            body['metadata']['namespace'] = namespace
+            self._check_namespace(kind, namespace, body['metadata'].get('name', ''))
+        self._tidy(body, kind, options)
+        objects.prepare_new(body, kind, str(uuid.uuid4()))
+        name = body['metadata'].get('name', '')
+        if self._admission.concerns(kind, 'CREATE', ''):
+            review = Review(kind, 'CREATE', '', namespace, name, body, None, options)
+            body = await self._admit(review)
+        else:
+            self._validate(body, kind)
+        table = kind.store
+        if table.get(namespace, name) is not None:
+            raise statuses.exists(kind.group, kind.plural, name)
+        if table.closed:
+            raise statuses.UnknownPath
+        if options.dry_run:
+            return orjson.dumps(body)
+        stored = kind.inward(body) if kind.inward is not None else body
+        return kind.raw(self._storage.commit(table, 'ADDED', stored).record)
+
+    async def replace(
+            self, kind: Kind, namespace: str, name: str, body: Body, options: Options, subresource: str = '',
+    ) -> tuple[bytes, bool]:
+        """Store another version of an object (decoded already); also says whether it had to be created."""
+        self._check_place(kind, namespace, body, name)
+        meta = body['metadata']
+        if kind.plural in CREATED_ON_UPDATE and kind.store.get(namespace, name) is None and not subresource:
+            meta.pop('uid', None)
+            return await self.create(kind, namespace, body, options), True
+        record = self.get(kind, namespace, name)
+        if meta.get('uid', record.uid) not in ('', record.uid):
+            raise statuses.conflict(
+                kind.group, kind.plural, name, f'StorageError: invalid object, Code: 4, Key: /registry/'
+                f'{f"{kind.group}/" if kind.group else ""}{kind.plural}/{record.key}, ResourceVersion: 0, '
+                f'AdditionalErrorMsg: Precondition failed: UID in precondition: {meta["uid"]}, UID in object meta: '
+                f'{record.uid}')
+        if _version(meta.get('resourceVersion')) == 0 and kind.custom:
+            raise statuses.invalid(kind.group, kind.plural, name, [statuses.value_invalid(
+                'metadata.resourceVersion', '0', 'must be specified for an update')])
+        return await self._update(kind, namespace, name, lambda old: orjson.loads(orjson.dumps(body)),
+                                  options, subresource), False
+
+    async def patch(
+            self, kind: Kind, namespace: str, name: str, patch: Any, content_type: str, options: Options,
+            subresource: str = '',
+    ) -> bytes:
+        """Apply a decoded patch of one of the types `MERGE_PATCH` and `JSON_PATCH`."""
+        if content_type == MERGE_PATCH:
+            if not isinstance(patch, dict):
+                raise statuses.bad_request(f'error decoding patch: json: cannot unmarshal {patches.json_type(patch)} '
+                                           'into Go value of type map[string]interface {}')
+        else:
+            patch = patches.check_operations(patch)
+
+        def change(old: Body) -> Body:
+            try:
+                new = patches.merge(old, patch) if content_type == MERGE_PATCH else patches.apply(old, patch)
+            except patches.PatchError:
+                raise statuses.rejected() from None
+            return _patched(new, kind, namespace, name)
+
+        return await self._update(kind, namespace, name, change, options, subresource)
+
+    async def delete(self, kind: Kind, namespace: str, name: str, options: Options) -> dict[str, Any] | bytes:
+        """Delete an object, or mark it for deletion; answers with the object or with a ``Status`` of success."""
+        record = self.get(kind, namespace, name)
+        _check_preconditions(kind, record, options)
+        if self._admission.concerns(kind, 'DELETE', ''):
+            review = Review(kind, 'DELETE', '', namespace, name, None, kind.body(record), options)
+            await self._admission.mutate(review)
+            await self._admission.validate(review)
+            record = self.get(kind, namespace, name)
+        if kind.plural == 'namespaces' and name in ('default', 'kube-system', 'kube-public'):
+            raise statuses.forbidden(kind.group, kind.plural, name, 'this namespace may not be deleted')
+        if options.dry_run:
+            return statuses.success(kind.group, kind.plural, name, record.uid)
+        return self.remove(kind, record, options.propagation)
+
+    def remove(self, kind: Kind, record: Record, propagation: str = '') -> dict[str, Any] | bytes:
+        """Delete or mark an object without asking anybody."""
+        body = record.body()
+        meta = body['metadata']
+        finalizers = list(meta.get('finalizers') or ())
+        gate = {'Foreground': 'foregroundDeletion', 'Orphan': 'orphan'}.get(propagation)
+        if gate is not None and gate not in finalizers and not record.deleting:
+            finalizers.append(gate)
+        if kind.plural == crds.PLURAL and not record.deleting and crds.FINALIZER not in finalizers:
+            finalizers.append(crds.FINALIZER)
+            crds.terminate(body)
+        held = bool(finalizers) or (kind.plural == 'namespaces' and body['spec'].get('finalizers'))
+        if not held:
+            change = self._storage.commit(kind.store, 'DELETED', body)
+            if kind.plural in ('pods', 'services', 'namespaces'):
+                return kind.raw(change.record)
+            return statuses.success(kind.group, kind.plural, record.name, record.uid)
+        if record.deleting:
+            return kind.raw(record)
+        if finalizers:
+            meta['finalizers'] = finalizers
+        meta['deletionTimestamp'] = objects.clocks.now()
+        if kind.plural == 'namespaces':
+            body['status'] = {'phase': 'Terminating'}
+        elif kind.plural != crds.PLURAL:
+            meta['deletionGracePeriodSeconds'] = 0
+            if meta.get('generation'):
+                meta['generation'] += 1
+        return kind.raw(self._storage.commit(kind.store, 'MODIFIED', body).record)
+
+    async def delete_collection(
+            self, kind: Kind, namespace: str, selector: Selector, options: Options,
+    ) -> list[bytes]:
+        """Delete all selected objects; answers with them as they were before."""
+        chosen = [record for record in kind.store.records(namespace) if selector.matches(record)]
+        gone = [kind.raw(record) for record in chosen]
+        for record in chosen:
+            try:
+                await self.delete(kind, record.namespace, record.name, options)
+            except statuses.Refusal as refusal:
+                if refusal.code != 404:
+                    raise
+        return gone
+
+    async def _update(
+            self, kind: Kind, namespace: str, name: str, change: Change, options: Options, subresource: str,
+    ) -> bytes:
+        for _ in range(ATTEMPTS):
+            record = self.get(kind, namespace, name)
+            old, body = kind.body(record), change(kind.body(record))
+            asked = body['metadata'].get('resourceVersion')
+            if _version(asked) not in (0, record.version):
+                raise statuses.conflict(kind.group, kind.plural, name)
+            self._tidy(body, kind, options)
+            objects.prepare_changed(body, old, kind, subresource)
+            body['metadata']['resourceVersion'] = old['metadata']['resourceVersion']
+            if self._admission.concerns(kind, 'UPDATE', subresource):
+                body = await self._admit(Review(kind, 'UPDATE', subresource, namespace, name, body, old, options))
+                if kind.store.get(namespace, name) is not record:
+                    continue
+            else:
+                self._validate(body, kind, old)
+            return self._store(kind, record, body, old, options)
+        raise statuses.conflict(kind.group, kind.plural, name)
+
+    def _store(self, kind: Kind, record: Record, body: Body, old: Body, options: Options) -> bytes:
+        if objects.same(body, old) and (not record.deleting or body['metadata'].get('finalizers')):
+            return kind.raw(record)
+        if options.dry_run:
+            return orjson.dumps(body)
+        meta = body['metadata']
+        stored = kind.inward(body) if kind.inward is not None else body
+        emptied = 'deletionTimestamp' in meta and not meta.get('finalizers')
+        if emptied and not (kind.plural == 'namespaces' and (body.get('spec') or {}).get('finalizers')):
+            meta['generation'] = old['metadata'].get('generation', 0)
+            if not meta['generation']:
+                del meta['generation']
+            answer = orjson.dumps(body)
+            self._storage.commit(kind.store, 'DELETED', stored)
+            return answer
+        return kind.raw(self._storage.commit(kind.store, 'MODIFIED', stored).record)
+
+    async def _admit(self, review: Review) -> Body:
+        body = await self._admission.mutate(review)
+        assert body is not None
+        objects.tidy(body, review.kind)
+        self._validate(body, review.kind, review.old)
+        review.body = body
+        await self._admission.validate(review)
+        return body
+
+    def _tidy(self, body: Body, kind: Kind, options: Options) -> None:
+        unknown = objects.tidy(body, kind)
+        if not unknown or options.field_validation == 'Ignore':
+            return
+        if options.field_validation == 'Strict':
+            listed = ', '.join(f'unknown field "{path}"' for path in unknown)
+            raise statuses.bad_request(f'{kind.name} in version "{kind.version}" cannot be handled as a {kind.name}: '
+                                       f'strict decoding error: {listed}')
+        options.warnings += [f'unknown field "{path}"' for path in unknown]
+
+    def _validate(self, body: Body, kind: Kind, old: Body | None = None) -> None:
+        causes = list(objects.problems(body, kind))
+        if old is not None:
+            causes += objects.change_problems(body, old)
+        if causes:
+            raise statuses.invalid(kind.group, kind.name, body['metadata'].get('name', ''), causes)
+
+    def _check_place(self, kind: Kind, namespace: str, body: Body, name: str = '') -> None:
+        meta = body['metadata']
+        if name:
+            _check_name(meta.get('name') or '', name)
+        if kind.namespaced and (meta.get('namespace') or namespace) != namespace:
+            raise statuses.bad_request('the namespace of the provided object does not match the namespace sent on the '
+                                       'request')
+
+    def _check_namespace(self, kind: Kind, namespace: str, name: str) -> None:
+        record = self._storage.table('', 'namespaces').get('', namespace)
+        if record is None:
+            raise statuses.not_found('', 'namespaces', namespace)
+        if record.deleting:
+            raise statuses.forbidden(
+                kind.group, kind.plural, name,
+                f'unable to create new content in namespace {namespace} because it is being terminated',
+                [statuses.Cause('metadata.namespace', 'NamespaceTerminating',
+                                f'namespace {namespace} is being terminated')])
+
+
+def decode_options(body: Any, params: Mapping[str, str], options: Options) -> None:
+    """Take over ``DeleteOptions``, from the body of a request or from its query; 4xx if they are wrong."""
+    given: Mapping[str, Any] = body if isinstance(body, dict) else {}
+    if given.get('kind', 'DeleteOptions') != 'DeleteOptions':
+        raise statuses.bad_request(f'no kind "{given["kind"]}" is registered for version "{given.get("apiVersion")}" in '
+                                   'scheme "pkg/runtime/scheme.go:111"')
+    propagation = given.get('propagationPolicy') or params.get('propagationPolicy') or ''
+    if propagation not in ('', 'Foreground', 'Background', 'Orphan'):
+        raise statuses.invalid_options('DeleteOptions', statuses.value_unsupported(
+            'propagationPolicy', f'"{propagation}"', ['"Foreground"', '"Background"', '"Orphan"', '"nil"']))
+    options.propagation = propagation
+    if given.get('orphanDependents') or params.get('orphanDependents') == 'true':
+        options.propagation = 'Orphan'
+    preconditions = given.get('preconditions') or {}
+    options.uid = preconditions.get('uid') or ''
+    options.version = preconditions.get('resourceVersion') or ''
+    options.dry_run = options.dry_run or 'All' in (given.get('dryRun') or ())
+
+
+def _patched(new: Any, kind: Kind, namespace: str, name: str) -> Body:
+    meta = new.get('metadata') if isinstance(new, dict) else None
+    if not isinstance(meta, dict):
+        raise statuses.bad_request(f'the name of the object ({name} based on URL) was undeterminable: name must be '
+                                   'provided')
+    for field, expected in (('kind', kind.name), ('apiVersion', kind.api_version)):
+        if (given := new.get(field)) != expected:
+            group, _, _ = str(new.get('apiVersion', '')).rpartition('/')
+            if kind.custom:
+                raise statuses.invalid(group, str(new.get('kind')), name, [statuses.value_invalid(
+                    field, f'"{given}"', f'must be {expected}')])
+            raise _unreadable(new, f'no kind "{new.get("kind")}" is registered for version "{new.get("apiVersion")}"')
+    try:
+        objects.check_types(meta)
+    except TypeError as error:
+        raise _unreadable(new, str(error)) from None
+    _check_name(meta.get('name') or '', name)
+    if kind.namespaced and (meta.get('namespace') or namespace) != namespace:
+        raise statuses.bad_request('the namespace of the provided object does not match the namespace sent on the '
+                                   'request')
+    body: Body = new
+    return body
+
+
+def _unreadable(body: Body, why: str) -> statuses.Refusal:
+    text = orjson.dumps(orjson.dumps(body, option=orjson.OPT_SORT_KEYS).decode()).decode()
+    return statuses.invalid('', '', '', [statuses.value_invalid('patch', text, why)])
+
+
+def _check_name(given: str, name: str) -> None:
+    if not given:
+        raise statuses.bad_request(f'the name of the object ({name} based on URL) was undeterminable: name must be '
+                                   'provided')
+    if given != name:
+        raise statuses.bad_request(f'the name of the object ({given}) does not match the name on the URL ({name})')
+
+
+def _check_preconditions(kind: Kind, record: Record, options: Options) -> None:
+    if options.uid and options.uid != record.uid:
+        raise statuses.conflict(kind.group, kind.name, record.name,
+                                f'the UID in the precondition ({options.uid}) does not match the UID in record '
+                                f'({record.uid}). The object might have been deleted and then recreated')
+    if options.version and options.version != str(record.version):
+        raise statuses.conflict(kind.group, kind.name, record.name,
+                                f'the ResourceVersion in the precondition ({options.version}) does not match the '
+                                f'ResourceVersion in record ({record.version}). The object might have been modified')
+
+
+def _version(text: str | None) -> int:
+    try:
+        return int(text or 0)
+    except ValueError:
+        raise statuses.internal(f'strconv.ParseUint: parsing "{text}": invalid syntax') from None

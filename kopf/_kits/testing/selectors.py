@@ -1,0 +1,184 @@
+"""
+Label and field selectors: parsed once a request, then asked for every object.
+
+The grammar is that of a real server down to the messages, since a selector that is refused there must not pass here.
+"""
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from kopf._kits.testing import names, statuses
+from kopf._kits.testing.storage import Record
+
+
+class Requirement(NamedTuple):
+    """One condition of a label selector."""
+    key: str
+    operator: str
+    values: frozenset[str]
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Whether the labels meet the condition."""
+        value = labels.get(self.key)
+        match self.operator:
+            case 'in':
+                return value in self.values
+            case 'notin':
+                return value not in self.values
+            case 'exists':
+                return value is not None
+            case 'absent':
+                return value is None
+        (bound,) = self.values
+        if value is None or not re.fullmatch(r'-?\d+', value):
+            return False
+        return int(value) > int(bound) if self.operator == 'gt' else int(value) < int(bound)
+
+
+class Selector:
+    """Both selectors of a request in one; ``metadata.name`` and ``metadata.namespace`` are known for all kinds."""
+
+    def __init__(self, labels: str = '', fields: str = '', *, known: frozenset[str] = frozenset()) -> None:
+        self._labels = parse_labels(labels)
+        self._fields = list(parse_fields(fields, known))
+
+    def __bool__(self) -> bool:
+        return bool(self._labels or self._fields)
+
+    @property
+    def name(self) -> str | None:
+        """The only name that can match, if the fields say so."""
+        for field, equal, value in self._fields:
+            if field == 'metadata.name' and equal:
+                return value
+        return None
+
+    def matches(self, record: Record) -> bool:
+        """Whether the object is selected."""
+        if not all(requirement.matches(record.labels) for requirement in self._labels):
+            return False
+        for field, equal, value in self._fields:
+            if (_field(record, field) == value) is not equal:
+                return False
+        return True
+
+
+def parse_labels(text: str) -> list[Requirement]:
+    """The conditions of a label selector; 400 with the reason if it cannot be understood."""
+    return list(_Parser(text).requirements()) if text else []
+
+
+def parse_fields(text: str, known: frozenset[str]) -> Iterator[tuple[str, bool, str]]:
+    """The conditions of a field selector as field, equal or not, value; 400 for unknown fields."""
+    for term in filter(None, re.split(r'(?<!\\),', text)):
+        if (match := re.fullmatch(r'(.*?)(!=|==|=)(.*)', term)) is None:
+            raise statuses.bad_request(f"invalid selector: '{text}'; can't understand '{term}'")
+        field, operator, value = match.groups()
+        if field not in ('metadata.name', 'metadata.namespace') and field not in known:
+            raise statuses.bad_request(f'field label not supported: {field}')
+        yield field, operator != '!=', re.sub(r'\\(.)', r'\1', value)
+
+
+def label_selector(selector: Mapping[str, object] | None) -> Callable[[Mapping[str, str]], bool]:
+    """A selector as objects hold it (``matchLabels``, ``matchExpressions``) as a function of labels."""
+    requirements = []
+    selector = selector or {}
+    labels = selector.get('matchLabels')
+    for key, value in (labels if isinstance(labels, Mapping) else {}).items():
+        requirements.append(Requirement(key, 'in', frozenset([value])))
+    expressions = selector.get('matchExpressions')
+    for expression in expressions if isinstance(expressions, list) else []:
+        operator = {'In': 'in', 'NotIn': 'notin', 'Exists': 'exists', 'DoesNotExist': 'absent'}[expression['operator']]
+        requirements.append(Requirement(expression['key'], operator, frozenset(expression.get('values') or ())))
+    return lambda labels: all(requirement.matches(labels) for requirement in requirements)
+
+
+class _Parser:
+    """A label selector by one token of look-ahead."""
+
+    def __init__(self, text: str) -> None:
+        self._tokens = re.findall(r'[^\s!=<>(),]+|==|!=|[!=<>(),]', text)
+        self._position = 0
+
+    def requirements(self) -> Iterator[Requirement]:
+        while True:
+            yield self._requirement()
+            if not (token := self._next()):
+                return
+            if token != ',':
+                raise statuses.bad_request(f"found '{token}', expected: ',' or 'end of string'")
+            if not self._peek():
+                return
+
+    def _requirement(self) -> Requirement:
+        token = self._next()
+        if absent := token == '!':
+            token = self._next()
+        if not token or not re.match(r'[^\s!=<>(),]', token):
+            wanted = 'identifier' if absent else "!, identifier, or 'end of string'"
+            raise statuses.bad_request(f"found '{token}', expected: {wanted}")
+        self._check(names.label_key_problem(token), token)
+        if absent:
+            return Requirement(token, 'absent', frozenset())
+        if self._peek() in ('', ','):
+            return Requirement(token, 'exists', frozenset())
+        operator = self._next()
+        match operator:
+            case 'in' | 'notin':
+                return Requirement(token, operator, self._values())
+            case '=' | '==' | '!=':
+                return Requirement(token, 'notin' if operator == '!=' else 'in', frozenset([self._value()]))
+            case '<' | '>':
+                return Requirement(token, 'gt' if operator == '>' else 'lt', frozenset([self._number()]))
+        expected = 'in, notin, =, ==, !=, gt, lt'
+        raise statuses.bad_request(f"unable to parse requirement: found '{operator}', expected: {expected}")
+
+    def _value(self) -> str:
+        if self._peek() in ('', ','):
+            return ''
+        token = self._next()
+        if not re.match(r'[^\s!=<>(),]', token):
+            raise statuses.bad_request(f"unable to parse requirement: found '{token}', expected: identifier")
+        self._check(names.label_value_problem(token), token)
+        return token
+
+    def _number(self) -> str:
+        token = self._next()
+        if not re.fullmatch(r'-?\d+', token):
+            raise statuses.bad_request('unable to parse requirement: values[0]: Invalid value: '
+                                       f'"{token}": for \'Gt\', \'Lt\' operators, the value must be an integer')
+        return token
+
+    def _values(self) -> frozenset[str]:
+        if (token := self._next()) != '(':
+            raise statuses.bad_request(f"unable to parse requirement: found '{token}' expected: '('")
+        values, token = [], ','
+        while token == ',':
+            if self._peek() in (',', ')'):
+                values.append('')
+            else:
+                values.append(self._value())
+            token = self._next()
+        if token != ')':
+            raise statuses.bad_request(f"unable to parse requirement: found '{token}', expected: ',' or ')'")
+        return frozenset(values)
+
+    def _check(self, problem: str | None, value: str) -> None:
+        if problem is not None:
+            raise statuses.bad_request(f'unable to parse requirement: <nil>: Invalid value: "{value}": {problem}')
+
+    def _peek(self) -> str:
+        return self._tokens[self._position] if self._position < len(self._tokens) else ''
+
+    def _next(self) -> str:
+        token = self._peek()
+        self._position += 1
+        return token
+
+
+def _field(record: Record, field: str) -> str:
+    if field == 'metadata.name':
+        return record.name
+    if field == 'metadata.namespace':
+        return record.namespace
+    return record.fields.get(field, '')

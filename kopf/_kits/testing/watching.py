@@ -1,0 +1,178 @@
+"""
+Watches: the changes of one resource as an endless stream of lines.
+
+A watch is a position in the history of its table. When something happens, it takes all that is new at once, picks what
+its selector lets through, and sends it in one piece; the lines themselves are made once for all watches of a kind.
+Whoever is slower than the history is long, is told that its version has expired.
+"""
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterable
+
+import orjson
+
+from kopf._kits.testing import statuses
+from kopf._kits.testing.forms import Form
+from kopf._kits.testing.kinds import Kind
+from kopf._kits.testing.listing import ListOptions
+from kopf._kits.testing.selectors import Selector
+from kopf._kits.testing.storage import Change, Expired, Record, Storage
+
+BOOKMARK_INTERVAL = 60.0
+#: How long before the end of a watch the last bookmark is sent.
+LAST_BOOKMARK = 1.0
+#: How long a watch goes on if the client does not say: between once and twice as long.
+LONGEST = 1800.0
+
+
+class Watch:
+    """One stream; ``interrupt`` is asked before each round, and may end or delay it."""
+
+    def __init__(
+            self, storage: Storage, kind: Kind, namespace: str, options: ListOptions, form: Form,
+            *, interrupt: Callable[[], AsyncIterator[bytes] | None] = lambda: None,
+    ) -> None:
+        self._storage = storage
+        self._kind = kind
+        self._namespace = namespace
+        self._selector: Selector | None = options.selector or None
+        self._options = options
+        self._form = form
+        self._interrupt = interrupt
+        self._since = _version(options.version)
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        """The lines of the stream, several at once where they come at once."""
+        loop = asyncio.get_running_loop()
+        table = self._kind.store
+        end = loop.time() + (self._options.timeout or LONGEST * (1 + random.random()))
+        bookmark = self._next_bookmark(end)
+        try:
+            if (initial := self._initial()) is not None:
+                position = table.position(self._storage.version)
+                yield initial
+            else:
+                position = table.position(min(self._since, self._storage.version))
+            while True:
+                if (interruption := self._interrupt()) is not None:
+                    async for piece in interruption:
+                        yield piece
+                changes, position = table.changes_from(position)
+                if data := b''.join(self._select(changes)):
+                    yield data
+                if changes:
+                    continue
+                now = loop.time()
+                if table.closed or now >= end:
+                    return
+                if now >= bookmark:
+                    bookmark = self._next_bookmark(end)
+                    yield self._bookmark()
+                await self._pause(min(end, bookmark))
+        except Expired as error:
+            message = str(error) if error.version else 'too old resource version: the watch has fallen behind'
+            yield error_line(statuses.expired(message))
+
+    def _initial(self) -> bytes | None:
+        """What is there already, if that is to be sent."""
+        options = self._options
+        if self._since and not options.initial_events:
+            return None
+        if options.initial_events is False:
+            self._since = self._storage.version
+            return None
+        lines = []
+        for record in self._kind.store.records(self._namespace):
+            if self._selector is None or self._selector.matches(record):
+                lines.append(b'{"type":"ADDED","object":%s}\n' % self._form.object(self._kind, record))
+        if options.initial_events and options.bookmarks:
+            lines.append(self._bookmark({'k8s.io/initial-events-end': 'true'}))
+        self._since = self._storage.version
+        return b''.join(lines)
+
+    def _select(self, changes: Iterable[Change]) -> Iterable[bytes]:
+        for change in changes:
+            record = change.record
+            if self._namespace and record.namespace != self._namespace or change.version <= self._since:
+                continue
+            if self._selector is None:
+                yield self._line(change)
+                continue
+            before = change.previous is not None and self._selector.matches(change.previous)
+            after = change.type != 'DELETED' and self._selector.matches(record)
+            if change.type == 'DELETED':
+                if before:
+                    yield self._line(change)
+            elif before and not after and change.previous is not None:
+                yield self._line_of('DELETED', _renumbered(change.previous, record.version))
+            elif after and not before:
+                yield self._line_of('ADDED', record)
+            elif after:
+                yield self._line(change)
+
+    def _line(self, change: Change) -> bytes:
+        key = (self._kind, self._form.name)
+        if (line := change.lines.get(key)) is None:
+            line = change.lines[key] = self._line_of(change.type, change.record)
+        return line
+
+    def _line_of(self, type: str, record: Record) -> bytes:
+        return b'{"type":"%s","object":%s}\n' % (type.encode(), self._form.object(self._kind, record))
+
+    def _bookmark(self, annotations: dict[str, str] | None = None) -> bytes:
+        meta: dict[str, object] = {'resourceVersion': str(self._storage.version)}
+        if annotations:
+            meta['annotations'] = annotations
+        kind = self._kind
+        if self._form.name.startswith('table'):
+            body = {'kind': 'Table', 'apiVersion': 'meta.k8s.io/v1', 'metadata': {'resourceVersion': meta['resourceVersion']},
+                    'columnDefinitions': None, 'rows': [{'cells': None, 'object': {
+                        'kind': 'PartialObjectMetadata', 'apiVersion': 'meta.k8s.io/v1', 'metadata': meta}}]}
+        elif self._form.name == 'metadata':
+            body = {'kind': 'PartialObjectMetadata', 'apiVersion': 'meta.k8s.io/v1', 'metadata': meta}
+        else:
+            body = {'kind': kind.name, 'apiVersion': kind.api_version, 'metadata': meta}
+        return b'{"type":"BOOKMARK","object":%s}\n' % orjson.dumps(body)
+
+    def _next_bookmark(self, end: float) -> float:
+        if not self._options.bookmarks:
+            return end + 1
+        now = asyncio.get_running_loop().time()
+        last = end - LAST_BOOKMARK
+        return min(now + BOOKMARK_INTERVAL, last) if now < last else end + 1
+
+    async def _pause(self, until: float) -> None:
+        table = self._kind.store
+        waiter = table.waiter()
+        timer = asyncio.get_running_loop().call_at(until, _finish, waiter)
+        try:
+            await waiter
+        finally:
+            timer.cancel()
+            table.discard(waiter)
+
+
+def error_line(refusal: statuses.Refusal) -> bytes:
+    """A refusal in the middle of a stream."""
+    return b'{"type":"ERROR","object":%s}\n' % orjson.dumps(refusal.as_status())
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _renumbered(record: Record, version: int) -> Record:
+    """The last version that was selected, under the number of the version that is not."""
+    body = record.body()
+    body['metadata']['resourceVersion'] = str(version)
+    return Record(record.namespace, record.name, record.uid, version, orjson.dumps(body)[1:], record.labels,
+                  record.fields, record.owners, record.deleting)
+
+
+def _version(text: str) -> int:
+    try:
+        return int(text or 0)
+    except ValueError:
+        raise statuses.internal(f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": '
+                                'invalid syntax') from None

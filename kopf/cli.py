@@ -1,0 +1,209 @@
+"""The command line: ``kopf run`` and its fellows.
+
+It turns options into the arguments of what can equally be called from Python, sets up what only a process of our own
+may set up (logging, the event loop), and says in a few words why it fails: tracebacks are shown only where they help,
+i.e. for errors of unknown origin and under ``--debug``.
+
+Exit codes: 0 if stopped by a signal or a flag, 1 if failed, 2 if the command line is wrong.
+"""
+import asyncio
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import click
+
+from kopf._cogs.helpers import loaders, versions
+from kopf._cogs.structs import credentials
+from kopf._core.actions import loggers
+from kopf._core.engines import activities
+from kopf._core.intents import registries
+
+if TYPE_CHECKING:
+    from kopf._cogs.configs import configuration
+
+    Choice = click.Choice[str]
+else:
+    Choice = click.Choice
+
+Flag: TypeAlias = asyncio.Future[Any] | asyncio.Event | concurrent.futures.Future[Any] | threading.Event
+
+# The errors with messages that tell all that users need.
+_KNOWN_ERRORS = (loaders.LoadError, activities.ActivityError, credentials.LoginError)
+
+_DEV_PRIORITY = 666
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class CLIControls:
+    """What cannot be passed through a command line, but can be when the command is called from Python.
+
+    Pass it as ``obj`` when invoking the command, as `kopf.testing.KopfRunner` does.
+    """
+
+    ready_flag: Flag | None = None
+    """Is set when the operator is ready to work."""
+    stop_flag: Flag | None = None
+    """Stops the operator when it is set."""
+    vault: credentials.Vault | None = None
+    """The credentials to use, or to share with other operators."""
+    registry: registries.OperatorRegistry | None = None
+    """Where the handlers are declared, instead of a new registry."""
+    settings: 'configuration.OperatorSettings | None' = None
+    """The initial settings, instead of the defaults."""
+    loop: asyncio.AbstractEventLoop | None = None
+    """The event loop to run in, instead of a new one; it is not closed at the end."""
+
+
+class LogFormatParamType(Choice):
+    """The type of options that choose a log format by its name, in any case."""
+
+    def __init__(self) -> None:
+        super().__init__([member.name.lower() for member in loggers.LogFormat], case_sensitive=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Turn the name into the format; the formats themselves are left as they are."""
+        if isinstance(value, loggers.LogFormat):
+            return value
+        return loggers.LogFormat[super().convert(value, param, ctx).upper()]
+
+
+def logging_options(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of logging to a command, and configure the logging before the command begins."""
+
+    @click.option('-v', '--verbose', is_flag=True, help="Show what the framework and the handlers do.")
+    @click.option('-d', '--debug', is_flag=True, help="Show everything, also of asyncio and aiohttp.")
+    @click.option('-q', '--quiet', is_flag=True, help="Show only warnings and errors.")
+    @click.option('--log-format', type=LogFormatParamType(), default='full', show_default=True,
+                  help="How the lines of the log look.")
+    @click.option('--log-refkey', type=str,
+                  help="The key for the object's reference in JSON logs; 'object' by default.")
+    @click.option('--log-prefix/--no-log-prefix', default=None,
+                  help="Begin messages with the object's name; the default is yes, but no for JSON logs.")
+    @functools.wraps(fn)
+    def wrapper(
+            *args: Any,
+            verbose: bool,
+            debug: bool,
+            quiet: bool,
+            log_format: loggers.LogFormat,
+            log_refkey: str | None,
+            log_prefix: bool | None,
+            **kwargs: Any,
+    ) -> Any:
+        loggers.configure(
+            debug=debug, verbose=verbose, quiet=quiet,
+            log_format=log_format, log_refkey=log_refkey, log_prefix=log_prefix,
+        )
+        with _failing_shortly(debug=debug):
+            return fn(*args, **kwargs)
+
+    return wrapper
+
+
+@contextlib.contextmanager
+def _failing_shortly(*, debug: bool) -> Iterator[None]:
+    """Log why the command has failed, and exit with the code 1."""
+    try:
+        yield
+    except (click.ClickException, click.exceptions.Exit, click.Abort):
+        raise
+    except _KNOWN_ERRORS as exc:
+        logger.critical("%s", _summarise(exc), exc_info=debug)
+        raise SystemExit(1) from exc
+    except Exception as exc:
+        logger.critical("The operator has failed unexpectedly: %s", _summarise(exc), exc_info=True)
+        raise SystemExit(1) from exc
+
+
+def _summarise(exc: BaseException) -> str:
+    """Put the error and its explicit causes in one line, unless their texts are there already."""
+    text = str(exc) or repr(exc)
+    cause = exc.__cause__
+    # The texts of loading errors are complete, including the user's tracebacks.
+    if cause is None or isinstance(exc, loaders.LoadError) or str(cause) in text:
+        return text
+    return f"{text} Caused by {type(cause).__name__}: {_summarise(cause)}"
+
+
+@contextlib.contextmanager
+def _event_loop(controls: CLIControls) -> Iterator[asyncio.AbstractEventLoop]:
+    """Provide the loop that is given, or a new one: a fast one, if it is installed."""
+    if controls.loop is not None:
+        yield controls.loop
+        return
+    try:
+        import uvloop
+    except ImportError:
+        loop = asyncio.new_event_loop()
+    else:
+        loop = uvloop.new_event_loop()
+    # At the highest level of details, asyncio also reports slow callbacks, forgotten coroutines, etc.
+    loop.set_debug(logging.getLogger('asyncio').isEnabledFor(logging.DEBUG))
+    with contextlib.closing(loop):
+        yield loop
+        loop.run_until_complete(loop.shutdown_asyncgens())
+
+
+@click.group(name='kopf', context_settings={'auto_envvar_prefix': 'KOPF'})
+@click.version_option(versions.version, prog_name='kopf')
+def main() -> None:
+    """Kubernetes operators in Python."""
+
+
+@main.command()
+@logging_options
+@click.option('-A', '--all-namespaces', 'clusterwide', is_flag=True, help="Serve the whole cluster.")
+@click.option('-n', '--namespace', 'namespaces', multiple=True, metavar='PATTERN',
+              help="Serve this namespace, or all matching ones; can be repeated.")
+@click.option('--standalone', is_flag=True, default=None, help="Ignore other operators: no peering at all.")
+@click.option('--dev', is_flag=True, help=f"Take over from other operators: the same as --priority={_DEV_PRIORITY}.")
+@click.option('-L', '--liveness', 'liveness_endpoint', metavar='URL',
+              help="Where to serve the probes, e.g. http://0.0.0.0:8080/healthz.")
+@click.option('-P', '--peering', 'peering_name', metavar='NAME', help="The peering object to use.")
+@click.option('-p', '--priority', type=int, help="The priority among other operators.")
+@click.option('-m', '--module', 'modules', multiple=True, metavar='NAME',
+              help="Import the module with handlers, as 'python -m' would; can be repeated.")
+@click.argument('paths', nargs=-1, type=click.Path())
+@click.make_pass_decorator(CLIControls, ensure=True)
+def run(
+        controls: CLIControls,
+        *,
+        paths: tuple[str, ...],
+        modules: tuple[str, ...],
+        namespaces: tuple[str, ...],
+        clusterwide: bool,
+        dev: bool,
+        priority: int | None,
+        **options: Any,
+) -> None:
+    """Start an operator process and handle all the requests."""
+    # All of the framework: neither the help nor the other commands should wait for it.
+    from kopf._core.reactor import running
+
+    if namespaces and clusterwide:
+        raise click.UsageError("Either --namespace or --all-namespaces can be used, not both.")
+    registry = registries.SmartOperatorRegistry() if controls.registry is None else controls.registry
+    # The decorators in the files to be loaded add the handlers there.
+    registries.set_default_registry(registry)
+    loaders.preload(paths=paths, modules=modules)
+    with _event_loop(controls) as loop:
+        running.run(
+            loop=loop,
+            registry=registry,
+            settings=controls.settings,
+            vault=controls.vault,
+            stop_flag=controls.stop_flag,
+            ready_flag=controls.ready_flag,
+            namespaces=namespaces,
+            clusterwide=clusterwide,
+            priority=_DEV_PRIORITY if dev and priority is None else priority,
+            **options,
+        )

@@ -1,0 +1,172 @@
+"""
+The decorators that declare handlers: ``@kopf.on.create('kopfexamples')``, ``@kopf.on.startup()``, and the others.
+
+Each resource decorator takes up to three positional arguments that name the resource (see "Resource specification"
+in the documentation), the options of its kind of handlers, and an optional ``registry``. All of them return the
+decorated function unchanged, so that they can be stacked. A wrong option raises `TypeError` or `ValueError` at once.
+"""
+from collections.abc import Callable
+from typing import Any, TypeVar, Unpack
+
+from kopf._cogs.structs.dicts import FieldSpec, parse_field
+from kopf._core.intents import declarations as _declarations
+from kopf._core.intents.causes import Activity, Reason
+from kopf._core.intents.declarations import (
+    ActivityOptions, DaemonOptions, DeleteOptions, Name, ObjectOptions, ResumeOptions, RetriedOptions,
+    SubHandlerOptions, SubName, TimerOptions, UpdateOptions, WebhookOptions,
+)
+from kopf._core.intents.handlers import (
+    ChangingHandler, DaemonHandler, IndexingHandler, TimerHandler, WatchingHandler, WebhookHandler, WebhookType,
+)
+
+FnT = TypeVar('FnT', bound=Callable[..., Any])
+
+
+def startup(**options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
+    """Run the function when the operator starts, before it asks anything of the API; if it fails, the operator ends."""
+    return _declarations.declare_activity('startup', options, activity=Activity.STARTUP)
+
+
+def cleanup(**options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
+    """Run the function when the operator ends, after all its work has stopped."""
+    return _declarations.declare_activity('cleanup', options, activity=Activity.CLEANUP)
+
+
+def login(**options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
+    """Let the function get the credentials for the API: it returns a `kopf.ConnectionInfo`, or ``None``."""
+    return _declarations.declare_activity('login', options, activity=Activity.AUTHENTICATION)
+
+
+def probe(**options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
+    """Let the function's result be part of the answer of the liveness endpoint."""
+    return _declarations.declare_activity('probe', options, activity=Activity.PROBE)
+
+
+def event(
+        arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[ObjectOptions],
+) -> Callable[[FnT], FnT]:
+    """Run the function for each event of the objects, as it comes from the API; errors are logged and ignored."""
+    return _declarations.declare(WatchingHandler, 'event', (arg1, arg2, arg3), ObjectOptions, options)
+
+
+def create(
+        arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[RetriedOptions],
+) -> Callable[[FnT], FnT]:
+    """Run the function when an object is seen that was never handled before."""
+    return _declarations.declare(
+        ChangingHandler, 'create', (arg1, arg2, arg3), RetriedOptions, options, reason=Reason.CREATE)
+
+
+def update(
+        arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[UpdateOptions],
+) -> Callable[[FnT], FnT]:
+    """Run the function when an object differs from what was handled last; with ``field``, if the field differs."""
+    return _declarations.declare(
+        ChangingHandler, 'update', (arg1, arg2, arg3), UpdateOptions, options,
+        reason=Reason.UPDATE, needs_change=True)
+
+
+def resume(
+        arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[ResumeOptions],
+) -> Callable[[FnT], FnT]:
+    """
+    Run the function once for each object that was there before the operator started.
+
+    With ``deleted=True``, also for those that are being deleted.
+    """
+    deleted = bool(options.pop('deleted', None))
+    return _declarations.declare(
+        ChangingHandler, 'resume', (arg1, arg2, arg3), RetriedOptions, options, initial=True, deleted=deleted)
+
+
+def delete(
+        arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[DeleteOptions],
+) -> Callable[[FnT], FnT]:
+    """
+    Run the function when an object is being deleted; the object stays until it has succeeded or failed for good.
+
+    With ``optional=True``, the handler does not hold the object: it may be gone before the handler has run.
+    """
+    optional = bool(options.pop('optional', None))
+    return _declarations.declare(
+        ChangingHandler, 'delete', (arg1, arg2, arg3), RetriedOptions, options,
+        reason=Reason.DELETE, requires_finalizer=not optional)
+
+
+def field(
+        arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, *,
+        field: FieldSpec, **options: Unpack[UpdateOptions],
+) -> Callable[[FnT], FnT]:
+    """Run the function when the field of an object is added, changed or removed: by its creation too."""
+    if not parse_field(field):
+        raise TypeError("@kopf.on.field: field= must name a field, such as 'spec.items'.")
+    options['field'] = field
+    return _declarations.declare(
+        ChangingHandler, 'field', (arg1, arg2, arg3), UpdateOptions, options, needs_change=True)
+
+
+def index(
+        arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[RetriedOptions],
+) -> Callable[[FnT], FnT]:
+    """Let the function's results for all the objects make an index, given to all handlers under the function's name."""
+    return _declarations.declare(IndexingHandler, 'index', (arg1, arg2, arg3), RetriedOptions, options)
+
+
+def daemon(
+        arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[DaemonOptions],
+) -> Callable[[FnT], FnT]:
+    """Run the function for each object for as long as the object is there."""
+    return _declarations.declare(DaemonHandler, 'daemon', (arg1, arg2, arg3), DaemonOptions, options)
+
+
+def timer(
+        arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[TimerOptions],
+) -> Callable[[FnT], FnT]:
+    """Run the function for each object again and again, on a schedule, for as long as the object is there."""
+    return _declarations.declare(TimerHandler, 'timer', (arg1, arg2, arg3), TimerOptions, options)
+
+
+def validate(
+        arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[WebhookOptions],
+) -> Callable[[FnT], FnT]:
+    """Let the function refuse what is about to be stored, by raising `kopf.AdmissionError`."""
+    return _webhook(WebhookType.VALIDATING, 'validate', (arg1, arg2, arg3), options)
+
+
+def mutate(
+        arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[WebhookOptions],
+) -> Callable[[FnT], FnT]:
+    """Let the function change what is about to be stored, by its ``patch``."""
+    return _webhook(WebhookType.MUTATING, 'mutate', (arg1, arg2, arg3), options)
+
+
+def _webhook(
+        type: WebhookType, name: str, names: tuple[Name, SubName, SubName], options: WebhookOptions,
+) -> Callable[[FnT], FnT]:
+    operation, operations = options.pop('operation', None), options.pop('operations', None)
+    if operation is not None and operations is not None:
+        raise TypeError(f"@kopf.on.{name}: either operation= or operations= can be used, not both.")
+    if isinstance(operations, str):
+        raise TypeError(f"@kopf.on.{name}: operations= must be a collection of names; for one, use operation=.")
+    chosen = operations if operation is None else [operation]
+    return _declarations.declare(WebhookHandler, name, names, WebhookOptions, options, type=type, operations=chosen)
+
+
+def subhandler(**options: Unpack[SubHandlerOptions]) -> Callable[[FnT], FnT]:
+    """
+    Add the function as a sub-handler of the handler that is being run.
+
+    The parent is finished only when all its sub-handlers are; until then, it is run again each time to declare
+    them anew. Raises `LookupError` outside of handlers.
+    """
+    from kopf._core.engines.handling import append_subhandler
+
+    def decorator(fn: FnT) -> FnT:
+        append_subhandler(fn, options)
+        return fn
+    return decorator
+
+
+def register(fn: FnT, **options: Unpack[SubHandlerOptions]) -> FnT:
+    """Add the function as a sub-handler: the same as `subhandler`, for functions that are there already."""
+    return subhandler(**options)(fn)

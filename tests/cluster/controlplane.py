@@ -1,0 +1,105 @@
+"""The control plane that the end-to-end tests and the demo work with.
+
+It is either the one that $KUBECONFIG names, which is left as it was found, or a fresh one of the script
+beside this file, which is stopped at the end. Only the standard library is needed here, so that a missing
+prerequisite can be named before anything else goes wrong.
+"""
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+
+SCRIPT = pathlib.Path(__file__).resolve().parent / "cluster"
+
+
+class Unavailable(Exception):
+    """There is no control plane and no way to start one; the message says what would help."""
+
+
+def binary() -> pathlib.Path:
+    """Where the script keeps the control plane that it has built."""
+    return pathlib.Path(os.environ.get("KUBELAB") or pathlib.Path.home() / ".cache" / "kubelab" / "kubelab")
+
+
+def missing() -> str:
+    """What is missing for a control plane, with the remedy; empty if nothing is."""
+    if os.environ.get("KUBECONFIG"):
+        return ""
+    if not binary().exists() and not shutil.which("go"):
+        return "no Go to build a control plane with (https://go.dev/dl/), and no KUBECONFIG that names a cluster"
+    tools = [tool for tool in ("openssl", "curl") if not shutil.which(tool)]
+    return f"{' and '.join(tools)} not found: install, or set KUBECONFIG to use a cluster of yours" if tools else ""
+
+
+class ControlPlane:
+    """A running control plane, as a context manager.
+
+    :ivar kubeconfig: what $KUBECONFIG has to be for operators to log in.
+    :ivar external: whether it was there before; then it is neither stopped nor restarted.
+    """
+
+    def __init__(self) -> None:
+        self.kubeconfig = os.environ.get("KUBECONFIG", "")
+        self.external = bool(self.kubeconfig)
+        self._environment = dict(os.environ)
+        self._directory = pathlib.Path(os.environ.get("CLUSTER_DIR", ""))
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> "ControlPlane":
+        if problem := missing():
+            raise Unavailable(problem)
+        if not self.external:
+            self._start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._temporary is None:
+            return
+        # An impatient second Ctrl-C must not leave servers behind: it has its effect afterwards.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
+            self._run("down")
+            self._temporary.cleanup()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def restart(self) -> None:
+        """Kill the API server and start it again on the same data."""
+        assert not self.external
+        self._run("restart")
+
+    def _start(self) -> None:
+        # Somebody else's cluster is reused and left running: that is what CLUSTER_DIR is for.
+        if not os.environ.get("CLUSTER_DIR"):
+            self._temporary = tempfile.TemporaryDirectory(prefix="kubelab-", ignore_cleanup_errors=True)
+            self._directory = pathlib.Path(self._temporary.name) / "cluster"
+            self._environment.setdefault("CLUSTER_PORT", str(free_ports(3)))
+        try:
+            self._run("up")
+        except BaseException:
+            self.__exit__()
+            raise
+        self.kubeconfig = str(self._directory / "kubeconfig")
+
+    def _run(self, command: str) -> None:
+        # In a session of its own: Ctrl-C must reach the one who stops the servers, not the servers.
+        done = subprocess.run([SCRIPT, command, self._directory], env=self._environment, start_new_session=True,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            raise Unavailable(f"`{SCRIPT} {command}` failed:\n{done.stderr.strip()}")
+
+
+def free_ports(count: int) -> int:
+    """The first of so many consecutive ports that nobody listens on."""
+    for first in range(16443, 32000, count):
+        try:
+            for port in range(first, first + count):
+                with socket.socket() as listener:
+                    listener.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return first
+    raise Unavailable("no free ports on 127.0.0.1")

@@ -1,0 +1,144 @@
+"""A small synchronous client of the Kubernetes API, for tests and for the demo.
+
+It shares nothing with the framework's own client but the login, so that a mistake there
+is not made twice and cannot hide. Objects are plain dicts; YAML is applied on the server's side.
+"""
+import functools
+import json
+import pathlib
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Object = dict[str, Any]
+MERGE_PATCH = "application/merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+
+
+class ApiError(Exception):
+    """The API has refused a request."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+
+
+def wait(predicate: Callable[[], T], what: str, *, timeout: float = 20) -> T:
+    """Poll until the predicate returns something true, and return that; TimeoutError after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while not (value := predicate()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {timeout:g} s for {what}")
+        time.sleep(0.05)
+    return value
+
+
+class KubeApi:
+    """The API of the cluster that $KUBECONFIG names when this is made."""
+
+    def __init__(self) -> None:
+        import kopf
+        connection = kopf.login_with_kubeconfig(settings=kopf.OperatorSettings())
+        if connection is None:
+            raise RuntimeError("KUBECONFIG names no cluster")
+        self._server = connection.server.rstrip("/")
+        self._headers = connection.as_http_headers()
+        proxies = {"http": connection.proxy_url, "https": connection.proxy_url} if connection.proxy_url else {}
+        self._opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler(proxies), urllib.request.HTTPSHandler(context=connection.as_ssl_context()))
+        self._plurals: dict[tuple[str, str], tuple[str, bool]] = {}
+
+    def request(self, method: str, path: str, body: Any = None, content_type: str = "application/json") -> Object:
+        """Send a request, return the decoded answer; ApiError if it is refused."""
+        data = None if body is None else json.dumps(body).encode()
+        headers = {**self._headers, "Accept": "application/json", **({"Content-Type": content_type} if data else {})}
+        request = urllib.request.Request(self._server + path, data, headers, method=method)
+        try:
+            with self._opener.open(request, timeout=30) as response:
+                answer: Object = json.load(response)
+                return answer
+        except urllib.error.HTTPError as error:
+            text = error.read().decode(errors="replace")
+            try:
+                text = json.loads(text)["message"]
+            except (ValueError, KeyError, TypeError):
+                pass
+            raise ApiError(error.code, text) from None
+
+    def path(self, api_version: str, kind: str, namespace: str | None = None, name: str = "") -> str:
+        """The URL path of an object, or of the list if there is no name; cluster-scoped kinds ignore the namespace."""
+        root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
+        if (api_version, kind) not in self._plurals:
+            for item in self.request("GET", root)["resources"]:
+                if "/" not in item["name"]:
+                    self._plurals[api_version, item["kind"]] = item["name"], item["namespaced"]
+        plural, namespaced = self._plurals[api_version, kind]
+        middle = f"/namespaces/{namespace or 'default'}" if namespaced else ""
+        return f"{root}{middle}/{plural}" + (f"/{name}" if name else "")
+
+    def apply(self, source: pathlib.Path | str | Object, namespace: str | None = None) -> list[Object]:
+        """Create or update what a YAML file, a YAML text or an object says; wait until CRDs among it are served."""
+        applied = []
+        for item in documents(source):
+            namespace_of_item = item["metadata"].get("namespace") or namespace
+            path = self.path(item["apiVersion"], item["kind"], namespace_of_item, item["metadata"]["name"])
+            applied.append(self.request("PATCH", f"{path}?fieldManager=kopf-tests&force=true", item, APPLY_PATCH))
+            if item["kind"] == "CustomResourceDefinition":
+                self._wait_served(item)
+        return applied
+
+    def get(self, api_version: str, kind: str, namespace: str | None, name: str) -> Object | None:
+        """The object, or None if there is none."""
+        try:
+            return self.request("GET", self.path(api_version, kind, namespace, name))
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return None
+
+    def items(self, api_version: str, kind: str, namespace: str | None = None) -> list[Object]:
+        """All objects of a kind in a namespace."""
+        found: list[Object] = self.request("GET", self.path(api_version, kind, namespace))["items"]
+        return found
+
+    def patch(self, api_version: str, kind: str, namespace: str | None, name: str, patch: Object) -> Object:
+        """Merge a patch into the object."""
+        return self.request("PATCH", self.path(api_version, kind, namespace, name), patch, MERGE_PATCH)
+
+    def delete(self, api_version: str, kind: str, namespace: str | None, name: str) -> None:
+        """Delete the object, if it is there."""
+        try:
+            self.request("DELETE", self.path(api_version, kind, namespace, name))
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
+    def _wait_served(self, crd: Object) -> None:
+        kind, group = crd["spec"]["names"]["kind"], crd["spec"]["group"]
+        for version in crd["spec"]["versions"]:
+            wait(functools.partial(self._is_served, f"{group}/{version['name']}", kind), f"{kind} to be served")
+
+    def _is_served(self, api_version: str, kind: str) -> bool:
+        # A kind is first unknown, then known to discovery, and its storage comes last.
+        try:
+            self.items(api_version, kind)
+        except KeyError:
+            return False
+        except ApiError as error:
+            if error.status not in (404, 429, 503):
+                raise
+            return False
+        return True
+
+
+def documents(source: pathlib.Path | str | Object) -> Iterator[Object]:
+    """The objects of a YAML file, of a YAML text, or the object itself."""
+    import yaml
+    if isinstance(source, dict):
+        yield source
+        return
+    text = source.read_text() if isinstance(source, pathlib.Path) else source
+    yield from (item for item in yaml.safe_load_all(text) if item)

@@ -1,0 +1,641 @@
+import asyncio
+import base64
+import dataclasses
+import gc
+import json
+import logging
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from kopf._cogs.clients import api, errors
+from kopf._cogs.structs.credentials import AiohttpSession, ConnectionInfo, KubeContext, LoginError, Vault
+
+
+def lines_of(batches):
+    return [line for batch in batches for line in batch]
+
+
+async def read_all(client, path='/watch', params=None):
+    async with client.stream(path, params) as batches:
+        return lines_of([batch async for batch in batches])
+
+
+def streaming(*chunks, abort=False, length=None, before=None):
+    """Answer by chunks, each in its own packet as far as the network permits."""
+    async def handler(request):
+        response = web.StreamResponse()
+        if length is not None:
+            response.content_length = length
+        await response.prepare(request)
+        for chunk in chunks:
+            await response.write(chunk)
+            await asyncio.sleep(0.001)
+        if before is not None:
+            await before.wait()
+        if abort:
+            request.transport.abort()
+        return response
+    return handler
+
+
+async def abort(request):
+    request.transport.abort()
+    return web.Response()
+
+
+async def hang(request):
+    await asyncio.Event().wait()
+
+
+def by_token(**statuses):
+    """Answer by statuses, depending on who asks."""
+    async def handler(request):
+        token = request.headers.get('Authorization', '').removeprefix('Bearer ')
+        status = statuses[token]
+        return web.json_response({'code': status, 'token': token}, status=status)
+    return handler
+
+
+#
+# What is sent
+#
+
+async def test_get(client, server):
+    server.add('GET', '/api/v1/pods', {'items': []})
+    assert await client.get_json('/api/v1/pods', {'limit': 5, 'continue': None, 'labelSelector': 'a=b,c!=d e'}) == {
+        'items': []}
+    [seen] = server.seen
+    assert (seen.method, seen.path) == ('GET', '/api/v1/pods')
+    assert seen.query == {'limit': '5', 'labelSelector': 'a=b,c!=d e'}
+    assert seen.body == b''
+    assert seen.headers['Authorization'] == 'Bearer good'
+    assert seen.headers['User-Agent'].startswith('kopf/')
+    assert seen.headers['Accept'] == 'application/json'
+    assert 'Content-Type' not in seen.headers
+    assert 'Accept-Encoding' not in seen.headers
+
+
+async def test_post(client, server):
+    server.add('POST', '/api/v1/namespaces/ns/pods', (201, {'kind': 'Pod'}))
+    assert await client.post_json('/api/v1/namespaces/ns/pods', {'a': 'ё'}) == {'kind': 'Pod'}
+    assert json.loads(server.seen[0].body) == {'a': 'ё'}
+    assert server.seen[0].headers['Content-Type'] == 'application/json'
+
+
+async def test_patch(client, server):
+    server.add('PATCH', '/x', {'patched': True})
+    assert await client.patch('/x', {'a': None}, 'application/merge-patch+json') == {'patched': True}
+    assert json.loads(server.seen[0].body) == {'a': None}
+    assert server.seen[0].headers['Content-Type'] == 'application/merge-patch+json'
+
+
+async def test_raw_bytes_and_content_negotiation(client, server):
+    server.add('GET', '/x', b'not json')
+    assert await client.request('GET', '/x', accept='a/b;c=d,e/f') == b'not json'
+    assert await client.request('GET', '/x') == b'not json'
+    assert [seen.headers['Accept'] for seen in server.seen] == ['a/b;c=d,e/f', 'application/json']
+
+
+async def test_connections_are_reused(client, server):
+    server.add('GET', '/x', {})
+    server.add('PATCH', '/x', {})
+    for _ in range(5):
+        await client.get_json('/x')
+        await client.patch('/x', {}, 'application/json-patch+json')
+    assert len(server.connections) == 1
+
+
+async def test_requests_in_parallel_are_limited(client, server, settings):
+    settings.networking.max_connections = 3
+
+    async def slow(request):
+        await asyncio.sleep(0.001)
+        return web.json_response({})
+
+    server.add('GET', '/x', slow)
+    await asyncio.gather(*[client.get_json('/x') for _ in range(20)])
+    assert server.peak == 3
+    assert len(server.connections) == 3
+
+
+async def test_streams_are_not_limited(client, server, settings):
+    settings.networking.max_connections = 1
+    gate = asyncio.Event()
+    server.add('GET', '/x', {})
+    server.add('GET', '/watch', streaming(b'{}\n', before=gate))
+    async with client.stream('/watch') as one, client.stream('/watch') as two:
+        assert [await anext(one), await anext(two)] == [[b'{}'], [b'{}']]
+        await client.get_json('/x')
+        gate.set()
+
+
+@pytest.mark.parametrize('value, expected', [
+    ({'a': (1, 2), 'b': {3: 4}, 'c': 2**70}, {'a': [1, 2], 'b': {'3': 4}, 'c': 2**70}),
+    ({'s': frozenset({1})}, {'s': [1]}),
+])
+def test_encoding_of_unusual_values(value, expected):
+    assert json.loads(api.encode(value)) == expected
+
+
+def test_encoding_of_impossible_values():
+    with pytest.raises(TypeError, match='object'):
+        api.encode({'a': object()})
+
+
+async def test_servers_with_a_path(server, settings, make_vault):
+    server.add('GET', '/k8s/clusters/c1/api', {})
+    async with api.ApiClient(make_vault(ConnectionInfo(server=f'{server.url}/k8s/clusters/c1/')), settings) as client:
+        assert await client.get_json('/api') == {}
+
+
+#
+# Credentials in all forms
+#
+
+async def get_with(info, settings, make_vault):
+    async with api.ApiClient(make_vault(info), settings) as client:
+        return await client.get_json('/x')
+
+
+@pytest.mark.parametrize('kwargs, expected', [
+    ({}, None),
+    ({'token': 'tkn'}, 'Bearer tkn'),
+    ({'token': 'tkn', 'scheme': 'Digest'}, 'Digest tkn'),
+    ({'username': 'u', 'password': 'ё'}, 'Basic ' + base64.b64encode('u:ё'.encode()).decode()),
+])
+async def test_authorization(server, settings, make_vault, kwargs, expected):
+    server.add('GET', '/x', {})
+    await get_with(ConnectionInfo(server=server.url, **kwargs), settings, make_vault)
+    assert server.seen[0].headers.get('Authorization') == expected
+
+
+async def test_tls_with_authority_and_client_certificate_by_path(tls_server, settings, make_vault, pki):
+    tls_server.add('GET', '/x', {})
+    await get_with(ConnectionInfo(
+        server=tls_server.url, ca_path=pki.ca, certificate_path=pki.client_cert, private_key_path=pki.client_key,
+    ), settings, make_vault)
+    assert tls_server.seen[0].peer['subject'] == ((('commonName', 'somebody'),),)
+
+
+async def test_tls_with_authority_and_client_certificate_by_data(tls_server, settings, make_vault, pki):
+    tls_server.add('GET', '/x', {})
+    await get_with(ConnectionInfo(
+        server=tls_server.url,
+        ca_data=pki.ca.read_text(),
+        certificate_data=base64.b64encode(pki.client_cert.read_bytes()),
+        private_key_data=pki.client_key.read_bytes(),
+    ), settings, make_vault)
+    assert tls_server.seen[0].peer['subject'] == ((('commonName', 'somebody'),),)
+
+
+async def test_tls_without_the_authority_is_refused(tls_server, settings, make_vault, sleeps):
+    with pytest.raises(errors.APIConnectionError, match='certificate'):
+        await get_with(ConnectionInfo(server=tls_server.url), settings, make_vault)
+    assert not tls_server.seen
+
+
+async def test_tls_insecure(tls_server, settings, make_vault):
+    tls_server.add('GET', '/x', {})
+    await get_with(ConnectionInfo(server=tls_server.url, insecure=True), settings, make_vault)
+    assert len(tls_server.seen) == 1
+
+
+@pytest.mark.parametrize('name, ok', [('localhost', True), ('elsewhere', False)])
+async def test_tls_server_name(tls_server, settings, make_vault, pki, name, ok, sleeps):
+    tls_server.add('GET', '/x', {})
+    info = ConnectionInfo(server=tls_server.url, ca_path=pki.ca, tls_server_name=name)
+    if ok:
+        await get_with(info, settings, make_vault)
+    else:
+        with pytest.raises(errors.APIConnectionError):
+            await get_with(info, settings, make_vault)
+
+
+async def test_proxy(server, settings, make_vault):
+    server.add('GET', '/x', {'via': 'proxy'})  # for plain HTTP, proxies are asked for the whole URL
+    info = ConnectionInfo(server='http://nowhere.invalid', proxy_url=server.url, token='t')
+    assert await get_with(info, settings, make_vault) == {'via': 'proxy'}
+    assert server.seen[0].headers['Host'] == 'nowhere.invalid'
+
+
+@pytest.mark.parametrize('trust_env', [True, False])
+async def test_proxy_from_the_environment(server, settings, make_vault, monkeypatch, trust_env, sleeps):
+    server.add('GET', '/x', {'via': 'proxy'})
+    monkeypatch.setenv('http_proxy', server.url)
+    info = ConnectionInfo(server='http://nowhere.invalid', trust_env=trust_env)
+    if trust_env:
+        assert await get_with(info, settings, make_vault) == {'via': 'proxy'}
+    else:
+        with pytest.raises(errors.APIConnectionError):
+            await get_with(info, settings, make_vault)
+
+
+async def test_session_of_the_developer(server, settings, make_vault):
+    server.add('GET', '/x', {})
+    async with aiohttp.ClientSession(headers={'X-Mine': 'yes', 'User-Agent': 'mine'}) as session:
+        info = AiohttpSession(server=server.url, aiohttp_session=session, default_namespace='ns')
+        async with api.ApiClient(make_vault(info), settings) as client:
+            await client.get_json('/x')
+            assert client.default_namespace == 'ns'
+        assert not session.closed
+    assert server.seen[0].headers['X-Mine'] == 'yes'
+    assert server.seen[0].headers['User-Agent'] == 'mine'
+
+
+@pytest.mark.parametrize('info, match', [
+    (ConnectionInfo(server='localhost:6443'), 'must be an HTTP'),
+    (ConnectionInfo(server='https://localhost', ca_path='/nonexistent'), '/nonexistent'),
+    (ConnectionInfo(server='https://localhost', ca_data='garbage'), 'cannot be used'),
+    (ConnectionInfo(server='http://localhost', token_path='/nonexistent'), '/nonexistent'),
+    (ConnectionInfo(server='http://localhost', proxy_url='socks5://localhost'), 'prox'),
+    (KubeContext(server='http://localhost'), 'ConnectionInfo'),
+])
+async def test_unusable_credentials(settings, make_vault, info, match):
+    with pytest.raises(LoginError, match=match):
+        await get_with(info, settings, make_vault)
+
+
+async def test_default_namespace_is_known_after_the_first_request(client, server):
+    assert client.default_namespace is None
+    server.add('GET', '/x', {})
+    await client.get_json('/x')
+    assert client.default_namespace == 'ns1'
+
+
+async def test_token_file_is_read_again(server, settings, make_vault, tmp_path, monkeypatch):
+    monkeypatch.setattr(api, '_TOKEN_REFRESH', 0)
+    server.add('GET', '/x', {})
+    path = tmp_path / 'token'
+    path.write_text('one')
+    vault = make_vault(ConnectionInfo(server=server.url, token='one', token_path=str(path)))
+    async with api.ApiClient(vault, settings) as client:
+        await client.get_json('/x')
+        path.write_text('two')
+        await client.get_json('/x')
+        path.unlink()
+        await client.get_json('/x')
+    assert [seen.headers['Authorization'] for seen in server.seen] == ['Bearer one', 'Bearer two', 'Bearer two']
+    assert len(server.connections) == 1
+
+
+#
+# Refused credentials
+#
+
+async def test_refused_credentials_are_replaced_once_for_all(server, settings, make_vault):
+    server.add('GET', '/x', by_token(bad=401, good=200))
+    bad, good = (ConnectionInfo(server=server.url, token=token) for token in ['bad', 'good'])
+    logins = []
+
+    async def login():
+        logins.append(1)
+        return {'login0': good}
+
+    vault = make_vault(bad)
+    vault.authenticate = login
+    async with api.ApiClient(vault, settings) as client:
+        results = await asyncio.gather(*[client.get_json('/x') for _ in range(50)])
+    assert {result['token'] for result in results} == {'good'}
+    assert len(logins) == 1
+
+
+async def test_refused_credentials_with_nothing_new_fail_for_all(server, settings, make_vault):
+    server.add('GET', '/x', by_token(bad=401))
+    bad = ConnectionInfo(server=server.url, token='bad')
+
+    async def login():
+        return {'login0': dataclasses.replace(bad)}
+
+    vault = make_vault(bad)
+    vault.authenticate = login
+    async with api.ApiClient(vault, settings) as client:
+        results = await asyncio.gather(*[client.get_json('/x') for _ in range(50)], return_exceptions=True)
+    assert {type(result) for result in results} == {LoginError}
+    assert {type(result.__cause__) for result in results} <= {errors.APIUnauthorizedError, type(None)}
+    assert len(server.seen) <= settings.networking.max_connections
+
+
+async def test_refused_streams_get_new_credentials(server, settings, make_vault):
+    async def handler(request):
+        if request.headers['Authorization'] != 'Bearer good':
+            return web.Response(status=401)
+        return await streaming(b'{}\n')(request)
+
+    server.add('GET', '/watch', handler)
+    vault = make_vault(*[ConnectionInfo(server=server.url, token=token, priority=n)
+                         for n, token in enumerate(['good', 'bad', 'worse'])])
+    async with api.ApiClient(vault, settings) as client:
+        assert await read_all(client) == [b'{}']
+    assert [seen.headers['Authorization'] for seen in server.seen] == ['Bearer worse', 'Bearer bad', 'Bearer good']
+
+
+async def test_streams_and_requests_in_flight_outlive_their_credentials(server, settings, make_vault):
+    gate, begun = asyncio.Event(), asyncio.Event()
+
+    async def slow(request):
+        begun.set()
+        await gate.wait()
+        return web.json_response({'slow': True})
+
+    server.add('GET', '/x', by_token(old=401, new=200))
+    server.add('GET', '/slow', slow)
+    server.add('GET', '/watch', streaming(b'1\n', before=gate))
+    vault = make_vault(ConnectionInfo(server=server.url, token='old'))
+
+    async def login():
+        return {'login0': ConnectionInfo(server=server.url, token='new')}
+
+    vault.authenticate = login
+    async with api.ApiClient(vault, settings) as client, client.stream('/watch') as batches:
+        assert await anext(batches) == [b'1']
+        task = asyncio.create_task(client.get_json('/slow'))
+        await begun.wait()
+        assert (await client.get_json('/x'))['token'] == 'new'
+        gate.set()
+        assert await task == {'slow': True}
+        assert [batch async for batch in batches] == []
+
+
+@pytest.mark.filterwarnings('error::ResourceWarning')
+async def test_sessions_are_closed_whatever_happens(server, settings, make_vault):
+    server.add('GET', '/x', by_token(a=401, b=401, c=200))
+    vault = make_vault(*[ConnectionInfo(server=server.url, token=t, priority=-n) for n, t in enumerate('abc')])
+    async with api.ApiClient(vault, settings) as client:
+        await asyncio.gather(*[client.get_json('/x') for _ in range(50)])
+    gc.collect()
+
+
+#
+# Failures and retries
+#
+
+async def test_success_after_temporary_failures(client, server, sleeps, caplog):
+    server.add('PATCH', '/x', 500, abort, {'ok': True})
+    assert await client.patch('/x', {}, 'application/merge-patch+json') == {'ok': True}
+    assert sleeps == [1, 2]
+    assert len(server.seen) == 3
+    first, second = [record.getMessage() for record in caplog.records if 'attempt' in record.getMessage()]
+    assert first.startswith(f"Request attempt #1/3 failed; will retry: PATCH {server.url}/x -> APIServerError('msg500'")
+    assert second.startswith(f"Request attempt #2/3 failed; will retry: PATCH {server.url}/x -> ")
+    assert 'Disconnected' in second
+
+
+async def test_escalation_of_the_last_failure(client, server, sleeps, caplog):
+    server.add('PATCH', '/x', 503)
+    logger = logging.getLogger('specific')
+    with pytest.raises(errors.APIServerError) as e:
+        await client.patch('/x', {}, 'application/merge-patch+json', logger=logger)
+    assert e.value.status == 503
+    assert sleeps == [1, 2]
+    assert f"Request attempt #3/3 failed; escalating: PATCH {server.url}/x -> APIServerError" in caplog.text
+    assert {record.name for record in caplog.records if 'attempt' in record.message} == {'specific'}
+
+
+@pytest.mark.parametrize('status', [400, 403, 404, 405, 409, 410, 413, 422])
+async def test_wrong_requests_escalate_at_once(client, server, sleeps, caplog, status):
+    server.add('GET', '/x', status)
+    with pytest.raises(errors.APIClientError) as e:
+        await client.get_json('/x')
+    assert (e.value.status, e.value.message, e.value.reason) == (status, f'msg{status}', f'R{status}')
+    assert len(server.seen) == 1
+    assert 'attempt' not in caplog.text
+
+
+@pytest.mark.parametrize('backoffs, expected', [
+    ([], []), ((), []), (3, [3]), (2.5, [2.5]), ([1], [1]), ((x for x in (4, 5)), [4, 5]), ({6: 0}, [6]),
+])
+async def test_notations_of_backoffs(client, server, settings, sleeps, backoffs, expected):
+    settings.networking.error_backoffs = backoffs
+    server.add('GET', '/x', 500)
+    with pytest.raises(errors.APIServerError):
+        await client.get_json('/x')
+    assert sleeps == expected
+
+
+async def test_infinite_backoffs_are_started_anew_for_every_request(client, server, settings, sleeps, caplog):
+    class Infinite:
+        def __iter__(self):
+            n = 0
+            while True:
+                n += 1
+                yield n
+
+    settings.networking.error_backoffs = Infinite()
+    server.add('GET', '/x', *[500] * 4, {}, *[500] * 2, {})
+    await client.get_json('/x')
+    await client.get_json('/x')
+    assert sleeps == [1, 2, 3, 4, 1, 2]
+    assert 'Request attempt #4 failed; will retry' in caplog.text
+
+
+async def test_backoffs_of_one_request(client, server, sleeps):
+    server.add('GET', '/x', 500)
+    with pytest.raises(errors.APIServerError):
+        await client.request('GET', '/x', backoffs=[7, 8, 9])
+    assert sleeps == [7, 8, 9]
+    with pytest.raises(errors.APIServerError):
+        await client.request('GET', '/x', retry=False)
+    assert sleeps == [7, 8, 9]
+
+
+@pytest.mark.parametrize('enforce, expected', [(False, [10, 15]), (True, [10, 10])])
+async def test_too_many_requests(client, server, settings, sleeps, enforce, expected):
+    settings.networking.error_backoffs = [5, 15]
+    settings.networking.enforce_retry_after = enforce
+    server.add('GET', '/x', (429, {}, {'Retry-After': '10'}), (429, {'details': {'retryAfterSeconds': 10}}), {})
+    assert await client.get_json('/x') == {}
+    assert sleeps == expected
+
+
+async def test_refused_connections(settings, make_vault, sleeps, unused_tcp_port):
+    with pytest.raises(errors.APIConnectionError) as e:
+        await get_with(ConnectionInfo(server=f'http://127.0.0.1:{unused_tcp_port}'), settings, make_vault)
+    assert isinstance(e.value.__cause__, aiohttp.ClientConnectorError)
+    assert e.value.status == 0
+    assert sleeps == [1, 2]
+
+
+async def test_responses_cut_in_the_middle(client, server, sleeps):
+    server.add('GET', '/x', streaming(b'{"a":', length=100, abort=True), {'ok': 1})
+    assert await client.get_json('/x') == {'ok': 1}
+
+
+async def test_timeout_of_requests(client, server, settings, sleeps):
+    server.add('GET', '/x', hang)
+    settings.networking.request_timeout = 0.01
+    with pytest.raises(errors.APITimeoutError):
+        await client.get_json('/x')
+    assert len(server.seen) == 3
+
+
+async def test_timeout_of_one_request(client, server, sleeps):
+    server.add('GET', '/x', hang, {})
+    assert await client.request('GET', '/x', timeout=0.01) == b'{}'
+    assert sleeps == [1]
+
+
+async def test_timeout_of_slow_bodies(client, server, settings):
+    settings.networking.request_timeout = 0.05
+    settings.networking.error_backoffs = []
+    server.add('GET', '/x', streaming(b'{', before=asyncio.Event()))
+    with pytest.raises(errors.APITimeoutError):
+        await client.get_json('/x')
+
+
+async def test_cancelled_requests_release_everything(client, server, settings):
+    settings.networking.max_connections = 2
+    server.add('GET', '/x', hang)
+    server.add('GET', '/y', {})
+    for _ in range(5):
+        tasks = [asyncio.create_task(client.get_json('/x')) for _ in range(4)]
+        while server.active < 2:
+            await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(task.cancelled() for task in tasks)
+        while server.active:
+            await asyncio.sleep(0)
+    assert await client.get_json('/y') == {}
+
+
+async def test_redirects_are_not_followed(client, server):
+    server.add('GET', '/x', (302, {'redirect': True}, {'Location': '/y'}))
+    assert await client.get_json('/x') == {'redirect': True}
+    assert len(server.seen) == 1
+
+
+#
+# Streams
+#
+
+async def test_stream_params(client, server):
+    server.add('GET', '/watch', streaming(b'{}\n'))
+    assert await read_all(client, '/watch', {'watch': 'true', 'timeoutSeconds': 10, 'x': None}) == [b'{}']
+    assert server.seen[0].query == {'watch': 'true', 'timeoutSeconds': '10'}
+
+
+@pytest.mark.parametrize('chunks, lines', [
+    ([], []),
+    ([b'\n\n'], []),
+    ([b'a\nb\n'], [b'a', b'b']),
+    ([b'a\nb', b'b\nc\n'], [b'a', b'bb', b'c']),
+    ([b'a', b'', b'b', b'c\n', b'd\n'], [b'abc', b'd']),
+    ([b'a\n\n', b'\nb\n'], [b'a', b'b']),
+    ([b'a\ncut'], [b'a', b'cut']),
+    ([b'x' * 3_000_000, b'y' * 3_000_000 + b'\nz\n'], [b'x' * 3_000_000 + b'y' * 3_000_000, b'z']),
+    ([b'{"a":"\r\xc2\x85\xe2\x80\xa8"}\n'], [b'{"a":"\r\xc2\x85\xe2\x80\xa8"}']),
+])
+async def test_stream_lines(client, server, chunks, lines):
+    server.add('GET', '/watch', streaming(*chunks))
+    assert await read_all(client) == lines
+
+
+async def test_lines_come_as_soon_as_they_are_there(client, server):
+    gate = asyncio.Event()
+    server.add('GET', '/watch', streaming(b'a\nb\nc', before=gate))
+    async with client.stream('/watch') as batches:
+        assert await anext(batches) == [b'a', b'b']
+        gate.set()
+        assert await anext(batches) == [b'c']
+
+
+async def test_reads_can_be_cancelled_and_repeated(client, server):
+    gate = asyncio.Event()
+
+    async def handler(request):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b'a\nbb')
+        await gate.wait()
+        await response.write(b'bb\n')
+        return response
+
+    server.add('GET', '/watch', handler)
+    async with client.stream('/watch') as batches:
+        assert await anext(batches) == [b'a']
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await anext(batches)
+        gate.set()
+        assert await anext(batches) == [b'bbbb']
+
+
+async def test_breaks_of_streams(client, server):
+    server.add('GET', '/watch', streaming(b'a\n', b'b', abort=True))
+    async with client.stream('/watch') as batches:
+        assert await anext(batches) == [b'a']
+        with pytest.raises(errors.APIConnectionError):
+            await anext(batches)
+
+
+@pytest.mark.parametrize('status', [403, 410, 422, 429, 500])
+async def test_refused_streams_are_not_repeated(client, server, sleeps, status):
+    server.add('GET', '/watch', status)
+    with pytest.raises(errors.APIError) as e:
+        await read_all(client)
+    assert (e.value.status, e.value.message) == (status, f'msg{status}')
+    assert sleeps == []
+    assert len(server.seen) == 1
+
+
+async def test_lost_connections_of_streams_are_not_repeated(client, server):
+    server.add('GET', '/watch', abort)
+    with pytest.raises(errors.APIConnectionError):
+        await read_all(client)
+    assert len(server.seen) <= 2  # the library may repeat on a new connection what it has lost on a kept one
+
+
+async def test_streams_with_slow_headers(client, server, settings):
+    settings.networking.request_timeout = 0.01
+    server.add('GET', '/watch', hang)
+    with pytest.raises(errors.APITimeoutError):
+        await read_all(client)
+
+
+async def test_streams_last_longer_than_requests(client, server, settings):
+    settings.networking.request_timeout = 0.05
+    server.add('GET', '/watch', streaming(*[b'a\n'] * 100))
+    assert len(await read_all(client)) == 100
+
+
+async def test_streams_end_by_the_timeout_of_the_client(client, server, settings):
+    settings.watching.client_timeout = 0.05
+    server.add('GET', '/watch', streaming(b'a\nb', before=asyncio.Event()))
+    assert await read_all(client) == [b'a']
+
+
+async def test_streams_are_closed_when_left(client, server):
+    gone = asyncio.Event()
+
+    async def handler(request):
+        try:
+            return await streaming(b'a\n', before=asyncio.Event())(request)
+        finally:
+            gone.set()
+
+    server.add('GET', '/watch', handler)
+    with pytest.raises(ZeroDivisionError):
+        async with client.stream('/watch') as batches:
+            assert await anext(batches) == [b'a']
+            raise ZeroDivisionError
+    await gone.wait()
+
+
+async def test_errors_of_consumers_are_not_taken_for_ours(client, server):
+    server.add('GET', '/watch', streaming(b'a\n'))
+    error = errors.APIUnauthorizedError('from inside', status=401)
+    with pytest.raises(errors.APIUnauthorizedError) as e:
+        async with client.stream('/watch'):
+            raise error
+    assert e.value is error
+
+
+async def test_client_without_credentials(settings):
+    async with api.ApiClient(Vault(), settings) as client:
+        with pytest.raises(LoginError):
+            await client.get_json('/x')
+        with pytest.raises(LoginError):
+            await read_all(client)

@@ -1,0 +1,319 @@
+import asyncio
+import base64
+import dataclasses
+import datetime
+import pathlib
+import ssl
+
+import pytest
+
+from kopf._cogs.structs.credentials import AiohttpSession, ConnectionInfo, KubeContext, LoginError, Vault
+
+NOW = datetime.datetime.now(datetime.UTC)
+PAST, FUTURE = NOW - datetime.timedelta(hours=1), NOW + datetime.timedelta(hours=1)
+
+
+def info(token, **kwargs):
+    return ConnectionInfo(server='https://localhost', token=token, **kwargs)
+
+
+class Login:
+    """Gives the credentials prepared, one set a login; the last one again and again."""
+
+    def __init__(self, *found, gate=None):
+        self.found = list(found)
+        self.calls = 0
+        self.gate = gate
+
+    async def __call__(self):
+        self.calls += 1
+        if self.gate is not None:
+            await self.gate.wait()
+        found = self.found.pop(0) if len(self.found) > 1 else self.found[0]
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+
+def make_vault(*args, **kwargs):
+    vault = Vault()
+    vault.authenticate = Login(*args, **kwargs)
+    return vault
+
+
+#
+# What is sent to the server
+#
+
+@pytest.mark.parametrize('kwargs, expected', [
+    ({}, None),
+    ({'token': 't'}, 'Bearer t'),
+    ({'scheme': 'Digest'}, 'Digest'),
+    ({'scheme': 'Digest', 'token': 't'}, 'Digest t'),
+    ({'scheme': '', 'token': 't'}, 'Bearer t'),
+    ({'username': 'u', 'password': 'p'}, 'Basic dTpw'),
+    ({'username': 'u', 'password': 'p', 'token': 't', 'scheme': 'Digest'}, 'Basic dTpw'),
+    ({'username': 'u'}, None),
+    ({'password': 'p'}, None),
+])
+def test_authorization_header(kwargs, expected):
+    headers = ConnectionInfo(server='https://localhost', **kwargs).as_http_headers()
+    assert headers == ({'Authorization': expected} if expected else {})
+
+
+def test_token_is_read_from_file_every_time(tmp_path: pathlib.Path):
+    path = tmp_path / 'token'
+    path.write_text('one\n')
+    creds = ConnectionInfo(server='https://localhost', token='zero', token_path=path)
+    assert creds.as_http_headers() == {'Authorization': 'Bearer one'}
+    path.write_text('two\n')
+    assert creds.as_http_headers() == {'Authorization': 'Bearer two'}
+    path.unlink()
+    with pytest.raises(OSError):
+        creds.as_http_headers()
+
+
+def test_basic_auth_needs_both_name_and_password():
+    auth = ConnectionInfo(server='https://localhost', username='u', password='p').as_aiohttp_basic_auth()
+    assert auth is not None
+    assert (auth.login, auth.password) == ('u', 'p')
+    assert ConnectionInfo(server='https://localhost', username='u').as_aiohttp_basic_auth() is None
+
+
+def test_secrets_are_not_shown():
+    creds = ConnectionInfo(server='https://localhost', token='AAA', password='BBB', private_key_data='CCC')
+    assert not any(secret in repr(creds) for secret in ['AAA', 'BBB', 'CCC'])
+
+
+#
+# TLS
+#
+
+def test_tls_verifies_by_default():
+    context = info('t').as_ssl_context()
+    assert context.verify_mode == ssl.CERT_REQUIRED
+    assert context.check_hostname
+    assert not context.verify_flags & ssl.VERIFY_X509_STRICT
+
+
+def test_tls_can_be_insecure_even_with_authorities(pki):
+    context = info('t', insecure=True, ca_path=pki.ca).as_ssl_context()
+    assert context.verify_mode == ssl.CERT_NONE
+    assert not context.check_hostname
+
+
+@pytest.mark.parametrize('encode', [
+    lambda pem: pem, lambda pem: pem.decode(), base64.b64encode, lambda pem: base64.b64encode(pem).decode(),
+], ids=['pem-bytes', 'pem-str', 'base64-bytes', 'base64-str'])
+def test_tls_data_in_all_notations(pki, encode):
+    creds = ConnectionInfo(
+        server='https://localhost',
+        ca_data=encode(pki.ca.read_bytes()),
+        certificate_data=encode(pki.client_cert.read_bytes()),
+        private_key_data=encode(pki.client_key.read_bytes()),
+    )
+    assert len(creds.as_ssl_context().get_ca_certs()) == 1
+
+
+def test_tls_paths_are_expanded(pki, monkeypatch):
+    monkeypatch.setenv('HOME', str(pki.ca.parent))
+    creds = info('t', ca_path='~/ca.crt', certificate_path=b'~/client.crt', private_key_path='~/client.key')
+    assert len(creds.as_ssl_context().get_ca_certs()) == 1
+
+
+@pytest.mark.parametrize('kwargs', [
+    {'ca_path': 'x', 'ca_data': 'x'},
+    {'certificate_path': 'x', 'certificate_data': 'x'},
+    {'private_key_path': 'x', 'private_key_data': 'x'},
+    {'ca_data': 'garbage'},
+])
+def test_tls_with_ambiguous_or_broken_data(kwargs):
+    with pytest.raises(ValueError):
+        info('t', **kwargs).as_ssl_context()
+
+
+def test_tls_certificate_without_its_key(pki):
+    with pytest.raises(OSError):
+        info('t', certificate_path=pki.client_cert).as_ssl_context()
+
+
+#
+# The vault
+#
+
+async def test_vault_gives_what_it_has():
+    creds = info('a')
+    key, found = await Vault({'login': creds}).select()
+    assert key == 'login'
+    assert found is creds
+
+
+async def test_vault_takes_any_of_the_highest_priority():
+    vault = Vault({'a': info('a', priority=1), 'b': info('b', priority=2), 'c': info('c', priority=2)})
+    assert {(await vault.select())[0] for _ in range(100)} == {'b', 'c'}
+
+
+@pytest.mark.parametrize('expiration', [PAST, PAST.replace(tzinfo=None)])
+async def test_vault_drops_the_expired(expiration):
+    vault = Vault({'a': info('a', priority=2, expiration=expiration), 'b': info('b', priority=1)})
+    assert (await vault.select())[0] == 'b'
+
+
+@pytest.mark.parametrize('expiration', [FUTURE, FUTURE.replace(tzinfo=None)])
+async def test_vault_keeps_the_unexpired(expiration):
+    vault = Vault({'a': info('a', priority=2, expiration=expiration), 'b': info('b', priority=1)})
+    assert (await vault.select())[0] == 'a'
+
+
+async def test_vault_logs_in_when_all_are_expired_on_the_way():
+    soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=0.05)
+    old = info('old', expiration=soon)
+    vault = Vault()
+    vault.authenticate = Login({'a': old}, {'a': info('new')})
+    while (await vault.select())[1] is old:
+        await asyncio.sleep(0)
+    assert vault.authenticate.calls == 2
+    assert (await vault.select())[1] == info('new')
+
+
+async def test_vault_logs_in_once_for_all():
+    gate = asyncio.Event()
+    vault = make_vault({'a': info('a')}, gate=gate)
+    tasks = [asyncio.create_task(vault.select()) for _ in range(10)]
+    await asyncio.sleep(0)
+    gate.set()
+    assert await asyncio.gather(*tasks) == [('a', info('a'))] * 10
+    assert vault.authenticate.calls == 1
+
+
+async def test_vault_fails_for_all_if_there_is_nothing():
+    vault = make_vault({})
+    results = await asyncio.gather(*[vault.select() for _ in range(10)], return_exceptions=True)
+    assert {type(result) for result in results} == {LoginError}
+    assert vault.authenticate.calls == 1
+
+
+async def test_vault_tells_the_reason_of_login_handlers():
+    vault = make_vault(LoginError("nothing at all"))
+    with pytest.raises(LoginError, match="nothing at all"):
+        await vault.select()
+
+
+async def test_vault_turns_any_failure_of_login_to_its_own_error():
+    vault = make_vault(ValueError("boo"))
+    with pytest.raises(LoginError, match="boo"):
+        await vault.select()
+
+
+async def test_vault_without_any_way_to_log_in():
+    with pytest.raises(LoginError):
+        await Vault().select()
+
+
+async def test_vault_survives_the_cancellation_of_the_first_waiter():
+    gate = asyncio.Event()
+    vault = make_vault({'a': info('a')}, gate=gate)
+    first, second = (asyncio.create_task(vault.select()) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.sleep(0)
+    gate.set()
+    assert await second == ('a', info('a'))
+    assert vault.authenticate.calls == 1
+
+
+async def test_vault_survives_the_cancellation_of_the_login_itself():
+    async def cancelled():
+        raise asyncio.CancelledError
+
+    vault = Vault()
+    vault.authenticate = cancelled
+    with pytest.raises(LoginError):
+        await vault.select()
+    vault.authenticate = Login({'a': info('a')})
+    assert await vault.select() == ('a', info('a'))
+
+
+async def test_vault_closes_amid_a_login():
+    vault = make_vault({'a': info('a')}, gate=asyncio.Event())
+    task = asyncio.create_task(vault.select())
+    while not vault.authenticate.calls:
+        await asyncio.sleep(0)
+    await vault.close()
+    with pytest.raises(LoginError):
+        await task
+    with pytest.raises(LoginError):
+        await vault.select()
+
+
+async def test_vault_replaces_the_refused():
+    old = info('old')
+    vault = Vault({'a': old})
+    vault.authenticate = Login({'a': info('new')})
+    await vault.invalidate('a', old, Exception())
+    assert await vault.select() == ('a', info('new'))
+
+
+async def test_vault_uses_the_rest_before_it_logs_in():
+    creds = info('a', priority=1)
+    vault = Vault({'a': creds, 'b': info('b')})
+    await vault.invalidate('a', creds)
+    assert (await vault.select())[0] == 'b'
+
+
+async def test_vault_ignores_the_late_news():
+    old, new = info('old'), info('new')
+    vault = Vault({'a': old})
+    vault.authenticate = Login({'a': new}, {})
+    await vault.invalidate('a', old)
+    await vault.invalidate('a', old)
+    assert await vault.select() == ('a', new)
+    assert vault.authenticate.calls == 1
+
+
+async def test_vault_never_takes_the_refused_again():
+    creds = info('bad', expiration=FUTURE)
+    again = dataclasses.replace(creds, expiration=FUTURE + datetime.timedelta(days=1), priority=5)
+    vault = Vault({'a': creds})
+    vault.authenticate = Login({'a': again})
+    refusal = Exception("no")
+    with pytest.raises(LoginError, match="No new credentials") as e:
+        await vault.invalidate('a', creds, refusal)
+    assert e.value.__cause__ is refusal
+    with pytest.raises(LoginError):
+        await vault.select()
+
+
+async def test_vault_remembers_many_of_the_refused():
+    infos = [info(f'{n}') for n in range(20)]
+    vault = Vault()
+    vault.authenticate = Login(*[{'a': creds} for creds in infos], {'a': infos[0]})
+    with pytest.raises(LoginError):
+        for _ in range(100):
+            key, creds = await vault.select()
+            await vault.invalidate(key, creds)
+    assert vault.authenticate.calls == 21
+
+
+async def test_login_sees_nothing_of_the_waiter():
+    import contextvars
+    var = contextvars.ContextVar('var', default='clean')
+    seen = []
+
+    async def login():
+        seen.append(var.get())
+        return {'a': info('a')}
+
+    vault = Vault()
+    vault.authenticate = login
+    var.set('dirty')
+    await vault.select()
+    assert seen == ['clean']
+
+
+def test_contexts_are_values():
+    assert info('a') == info('a')
+    assert hash(info('a')) == hash(info('a'))
+    assert issubclass(AiohttpSession, KubeContext)
+    assert Vault().is_empty()
+    assert not Vault({'a': info('a')}).is_empty()

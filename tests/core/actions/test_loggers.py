@@ -1,0 +1,244 @@
+"""Loggers of objects and the formats of logs: what is seen on the standard error."""
+import json
+import logging
+import logging.handlers
+
+import pytest
+
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.bodies import Body
+from kopf._core.actions.loggers import LocalObjectLogger, LogFormat, ObjectLogger, configure
+
+RAW = {
+    'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample',
+    'metadata': {'name': 'name1', 'namespace': 'ns1', 'uid': 'uid1', 'resourceVersion': '1'},
+    'spec': {'field': 'value'},
+}
+REF = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'name': 'name1', 'namespace': 'ns1', 'uid': 'uid1'}
+
+
+@pytest.fixture(autouse=True)
+def _restored_logging():
+    root = logging.getLogger()
+    loggers = [root, logging.getLogger('asyncio'), logging.getLogger('aiohttp')]
+    levels = [logger.level for logger in loggers]
+    handlers = list(root.handlers)
+    yield
+    root.handlers[:] = handlers
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+
+
+@pytest.fixture()
+def logger():
+    return ObjectLogger(body=Body(RAW), settings=OperatorSettings())
+
+
+@pytest.fixture()
+def cluster_logger():
+    raw = {**RAW, 'metadata': {'name': 'name1', 'uid': 'uid1'}}
+    return ObjectLogger(body=Body(raw), settings=OperatorSettings())
+
+
+@pytest.fixture()
+def lines(capsys):
+    return lambda: capsys.readouterr().err.splitlines()
+
+
+def test_plain(logger, lines):
+    configure(log_format=LogFormat.PLAIN, log_prefix=None)
+    logger.info("hello %s", 'world')
+    logging.getLogger('mine').info("of mine")
+    assert lines() == ["[ns1/name1] hello world", "of mine"]
+
+
+def test_plain_without_prefix(logger, lines):
+    configure(log_format=LogFormat.PLAIN, log_prefix=False)
+    logger.info("hello %s", 'world')
+    assert lines() == ["hello world"]
+
+
+def test_prefix_of_cluster_scoped_objects(cluster_logger, lines):
+    configure(log_format=LogFormat.PLAIN, log_prefix=True)
+    cluster_logger.info("hello")
+    assert lines() == ["[name1] hello"]
+
+
+def test_full(logger, lines):
+    configure(log_format=LogFormat.FULL, log_prefix=True)
+    record = logging.makeLogRecord({'created': 1577934245.678, 'msecs': 678.0, 'levelno': 20, 'levelname': 'INFO'})
+    formatter = logging.getLogger().handlers[-1].formatter
+    expected_time = logging.Formatter().formatTime(record)
+    assert formatter.formatTime(record) == expected_time
+    assert formatter.formatTime(record) == expected_time, "from the cache"
+
+    logger.warning("hello")
+    logging.getLogger('some.long.name.of.a.logger').info("bye")
+    first, second = lines()
+    assert first[0] == '[' and first[24:] == "] kopf.objects         [WARNING ] [ns1/name1] hello"
+    assert second[24:] == "] some.long.name.of.a. [INFO    ] bye"
+
+
+def test_full_times_of_different_seconds():
+    configure(log_format=LogFormat.FULL)
+    formatter = logging.getLogger().handlers[-1].formatter
+    for created in [1577934245.1, 1577934245.9, 1577934246.0, 1577934245.5]:
+        record = logging.makeLogRecord({'created': created, 'msecs': (created % 1) * 1000})
+        assert formatter.formatTime(record) == logging.Formatter().formatTime(record)
+
+
+def test_json(logger, lines):
+    configure(log_format=LogFormat.JSON, log_prefix=None)
+    logger.info("hello %s", 'world', extra={'key': {'nested': 1}})
+    logging.getLogger('mine').warning("of mine")
+    first, second = map(json.loads, lines())
+    assert first.pop('timestamp').endswith('+00:00')
+    assert second.pop('timestamp').endswith('+00:00')
+    assert first == {'message': "hello world", 'key': {'nested': 1}, 'object': REF, 'severity': 'info'}
+    assert second == {'message': "of mine", 'severity': 'warn'}
+
+
+def test_json_order_of_keys(logger, lines):
+    configure(log_format=LogFormat.JSON)
+    try:
+        raise ValueError("boo")
+    except ValueError:
+        logger.exception("hello", extra={'key': 'value'})
+    assert list(json.loads(lines()[0])) == ['message', 'exc_info', 'key', 'timestamp', 'object', 'severity']
+
+
+def test_json_with_refkey_and_prefix(logger, lines):
+    configure(log_format=LogFormat.JSON, log_prefix=True, log_refkey='k8s')
+    logger.info("hello")
+    fields = json.loads(lines()[0])
+    assert fields['message'] == "[ns1/name1] hello"
+    assert fields['k8s'] == REF
+    assert 'object' not in fields
+
+
+@pytest.mark.parametrize('level, severity', [
+    (1, 'debug'), (10, 'debug'), (11, 'info'), (20, 'info'), (21, 'warn'), (30, 'warn'),
+    (31, 'error'), (40, 'error'), (41, 'fatal'), (50, 'fatal'), (60, 'fatal'),
+])
+def test_json_severities(lines, level, severity):
+    configure(log_format=LogFormat.JSON)
+    logging.getLogger().setLevel(1)
+    logging.getLogger('mine').log(level, "hello")
+    assert json.loads(lines()[0])['severity'] == severity
+
+
+def test_json_with_exceptions_and_stacks(logger, lines):
+    configure(log_format=LogFormat.JSON)
+    try:
+        raise ValueError("boo")
+    except ValueError:
+        logger.exception("hello")
+    logger.info("bye", stack_info=True)
+    first, second = map(json.loads, lines())
+    assert first['exc_info'].startswith("Traceback (most recent call last):\n")
+    assert first['exc_info'].endswith("\nValueError: boo")
+    assert second['stack_info'].startswith("Stack (most recent call last):\n")
+
+
+@pytest.mark.parametrize('value, expected', [
+    ("é\u2028\U0001f600", "é\u2028\U0001f600"),
+    (2 ** 100, 2 ** 100),
+    ({1, }, '{1}'),
+    ({1: 2}, {'1': 2}),
+    (ValueError('boo'), 'boo'),
+    ("\udcff", "\udcff"),
+])
+def test_json_with_unusual_values(logger, lines, value, expected):
+    configure(log_format=LogFormat.JSON)
+    logger.info("hello", extra={'key': value})
+    (line,) = lines()
+    assert line.isascii()
+    assert json.loads(line)['key'] == expected
+
+
+def test_json_with_dicts_as_messages(logger, lines):
+    configure(log_format=LogFormat.JSON)
+    logger.info({'message': "hello", 'key': 'value'})
+    fields = json.loads(lines()[0])
+    assert fields['message'] == "hello"
+    assert fields['key'] == 'value'
+
+
+@pytest.mark.parametrize('options, expected', [
+    ({}, [
+        'warning kopf', 'info kopf', 'warning mine', 'info mine',
+        'warning asyncio', 'warning aiohttp.x', 'info aiohttp.x']),
+    ({'quiet': True}, ['warning kopf', 'warning mine', 'warning asyncio', 'warning aiohttp.x']),
+    ({'verbose': True}, [
+        'warning kopf', 'info kopf', 'debug kopf', 'warning mine', 'info mine', 'debug mine',
+        'warning asyncio', 'warning aiohttp.x', 'info aiohttp.x']),
+    ({'debug': True}, [
+        f'{level} {name}'
+        for name in ['kopf', 'mine', 'asyncio', 'aiohttp.x']
+        for level in ['warning', 'info', 'debug']]),
+])
+def test_verbosity(lines, options, expected):
+    configure(debug=True)  # the previous configuration must not matter.
+    configure(**options, log_format=LogFormat.PLAIN)
+    for name in ['kopf', 'mine', 'asyncio', 'aiohttp.x']:
+        for level in ['warning', 'info', 'debug']:
+            getattr(logging.getLogger(name), level)(f'{level} {name}')
+    assert lines() == expected
+
+
+def test_repeated_configuring_does_not_repeat_lines(lines):
+    configure(log_format=LogFormat.JSON)
+    configure(log_format=LogFormat.PLAIN)
+    logging.getLogger('mine').info("hello")
+    assert lines() == ["hello"]
+
+
+def test_handlers_of_others_remain():
+    other = logging.NullHandler()
+    logging.getLogger().addHandler(other)
+    configure()
+    configure()
+    assert other in logging.getLogger().handlers
+
+
+def test_unknown_format():
+    with pytest.raises(ValueError, match='xml'):
+        configure(log_format='xml')
+
+
+def test_records_refer_to_objects_and_callers(logger, caplog):
+    logger.logger.setLevel(logging.INFO)
+    try:
+        logger.info("hello", extra={'key': 'value'})
+        logger.debug("not logged")
+    finally:
+        logger.logger.setLevel(logging.NOTSET)
+    (record,) = caplog.records
+    assert record.name == 'kopf.objects'
+    assert record.k8s_ref == REF
+    assert record.k8s_skip is False
+    assert record.key == 'value'
+    assert record.pathname == __file__
+
+
+def test_local_loggers_are_marked_to_be_skipped(caplog):
+    logger = LocalObjectLogger(body=Body(RAW), settings=OperatorSettings())
+    logger.warning("hello")
+    assert caplog.records[0].k8s_skip is True
+    assert caplog.records[0].k8s_ref == REF
+
+
+def test_marks_do_not_leak_between_calls(logger):
+    assert logger.process("msg", {'extra': {'key': 'value'}})[1]['extra']['key'] == 'value'
+    assert 'key' not in logger.process("msg", {})[1]['extra']
+
+
+def test_a_broken_stream_does_not_break_the_code(logger, capsys, monkeypatch):
+    class Broken:
+        def write(self, text):
+            raise OSError("No space left on device.")
+
+    configure()
+    logging.getLogger().handlers[-1].setStream(Broken())
+    monkeypatch.setattr(logging, 'raiseExceptions', False)
+    logger.info("hello")

@@ -1,0 +1,166 @@
+"""The examples do what their READMEs say, as users run them: `kopf run` in a process, against a real API."""
+import json
+import pathlib
+import re
+import signal
+
+import pytest
+from kubeapi import wait
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+KIND = "kopf.dev/v1", "KopfExample"
+NAME = "kopf-example-1"
+LAST_HANDLED = "kopf.zalando.org/last-handled-configuration"
+
+
+@pytest.fixture
+def obj(kubeapi, namespace):
+    """The object of obj.yaml in the test's namespace: its state by call, and the steps that READMEs make with it."""
+    class Example:
+        def __call__(self):
+            return kubeapi.get(*KIND, namespace, NAME)
+
+        def handled(self, **spec):
+            """Wait until the object is noted as handled with these fields and with nothing in progress."""
+            def check():
+                found = self()
+                ours = {key: value for key, value in found["metadata"].get("annotations", {}).items()
+                        if key.startswith("kopf.zalando.org/")}
+                essence = json.loads(ours.pop(LAST_HANDLED, "null"))
+                return essence and not ours and essence["spec"].items() >= spec.items() and found
+            return wait(check, f"the object to be handled with {spec}")
+
+        def change(self, **spec):
+            kubeapi.patch(*KIND, namespace, NAME, {"spec": spec})
+
+        def delete(self):
+            kubeapi.delete(*KIND, namespace, NAME)
+
+        def gone(self):
+            return wait(lambda: self() is None, "the object to be gone")
+
+    kubeapi.apply(EXAMPLES / "obj.yaml", namespace)
+    return Example()
+
+
+def assert_ends_well(operator, sig=signal.SIGTERM):
+    code, seconds = operator.stop(sig)
+    assert code == 0, operator.output
+    assert seconds < 2
+    assert "Traceback" not in operator.output
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
+def test_minimal(run_operator, obj, sig):
+    operator = run_operator(EXAMPLES / "01-minimal" / "example.py")
+    found = obj.handled(field="value")
+    assert found["status"] == {"create_fn": {"message": "hello world"}}
+    assert "And here we are! Creating: {'duration': '1m', 'field': 'value', 'items': [" in operator.output
+    operator.wait_output(r"Handler 'create_fn' succeeded\.")
+    operator.wait_output(r"Creation is processed: 1 succeeded; 0 failed\.")
+    assert_ends_well(operator, sig)
+
+
+def test_minimal_handles_an_object_once(run_operator, obj):
+    path = EXAMPLES / "01-minimal" / "example.py"
+    first = run_operator(path)
+    version = obj.handled()["metadata"]["resourceVersion"]
+    assert_ends_well(first)
+
+    second = run_operator(path)
+    obj.change(field="other")
+    assert obj.handled(field="other")["metadata"]["resourceVersion"] != version
+    assert_ends_well(second)
+    assert first.output.count("And here we are!") == 1
+    assert second.output.count("And here we are!") == 0
+
+
+def test_children(run_operator, obj, kubeapi, namespace):
+    operator = run_operator(EXAMPLES / "02-children" / "example.py")
+
+    def child():
+        return kubeapi.get("v1", "ConfigMap", namespace, f"{NAME}-child")
+
+    parent = obj.handled()
+    assert parent["status"]["create_child"] == {"child": f"{NAME}-child"}
+    assert child()["data"] == {"field": "value"}
+    [owner] = child()["metadata"]["ownerReferences"]
+    assert owner["uid"] == parent["metadata"]["uid"]
+    assert (owner["apiVersion"], owner["kind"], owner["name"]) == (*KIND, NAME)
+    operator.wait_output(r"The child is created: kopf-example-1-child")
+
+    obj.change(field="other")
+    obj.handled(field="other")
+    operator.wait_output(r"The child is updated: value -> other")
+    assert child()["data"] == {"field": "other"}
+    assert operator.output.count("The child is created") == 1
+
+    obj.delete()
+    obj.gone()  # and the child with it, sooner or later: Kubernetes knows its owner
+    assert_ends_well(operator)
+
+
+def test_exceptions(run_operator, obj):
+    operator = run_operator(EXAMPLES / "03-exceptions" / "example.py")
+    obj.handled()
+    operator.wait_output(r"Creation is processed: 3 succeeded; 3 failed\.")
+    output = operator.output
+    assert output.count("The database is not ready yet.") == 2
+    assert len(re.findall(r"Handler 'not_yet' failed temporarily: ", output)) == 2
+    assert "Handler 'not_yet' succeeded." in output
+    assert "Handler 'never' failed permanently: There is nothing that could be done about it." in output
+    assert "Handler 'flaky' failed with an exception and will try again in 0.5 seconds: The network has" in output
+    assert "Handler 'flaky' succeeded." in output
+    assert "Handler 'strict' failed with an exception and will stop now: The specification makes no sense." in output
+    assert "Handler 'nice_to_have' failed with an exception and will ignore it: Nobody will miss this." in output
+    assert "Attempt 2 has failed." in output
+    assert "Attempt 3 has failed." not in output
+    code, seconds = operator.stop()
+    assert code == 0 and seconds < 2
+
+
+def test_events(run_operator, obj, kubeapi, namespace):
+    operator = run_operator(EXAMPLES / "04-events" / "example.py")
+    uid = obj.handled()["metadata"]["uid"]
+    operator.wait_output(r"And here we are!")
+
+    def posted():
+        return {(item["type"], item["reason"], item["message"]) for item in kubeapi.items("v1", "Event", namespace)
+                if item["involvedObject"]["uid"] == uid}
+
+    expected = {
+        ("Normal", "Started", "The work on the object has begun."),
+        ("Warning", "Doubtful", "Something looks odd."),
+        ("Error", "Oops", "It is taken care of: Something went wrong."),
+        ("SomeType", "SomeReason", "Some message."),
+    }
+    wait(lambda: posted() >= expected, "the events to be posted")
+    assert_ends_well(operator)
+
+
+def test_handlers(run_operator, obj):
+    path = EXAMPLES / "05-handlers" / "example.py"
+    first = run_operator(path)
+    obj.handled()
+    first.wait_output(r"The operator starts")
+    first.wait_output(r"Event: None kopf-example-1|Event: ADDED kopf-example-1")
+    first.wait_output(r"Created: spec=\{'duration': '1m'")
+    assert_ends_well(first)
+    assert "The operator stops" in first.output
+    assert "Resumed" not in first.output
+    assert "Updated" not in first.output
+
+    second = run_operator(path)
+    second.wait_output(r"Resumed: kopf-example-1 was there before this operator")
+    obj.change(field="other")
+    second.wait_output(r"Updated: change spec\.field: value -> other")
+    second.wait_output(r"Field: value -> other")
+    obj.handled(field="other")
+    obj.delete()
+    second.wait_output(r"Deleted: kopf-example-1 waits for this handler")
+    obj.gone()
+    second.wait_output(r"Event: DELETED kopf-example-1")
+    assert_ends_well(second)
+    assert "Created" not in second.output
+    assert second.output.count("Resumed") == 1

@@ -1,0 +1,253 @@
+"""The command line: exit codes, what is said, and what reaches the operator."""
+import asyncio
+import contextvars
+import json
+import logging
+import subprocess
+import sys
+import textwrap
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import kopf._core.reactor.running
+from kopf._cogs.structs.credentials import LoginError
+from kopf._core.actions.loggers import LogFormat
+from kopf._core.engines.activities import ActivityError
+from kopf._core.intents.causes import Activity
+from kopf._core.intents.registries import OperatorRegistry, get_default_registry
+from kopf.cli import CLIControls, LogFormatParamType, main
+
+
+@pytest.fixture(autouse=True)
+def _restored_process(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, 'path', list(sys.path))
+    loggers = [logging.getLogger(), logging.getLogger('asyncio'), logging.getLogger('aiohttp')]
+    levels, handlers = [logger.level for logger in loggers], list(loggers[0].handlers)
+    yield
+    loggers[0].handlers[:] = handlers
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+
+
+@pytest.fixture()
+def operator(monkeypatch):
+    """Instead of the operator: remembers how it was run, and can fail."""
+    class Operator:
+        error = None
+        kwargs = None
+
+        def run(self, **kwargs):
+            self.kwargs = kwargs
+            self.loop_state = (kwargs['loop'].is_closed(), kwargs['loop'].get_debug())
+            self.registry = get_default_registry()
+            if self.error is not None:
+                raise self.error
+
+    operator = Operator()
+    monkeypatch.setattr(kopf._core.reactor.running, 'run', operator.run)
+    return operator
+
+
+@pytest.fixture()
+def invoke():
+    # The default registry of the run must not become that of other tests.
+    return lambda *args, **kwargs: contextvars.copy_context().run(
+        CliRunner().invoke, main, args, prog_name='kopf', **kwargs)
+
+
+@pytest.fixture()
+def handlers(tmp_path):
+    tmp_path.joinpath('handlers.py').write_text("")
+    return 'handlers.py'
+
+
+def test_help(invoke):
+    result = invoke('--help')
+    assert result.exit_code == 0
+    assert 'run ' in result.output
+
+
+def test_help_of_run(invoke):
+    result = invoke('run', '--help')
+    assert result.exit_code == 0
+    for option in ['--verbose', '--debug', '--quiet', '--log-format', '--log-refkey', '--log-prefix', '--no-log-prefix',
+                   '--all-namespaces', '--namespace', '--standalone', '--dev', '--liveness', '--peering', '--priority',
+                   '--module']:
+        assert option in result.output
+
+
+def test_version(invoke):
+    result = invoke('--version')
+    assert result.exit_code == 0
+    assert result.output.startswith('kopf, version ')
+
+
+@pytest.mark.parametrize('args, hint', [
+    (['nonsense'], 'nonsense'),
+    (['run', '--nonsense'], '--nonsense'),
+    (['run', '-A', '-n', 'x'], '--all-namespaces'),
+    (['run', '--log-format=xml'], 'xml'),
+    (['run', '-p', 'high'], 'high'),
+])
+def test_wrong_usage(invoke, operator, args, hint):
+    result = invoke(*args)
+    assert result.exit_code == 2
+    assert hint in result.output
+    assert operator.kwargs is None
+
+
+def test_defaults(invoke, operator, handlers):
+    assert invoke('run', handlers).exit_code == 0
+    loop = operator.kwargs.pop('loop')
+    assert loop.is_closed()
+    assert operator.loop_state == (False, False)
+    assert operator.kwargs.pop('registry') is operator.registry
+    assert operator.kwargs == {
+        'settings': None, 'vault': None, 'ready_flag': None, 'stop_flag': None,
+        'namespaces': (), 'clusterwide': False, 'standalone': None, 'priority': None,
+        'peering_name': None, 'liveness_endpoint': None,
+    }
+
+
+@pytest.mark.parametrize('args, expected', [
+    (['-A'], {'clusterwide': True}),
+    (['--all-namespaces'], {'clusterwide': True}),
+    (['-n', 'a', '--namespace', 'b*,!c'], {'namespaces': ('a', 'b*,!c')}),
+    (['--standalone'], {'standalone': True}),
+    (['--dev'], {'priority': 666}),
+    (['-p', '5'], {'priority': 5}),
+    (['--priority=0', '--dev'], {'priority': 0}),
+    (['-P', 'name'], {'peering_name': 'name'}),
+    (['--peering=name'], {'peering_name': 'name'}),
+    (['-L', 'http://:80/'], {'liveness_endpoint': 'http://:80/'}),
+    (['--liveness=http://:80/'], {'liveness_endpoint': 'http://:80/'}),
+])
+def test_options(invoke, operator, handlers, args, expected):
+    assert invoke('run', *args, handlers).exit_code == 0
+    assert operator.kwargs | expected == operator.kwargs
+
+
+def test_options_from_the_environment(invoke, operator, handlers):
+    assert invoke('run', handlers, env={'KOPF_RUN_PRIORITY': '5'}).exit_code == 0
+    assert operator.kwargs['priority'] == 5
+
+
+def test_every_run_has_its_own_registry(invoke, operator, handlers):
+    invoke('run', handlers)
+    first = operator.registry
+    invoke('run', handlers)
+    assert operator.registry is not first
+
+
+def test_controls(invoke, operator, handlers):
+    loop = asyncio.new_event_loop()
+    try:
+        controls = CLIControls(
+            ready_flag=asyncio.Event(), stop_flag=asyncio.Event(), vault=object(),
+            registry=OperatorRegistry(), settings=object(), loop=loop,
+        )
+        assert invoke('run', handlers, obj=controls).exit_code == 0
+        assert operator.registry is controls.registry
+        for name in ['ready_flag', 'stop_flag', 'vault', 'registry', 'settings', 'loop']:
+            assert operator.kwargs[name] is getattr(controls, name)
+        assert not loop.is_closed()
+    finally:
+        loop.close()
+
+
+def test_files_and_modules_are_loaded_with_the_logging_configured(invoke, operator, tmp_path):
+    for name in ['one', 'two_module']:
+        tmp_path.joinpath(f'{name}.py').write_text(f"import logging; logging.info('hello from {name}')")
+    result = invoke('run', '--log-format=plain', '-m', 'two_module', 'one.py')
+    assert result.output.splitlines() == ["hello from one", "hello from two_module"]
+
+
+def test_asyncio_is_debugged_too(invoke, operator, handlers):
+    invoke('run', '--verbose', handlers)
+    assert operator.loop_state == (False, False)
+    invoke('run', '--debug', handlers)
+    assert operator.loop_state == (False, True)
+
+
+@pytest.mark.parametrize('args, words', [
+    (['missing.py'], ['missing.py']),
+    (['-m', 'missing_x'], ['missing_x']),
+    (['broken.py'], ['ModuleNotFoundError', 'missing_x', 'broken.py:1']),
+    (['syntax.py'], ['SyntaxError', 'def (:']),
+])
+def test_loading_errors(invoke, operator, tmp_path, args, words):
+    tmp_path.joinpath('broken.py').write_text("import missing_x\n")
+    tmp_path.joinpath('syntax.py').write_text("def (:\n")
+    result = invoke('run', *args)
+    assert result.exit_code == 1
+    assert operator.kwargs is None
+    for word in words:
+        assert word in result.output
+    assert 'kopf/' not in result.output
+    assert 'importlib' not in result.output
+
+
+def test_exit_codes_of_files(invoke, operator, tmp_path):
+    tmp_path.joinpath('exiting.py').write_text("raise SystemExit(7)")
+    assert invoke('run', 'exiting.py').exit_code == 7
+
+
+def chained(error, cause):
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize('error, text', [
+    (LoginError("Nothing to log in with."), "Nothing to log in with."),
+    (ActivityError(Activity.STARTUP, {}), "The activity 'startup' has failed: "),
+    (chained(LoginError("No way."), ValueError("boo")), "No way. Caused by ValueError: boo"),
+    (chained(LoginError("No way: boo"), ValueError("boo")), "No way: boo"),
+])
+def test_known_failures_are_short(invoke, operator, handlers, error, text):
+    operator.error = error
+    result = invoke('run', '--log-format=plain', handlers)
+    assert result.exit_code == 1
+    assert result.output.splitlines() == [text]
+    assert result.exception.__cause__ is error
+    assert operator.kwargs['loop'].is_closed()
+
+
+def test_known_failures_have_tracebacks_when_debugged(invoke, operator, handlers):
+    operator.error = LoginError("Nothing to log in with.")
+    result = invoke('run', '--debug', handlers)
+    assert result.exit_code == 1
+    assert "Traceback" in result.output
+
+
+def test_unknown_failures_have_tracebacks(invoke, operator, handlers):
+    operator.error = ZeroDivisionError("boo")
+    result = invoke('run', '--log-format=json', handlers)
+    assert result.exit_code == 1
+    (line,) = result.output.splitlines()
+    fields = json.loads(line)
+    assert fields['severity'] == 'fatal'
+    assert "boo" in fields['message']
+    assert "ZeroDivisionError: boo" in fields['exc_info']
+
+
+@pytest.mark.parametrize('value', ['json', 'JSON', 'Json', LogFormat.JSON])
+def test_log_formats(value):
+    assert LogFormatParamType().convert(value, None, None) is LogFormat.JSON
+
+
+def test_unknown_log_formats():
+    with pytest.raises(click.BadParameter):
+        LogFormatParamType().convert('xml', None, None)
+
+
+def test_the_help_does_not_wait_for_heavy_libraries():
+    code = textwrap.dedent("""
+        import sys
+        import kopf.cli
+        print(*(name for name in ['aiohttp', 'yaml', 'jsonpatch', 'uvloop'] if name in sys.modules))
+    """)
+    result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == ''
