@@ -7,22 +7,22 @@ i.e. for errors of unknown origin and under ``--debug``.
 Exit codes: 0 if stopped by a signal or a flag, 1 if failed, 2 if the command line is wrong.
 """
 import asyncio
-import concurrent.futures
 import contextlib
 import dataclasses
 import functools
 import logging
-import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from kopf._cogs.aiokits.flags import Flag
 from kopf._cogs.helpers import loaders, versions
 from kopf._cogs.structs import credentials
 from kopf._core.actions import loggers
 from kopf._core.engines import activities
 from kopf._core.intents import registries
+from kopf._core.reactor import running
 
 if TYPE_CHECKING:
     from kopf._cogs.configs import configuration
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     Choice = click.Choice[str]
 else:
     Choice = click.Choice
-
-Flag: TypeAlias = asyncio.Future[Any] | asyncio.Event | concurrent.futures.Future[Any] | threading.Event
 
 # The errors with messages that tell all that users need.
 _KNOWN_ERRORS = (loaders.LoadError, activities.ActivityError, credentials.LoginError)
@@ -175,6 +173,7 @@ def main() -> None:
 @click.make_pass_decorator(CLIControls, ensure=True)
 def run(
         controls: CLIControls,
+        /,
         *,
         paths: tuple[str, ...],
         modules: tuple[str, ...],
@@ -185,9 +184,6 @@ def run(
         **options: Any,
 ) -> None:
     """Start an operator process and handle all the requests."""
-    # All of the framework: neither the help nor the other commands should wait for it.
-    from kopf._core.reactor import running
-
     if namespaces and clusterwide:
         raise click.UsageError("Either --namespace or --all-namespaces can be used, not both.")
     registry = registries.SmartOperatorRegistry() if controls.registry is None else controls.registry

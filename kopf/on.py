@@ -12,7 +12,7 @@ from kopf._cogs.structs.dicts import FieldSpec, parse_field
 from kopf._core.intents import declarations as _declarations
 from kopf._core.intents.causes import Activity, Reason
 from kopf._core.intents.declarations import (
-    ActivityOptions, DaemonOptions, DeleteOptions, Name, ObjectOptions, ResumeOptions, RetriedOptions,
+    ActivityOptions, DaemonOptions, DeleteOptions, FieldOptions, Name, ObjectOptions, ResumeOptions, RetriedOptions,
     SubHandlerOptions, SubName, TimerOptions, UpdateOptions, WebhookOptions,
 )
 from kopf._core.intents.handlers import (
@@ -95,14 +95,13 @@ def delete(
 
 def field(
         arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, *,
-        field: FieldSpec, **options: Unpack[UpdateOptions],
+        field: FieldSpec, **options: Unpack[FieldOptions],
 ) -> Callable[[FnT], FnT]:
     """Run the function when the field of an object is added, changed or removed: by its creation too."""
     if not parse_field(field):
         raise TypeError("@kopf.on.field: field= must name a field, such as 'spec.items'.")
-    options['field'] = field
     return _declarations.declare(
-        ChangingHandler, 'field', (arg1, arg2, arg3), UpdateOptions, options, needs_change=True)
+        ChangingHandler, 'field', (arg1, arg2, arg3), UpdateOptions, {**options, 'field': field}, needs_change=True)
 
 
 def index(

@@ -100,3 +100,4 @@ def run_operator(
     yield run
     for operator in operators:
         operator.__exit__()
+        print(operator.log.name, operator.output, sep="\n")  # shown if the test has failed

@@ -39,6 +39,6 @@ def delete_fn(name, logger, **_):
 
 
 @kopf.on.event("kopfexamples")
-def event_fn(type, name, logger, **_):
+def event_fn(event, name, logger, **_):
     # Everything that is heard of the object, remembered nowhere; the type is None in the first listing.
-    logger.info(f"Event: {type} {name}")
+    logger.info(f"Event: {event['type']} {name}")

@@ -92,7 +92,8 @@ def test_refused_credentials(config, write, run_operator):
     config["users"][0]["user"] = {"token": "wrong"}
     operator = run_operator(EXAMPLE, kubeconfig=write("config", config))
     assert ended(operator) == 1
-    assert "LoginError" in operator.output
+    assert "Unauthorized" in operator.output
+    assert "Traceback" not in operator.output
 
 
 def test_nothing_to_log_in_with(config, run_operator, tmp_path):
@@ -100,3 +101,4 @@ def test_nothing_to_log_in_with(config, run_operator, tmp_path):
     assert ended(operator) == 1
     assert "kubeconfig" in operator.output
     assert "service account" in operator.output
+    assert "Traceback" not in operator.output

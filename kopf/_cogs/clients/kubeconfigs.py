@@ -146,15 +146,15 @@ def _read(path: str) -> Mapping[str, Any]:
 def _parse(path: str, data: Mapping[str, Any]) -> Iterator[_Entry]:
     directory = os.path.dirname(os.path.abspath(path))
     for section, fields in _PATHS.items():
-        for item in data.get(section) or ():
-            try:
-                name, values = item['name'], dict(item.get(section[:-1]) or {})
-            except (TypeError, ValueError, KeyError, AttributeError) as e:
-                raise credentials.LoginError(f"The {section!r} must be a list of names & values in {path}.") from e
+        try:
+            items = [(str(item['name']), dict(item.get(section[:-1]) or {})) for item in data.get(section) or ()]
+        except (TypeError, ValueError, KeyError, AttributeError) as e:
+            raise credentials.LoginError(f"The {section!r} must be a list of names & values in {path}.") from e
+        for name, values in items:
             for field in fields:
                 if isinstance(values.get(field), str) and values[field]:
                     values[field] = os.path.join(directory, values[field])
-            yield _Entry(path, section, str(name), values)
+            yield _Entry(path, section, name, values)
 
 
 def _make_info(

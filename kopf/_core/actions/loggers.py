@@ -106,7 +106,7 @@ class TextFormatter(logging.Formatter):
             text = time.strftime(self.default_time_format, self.converter(second))
             # Assigned at once: other threads see either the old pair or the new one.
             self._second = (second, text)
-        return self.default_msec_format % (text, record.msecs)
+        return f'{text},{int(record.msecs):03d}'
 
 
 class JsonFormatter(logging.Formatter):

@@ -13,7 +13,7 @@ import dataclasses
 import datetime
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -22,6 +22,8 @@ from kopf._cogs.structs.bodies import Body
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.execution import Handler, Outcome
+
+HandlerT = TypeVar('HandlerT', bound=Handler)
 
 
 def digest_essence(essence: Mapping[str, Any]) -> str:
@@ -171,7 +173,7 @@ class State(Mapping[HandlerId, HandlerState]):
             if state is not None and state.finished and state.digest != digest:
                 self._set(key, dataclasses.replace(state, digest=digest))
 
-    def due(self, handlers: Iterable[Handler], now: datetime.datetime) -> list[Handler]:
+    def due(self, handlers: Iterable[HandlerT], now: datetime.datetime) -> list[HandlerT]:
         return [handler for handler in handlers if self._states[handler.id].is_due(now)]
 
     def done(self, handlers: Iterable[Handler]) -> bool:

@@ -46,13 +46,17 @@ class SelectorOptions(TypedDict, total=False):
     category: str | None
 
 
-class FilterOptions(TypedDict, total=False):
+class MetaOptions(TypedDict, total=False):
     """Options that choose the objects."""
     labels: Meta | None
     annotations: Meta | None
     when: WhenFilterFn | None
-    field: FieldSpec
     value: Any
+
+
+class FilterOptions(MetaOptions, total=False):
+    """Options that choose the objects, by a field too."""
+    field: FieldSpec
 
 
 class ActivityOptions(IdentityOptions, ErrorsOptions, total=False):
@@ -76,6 +80,11 @@ class DeleteOptions(RetriedOptions, total=False):
 
 
 class UpdateOptions(RetriedOptions, total=False):
+    old: Any
+    new: Any
+
+
+class FieldOptions(IdentityOptions, SelectorOptions, MetaOptions, ErrorsOptions, total=False):
     old: Any
     new: Any
 
@@ -181,9 +190,7 @@ def _registry_of(registry: OperatorRegistry, cls: type[ResourceHandler]) -> Any:
 
 
 def _check_options(name: str, shape: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    allowed: set[str] = set()
-    for base in (shape, *shape.__mro__):
-        allowed |= set(getattr(base, '__annotations__', ()))
+    allowed = set(shape.__annotations__)
     unknown = sorted(set(options) - allowed)
     if unknown:
         raise TypeError(f"@kopf.on.{name} got an unexpected keyword argument {unknown[0]!r}. "

@@ -17,7 +17,6 @@ _ABSENT = object()
 
 Kwargs = Callable[[], dict[str, Any]]
 HandlerT = TypeVar('HandlerT', bound=ResourceHandler)
-ChangingHandlerT = TypeVar('ChangingHandlerT', bound=ChangingHandler)
 
 
 def prematch(handler: ResourceHandler, cause: ResourceCause) -> bool:

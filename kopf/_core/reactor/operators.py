@@ -104,7 +104,7 @@ class Operator:
 
     async def _unless_stopped(self, coro: Coroutine[None, None, None], flag: asyncio.Task[None]) -> bool:
         """Run the coroutine until it ends or the operator is stopped; tell if it has ended by itself."""
-        task = asyncio.create_task(coro, name=coro.__name__)
+        task = asyncio.create_task(coro)
         stopping = asyncio.create_task(self._stopping.wait(), name='stopping')
         try:
             await asyncio.wait({task, stopping, flag}, return_when=asyncio.FIRST_COMPLETED)

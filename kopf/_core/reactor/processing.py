@@ -77,8 +77,8 @@ class Workforce:
             self.failure.set_exception(error)
         if self._queue and not self._closed:
             self._begin(*self._queue.popleft())
-        if record.pending is not None and not record.throttled:
-            self.start(processor, record)  # an event that has come just now
+        if (record.pending is not None or record.again) and not record.throttled:
+            self.start(processor, record)  # for what has come just now
 
     async def close(self) -> None:
         """Let the workers finish for a while; cancel those that do not, and name them."""
@@ -134,9 +134,10 @@ class Processor:
             return True
         if not self.table.managing or self._is_stale(record, event['object']):
             return False
-        if record.initial and self.table.resuming_ids:
-            return True
-        return not self._decider.is_settled(Body(event['object']))
+        return not self._is_settled(record, event['object'])
+
+    def _is_settled(self, record: ObjectRecord, raw: RawBody) -> bool:
+        return not (record.initial and self.table.resuming_ids) and self._decider.is_settled(Body(raw))
 
     def _is_stale(self, record: ObjectRecord, raw: RawBody) -> bool:
         """Tell whether this state is from before our own last patch, or is the echo of it."""
@@ -159,7 +160,7 @@ class Processor:
         """Do all there is to do about the object now."""
         steps = 0
         while record.pending is not None or record.again:
-            event, record.pending, record.again = record.pending, None, False
+            event, record.pending = record.pending, None
             steps = 0 if event is not None else steps + 1
             try:
                 if steps > MAX_STEPS:
@@ -177,6 +178,7 @@ class Processor:
             record.body = None
 
     async def _process(self, record: ObjectRecord, event: RawEvent | None) -> None:
+        again, record.again = record.again, False
         if event is None:
             if record.body is not None:
                 await self._step(record, Patch(body=Body(record.body)), deciding=True)
@@ -191,7 +193,7 @@ class Processor:
         stale = self._is_stale(record, event['object'])
         if not stale:
             record.body = event['object']
-        if patch or not stale:
+        if patch or again or not stale:
             deciding = record.body is not None
             record.body = record.body or event['object']
             await self._step(record, patch, deciding=deciding)
@@ -234,7 +236,7 @@ class Processor:
                 record.cycle, record.initial = None, False
             elif not record.again and record.body is not None:
                 self._sleep(record, decision)
-        if record.again and record.cycle is None and self._decider.is_settled(Body(cast(RawBody, record.body))):
+        if record.again and record.cycle is None and self._is_settled(record, cast(RawBody, record.body)):
             record.again = False
 
     def _decide(self, record: ObjectRecord, body: Body, patch: Patch) -> Decision | None:

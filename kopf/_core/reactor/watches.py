@@ -16,7 +16,7 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import orjson
 
@@ -154,7 +154,7 @@ class ResourceWatch:
             page = await self._client.get_json(self._path, params, logger=logger)
             defaults = {'apiVersion': page.get('apiVersion'), 'kind': (page.get('kind') or '').removesuffix('List')}
             for item in page.get('items') or ():
-                self._take({'type': None, 'object': {**defaults, **item}})
+                self._take({'type': None, 'object': cast(RawBody, {**defaults, **item})})
             meta = page.get('metadata') or {}
             token = meta.get('continue')
             if not token:
@@ -230,7 +230,7 @@ class ResourceWatch:
             self._since = version
 
     def _take(self, event: RawEvent) -> None:
-        raw = event['object']
+        raw: Any = event['object']
         meta = raw.get('metadata') if isinstance(raw, dict) else None
         if not isinstance(meta, dict) or not meta.get('name'):
             logger.warning("Ignoring an event of an object without a name in the watch-stream for %s: %s",

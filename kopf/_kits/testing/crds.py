@@ -192,7 +192,8 @@ def _scale(declared: Mapping[str, str]) -> dict[str, str]:
 
 
 def _condition(status: dict[str, Any], type: str, value: bool, reason: str, message: str) -> None:
-    conditions: list[dict[str, Any]] = status['conditions'] = list(status.get('conditions') or ())
+    conditions: list[dict[str, Any]] = list(status.get('conditions') or ())
+    status['conditions'] = conditions
     text = str(value)
     old = next((item for item in conditions if item['type'] == type), None)
     since = old['lastTransitionTime'] if old is not None and old['status'] == text else clocks.now()

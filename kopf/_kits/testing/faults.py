@@ -82,6 +82,7 @@ class Faults:
     def __init__(self, controls: 'Controls') -> None:
         self._controls = controls
         self._rules: list[Fault] = []
+        self._frozen: set[Fault] = set()
 
     def add(self, action: Action, **fields: Any) -> Fault:
         """Add a rule; the fields are those of `Fault`. ValueError or TypeError if there are no such ones."""
@@ -143,6 +144,7 @@ class Faults:
         """Forget all rules and let go of frozen watches."""
         def clear() -> None:
             self._rules.clear()
+            self._frozen.clear()
             self._controls.wake()
         self._controls.call(clear)
 
@@ -150,20 +152,24 @@ class Faults:
         """The rules that are not used up."""
         return list(self._rules)
 
-    def take(self, request: SeenRequest, *, watching: bool) -> Fault | None:
-        """The rule that this request falls under, used up by one; ``watching`` for streams that have begun."""
+    def take(self, request: SeenRequest, *, watching: bool = False, idle: bool = False) -> Fault | None:
+        """The rule that a request falls under, used up by one; ``watching``: a stream that goes on, ``idle``: without data."""
         for rule in self._rules:
-            if (rule.action in WATCH_ACTIONS) is watching and rule.matches(request):
+            if (rule.action in WATCH_ACTIONS) is not watching or (idle and rule.action == 'cut'):
+                continue
+            if rule.matches(request):
                 if rule.times is not None:
                     rule.times -= 1
                     if rule.times <= 0:
                         self._rules.remove(rule)
+                if rule.action == 'freeze':
+                    self._frozen.add(rule)
                 return rule
         return None
 
-    def active(self, rule: Fault) -> bool:
-        """Whether a freeze still holds."""
-        return rule in self._rules or rule.times is not None
+    def is_frozen(self, rule: Fault) -> bool:
+        """Whether a freeze still holds (apart from its time)."""
+        return rule in self._frozen
 
 
 class Controls:

@@ -7,7 +7,7 @@ Whoever is slower than the history is long, is told that its version has expired
 """
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 
 import orjson
 
@@ -26,11 +26,10 @@ LONGEST = 1800.0
 
 
 class Watch:
-    """One stream; ``interrupt`` is asked before each round, and may end or delay it."""
+    """One stream of the changes of a kind, from the version on that the options name."""
 
     def __init__(
             self, storage: Storage, kind: Kind, namespace: str, options: ListOptions, form: Form,
-            *, interrupt: Callable[[], AsyncIterator[bytes] | None] = lambda: None,
     ) -> None:
         self._storage = storage
         self._kind = kind
@@ -38,11 +37,10 @@ class Watch:
         self._selector: Selector | None = options.selector or None
         self._options = options
         self._form = form
-        self._interrupt = interrupt
         self._since = _version(options.version)
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """The lines of the stream, several at once where they come at once."""
+        """The lines of the stream, several at once where they come at once; empty pieces whenever it looks around."""
         loop = asyncio.get_running_loop()
         table = self._kind.store
         end = loop.time() + (self._options.timeout or LONGEST * (1 + random.random()))
@@ -54,9 +52,6 @@ class Watch:
             else:
                 position = table.position(min(self._since, self._storage.version))
             while True:
-                if (interruption := self._interrupt()) is not None:
-                    async for piece in interruption:
-                        yield piece
                 changes, position = table.changes_from(position)
                 if data := b''.join(self._select(changes)):
                     yield data
@@ -69,6 +64,7 @@ class Watch:
                     bookmark = self._next_bookmark(end)
                     yield self._bookmark()
                 await self._pause(min(end, bookmark))
+                yield b''
         except Expired as error:
             message = str(error) if error.version else 'too old resource version: the watch has fallen behind'
             yield error_line(statuses.expired(message))

@@ -2,6 +2,7 @@ import concurrent.futures
 import dataclasses
 import inspect
 import logging
+import threading
 import warnings
 
 import pytest
@@ -32,7 +33,8 @@ DEFAULTS = {
     'watching': {
         'server_timeout': None, 'client_timeout': None, 'connect_timeout': None, 'reconnect_backoff': 0.1,
         'inactivity_timeout': 70.0, 'chunk_size': None, 'initial_streaming': False, 'streaming_lists': True,
-        'label_selectors': SelectorMapping(), 'field_selectors': SelectorMapping(), 'shard_selectors': SelectorMapping(),
+        'label_selectors': SelectorMapping(), 'field_selectors': SelectorMapping(),
+        'shard_selectors': SelectorMapping(),
     },
     'queueing': {
         'worker_limit': None, 'idle_timeout': 5.0, 'exit_timeout': 2.0,
@@ -98,8 +100,7 @@ def test_executors_are_created_once_by_need(settings):
 
 
 def run_simultaneously(executor, count):
-    """ Check that this many functions can run at once: each one ends only when all of them have started. """
-    import threading
+    """Check that this many functions can run at once: each one ends only when all of them have started."""
     barrier = threading.Barrier(count)
     futures = [executor.submit(barrier.wait, 5) for _ in range(count)]
     return len({future.result() for future in futures}) == count

@@ -82,11 +82,9 @@ def test_older_keys_are_not_used_when_the_prefix_leaves_no_room_for_them(cls):
     storage = cls(prefix='p' * 63)
     assert storage.make_v1_key('fn') == 'p' * 63 + '/-wkLEjw'  # the API accepts no such names
     assert list(storage.make_keys('fn')) == ['p' * 63 + '/fn']
-    assert list(cls(prefix='p' * 60).make_keys('n' * 80)) == [storage_key(cls, 'n' * 80)]
-
-
-def storage_key(cls, key):
-    return cls(prefix='p' * 60).make_v2_key(key)
+    storage = cls(prefix='p' * 60)
+    assert len(storage.make_v1_key('n' * 80)) > 60 + 1 + 63  # as cut from the end
+    assert list(storage.make_keys('n' * 80)) == [storage.make_v2_key('n' * 80)]
 
 
 def test_replicasets_of_deployments_have_keys_of_their_own(cls):
@@ -139,10 +137,8 @@ def test_keys_are_valid_for_kubernetes(prefix, key):
 
 @hypothesis.given(prefix=prefixes, key=ids)
 def test_the_newer_keys_do_not_depend_on_prefixes(prefix, key):
-    names = {
-        AnnotationsProgressStorage(prefix=some).make_v2_key(key).removeprefix(f'{some}/') for some in (prefix, 'kopf.dev')
-    }
-    assert len(names) == 1
+    _, name = AnnotationsProgressStorage(prefix=prefix).make_v2_key(key).split('/')
+    assert AnnotationsProgressStorage().make_v2_key(key) == f'kopf.zalando.org/{name}'
 
 
 @hypothesis.given(key=ids.filter(lambda key: len(key) > 63), other=ids)
@@ -155,7 +151,8 @@ def test_long_ids_remain_different(key, other):
 
 @hypothesis.given(key=st.text(max_size=63))
 def test_short_ids_are_readable(key):
-    assert AnnotationsProgressStorage().make_v2_key(key) == f'kopf.zalando.org/{re.sub("[<>]", "_", key).replace("/", ".")}'
+    name = re.sub('[<>]', '_', key).replace('/', '.')
+    assert AnnotationsProgressStorage().make_v2_key(key) == f'kopf.zalando.org/{name}'
 
 
 def test_cleaning_of_essences_in_place(cls):

@@ -93,9 +93,9 @@ def storage(request):
     return request.param
 
 
-def store(storage: DiffBaseStorage, essence: Any, body: Body = Body({})) -> dict[str, Any]:
+def store(storage: DiffBaseStorage, essence: Any, body: Body | None = None) -> dict[str, Any]:
     patch = Patch()
-    storage.store(body=body, patch=patch, essence=essence)
+    storage.store(body=body or Body({}), patch=patch, essence=essence)
     return dict(patch)
 
 
@@ -155,9 +155,8 @@ def test_extra_fields_do_not_bring_own_state_back():
     assert AnnotationsDiffBaseStorage().build(body=Body(BODY), extra_fields=['status'])['status'] == BODY['status']
 
     annotations = {key: value for key, value in BODY['metadata']['annotations'].items() if key != LAST_HANDLED}
-    for storage in [AnnotationsDiffBaseStorage(), MultiDiffBaseStorage([AnnotationsDiffBaseStorage(), Dummy()])][:1]:
-        essence = storage.build(body=Body(BODY), extra_fields=['metadata.annotations'])
-        assert essence['metadata']['annotations'] == annotations
+    essence = AnnotationsDiffBaseStorage().build(body=Body(BODY), extra_fields=['metadata.annotations'])
+    assert essence['metadata']['annotations'] == annotations
 
 
 def test_extra_fields_can_be_empty_but_not_the_usual_stanzas():
@@ -171,25 +170,21 @@ def test_extra_fields_can_be_empty_but_not_the_usual_stanzas():
 @pytest.mark.parametrize('fields, expected', [
     (['spec.a'], {**ESSENCE, 'spec': {'n': None}}),
     (['spec.a.b', 'spec.n'], {key: value for key, value in ESSENCE.items() if key != 'spec'}),
-    ([('spec', 'n'), ['immutable']], {'spec': {'a': ESSENCE['spec']['a']}, 'data': {'k': 'v'}, 'empty': {}, 'none': None,
-                                      'metadata': META}),
+    ([('spec', 'n'), ['data'], 'empty', 'immutable'],
+     {'spec': {'a': {'b': [1, {'c': None}]}}, 'none': None, 'metadata': META}),
     (['data.k'], {key: value for key, value in ESSENCE.items() if key != 'data'}),
     (['metadata'], {key: value for key, value in ESSENCE.items() if key != 'metadata'}),
     (['metadata.annotations'], {**ESSENCE, 'metadata': {'labels': {'l': '1'}}}),
     (['metadata.labels.l'], {**ESSENCE, 'metadata': {'annotations': META['annotations']}}),
-    (['metadata.labels', 'metadata.annotations'], {key: value for key, value in ESSENCE.items() if key != 'metadata'}),
     (['empty.x'], {key: value for key, value in ESSENCE.items() if key != 'empty'}),
     (['unknown', 'unknown.x', 'spec.unknown', 'spec.n.x', 'spec.a.b.c', 'immutable.x', 'none.x'], ESSENCE),
     (['status'], ESSENCE),
 ])
 def test_ignored_fields(fields, expected):
     body = copy.deepcopy(BODY)
-    for storage in make_storages(ignored_fields=iter(fields)):
-        assert list(storage.build(body=Body(body)).items()) == list(expected.items())
-        fields = list(fields)
-        break
     for storage in make_storages(ignored_fields=fields):
-        assert storage.build(body=Body(body)) == expected
+        essence = storage.build(body=Body(body))
+        assert list(essence.items()) == list(expected.items())
     assert body == BODY
 
 
@@ -198,7 +193,9 @@ def test_ignored_fields_are_ignored_even_if_handled():
     assert storage.build(body=Body(BODY), extra_fields=['status.phase']) == ESSENCE
 
 
-@pytest.mark.parametrize('fields, reason', [('spec.a', 'list of fields'), ([None], 'root'), ([()], 'root'), ([123], '123')])
+@pytest.mark.parametrize('fields, reason', [
+    ('spec.a', 'list of fields'), ([None], 'root'), ([()], 'root'), ([123], '123'),
+])
 def test_wrong_ignored_fields(fields, reason):
     with pytest.raises(ValueError, match=reason):
         AnnotationsDiffBaseStorage(ignored_fields=fields)
@@ -343,8 +340,9 @@ def test_other_storages_are_never_sure():
     assert not StatusDiffBaseStorage().matches(body=body, essence={})
 
 
+numbers = st.integers(-2**63, 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
 values = st.recursive(
-    st.none() | st.booleans() | st.integers(-2**63, 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none() | st.booleans() | numbers | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=10,
 )
@@ -365,8 +363,8 @@ def test_roundtrips(essence):
         assert storage.fetch(body=Body(store(storage, essence))) == essence
 
 
-keys = st.sampled_from([LAST_HANDLED, 'kopf.zalando.org/x', 'my.op/kopf-managed', 'my.op/a', 'my.op/lh', 'plain', 'o/z'])
-fields = st.lists(st.sampled_from(['spec.a', 'status', 'status.a.b', 'metadata', 'metadata.labels', 'data.b.a', 'kind']))
+keys = st.sampled_from([LAST_HANDLED, 'kopf.zalando.org/x', 'my.op/kopf-managed', 'my.op/a', 'my.op/lh', 'plain'])
+fields = st.lists(st.sampled_from(['spec.a', 'status', 'status.a.b', 'metadata', 'metadata.labels', 'data.b', 'kind']))
 structs = st.dictionaries(st.sampled_from('ab'), values | st.dictionaries(st.sampled_from('ab'), values))
 bodies = st.fixed_dictionaries({'apiVersion': st.just('v1'), 'kind': st.just('K')}, optional={
     'metadata': st.fixed_dictionaries({'name': st.just('n')}, optional={

@@ -191,8 +191,9 @@ def test_errors_raised_by_the_framework_are_shown_at_the_line_that_calls_it(fail
 
 def test_causes_are_shown(fail, write):
     write('a.py', """
+        import importlib
         try:
-            import b_broken
+            importlib.import_module('b_broken')
         except Exception as e:
             raise ValueError("boo") from e
     """)
@@ -200,7 +201,7 @@ def test_causes_are_shown(fail, write):
     text = fail('a.py')
     assert "ZeroDivisionError" in text
     assert "direct cause" in text
-    assert "importlib" not in text
+    assert "<frozen importlib" not in text
 
 
 @pytest.mark.parametrize('name', ['a.py', 'other.py'])

@@ -1,0 +1,284 @@
+"""
+The API behind the HTTP server: each verb from its request to its answer.
+
+`Api` owns everything that a cluster consists of here: what is stored, what is served, who is asked, what happens by
+itself. It knows the shape of requests and answers, but nothing of ports, TLS, users and faults.
+"""
+import functools
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from kopf._kits.testing import (
+    defaults,
+    forms,
+    listing,
+    objects,
+    openapi,
+    patches,
+    rest,
+    routes,
+    statuses,
+    subresources,
+    watching,
+)
+from kopf._kits.testing.admission import Webhooks
+from kopf._kits.testing.controllers import Controllers
+from kopf._kits.testing.discovery import Discovery
+from kopf._kits.testing.faults import SeenRequest
+from kopf._kits.testing.kinds import Body, Catalog, Kind, builtin_kinds
+from kopf._kits.testing.rest import Objects, Options
+from kopf._kits.testing.routes import Place
+from kopf._kits.testing.storage import Storage, Table
+
+NAMESPACES = ('default', 'kube-node-lease', 'kube-public', 'kube-system')
+ACCEPTED = ('application/json', 'application/yaml')
+PATCHES = (rest.JSON_PATCH, rest.MERGE_PATCH)
+VERSION = {
+    'major': '1', 'minor': '36', 'gitVersion': 'v1.36.0+kopf-sandbox', 'gitCommit': '', 'gitTreeState': '',
+    'buildDate': '1970-01-01T00:00:00Z', 'goVersion': '', 'compiler': '', 'platform': 'python',
+}
+
+
+class Api:
+    """A whole cluster, without the network."""
+
+    def __init__(self, *, history: int, lookup: subresources.Lookup, issue: subresources.Issue) -> None:
+        self.storage = Storage(history=history)
+        self.catalog = Catalog()
+        self.webhooks = Webhooks(self.storage, self.catalog)
+        self.objects = Objects(self.storage, self.catalog, self.webhooks)
+        self._lookup = lookup
+        self._issue = issue
+        self._discovery = Discovery(self.catalog)
+        self._openapi = openapi.OpenApi(self.catalog)
+        self._scales = subresources.Scales(self.objects)
+        self._controllers = Controllers(self.storage, self.catalog, self.objects)
+        for kind in builtin_kinds(self._open):
+            self.catalog.add(kind)
+
+    async def start(self) -> None:
+        """Create what every cluster has from the beginning."""
+        kind = self.catalog.named('namespaces')
+        for name in NAMESPACES:
+            await self.objects.create(kind, '', objects.decode({'metadata': {'name': name}}, kind, b''), Options())
+
+    def document(self, path: str, accept: str, address: str) -> web.Response:
+        """The answer to everything that is not about objects: health, versions, discovery, OpenAPI."""
+        match path:
+            case '/healthz' | '/livez' | '/readyz':
+                return web.Response(text='ok')
+            case '/version':
+                return json_response(VERSION)
+            case '/':
+                return json_response({'paths': self._discovery.paths()})
+            case '/api' | '/apis':
+                body, media = self._discovery.root(path, accept, address)
+                return raw_response(body, media=media)
+            case '/openapi/v3':
+                return raw_response(self._openapi.index())
+            case '/openapi/v2':
+                return raw_response(self._openapi.legacy())
+        if path.startswith(('/openapi/v3/api/', '/openapi/v3/apis/')):
+            _, _, rest = path.removeprefix('/openapi/v3/').partition('/')
+            group, _, version = rest.rpartition('/')
+            return raw_response(self._openapi.version(group, version))
+        head, _, rest = path.removeprefix('/').partition('/')
+        group, _, version = rest.partition('/')
+        if head == 'apis' and group:
+            return raw_response(self._discovery.version(group, version) if version else self._discovery.group(group))
+        if head == 'api' and rest:
+            return raw_response(self._discovery.version('', rest))
+        raise statuses.UnknownPath
+
+    def resolve(self, place: Place, seen: SeenRequest, options: Options) -> Kind:
+        """The kind that a request is about; 404 or 405 otherwise."""
+        kind = routes.resolve(self.catalog, place, seen.method)
+        if kind.warning:
+            options.warnings.append(kind.warning)
+        return kind
+
+    def watch(self, kind: Kind, place: Place, seen: SeenRequest, accept: str) -> AsyncIterator[bytes]:
+        """The stream of a watch."""
+        form, _ = forms.negotiate(accept, seen.query)
+        options = listing.list_options(seen.query, _known_fields(kind), watch=True)
+        return watching.Watch(self.storage, kind, place.namespace, options, form).lines()
+
+    async def act(self, kind: Kind, place: Place, seen: SeenRequest, accept: str, options: Options) -> web.Response:
+        """Do what a request asks for (all verbs but watches), and answer it."""
+        form, syntax = forms.negotiate(accept, seen.query)
+        _read_options(seen, place.verb, options)
+        status = 200
+        if kind.table is None or place.subresource not in ('', 'status'):
+            status, raw = await self._special(kind, place, seen, options)
+        else:
+            match place.verb:
+                case 'get':
+                    raw = form.object(kind, self.objects.get(kind, place.namespace, place.name))
+                case 'list':
+                    listed = listing.list_options(seen.query, _known_fields(kind), watch=False)
+                    raw = listing.answer(self.storage, kind, place.namespace, listed, form)
+                case _:
+                    status, raw = await self._write(kind, place, seen, options)
+                    if form is not forms.PLAIN and 'delete' not in place.verb:
+                        raw = form.raw(kind, raw)
+        return raw_response(raw, status) if syntax == 'json' else _yaml_response(raw, status)
+
+    async def _write(self, kind: Kind, place: Place, seen: SeenRequest, options: Options) -> tuple[int, bytes]:
+        namespace, name, subresource = place.namespace, place.name, place.subresource
+        match place.verb:
+            case 'create':
+                body = objects.decode(_decoded(seen, kind), kind, seen.body)
+                return 201, await self.objects.create(kind, namespace, body, options)
+            case 'update':
+                body = objects.decode(_decoded(seen, kind), kind, seen.body)
+                raw, created = await self.objects.replace(kind, namespace, name, body, options, subresource)
+                return 201 if created else 200, raw
+            case 'patch':
+                patch = _decoded_patch(seen, kind)
+                raw = await self.objects.patch(kind, namespace, name, patch, seen.content_type, options, subresource)
+                return 200, raw
+            case 'delete':
+                rest.decode_options(_decoded_options(seen), seen.query, options)
+                answer = await self.objects.delete(kind, namespace, name, options)
+                return 200, answer if isinstance(answer, bytes) else orjson.dumps(answer)
+        rest.decode_options(_decoded_options(seen), seen.query, options)
+        selected = listing.list_options(seen.query, _known_fields(kind), watch=False)
+        gone = await self.objects.delete_collection(kind, namespace, selected.selector, options)
+        head = orjson.dumps({'kind': kind.list_kind, 'apiVersion': kind.api_version,
+                             'metadata': {'resourceVersion': str(self.storage.version)}})
+        return 200, head[:-1] + b',"items":[' + b','.join(gone) + b']}'
+
+    async def _special(self, kind: Kind, place: Place, seen: SeenRequest, options: Options) -> tuple[int, bytes]:
+        namespace, name = place.namespace, place.name
+        if kind.table is None:
+            answer = subresources.review(kind, _decoded(seen, kind), options.user, self._lookup)
+            return 201, orjson.dumps(answer)
+        match place.subresource, place.verb:
+            case 'scale', 'get':
+                return 200, orjson.dumps(self._scales.get(kind, namespace, name))
+            case 'scale', _:
+                change = functools.partial(_changed, seen, kind)
+                return 200, orjson.dumps(await self._scales.change(kind, namespace, name, change, options))
+            case 'token', _:
+                self.objects.get(kind, namespace, name)
+                answer = subresources.token_request(namespace, name, _decoded(seen, kind), self._issue)
+                return 201, orjson.dumps(answer)
+            case 'eviction', _:
+                await self.objects.delete(kind, namespace, name, options)
+                return 201, orjson.dumps({'kind': 'Status', 'apiVersion': 'v1', 'metadata': {}, 'status': 'Success',
+                                          'code': 201})
+            case 'finalize' | 'approval', 'update':
+                body = objects.decode(_decoded(seen, kind), kind, seen.body)
+                raw, _ = await self.objects.replace(kind, namespace, name, body, options)
+                return 200, raw
+        self.objects.get(kind, namespace, name)
+        raise statuses.not_emulated(f'{kind.plural}/{place.subresource}', 'nothing runs in the pods of the sandbox')
+
+    def _open(self, group: str, plural: str) -> Table:
+        return self.storage.open(group, plural, defaults.fields_of(plural))
+
+
+def raw_response(body: bytes, status: int = 200, *, media: str = 'application/json') -> web.Response:
+    """An answer of JSON that is text already."""
+    return web.Response(body=body, status=status, headers={'Content-Type': media})
+
+
+def json_response(body: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    """An answer of JSON."""
+    return web.Response(body=orjson.dumps(body), status=status,
+                        headers={'Content-Type': 'application/json', **(headers or {})})
+
+
+def _yaml_response(raw: bytes, status: int) -> web.Response:
+    import yaml
+    text = yaml.safe_dump(orjson.loads(raw), sort_keys=True, allow_unicode=True)
+    return web.Response(body=text.encode(), status=status, headers={'Content-Type': 'application/yaml'})
+
+
+def _known_fields(kind: Kind) -> frozenset[str]:
+    return frozenset() if kind.custom else frozenset(defaults.SELECTABLE.get(kind.plural, ()))
+
+
+def _read_options(seen: SeenRequest, verb: str, options: Options) -> None:
+    if verb not in ('create', 'update', 'patch', 'delete', 'deletecollection'):
+        return
+    name = {'create': 'CreateOptions', 'update': 'UpdateOptions', 'patch': 'PatchOptions'}.get(verb, 'DeleteOptions')
+    if dry_run := seen.query.get('dryRun'):
+        if dry_run != 'All':
+            raise statuses.invalid_options(name, statuses.value_unsupported('dryRun', f'["{dry_run}"]', ['"All"']))
+        options.dry_run = True
+    if validation := seen.query.get('fieldValidation'):
+        if validation not in ('Ignore', 'Strict', 'Warn'):
+            raise statuses.invalid_options(name, statuses.value_unsupported(
+                'fieldValidation', f'"{validation}"', ['""', '"Ignore"', '"Strict"', '"Warn"']))
+        options.field_validation = validation
+
+
+def _decoded(seen: SeenRequest, kind: Kind) -> Any:
+    _check_media(seen)
+    try:
+        return _load(seen.body, seen.content_type)
+    except ValueError as error:
+        excerpt = seen.body[:24].decode(errors='replace') or '<empty>'
+        raise statuses.bad_request(
+            f'the object provided is unrecognized (must be of type {kind.name}): couldn\'t get version/kind; json '
+            f'parse error: {error} ({excerpt})') from None
+
+
+def _decoded_options(seen: SeenRequest) -> Any:
+    if not seen.body:
+        return {}
+    _check_media(seen)
+    try:
+        return _load(seen.body, seen.content_type)
+    except ValueError as error:
+        raise statuses.bad_request(f'couldn\'t get version/kind; json parse error: {error}') from None
+
+
+def _decoded_patch(seen: SeenRequest, kind: Kind) -> Any:
+    accepted = (*PATCHES, rest.APPLY_PATCH) if kind.custom else (*PATCHES, rest.STRATEGIC_PATCH, rest.APPLY_PATCH)
+    match seen.content_type:
+        case rest.APPLY_PATCH:
+            raise statuses.unsupported_media(PATCHES, 'the sandbox does not emulate server-side apply yet: use a merge '
+                                                      'patch')
+        case rest.STRATEGIC_PATCH if not kind.custom:
+            raise statuses.unsupported_media(PATCHES, 'the sandbox does not emulate strategic merge patches yet: use a '
+                                                      'merge patch')
+        case other if other not in PATCHES:
+            raise statuses.unsupported_media(accepted)
+    try:
+        return orjson.loads(seen.body)
+    except ValueError as error:
+        raise statuses.bad_request(f'error decoding patch: {error}') from None
+
+
+def _changed(seen: SeenRequest, kind: Kind, scale: Body) -> Body:
+    if seen.method == 'PUT':
+        return dict(_decoded(seen, kind))
+    patch = _decoded_patch(seen, kind)
+    if seen.content_type == rest.MERGE_PATCH:
+        return dict(patches.merge(scale, patch))
+    try:
+        return dict(patches.apply(scale, patches.check_operations(patch)))
+    except patches.PatchError:
+        raise statuses.rejected() from None
+
+
+def _check_media(seen: SeenRequest) -> None:
+    if seen.content_type == 'application/vnd.kubernetes.protobuf':
+        raise statuses.unsupported_media(ACCEPTED, 'the sandbox does not read protobuf yet: send JSON')
+    if seen.content_type not in (*ACCEPTED, 'application/octet-stream'):
+        raise statuses.unsupported_media((*ACCEPTED, 'application/vnd.kubernetes.protobuf'))
+
+
+def _load(body: bytes, content_type: str) -> Any:
+    if content_type != 'application/yaml':
+        return orjson.loads(body)
+    import yaml
+    try:
+        return yaml.safe_load(body)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None

@@ -1,0 +1,358 @@
+import copy
+import functools
+import json
+import logging
+
+import jsonpatch
+import pytest
+from aiohttp import web
+
+from kopf._cogs.clients import errors, patching
+from kopf._cogs.structs.patches import Patch
+from kopf._cogs.structs.references import Resource
+
+PLAIN = Resource('kopf.dev', 'v1', 'kopfexamples', namespaced=True)
+SPLIT = Resource('kopf.dev', 'v1', 'kopfexamples', namespaced=True, subresources=frozenset({'status'}))
+PATH = '/apis/kopf.dev/v1/namespaces/ns/kopfexamples/name'
+MERGE = 'application/merge-patch+json'
+JSON = 'application/json-patch+json'
+
+
+def merge(old, new):
+    if not isinstance(new, dict):
+        return new
+    result = dict(old) if isinstance(old, dict) else {}
+    for key, value in new.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merge(result.get(key), value)
+    return result
+
+
+def status_error(status, message, *fields):
+    causes = [{'field': field, 'message': message} for field in fields]
+    return web.json_response({'kind': 'Status', 'code': status, 'message': message,
+                              'details': {'causes': causes} if causes else {}}, status=status)
+
+
+class Object:
+    """One object as the API keeps it, with the rules of the API that matter for patching."""
+
+    def __init__(self, server, *, split=False, pruned=(), **body):
+        self.split, self.pruned, self.gone, self.interventions = split, pruned, False, []
+        self.raw = {'metadata': {'name': 'name', 'namespace': 'ns', 'uid': 'uid1', 'resourceVersion': '1'}, **body}
+        server.add('PATCH', PATH, self.patch)
+        server.add('GET', PATH, self.get)
+        if split:
+            server.add('PATCH', f'{PATH}/status', self.patch)
+
+    async def get(self, request):
+        return web.json_response(self.raw) if not self.gone else status_error(404, 'not found')
+
+    async def patch(self, request):
+        if self.interventions:
+            self.interventions.pop(0)()
+        if self.gone:
+            return status_error(404, 'not found')
+        of_status, data = request.path.endswith('/status'), json.loads(await request.read())
+        try:
+            new = merge(self.raw, data) if isinstance(data, dict) else jsonpatch.apply_patch(self.raw, data)
+        except jsonpatch.JsonPatchException:
+            return status_error(422, 'the server rejected our request')
+        if new['metadata']['resourceVersion'] != self.raw['metadata']['resourceVersion']:
+            return status_error(409, 'the object has been modified')
+        if of_status:
+            new = {**self.raw, 'status': new.get('status')}
+        elif self.split:
+            new = {**new, 'status': self.raw.get('status')}
+        if new['metadata']['uid'] != self.raw['metadata']['uid']:
+            return status_error(422, 'field is immutable', 'metadata.uid')
+        if new.get('spec', {}).get('invalid'):
+            return status_error(422, 'invalid value', 'spec.invalid')
+        self.raw = copy.deepcopy({key: value for key, value in new.items() if value is not None})
+        for field in self.pruned:
+            self.raw.get('spec', {}).pop(field, None)
+        self.touch()
+        return web.json_response(self.raw)
+
+    def touch(self):
+        self.raw['metadata']['resourceVersion'] = str(int(self.raw['metadata']['resourceVersion']) + 1)
+
+    def replace(self):
+        self.raw = {'metadata': {'name': 'name', 'namespace': 'ns', 'uid': 'uid2', 'resourceVersion': '100'}}
+
+    def vanish(self):
+        self.gone = True
+
+
+def append(item, body):
+    items = body.setdefault('spec', {}).setdefault('items', [])
+    if item not in items:
+        items.append(item)
+
+
+def set_status(body):
+    body.setdefault('status', {})['fn'] = True
+
+
+@pytest.fixture
+def apply(client):
+    async def apply(patch, *, resource=PLAIN, body=None, uid='uid1'):
+        return await patching.patch_obj(
+            client, resource=resource, namespace='ns', name='name', uid=uid, patch=patch,
+            body=copy.deepcopy(body), logger=logging.getLogger('kopf.objects'))
+    return apply
+
+
+def sent(server):
+    return [(seen.path.removeprefix(PATH), seen.headers.get('Content-Type'), json.loads(seen.body or b'null'))
+            for seen in server.seen if seen.method == 'PATCH']
+
+
+async def test_nothing_to_patch(apply, server):
+    result = await apply(Patch())
+    assert result == patching.PatchResult(None)
+    assert not server.seen
+
+
+async def test_values_are_merged_for_the_uid(apply, server, caplog):
+    obj = Object(server, spec={'x': 1, 'y': 2})
+    result = await apply(Patch({'spec': {'x': None, 'z': 3}, 'metadata': {'labels': {'a': 'b'}}, 'status': {'s': 1}}))
+    assert sent(server) == [('', MERGE, {
+        'spec': {'x': None, 'z': 3}, 'metadata': {'uid': 'uid1', 'labels': {'a': 'b'}}, 'status': {'s': 1}})]
+    assert result.body == obj.raw
+    assert result.body['spec'] == {'y': 2, 'z': 3}
+    assert not result.gone
+    assert not result.remaining_fns
+    assert 'inconsistencies' not in caplog.text
+
+
+async def test_values_without_uid(apply, server):
+    Object(server)
+    await apply(Patch({'spec': {'x': 1}}), uid=None)
+    assert sent(server) == [('', MERGE, {'spec': {'x': 1}})]
+
+
+async def test_patch_is_not_modified(apply, server):
+    Object(server, split=True)
+    patch = Patch({'spec': {'x': 1}, 'status': {'y': 1}, 'metadata': {}}, fns=[set_status])
+    await apply(patch, resource=SPLIT)
+    assert patch == {'spec': {'x': 1}, 'status': {'y': 1}, 'metadata': {}}
+    assert patch.fns == [set_status]
+
+
+async def test_status_goes_by_its_own_request(apply, server):
+    obj = Object(server, split=True)
+    result = await apply(Patch({'spec': {'x': 1}, 'status': {'y': 2}}), resource=SPLIT)
+    assert sent(server) == [
+        ('', MERGE, {'spec': {'x': 1}, 'metadata': {'uid': 'uid1'}}),
+        ('/status', MERGE, {'status': {'y': 2}, 'metadata': {'uid': 'uid1', 'resourceVersion': '2'}}),
+    ]
+    assert result.body == obj.raw
+    assert (result.body['spec'], result.body['status']) == ({'x': 1}, {'y': 2})
+
+
+@pytest.mark.parametrize('known', [True, False])
+async def test_status_alone(apply, server, known):
+    obj = Object(server, split=True)
+    await apply(Patch({'status': {'y': 2}}), resource=SPLIT, body=obj.raw if known else None)
+    assert [path for path, _, _ in sent(server)] == ['/status']
+    assert len(server.seen) == (1 if known else 2)
+    assert obj.raw['status'] == {'y': 2}
+
+
+async def test_status_of_a_changed_object(apply, server):
+    obj = Object(server, split=True)
+    body = copy.deepcopy(obj.raw)
+    obj.touch()
+    obj.interventions = [obj.touch, obj.touch, lambda: None]
+    result = await apply(Patch({'status': {'y': 2}}), resource=SPLIT, body=body)
+    assert obj.raw['status'] == {'y': 2}
+    assert result.body == obj.raw
+
+
+async def test_all_requests_in_order(apply, server):
+    obj = Object(server, split=True, spec={})
+    patch = Patch({'spec': {'x': 1}, 'status': {'y': 2}}, fns=[functools.partial(append, 'a'), set_status])
+    result = await apply(patch, resource=SPLIT, body=obj.raw)
+    assert [(path, kind) for path, kind, _ in sent(server)] == [
+        ('', MERGE), ('/status', MERGE), ('', JSON), ('/status', JSON)]
+    assert sent(server)[2][2][0] == {'op': 'test', 'path': '/metadata/resourceVersion', 'value': '3'}
+    assert sent(server)[3][2][0] == {'op': 'test', 'path': '/metadata/resourceVersion', 'value': '4'}
+    assert obj.raw['spec'] == {'x': 1, 'items': ['a']}
+    assert obj.raw['status'] == {'y': 2, 'fn': True}
+    assert result == patching.PatchResult(obj.raw)
+
+
+async def test_functions_alone(apply, server):
+    obj = Object(server, spec={'items': ['a']})
+    result = await apply(Patch(fns=[functools.partial(append, 'b')]), body=obj.raw)
+    assert sent(server) == [('', JSON, [
+        {'op': 'test', 'path': '/metadata/resourceVersion', 'value': '1'},
+        {'op': 'add', 'path': '/spec/items/1', 'value': 'b'},
+    ])]
+    assert result == patching.PatchResult(obj.raw)
+
+
+async def test_functions_over_an_unknown_body(apply, server):
+    obj = Object(server, spec={'items': ['a']})
+    await apply(Patch(fns=[functools.partial(append, 'b')]))
+    assert obj.raw['spec'] == {'items': ['a', 'b']}
+
+
+async def test_functions_that_change_nothing(apply, server):
+    obj = Object(server, spec={'items': ['a']})
+    result = await apply(Patch(fns=[functools.partial(append, 'a')]), body=obj.raw)
+    assert result == patching.PatchResult(None)
+    assert not server.seen
+
+
+async def test_values_and_functions_in_one_request(apply, server):
+    obj = Object(server, spec={'items': ['a']})
+    patch = Patch({'spec': {'x': 1}}, fns=[functools.partial(append, 'b')])
+    result = await apply(patch, body=obj.raw)
+    assert [kind for _, kind, _ in sent(server)] == [JSON]
+    assert obj.raw['spec'] == {'items': ['a', 'b'], 'x': 1}
+    assert result == patching.PatchResult(obj.raw)
+
+
+async def test_values_and_functions_in_one_request_if_the_object_has_changed(apply, server):
+    obj = Object(server, spec={'items': ['a']})
+    body = copy.deepcopy(obj.raw)
+    obj.raw['spec']['items'].insert(0, 'z')
+    obj.touch()
+    result = await apply(Patch({'spec': {'x': 1}}, fns=[functools.partial(append, 'b')]), body=body)
+    assert [kind for _, kind, _ in sent(server)] == [JSON, MERGE, JSON]
+    assert obj.raw['spec'] == {'items': ['z', 'a', 'b'], 'x': 1}
+    assert result == patching.PatchResult(obj.raw)
+
+
+async def test_functions_over_an_object_that_has_changed(apply, server, caplog):
+    caplog.set_level(0)
+    obj = Object(server, spec={'items': ['a']})
+    body = copy.deepcopy(obj.raw)
+    obj.touch()
+    result = await apply(Patch(fns=[functools.partial(append, 'b')]), body=body)
+    assert result == patching.PatchResult(None, remaining_fns=True)
+    assert obj.raw['spec'] == {'items': ['a']}
+    assert 'Could not apply the patch in full' in caplog.text
+
+
+async def test_values_are_applied_even_if_functions_are_not(apply, server):
+    obj = Object(server, spec={})
+    obj.interventions = [obj.touch, lambda: None, obj.touch]
+    result = await apply(Patch({'spec': {'x': 1}}, fns=[functools.partial(append, 'b')]), body=obj.raw)
+    assert obj.raw['spec'] == {'x': 1}
+    assert result.remaining_fns
+    assert result.body['spec'] == {'x': 1}
+
+
+async def test_functions_that_make_the_object_invalid(apply, server):
+    obj = Object(server, spec={})
+    with pytest.raises(errors.APIUnprocessableError, match='invalid value'):
+        await apply(Patch(fns=[lambda body: body['spec'].update(invalid=True)]), body=obj.raw)
+
+
+async def test_values_that_make_the_object_invalid(apply, server):
+    Object(server)
+    with pytest.raises(errors.APIUnprocessableError, match='invalid value'):
+        await apply(Patch({'spec': {'invalid': True}}))
+
+
+async def test_functions_that_fail(apply, server):
+    obj = Object(server, spec={})
+    with pytest.raises(ZeroDivisionError):
+        await apply(Patch(fns=[lambda body: 1 / 0]), body=obj.raw)
+    assert not server.seen
+
+
+PATCHES = [
+    Patch({'spec': {'x': 1}}),
+    Patch({'status': {'x': 1}}),
+    Patch({'spec': {'x': 1}, 'status': {'x': 1}}),
+    Patch(fns=[functools.partial(append, 'x')]),
+    Patch({'spec': {'x': 1}}, fns=[functools.partial(append, 'x')]),
+    Patch({'status': {'x': 1}}, fns=[set_status]),
+]
+
+
+@pytest.mark.parametrize('split', [True, False])
+@pytest.mark.parametrize('known', [True, False])
+@pytest.mark.parametrize('patch', PATCHES)
+async def test_gone(apply, server, caplog, patch, known, split):
+    caplog.set_level(0)
+    obj = Object(server, split=split)
+    obj.gone = True
+    result = await apply(patch, body=obj.raw if known else None, resource=SPLIT if split else PLAIN)
+    assert result == patching.PatchResult(None, gone=True)
+    assert 'Patching was skipped: the object does not exist anymore' in caplog.text
+
+
+@pytest.mark.parametrize('split', [True, False])
+@pytest.mark.parametrize('known', [True, False])
+@pytest.mark.parametrize('patch', PATCHES)
+async def test_successors_are_left_alone(apply, server, patch, known, split):
+    obj = Object(server, split=split)
+    body = copy.deepcopy(obj.raw)
+    obj.replace()
+    before = copy.deepcopy(obj.raw)
+    result = await apply(patch, body=body if known else None, resource=SPLIT if split else PLAIN)
+    assert obj.raw == before
+    assert result.body is None
+    assert result.gone or result.remaining_fns
+
+
+@pytest.mark.parametrize('patch', PATCHES)
+@pytest.mark.parametrize('number', [1, 2, 3])
+async def test_successors_in_the_middle_are_left_alone(apply, server, patch, number):
+    obj = Object(server, split=True)
+    body = copy.deepcopy(obj.raw)
+    obj.interventions = [*[lambda: None] * (number - 1), obj.replace]
+    await apply(patch, body=body, resource=SPLIT)
+    if obj.raw['metadata']['uid'] == 'uid2':
+        assert set(obj.raw) == {'metadata'}
+
+
+async def test_gone_in_the_middle(apply, server):
+    obj = Object(server, split=True)
+    obj.interventions = [lambda: None, obj.vanish]
+    result = await apply(Patch({'spec': {'x': 1}, 'status': {'y': 1}}), resource=SPLIT)
+    assert result == patching.PatchResult(None, gone=True)
+
+
+async def test_precondition_of_uid_in_the_storage(apply, server):
+    server.add('PATCH', PATH, (409, {'message': 'Precondition failed: UID in precondition: uid1, UID in object meta: u'}))
+    result = await apply(Patch({'spec': {'x': 1}}))
+    assert result.gone
+
+
+async def test_conflicts_are_repeated(apply, server, sleeps):
+    server.add('PATCH', PATH, 409, 409, {'metadata': {'uid': 'uid1'}, 'spec': {'x': 1}})
+    result = await apply(Patch({'spec': {'x': 1}}))
+    assert result.body['spec'] == {'x': 1}
+    assert len(server.seen) == 3
+
+
+async def test_conflicts_are_repeated_not_for_ever(apply, server, sleeps):
+    server.add('PATCH', PATH, 409)
+    with pytest.raises(errors.APIConflictError):
+        await apply(Patch({'spec': {'x': 1}}))
+    assert len(server.seen) <= 10
+    assert sum(sleeps) < 5
+
+
+async def test_inconsistencies_are_reported(apply, server, caplog):
+    Object(server, pruned=['unknown'], spec={'x': 1})
+    await apply(Patch({'spec': {'unknown': 'a', 'x': None, 'y': {'z': 1, 'w': None}}, 'metadata': {'labels': {'a': 'b'}}}))
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
+        "Merge-patching finished with inconsistencies: (('remove', ('spec', 'unknown'), 'a', None),)"]
+
+
+async def test_all_inconsistencies_are_reported(apply, server, caplog):
+    server.add('PATCH', PATH, {'metadata': {'uid': 'uid1'}, 'spec': {'kept': 1, 'changed': 2}})
+    await apply(Patch({'spec': {'kept': None, 'changed': 3, 'nested': {'lost': 4}, 'absent': None}}))
+    [message] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert message == ("Merge-patching finished with inconsistencies: ("
+                       "('add', ('spec', 'kept'), None, 1), ('change', ('spec', 'changed'), 3, 2), "
+                       "('remove', ('spec', 'nested', 'lost'), 4, None))")
