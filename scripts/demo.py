@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import pathlib
+import secrets
 import signal
 import sys
 import tempfile
@@ -17,10 +18,10 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "cluster"))
 
 from controlplane import ControlPlane, Unavailable, binary, missing  # noqa: E402
-from kubeapi import KubeApi, Object, wait  # noqa: E402
+from kubeapi import ApiError, KubeApi, Object, wait  # noqa: E402
 from operatorprocess import OperatorProcess  # noqa: E402
 
-NAMESPACE = "kopf-demo"
+NAMESPACE = f"kopf-demo-{secrets.token_hex(3)}"
 EXAMPLE = ROOT / "examples" / "01-minimal" / "example.py"
 KIND = "kopf.dev/v1", "KopfExample"
 CRD = "apiextensions.k8s.io/v1", "CustomResourceDefinition", None, "kopfexamples.kopf.dev"
@@ -37,7 +38,7 @@ def main() -> int:
             say("the control plane is " + ("that of KUBECONFIG" if plane.external else "up"))
             demonstrate(plane)
             say("stopping everything")
-    except (Unavailable, OSError, RuntimeError) as error:
+    except (Unavailable, ApiError, OSError, RuntimeError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     say("done: the object was handled")
@@ -80,8 +81,6 @@ def prepare(api: KubeApi, plane: ControlPlane, stack: contextlib.ExitStack) -> N
     api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
     if plane.external:
         stack.callback(api.delete, "v1", "Namespace", None, NAMESPACE)
-    # An object left by an earlier run has been handled already: it would show nothing.
-    api.delete(*KIND, NAMESPACE, "kopf-example-1")
     api.apply(ROOT / "examples" / "obj.yaml", NAMESPACE)
 
 

@@ -68,6 +68,7 @@ class HandlerState:
             failure=outcome.final and outcome.exception is not None,
             message=outcome.message,
             subrefs=self.subrefs,
+            digest=None if outcome.final else self.digest,
         )
 
     @classmethod
@@ -149,11 +150,12 @@ class State(Mapping[HandlerId, HandlerState]):
                 self._set(key, HandlerState(started=now, purpose=self.purpose))
 
     def restart(self, key: HandlerId, now: datetime.datetime) -> None:
-        """Make a finished handler due again: from the first attempt."""
-        self._set(key, HandlerState(started=now, purpose=self.purpose, subrefs=self._states[key].subrefs))
-        for subref in self._states[key].subrefs:
-            if subref in self._states:
-                self._set(subref, HandlerState(started=now, purpose=self.purpose))
+        """Make a finished handler due again: from the first attempt. What it has seen stays in its record."""
+        for each in (key, *self._states[key].subrefs):
+            if each in self._states:
+                old = self._states[each]
+                self._set(each, HandlerState(
+                    started=now, purpose=self.purpose, subrefs=old.subrefs, digest=old.digest))
 
     def conclude(self, key: HandlerId, outcome: Outcome, now: datetime.datetime) -> None:
         self._set(key, self._states[key].with_outcome(outcome, now))

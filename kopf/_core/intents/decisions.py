@@ -58,6 +58,8 @@ class Cycle:
     """The essence that is to be stored as the last handled one if this is a creation."""
     missed: dict[HandlerId, BodyEssence | None] = dataclasses.field(default_factory=dict)
     """The essences that finished handlers have seen before somebody's edit; ``None`` if that is not known."""
+    revived: dict[HandlerId, BodyEssence | None] = dataclasses.field(default_factory=dict)
+    """The same for handlers that are due again because of it, until they are finished."""
     edited: bool = False
     """Whether the base must be stored before the end of the cycle, as it can't be found in the object any more."""
 
@@ -131,8 +133,8 @@ class Decider:
             return None
 
         cycle = self._continue_cycle(cycle, cause, essence, last, now)
-        if reason is Reason.NOOP and cycle.missed and relevant:
-            cause.reason = reason = Reason.UPDATE
+        if reason is Reason.NOOP and relevant and (cycle.missed or cycle.revived):
+            cause.reason = reason = Reason.UPDATE  # the edits have reverted each other, but some have seen only one
         decision = Decision(
             cause=cause, cycle=cycle, essence=essence, last=last, holding=holding, relevant=bool(relevant),
             add_finalizer=needed and not held and not deleting,
@@ -204,10 +206,10 @@ class Decider:
         if purpose is Reason.UPDATE:
             digest = ''
             for key, record in state.items():
-                if record.finished and record.digest is not None:
+                if record.digest is not None:
                     digest = digest or digest_essence(essence)
                     if record.digest != digest:
-                        cycle.missed[key] = None
+                        (cycle.missed if record.finished else cycle.revived)[key] = None
         return cycle
 
     def _notice_edit(self, cycle: Cycle, essence: BodyEssence) -> None:
@@ -231,22 +233,21 @@ class Decider:
     ) -> list[ChangingHandler]:
         """Make the finished handlers due again that have missed an edit; return all that match."""
         cycle, cause = decision.cycle, decision.cause
-        if not cycle.missed or cause.reason is not Reason.UPDATE:
+        if cause.reason is not Reason.UPDATE:
             return matching
-        chosen = {handler.id for handler in matching}
+        for key in [key for key in cycle.revived if key in cycle.state and cycle.state[key].finished]:
+            del cycle.revived[key]
         for handler in relevant:
-            if handler.id not in cycle.missed or handler.initial:
-                continue
-            seen = cycle.missed.pop(handler.id)
-            if seen is not None:
-                edit = dataclasses.replace(cause, old=seen, diff=diff(seen, decision.essence))
-                if not filters.match(handler, edit):
-                    continue
-            cycle.state.restart(handler.id, now)
-            chosen.add(handler.id)
+            if handler.id in cycle.missed and not handler.initial:
+                seen = cycle.missed.pop(handler.id)
+                if seen is None or filters.match(handler, dataclasses.replace(
+                        cause, old=seen, diff=diff(seen, decision.essence))):
+                    cycle.state.restart(handler.id, now)
+                    cycle.revived[handler.id] = seen
         for key in [key for key in cycle.missed if key not in self.table.changing_ids]:
             del cycle.missed[key]  # a sub-handler of an unfinished parent
             cycle.state.restart(key, now)
+        chosen = {handler.id for handler in matching} | set(cycle.revived)
         return [handler for handler in relevant if handler.id in chosen]
 
     def conclude(self, decision: Decision, patch: Patch, *, done: bool) -> None:

@@ -52,7 +52,7 @@ def match_change(handler: ChangingHandler, cause: ChangingCause) -> bool:
         return False
     if cause.reason in (Reason.NOOP, Reason.FREE, Reason.GONE):
         return False
-    return not handler.needs_change or not handler.field or bool(cause.reduced_diff(handler))
+    return not handler.needs_change or bool(cause.reduced_diff(handler))
 
 
 def match(handler: ResourceHandler, cause: ResourceCause) -> bool:

@@ -222,10 +222,10 @@ def _decoded(seen: SeenRequest, kind: Kind) -> Any:
     try:
         return _load(seen.body, seen.content_type)
     except ValueError as error:
-        excerpt = seen.body[:24].decode(errors='replace') or '<empty>'
+        excerpt = seen.body[:30].decode(errors='replace') or '<empty>'
         raise statuses.bad_request(
             f'the object provided is unrecognized (must be of type {kind.name}): couldn\'t get version/kind; json '
-            f'parse error: {error} ({excerpt})') from None
+            f'parse error: {_complaint(error)} ({excerpt})') from None
 
 
 def _decoded_options(seen: SeenRequest) -> Any:
@@ -235,7 +235,7 @@ def _decoded_options(seen: SeenRequest) -> Any:
     try:
         return _load(seen.body, seen.content_type)
     except ValueError as error:
-        raise statuses.bad_request(f'couldn\'t get version/kind; json parse error: {error}') from None
+        raise statuses.bad_request(f'couldn\'t get version/kind; json parse error: {_complaint(error)}') from None
 
 
 def _decoded_patch(seen: SeenRequest, kind: Kind) -> Any:
@@ -252,7 +252,7 @@ def _decoded_patch(seen: SeenRequest, kind: Kind) -> Any:
     try:
         return orjson.loads(seen.body)
     except ValueError as error:
-        raise statuses.bad_request(f'error decoding patch: {error}') from None
+        raise statuses.bad_request(f'error decoding patch: {_complaint(error)}') from None
 
 
 def _changed(seen: SeenRequest, kind: Kind, scale: Body) -> Body:
@@ -272,6 +272,17 @@ def _check_media(seen: SeenRequest) -> None:
         raise statuses.unsupported_media(ACCEPTED, 'the sandbox does not read protobuf yet: send JSON')
     if seen.content_type not in (*ACCEPTED, 'application/octet-stream'):
         raise statuses.unsupported_media((*ACCEPTED, 'application/vnd.kubernetes.protobuf'))
+
+
+def _complaint(error: ValueError) -> str:
+    """What is wrong with a JSON text, as Go says it."""
+    text, position = getattr(error, 'doc', None), getattr(error, 'pos', 0)
+    if text is None:
+        return str(error)
+    if position >= len(text) - 1:
+        return 'unexpected end of JSON input'
+    place = 'object key string' if 'string key' in str(error) else 'value'
+    return f"invalid character '{text[position]}' looking for beginning of {place}"
 
 
 def _load(body: bytes, content_type: str) -> Any:

@@ -25,7 +25,7 @@ def complete(body: Body) -> None:
         wanted.setdefault('listKind', f'{kind}List')
     spec.setdefault('conversion', {'strategy': 'None'})
     status = body.setdefault('status', {})
-    status.setdefault('conditions', [])
+    status.setdefault('conditions', None)
     status.setdefault('acceptedNames', {'plural': '', 'kind': ''})
     stored = status.setdefault('storedVersions', [])
     for version in _versions(spec):

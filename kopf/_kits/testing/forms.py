@@ -29,9 +29,11 @@ class Form:
 
     def list(self, kind: Kind, records: Sequence[Record], meta: Mapping[str, Any]) -> bytes:
         """A list of objects."""
-        if kind.custom or kind.outward is not None:
+        if kind.custom:
             items = b','.join([kind.raw(record) for record in records])
-            meta = {'continue': '', **meta} if kind.custom else meta
+            meta = {'continue': '', **meta}
+        elif kind.outward is not None:
+            items = b','.join([orjson.dumps(kind.outward(record.body())) for record in records])
         else:
             items = b','.join([b'{' + record.rest for record in records])
         head = orjson.dumps({'kind': kind.list_kind, 'apiVersion': kind.api_version, 'metadata': meta})
@@ -47,7 +49,7 @@ class Metadata(Form):
 
     def object(self, kind: Kind, record: Record) -> bytes:
         """One object."""
-        return orjson.dumps(_partial(record.body()))
+        return self.raw(kind, b'{' + record.rest)
 
     def raw(self, kind: Kind, raw: bytes) -> bytes:
         """The same for an object that is JSON already."""

@@ -102,6 +102,7 @@ discovery.k8s.io/v1
 '''
 
 Body = dict[str, Any]
+Bodies = list[Body]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

@@ -96,6 +96,7 @@ def answer(storage: Storage, kind: Kind, namespace: str, options: ListOptions, f
         past = version
     elif version and (options.match == 'Exact' or (options.limit and options.match != 'NotOlderThan')):
         past = version
+    limit = 0 if options.version == '0' and not options.match else options.limit
     start = f'{namespace}/{start}' if namespace and start else start
     if past:
         try:
@@ -108,10 +109,10 @@ def answer(storage: Storage, kind: Kind, namespace: str, options: ListOptions, f
         records = table.records(namespace, start=start)
     meta: dict[str, object] = {'resourceVersion': str(past or storage.version)}
     selected = records if not options.selector else (r for r in records if options.selector.matches(r))
-    if options.limit <= 0:
+    if limit <= 0:
         chosen = list(selected)
     else:
-        chosen = list(itertools.islice(selected, options.limit))
+        chosen = list(itertools.islice(selected, limit))
         rest = next(selected, None)
         if rest is not None:
             last = chosen[-1].name if namespace else chosen[-1].key

@@ -27,7 +27,7 @@ _VALUE_TEXT = ("a valid label must be an empty string or consist of alphanumeric
 def subdomain_problem(text: str) -> str | None:
     """Why this cannot be the name of an object (of most kinds), or None if it can."""
     if len(text) > 253:
-        return 'must be no more than 253 bytes'
+        return 'must be no more than 253 characters'
     return None if _SUBDOMAIN_RE.fullmatch(text) else _SUBDOMAIN_TEXT
 
 

@@ -22,7 +22,7 @@ _STRINGS = ('name', 'generateName', 'namespace', 'uid', 'resourceVersion', 'crea
 def decode(body: Any, kind: Kind, text: bytes) -> Body:
     """Check that a decoded request is an object of this kind, and give it its API version and kind; 400 otherwise."""
     if not isinstance(body, dict):
-        excerpt = text.hex()[:40] if isinstance(body, list) else text[:24].decode(errors='replace')
+        excerpt = text.hex()[:40] if isinstance(body, list) else text[:30].decode(errors='replace')
         raise statuses.bad_request(
             f'the object provided is unrecognized (must be of type {kind.name}): couldn\'t get version/kind; json parse '
             f'error: json: cannot unmarshal {json_type(body)} into Go value of type struct {{ APIVersion string '
@@ -50,7 +50,7 @@ def decode(body: Any, kind: Kind, text: bytes) -> Body:
 def _check_custom(api_version: str, name: str, kind: Kind, body: Mapping[str, Any], text: bytes) -> None:
     if not name:
         excerpt = text.decode(errors='replace')
-        short = excerpt if len(excerpt) <= 23 else f'{excerpt[:23]} ...'
+        short = excerpt if len(excerpt) <= 30 else f'{excerpt[:30]} ...'
         raise statuses.bad_request(f'the object provided is unrecognized (must be of type {kind.name}): Object \'Kind\' '
                                    f'is missing in \'{excerpt}\' ({short})')
     if api_version != kind.api_version:
@@ -182,7 +182,7 @@ def problems(body: Body, kind: Kind) -> Iterator[Cause]:
         yield statuses.value_required('metadata.name', 'name or generateName is required')
     elif (problem := _name_problem(name, kind)) is not None:
         yield statuses.value_invalid('metadata.name', _text(name), problem)
-    yield from _meta_problems(meta)
+    yield from meta_problems(meta)
     if kind.schema is not None:
         yield from schemas.validate(body, kind.schema)
     elif kind.plural == crds.PLURAL:
@@ -199,7 +199,8 @@ def _name_problem(name: str, kind: Kind) -> str | None:
     return names.subdomain_problem(name)
 
 
-def _meta_problems(meta: Mapping[str, Any]) -> Iterator[Cause]:
+def meta_problems(meta: Mapping[str, Any]) -> Iterator[Cause]:
+    """Everything that is wrong with metadata in themselves."""
     for key, value in (meta.get('labels') or {}).items():
         if (problem := names.label_key_problem(key)) is not None:
             yield statuses.value_invalid('metadata.labels', _text(key), problem)

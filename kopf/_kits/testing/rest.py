@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from kopf._kits.testing import crds, objects, patches, statuses
+from kopf._kits.testing import clocks, crds, objects, patches, statuses
 from kopf._kits.testing.kinds import Body, Catalog, Kind
 from kopf._kits.testing.selectors import Selector
 from kopf._kits.testing.storage import Record, Storage
@@ -186,6 +186,10 @@ class Objects:
             finalizers.append(crds.FINALIZER)
             crds.terminate(body)
         held = bool(finalizers) or (kind.plural == 'namespaces' and body['spec'].get('finalizers'))
+        if not held and kind.plural == 'pods' and not record.deleting:
+            meta['deletionTimestamp'], meta['deletionGracePeriodSeconds'] = clocks.now(), 0
+            meta['generation'] = meta.get('generation', 0) + 1
+            self._storage.commit(kind.store, 'MODIFIED', body)
         if not held:
             change = self._storage.commit(kind.store, 'DELETED', body)
             if kind.plural in ('pods', 'services', 'namespaces'):
@@ -195,7 +199,7 @@ class Objects:
             return kind.raw(record)
         if finalizers:
             meta['finalizers'] = finalizers
-        meta['deletionTimestamp'] = objects.clocks.now()
+        meta['deletionTimestamp'] = clocks.now()
         if kind.plural == 'namespaces':
             body['status'] = {'phase': 'Terminating'}
         elif kind.plural != crds.PLURAL:
@@ -279,6 +283,7 @@ class Objects:
         causes = list(objects.problems(body, kind))
         if old is not None:
             causes += objects.change_problems(body, old)
+            causes += objects.meta_problems(body['metadata']) if kind.custom else ()
         if causes:
             raise statuses.invalid(kind.group, kind.name, body['metadata'].get('name', ''), causes)
 

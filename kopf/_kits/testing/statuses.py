@@ -147,7 +147,7 @@ def unsupported_media(accepted: Iterable[str], hint: str = '') -> Refusal:
 def invalid(group: str, kind: str, name: str, causes: Iterable[Cause]) -> Refusal:
     """422: the object breaks the rules listed as causes."""
     listed = list(causes)
-    texts = [f'{cause.field}: {cause.message}' for cause in listed]
+    texts = list(dict.fromkeys(f'{cause.field}: {cause.message}' for cause in listed))
     text = texts[0] if len(texts) == 1 else f'[{", ".join(texts)}]'
     return Refusal(422, 'Invalid', f'{qualified(group, kind)} "{name}" is invalid: {text}',
                    {**about(group, kind, name), 'causes': _causes(listed)})

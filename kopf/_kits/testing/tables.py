@@ -34,6 +34,8 @@ def columns(kind: Kind) -> tuple[Column, ...]:
     if kind.custom:
         declared = kind.columns or [{'name': 'Age', 'type': 'date', 'jsonPath': '.metadata.creationTimestamp'}]
         return first, *(_declared(column) for column in declared)
+    if kind.plural == 'events':
+        return EVENTS
     return first, *BUILTINS.get(kind.plural, (AGE,))
 
 
@@ -172,6 +174,13 @@ def _event_object(body: Body) -> str:
     return f'{str(involved.get("kind", "")).lower()}/{involved.get("name", "")}'
 
 
+def _event_source(body: Body) -> str:
+    source = body.get('source') or body.get('deprecatedSource') or {}
+    words = (source.get('component') or body.get('reportingComponent') or body.get('reportingController'),
+             source.get('host') or body.get('reportingInstance'))
+    return ', '.join(word for word in words if word)
+
+
 def _s(name: str, cell: Callable[[Body], Any], priority: int = 0, type: str = 'string') -> Column:
     return _column(name, type, cell, priority=priority)
 
@@ -188,6 +197,16 @@ _SELECTOR = _s('Selector', _labels('.spec.selector.matchLabels'), 1)
 def _i(name: str, path: str) -> Column:
     return _s(name, _at(path, 0), type='integer')
 
+
+#: The columns of events, in which the name comes last.
+EVENTS = (
+    _s('Last Seen', _last_seen), _s('Type', _at('.type', '')), _s('Reason', _at('.reason', '')),
+    _s('Object', _event_object), _s('Subobject', _at('.involvedObject.fieldPath', ''), 1),
+    _s('Source', _event_source, 1),
+    _s('Message', lambda body: str(body.get('message') or body.get('note') or '')),
+    _s('First Seen', lambda body: clocks.age(body.get('firstTimestamp') or body.get('eventTime') or ''), 1),
+    _s('Count', lambda body: body.get('count') or body.get('deprecatedCount') or 1, 1), _s('Name', _at('.metadata.name'), 1),
+)
 
 #: The columns of built-in kinds after the name.
 BUILTINS: Mapping[str, tuple[Column, ...]] = {
@@ -230,14 +249,6 @@ BUILTINS: Mapping[str, tuple[Column, ...]] = {
     ),
     'configmaps': (_s('Data', _count('data')), AGE),
     'secrets': (_s('Type', _at('.type')), _s('Data', _count('data')), AGE),
-    'events': (
-        _s('Last Seen', _last_seen), _s('Type', _at('.type', '')), _s('Reason', _at('.reason', '')),
-        _s('Object', _event_object), _s('Subobject', _at('.involvedObject.fieldPath', ''), 1),
-        _s('Source', _at('.source.component', ''), 1),
-        _s('Message', lambda body: str(body.get('message') or body.get('note') or '')),
-        _s('First Seen', lambda body: clocks.age(body.get('firstTimestamp') or body.get('eventTime') or ''), 1),
-        _s('Count', lambda body: str(body.get('count') or 1), 1), _s('Name', _at('.metadata.name'), 1),
-    ),
     'nodes': (
         _s('Status', _joined('.status.conditions[?(@.type=="Ready")].type')), _s('Roles', lambda body: '<none>'), AGE,
         _s('Version', _at('.status.nodeInfo.kubeletVersion', '')),

@@ -1,7 +1,7 @@
 """A server of one's own for every test: real sockets, real TLS, scripted answers.
 
-Nothing of the client is replaced, so that what is tested is what goes over the network. Only the pauses between attempts are
-recorded instead of being waited for.
+Nothing of the client is replaced, so that what is tested is what goes over the network. Only the pauses between
+attempts are recorded instead of being waited for.
 """
 import asyncio
 import dataclasses
@@ -28,7 +28,7 @@ class Seen:
     headers: Mapping[str, str]
     body: bytes
     peer: Mapping[str, Any] | None
-    connection: int
+    connection: asyncio.BaseTransport
 
 
 class Server:
@@ -73,7 +73,7 @@ class Server:
         self.connections.add(transport)
         self.seen.append(Seen(
             method=request.method, path=request.path, query=dict(request.query), headers=request.headers.copy(),
-            body=body, peer=transport.get_extra_info('peercert'), connection=id(transport)))
+            body=body, peer=transport.get_extra_info('peercert'), connection=transport))
         handlers = self._handlers.get((request.method, request.path))
         if not handlers:
             return await self._make(404)(request)

@@ -1,7 +1,7 @@
 import asyncio
 import base64
 import dataclasses
-import gc
+import datetime
 import json
 import logging
 
@@ -38,6 +38,11 @@ def streaming(*chunks, abort=False, length=None, before=None):
             request.transport.abort()
         return response
     return handler
+
+
+async def until_closed(connections):
+    while not all(connection.is_closing() for connection in connections):
+        await asyncio.sleep(0)
 
 
 async def abort(request):
@@ -358,13 +363,34 @@ async def test_streams_and_requests_in_flight_outlive_their_credentials(server, 
         assert [batch async for batch in batches] == []
 
 
-@pytest.mark.filterwarnings('error::ResourceWarning')
+async def test_streams_outlive_the_expiration_of_their_credentials(server, settings, make_vault):
+    gate = asyncio.Event()
+    server.add('GET', '/x', by_token(old=200, new=200))
+    server.add('GET', '/watch', streaming(b'1\n', before=gate))
+    soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=0.3)
+    vault = make_vault(ConnectionInfo(server=server.url, token='old', expiration=soon))
+
+    async def login():
+        return {'login0': ConnectionInfo(server=server.url, token='new')}
+
+    vault.authenticate = login
+    async with api.ApiClient(vault, settings) as client, client.stream('/watch') as batches:
+        assert await anext(batches) == [b'1']
+        while (await client.get_json('/x'))['token'] == 'old':
+            pass
+        gate.set()
+        assert [batch async for batch in batches] == []
+
+
 async def test_sessions_are_closed_whatever_happens(server, settings, make_vault):
     server.add('GET', '/x', by_token(a=401, b=401, c=200))
     vault = make_vault(*[ConnectionInfo(server=server.url, token=t, priority=-n) for n, t in enumerate('abc')])
     async with api.ApiClient(vault, settings) as client:
         await asyncio.gather(*[client.get_json('/x') for _ in range(50)])
-    gc.collect()
+        good = {seen.connection for seen in server.seen if seen.headers['Authorization'] == 'Bearer c'}
+        await until_closed(server.connections - good)
+        assert any(not connection.is_closing() for connection in good)
+    await until_closed(server.connections)
 
 
 #
@@ -464,7 +490,7 @@ async def test_responses_cut_in_the_middle(client, server, sleeps):
 
 async def test_timeout_of_requests(client, server, settings, sleeps):
     server.add('GET', '/x', hang)
-    settings.networking.request_timeout = 0.01
+    settings.networking.request_timeout = 0.1
     with pytest.raises(errors.APITimeoutError):
         await client.get_json('/x')
     assert len(server.seen) == 3
@@ -472,7 +498,7 @@ async def test_timeout_of_requests(client, server, settings, sleeps):
 
 async def test_timeout_of_one_request(client, server, sleeps):
     server.add('GET', '/x', hang, {})
-    assert await client.request('GET', '/x', timeout=0.01) == b'{}'
+    assert await client.request('GET', '/x', timeout=0.3) == b'{}'
     assert sleeps == [1]
 
 
@@ -596,13 +622,13 @@ async def test_streams_with_slow_headers(client, server, settings):
 
 
 async def test_streams_last_longer_than_requests(client, server, settings):
-    settings.networking.request_timeout = 0.05
-    server.add('GET', '/watch', streaming(*[b'a\n'] * 100))
-    assert len(await read_all(client)) == 100
+    settings.networking.request_timeout = 0.2
+    server.add('GET', '/watch', streaming(*[b'a\n'] * 300))
+    assert len(await read_all(client)) == 300
 
 
 async def test_streams_end_by_the_timeout_of_the_client(client, server, settings):
-    settings.watching.client_timeout = 0.05
+    settings.watching.client_timeout = 0.3
     server.add('GET', '/watch', streaming(b'a\nb', before=asyncio.Event()))
     assert await read_all(client) == [b'a']
 

@@ -27,7 +27,8 @@ PODS = resource('pods', 'Pod', shortNames=['po'], categories=['all'], subresourc
 NODES = resource('nodes', 'Node', scope='Cluster')
 POD = Resource('', 'v1', 'pods', kind='Pod', singular='pod', shortcuts=frozenset({'po'}), categories=frozenset({'all'}),
                subresources=frozenset({'status', 'log'}), namespaced=True, preferred=True, verbs=frozenset(VERBS))
-NODE = Resource('', 'v1', 'nodes', kind='Node', singular='node', namespaced=False, preferred=True, verbs=frozenset(VERBS))
+NODE = Resource('', 'v1', 'nodes', kind='Node', singular='node', namespaced=False, preferred=True,
+                verbs=frozenset(VERBS))
 
 
 def serve_legacy(server):
@@ -44,7 +45,8 @@ def serve_legacy(server):
         for name, versions, preferred in [('kopf.dev', ['v1beta1', 'v1'], 'v1'), ('down.dev', ['v1'], 'v1')]]})
     for ver in ['v1', 'v1beta1']:
         server.add('GET', f'/apis/kopf.dev/{ver}', {'resources': [
-            {'name': 'kopfexamples', 'singularName': 'kex', 'namespaced': True, 'kind': 'KopfExample', 'verbs': VERBS}]})
+            {'name': 'kopfexamples', 'singularName': 'kex', 'namespaced': True, 'kind': 'KopfExample', 'verbs': VERBS},
+        ]})
 
 
 async def test_aggregated_discovery_in_two_requests(client, server):
@@ -62,8 +64,8 @@ async def test_aggregated_discovery_in_two_requests(client, server):
 
 async def test_preferred_is_the_first_version_that_has_the_resource(client, server):
     server.add('GET', '/api', aggregated())
-    server.add('GET', '/apis', aggregated(
-        ['x.dev', version('v2', resource('news', 'New')), version('v1', resource('news', 'New'), resource('olds', 'Old'))]))
+    new, old = resource('news', 'New'), resource('olds', 'Old')
+    server.add('GET', '/apis', aggregated(['x.dev', version('v2', new), version('v1', new, old)]))
     found = await discovery.discover(client)
     assert {(res.plural, res.version, res.preferred) for res in found.resources} == {
         ('news', 'v2', True), ('news', 'v1', False), ('olds', 'v1', True)}

@@ -86,4 +86,4 @@ def test_any_body_makes_an_error(status, body):
     assert error.status == status
     assert isinstance(error, errors.APIClientError if status < 500 else errors.APIServerError)
     assert isinstance(error.message, str)
-    repr(error), error.retry_after  # noqa: B018
+    repr(error), error.retry_after

@@ -278,7 +278,7 @@ def test_plugin_is_run_at_every_login(login, plugin):
 
 
 @pytest.mark.parametrize('status, kwargs, problem', [
-    ({'token': 't'}, {'command': 'nonexistent-plugin', 'installHint': 'Install it!'}, 'nonexistent-plugin.*Install it!'),
+    ({'token': 't'}, {'command': 'absent-plugin', 'installHint': 'Install it!'}, 'absent-plugin.*Install it!'),
     ({'token': 't'}, {'command': ''}, 'no command'),
     ({'token': 't'}, {'apiVersion': 'client.authentication.k8s.io/v1alpha1'}, 'API version.*v1alpha1'),
     ({'token': 't'}, {'interactiveMode': 'Always'}, 'no terminal'),

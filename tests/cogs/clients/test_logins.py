@@ -104,7 +104,7 @@ def test_absent_client(kwargs):
     assert logins.login_via_client(**kwargs) is None
 
 
-@pytest.mark.skipif(importlib.util.find_spec('kubernetes_asyncio') is not None, reason="kubernetes_asyncio is installed")
+@pytest.mark.skipif(importlib.util.find_spec('kubernetes_asyncio') is not None, reason="it is installed")
 async def test_absent_async_client(kwargs):
     assert not logins.has_async_client()
     assert await logins.login_via_async_client(**kwargs) is None
@@ -115,16 +115,20 @@ def library(tmp_path, monkeypatch):
     """Make importable modules of the sources given."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
+    def forget():
+        for name in list(sys.modules):
+            if name.split('.')[0] in ('pykube', 'kubernetes', 'kubernetes_asyncio'):
+                del sys.modules[name]
+
     def library(**sources):
         for name, source in sources.items():
             path = tmp_path.joinpath(*name.split('__'))
             path.mkdir(parents=True, exist_ok=True)
             (path / '__init__.py').write_text(textwrap.dedent(source))
-        for name in [name for name in sys.modules if name.split('.')[0] in ('pykube', 'kubernetes', 'kubernetes_asyncio')]:
-            monkeypatch.delitem(sys.modules, name)
+        forget()
+
     yield library
-    for name in [name for name in sys.modules if name.split('.')[0] in ('pykube', 'kubernetes', 'kubernetes_asyncio')]:
-        del sys.modules[name]
+    forget()
 
 
 PYKUBE = '''
@@ -134,7 +138,8 @@ PYKUBE = '''
         def filename(self): return self.name
     class KubeConfig:
         cluster = {'server': 'https://server', 'certificate-authority': File('ca'), 'insecure-skip-tls-verify': True}
-        user = {'username': 'u', 'password': 'p', 'token': 't\\n', 'client-certificate': File('c'), 'client-key': File('k')}
+        user = {'username': 'u', 'password': 'p', 'token': 't\\n',
+                'client-certificate': File('c'), 'client-key': File('k')}
         namespace = 'ns\\n'
         @classmethod
         def from_service_account(cls): raise FileNotFoundError

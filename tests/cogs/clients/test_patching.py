@@ -322,7 +322,8 @@ async def test_gone_in_the_middle(apply, server):
 
 
 async def test_precondition_of_uid_in_the_storage(apply, server):
-    server.add('PATCH', PATH, (409, {'message': 'Precondition failed: UID in precondition: uid1, UID in object meta: u'}))
+    server.add('PATCH', PATH, (
+        409, {'message': 'Precondition failed: UID in precondition: uid1, UID in object meta: u'}))
     result = await apply(Patch({'spec': {'x': 1}}))
     assert result.gone
 
@@ -344,7 +345,8 @@ async def test_conflicts_are_repeated_not_for_ever(apply, server, sleeps):
 
 async def test_inconsistencies_are_reported(apply, server, caplog):
     Object(server, pruned=['unknown'], spec={'x': 1})
-    await apply(Patch({'spec': {'unknown': 'a', 'x': None, 'y': {'z': 1, 'w': None}}, 'metadata': {'labels': {'a': 'b'}}}))
+    spec = {'unknown': 'a', 'x': None, 'y': {'z': 1, 'w': None}}
+    await apply(Patch({'spec': spec, 'metadata': {'labels': {'a': 'b'}}}))
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
         "Merge-patching finished with inconsistencies: (('remove', ('spec', 'unknown'), 'a', None),)"]
 

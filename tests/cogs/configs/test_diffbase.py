@@ -261,6 +261,7 @@ def test_storing_to_annotations_under_both_keys():
     both = Body({'metadata': {'annotations': {v1: '{"z":1}', v2: '{"z":2}', 'a': 'b'}}})
     assert storage.fetch(body=both) == {'z': 2}
     assert storage.fetch(body=Body({'metadata': {'annotations': {v1: '{"z":1}'}}})) == {'z': 1}
+    assert storage.fetch(body=Body({'metadata': {'annotations': {v1: '{"z":1}', v2: '{'}}})) == {'z': 1}
     assert storage.build(body=both) == {'metadata': {'annotations': {'a': 'b'}}}
 
 

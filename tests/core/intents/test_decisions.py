@@ -1,0 +1,362 @@
+"""
+The promises "no update is lost" and "nothing runs twice", for any order of edits, outcomes, and restarts.
+
+The object is simulated with real storages; everything else is the real code of deciding. A step is what the processor does:
+decide, run one handler, conclude, apply the patch.
+"""
+import datetime
+import itertools
+import json
+import logging
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.bodies import Body
+from kopf._cogs.structs.ids import HandlerId
+from kopf._cogs.structs.patches import Patch
+from kopf._cogs.structs.references import Resource
+from kopf._core.actions.execution import Outcome, PermanentError, TemporaryError
+from kopf._core.intents.causes import ChangingCause, Reason
+from kopf._core.intents.decisions import Decider
+from kopf._core.intents.handlers import ChangingHandler
+from kopf._core.intents.registries import HandlerTable
+
+RESOURCE = Resource('kopf.dev', 'v1', 'kopfexamples', verbs=frozenset({'list', 'watch', 'patch'}))
+START = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
+LAST_HANDLED = 'kopf.zalando.org/last-handled-configuration'
+
+
+def make_handler(id: str, **options) -> ChangingHandler:
+    return ChangingHandler(id=HandlerId(id), fn=lambda **_: None, **options)
+
+
+def make_table(*handlers: ChangingHandler) -> HandlerTable:
+    return HandlerTable(
+        resource=RESOURCE, changing=handlers, changing_ids=tuple(dict.fromkeys(handler.id for handler in handlers)),
+        resuming_ids=frozenset(handler.id for handler in handlers if handler.initial),
+        finalizing=tuple(handler for handler in handlers if handler.requires_finalizer))
+
+
+class Simulation:
+    """One object in a cluster, and one operator that handles it in steps."""
+
+    def __init__(self, *handlers: ChangingHandler, spec=None) -> None:
+        self.table = make_table(*handlers)
+        self.decider = Decider(self.table, OperatorSettings().persistence)
+        self.raw = {'metadata': {'name': 'obj', 'uid': 'uid1'}, 'spec': spec or {'a': 0, 'b': 0}}
+        self.cycle = None
+        self.initial = False
+        self.released = False
+        self.now = START
+        self.runs: list[tuple[str, str, dict, bool]] = []  # the id, the reason, the spec seen, the success
+        self.reasons: list[Reason] = []
+
+    @property
+    def last_handled(self):
+        text = self.raw['metadata'].get('annotations', {}).get(LAST_HANDLED)
+        return None if text is None else json.loads(text)
+
+    def edit(self, **spec) -> None:
+        self.raw = {**self.raw, 'spec': {**self.raw['spec'], **spec}}
+
+    def delete(self) -> None:
+        self.raw = {**self.raw, 'metadata': {**self.raw['metadata'], 'deletionTimestamp': '2030-01-01T00:00:00Z'}}
+
+    def restart(self) -> None:
+        self.cycle, self.initial, self.released = None, True, False
+
+    def decide(self):
+        body, patch = Body(self.raw), Patch()
+
+        def make_cause(*, reason, initial, old, new, diff):
+            return ChangingCause(
+                logger=logging.getLogger('test'), memo=None, resource=RESOURCE, body=body, patch=patch,
+                reason=reason, initial=initial, old=old, new=new, diff=diff)
+        return self.decider.decide(
+            body, self.cycle, make_cause, initial=self.initial, released=self.released, holding=False, now=self.now)
+
+    def step(self, outcome=None, *, edit_meanwhile=None, patch_lost=False, own_patch=None) -> bool:
+        """Do one step; tell if the object is at rest."""
+        decision = self.decide()
+        if decision is None:
+            return True
+        self.reasons.append(decision.reason)
+        patch = Patch(own_patch or {})
+        if decision.add_finalizer:
+            self.raw['metadata'] = {**self.raw['metadata'], 'finalizers': [self.decider.finalizer]}
+            return False
+        self.cycle, state, outcomes = decision.cycle, decision.cycle.state, {}
+        if decision.due:
+            handler = min(decision.due, key=lambda handler: state[handler.id].retries)
+            outcome = outcome or Outcome(final=True)
+            self.runs.append((handler.id, str(decision.reason), dict(self.raw['spec']),
+                              outcome.final and outcome.exception is None))
+            outcomes[handler.id] = outcome
+            state.conclude(handler.id, outcome, self.now)
+        done = state.done(decision.matching)
+        self.decider.conclude(decision, patch, done=done)
+        if edit_meanwhile:
+            self.edit(**edit_meanwhile)
+        if patch_lost:
+            self.restart()
+            return False
+        self.raw = patch.applied_to(self.raw)
+        if patch and not done:
+            self.decider.notice_patched(decision, patch, Body(self.raw))
+        if done:
+            self.cycle, self.initial = None, False
+            if decision.reason is Reason.DELETE or decision.remove_finalizer:
+                finalizers = [item for item in self.raw['metadata'].get('finalizers', ())
+                              if item != self.decider.finalizer]
+                self.raw['metadata'] = {**self.raw['metadata'], 'finalizers': finalizers}
+        return not patch and not decision.due and done
+
+    def settle(self, limit=60) -> None:
+        for _ in range(limit):
+            self.now += datetime.timedelta(seconds=100)
+            if self.step():
+                return
+        raise AssertionError(f"The object does not come to rest: {self.raw}, {self.runs}")
+
+
+OUTCOMES = {
+    'success': Outcome(final=True),
+    'retry': Outcome(final=False, delay=10, exception=TemporaryError('later', delay=10)),
+    'failure': Outcome(final=True, exception=PermanentError('never')),
+}
+fields = st.sampled_from(['a', 'b'])
+values = st.integers(0, 2)
+edits = st.builds(lambda field, value: {field: value}, fields, values)
+operations = st.one_of(
+    st.tuples(st.just('step'), st.sampled_from(['success', 'retry']), st.none() | edits),
+    st.tuples(st.just('edit'), edits, st.none()),
+    st.tuples(st.just('restart'), st.none(), st.none()),
+)
+
+
+def updates():
+    return (
+        make_handler('first', reason=Reason.UPDATE, needs_change=True),
+        make_handler('second', reason=Reason.UPDATE, needs_change=True),
+        make_handler('field_a/spec.a', field=('spec', 'a'), needs_change=True),
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(operations, max_size=25))
+def test_no_update_is_lost_and_nothing_runs_twice(script):
+    sim = Simulation(*updates())
+    sim.settle()
+    created = len(sim.runs)  # the field handler sees the creation
+    history = [dict(sim.raw['spec'])]
+    for what, first, second in script:
+        if what == 'step':
+            sim.now += datetime.timedelta(seconds=7)
+            sim.step(OUTCOMES[first], edit_meanwhile=second)
+        elif what == 'edit':
+            sim.edit(**first)
+        else:
+            sim.restart()
+        history.append(dict(sim.raw['spec']))
+    sim.settle()
+
+    final = sim.raw['spec']
+    assert sim.last_handled['spec'] == final
+    for id in ('first', 'second'):
+        successes = [spec for handler, _, spec, success in sim.runs if handler == id and success]
+        if successes:
+            assert successes[-1] == final
+        else:
+            assert final == history[0]
+        for one, other in itertools.pairwise(successes):
+            assert one != other or _has_moved(history, one)
+    seen = [spec['a'] for handler, _, spec, success in sim.runs if handler == 'field_a/spec.a' and success]
+    assert seen[-1] == final['a']
+    assert not any('/' in key and key != LAST_HANDLED for key in sim.raw['metadata'].get('annotations', ()))
+    assert created == 1
+
+
+def _has_moved(history, spec) -> bool:
+    """Tell if the spec has come back after it was something else."""
+    states = [state for state, _ in itertools.groupby(history)]
+    return states.count(spec) > 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(['success', 'retry', 'failure']), st.none() | edits, st.booleans()),
+                max_size=15))
+def test_creation_handlers_run_once_and_edits_become_an_update(script):
+    sim = Simulation(
+        make_handler('create1', reason=Reason.CREATE),
+        make_handler('create2', reason=Reason.CREATE),
+        make_handler('update', reason=Reason.UPDATE, needs_change=True),
+    )
+    for outcome, edit, again in script:
+        sim.now += datetime.timedelta(seconds=7)
+        sim.step(OUTCOMES[outcome], edit_meanwhile=edit)
+        if again:
+            sim.now += datetime.timedelta(seconds=100)
+    sim.settle()
+
+    final = sim.raw['spec']
+    assert sim.last_handled['spec'] == final
+    finished = Counter(id for id, _, _, success in sim.runs if success)
+    assert finished['create1'] <= 1 and finished['create2'] <= 1
+    if 'failure' not in {outcome for outcome, _, _ in script}:
+        seen = [spec for id, _, spec, success in sim.runs if id == 'update' and success]
+        first_finished = next(spec for id, _, spec, success in sim.runs if id.startswith('create') and success)
+        assert final == (seen[-1] if seen else first_finished)
+
+
+def test_an_edit_during_an_update_reruns_the_handlers_that_had_finished():
+    sim = Simulation(*updates())
+    sim.settle()
+    sim.runs.clear()
+    sim.edit(a=1)
+    sim.step(edit_meanwhile={'b': 2})
+    sim.settle()
+    assert [(id, spec) for id, _, spec, _ in sim.runs] == [
+        ('first', {'a': 1, 'b': 0}), ('first', {'a': 1, 'b': 2}), ('second', {'a': 1, 'b': 2}),
+        ('field_a/spec.a', {'a': 1, 'b': 2}),
+    ]
+
+
+def test_an_edit_that_is_reverted_during_an_update_is_shown_to_those_who_saw_it():
+    sim = Simulation(*updates())
+    sim.settle()
+    sim.runs.clear()
+    sim.edit(a=1)
+    sim.step()
+    sim.edit(a=0)
+    sim.settle()
+    assert [(id, spec['a']) for id, _, spec, _ in sim.runs] == [('first', 1), ('first', 0)]
+    assert sim.last_handled['spec'] == {'a': 0, 'b': 0}
+
+
+def test_an_edit_in_a_downtime_in_the_middle_of_an_update_is_noticed_by_the_digest():
+    sim = Simulation(*updates())
+    sim.settle()
+    sim.edit(a=1)
+    sim.step()
+    sim.restart()
+    sim.edit(b=1)
+    sim.runs.clear()
+    sim.settle()
+    assert ('first', {'a': 1, 'b': 1}) in [(id, spec) for id, _, spec, _ in sim.runs]
+
+
+def test_finished_handlers_are_not_run_again_after_a_restart():
+    sim = Simulation(*updates())
+    sim.settle()
+    sim.edit(a=1)
+    sim.step()
+    sim.restart()
+    sim.settle()
+    assert Counter(id for id, reason, _, _ in sim.runs if reason == 'update') == {
+        'first': 1, 'second': 1, 'field_a/spec.a': 1}
+
+
+def test_own_patches_of_the_essence_do_not_rerun_finished_handlers():
+    sim = Simulation(*updates())
+    sim.settle()
+    sim.runs.clear()
+    sim.edit(a=1)
+    sim.step(own_patch={'spec': {'c': 5}})
+    sim.settle()
+    assert Counter(id for id, _, _, _ in sim.runs)['first'] == 1
+    assert sim.last_handled['spec'] == {'a': 1, 'b': 0, 'c': 5}
+
+
+def test_an_edit_between_creation_handlers_becomes_an_update_even_over_a_restart():
+    sim = Simulation(
+        make_handler('create1', reason=Reason.CREATE), make_handler('create2', reason=Reason.CREATE),
+        make_handler('update', reason=Reason.UPDATE, needs_change=True))
+    sim.step()
+    sim.edit(a=1)
+    sim.step(OUTCOMES['retry'])
+    sim.restart()
+    sim.settle()
+    assert [(id, reason) for id, reason, _, success in sim.runs if success] == [
+        ('create1', 'create'), ('create2', 'create'), ('update', 'update')]
+
+
+def test_resuming_handlers_run_once_per_process_and_never_with_a_creation():
+    sim = Simulation(make_handler('create', reason=Reason.CREATE), make_handler('resume', initial=True))
+    sim.restart()
+    sim.settle()
+    assert [id for id, *_ in sim.runs] == ['create']
+    sim.settle()
+    sim.restart()
+    sim.settle()
+    sim.settle()
+    assert [id for id, *_ in sim.runs] == ['create', 'resume']
+
+
+def test_resuming_handlers_join_an_update_and_only_with_consent_a_deletion():
+    sim = Simulation(
+        make_handler('resume', initial=True), make_handler('resume_deleted', initial=True, deleted=True),
+        make_handler('update', reason=Reason.UPDATE, needs_change=True),
+        make_handler('delete', reason=Reason.DELETE, requires_finalizer=True))
+    sim.settle()
+    sim.edit(a=1)
+    sim.restart()
+    sim.settle()
+    assert [id for id, *_ in sim.runs] == ['resume', 'resume_deleted', 'update']
+    sim.runs.clear()
+    sim.restart()
+    sim.delete()
+    sim.settle()
+    assert [id for id, *_ in sim.runs] == ['resume_deleted', 'delete']
+    assert not sim.raw['metadata']['finalizers']
+
+
+def test_a_deletion_supersedes_what_goes_on():
+    sim = Simulation(
+        make_handler('create', reason=Reason.CREATE),
+        make_handler('delete', reason=Reason.DELETE, requires_finalizer=True))
+    sim.step()
+    sim.step(OUTCOMES['retry'])
+    assert 'kopf.zalando.org/create' in sim.raw['metadata']['annotations']
+    sim.delete()
+    sim.settle()
+    assert [id for id, *_ in sim.runs] == ['create', 'delete']
+    assert 'kopf.zalando.org/create' not in sim.raw['metadata']['annotations']
+
+
+def test_a_released_object_is_not_handled_again():
+    sim = Simulation(make_handler('delete', reason=Reason.DELETE, requires_finalizer=True))
+    sim.settle()
+    sim.delete()
+    sim.released = True
+    decision = sim.decide()
+    assert not decision.due and decision.reason is Reason.DELETE
+
+
+def test_an_object_of_no_handler_is_none_of_our_business():
+    sim = Simulation(make_handler('create', reason=Reason.CREATE, labels={'served': 'yes'}))
+    assert sim.decide() is None
+
+
+def test_a_finalizer_without_need_is_removed():
+    sim = Simulation(make_handler('create', reason=Reason.CREATE))
+    sim.settle()
+    sim.raw['metadata']['finalizers'] = [sim.decider.finalizer]
+    assert sim.decide().remove_finalizer
+
+
+@pytest.mark.parametrize('change, settled', [
+    ({}, True),
+    ({'spec': {'a': 1}}, False),
+    ({'status': {'x': 1}}, True),
+    ({'metadata': {'deletionTimestamp': '2030-01-01T00:00:00Z'}}, False),
+    ({'metadata': {'finalizers': ['kopf.zalando.org/KopfFinalizerMarker']}}, False),
+    ({'metadata': {'annotations': {'kopf.zalando.org/create': '{"purpose":"update","retries":1}'}}}, False),
+])
+def test_settled_objects_are_seen_at_a_glance(change, settled):
+    sim = Simulation(make_handler('create', reason=Reason.CREATE))
+    sim.settle()
+    sim.raw = Patch(change).applied_to(sim.raw)
+    assert sim.decider.is_settled(Body(sim.raw)) is settled
