@@ -95,6 +95,10 @@ class OwnerReference(TypedDict, total=False):
     uid: str
 
 
+def _cell_of(src: 'Body | Mapping[str, Any]') -> list[Mapping[Any, Any]]:
+    return src._cell if isinstance(src, dicts.MappingView) else [src]
+
+
 class _Part(dicts.MappingView[str, Any]):
     __slots__ = ()
 
@@ -107,7 +111,7 @@ class Spec(_Part):
     __slots__ = ()
 
     def __init__(self, src: 'Body', /) -> None:
-        super().__init__(src, ('spec',))
+        self._cell, self._path = _cell_of(src), ('spec',)
 
 
 class Status(_Part):
@@ -115,7 +119,7 @@ class Status(_Part):
     __slots__ = ()
 
     def __init__(self, src: 'Body', /) -> None:
-        super().__init__(src, ('status',))
+        self._cell, self._path = _cell_of(src), ('status',)
 
 
 class Meta(_Part):
@@ -123,7 +127,7 @@ class Meta(_Part):
     __slots__ = ('_labels', '_annotations')
 
     def __init__(self, src: 'Body', /) -> None:
-        super().__init__(src, ('metadata',))
+        self._cell, self._path = _cell_of(src), ('metadata',)
         self._labels: dicts.MappingView[str, str] | None = None
         self._annotations: dicts.MappingView[str, str] | None = None
 
@@ -132,7 +136,7 @@ class Meta(_Part):
         """The labels; empty if absent."""
         view = self._labels
         if view is None:
-            view = self._labels = dicts.MappingView(self, ('labels',))
+            view = self._labels = dicts.MappingView._of(self._cell, ('metadata', 'labels'))
         return view
 
     @property
@@ -140,7 +144,7 @@ class Meta(_Part):
         """The annotations; empty if absent."""
         view = self._annotations
         if view is None:
-            view = self._annotations = dicts.MappingView(self, ('annotations',))
+            view = self._annotations = dicts.MappingView._of(self._cell, ('metadata', 'annotations'))
         return view
 
     @property

@@ -7,7 +7,7 @@ every use. The root is kept in a one-item list (a cell), which all views of one 
 through all of them, and the views do not refer to each other in cycles.
 """
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, MutableMapping, ValuesView
-from typing import Any, Final, Generic, TypeAlias, TypeVar, overload
+from typing import Any, Final, Generic, Self, TypeAlias, TypeVar, overload
 
 FieldPath: TypeAlias = tuple[str, ...]
 FieldSpec: TypeAlias = None | str | FieldPath | list[str]
@@ -151,6 +151,13 @@ class MappingView(Mapping[_K, _V], Generic[_K, _V]):
         else:
             self._cell = [src]
             self._path = field
+
+    @classmethod
+    def _of(cls, cell: list[Mapping[Any, Any]], path: FieldPath) -> Self:
+        """Make a view of what is known to be right: bodies make many of them."""
+        view = cls.__new__(cls)
+        view._cell, view._path = cell, path
+        return view
 
     def _data(self) -> Mapping[_K, _V]:
         data: Any = self._cell[0]

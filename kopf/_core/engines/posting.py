@@ -32,6 +32,10 @@ _DEFAULT_LIMIT = 8
 # After how many seconds a slow Event (usually, with retries) does not count for the limit anymore.
 _PATIENCE = 1.0
 
+# For how many seconds a new Event waits. It usually comes right before the patch of what has happened,
+# and must not make the patch wait.
+_COURTESY = 0.1
+
 # For how many seconds the remaining Events are awaited when the operator exits.
 _EXIT_TIMEOUT = 2.0
 
@@ -74,6 +78,7 @@ class Poster:
         self._ready: collections.deque[tuple[object, ...]] = collections.deque()
         self._serving: set[tuple[object, ...]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._pending: asyncio.TimerHandle | None = None
         self._closed = True
 
     async def __aenter__(self) -> Self:
@@ -94,6 +99,9 @@ class Poster:
         try:
             # What has come from threads by now is not in the queues yet.
             await asyncio.sleep(0)
+            if self._pending is not None:
+                self._pending.cancel()
+            self._dispatch()
             deadline = self._loop.time() + _EXIT_TIMEOUT
             while self._tasks and (timeout := deadline - self._loop.time()) > 0:
                 await asyncio.wait(self._tasks, timeout=timeout)
@@ -136,9 +144,11 @@ class Poster:
         else:
             self._queues[key] = collections.deque([event])
             self._ready.append(key)
-            self._dispatch()
+            if self._pending is None:
+                self._pending = self._loop.call_later(_COURTESY, self._dispatch)
 
     def _dispatch(self) -> None:
+        self._pending = None
         limit = self._settings.posting.worker_limit or _DEFAULT_LIMIT
         while self._ready and len(self._serving) < limit and not self._closed:
             key = self._ready.popleft()

@@ -190,6 +190,8 @@ class Processor:
         if event['type'] == 'DELETED':
             self._forget(record, body)
             return
+        if not self.table.managing and not patch and record.body is None:
+            return
         stale = self._is_stale(record, event['object'])
         if not stale:
             record.body = event['object']

@@ -11,6 +11,11 @@ import ssl
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
 
 DAYS = 30
 
@@ -101,13 +106,13 @@ class _Library:
                                 serialization.NoEncryption())
         return Pair(self._pem(self._signed(builder)), pem)
 
-    def _subject(self, user, groups):  # type: ignore[no-untyped-def]
+    def _subject(self, user: str, groups: tuple[str, ...]) -> 'x509.Name':
         from cryptography import x509
         from cryptography.x509.oid import NameOID
         return x509.Name([*(x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups),
                           x509.NameAttribute(NameOID.COMMON_NAME, user)])
 
-    def _builder(self, subject, key):  # type: ignore[no-untyped-def]
+    def _builder(self, subject: 'x509.Name', key: 'ec.EllipticCurvePrivateKey') -> 'x509.CertificateBuilder':
         from cryptography import x509
         now = datetime.datetime.now(datetime.UTC)
         return (x509.CertificateBuilder().subject_name(subject).issuer_name(self._name)
@@ -116,14 +121,13 @@ class _Library:
                 .not_valid_after(now + datetime.timedelta(days=DAYS))
                 .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False))
 
-    def _signed(self, builder):  # type: ignore[no-untyped-def]
+    def _signed(self, builder: 'x509.CertificateBuilder') -> 'x509.Certificate':
         from cryptography.hazmat.primitives import hashes
         return builder.sign(self._key, hashes.SHA256())
 
-    def _pem(self, certificate) -> bytes:  # type: ignore[no-untyped-def]
+    def _pem(self, certificate: 'x509.Certificate') -> bytes:
         from cryptography.hazmat.primitives import serialization
-        pem: bytes = certificate.public_bytes(serialization.Encoding.PEM)
-        return pem
+        return certificate.public_bytes(serialization.Encoding.PEM)
 
 
 class _Command:

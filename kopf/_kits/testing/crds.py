@@ -114,7 +114,7 @@ def _structural_problems(schema: Any, place: str, why: str) -> Iterator[Cause]:
 
 
 def accept(body: Body, taken: Mapping[str, str]) -> None:
-    """Set the conditions of a CRD; ``taken`` has the words that other resources of the group use, and whose they are."""
+    """Set the conditions of a CRD; ``taken`` has the words that other resources of its group use already."""
     wanted, status = body['spec']['names'], body['status']
     accepted: dict[str, Any] = dict(status.get('acceptedNames') or {})
     clashes = []

@@ -4,7 +4,7 @@ What tests do to the cluster behind the server's back: the same verbs as over HT
 Everything here runs in the server's event loop; `kopf.testing.Sandbox` brings it there from elsewhere.
 """
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -135,11 +135,6 @@ class Door:
 
     def _namespace(self, kind: Kind, namespace: str | None) -> str:
         return (namespace or 'default') if kind.namespaced else ''
-
-
-def each(sources: Iterable[manifests.Source] | manifests.Source) -> Iterable[manifests.Source]:
-    """One source or several, as several."""
-    return [sources] if isinstance(sources, (str, Mapping)) or hasattr(sources, 'read_text') else sources
 
 
 def _loads(raw: bytes) -> Body:

@@ -29,6 +29,7 @@ class SeenRequest:
     time: float = dataclasses.field(default_factory=time.time)
     verb: str = ''
     group: str = ''
+    version: str = ''
     resource: str = ''
     namespace: str = ''
     name: str = ''
@@ -97,7 +98,7 @@ class Faults:
         return rule
 
     def error(self, status: int = 500, *, times: int | None = 1, **fields: Any) -> Fault:
-        """Answer with this HTTP status and do nothing; ``reason``, ``message`` and ``retry_after`` (seconds) besides."""
+        """Answer with this status and do nothing; ``reason``, ``message``, ``retry_after`` (seconds) may be given."""
         return self.add('error', status=status, times=times, **fields)
 
     def delay(self, seconds: float, *, times: int | None = 1, **fields: Any) -> Fault:
@@ -153,7 +154,7 @@ class Faults:
         return list(self._rules)
 
     def take(self, request: SeenRequest, *, watching: bool = False, idle: bool = False) -> Fault | None:
-        """The rule that a request falls under, used up by one; ``watching``: a stream that goes on, ``idle``: without data."""
+        """The rule that a request (or a stream that goes on: ``watching``, ``idle``) falls under, used up by one."""
         for rule in self._rules:
             if (rule.action in WATCH_ACTIONS) is not watching or (idle and rule.action == 'cut'):
                 continue

@@ -91,14 +91,20 @@ class TableForm(Form):
 
     def _table(self, kind: Kind, bodies: Iterable[dict[str, Any]], meta: Mapping[str, Any]) -> bytes:
         columns = tables.columns(kind)
-        rows = []
-        for body in bodies:
-            included = {'Metadata': _partial, 'Object': lambda body: body, 'None': lambda body: None}[self._include]
-            rows.append({'cells': [column.cell(body) for column in columns], 'object': included(body)})
+        rows = [{'cells': [column.cell(body) for column in columns], 'object': self._included(body)}
+                for body in bodies]
         return orjson.dumps({
             'kind': 'Table', 'apiVersion': 'meta.k8s.io/v1', 'metadata': meta,
             'columnDefinitions': [column.definition for column in columns], 'rows': rows,
         })
+
+    def _included(self, body: dict[str, Any]) -> dict[str, Any] | None:
+        match self._include:
+            case 'None':
+                return None
+            case 'Object':
+                return body
+        return _partial(body)
 
 
 PLAIN = Form()

@@ -246,7 +246,7 @@ def builtin_kinds(open_table: Callable[[str, str], Table]) -> Iterator[Kind]:
             group=group, version=version, plural=plural, singular=name.lower(), name=name,
             namespaced=scope == 'namespaced', short_names=_words(short), categories=_words(categories),
             subresources=frozenset(_words(subresources)), counted=flag == 'generation',
-            verbs=('create',) if review else tuple(v for v in VERBS if (plural, v) != ('namespaces', 'deletecollection')),
+            verbs=('create',) if review else _verbs(plural),
             table=None if review else open_table('' if plural == 'events' else group, plural),
             stored_version=version, outward=event_outward if group == 'events.k8s.io' else None,
             inward=event_inward if group == 'events.k8s.io' else None,
@@ -279,6 +279,10 @@ def event_inward(body: Body) -> Body:
     """An Event of ``events.k8s.io`` as a core one."""
     names = {new: old for old, new in EVENT_FIELDS.items()}
     return {names.get(key, key): value for key, value in body.items()}
+
+
+def _verbs(plural: str) -> tuple[str, ...]:
+    return tuple(verb for verb in VERBS if (plural, verb) != ('namespaces', 'deletecollection'))
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """
 Objects from files, texts and dicts: what users give to the sandbox to begin with.
 """
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,11 @@ Source = str | Path | Mapping[str, Any]
 
 class ManifestError(ValueError):
     """Something cannot be read as objects; the message says what, where, and why."""
+
+
+def each(sources: Iterable[Source] | Source) -> Iterable[Source]:
+    """One source or several, as several."""
+    return [sources] if isinstance(sources, (str, Path, Mapping)) else sources
 
 
 def read(source: Source) -> Iterator[tuple[str, dict[str, Any]]]:

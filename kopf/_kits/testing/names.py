@@ -52,7 +52,8 @@ def label_key_problem(text: str) -> str | None:
     """Why this cannot be the key of a label or an annotation, or None if it can."""
     prefix, slash, name = text.rpartition('/')
     if text.count('/') > 1:
-        return f"a valid label key {_QUALIFIED_TEXT} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
+        return (f"a valid label key {_QUALIFIED_TEXT} with an optional DNS subdomain prefix and '/' "
+                "(e.g. 'example.com/MyName')")
     if slash and not prefix:
         return 'prefix part must be non-empty'
     if slash and (problem := subdomain_problem(prefix)) is not None:

@@ -24,8 +24,8 @@ def decode(body: Any, kind: Kind, text: bytes) -> Body:
     if not isinstance(body, dict):
         excerpt = text.hex()[:40] if isinstance(body, list) else text[:30].decode(errors='replace')
         raise statuses.bad_request(
-            f'the object provided is unrecognized (must be of type {kind.name}): couldn\'t get version/kind; json parse '
-            f'error: json: cannot unmarshal {json_type(body)} into Go value of type struct {{ APIVersion string '
+            f'the object provided is unrecognized (must be of type {kind.name}): couldn\'t get version/kind; json '
+            f'parse error: json: cannot unmarshal {json_type(body)} into Go value of type struct {{ APIVersion string '
             f'"json:\\"apiVersion,omitempty\\""; Kind string "json:\\"kind,omitempty\\"" }} ({excerpt})')
     api_version, name = body.get('apiVersion', ''), body.get('kind', '')
     if kind.custom:
@@ -51,8 +51,8 @@ def _check_custom(api_version: str, name: str, kind: Kind, body: Mapping[str, An
     if not name:
         excerpt = text.decode(errors='replace')
         short = excerpt if len(excerpt) <= 30 else f'{excerpt[:30]} ...'
-        raise statuses.bad_request(f'the object provided is unrecognized (must be of type {kind.name}): Object \'Kind\' '
-                                   f'is missing in \'{excerpt}\' ({short})')
+        raise statuses.bad_request(f'the object provided is unrecognized (must be of type {kind.name}): Object '
+                                   f'\'Kind\' is missing in \'{excerpt}\' ({short})')
     if api_version != kind.api_version:
         raise statuses.bad_request(f'the API version in the data ({api_version}) does not match the expected API '
                                    f'version ({kind.api_version})')

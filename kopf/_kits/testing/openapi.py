@@ -11,7 +11,8 @@ import orjson
 from kopf._kits.testing import statuses
 from kopf._kits.testing.kinds import Catalog, Kind
 
-META_SCHEMA = {'type': 'object', 'description': 'Standard object\'s metadata.', 'x-kubernetes-preserve-unknown-fields': True}
+META_SCHEMA = {'type': 'object', 'description': 'Standard object\'s metadata.',
+               'x-kubernetes-preserve-unknown-fields': True}
 FREE_SCHEMA = {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}
 STRINGS = {'apiVersion': {'type': 'string', 'description': 'The versioned schema of this representation of an object.'},
            'kind': {'type': 'string', 'description': 'The REST resource that this object represents.'}}
@@ -64,7 +65,8 @@ class OpenApi:
 
 def _path(kind: Kind) -> str:
     root = f'/apis/{kind.group}/{kind.version}' if kind.group else f'/api/{kind.version}'
-    return f'{root}/namespaces/{{namespace}}/{kind.plural}/{{name}}' if kind.namespaced else f'{root}/{kind.plural}/{{name}}'
+    scope = 'namespaces/{namespace}/' if kind.namespaced else ''
+    return f'{root}/{scope}{kind.plural}/{{name}}'
 
 
 def _schema_name(kind: Kind) -> str:

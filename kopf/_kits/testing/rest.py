@@ -311,8 +311,8 @@ def decode_options(body: Any, params: Mapping[str, str], options: Options) -> No
     """Take over ``DeleteOptions``, from the body of a request or from its query; 4xx if they are wrong."""
     given: Mapping[str, Any] = body if isinstance(body, dict) else {}
     if given.get('kind', 'DeleteOptions') != 'DeleteOptions':
-        raise statuses.bad_request(f'no kind "{given["kind"]}" is registered for version "{given.get("apiVersion")}" in '
-                                   'scheme "pkg/runtime/scheme.go:111"')
+        raise statuses.bad_request(f'no kind "{given["kind"]}" is registered for version "{given.get("apiVersion")}" '
+                                   'in scheme "pkg/runtime/scheme.go:111"')
     propagation = given.get('propagationPolicy') or params.get('propagationPolicy') or ''
     if propagation not in ('', 'Foreground', 'Background', 'Orphan'):
         raise statuses.invalid_options('DeleteOptions', statuses.value_unsupported(

@@ -52,7 +52,7 @@ def locate(method: str, path: str, query: Mapping[str, str]) -> Place:
 
 
 def resolve(catalog: Catalog, place: Place, method: str) -> Kind:
-    """The kind that is meant; refused as a real server does if there is none, or not in this place, or not this verb."""
+    """The kind that is meant; refused as a real server does if there is none, or not here, or not with this verb."""
     kind = catalog.find(place.group, place.version, place.plural)
     nowhere = statuses.UnknownPath() if kind.custom else statuses.no_resource()
     if place.extra or bool(place.namespace) > kind.namespaced:

@@ -6,85 +6,25 @@ same process and in others, and is not disturbed by whoever blocks or fakes the 
 interface only. It is for development and tests: everything is in memory, and everybody with credentials may do all.
 """
 import asyncio
-import base64
-import concurrent.futures
 import os
-import shutil
-import signal
-import tempfile
-import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
-
-import orjson
+from typing import Any, Self
 
 from kopf._kits.testing.certificates import Pair
-from kopf._kits.testing.doors import Door, Predicate, ResourceName, each
+from kopf._kits.testing.doors import Door, Predicate, ResourceName
 from kopf._kits.testing.faults import Faults, SeenRequest
+from kopf._kits.testing.instances import Instance, Runner
 from kopf._kits.testing.kinds import Bodies, Body
-from kopf._kits.testing.manifests import Source
-from kopf._kits.testing.server import Server
-
-T = TypeVar('T')
-
-
-class Instance:
-    """One server with its kubeconfig, in the event loop that it is started in."""
-
-    def __init__(
-            self, *, port: int = 0, kubeconfig: str | os.PathLike[str] | None = None,
-            crds: Iterable[Source] = (), loads: Iterable[Source] = (), history: int = 2000,
-    ) -> None:
-        self._port = port
-        self._crds = list(crds)
-        self._loads = list(loads)
-        self._folder = None if kubeconfig is not None else tempfile.mkdtemp(prefix='kopf-sandbox-')
-        self.kubeconfig = Path(kubeconfig) if kubeconfig is not None else Path(self._folder or '', 'kubeconfig')
-        self.server = Server(history=history)
-        self.door = Door(self.server.api)
-
-    async def start(self) -> None:
-        """Listen, write the kubeconfig, and apply what is to be there from the beginning."""
-        try:
-            await self.server.start(self._port)
-            self.server.on_token = self._write
-            self._write()
-            for source in [*self._crds, *self._loads]:
-                await self.door.apply(source)
-        except BaseException:
-            await self.stop()
-            raise
-
-    async def stop(self) -> None:
-        """Close everything; the kubeconfig is removed unless its place was given."""
-        await self.server.stop()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _write(self) -> None:
-        """Written anew and moved into place, so that nobody reads half a file."""
-        authority = base64.b64encode(self.server.authority.certificate).decode()
-        config = {
-            'apiVersion': 'v1', 'kind': 'Config', 'current-context': 'sandbox',
-            'clusters': [{'name': 'sandbox', 'cluster': {
-                'server': self.server.url, 'certificate-authority-data': authority}}],
-            'users': [{'name': 'sandbox', 'user': {'token': self.server.token}}],
-            'contexts': [{'name': 'sandbox', 'context': {
-                'cluster': 'sandbox', 'user': 'sandbox', 'namespace': 'default'}}],
-        }
-        self.kubeconfig.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=self.kubeconfig.parent, prefix='.kubeconfig-')
-        with os.fdopen(handle, 'wb') as file:
-            file.write(orjson.dumps(config, option=orjson.OPT_INDENT_2) + b'\n')
-        os.replace(name, self.kubeconfig)
+from kopf._kits.testing.manifests import Source, each
+from kopf._kits.testing.rest import User
 
 
 class _Common:
     """What both sandboxes, the synchronous and the asynchronous one, have in common."""
 
-    def __init__(self, runner: '_Runner') -> None:
+    def __init__(self, runner: Runner) -> None:
         self._runner = runner
 
     @property
@@ -116,6 +56,11 @@ class _Common:
     def requests(self) -> list[SeenRequest]:
         """The last requests over HTTP (5,000 at most), the oldest first; not those made by this object."""
         return list(self._runner.instance.server.requests)
+
+    def issue_token(self, user: str, groups: Sequence[str] = (), *, token: str = '') -> str:
+        """A token (a random one unless given) by which a client is this user of these groups."""
+        server = self._runner.instance.server
+        return server.call(lambda: server.issue_token(User(user, (*groups, 'system:authenticated')), token))
 
     def client_certificate(self, user: str = 'sandbox', groups: Sequence[str] = ('system:masters',)) -> Pair:
         """A certificate and a key, both as PEM, by which a client is this user of these groups."""
@@ -195,9 +140,10 @@ class Sandbox(_Common):
     In ``async with``, the same methods are coroutines (also as ``sandbox.aio`` in any context). Use those wherever an
     operator or a webhook server runs in the same event loop, since the others block it.
 
-    ``crds`` and ``loads`` are applied at the start, in this order: files, folders, texts of YAML, or dicts. ``port`` is
-    a free one by default; ``kubeconfig`` is where that file is written (by default a temporary folder, removed in the
-    end). ``history`` is how many changes of each resource are remembered for watches.
+    ``crds`` and ``loads`` are applied at the start, in this order: files, folders, texts of YAML, or dicts. ``port``
+    is a free one by default; ``kubeconfig`` is where that file is written (by default a temporary folder, removed in
+    the end). ``history`` is how many changes of each resource are remembered for watches; ``audit`` is a file that
+    gets a line for each request, in the format of Kubernetes' audit log.
 
     Refused requests raise `Refusal` with ``code``, ``reason`` and ``message``; a port that is taken raises OSError;
     objects that cannot be applied at the start raise `ManifestError`.
@@ -211,9 +157,11 @@ class Sandbox(_Common):
             port: int = 0,
             kubeconfig: str | os.PathLike[str] | None = None,
             history: int = 2000,
+            audit: str | os.PathLike[str] | None = None,
     ) -> None:
-        super().__init__(_Runner(lambda: Instance(
-            port=port, kubeconfig=kubeconfig, crds=each(crds), loads=each(loads), history=history)))
+        super().__init__(Runner(lambda: Instance(
+            port=port, kubeconfig=kubeconfig, crds=each(crds), loads=each(loads), history=history,
+            audit=audit)))
         self.aio = AsyncSandbox(self._runner)
 
     def __enter__(self) -> Self:
@@ -237,7 +185,7 @@ class Sandbox(_Common):
         await asyncio.get_running_loop().run_in_executor(None, self._runner.stop)
 
     def create(self, body: Mapping[str, Any], *, namespace: str | None = None) -> Body:
-        """Create an object: a dict with ``apiVersion``, ``kind``, ``metadata``; the namespace is ``default`` if unsaid."""
+        """Create an object: a dict with ``apiVersion``, ``kind``, ``metadata``; in ``default`` unless said."""
         return self._runner.now(self._door.create(body, namespace))
 
     def get(self, resource: ResourceName, name: str, *, namespace: str | None = None) -> Body:
@@ -293,114 +241,3 @@ class Sandbox(_Common):
     @property
     def _door(self) -> Door:
         return self._runner.instance.door
-
-
-class _Runner:
-    """The thread with the server's event loop."""
-
-    def __init__(self, make: Callable[[], Instance]) -> None:
-        self._make = make
-        self._instance: Instance | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._stop: asyncio.Event | None = None
-        self.ready: concurrent.futures.Future[None] = concurrent.futures.Future()
-
-    @property
-    def instance(self) -> Instance:
-        """The server; RuntimeError outside of the context."""
-        if self._instance is None:
-            raise RuntimeError('The sandbox is not running: use "with Sandbox() as sandbox" or "async with".')
-        return self._instance
-
-    def start(self) -> None:
-        """Start the thread; `ready` tells how it has gone."""
-        if self._thread is not None:
-            raise RuntimeError('A sandbox can be used once: make another one.')
-        self._thread = threading.Thread(target=self._run, name='kopf-sandbox', daemon=True)
-        self._thread.start()
-
-    def wait_ready(self) -> None:
-        """Block until the server listens; raises what has prevented it."""
-        self.ready.result()
-
-    def stop(self) -> None:
-        """End the thread, and wait for that."""
-        if self._loop is not None and self._stop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._stop.set)
-        if self._thread is not None:
-            self._thread.join()
-
-    def now(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the server's loop, and wait for it."""
-        return self._submit(coroutine).result()
-
-    async def later(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the server's loop, and await it in the present one."""
-        return await asyncio.wrap_future(self._submit(coroutine))
-
-    def _submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        assert self._loop is not None
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            try:
-                runner.run(self._main())
-            except BaseException as error:
-                if not self.ready.done():
-                    self.ready.set_exception(error)
-                else:
-                    raise
-
-    async def _main(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
-        instance = self._make()
-        await instance.start()
-        self._instance = instance
-        self.ready.set_result(None)
-        try:
-            await self._stop.wait()
-        finally:
-            await instance.stop()
-
-
-def serve(
-        *,
-        port: int = 0,
-        kubeconfig: str | os.PathLike[str] | None = None,
-        crds: Iterable[Source] = (),
-        loads: Iterable[Source] = (),
-        ready: Callable[[str, Path], None] | None = None,
-) -> None:
-    """
-    Run a sandbox in the present thread until SIGINT or SIGTERM.
-
-    The parameters are those of `Sandbox`; ``ready`` is called with the URL and the kubeconfig's path when it listens.
-    """
-    async def main() -> None:
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
-        instance = Instance(port=port, kubeconfig=kubeconfig, crds=crds, loads=loads)
-        await instance.start()
-        try:
-            if ready is not None:
-                ready(instance.server.url, instance.kubeconfig)
-            await stop.wait()
-        finally:
-            await instance.stop()
-
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(main())
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The faster event loop where it is installed; TLS is what it is good at."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop

@@ -169,7 +169,7 @@ def _validate_string(value: str, schema: Schema, path: str) -> Iterator[Cause]:
         yield statuses.value_invalid(path, _text(value), wanted)
     elif 'pattern' in schema and not _pattern(schema['pattern']).search(value):
         yield statuses.value_invalid(path, _text(value), f"{path} in body should match '{schema['pattern']}'")
-    format = schema.get('format')
+    format = schema.get('format', '')
     if format in FORMATS and not _is_formatted(value, FORMATS[format]):
         yield statuses.value_mistyped(path, _text(value), f'{path} in body must be of type {format}: {_text(value)}')
 

@@ -6,6 +6,7 @@ microsecond here is paid by each request. One instance lives in one event loop a
 what `Controls` promises.
 """
 import asyncio
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
@@ -16,6 +17,7 @@ from aiohttp import web
 
 from kopf._kits.testing import routes, statuses, subresources, watching
 from kopf._kits.testing.api import Api, json_response
+from kopf._kits.testing.audits import AuditLog
 from kopf._kits.testing.certificates import Authority
 from kopf._kits.testing.faults import REASONS, Controls, Fault, Faults, SeenRequest
 from kopf._kits.testing.kinds import Kind
@@ -38,19 +40,20 @@ class Server(Controls):
     """
     The server; see `kopf.testing.Sandbox` for the door to it.
 
-    ``history`` is the number of changes that are remembered a resource, ``log`` that of requests, ``token`` the first
-    token (a random one if empty).
+    ``history`` is the number of changes that are remembered a resource, ``log`` that of requests; ``audit`` is a file
+    for the audit log, if there is to be one.
     """
 
-    def __init__(self, *, history: int = 2000, log: int = 5000, token: str = '') -> None:
+    def __init__(self, *, history: int = 2000, log: int = 5000, audit: str | os.PathLike[str] | None = None) -> None:
+        self._audit = AuditLog(audit) if audit is not None else None
         self.authority = Authority()
         self.faults = Faults(self)
         self.requests: deque[SeenRequest] = deque(maxlen=log)
         self.port = 0
         self.on_token: Callable[[], None] = lambda: None
         self._tokens: dict[str, User] = {}
-        self.api = Api(history=history, lookup=self._tokens.get, issue=self._issue)
-        self.token = self._issue(User(), token)
+        self.api = Api(history=history, lookup=self._tokens.get, issue=self.issue_token)
+        self.token = self.issue_token(User())
         self._streams: set[asyncio.BaseTransport] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
@@ -76,6 +79,8 @@ class Server(Controls):
         """Close the port and all connections."""
         await self.refuse_connections()
         await self.api.webhooks.close()
+        if self._audit is not None:
+            self._audit.close()
 
     # What faults need.
 
@@ -116,7 +121,7 @@ class Server(Controls):
     def expire_tokens(self) -> None:
         """Replace the token."""
         self._tokens.clear()
-        self.token = self._issue(User())
+        self.token = self.issue_token(User())
         self.on_token()
 
     async def refuse_connections(self) -> None:
@@ -162,6 +167,8 @@ class Server(Controls):
             _abort(request.transport)
             response = web.Response(status=500)
         seen.status = response.status
+        if self._audit is not None:
+            self._audit.write(seen)
         if not response.prepared:
             response.headers['Cache-Control'] = 'no-cache, private'
             for warning in options.warnings:
@@ -176,7 +183,8 @@ class Server(Controls):
         place = None
         if path.startswith(('/api/', '/apis/')):
             place = routes.locate(seen.method, path, seen.query)
-            seen.verb, seen.group, seen.resource = place.verb, place.group, place.plural
+            seen.verb = place.verb if place.plural else seen.method.lower()
+            seen.group, seen.version, seen.resource = place.group, place.version, place.plural
             seen.namespace, seen.name, seen.subresource = place.namespace, place.name, place.subresource
         if seen.method in ('POST', 'PUT', 'PATCH', 'DELETE'):
             seen.body = await request.read()
@@ -234,7 +242,8 @@ class Server(Controls):
 
     # Users.
 
-    def _issue(self, user: User, token: str = '') -> str:
+    def issue_token(self, user: User, token: str = '') -> str:
+        """Let whoever shows the token (a random one if empty) be that user; returns the token."""
         token = token or subresources.new_token()
         self._tokens[token] = user
         return token

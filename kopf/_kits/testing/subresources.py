@@ -105,7 +105,8 @@ class Scales:
             if selector:
                 status['selector'] = selector
         return {
-            'kind': 'Scale', 'apiVersion': 'autoscaling/v1', 'metadata': {key: meta[key] for key in kept if key in meta},
+            'kind': 'Scale', 'apiVersion': 'autoscaling/v1',
+            'metadata': {key: meta[key] for key in kept if key in meta},
             'spec': {'replicas': next(tables.find(body, kind.scale['spec']), 0)}, 'status': status,
         }
 

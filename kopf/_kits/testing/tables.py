@@ -205,7 +205,8 @@ EVENTS = (
     _s('Source', _event_source, 1),
     _s('Message', lambda body: str(body.get('message') or body.get('note') or '')),
     _s('First Seen', lambda body: clocks.age(body.get('firstTimestamp') or body.get('eventTime') or ''), 1),
-    _s('Count', lambda body: body.get('count') or body.get('deprecatedCount') or 1, 1), _s('Name', _at('.metadata.name'), 1),
+    _s('Count', lambda body: body.get('count') or body.get('deprecatedCount') or 1, 1),
+    _s('Name', _at('.metadata.name'), 1),
 )
 
 #: The columns of built-in kinds after the name.

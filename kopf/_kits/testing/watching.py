@@ -120,14 +120,15 @@ class Watch:
         if annotations:
             meta['annotations'] = annotations
         kind = self._kind
-        if self._form.name.startswith('table'):
-            body = {'kind': 'Table', 'apiVersion': 'meta.k8s.io/v1', 'metadata': {'resourceVersion': meta['resourceVersion']},
-                    'columnDefinitions': None, 'rows': [{'cells': None, 'object': {
-                        'kind': 'PartialObjectMetadata', 'apiVersion': 'meta.k8s.io/v1', 'metadata': meta}}]}
-        elif self._form.name == 'metadata':
-            body = {'kind': 'PartialObjectMetadata', 'apiVersion': 'meta.k8s.io/v1', 'metadata': meta}
-        else:
-            body = {'kind': kind.name, 'apiVersion': kind.api_version, 'metadata': meta}
+        partial: dict[str, object] = {
+            'kind': 'PartialObjectMetadata', 'apiVersion': 'meta.k8s.io/v1', 'metadata': meta}
+        body: dict[str, object] = {'kind': kind.name, 'apiVersion': kind.api_version, 'metadata': meta}
+        if self._form.name == 'metadata':
+            body = partial
+        elif self._form.name.startswith('table'):
+            body = {'kind': 'Table', 'apiVersion': 'meta.k8s.io/v1', 'columnDefinitions': None,
+                    'metadata': {'resourceVersion': meta['resourceVersion']},
+                    'rows': [{'cells': None, 'object': partial}]}
         return b'{"type":"BOOKMARK","object":%s}\n' % orjson.dumps(body)
 
     def _next_bookmark(self, end: float) -> float:

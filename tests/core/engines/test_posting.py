@@ -402,7 +402,7 @@ async def test_nothing_runs_for_idle_objects(settings):
     client = SlowClient(delay=0.1)
     async with posting.Poster(client, settings):
         posting.info([make_raw(f'obj{i}') for i in range(5)], reason='Reason')
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.15)
         assert len(asyncio.all_tasks()) == 1 + 5
         await asyncio.sleep(0.1)
         assert asyncio.all_tasks() == {asyncio.current_task()}

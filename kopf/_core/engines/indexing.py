@@ -1,0 +1,215 @@
+"""
+Indices: what the indexing functions make of all the objects, kept in memory and given to all handlers by name.
+
+Each index has one writer, the event loop, and any number of readers, in the loop and in threads. So readers iterate over
+snapshots: nothing that happens meanwhile breaks them. An object is known by its record, not by its name: what a removed
+object has left is never mixed up with a successor, whichever of them comes first. All is O(1) an object and a key.
+"""
+import collections
+from collections.abc import Collection, Hashable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
+from typing import Any, Generic, TypeVar
+
+from kopf._cogs.structs import ephemera
+from kopf._cogs.structs.ids import HandlerId
+from kopf._core.actions.execution import ErrorsMode, Execution, Outcome, execute_handler_once, running, utcnow
+from kopf._core.actions.progression import HandlerState
+from kopf._core.intents import filters
+from kopf._core.intents.causes import IndexingCause
+from kopf._core.intents.handlers import IndexingHandler
+
+_K = TypeVar('_K')
+_V = TypeVar('_V')
+
+
+class Store(ephemera.Store[_V], Generic[_V]):
+    """The values of one key: one of each object that has brought the key."""
+
+    __slots__ = ('_values',)
+
+    def __init__(self) -> None:
+        self._values: dict[Hashable, _V] = {}
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __iter__(self) -> Iterator[_V]:
+        return iter(list(self._values.values()))
+
+    def __contains__(self, value: object) -> bool:
+        return value in list(self._values.values())
+
+
+class Index(ephemera.Index[_K, _V], Generic[_K, _V]):
+    """The stores by their keys, as readers see them."""
+
+    __slots__ = ('_stores',)
+
+    def __init__(self) -> None:
+        self._stores: dict[_K, Store[_V]] = {}
+
+    def __repr__(self) -> str:
+        return repr(self._stores.copy())
+
+    def __len__(self) -> int:
+        return len(self._stores)
+
+    def __iter__(self) -> Iterator[_K]:
+        return iter(list(self._stores))
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._stores
+
+    def __getitem__(self, key: _K) -> Store[_V]:
+        return self._stores[key]
+
+    def items(self) -> ItemsView[_K, ephemera.Store[_V]]:
+        return dict[_K, ephemera.Store[_V]](self._stores).items()
+
+    def values(self) -> ValuesView[ephemera.Store[_V]]:
+        return dict[_K, ephemera.Store[_V]](self._stores).values()
+
+
+class OperatorIndexer:
+    """The writer of one index; it knows which keys an object has brought."""
+
+    __slots__ = ('_keys', 'index')
+
+    def __init__(self) -> None:
+        self.index: Index[Any, Any] = Index()
+        self._keys: dict[Hashable, tuple[Any, ...]] = {}
+
+    def replace(self, obj: Hashable, result: object) -> None:
+        """
+        Put the result for the object instead of its previous one.
+
+        Only a plain dict is split by its keys, anything else is one value under the key ``None``. A key that stays is
+        never absent in between.
+        """
+        values = result if type(result) is dict else {None: result}
+        previous = self._keys.get(obj, ())
+        stores = self.index._stores
+        for key, value in values.items():
+            store = stores.get(key)
+            if store is None:
+                store = Store()
+                store._values[obj] = value
+                stores[key] = store  # only when it is filled: readers never see an empty one
+            else:
+                store._values[obj] = value
+        if values:
+            self._keys[obj] = tuple(values)
+        else:
+            self._keys.pop(obj, None)
+        self._remove(obj, [key for key in previous if key not in values])
+
+    def discard(self, obj: Hashable) -> None:
+        """Remove all that the object has brought; nothing happens if it has not."""
+        self._remove(obj, self._keys.pop(obj, ()))
+
+    def _remove(self, obj: Hashable, keys: Iterable[Any]) -> None:
+        stores = self.index._stores
+        for key in keys:
+            store = stores[key]
+            if len(store) == 1:
+                del stores[key]  # before it is emptied
+            del store._values[obj]
+
+
+class OperatorIndexers(dict[HandlerId, OperatorIndexer]):
+    """
+    All the indexers of an operator, by the names of the indices.
+
+    Those who embed an operator can make one, give it to ``kopf.operator(indexers=…)``, and read its ``indices``
+    from outside of the operator.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.indices: dict[str, Index[Any, Any]] = {}
+        """The indices by their names, as they are passed to the handlers: live, and to be read only."""
+
+    def ensure(self, handlers: Iterable[IndexingHandler], /) -> None:
+        """Make the indices of these handlers, empty, if they are not there yet."""
+        for handler in handlers:
+            if handler.id not in self:
+                indexer = self[handler.id] = OperatorIndexer()
+                self.indices[handler.id] = indexer.index
+
+
+class ResourceIndexing:
+    """Runs the indexing functions of one resource, and puts their results into the indices."""
+
+    def __init__(
+            self, handlers: Collection[IndexingHandler], indexers: OperatorIndexers, rules: Execution,
+    ) -> None:
+        groups: dict[HandlerId, list[IndexingHandler]] = collections.defaultdict(list)
+        for handler in handlers:
+            groups[handler.id].append(handler)
+        indexers.ensure(handlers)
+        self._groups = [(id, indexers[id], group) for id, group in groups.items()]
+        self._rules = rules
+
+    def discard(self, obj: Hashable) -> None:
+        """Remove the object from all the indices."""
+        for _, indexer, _ in self._groups:
+            indexer.discard(obj)
+
+    async def index(self, obj: Hashable, cause: IndexingCause, excluded: dict[HandlerId, HandlerState]) -> None:
+        """
+        Index the object anew in all the indices, except for those from which it is ``excluded`` by errors.
+
+        The exclusions are kept by the caller for as long as the object is there; they are changed here.
+        """
+        for id, indexer, group in self._groups:
+            state = excluded.get(id)
+            if state is not None and not state.is_due(utcnow()):
+                continue
+            handler = _pick(group, cause)
+            if handler is None:
+                indexer.discard(obj)
+                excluded.pop(id, None)
+                continue
+            if state is None:
+                state = HandlerState(started=utcnow())
+            outcome = await self._run(handler, cause, state)
+            if outcome.exception is not None:
+                indexer.discard(obj)
+                excluded[id] = state.with_outcome(outcome, utcnow())
+                continue
+            excluded.pop(id, None)
+            if outcome.result is not None:
+                indexer.replace(obj, outcome.result)
+
+    async def _run(self, handler: IndexingHandler, cause: IndexingCause, state: HandlerState) -> Outcome:
+        with running(handler, cause):
+            return await execute_handler_once(
+                handler, cause.kwargs_for(handler, state), state, self._rules, logger=cause.logger)
+
+
+def make_rules(execution: Any) -> Execution:
+    """Give the rules for indexing functions: by default, their errors change nothing."""
+    return Execution(
+        executor=execution.executor, default_errors=ErrorsMode.IGNORED, default_backoff=execution.default_backoff)
+
+
+def get_retry_delay(excluded: Mapping[HandlerId, HandlerState]) -> float | None:
+    """
+    In how many seconds the first of the exclusions is over; ``None`` if there is nothing to wait for.
+
+    Those without a delay wait for the next event: the function is not to be called again and again.
+    """
+    moments = [state.delayed for state in excluded.values() if state.delayed is not None]
+    if not moments:
+        return None
+    return max(0.0, (min(moments) - utcnow()).total_seconds()) or None
+
+
+def _pick(group: Sequence[IndexingHandler], cause: IndexingCause) -> IndexingHandler | None:
+    """Give the handler that decides on the index: of several under one name, the last one that matches the object."""
+    for handler in reversed(group):
+        if filters.prematch(handler, cause):
+            return handler
+    return None
