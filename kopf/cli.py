@@ -20,7 +20,7 @@ from kopf._cogs.aiokits.flags import Flag
 from kopf._cogs.helpers import loaders, versions
 from kopf._cogs.structs import credentials
 from kopf._core.actions import loggers
-from kopf._core.engines import activities
+from kopf._core.engines import activities, peering
 from kopf._core.intents import registries
 from kopf._core.reactor import running
 
@@ -32,7 +32,7 @@ else:
     Choice = click.Choice
 
 # The errors with messages that tell all that users need.
-_KNOWN_ERRORS = (loaders.LoadError, activities.ActivityError, credentials.LoginError)
+_KNOWN_ERRORS = (loaders.LoadError, activities.ActivityError, credentials.LoginError, peering.PeeringError)
 
 _DEV_PRIORITY = 666
 
@@ -150,6 +150,11 @@ def _event_loop(controls: CLIControls) -> Iterator[asyncio.AbstractEventLoop]:
         loop.run_until_complete(loop.shutdown_asyncgens())
 
 
+def _check_scope(namespaces: tuple[str, ...], *, clusterwide: bool) -> None:
+    if namespaces and clusterwide:
+        raise click.UsageError("Either --namespace or --all-namespaces can be used, not both.")
+
+
 @click.group(name='kopf', context_settings={'auto_envvar_prefix': 'KOPF'})
 @click.version_option(versions.version, prog_name='kopf')
 def main() -> None:
@@ -184,8 +189,7 @@ def run(
         **options: Any,
 ) -> None:
     """Start an operator process and handle all the requests."""
-    if namespaces and clusterwide:
-        raise click.UsageError("Either --namespace or --all-namespaces can be used, not both.")
+    _check_scope(namespaces, clusterwide=clusterwide)
     registry = registries.SmartOperatorRegistry() if controls.registry is None else controls.registry
     # The decorators in the files to be loaded add the handlers there.
     registries.set_default_registry(registry)
@@ -202,4 +206,84 @@ def run(
             clusterwide=clusterwide,
             priority=_DEV_PRIORITY if dev and priority is None else priority,
             **options,
+        )
+
+
+def command_options(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that tell which operators a command is for, and by whom it is given."""
+    for option in [
+        click.option('-P', '--peering', 'peering_name', required=True, metavar='NAME',
+                     help="The peering object where the operators meet."),
+        click.option('-i', '--id', 'identity', metavar='TEXT', help="On whose behalf; by default, USER@HOST."),
+        click.option('-A', '--all-namespaces', 'clusterwide', is_flag=True, help="The cluster-wide operators."),
+        click.option('-n', '--namespace', 'namespaces', multiple=True, metavar='PATTERN',
+                     help="The operators of this namespace, or of all matching ones; can be repeated."),
+    ]:
+        fn = option(fn)
+    return fn
+
+
+@main.command()
+@logging_options
+@command_options
+@click.option('--dev', is_flag=True, help=f"The same as --priority={_DEV_PRIORITY}.")
+@click.option('-p', '--priority', type=int, help="Pause the operators of lower priorities.  [required unless --dev]")
+@click.option('-t', '--lifetime', type=int, required=True, metavar='SECONDS', help="For how long at most.")
+@click.option('-m', '--message', help="Why: a note for the log.")
+@click.make_pass_decorator(CLIControls, ensure=True)
+def freeze(
+        controls: CLIControls,
+        /,
+        *,
+        dev: bool,
+        priority: int | None,
+        lifetime: int,
+        message: str | None,
+        identity: str | None,
+        **options: Any,
+) -> None:
+    """Pause the resource handling in the operator(s)."""
+    if priority is None and not dev:
+        raise click.UsageError("Missing option '-p' / '--priority'.")
+    _run_command(controls, peering.PeeringCommand(
+        identity=identity or peering.detect_own_id(manual=True),
+        priority=_DEV_PRIORITY if priority is None else priority,
+        lifetime=lifetime,
+        message=message,
+    ), **options)
+
+
+@main.command()
+@logging_options
+@command_options
+@click.make_pass_decorator(CLIControls, ensure=True)
+def resume(controls: CLIControls, /, *, identity: str | None, **options: Any) -> None:
+    """Resume the resource handling in the operator(s)."""
+    command = peering.PeeringCommand(identity=identity or peering.detect_own_id(manual=True))
+    _run_command(controls, command, **options)
+
+
+def _run_command(
+        controls: CLIControls,
+        command: peering.PeeringCommand,
+        *,
+        namespaces: tuple[str, ...],
+        clusterwide: bool,
+        peering_name: str,
+) -> None:
+    """Do what is commanded as an operator that has nothing to serve."""
+    _check_scope(namespaces, clusterwide=clusterwide)
+    registry = registries.SmartOperatorRegistry() if controls.registry is None else controls.registry
+    with _event_loop(controls) as loop:
+        running.run(
+            loop=loop,
+            registry=registry,
+            settings=controls.settings,
+            vault=controls.vault,
+            stop_flag=controls.stop_flag,
+            ready_flag=controls.ready_flag,
+            namespaces=namespaces,
+            clusterwide=clusterwide,
+            peering_name=peering_name,
+            _command=command,
         )

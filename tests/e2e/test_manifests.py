@@ -28,10 +28,11 @@ def test_example_object_is_kept_as_it_is_written(kubeapi, namespace):
 
 def test_unknown_fields_are_kept(kubeapi, namespace):
     kubeapi.apply(ROOT / "examples" / "obj.yaml", namespace)
-    patch = {"spec": {"new": {"deep": [1]}}, "status": {"handler": {"result": 2}}}
+    patch = {"spec": {"new": {"deep": [1]}}, "status": {"handler": {"result": 2}}, "data": {"top": "level"}}
     obj = kubeapi.patch("kopf.dev/v1", "KopfExample", namespace, "kopf-example-1", patch)
     assert obj["spec"]["new"] == {"deep": [1]}
     assert obj["status"] == {"handler": {"result": 2}}
+    assert obj["data"] == {"top": "level"}
 
 
 @pytest.mark.parametrize("kind, plural, namespaced", [

@@ -1,16 +1,14 @@
 """
 The only seam between the operator and the network.
 
-It adds to HTTP what every talk with the Kubernetes API needs: credentials that come and go,
-retries, time-outs, typed errors. Everything that does not change from request to request (headers,
-TLS contexts, time-outs, URLs' beginnings) is prepared once per credentials, since requests are counted
-in tens of thousands. Settings are read at every request: startup handlers may change them at any time.
+It adds to sessions what every talk with the Kubernetes API needs: credentials that come and go, retries,
+and a limit of what goes on at the same time. Settings are read at every request, never remembered:
+startup handlers may change them after the client is made.
 """
 import asyncio
 import contextlib
 import json
 import logging
-import time
 import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Iterator, Mapping, Sized
 from types import TracebackType
@@ -18,29 +16,16 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import orjson
 
-from kopf._cogs.clients import errors
+from kopf._cogs.clients import errors, sessions
 from kopf._cogs.configs import configuration
-from kopf._cogs.helpers import versions
 from kopf._cogs.structs import credentials
 
 if TYPE_CHECKING:
     import aiohttp
-    import yarl
 
 AnyLogger: TypeAlias = logging.Logger | logging.LoggerAdapter[Any]
 Params: TypeAlias = Mapping[str, str | int | None]
 Backoffs: TypeAlias = float | Iterable[float]
-Failures: TypeAlias = tuple[type[Exception], ...]
-
-# Fewer seconds than servers and load balancers usually keep an idle connection: they must not close it
-# at the very moment when we use it.
-_KEEPALIVE = 30.0
-
-# How often the files with tokens are looked into (seconds). Kubelet renews them long before they expire.
-_TOKEN_REFRESH = 10.0
-
-# Watch-streams come in many small chunks; lists in a few huge ones.
-_READ_BUFFER = 2 ** 18
 
 default_logger = logging.getLogger(__name__)
 
@@ -57,8 +42,8 @@ class ApiClient:
     def __init__(self, vault: credentials.Vault, settings: configuration.OperatorSettings) -> None:
         self._vault = vault
         self._settings = settings
-        self._connections: dict[credentials.VaultKey, _Connection] = {}
-        self._retired: set[_Connection] = set()
+        self._sessions: dict[credentials.VaultKey, sessions.Session] = {}
+        self._retired: set[sessions.Session] = set()
         self._slots: asyncio.Semaphore | None = None
         self._default_namespace: str | None = None
 
@@ -71,11 +56,11 @@ class ApiClient:
             exc: BaseException | None,
             traceback: TracebackType | None,
     ) -> None:
-        connections = [*self._connections.values(), *self._retired]
-        self._connections.clear()
+        everything = [*self._sessions.values(), *self._retired]
+        self._sessions.clear()
         self._retired.clear()
-        for connection in connections:
-            await connection.close()
+        for session in everything:
+            await session.close()
 
     @property
     def default_namespace(self) -> str | None:
@@ -138,9 +123,9 @@ class ApiClient:
             refusal: errors.APIUnauthorizedError | None = None
             failure: errors.APIError | None = None
             async with self._get_slots():
-                connection = await self._acquire()
+                session = await self._acquire()
                 try:
-                    return await connection.request(
+                    return await session.request(
                         method, query, payload=payload, headers=headers,
                         timeout=self._settings.networking.request_timeout if timeout is None else timeout,
                         connect_timeout=self._settings.networking.connect_timeout,
@@ -150,19 +135,21 @@ class ApiClient:
                 except (errors.APIServerError, errors.APITooManyRequestsError, errors.APIConnectionError) as e:
                     failure = e
                 finally:
-                    await self._release(connection)
+                    await self._release(session)
 
-            # Nothing is held while waiting: neither a connection, nor a slot.
+            # Nothing is held while waiting: neither a session, nor a slot.
             if refusal is not None:
-                await self._replace(connection, refusal)
+                await self._replace(session, refusal)
             elif failure is not None:
-                await attempts.wait(failure, method, connection.server + query)
+                await attempts.wait(failure, method, session.server + query)
 
     @contextlib.asynccontextmanager
     async def stream(
             self,
             path: str,
             params: Params | None = None,
+            *,
+            logger: AnyLogger | None = None,
     ) -> AsyncGenerator[AsyncIterator[list[bytes]], None]:
         """
         Open an endless response, such as a watch-stream, to be read by lines of any length.
@@ -175,6 +162,7 @@ class ApiClient:
         Args:
             path: the path after the server's URL, beginning with a slash.
             params: the query; those which are `None` are left out.
+            logger: where it is reported that the credentials are refused.
 
         Raises:
             errors.APIError: if the stream is not opened; from reads: if it breaks.
@@ -182,61 +170,62 @@ class ApiClient:
         """
         query = _encode_query(path, params)
         while True:
-            connection = await self._acquire()
+            session = await self._acquire()
             try:
-                response = await self._open(connection, query)
+                response = await self._open(session, query)
             except errors.APIUnauthorizedError as e:
                 refusal = e
             else:
                 with contextlib.closing(response):
-                    yield _Lines(response, connection.failures)
+                    yield sessions.Lines(response, session.failures)
                 return
             finally:
-                await self._release(connection)
-            await self._replace(connection, refusal)
+                await self._release(session)
+            (logger or default_logger).debug("The stream needs other credentials: %r", refusal)
+            await self._replace(session, refusal)
 
-    async def _open(self, connection: '_Connection', query: str) -> 'aiohttp.ClientResponse':
+    async def _open(self, session: sessions.Session, query: str) -> 'aiohttp.ClientResponse':
         networking, watching = self._settings.networking, self._settings.watching
         connect_timeouts = [watching.connect_timeout, networking.connect_timeout, networking.request_timeout]
-        return await connection.open(
+        return await session.open(
             query,
             timeout=networking.request_timeout,
             connect_timeout=next((value for value in connect_timeouts if value is not None), None),
             total_timeout=watching.client_timeout,
         )
 
-    async def _acquire(self) -> '_Connection':
+    async def _acquire(self) -> sessions.Session:
         key, info = await self._vault.select()
-        connection = self._connections.get(key)
-        if connection is not None and connection.info is info:
-            connection.users += 1
-            return connection
-        outdated, connection = connection, _Connection(key, info)
-        connection.users += 1
-        self._connections[key] = connection
+        session = self._sessions.get(key)
+        if session is not None and session.info is info:
+            session.users += 1
+            return session
+        outdated, session = session, sessions.Session(key, info)
+        session.users += 1
+        self._sessions[key] = session
         self._default_namespace = info.default_namespace or self._default_namespace
         if outdated is not None:
             await self._retire(outdated)
-        return connection
+        return session
 
-    async def _release(self, connection: '_Connection') -> None:
-        connection.users -= 1
-        if connection in self._retired and not connection.users:
-            self._retired.discard(connection)
-            await connection.close()
+    async def _release(self, session: sessions.Session) -> None:
+        session.users -= 1
+        if session in self._retired and not session.users:
+            self._retired.discard(session)
+            await session.close()
 
-    async def _replace(self, connection: '_Connection', refusal: errors.APIUnauthorizedError) -> None:
-        if self._connections.get(connection.key) is connection:
-            del self._connections[connection.key]
-            await self._retire(connection)
-        await self._vault.invalidate(connection.key, connection.info, refusal)
+    async def _replace(self, session: sessions.Session, refusal: errors.APIUnauthorizedError) -> None:
+        if self._sessions.get(session.key) is session:
+            del self._sessions[session.key]
+            await self._retire(session)
+        await self._vault.invalidate(session.key, session.info, refusal)
 
-    async def _retire(self, connection: '_Connection') -> None:
+    async def _retire(self, session: sessions.Session) -> None:
         # The session of old credentials lives for as long as it has requests or streams in flight.
-        if connection.users:
-            self._retired.add(connection)
+        if session.users:
+            self._retired.add(session)
         else:
-            await connection.close()
+            await session.close()
 
     def _get_slots(self) -> asyncio.Semaphore:
         if self._slots is None:
@@ -306,190 +295,8 @@ class _Attempts:
         return retry_after if self._settings.enforce_retry_after else max(backoff, retry_after)
 
 
-class _Connection:
-    """A session with the server under the same credentials, and everything prepared for its requests."""
-    __slots__ = ('key', 'info', 'server', 'users', 'failures', '_session', '_owned', '_options',
-                 '_headers', '_variants', '_refreshed', '_timeouts')
-
-    def __init__(self, key: credentials.VaultKey, info: credentials.KubeContext) -> None:
-        import aiohttp
-        self.key = key
-        self.info = info
-        self.server = info.server.rstrip('/')
-        self.users = 0
-        self.failures: Failures = (aiohttp.ClientError, OSError)  # time-outs are OSError
-        self._options: dict[str, Any] = {'allow_redirects': False}
-        self._headers: Mapping[str, str] = {}
-        self._variants: dict[_ExtraHeaders, Mapping[str, str]] = {}
-        self._refreshed = time.monotonic()
-        self._timeouts: dict[tuple[float | None, float | None], aiohttp.ClientTimeout] = {}
-        if isinstance(info, credentials.AiohttpSession):
-            self._session, self._owned = info.aiohttp_session, False
-        elif isinstance(info, credentials.ConnectionInfo):
-            self._session, self._owned = self._open_session(info), True
-        else:
-            raise credentials.LoginError(f"Login handlers must return ConnectionInfo, not {type(info).__name__}.")
-
-    def _open_session(self, info: credentials.ConnectionInfo) -> 'aiohttp.ClientSession':
-        import aiohttp
-        if not self.server.startswith(('http://', 'https://')):
-            raise credentials.LoginError(f"The server's address must be an HTTP(S) URL, not {info.server!r}.")
-        try:
-            self._headers = {'User-Agent': versions.user_agent, **info.as_http_headers()}
-            context = info.as_ssl_context() if self.server.startswith('https://') else True
-        except (OSError, ValueError) as e:
-            raise credentials.LoginError(f"The credentials for {self.server} cannot be used: {e}") from e
-        if info.tls_server_name:
-            self._options['server_hostname'] = info.tls_server_name
-        if info.proxy_url:
-            if not info.proxy_url.startswith(('http://', 'https://')):
-                raise credentials.LoginError(f"Only HTTP proxies are supported, not {info.proxy_url!r}.")
-            self._options['proxy'] = info.proxy_url
-        return aiohttp.ClientSession(
-            # The limit is ours: streams and requests share the sockets, but streams are not limited.
-            connector=aiohttp.TCPConnector(limit=0, ssl=context, keepalive_timeout=_KEEPALIVE),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=['Accept-Encoding', 'Content-Type'],  # unpacking costs more than the network
-            auto_decompress=False,
-            trust_env=info.trust_env,
-            read_bufsize=_READ_BUFFER,
-        )
-
-    async def close(self) -> None:
-        """Close the session if it is ours, with all that is still in flight."""
-        if self._owned:
-            await self._session.close()
-
-    async def request(
-            self,
-            method: str,
-            query: str,
-            *,
-            payload: bytes | None,
-            headers: '_ExtraHeaders',
-            timeout: float | None,
-            connect_timeout: float | None,
-    ) -> bytes:
-        """Make one request; all errors are typed."""
-        try:
-            async with asyncio.timeout(timeout), self._session.request(
-                method, self._make_url(query), data=payload, headers=self._make_headers(headers),
-                timeout=self._make_timeout(None, connect_timeout), **self._options,
-            ) as response:
-                body = await response.read()
-        except self.failures as e:
-            raise _make_error(e) from e
-        errors.check_response(response.status, response.headers, body)
-        return body
-
-    async def open(
-            self,
-            query: str,
-            *,
-            timeout: float | None,
-            connect_timeout: float | None,
-            total_timeout: float | None,
-    ) -> 'aiohttp.ClientResponse':
-        """Open a stream; all errors are typed; `timeout` is for everything until the stream begins."""
-        try:
-            async with asyncio.timeout(timeout):
-                response = await self._session.request(
-                    'GET', self._make_url(query), headers=self._make_headers((None, None)),
-                    timeout=self._make_timeout(total_timeout, connect_timeout), **self._options)
-                if response.status < 400:
-                    return response
-                async with response:
-                    body = await response.read()
-        except self.failures as e:
-            raise _make_error(e) from e
-        raise errors.build_error(response.status, response.headers, body)
-
-    def _make_url(self, query: str) -> 'yarl.URL':
-        import yarl
-        return yarl.URL(self.server + query, encoded=True)
-
-    def _make_headers(self, extra: '_ExtraHeaders') -> Mapping[str, str]:
-        info = self.info
-        if isinstance(info, credentials.ConnectionInfo) and info.token_path:
-            self._refresh_token(info)
-        headers = self._variants.get(extra)
-        if headers is None:
-            import multidict
-            accept, content_type = extra
-            named = {'Accept': accept or 'application/json', 'Content-Type': content_type}
-            headers = multidict.CIMultiDict(self._headers)
-            headers.update({name: value for name, value in named.items() if value is not None})
-            self._variants[extra] = headers
-        return headers
-
-    def _refresh_token(self, info: credentials.ConnectionInfo) -> None:
-        now = time.monotonic()
-        if now - self._refreshed >= _TOKEN_REFRESH:
-            self._refreshed = now
-            with contextlib.suppress(OSError):  # the old token may be good for a while
-                self._headers = {**self._headers, **info.as_http_headers()}
-                self._variants.clear()
-
-    def _make_timeout(self, total: float | None, connect: float | None) -> 'aiohttp.ClientTimeout':
-        timeout = self._timeouts.get((total, connect))
-        if timeout is None:
-            import aiohttp
-            timeout = self._timeouts[total, connect] = aiohttp.ClientTimeout(total=total, sock_connect=connect)
-        return timeout
-
-
-class _Lines:
-    """Splits a stream to lines; unlike a generator, it survives the cancellation of a read."""
-    __slots__ = ('_content', '_failures', '_rest')
-
-    def __init__(self, response: 'aiohttp.ClientResponse', failures: Failures) -> None:
-        self._content = response.content
-        self._failures = failures
-        self._rest: list[bytes] = []  # the beginning of a line; it is joined once, however long it is
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> list[bytes]:
-        while True:
-            chunk = await self._read()
-            if not chunk:
-                line, self._rest = b''.join(self._rest), []
-                if line:
-                    return [line]
-                raise StopAsyncIteration
-            head, newline, tail = chunk.rpartition(b'\n')
-            if not newline:
-                self._rest.append(chunk)
-                continue
-            self._rest.append(head)
-            lines = [line for line in b''.join(self._rest).split(b'\n') if line]
-            self._rest = [tail] if tail else []
-            if lines:
-                return lines
-
-    async def _read(self) -> bytes:
-        try:
-            return await self._content.readany()
-        except TimeoutError:  # of the whole stream: as if the server has ended it
-            self._rest.clear()
-            return b''
-        except self._failures as e:
-            raise _make_error(e) from e
-
-
-_ExtraHeaders: TypeAlias = tuple[str | None, str | None]  # Accept, Content-Type
-
-
 def _encode_query(path: str, params: Params | None) -> str:
     if not params:
         return path
     query = urllib.parse.urlencode({key: value for key, value in params.items() if value is not None})
     return f"{path}?{query}" if query else path
-
-
-def _make_error(exc: Exception) -> errors.APIError:
-    message = str(exc) or repr(exc)
-    if isinstance(exc, TimeoutError):
-        return errors.APITimeoutError(message)
-    return errors.APIConnectionError(message)

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kopf._cogs.structs.ids import HandlerId
 from kopf._core.actions import invocation
@@ -102,6 +102,8 @@ class Handler:
 
     kind = 'Handler'
     """How logs call it."""
+    quiet: ClassVar[bool] = False
+    """Whether its successes are of interest only for debugging."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, 'asynchronous', invocation.is_async_fn(self.fn))
@@ -169,7 +171,7 @@ async def execute_handler_once(
     except (Exception, SystemExit) as error:  # an exit is for the operator to decide, not for a handler
         return _conclude_arbitrary(handler, error, limits, rules, logger)
     else:
-        logger.info("%s succeeded.", handler)
+        logger.log(logging.DEBUG if handler.quiet else logging.INFO, "%s succeeded.", handler)
         return Outcome(final=True, result=result)
 
 

@@ -1,17 +1,20 @@
 """
 Indices: what the indexing functions make of all the objects, kept in memory and given to all handlers by name.
 
-Each index has one writer, the event loop, and any number of readers, in the loop and in threads. So readers iterate over
-snapshots: nothing that happens meanwhile breaks them. An object is known by its record, not by its name: what a removed
-object has left is never mixed up with a successor, whichever of them comes first. All is O(1) an object and a key.
+Each index has one writer, the event loop, and any number of readers, in the loop and in threads. So readers iterate
+over snapshots: nothing that happens meanwhile breaks them. An object is known by its record, not by its name: what a
+removed object has left is never mixed up with a successor, whichever comes first. All is O(1) an object and a key.
 """
 import collections
+import dataclasses
 from collections.abc import Collection, Hashable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from typing import Any, Generic, TypeVar
 
+from kopf._cogs.configs.configuration import ExecutionSettings
 from kopf._cogs.structs import ephemera
 from kopf._cogs.structs.ids import HandlerId
-from kopf._core.actions.execution import ErrorsMode, Execution, Outcome, execute_handler_once, running, utcnow
+from kopf._core.actions import execution
+from kopf._core.actions.execution import ErrorsMode, Execution, Outcome, running, utcnow
 from kopf._core.actions.progression import HandlerState
 from kopf._core.intents import filters
 from kopf._core.intents.causes import IndexingCause
@@ -167,7 +170,12 @@ class ResourceIndexing:
             state = excluded.get(id)
             if state is not None and not state.is_due(utcnow()):
                 continue
-            handler = _pick(group, cause)
+            try:
+                handler = _pick(group, cause)
+            except Exception as error:  # of a callback of the user; the old values are better than none
+                text = execution.describe_error(error)
+                cause.logger.exception("The filters of the index %r have failed: %s", id, text)
+                continue
             if handler is None:
                 indexer.discard(obj)
                 excluded.pop(id, None)
@@ -177,22 +185,23 @@ class ResourceIndexing:
             outcome = await self._run(handler, cause, state)
             if outcome.exception is not None:
                 indexer.discard(obj)
-                excluded[id] = state.with_outcome(outcome, utcnow())
+                excluded[id] = _exclude(state, outcome)
                 continue
-            excluded.pop(id, None)
+            if excluded:
+                excluded.pop(id, None)
             if outcome.result is not None:
                 indexer.replace(obj, outcome.result)
 
     async def _run(self, handler: IndexingHandler, cause: IndexingCause, state: HandlerState) -> Outcome:
         with running(handler, cause):
-            return await execute_handler_once(
+            return await execution.execute_handler_once(
                 handler, cause.kwargs_for(handler, state), state, self._rules, logger=cause.logger)
 
 
-def make_rules(execution: Any) -> Execution:
+def make_rules(settings: ExecutionSettings) -> Execution:
     """Give the rules for indexing functions: by default, their errors change nothing."""
     return Execution(
-        executor=execution.executor, default_errors=ErrorsMode.IGNORED, default_backoff=execution.default_backoff)
+        executor=settings.executor, default_errors=ErrorsMode.IGNORED, default_backoff=settings.default_backoff)
 
 
 def get_retry_delay(excluded: Mapping[HandlerId, HandlerState]) -> float | None:
@@ -204,7 +213,11 @@ def get_retry_delay(excluded: Mapping[HandlerId, HandlerState]) -> float | None:
     moments = [state.delayed for state in excluded.values() if state.delayed is not None]
     if not moments:
         return None
-    return max(0.0, (min(moments) - utcnow()).total_seconds()) or None
+    return max(0.0, (min(moments) - utcnow()).total_seconds())
+
+
+def _exclude(state: HandlerState, outcome: Outcome) -> HandlerState:
+    return state.with_outcome(dataclasses.replace(outcome, delay=outcome.delay or None), utcnow())
 
 
 def _pick(group: Sequence[IndexingHandler], cause: IndexingCause) -> IndexingHandler | None:

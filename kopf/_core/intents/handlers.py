@@ -49,9 +49,7 @@ class IndexingHandler(ResourceHandler):
     """A function that indexes objects: ``@kopf.index``."""
 
     kind = 'Indexer'
-
-    def __str__(self) -> str:
-        return f"Indexer {self.id!r}"
+    quiet = True
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

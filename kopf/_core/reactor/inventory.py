@@ -13,6 +13,7 @@ from kopf._cogs.structs.patches import Patch
 
 if TYPE_CHECKING:
     from kopf._core.intents.decisions import Cycle
+    from kopf._core.reactor.intake import IndexingState
 
 _UNSET: Any = object()
 
@@ -34,8 +35,8 @@ class ObjectRecord:
     """One object, as long as it is there."""
 
     __slots__ = (
-        'again', 'body', 'cycle', 'daemons', 'deadline', 'employed', 'initial', 'memo', 'name', 'namespace', 'pending',
-        'released', 'throttle', 'throttled', 'uid', 'unsent', 'version', 'wakeup')
+        'again', 'body', 'cycle', 'daemons', 'deadline', 'employed', 'indexing', 'initial', 'memo', 'name', 'namespace',
+        'pending', 'released', 'throttle', 'throttled', 'uid', 'unsent', 'version', 'wakeup')
 
     def __init__(self, uid: str, namespace: str | None, name: str, *, initial: bool) -> None:
         self.uid = uid
@@ -68,6 +69,8 @@ class ObjectRecord:
         """Its deletion is handled: only our finalizer is to be removed."""
         self.unsent: Patch | None = None
         """What handlers have wanted of the object, and could not be applied to it yet."""
+        self.indexing: IndexingState | None = None
+        """What goes on with its indexing, if anything does."""
         self.memo: Any = _UNSET
         self.daemons: Any = None
 

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import logging
 import re
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 from kopf._cogs.aiokits.flags import Flag, raise_flag, wait_flag
@@ -23,23 +23,29 @@ from kopf._cogs.structs.credentials import LoginError, Vault
 from kopf._cogs.structs.ephemera import Memo
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.references import (
-    CRDS, NAMESPACES, Namespace, Resource, match_namespace, select_specific_namespaces,
+    CRDS, NAMESPACES, Namespace, NamespacePattern, Resource, match_namespace, select_specific_namespaces,
 )
 from kopf._core.actions.execution import ErrorsMode
 from kopf._core.actions.lifecycles import LifeCycleFn, get_default_lifecycle
-from kopf._core.engines import activities
+from kopf._core.engines import activities, peering
+from kopf._core.engines.indexing import OperatorIndexers
 from kopf._core.engines.posting import Poster
 from kopf._core.intents.causes import Activity
 from kopf._core.intents.handlers import ActivityHandler
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry, get_default_registry
+from kopf._core.reactor.intake import Indexation, Intake
 from kopf._core.reactor.inventory import ObjectRecord
 from kopf._core.reactor.observation import Complaints, get_groups, resolve_tables
+from kopf._core.reactor.peerings import Peerings
 from kopf._core.reactor.processing import Processor, Workforce
-from kopf._core.reactor.watches import ResourceWatch
+from kopf._core.reactor.watches import EventSink, ResourceWatch
 
 logger = logging.getLogger(__name__)
 
 Scope = tuple[Resource, Namespace]
+Command = Callable[
+    [ApiClient, OperatorSettings, Collection[Resource], Collection[NamespacePattern]], Awaitable[None]]
+"""What to do once instead of serving: with the resources that there are, in the namespaces that are asked for."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -49,6 +55,7 @@ class OperatorOptions:
     registry: OperatorRegistry | None = None
     settings: OperatorSettings | None = None
     memo: Any = None
+    indexers: OperatorIndexers | None = None
     vault: Vault | None = None
     clusterwide: bool = False
     namespaces: Collection[str | re.Pattern[str]] = ()
@@ -59,7 +66,7 @@ class OperatorOptions:
     priority: int | None = None
     peering_name: str | None = None
     liveness_endpoint: str | None = None
-    command: Coroutine[None, None, None] | None = None
+    command: Command | None = None
 
 
 class Operator:
@@ -72,9 +79,22 @@ class Operator:
         self.memo = options.memo if options.memo is not None else Memo()
         self.lifecycle = options.lifecycle if options.lifecycle is not None else get_default_lifecycle()
         self.vault = options.vault if options.vault is not None else Vault()
-        self.indices: Mapping[str, Any] = {}
+        self.indexers = options.indexers if options.indexers is not None else OperatorIndexers()
+        self.indexers.ensure(self.registry.indexing)  # empty ones are there for the startup handlers too
         self._stopping = asyncio.Event()
         self._logged_in = False
+        self._adopt_options()
+
+    def _adopt_options(self) -> None:
+        """Let the startup handlers see what the operator is told from outside, and change it."""
+        options, settings = self.options, self.settings.peering
+        settings.clusterwide = not options.namespaces
+        if options.standalone is not None:
+            settings.standalone = options.standalone
+        if options.priority is not None:
+            settings.priority = options.priority
+        if options.peering_name is not None:
+            settings.name, settings.mandatory = options.peering_name, True
 
     def stop(self) -> None:
         """Let the operator end, with its cleanup."""
@@ -142,7 +162,7 @@ class Operator:
     async def _run_activity(self, activity: Activity, handlers: list[ActivityHandler] | None = None) -> Any:
         return await activities.run_activity(
             activity, self.registry.activities.get_handlers(activity) if handlers is None else handlers,
-            settings=self.settings, memo=self.memo, indices=self.indices)
+            settings=self.settings, memo=self.memo, indices=self.indexers.indices)
 
     # Serving.
 
@@ -154,40 +174,56 @@ class Operator:
             stack.push_async_callback(self.vault.close)
             client = await stack.enter_async_context(ApiClient(self.vault, self.settings))
             await stack.enter_async_context(Poster(client, self.settings))
-            workforce = Workforce(self.settings)
-            stack.push_async_callback(workforce.close)
+            indexation = Indexation()
+            workforce = Workforce(self.settings, indexation)
             if self.options.command is not None:
-                await self.options.command
+                found = await discover(client, peering.GROUPS)
+                await self.options.command(client, self.settings, found.resources, self.options.namespaces)
                 return
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._watch_failures(workforce), name='workers')
-                orchestrator = Orchestrator(self, client, workforce, tasks)
+            tasks = asyncio.TaskGroup()
+            orchestrator = Orchestrator(self, client, workforce, indexation, tasks)
+            stack.push_async_callback(orchestrator.peerings.leave)
+            stack.push_async_callback(workforce.close)
+            stack.push_async_callback(indexation.close)
+            async with tasks:
+                tasks.create_task(self._watch_failures(workforce.failure), name='workers')
+                tasks.create_task(self._watch_failures(indexation.failure), name='indexing')
                 await orchestrator.start()
                 if self.options.ready_flag is not None:
                     await raise_flag(self.options.ready_flag)
 
-    async def _watch_failures(self, workforce: Workforce) -> None:
-        await workforce.failure
+    async def _watch_failures(self, failure: asyncio.Future[None]) -> None:
+        await failure
 
     def make_processor(self, client: ApiClient, table: HandlerTable, workforce: Workforce) -> Processor:
         return Processor(
             client=client, settings=self.settings, table=table, workforce=workforce,
-            lifecycle=self.lifecycle, memo=self.memo, indices=self.indices)
+            lifecycle=self.lifecycle, memo=self.memo, indices=self.indexers.indices)
+
+    def make_intake(self, processor: Processor, indexation: Indexation) -> Intake:
+        return Intake(processor, table=processor.table, indexers=self.indexers, settings=self.settings,
+                      memo=self.memo, indexation=indexation)
 
 
 class Orchestrator:
     """Starts and stops the watches, as resources and namespaces come and go."""
 
     def __init__(
-            self, operator: Operator, client: ApiClient, workforce: Workforce, tasks: asyncio.TaskGroup,
+            self, operator: Operator, client: ApiClient, workforce: Workforce, indexation: Indexation,
+            tasks: asyncio.TaskGroup,
     ) -> None:
         self._operator = operator
         self._client = client
         self._workforce = workforce
+        self._indexation = indexation
         self._tasks = tasks
+        self.peerings = Peerings(
+            client, operator.settings, identity=operator.options.identity or peering.detect_own_id(manual=False),
+            tasks=tasks, changed=self._adjust)
+        self._paused = False
         self._tables: dict[Resource, HandlerTable] = {}
         self._namespaces: set[Namespace] = set()
-        self._watches: dict[Scope, asyncio.Task[None]] = {}
+        self._watches: dict[Scope, tuple[ResourceWatch, EventSink, asyncio.Task[None]]] = {}
         self._complaints = Complaints()
         self._changed = asyncio.Event()
 
@@ -200,14 +236,15 @@ class Orchestrator:
         if settings.scanning.disabled:
             return
         if any(self._is_dynamic(pattern) for pattern in patterns):
-            self._observe(NAMESPACES.select(resources), NamespaceSink(self, patterns))
+            if namespaces := NAMESPACES.select(resources):
+                self._observe(namespaces, NamespaceSink(self, patterns, self._indexation))
         self._observe(CRDS.select(resources), ChangeSink(self._changed))
         self._tasks.create_task(self._rediscover(), name='discovery')
 
     def _is_dynamic(self, pattern: str | re.Pattern[str]) -> bool:
         return not select_specific_namespaces([pattern])
 
-    def _observe(self, resources: Collection[Resource], sink: Any) -> None:
+    def _observe(self, resources: Collection[Resource], sink: EventSink) -> None:
         for resource in resources:
             watch = ResourceWatch(self._client, self._operator.settings, resource, None, sink)
             self._tasks.create_task(watch.run(), name=f'observer of {watch}')
@@ -216,11 +253,12 @@ class Orchestrator:
         registry = self._operator.registry
         groups = get_groups(registry)
         if groups is not None:
-            groups |= {'', 'apiextensions.k8s.io'}
+            groups |= {'', 'apiextensions.k8s.io', *(peering.GROUPS if self.peerings.enabled else ())}
         discovery = await discover(self._client, groups)
         self._tables, complaints = resolve_tables(registry, discovery.resources)
         complaints.log(self._complaints)
         self._complaints = complaints
+        self.peerings.rediscover(discovery.resources)
         self._adjust()
         return discovery.resources
 
@@ -246,7 +284,8 @@ class Orchestrator:
         self._adjust()
 
     def _adjust(self) -> None:
-        """Start the watches that are missing, stop those that are not needed."""
+        """Start the watches that are missing, stop those that are not needed; or pause and resume them all."""
+        self.peerings.adjust(self._namespaces)
         wanted: dict[Scope, HandlerTable] = {}
         for resource, table in self._tables.items():
             if resource.namespaced:
@@ -254,12 +293,45 @@ class Orchestrator:
             else:
                 wanted[resource, None] = table
         for scope in [scope for scope in self._watches if scope not in wanted]:
-            self._watches.pop(scope).cancel()
+            watch, sink, task = self._watches.pop(scope)
+            task.cancel()
+            sink.dropped(watch)
+        if self.peerings.paused != self._paused:
+            self._paused = self.peerings.paused
+            if self._paused:
+                self._pause()
+            else:
+                self._resume()
         for scope, table in wanted.items():
-            if scope not in self._watches:
-                processor = self._operator.make_processor(self._client, table, self._workforce)
-                watch = ResourceWatch(self._client, self._operator.settings, *scope, processor)
-                self._watches[scope] = self._tasks.create_task(watch.run(), name=f'watch of {watch}')
+            if scope not in self._watches and not self._paused and self.peerings.is_open(scope[1]):
+                self._watches[scope] = self._start_watch(scope, table)
+
+    def _pause(self) -> None:
+        """Let others handle the objects: stop seeing them and doing anything about them."""
+        self._workforce.pause()
+        for watch, sink, task in self._watches.values():
+            task.cancel()
+            watch.pause()
+            sink.paused(watch)
+
+    def _resume(self) -> None:
+        """Go on where the others have stopped."""
+        for scope, (watch, sink, _) in self._watches.items():
+            sink.resumed(watch)
+            self._watches[scope] = watch, sink, self._run_watch(watch)
+        self._workforce.resume()
+
+    def _run_watch(self, watch: ResourceWatch) -> asyncio.Task[None]:
+        return self._tasks.create_task(watch.run(), name=f'watch of {watch}')
+
+    def _start_watch(self, scope: Scope, table: HandlerTable) -> tuple[ResourceWatch, EventSink, asyncio.Task[None]]:
+        processor = self._operator.make_processor(self._client, table, self._workforce)
+        intake = self._operator.make_intake(processor, self._indexation) if table.indexing else None
+        sink: EventSink = processor if intake is None else intake
+        watch = ResourceWatch(self._client, self._operator.settings, *scope, sink)
+        if intake is not None:
+            intake.expect(str(watch))
+        return watch, sink, self._run_watch(watch)
 
 
 class ChangeSink:
@@ -276,13 +348,29 @@ class ChangeSink:
     def listed(self, watch: ResourceWatch) -> None:
         self._listed = True
 
+    def refused(self, watch: ResourceWatch, error: errors.APIError) -> None:
+        pass
+
+    def paused(self, watch: ResourceWatch) -> None:
+        pass
+
+    def resumed(self, watch: ResourceWatch) -> None:
+        pass
+
+    def dropped(self, watch: ResourceWatch) -> None:
+        pass
+
 
 class NamespaceSink:
     """Tells the orchestrator which namespaces are there, of those that match."""
 
-    def __init__(self, orchestrator: Orchestrator, patterns: Collection[str | re.Pattern[str]]) -> None:
+    def __init__(
+            self, orchestrator: Orchestrator, patterns: Collection[str | re.Pattern[str]], indexation: Indexation,
+    ) -> None:
         self._orchestrator = orchestrator
         self._patterns = patterns
+        self._indexation = indexation
+        indexation.expect(self, 'namespaces')  # each of them can bring more objects to be indexed
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
         if not any(match_namespace(record.name, pattern) for pattern in self._patterns):
@@ -293,7 +381,19 @@ class NamespaceSink:
             self._orchestrator.add_namespace(record.name)
 
     def listed(self, watch: ResourceWatch) -> None:
+        self._indexation.dismiss(self)
+
+    def refused(self, watch: ResourceWatch, error: errors.APIError) -> None:
+        self._indexation.dismiss(self)
+
+    def paused(self, watch: ResourceWatch) -> None:
         pass
+
+    def resumed(self, watch: ResourceWatch) -> None:
+        pass
+
+    def dropped(self, watch: ResourceWatch) -> None:
+        self._indexation.dismiss(self)
 
 
 def unwrap_error(error: BaseException) -> BaseException:

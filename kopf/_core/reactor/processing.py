@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from kopf._cogs.clients import patching
 from kopf._cogs.clients.api import ApiClient
+from kopf._cogs.clients.errors import APIError
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody, RawEvent
 from kopf._cogs.structs.credentials import LoginError
@@ -31,6 +32,7 @@ from kopf._core.intents import filters
 from kopf._core.intents.causes import ChangingCause, Reason, WatchingCause
 from kopf._core.intents.decisions import TITLES, Decider, Decision, deliver_results
 from kopf._core.intents.registries import HandlerTable
+from kopf._core.reactor.intake import Indexation
 from kopf._core.reactor.inventory import Delays, ObjectRecord
 from kopf._core.reactor.watches import ResourceWatch
 
@@ -44,26 +46,46 @@ class Workforce:
     """
     The workers of all the objects of an operator: at most ``settings.queueing.worker_limit`` at a time.
 
-    Those who come when there is no place wait in a queue, without a task.
+    Those who come when there is no place wait in a queue, without a task; so do all until the indices are complete.
     """
 
-    def __init__(self, settings: OperatorSettings) -> None:
+    def __init__(self, settings: OperatorSettings, indexation: Indexation) -> None:
         self._settings = settings
+        self._indexation = indexation
+        indexation.listeners.append(self._begin_all)
         self._tasks: set[asyncio.Task[None]] = set()
         self._queue: deque[tuple['Processor', ObjectRecord]] = deque()
         self._closed = False
+        self.paused = False
+        """Whether the workers finish what they do, and begin nothing."""
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def start(self, processor: 'Processor', record: ObjectRecord) -> None:
         """Give the object a worker, now or when there is a place for it."""
-        limit = self._settings.queueing.worker_limit
         if self._closed or record.employed:
             return
         record.employed = True
-        if limit is not None and len(self._tasks) >= limit:
+        if self._queue or not self._has_place():
             self._queue.append((processor, record))
         else:
             self._begin(processor, record)
+
+    def _has_place(self) -> bool:
+        limit = self._settings.queueing.worker_limit
+        return not self.paused and self._indexation.is_complete and (limit is None or len(self._tasks) < limit)
+
+    def pause(self) -> None:
+        """Begin nothing until resumed: neither objects, nor the next steps of those that are being processed."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """Go on."""
+        self.paused = False
+        self._begin_all()
+
+    def _begin_all(self) -> None:
+        while self._queue and self._has_place() and not self._closed:
+            self._begin(*self._queue.popleft())
 
     def _begin(self, processor: 'Processor', record: ObjectRecord) -> None:
         task = asyncio.create_task(processor.work(record))
@@ -75,8 +97,7 @@ class Workforce:
         record.employed = False
         if not task.cancelled() and (error := task.exception()) is not None and not self.failure.done():
             self.failure.set_exception(error)
-        if self._queue and not self._closed:
-            self._begin(*self._queue.popleft())
+        self._begin_all()
         if (record.pending is not None or record.again) and not record.throttled:
             self.start(processor, record)  # for what has come just now
 
@@ -129,7 +150,26 @@ class Processor:
     def listed(self, watch: ResourceWatch) -> None:
         """All the objects of the watch have been received once."""
 
+    def refused(self, watch: ResourceWatch, error: APIError) -> None:
+        """There are no objects to process until the API permits to list them."""
+
+    def paused(self, watch: ResourceWatch) -> None:
+        """Others can handle the objects now."""
+
+    def resumed(self, watch: ResourceWatch) -> None:
+        """Forget what has been known and planned: others could have handled it, only the objects themselves tell."""
+        for record in watch.records.values():
+            record.cancel_wakeup()
+            record.throttled = record.again = False
+            record.cycle = record.unsent = record.version = None
+            record.pending = None
+
+    def dropped(self, watch: ResourceWatch) -> None:
+        """There are no objects to process any more."""
+
     def _needs_work(self, record: ObjectRecord, event: RawEvent) -> bool:
+        if not self._observing and not self.table.managing:
+            return False
         if self._observing or record.body is not None or record.cycle is not None or event['type'] == 'DELETED':
             return True
         if not self.table.managing or self._is_stale(record, event['object']):
@@ -159,7 +199,7 @@ class Processor:
     async def work(self, record: ObjectRecord) -> None:
         """Do all there is to do about the object now."""
         steps = 0
-        while record.pending is not None or record.again:
+        while (record.pending is not None or record.again) and not self._workforce.paused:
             event, record.pending = record.pending, None
             steps = 0 if event is not None else steps + 1
             try:

@@ -63,6 +63,7 @@ async def operator(**options: Unpack[RunOptions]) -> None:
     :param lifecycle: the order of handlers instead of the default one: see `kopf.lifecycles`.
     :param registry: the handlers; by default, all those declared without a registry.
     :param settings: the settings to start with; startup handlers can change them.
+    :param indexers: the indices to fill, for those who want to read them from outside of the operator.
     :param memo: the operator's memo, of any class that can be copied.
     :param vault: credentials that are there already.
     :param clusterwide: serve the whole cluster.
@@ -119,7 +120,7 @@ def _parse_options(options: dict[str, Any]) -> OperatorOptions:
     if namespaces and options.get('clusterwide'):
         raise TypeError("The operator can be either cluster-wide or namespaced, not both.")
     command = options.pop('_command', None)
-    for internal in ('indexers', 'memories', 'insights'):  # accepted for compatibility: nothing to give them to
+    for internal in ('memories', 'insights'):  # accepted for compatibility: nothing to give them to
         options.pop(internal, None)
     return OperatorOptions(namespaces=namespaces, command=command, **options)
 

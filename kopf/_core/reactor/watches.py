@@ -1,7 +1,7 @@
 """
 Watching one resource in one namespace, or in all of them: forever, whatever the server and the network do.
 
-It is a state machine: LISTING → STREAMING → BACKING_OFF → … The list tells the state of all the objects, the stream what
+It is a state machine: LISTING → STREAMING → BACKING_OFF → … (→ PAUSED). The list tells the state of all the objects, the stream what
 happens after it. A stream that ends is continued from the last version seen. When the server does not have that
 version any more, everything is listed again, and what is gone meanwhile is reported as deleted.
 
@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 CHUNK_SIZE = 500
 MIN_BACKOFF, MAX_BACKOFF, HEALTHY_AFTER = 0.8, 30.0, 120.0
 FORBIDDEN_BACKOFF = 60.0
+TRANSIENT_REFUSALS = (408, 429)
+"""Statuses of refusals that only mean "not now"."""
 SHORT_LIFE = 0.5
 """A stream that has ended earlier, and has brought nothing, is a failure (in seconds)."""
 
@@ -42,6 +44,7 @@ class WatchState(enum.Enum):
     LISTING = 'listing'
     STREAMING = 'streaming'
     BACKING_OFF = 'backing-off'
+    PAUSED = 'paused'
 
 
 class EventSink(Protocol):
@@ -53,6 +56,18 @@ class EventSink(Protocol):
     def listed(self, watch: 'ResourceWatch') -> None:
         """Know that all the objects that are there have been given for the first time."""
 
+    def refused(self, watch: 'ResourceWatch', error: errors.APIError) -> None:
+        """Know that the API refuses to list the objects, so that they could not be given for the first time yet."""
+
+    def paused(self, watch: 'ResourceWatch') -> None:
+        """Know that somebody else can handle the objects now, and nothing is seen of them."""
+
+    def resumed(self, watch: 'ResourceWatch') -> None:
+        """Know that all the objects will be listed again: whatever was known of them can be outdated."""
+
+    def dropped(self, watch: 'ResourceWatch') -> None:
+        """Know that the objects of the watch are not to be watched any more, while the operator goes on."""
+
 
 class StreamBroken(Exception):
     """The stream can't be used any more, for a reason that is not an error of the API."""
@@ -63,7 +78,7 @@ class ResourceWatch:
 
     def __init__(
             self, client: ApiClient, settings: OperatorSettings, resource: Resource, namespace: Namespace,
-            sink: EventSink,
+            sink: EventSink, *, selective: bool = True,
     ) -> None:
         self.resource = resource
         self.namespace = namespace
@@ -74,6 +89,7 @@ class ResourceWatch:
         self._client = client
         self._settings = settings
         self._sink = sink
+        self._selective = selective  # whether users choose the objects by the settings
         self._path = resource.get_url(namespace=namespace)
         self._since: str | None = None
         self._listing_since: float | None = None
@@ -107,6 +123,12 @@ class ResourceWatch:
         finally:
             logger.debug("Stopping the watch-stream for %s.", self)
 
+    def pause(self) -> None:
+        """Know that it is stopped for a while. When it is run again, it will list everything again."""
+        self.state, self.failure = WatchState.PAUSED, None
+        self._since, self._complete = None, False
+        self._listing_since, self._listed_ids = None, set()
+
     async def _list_and_stream(self) -> None:
         if self._since is None:
             self.state = WatchState.LISTING
@@ -138,6 +160,8 @@ class ResourceWatch:
         }
 
     def _selectors(self) -> dict[str, str]:
+        if not self._selective:
+            return {}
         watching = self._settings.watching
         return {param: ','.join(texts) for param, texts in {
             'labelSelector': watching.label_selectors.collect(self.resource),
@@ -281,6 +305,8 @@ class ResourceWatch:
         if self._since is None:
             self._listing_since, self._listed_ids = None, set()
         self.failure = str(error) or repr(error)
+        if not self._complete and isinstance(error, errors.APIClientError) and error.status not in TRANSIENT_REFUSALS:
+            self._sink.refused(self, error)
         if isinstance(error, errors.APIForbiddenError):
             logger.error(
                 "Not permitted to list or watch %s; trying again in %.0f seconds. Grant the verbs list and watch "

@@ -47,7 +47,11 @@ def entry(seen: SeenRequest) -> dict[str, Any]:
         result['objectRef'] = {key: value for key, value in reference.items() if value}
     if seen.body:
         try:
-            result['requestObject'] = orjson.loads(seen.body)
+            body = orjson.loads(seen.body)
+            if isinstance(body, dict) and seen.verb in ('create', 'update') and not seen.subresource:
+                group_version = f'{seen.group}/{seen.version}' if seen.group else seen.version
+                body = {'kind': seen.kind, 'apiVersion': group_version, **body}
+            result['requestObject'] = body
         except ValueError:
             result['requestObject'] = seen.body.decode(errors='replace')
     return result

@@ -64,6 +64,8 @@ def apply(body: Body, kind: Kind) -> None:
         case 'mutatingwebhookconfigurations' | 'validatingwebhookconfigurations':
             for webhook in body.get('webhooks') or ():
                 _complete_webhook(webhook, kind)
+            if not body.get('webhooks'):
+                body.pop('webhooks', None)
 
 
 def begin(body: Body, kind: Kind) -> None:
@@ -119,6 +121,8 @@ def _webhook_problems(webhook: Mapping[str, Any], place: str) -> Iterator[Cause]
 
 
 def _complete_webhook(webhook: dict[str, Any], kind: Kind) -> None:
+    for key in [key for key, value in webhook.items() if value is None]:
+        del webhook[key]
     webhook.setdefault('failurePolicy', 'Fail')
     webhook.setdefault('matchPolicy', 'Equivalent')
     webhook.setdefault('timeoutSeconds', 10)

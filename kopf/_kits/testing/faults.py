@@ -34,6 +34,7 @@ class SeenRequest:
     namespace: str = ''
     name: str = ''
     subresource: str = ''
+    kind: str = ''
     user: str = ''
     body: bytes = b''
     status: int = 0

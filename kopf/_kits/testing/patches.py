@@ -17,6 +17,8 @@ class PatchError(Exception):
 
 def merge(document: Any, patch: Any) -> Any:
     """The document with the merge patch applied; nulls remove keys. Unchanged parts are shared with the document."""
+    if isinstance(patch, list):  # The standard keeps nulls in lists as they are, the server drops keys there, too.
+        return [merge({}, item) for item in patch]
     if not isinstance(patch, Mapping):
         return patch
     result = dict(document) if isinstance(document, Mapping) else {}

@@ -196,6 +196,7 @@ class Server(Controls):
         if place is None or not place.plural:
             return self.api.document(path.rstrip('/') or '/', accept, f'{HOST}:{self.port}')
         kind = self.api.resolve(place, seen, options)
+        seen.kind = kind.name
         if place.verb == 'watch':
             return await self._watch(request, kind, place, seen)
         return await self.api.act(kind, place, seen, accept, options)

@@ -2,6 +2,7 @@ import asyncio
 import base64
 import dataclasses
 import datetime
+import gc
 import json
 import logging
 
@@ -9,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from kopf._cogs.clients import api, errors
+from kopf._cogs.clients import api, errors, sessions
 from kopf._cogs.structs.credentials import AiohttpSession, ConnectionInfo, KubeContext, LoginError, Vault
 
 
@@ -41,8 +42,9 @@ def streaming(*chunks, abort=False, length=None, before=None):
 
 
 async def until_closed(connections):
-    while not all(connection.is_closing() for connection in connections):
-        await asyncio.sleep(0)
+    async with asyncio.timeout(3):
+        while not all(connection.is_closing() for connection in connections):
+            await asyncio.sleep(0)
 
 
 async def abort(request):
@@ -270,7 +272,7 @@ async def test_default_namespace_is_known_after_the_first_request(client, server
 
 
 async def test_token_file_is_read_again(server, settings, make_vault, tmp_path, monkeypatch):
-    monkeypatch.setattr(api, '_TOKEN_REFRESH', 0)
+    monkeypatch.setattr(sessions, '_TOKEN_REFRESH', 0)
     server.add('GET', '/x', {})
     path = tmp_path / 'token'
     path.write_text('one')
@@ -363,6 +365,31 @@ async def test_streams_and_requests_in_flight_outlive_their_credentials(server, 
         assert [batch async for batch in batches] == []
 
 
+@pytest.fixture
+def no_leaks(recwarn):
+    """Sessions must be closed by us, not by the garbage collector."""
+    yield
+    gc.collect()
+    assert not [warning for warning in recwarn if issubclass(warning.category, ResourceWarning)]
+
+
+@pytest.mark.usefixtures('no_leaks')
+async def test_unused_sessions_are_closed_when_their_credentials_expire(server, settings, make_vault):
+    server.add('GET', '/x', by_token(old=200, new=200))
+    soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=0.1)
+    vault = make_vault(ConnectionInfo(server=server.url, token='old', expiration=soon))
+
+    async def login():
+        return {'login0': ConnectionInfo(server=server.url, token='new')}
+
+    vault.authenticate = login
+    async with api.ApiClient(vault, settings) as client:
+        while (await client.get_json('/x'))['token'] == 'old':
+            pass
+        await until_closed(server.connections - {server.seen[-1].connection})
+
+
+@pytest.mark.usefixtures('no_leaks')
 async def test_streams_outlive_the_expiration_of_their_credentials(server, settings, make_vault):
     gate = asyncio.Event()
     server.add('GET', '/x', by_token(old=200, new=200))
@@ -382,6 +409,7 @@ async def test_streams_outlive_the_expiration_of_their_credentials(server, setti
         assert [batch async for batch in batches] == []
 
 
+@pytest.mark.usefixtures('no_leaks')
 async def test_sessions_are_closed_whatever_happens(server, settings, make_vault):
     server.add('GET', '/x', by_token(a=401, b=401, c=200))
     vault = make_vault(*[ConnectionInfo(server=server.url, token=t, priority=-n) for n, t in enumerate('abc')])

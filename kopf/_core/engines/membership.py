@@ -1,0 +1,279 @@
+"""
+Our membership in one peering object: telling the others that we are alive, and seeing who else is.
+
+The verdict follows from the records: whether this operator has to pause. It is reached at once when a record changes,
+and again when a record's lifetime ends. An operator that can't renew its own record in time pauses, too: the others
+must think that it is dead, and take over. Nothing is requested while the peering object is absent.
+"""
+import asyncio
+import dataclasses
+import datetime
+import logging
+import random
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+from kopf._cogs.clients import api, errors
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.credentials import LoginError
+from kopf._cogs.structs.references import Namespace, Resource
+from kopf._core.engines.peering import Peer, describe_place, touch
+
+logger = logging.getLogger(__name__)
+
+RETRY_DELAY = 5.0
+"""When to try again after a failed request, and how often to restore or remove the same record (in seconds)."""
+
+REQUEST_TIMEOUT = 10.0
+"""For how long to wait for the API at most: the lifetime goes on (in seconds)."""
+
+TAKEOVER_DELAY = 1.0
+"""For how long a newcomer lets those of lower priorities stop before it begins (in seconds)."""
+
+
+@dataclasses.dataclass(slots=True)
+class Sighting:
+    """The last change of a record as we have seen it, and when it ceases to mean anything, by our clock."""
+    peer: Peer
+    until: float
+
+
+class Membership:
+    """
+    One operator in one peering object.
+
+    It is driven from outside by what is seen of the object: `see`, `settle`; and needs `run` to be running.
+    """
+
+    def __init__(
+            self, client: api.ApiClient, settings: OperatorSettings, *, resource: Resource, namespace: Namespace,
+            identity: str, changed: Callable[[], None],
+    ) -> None:
+        self.name = settings.peering.name
+        self.known = False
+        """Whether it is known if we may work: until then, we may not."""
+        self.paused = False
+        """Whether we have to leave the work to the others, or to nobody."""
+        self._client = client
+        self._settings = settings
+        self._resource = resource
+        self._namespace = namespace
+        self._identity = identity
+        self._changed = changed
+        self._place = describe_place(self.name, namespace)
+        self._present: bool | None = None
+        self._version: str | None = None
+        self._sightings: dict[str, Sighting] = {}
+        self._listed = False  # whether our own record is there
+        self._own: Peer | None = None
+        self._announced = 0.0
+        self._renewal = 0.0
+        self._removal = 0.0
+        self._expiry: float | None = None
+        self._reason: object = None
+        self._nudge = asyncio.Event()
+
+    # What is seen.
+
+    def see(self, body: Mapping[str, Any] | None) -> None:
+        """Take the newest state of the peering object, or its absence."""
+        if body is None:
+            self._present, self._version, self._listed = False, None, False
+            self._sightings.clear()
+            self._expiry = None
+            self._renewal = 0.0
+        elif not self._is_outdated(body):
+            first = not self._present
+            self._present = True
+            self._version = (body.get('metadata') or {}).get('resourceVersion')
+            status = body.get('status')
+            self._read(status if isinstance(status, Mapping) else {}, first=first)
+        if self.known:
+            self._judge()
+        self._nudge.set()
+
+    def settle(self) -> None:
+        """Know that everything has been seen: if there was no such object, then there is none."""
+        if self._present is None:
+            self.see(None)
+
+    def give_up(self, error: Exception) -> None:
+        """Know that the peering object can't be looked at."""
+        if self._present is None:
+            logger.warning("The peering %s is not accessible; %s. Grant the verbs list, watch, patch for %s to the "
+                           "operator's account: %s", self._place, self._describe_absence(), self._resource, error)
+            self.see(None)
+
+    def _is_outdated(self, body: Mapping[str, Any]) -> bool:
+        # The stream is behind the responses to our own patches.
+        version = (body.get('metadata') or {}).get('resourceVersion')
+        return (self._version is not None and version is not None and self._version.isdecimal()
+                and version.isdecimal() and int(version) < int(self._version))
+
+    def _read(self, status: Mapping[str, Any], *, first: bool) -> None:
+        now, clock = asyncio.get_running_loop().time(), datetime.datetime.now(datetime.UTC)
+        sightings: dict[str, Sighting] = {}
+        for identity, record in status.items():
+            peer = Peer.parse(identity, record)
+            if peer is None or identity == self._identity:
+                continue
+            sighting = self._sightings.get(identity)
+            if sighting is None or sighting.peer != peer:
+                # The record could be there for ages: only in this case, there is nothing but its own word.
+                dead = peer.lifetime <= 0 or (first and peer.seems_dead(clock))
+                sighting = Sighting(peer, now if dead else now + peer.lifetime)
+            sightings[identity] = sighting
+        self._sightings = sightings
+        self._listed = status.get(self._identity) is not None
+
+    # What follows.
+
+    def _judge(self) -> None:
+        """Decide whether to pause, and why; tell about it if it has changed."""
+        was = (self.known, self.paused)
+        now = asyncio.get_running_loop().time()
+        priority = self._settings.peering.priority
+        alive = [sighting.peer for sighting in self._sightings.values() if sighting.until > now]
+        higher = [peer for peer in alive if peer.priority > priority]
+        equal = [peer for peer in alive if peer.priority == priority]
+        if not self._present:
+            self._conclude(self._settings.peering.mandatory, 'absent')
+        elif self._expiry is not None and self._expiry <= now:
+            self._conclude(True, 'expired')
+        elif self._expiry is None and self._settings.peering.mandatory:
+            self._conclude(True, 'unannounced')
+        elif higher:
+            self._conclude(True, higher)
+        elif equal and not self._settings.watching.shard_selectors:
+            self._conclude(True, equal, equal=equal)
+        else:
+            self._conclude(False, None)
+        self.known = True
+        if (self.known, self.paused) != was:
+            self._changed()
+
+    def _conclude(self, paused: bool, reason: object, *, equal: Collection[Peer] = ()) -> None:
+        # The same peers are not worth saying twice, though their records change all the time.
+        key = sorted(peer.identity for peer in reason) if isinstance(reason, list) else reason
+        if key != self._reason:
+            if equal:
+                logger.warning("Possibly conflicting operators with the same priority: %r.", reason)
+                if not self.paused:
+                    logger.warning("Pausing all operators, including self: %r", [self._own, *equal])
+            elif isinstance(reason, list):
+                logger.info("Pausing operations in favour of %r.", reason)
+            elif reason == 'absent':
+                level = logging.WARNING if paused else logging.DEBUG
+                logger.log(level, "The peering %s is not found; %s.", self._place, self._describe_absence())
+            elif reason == 'expired':
+                logger.warning("Pausing operations: the record in the peering %s could not be renewed in time, "
+                               "so that other operators can take over.", self._place)
+        if self.paused and not paused and self.known:
+            logger.info("Resuming operations after the pause. Conflicting operators with the same priority are gone.")
+        self.paused, self._reason = paused, key
+
+    def _describe_absence(self) -> str:
+        return "pausing until it is there" if self._settings.peering.mandatory else "running in the standalone mode"
+
+    # What is done.
+
+    async def run(self) -> None:
+        """Keep our record alive, remove those of the dead, and see when they die; until cancelled."""
+        while True:
+            if self._present is not None:
+                if self._present:
+                    await self._care()
+                if not self.known and self._present and self._outranks_somebody():
+                    await asyncio.sleep(TAKEOVER_DELAY)
+                self._judge()
+            await self._rest()
+
+    async def _rest(self) -> None:
+        now = asyncio.get_running_loop().time()
+        moment = min((moment for moment in self._moments() if moment > now), default=None)
+        try:
+            async with asyncio.timeout_at(moment):
+                await self._nudge.wait()
+        except TimeoutError:
+            pass
+        self._nudge.clear()
+
+    def _moments(self) -> Iterator[float]:
+        if self._present:
+            yield self._renewal
+            yield self._removal
+            if self._expiry is not None:
+                yield self._expiry
+            yield from (sighting.until for sighting in self._sightings.values())
+
+    def _outranks_somebody(self) -> bool:
+        now, priority = asyncio.get_running_loop().time(), self._settings.peering.priority
+        return any(sighting.until > now and sighting.peer.priority < priority for sighting in self._sightings.values())
+
+    async def _care(self) -> None:
+        loop = asyncio.get_running_loop()
+        if not self._listed and self._expiry is not None:
+            # Somebody with a wrong clock has removed us. There must be no endless fight without a breath.
+            self._renewal = min(self._renewal, self._announced + RETRY_DELAY)
+        if loop.time() >= self._renewal:
+            await self._announce()
+        dead = [identity for identity, sighting in self._sightings.items() if sighting.until <= loop.time()]
+        if dead and self._present and loop.time() >= self._removal:
+            self._removal = loop.time() + RETRY_DELAY
+            await self._remove(dead)
+
+    async def _announce(self) -> None:
+        """Renew our own record."""
+        lifetime = self._settings.peering.lifetime
+        started = asyncio.get_running_loop().time()
+        own = Peer(self._identity, priority=self._settings.peering.priority, lifetime=lifetime,
+                   lastseen=datetime.datetime.now(datetime.UTC).isoformat(timespec='microseconds'))
+        try:
+            body = await self._touch({self._identity: own.as_record()})
+        except (errors.APIError, TimeoutError) as error:
+            self._renewal = asyncio.get_running_loop().time() + min(RETRY_DELAY, lifetime / 4)
+            logger.warning("Keep-alive in %s has failed; trying again soon: %s", self._place, str(error) or repr(error))
+            return
+        self._log_keepalive('not found' if body is None else 'ok')
+        if body is not None:
+            # Not at the same time with others, and not too late. Short lifetimes are for those who are in a hurry.
+            self._renewal = started + max(lifetime / 2, lifetime - random.uniform(5, 10))
+            self._expiry = started + lifetime
+            self._announced, self._own = started, own
+        self.see(body)
+
+    async def _remove(self, identities: list[str]) -> None:
+        """Remove the records of those who are dead, unless anything changes meanwhile."""
+        try:
+            body = await self._touch(dict.fromkeys(identities), version=self._version)
+        except errors.APIConflictError:
+            return
+        except (errors.APIError, TimeoutError) as error:
+            logger.warning("Dead peers could not be removed from %s: %s", self._place, str(error) or repr(error))
+            return
+        logger.debug("Dead peers are removed from %s: %s.", self._place, ', '.join(identities))
+        self.see(body)
+
+    async def leave(self) -> None:
+        """Remove our own record, if it is there: the others need not wait until it dies."""
+        if not self._present or self._expiry is None:
+            return
+        try:
+            body = await self._touch({self._identity: None})
+        except (errors.APIError, LoginError, TimeoutError) as error:
+            logger.warning("Our record could not be removed from the peering %s; other operators wait until it dies: "
+                           "%s", self._place, str(error) or repr(error))
+        else:
+            self._log_keepalive('not found' if body is None else 'removed')
+
+    async def _touch(
+            self, records: Mapping[str, Mapping[str, Any] | None], *, version: str | None = None,
+    ) -> Mapping[str, Any] | None:
+        # Without the usual retries, which take longer than records live.
+        async with asyncio.timeout(REQUEST_TIMEOUT):
+            return await touch(
+                self._client, self._resource, self._namespace, self.name, records, version=version, retry=False)
+
+    def _log_keepalive(self, outcome: str) -> None:
+        if not self._settings.peering.stealth:
+            logger.debug("Keep-alive in %s: %s.", self._place, outcome)

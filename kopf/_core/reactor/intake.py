@@ -1,0 +1,258 @@
+"""
+Indexing in front of everything else: an event of an object comes to its handlers only when the object is indexed.
+
+Between a watch and the `Processor` of its resource there is an `Intake`, if the resource is indexed at all. A slow
+handler of the object does not delay its indexing, only the other way round. An object that is indexed leaves nothing
+behind but its values in the indices; the exclusions by errors are remembered while they last.
+
+The `Indexation` keeps all handlers of all resources waiting until everything that is to be indexed is indexed.
+"""
+import asyncio
+import copy
+import logging
+from collections.abc import Callable, Coroutine, Hashable
+from typing import Any
+
+from kopf._cogs.clients.errors import APIError
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.bodies import Body, RawEvent
+from kopf._cogs.structs.ids import HandlerId
+from kopf._cogs.structs.patches import Patch
+from kopf._core.actions.loggers import LocalObjectLogger
+from kopf._core.actions.progression import HandlerState
+from kopf._core.engines.indexing import OperatorIndexers, ResourceIndexing, get_retry_delay, make_rules
+from kopf._core.intents.causes import IndexingCause
+from kopf._core.intents.registries import HandlerTable
+from kopf._core.reactor.inventory import ObjectRecord
+from kopf._core.reactor.watches import EventSink, ResourceWatch
+
+logger = logging.getLogger(__name__)
+
+REMINDER_INTERVAL = 30.0
+"""How often the logs tell what the handlers wait for (in seconds)."""
+
+MAX_REFUSALS = 2
+"""How many times the API can refuse to list a resource before nobody waits for it any more."""
+
+
+class Indexation:
+    """
+    All the indexing that goes on in an operator, and the gate that is closed until the indices are complete.
+
+    It counts: there are lists to come, and objects of them to be indexed. For resources and namespaces that come later,
+    the gate closes again: their handlers have not seen them in the indices yet.
+    """
+
+    def __init__(self) -> None:
+        self.listeners: list[Callable[[], None]] = []
+        """Are called each time when the gate opens."""
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._lists: dict[Hashable, str] = {}
+        self._objects = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._reminder: asyncio.TimerHandle | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._objects and not self._lists
+
+    def expect(self, key: Hashable, title: str) -> None:
+        """Wait for the list that is known by this key, and by this title in the logs."""
+        self._lists[key] = title
+        if self._reminder is None:
+            self._remind_later()
+
+    def dismiss(self, key: Hashable) -> None:
+        """Do not wait for the list any more: it is complete, or never will be."""
+        if self._lists.pop(key, None) is not None:
+            self._check()
+
+    def start(self, work: Coroutine[None, None, None], *, counted: bool) -> None:
+        """Let the object be indexed in the background; if it is counted, also wait for that."""
+        if self._closed:
+            work.close()
+            return
+        self._objects += counted
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._end_counted if counted else self._end)
+
+    def _end_counted(self, task: asyncio.Task[None]) -> None:
+        self._end(task)
+        self._objects -= 1
+        if not self._objects:
+            self._check()
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not self.failure.done():
+            self.failure.set_exception(error)
+
+    def _check(self) -> None:
+        if self.is_complete and not self._closed:
+            self._cancel_reminder()
+            for listener in self.listeners:
+                listener()
+
+    async def close(self) -> None:
+        """Stop all indexing; the indices stay as they are."""
+        self._closed = True
+        self._cancel_reminder()
+        self.failure.cancel()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _remind_later(self) -> None:
+        self._reminder = asyncio.get_running_loop().call_later(REMINDER_INTERVAL, self._remind)
+
+    def _remind(self) -> None:
+        lists = f"the lists of {', '.join(sorted(self._lists.values()))}" if self._lists else ''
+        objects = f"{self._objects} objects being indexed" if self._objects else ''
+        logger.warning("No handlers are run until all indices are complete; still waiting for: %s.",
+                       ' and '.join(filter(None, [lists, objects])))
+        self._remind_later()
+
+    def _cancel_reminder(self) -> None:
+        if self._reminder is not None:
+            self._reminder.cancel()
+            self._reminder = None
+
+
+class IndexingState:
+    """What is remembered of an object while it is being indexed, or is excluded from some indices."""
+
+    __slots__ = ('event', 'excluded', 'listed_since', 'retried', 'running', 'timer')
+
+    def __init__(self) -> None:
+        self.event: RawEvent | None = None
+        """The newest event that is not indexed yet."""
+        self.listed_since: float | None = None
+        self.running = False
+        self.excluded: dict[HandlerId, HandlerState] = {}
+        self.retried: RawEvent | None = None
+        """The last event indexed, if it is to be indexed again."""
+        self.timer: asyncio.TimerHandle | None = None
+
+    def cancel_timer(self) -> None:
+        self.retried = None
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+
+class Intake:
+    """Indexes the objects of one watch, and passes their events on."""
+
+    def __init__(
+            self, sink: EventSink, *, table: HandlerTable, indexers: OperatorIndexers, settings: OperatorSettings,
+            memo: Any, indexation: Indexation,
+    ) -> None:
+        self._sink = sink
+        self._resource = table.resource
+        self._indexing = ResourceIndexing(table.indexing, indexers, make_rules(settings.execution))
+        self._indices = indexers.indices
+        self._settings = settings
+        self._memo = memo
+        self._indexation = indexation
+        self._counting = True
+        self._refusals = 0
+
+    def expect(self, title: str) -> None:
+        """Let all handlers wait until all the objects of the watch are listed and indexed."""
+        self._counting, self._refusals = True, 0
+        self._indexation.expect(self, title)
+
+    def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
+        state = record.indexing
+        if event['type'] == 'DELETED' and (state is None or not state.running):
+            self._discard(record)
+            self._sink.receive(record, event, listed_since=listed_since)
+            return
+        if state is None:
+            state = record.indexing = IndexingState()
+        state.event, state.listed_since = event, listed_since
+        if not state.running:
+            self._start(record, state, counted=self._counting)
+
+    def listed(self, watch: ResourceWatch) -> None:
+        self._stop_waiting()
+        self._sink.listed(watch)
+
+    def refused(self, watch: ResourceWatch, error: APIError) -> None:
+        self._refusals += 1
+        if self._refusals == MAX_REFUSALS and self._counting:
+            logger.error("The handlers do not wait for %s any more, as it cannot be listed. "
+                         "Its objects are absent from the indices until it can be: %s", watch, error)
+            self._stop_waiting()
+        self._sink.refused(watch, error)
+
+    def paused(self, watch: ResourceWatch) -> None:
+        self._stop_waiting()
+        self._sink.paused(watch)
+
+    def resumed(self, watch: ResourceWatch) -> None:
+        self.expect(str(watch))
+        self._sink.resumed(watch)
+
+    def dropped(self, watch: ResourceWatch) -> None:
+        for record in watch.records.values():
+            self._discard(record)
+        self._stop_waiting()
+        self._sink.dropped(watch)
+
+    def _stop_waiting(self) -> None:
+        self._counting = False
+        self._indexation.dismiss(self)
+
+    def _discard(self, record: ObjectRecord) -> None:
+        self._indexing.discard(record)
+        if record.indexing is not None:
+            record.indexing.cancel_timer()
+            record.indexing = None
+
+    def _start(self, record: ObjectRecord, state: IndexingState, *, counted: bool) -> None:
+        state.running = True
+        self._indexation.start(self._work(record, state), counted=counted)
+
+    async def _work(self, record: ObjectRecord, state: IndexingState) -> None:
+        """Index the object until there is nothing new about it."""
+        try:
+            if state.event is None and state.retried is not None:
+                await self._index(record, state, state.retried)
+            while (event := state.event) is not None:
+                state.event, listed_since = None, state.listed_since
+                if event['type'] == 'DELETED':
+                    self._discard(record)
+                else:
+                    await self._index(record, state, event)
+                    if record.indexing is not state:  # dropped meanwhile
+                        self._indexing.discard(record)
+                        return
+                self._sink.receive(record, event, listed_since=listed_since)
+        finally:
+            state.running = False
+            if not state.excluded and record.indexing is state:
+                record.indexing = None
+
+    async def _index(self, record: ObjectRecord, state: IndexingState, event: RawEvent) -> None:
+        state.cancel_timer()
+        body = Body(event['object'])
+        await self._indexing.index(record, IndexingCause(
+            logger=LocalObjectLogger(body=body, settings=self._settings), memo=record.get_memo(self._copy_memo),
+            indices=self._indices, resource=self._resource, body=body, patch=Patch()), state.excluded)
+        if state.excluded and record.indexing is state:
+            delay = get_retry_delay(state.excluded)
+            if delay is not None:
+                state.retried = event
+                state.timer = asyncio.get_running_loop().call_later(delay, self._retry, record, state)
+
+    def _retry(self, record: ObjectRecord, state: IndexingState) -> None:
+        state.timer = None
+        if not state.running:
+            self._start(record, state, counted=False)
+
+    def _copy_memo(self) -> Any:
+        return copy.copy(self._memo)

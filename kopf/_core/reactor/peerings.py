@@ -1,0 +1,126 @@
+"""
+The peering objects of an operator: one for the whole cluster, or one in each namespace that it serves.
+
+They are watched as everything else. The operator pauses if it has to in any of them; nothing is begun in a namespace
+until its peering object is looked at. Where the cluster has no such kind of objects, nothing is requested at all.
+"""
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+from kopf._cogs.clients.api import ApiClient
+from kopf._cogs.clients.errors import APIError
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.bodies import RawEvent
+from kopf._cogs.structs.references import Namespace, Resource
+from kopf._core.engines.membership import Membership
+from kopf._core.engines.peering import select_resource
+from kopf._core.reactor.inventory import ObjectRecord
+from kopf._core.reactor.watches import ResourceWatch
+
+logger = logging.getLogger(__name__)
+
+
+class Peerings:
+    """All memberships of one operator."""
+
+    def __init__(
+            self, client: ApiClient, settings: OperatorSettings, *, identity: str, tasks: asyncio.TaskGroup,
+            changed: Callable[[], None],
+    ) -> None:
+        self._client = client
+        self._settings = settings
+        self._identity = identity
+        self._tasks = tasks
+        self._changed = changed
+        self._resource: Resource | None = None
+        self._members: dict[Namespace, tuple[Membership, list[asyncio.Task[None]]]] = {}
+        self._complained = False
+
+    @property
+    def enabled(self) -> bool:
+        return not self._settings.peering.standalone
+
+    @property
+    def paused(self) -> bool:
+        """Whether the operator has to leave the work to others, or to wait."""
+        if not self.enabled:
+            return False
+        if self._resource is None:
+            return self._settings.peering.mandatory
+        return any(member.paused for member, _ in self._members.values())
+
+    def is_open(self, namespace: Namespace) -> bool:
+        """Tell if it is known that the objects of this namespace may be handled; or of all of them."""
+        if not self.enabled or self._resource is None:
+            return True
+        if namespace in self._members:
+            return self._members[namespace][0].known
+        return all(member.known for member, _ in self._members.values())
+
+    def rediscover(self, resources: Collection[Resource]) -> None:
+        """Find the kind of the peering objects among the resources that there are now."""
+        if not self.enabled:
+            return
+        resource = select_resource(resources, clusterwide=self._settings.peering.clusterwide)
+        if resource != self._resource:
+            self._stop(list(self._members))
+            self._resource = resource
+        if resource is None and self._settings.peering.mandatory and not self._complained:
+            logger.warning("The cluster has no peering objects: their CRD is absent. Pausing until it is there.")
+        self._complained = resource is None
+
+    def adjust(self, namespaces: Iterable[Namespace]) -> None:
+        """Join the peerings of these namespaces, or the only one; leave those of other namespaces."""
+        if self._resource is None:
+            return
+        wanted = {None} if self._settings.peering.clusterwide else set(namespaces) - {None}
+        self._stop([namespace for namespace in self._members if namespace not in wanted])
+        for namespace in wanted - set(self._members):
+            member = Membership(
+                self._client, self._settings, resource=self._resource, namespace=namespace,
+                identity=self._identity, changed=self._changed)
+            watch = ResourceWatch(
+                self._client, self._settings, self._resource, namespace, PeeringSink(member), selective=False)
+            self._members[namespace] = (member, [
+                self._tasks.create_task(member.run(), name=f'keep-alive in {watch}'),
+                self._tasks.create_task(watch.run(), name=f'observer of {watch}'),
+            ])
+
+    def _stop(self, namespaces: Collection[Namespace]) -> None:
+        # The records are not removed: either there is nothing to remove them from, or they die soon.
+        for namespace in namespaces:
+            for task in self._members.pop(namespace)[1]:
+                task.cancel()
+
+    async def leave(self) -> None:
+        """Tell the others that we are gone. To be done when nothing is being handled any more."""
+        await asyncio.gather(*(member.leave() for member, _ in self._members.values()))
+
+
+class PeeringSink:
+    """Shows the peering object to its member, of all such objects in the namespace."""
+
+    def __init__(self, member: Membership) -> None:
+        self._member = member
+
+    def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
+        if record.name == self._member.name:
+            body: Any = event['object']
+            self._member.see(None if event['type'] == 'DELETED' else body)
+
+    def listed(self, watch: ResourceWatch) -> None:
+        self._member.settle()
+
+    def refused(self, watch: ResourceWatch, error: APIError) -> None:
+        self._member.give_up(error)
+
+    def paused(self, watch: ResourceWatch) -> None:
+        pass
+
+    def resumed(self, watch: ResourceWatch) -> None:
+        pass
+
+    def dropped(self, watch: ResourceWatch) -> None:
+        pass

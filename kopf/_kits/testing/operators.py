@@ -1,0 +1,121 @@
+"""
+An operator in a process of its own, against a sandbox: started, waited for, stopped, and never left behind.
+"""
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from kopf._kits.testing.sandbox import Sandbox
+
+#: What an operator watches for itself before it serves anybody.
+OWN_RESOURCES = frozenset({'customresourcedefinitions', 'namespaces', 'clusterkopfpeerings', 'kopfpeerings'})
+
+
+class OperatorFailed(RuntimeError):
+    """The operator has ended, or does not do what is waited for; the message has the end of its output."""
+
+
+class Operator:
+    """
+    A running ``kopf run`` with these arguments: files of handlers, and options.
+
+    All namespaces are served unless the arguments say otherwise. The context begins when the operator watches its
+    resources and ends with its graceful exit; `OperatorFailed` is raised if it does not start within ``timeout``
+    seconds.
+    """
+
+    def __init__(
+            self, sandbox: Sandbox, *arguments: str | os.PathLike[str], env: Mapping[str, str] | None = None,
+            cwd: str | os.PathLike[str] | None = None, timeout: float = 20.0,
+    ) -> None:
+        self._sandbox = sandbox
+        self._arguments = [os.fspath(argument) for argument in arguments]
+        self._env = dict(env or {})
+        self._cwd = cwd
+        self._timeout = timeout
+        self._output = tempfile.NamedTemporaryFile(prefix='kopf-operator-', suffix='.log')
+        self._text = ''
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+            self, type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def output(self) -> str:
+        """All that the operator has printed so far, and its log."""
+        if not self._output.closed:
+            self._text = Path(self._output.name).read_text(errors='replace')
+        return self._text
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code; None while it runs."""
+        return self._process.poll() if self._process is not None else None
+
+    def start(self) -> None:
+        """Start the process and wait until it serves its resources."""
+        scoped = any(re.match(r'-[An]|--(namespace|all-namespaces)', argument) for argument in self._arguments)
+        command = [sys.executable, '-m', 'kopf', 'run', *([] if scoped else ['--all-namespaces']), *self._arguments]
+        started = time.time()
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=self._output, stderr=subprocess.STDOUT, cwd=self._cwd,
+            env={**os.environ, 'PYTHONUNBUFFERED': '1', 'KUBECONFIG': str(self._sandbox.kubeconfig), **self._env})
+        deadline = time.monotonic() + self._timeout
+        while not self._serves(started):
+            if self.returncode is not None:
+                raise OperatorFailed(f'the operator has exited with the code {self.returncode}:\n{self._tail()}')
+            if time.monotonic() > deadline:
+                raise OperatorFailed(f'the operator does not watch anything after {self._timeout} s:\n{self._tail()}')
+            time.sleep(0.02)
+
+    def wait_for_output(self, pattern: str, *, timeout: float = 10.0) -> re.Match[str]:
+        """Wait until the output has something that matches the regular expression; `OperatorFailed` otherwise."""
+        deadline = time.monotonic() + timeout
+        while (match := re.search(pattern, self.output, re.MULTILINE)) is None:
+            if self.returncode is not None or time.monotonic() > deadline:
+                raise OperatorFailed(f'nothing in the output matches {pattern!r}:\n{self._tail()}')
+            time.sleep(0.02)
+        return match
+
+    def stop(self, *, timeout: float = 10.0) -> int | None:
+        """End the operator gracefully, by force after so many seconds; returns the exit code."""
+        if self._process is None or self._output.closed:
+            self._output.close()
+            return self.returncode
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._text = self.output
+        self._output.close()
+        return self._process.returncode
+
+    def _serves(self, started: float) -> bool:
+        return any(request.verb == 'watch' and request.status == 200 and request.user_agent.startswith('kopf/')
+                   and request.resource not in OWN_RESOURCES and request.time >= started
+                   for request in self._sandbox.requests)
+
+    def _tail(self) -> str:
+        return '\n'.join(self.output.splitlines()[-20:])

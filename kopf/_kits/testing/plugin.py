@@ -1,0 +1,50 @@
+"""
+The plugin for pytest: a sandbox for each test that asks for one, and operators that run against it.
+
+::
+
+    def test_children_are_created(kopf_sandbox, kopf_operator):
+        kopf_sandbox.apply('crd.yaml')
+        with kopf_operator('handlers.py'):
+            kopf_sandbox.apply('obj.yaml')
+            kopf_sandbox.wait_for('pvc', 'my-claim')
+
+Nothing is imported before a test asks for it. Asynchronous tests use ``kopf_sandbox.aio``.
+"""
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from kopf._kits.testing.operators import Operator
+    from kopf._kits.testing.sandbox import Sandbox
+
+
+@pytest.fixture
+def kopf_sandbox(monkeypatch: pytest.MonkeyPatch) -> 'Iterator[Sandbox]':
+    """An empty embedded Kubernetes API of its own; ``$KUBECONFIG`` points to it for the time of the test."""
+    from kopf._kits.testing.sandbox import Sandbox
+    with Sandbox() as sandbox:
+        monkeypatch.setenv('KUBECONFIG', str(sandbox.kubeconfig))
+        yield sandbox
+
+
+@pytest.fixture
+def kopf_operator(kopf_sandbox: 'Sandbox') -> 'Iterator[Callable[..., Operator]]':
+    """
+    Make operators against the sandbox: ``kopf_operator('handlers.py', '--verbose')``, as a context manager.
+
+    The arguments are those of `kopf run`. Operators that are started without a context end with the test.
+    """
+    from kopf._kits.testing.operators import Operator
+    operators = []
+
+    def make(*arguments: str | os.PathLike[str], **options: Any) -> Operator:
+        operators.append(Operator(kopf_sandbox, *arguments, **options))
+        return operators[-1]
+
+    yield make
+    for operator in operators:
+        operator.stop()

@@ -1,0 +1,38 @@
+"""
+Tools for testing operators: an embedded Kubernetes API, and ways to run an operator against it.
+
+Everything is imported on the first use, since most programs that import kopf are not tests.
+"""
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kopf._kits.testing.faults import Fault, Faults, SeenRequest
+    from kopf._kits.testing.manifests import ManifestError
+    from kopf._kits.testing.operators import Operator, OperatorFailed
+    from kopf._kits.testing.sandbox import AsyncSandbox, Sandbox
+    from kopf._kits.testing.statuses import Refusal
+
+__all__ = [
+    'AsyncSandbox',
+    'Fault',
+    'Faults',
+    'ManifestError',
+    'Operator',
+    'OperatorFailed',
+    'Refusal',
+    'Sandbox',
+    'SeenRequest',
+]
+
+_MODULES = {
+    'AsyncSandbox': 'sandbox', 'Fault': 'faults', 'Faults': 'faults', 'ManifestError': 'manifests',
+    'Operator': 'operators', 'OperatorFailed': 'operators', 'Refusal': 'statuses', 'Sandbox': 'sandbox',
+    'SeenRequest': 'faults',
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(importlib.import_module(f'kopf._kits.testing.{_MODULES[name]}'), name)
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
