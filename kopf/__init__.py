@@ -40,26 +40,32 @@ from kopf._core.actions.lifecycles import get_default_lifecycle, set_default_lif
 from kopf._core.actions.loggers import LocalObjectLogger, LogFormat, ObjectLogger, configure
 from kopf._core.engines.handling import execute
 from kopf._core.engines.posting import event, exception, info, warn
+from kopf._core.engines.stoppers import (
+    AsyncDaemonStopperChecker, DaemonStopped, DaemonStoppingReason, SyncDaemonStopperChecker,
+)
 from kopf._core.intents.callbacks import ABSENT, PRESENT, all_, any_, none_, not_
 from kopf._core.intents.causes import Reason
 from kopf._core.intents.registries import OperatorRegistry, get_default_registry, set_default_registry
 from kopf._core.reactor.running import operator, run, run_tasks, spawn_tasks
+from kopf._kits.hierarchies import (
+    adjust_namespace, adopt, append_owner_reference, harmonize_naming, label, remove_owner_reference,
+)
 from kopf.on import daemon, index, register, subhandler, timer
 
 __all__ = [
     'ABSENT', 'EVERYTHING', 'PRESENT',
-    'AiohttpSession', 'Annotations', 'AnnotationsDiffBaseStorage', 'AnnotationsProgressStorage', 'Body',
-    'BodyEssence', 'ConnectionInfo', 'Diff', 'DiffBaseStorage', 'DiffItem', 'DiffOperation', 'ErrorsMode',
-    'FieldPath', 'FieldSpec', 'HandlerId', 'HandlerRetriesError', 'HandlerTimeoutError', 'Headers', 'Index',
-    'Labels', 'LocalObjectLogger', 'LogFormat', 'Logger', 'LoginError', 'Memo', 'Meta', 'MultiDiffBaseStorage',
-    'MultiProgressStorage', 'ObjectLogger', 'ObjectReference', 'Operation', 'OperatorRegistry', 'OperatorSettings',
-    'OwnerReference', 'Patch', 'PatchFn', 'PermanentError', 'ProgressRecord', 'ProgressStorage', 'RawBody',
-    'RawEvent', 'RawEventType', 'Reason', 'Resource', 'SSLPeer', 'SmartProgressStorage', 'Spec', 'Status',
-    'StatusDiffBaseStorage', 'StatusProgressStorage', 'Store', 'TemporaryError', 'UserInfo', 'WebhookClientConfig',
-    'WebhookClientConfigService', 'WebhookFn', 'WebhookServerProtocol', '__version__', 'all_', 'any_',
+    'AiohttpSession', 'Annotations', 'AnnotationsDiffBaseStorage', 'AnnotationsProgressStorage',
+    'AsyncDaemonStopperChecker', 'Body', 'BodyEssence', 'ConnectionInfo', 'DaemonStopped', 'DaemonStoppingReason', 'Diff', 'DiffBaseStorage', 'DiffItem', 'DiffOperation', 'ErrorsMode', 'FieldPath', 'FieldSpec',
+    'HandlerId', 'HandlerRetriesError', 'HandlerTimeoutError', 'Headers', 'Index', 'Labels', 'LocalObjectLogger',
+    'LogFormat', 'Logger', 'LoginError', 'Memo', 'Meta', 'MultiDiffBaseStorage', 'MultiProgressStorage',
+    'ObjectLogger', 'ObjectReference', 'Operation', 'OperatorRegistry', 'OperatorSettings', 'OwnerReference', 'Patch',
+    'PatchFn', 'PermanentError', 'ProgressRecord', 'ProgressStorage', 'RawBody', 'RawEvent', 'RawEventType', 'Reason',
+    'Resource', 'SSLPeer', 'SmartProgressStorage', 'Spec', 'Status', 'StatusDiffBaseStorage', 'StatusProgressStorage',
+    'Store', 'SyncDaemonStopperChecker', 'TemporaryError', 'UserInfo', 'WebhookClientConfig', 'WebhookClientConfigService', 'WebhookFn',
+    'WebhookServerProtocol', '__version__', 'adjust_namespace', 'adopt', 'all_', 'any_', 'append_owner_reference',
     'build_object_reference', 'build_owner_reference', 'configure', 'daemon', 'event', 'exception', 'execute',
-    'get_default_lifecycle', 'get_default_registry', 'index', 'info', 'lifecycles', 'login_via_async_client',
-    'login_via_client', 'login_via_pykube', 'login_with_kubeconfig', 'login_with_service_account', 'none_', 'not_',
-    'on', 'operator', 'register', 'run', 'run_tasks', 'set_default_lifecycle', 'set_default_registry', 'spawn_tasks',
-    'subhandler', 'timer', 'warn',
+    'get_default_lifecycle', 'get_default_registry', 'harmonize_naming', 'index', 'info', 'label', 'lifecycles',
+    'login_via_async_client', 'login_via_client', 'login_via_pykube', 'login_with_kubeconfig',
+    'login_with_service_account', 'none_', 'not_', 'on', 'operator', 'register', 'remove_owner_reference', 'run',
+    'run_tasks', 'set_default_lifecycle', 'set_default_registry', 'spawn_tasks', 'subhandler', 'timer', 'warn',
 ]

@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kopf._kits.runner import KopfRunner
     from kopf._kits.testing.faults import Fault, Faults, SeenRequest
     from kopf._kits.testing.manifests import ManifestError
     from kopf._kits.testing.operators import Operator, OperatorFailed
@@ -17,6 +18,7 @@ __all__ = [
     'AsyncSandbox',
     'Fault',
     'Faults',
+    'KopfRunner',
     'ManifestError',
     'Operator',
     'OperatorFailed',
@@ -26,13 +28,20 @@ __all__ = [
 ]
 
 _MODULES = {
-    'AsyncSandbox': 'sandbox', 'Fault': 'faults', 'Faults': 'faults', 'ManifestError': 'manifests',
-    'Operator': 'operators', 'OperatorFailed': 'operators', 'Refusal': 'statuses', 'Sandbox': 'sandbox',
-    'SeenRequest': 'faults',
+    'AsyncSandbox': 'testing.sandbox',
+    'Fault': 'testing.faults',
+    'Faults': 'testing.faults',
+    'KopfRunner': 'runner',
+    'ManifestError': 'testing.manifests',
+    'Operator': 'testing.operators',
+    'OperatorFailed': 'testing.operators',
+    'Refusal': 'testing.statuses',
+    'Sandbox': 'testing.sandbox',
+    'SeenRequest': 'testing.faults',
 }
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return getattr(importlib.import_module(f'kopf._kits.testing.{_MODULES[name]}'), name)
+        return getattr(importlib.import_module(f'kopf._kits.{_MODULES[name]}'), name)
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

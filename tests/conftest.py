@@ -3,6 +3,7 @@
 End-to-end tests run only with `--e2e` (`make e2e`): nobody's KUBECONFIG is touched by a plain `pytest`, and the
 default run needs no cluster, no Go, and little time.
 """
+import asyncio
 import os
 import pathlib
 import secrets
@@ -20,6 +21,11 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 hypothesis.settings.register_profile("steady", derandomize=True, deadline=None, database=None)
 hypothesis.settings.register_profile("search", max_examples=5000, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Otherwise, looptime asks for a loop in tests that have none; it would be made, and never closed.
+    asyncio.set_event_loop(None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

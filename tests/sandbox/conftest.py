@@ -11,7 +11,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from kopf._kits.testing.plugin import kopf_operator, kopf_sandbox
 from kopf.testing import Sandbox
+
+__all__ = ["kopf_operator", "kopf_sandbox"]  # Whether or not the plugin is registered.
 
 MERGE = "application/merge-patch+json"
 JSON = "application/json-patch+json"
@@ -97,6 +100,8 @@ class Watching:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        if (connection := self.response.connection) is not None and connection.transport is not None:
+            connection.transport.abort()  # Closing it would leave its last words to the next test.
         self.response.close()
 
     async def next(self, timeout: float = 5) -> Any:
@@ -153,7 +158,7 @@ async def client(sandbox: Sandbox) -> AsyncIterator[Client]:
     sandbox.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
     context = ssl.create_default_context(cadata=sandbox.ca.decode())
     async with aiohttp.ClientSession(
-        headers={"Authorization": f"Bearer {sandbox.token}"}, connector=aiohttp.TCPConnector(ssl=context, force_close=False),
+        headers={"Authorization": f"Bearer {sandbox.token}"}, connector=aiohttp.TCPConnector(ssl=context),
         read_bufsize=2**20,
     ) as session:
         yield Client(session, sandbox.url, namespace)

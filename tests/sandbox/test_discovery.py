@@ -47,7 +47,8 @@ async def test_aggregated_documents(client):
 
 async def test_unknown_versions_of_the_aggregated_form_fall_back(client):
     other = AGGREGATED.replace("v=v2", "v=v2beta1")
-    assert (await client("GET", "/apis", headers={"Accept": f"{other},application/json"})).body["kind"] == "APIGroupList"
+    answer = await client("GET", "/apis", headers={"Accept": f"{other},application/json"})
+    assert answer.body["kind"] == "APIGroupList"
 
 
 async def test_versions_are_ordered_by_maturity(client, make_crd):
@@ -73,8 +74,8 @@ async def test_openapi(client):
 
 
 @pytest.mark.parametrize("path", [
-    "/nope", "/apis/nope", "/apis/nope/v1", "/apis/nope/v1/things", f"/apis/{GROUP}/v9/things", f"/apis/{GROUP}/v1/nope",
-    f"/apis/{GROUP}/v1/things/a", "/openapi/v3/apis/nope/v1",
+    "/nope", "/apis/nope", "/apis/nope/v1", "/apis/nope/v1/things", f"/apis/{GROUP}/v9/things",
+    f"/apis/{GROUP}/v1/nope", f"/apis/{GROUP}/v1/things/a", "/openapi/v3/apis/nope/v1",
 ])
 async def test_places_that_do_not_exist(client, path):
     answer = await client("GET", path)

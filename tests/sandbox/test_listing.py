@@ -61,8 +61,8 @@ async def test_label_selectors_that_are_refused(client, selector, message):
 
 
 async def test_field_selectors(client, abc):
-    for selector, names in (("metadata.name=a", "a"), ("metadata.name!=a", "bc"), ("metadata.name=a,metadata.name=b", ""),
-                            (f"metadata.namespace={client.namespace}", "abc")):
+    for selector, names in (("metadata.name=a", "a"), ("metadata.name!=a", "bc"),
+                            ("metadata.name=a,metadata.name=b", ""), (f"metadata.namespace={client.namespace}", "abc")):
         assert (await client("GET", client.things, fieldSelector=selector)).names == list(names)
     assert (await client("GET", client.things, fieldSelector="spec.size=1")).status == 400
     assert (await client("GET", client.things, fieldSelector="nonsense")).status == 400

@@ -5,7 +5,9 @@ Those who embed an operator signal to it with what they have: an event or a futu
 """
 import asyncio
 import concurrent.futures
+import contextlib
 import threading
+from collections.abc import Callable
 from typing import Any
 
 Flag = asyncio.Future[Any] | asyncio.Event | concurrent.futures.Future[Any] | threading.Event
@@ -19,7 +21,7 @@ async def wait_flag(flag: Flag) -> Any:
         case asyncio.Future():
             return await asyncio.shield(flag)
         case concurrent.futures.Future():
-            return await asyncio.shield(asyncio.wrap_future(flag))
+            return await _wait_foreign(flag)
         case threading.Event():
             return await _wait_in_thread(flag)
     raise TypeError(f"A flag must be an event or a future, not {flag!r}.")
@@ -37,6 +39,14 @@ async def raise_flag(flag: Flag) -> None:
             raise TypeError(f"A flag must be an event or a future, not {flag!r}.")
 
 
+async def _wait_foreign(flag: concurrent.futures.Future[Any]) -> Any:
+    # Neither wrapped nor shielded: giving up must not cancel the flag, and the flag can outlive the loop.
+    loop, raised = asyncio.get_running_loop(), asyncio.Event()
+    flag.add_done_callback(lambda _: _call_in_loop(loop, raised.set))
+    await raised.wait()
+    return flag.result()
+
+
 async def _wait_in_thread(flag: threading.Event) -> bool:
     loop = asyncio.get_running_loop()
     raised, abandoned = asyncio.Event(), threading.Event()
@@ -44,8 +54,7 @@ async def _wait_in_thread(flag: threading.Event) -> bool:
     def wait() -> None:
         while not abandoned.is_set():
             if flag.wait(0.5):
-                if not abandoned.is_set():
-                    loop.call_soon_threadsafe(raised.set)
+                _call_in_loop(loop, raised.set)
                 return
 
     # A thread of its own, and a daemon: it must hold neither a worker of the handlers nor the end of the process.
@@ -54,3 +63,8 @@ async def _wait_in_thread(flag: threading.Event) -> bool:
         return await raised.wait()
     finally:
         abandoned.set()
+
+
+def _call_in_loop(loop: asyncio.AbstractEventLoop, fn: Callable[[], object]) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed already: nobody waits
+        loop.call_soon_threadsafe(fn)

@@ -70,7 +70,7 @@ class PeeringSettings:
     """The name of the peering object."""
 
     stealth: bool = False
-    """Whether the pausing and resuming because of other operators are kept out of the logs."""
+    """Whether the keep-alive activity is kept out of the logs; it goes on nevertheless."""
 
     priority: int = 0
     """The priority of this operator: the one with the highest priority is active."""
@@ -213,7 +213,8 @@ class _Executor:
             return None  # the default value for the constructor
         executor: concurrent.futures.Executor | None = instance.__dict__['_executor']
         if executor is None:
-            executor = concurrent.futures.ThreadPoolExecutor(max_workers=instance.max_workers)
+            from kopf._cogs.aiokits.pools import DaemonicThreadPool
+            executor = DaemonicThreadPool(max_workers=instance.max_workers)
             instance.__dict__['_executor'] = executor
         return executor
 
@@ -260,6 +261,12 @@ class ExecutionSettings:
 @dataclasses.dataclass
 class BackgroundSettings:
     """Running of daemons and timers."""
+
+    max_threads: int = 500
+    """
+    How many sync daemons can run simultaneously: each has a thread of its own, besides those of the other handlers.
+    The others wait for a thread, with a warning in the logs.
+    """
 
     cancellation_polling: float = 60
     """How often (in seconds) a daemon that does not stop is reminded of in the logs, unless set for the daemon."""
@@ -325,6 +332,27 @@ class PersistenceSettings:
 
 
 @dataclasses.dataclass
+class ProbingSettings:
+    """The liveness and readiness endpoints."""
+
+    cache_lifetime: float = 10.0
+    """How long (in seconds) the results of the probes are shown before the probes are run again."""
+
+    timeout: float = 10.0
+    """How long (in seconds) the probes may take. Then the operator is reported as failing."""
+
+    failing_watch_limit: float | None = 300.0
+    """
+    How long (in seconds) a watch-stream may fail before the operator is reported as failing. `None`: forever.
+
+    Missing permissions do not count: it is of no use to restart the operator because of them.
+    """
+
+    stuck_loop_limit: float | None = 60.0
+    """How long (in seconds) the event loop may be blocked before it is reported as failing. `None`: forever."""
+
+
+@dataclasses.dataclass
 class OperatorSettings:
     """All settings of an operator, by groups."""
 
@@ -339,6 +367,7 @@ class OperatorSettings:
     background: BackgroundSettings = dataclasses.field(default_factory=BackgroundSettings)
     networking: NetworkingSettings = dataclasses.field(default_factory=NetworkingSettings)
     persistence: PersistenceSettings = dataclasses.field(default_factory=PersistenceSettings)
+    probing: ProbingSettings = dataclasses.field(default_factory=ProbingSettings)
 
     @property
     def batching(self) -> QueueingSettings:

@@ -7,6 +7,7 @@ When it fails, the user has to mend their own code: the error says where and why
 the traceback, without the way that led there through the framework and the import system.
 """
 import contextlib
+import errno
 import importlib
 import importlib.machinery
 import importlib.util
@@ -43,7 +44,9 @@ def preload(paths: Iterable[str | os.PathLike[str]], modules: Iterable[str]) -> 
 
 def _load_file(path: str | os.PathLike[str], file: pathlib.Path, name: str) -> None:
     if not file.is_file():
-        raise LoadError(f"Cannot load {os.fspath(path)}: {_explain_missing_file(file)}")
+        code = errno.EISDIR if file.is_dir() else errno.ENOENT
+        cause = OSError(code, os.strerror(code), os.fspath(path))  # of a fitting class, by the code
+        raise LoadError(f"Cannot load {os.fspath(path)}: {_explain_missing_file(file)}") from cause
     _expose(file.parent)
     loader = importlib.machinery.SourceFileLoader(name, str(file))
     spec = importlib.util.spec_from_loader(name, loader)

@@ -158,7 +158,9 @@ async def execute_handler_once(
         result = await _call_in_time(handler, kwargs, limits, rules.executor)
         if after is not None:
             await after()
-    except asyncio.CancelledError:
+    except asyncio.CancelledError as error:
+        if not _is_task_cancelled():  # it is only of something that the function has awaited
+            return _conclude_arbitrary(handler, error, limits, rules, logger)
         logger.warning("%s is cancelled. Will escalate.", handler)
         raise
     except HandlerChildrenRetry as error:
@@ -173,6 +175,11 @@ async def execute_handler_once(
     else:
         logger.log(logging.DEBUG if handler.quiet else logging.INFO, "%s succeeded.", handler)
         return Outcome(final=True, result=result)
+
+
+def _is_task_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 class _Limits:
@@ -260,5 +267,6 @@ def running(handler: Handler, cause: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        handler_var.reset(handler_token)
-        cause_var.reset(cause_token)
+        with contextlib.suppress(ValueError):  # if it was abandoned, and is closed in another context
+            handler_var.reset(handler_token)
+            cause_var.reset(cause_token)

@@ -7,8 +7,9 @@ kept in memory: an operator that is restarted starts anew. Specified in the docu
 """
 import asyncio
 import datetime
+import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from kopf._cogs.configs.configuration import OperatorSettings
@@ -41,25 +42,28 @@ async def run_activity(
         memo: Any,
         indices: Mapping[str, Any],
 ) -> dict[HandlerId, Outcome]:
-    """Run the handlers until all are finished; return their final outcomes."""
+    """
+    Run the handlers until all are finished; return their final outcomes.
+
+    Handlers of the same id are all run: functions of different modules often have the same name.
+    """
     cause = ActivityCause(
         activity=activity, settings=settings, memo=memo, indices=indices,
         logger=logging.getLogger(f'kopf.activities.{activity.value}'))
-    states = {handler.id: HandlerState(started=utcnow()) for handler in handlers}
+    states = {handler: HandlerState(started=utcnow()) for handler in handlers}
     outcomes: dict[HandlerId, Outcome] = {}
-    while len(outcomes) < len(states):
-        for handler in handlers:
-            state = states[handler.id]
-            if handler.id in outcomes or not state.is_due(utcnow()):
+    while not all(state.finished for state in states.values()):
+        for handler, state in states.items():
+            if not state.is_due(utcnow()):
                 continue
             with running(handler, cause):
                 outcome = await execute_handler_once(
                     handler, cause.kwargs_for(handler, state),
                     state, make_rules(settings), logger=cause.logger)
-            states[handler.id] = state.with_outcome(outcome, utcnow())
+            states[handler] = state.with_outcome(outcome, utcnow())
             if outcome.final:
-                outcomes[handler.id] = outcome
-        await asyncio.sleep(_get_delay(states, utcnow()))
+                outcomes[_make_unique(handler.id, outcomes)] = outcome
+        await asyncio.sleep(_get_delay(states.values(), utcnow()))
     return outcomes
 
 
@@ -93,7 +97,12 @@ def get_credentials(outcomes: Mapping[HandlerId, Outcome]) -> dict[HandlerId, Cr
     return found
 
 
-def _get_delay(states: Mapping[HandlerId, HandlerState], now: datetime.datetime) -> float:
+def _make_unique(id: HandlerId, taken: Collection[HandlerId]) -> HandlerId:
+    candidates = (HandlerId(f'{id}#{number}') for number in itertools.count(2))
+    return id if id not in taken else next(each for each in candidates if each not in taken)
+
+
+def _get_delay(states: Iterable[HandlerState], now: datetime.datetime) -> float:
     delays = [0 if state.delayed is None else max(0, (state.delayed - now).total_seconds())
-              for state in states.values() if not state.finished]
+              for state in states if not state.finished]
     return min(delays, default=0)

@@ -5,6 +5,7 @@ A handler may declare sub-handlers while it runs. They are run right after it, b
 kept beside its own. The parent is finished only when all of them are; until then it is run again, each time declaring
 them anew. Specified in the documentation's "Sub-handlers" and "Idempotence".
 """
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -49,7 +50,8 @@ class Step:
                     handler, self.cause.kwargs_for(handler, state), state, self.rules,
                     logger=self.cause.logger, after=children.execute_declared)
         finally:
-            _children_var.reset(token)
+            with contextlib.suppress(ValueError):  # if it was abandoned, and is closed in another context
+                _children_var.reset(token)
 
 
 class Children:

@@ -48,6 +48,9 @@ logger = logging.getLogger(__name__)
 poster_var: contextvars.ContextVar['Poster'] = contextvars.ContextVar('poster_var')
 """The poster of the operator that runs the current code."""
 
+event_queue_var: contextvars.ContextVar[Any] = contextvars.ContextVar('event_queue_var')
+"""Where `event` leaves the Events: the poster, unless the user's code has put a queue there, as unit tests do."""
+
 
 class K8sEvent(NamedTuple):
     """An Event to be posted about an object."""
@@ -86,6 +89,7 @@ class Poster:
         self._thread = threading.get_ident()
         self._context = contextvars.copy_context()
         self._token = poster_var.set(self)
+        self._queue_token = event_queue_var.set(self)
         self._closed = False
         return self
 
@@ -96,6 +100,7 @@ class Poster:
             traceback: TracebackType | None,
     ) -> None:
         poster_var.reset(self._token)
+        event_queue_var.reset(self._queue_token)
         try:
             # What has come from threads by now is not in the queues yet.
             await asyncio.sleep(0)
@@ -238,9 +243,13 @@ def event(
         backoffs: the delays (seconds) between attempts if the API fails, one or many;
             ``settings.posting.default_backoffs`` by default.
     """
-    poster = poster_var.get(None)
+    poster = event_queue_var.get(None)
     if poster is None:
         logger.debug("Not in an operator, the event is not posted: %s %s %s", type, reason, message)
+        return
+    if not isinstance(poster, Poster):
+        for obj in _iterate(objs):
+            poster.put_nowait(K8sEvent(bodies.build_object_reference(obj), type, reason, message, backoffs or ()))
         return
     posting = poster.settings.posting
     level = _LEVELS.get(type)

@@ -75,8 +75,6 @@ class Decision:
     due: Sequence[ChangingHandler] = ()
     add_finalizer: bool = False
     remove_finalizer: bool = False
-    holding: bool = False
-    """Whether something else than the change-detecting handlers needs the object to stay."""
     relevant: bool = False
     """Whether there are change-detecting handlers for the object at all."""
 
@@ -136,7 +134,7 @@ class Decider:
         if reason is Reason.NOOP and relevant and (cycle.missed or cycle.revived):
             cause.reason = reason = Reason.UPDATE  # the edits have reverted each other, but some have seen only one
         decision = Decision(
-            cause=cause, cycle=cycle, essence=essence, last=last, holding=holding, relevant=bool(relevant),
+            cause=cause, cycle=cycle, essence=essence, last=last, relevant=bool(relevant),
             add_finalizer=needed and not held and not deleting,
             remove_finalizer=not needed and held and not deleting)
         if decision.add_finalizer or reason is Reason.FREE or (released and deleting):
@@ -149,13 +147,16 @@ class Decider:
         decision.due = cycle.state.due(decision.matching, now)
         return decision
 
-    def is_settled(self, body: Body) -> bool:
+    def is_settled(self, body: Body, *, holding: bool = False) -> bool:
         """Tell at a glance that there is nothing to do about the object; in doubt, do not."""
         metadata = body['metadata']
-        if metadata.get('deletionTimestamp') is not None or self._held_if_settled is None:
+        needed = holding or self._held_if_settled
+        if metadata.get('deletionTimestamp') is not None or needed is None:
             return False
-        if (self.finalizer in (metadata.get('finalizers') or ())) is not self._held_if_settled:
+        if (self.finalizer in (metadata.get('finalizers') or ())) is not needed:
             return False
+        if not self.table.changing:
+            return True
         last = self.diffbase.fetch(body=body)
         return last is not None and last == self.essence_of(body) and not any(
             self.progress.fetch(key=key, body=body) is not None for key in self.table.changing_ids)

@@ -37,6 +37,8 @@ class ResourceHandler(Handler):
 
     modifies: ClassVar[bool] = False
     """Whether the framework itself patches the objects for this kind of handlers."""
+    named_by_field: ClassVar[bool] = True
+    """Whether the field is a part of the id."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -50,6 +52,7 @@ class IndexingHandler(ResourceHandler):
 
     kind = 'Indexer'
     quiet = True
+    named_by_field = False  # the id is the name of a kwarg
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

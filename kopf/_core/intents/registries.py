@@ -116,7 +116,7 @@ class HandlerTable:
     extra_fields: frozenset[FieldPath] = frozenset()
     """Fields that count as changes only because a handler names them."""
     finalizing: tuple[ResourceHandler, ...] = ()
-    """The handlers for which the object must not vanish unnoticed."""
+    """The change-detecting handlers for which the object must not vanish unnoticed. For daemons, see `Spawner`."""
 
     @property
     def managing(self) -> bool:
@@ -139,7 +139,7 @@ class HandlerTable:
             changing_ids=tuple(dict.fromkeys(handler.id for handler in changing)),
             resuming_ids=frozenset(handler.id for handler in changing if handler.initial),
             extra_fields=frozenset(handler.field for handler in changing if handler.field),
-            finalizing=(*(handler for handler in changing if handler.requires_finalizer), *spawning),
+            finalizing=tuple(handler for handler in changing if handler.requires_finalizer),
         )
 
 

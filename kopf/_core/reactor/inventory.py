@@ -36,7 +36,7 @@ class ObjectRecord:
 
     __slots__ = (
         'again', 'body', 'cycle', 'daemons', 'deadline', 'employed', 'indexing', 'initial', 'memo', 'name', 'namespace',
-        'pending', 'released', 'throttle', 'throttled', 'uid', 'unsent', 'version', 'wakeup')
+        'pending', 'released', 'throttle', 'throttled', 'uid', 'unsent', 'unsure', 'version', 'wakeup')
 
     def __init__(self, uid: str, namespace: str | None, name: str, *, initial: bool) -> None:
         self.uid = uid
@@ -49,6 +49,8 @@ class ObjectRecord:
         """The resource version of our own last patch, until it is seen in the stream."""
         self.deadline = 0.0
         """Until when to wait for that version, if it can't be compared with others."""
+        self.unsure: RawEvent | None = None
+        """The newest event that may be from before that version, or not."""
 
         self.pending: RawEvent | None = None
         """The newest event that is not looked at yet."""

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import logging
 import re
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
 from typing import Any
 
 from kopf._cogs.aiokits.flags import Flag, raise_flag, wait_flag
@@ -27,7 +27,7 @@ from kopf._cogs.structs.references import (
 )
 from kopf._core.actions.execution import ErrorsMode
 from kopf._core.actions.lifecycles import LifeCycleFn, get_default_lifecycle
-from kopf._core.engines import activities, peering
+from kopf._core.engines import activities, peering, probing
 from kopf._core.engines.indexing import OperatorIndexers
 from kopf._core.engines.posting import Poster
 from kopf._core.intents.causes import Activity
@@ -186,11 +186,20 @@ class Operator:
             stack.push_async_callback(workforce.close)
             stack.push_async_callback(indexation.close)
             async with tasks:
+                if self.options.liveness_endpoint is not None:
+                    await stack.enter_async_context(self._make_probe_server(orchestrator))
                 tasks.create_task(self._watch_failures(workforce.failure), name='workers')
                 tasks.create_task(self._watch_failures(indexation.failure), name='indexing')
                 await orchestrator.start()
                 if self.options.ready_flag is not None:
                     await raise_flag(self.options.ready_flag)
+
+    def _make_probe_server(self, condition: probing.Condition) -> probing.ProbeServer:
+        probes = probing.Probes(
+            self.registry.activities.get_handlers(Activity.PROBE),
+            settings=self.settings, memo=self.memo, indices=self.indexers.indices)
+        endpoint = probing.Endpoint.parse(self.options.liveness_endpoint or '')
+        return probing.ProbeServer(endpoint, probes=probes, condition=condition, settings=self.settings)
 
     async def _watch_failures(self, failure: asyncio.Future[None]) -> None:
         await failure
@@ -218,13 +227,13 @@ class Orchestrator:
         self._indexation = indexation
         self._tasks = tasks
         self.peerings = Peerings(
-            client, operator.settings, identity=operator.options.identity or peering.detect_own_id(manual=False),
-            tasks=tasks, changed=self._adjust)
+            client, operator.settings, identity=operator.options.identity, tasks=tasks, changed=self._adjust)
         self._paused = False
         self._tables: dict[Resource, HandlerTable] = {}
         self._namespaces: set[Namespace] = set()
         self._watches: dict[Scope, tuple[ResourceWatch, EventSink, asyncio.Task[None]]] = {}
         self._complaints = Complaints()
+        self._discovered = False
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
@@ -258,9 +267,28 @@ class Orchestrator:
         self._tables, complaints = resolve_tables(registry, discovery.resources)
         complaints.log(self._complaints)
         self._complaints = complaints
+        self._discovered = True
         self.peerings.rediscover(discovery.resources)
         self._adjust()
         return discovery.resources
+
+    def find_failures(self) -> Iterator[str]:
+        """Tell what has been failing for long."""
+        limit = self._operator.settings.probing.failing_watch_limit
+        for watch, _, _ in list(self._watches.values()):
+            if limit is not None and watch.failing_for > limit:
+                yield f"The watch-stream for {watch} has been failing for {watch.failing_for:.0f} s: {watch.failure}"
+
+    def find_delays(self) -> Iterator[str]:
+        """Tell what has not begun yet. Those who are paused are ready to take over."""
+        if not self._discovered:
+            yield "The resources are not discovered yet."
+        if not self._paused:
+            for watch, _, _ in list(self._watches.values()):
+                if not watch.complete:
+                    yield f"The list of {watch} is not complete yet{f': {watch.failure}' if watch.failure else '.'}"
+            if not self._indexation.is_complete:
+                yield "The indices are not complete yet."
 
     async def _rediscover(self) -> None:
         """Find out anew what is served, each time when something has changed."""

@@ -15,7 +15,7 @@ from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import RawEvent
 from kopf._cogs.structs.references import Namespace, Resource
 from kopf._core.engines.membership import Membership
-from kopf._core.engines.peering import select_resource
+from kopf._core.engines.peering import detect_own_id, select_resource
 from kopf._core.reactor.inventory import ObjectRecord
 from kopf._core.reactor.watches import ResourceWatch
 
@@ -26,7 +26,7 @@ class Peerings:
     """All memberships of one operator."""
 
     def __init__(
-            self, client: ApiClient, settings: OperatorSettings, *, identity: str, tasks: asyncio.TaskGroup,
+            self, client: ApiClient, settings: OperatorSettings, *, identity: str | None, tasks: asyncio.TaskGroup,
             changed: Callable[[], None],
     ) -> None:
         self._client = client
@@ -78,6 +78,7 @@ class Peerings:
         wanted = {None} if self._settings.peering.clusterwide else set(namespaces) - {None}
         self._stop([namespace for namespace in self._members if namespace not in wanted])
         for namespace in wanted - set(self._members):
+            self._identity = self._identity or detect_own_id(manual=False)
             member = Membership(
                 self._client, self._settings, resource=self._resource, namespace=namespace,
                 identity=self._identity, changed=self._changed)

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, cast
 
+from kopf._cogs.aiokits.loops import abandon
 from kopf._cogs.clients import patching
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.clients.errors import APIError
@@ -28,6 +29,9 @@ from kopf._core.actions.lifecycles import LifeCycleFn
 from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
 from kopf._core.actions.progression import HandlerState
 from kopf._core.engines.handling import Step
+from kopf._core.engines.daemons import is_older
+from kopf._core.engines.spawning import Background, Spawner
+from kopf._core.engines.stoppers import DaemonStoppingReason
 from kopf._core.intents import filters
 from kopf._core.intents.causes import ChangingCause, Reason, WatchingCause
 from kopf._core.intents.decisions import TITLES, Decider, Decision, deliver_results
@@ -37,6 +41,12 @@ from kopf._core.reactor.inventory import Delays, ObjectRecord
 from kopf._core.reactor.watches import ResourceWatch
 
 logger = logging.getLogger(__name__)
+
+CONFLICT_DELAYS = (0, 0.1, 0.2, 0.5, 1, 2)
+"""When a daemon's functions are tried again on an object that was changed by others meanwhile (in seconds)."""
+
+DAEMONS_GRACE = 1.0
+"""For how long the progress of a deletion is only remembered, not stored, as the daemons end soon (in seconds)."""
 
 MAX_STEPS = 1000
 """After so many steps without a pause, something must be wrong: the object is throttled."""
@@ -53,11 +63,12 @@ class Workforce:
         self._settings = settings
         self._indexation = indexation
         indexation.listeners.append(self._begin_all)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], ObjectRecord] = {}
         self._queue: deque[tuple['Processor', ObjectRecord]] = deque()
         self._closed = False
         self.paused = False
         """Whether the workers finish what they do, and begin nothing."""
+        self.background = Background(settings)
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def start(self, processor: 'Processor', record: ObjectRecord) -> None:
@@ -77,10 +88,12 @@ class Workforce:
     def pause(self) -> None:
         """Begin nothing until resumed: neither objects, nor the next steps of those that are being processed."""
         self.paused = True
+        self.background.pause()
 
     def resume(self) -> None:
         """Go on."""
         self.paused = False
+        self.background.resume()
         self._begin_all()
 
     def _begin_all(self) -> None:
@@ -89,29 +102,42 @@ class Workforce:
 
     def _begin(self, processor: 'Processor', record: ObjectRecord) -> None:
         task = asyncio.create_task(processor.work(record))
-        self._tasks.add(task)
+        self._tasks[task] = record
         task.add_done_callback(functools.partial(self._end, processor, record))
 
     def _end(self, processor: 'Processor', record: ObjectRecord, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         record.employed = False
-        if not task.cancelled() and (error := task.exception()) is not None and not self.failure.done():
-            self.failure.set_exception(error)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
         self._begin_all()
         if (record.pending is not None or record.again) and not record.throttled:
             self.start(processor, record)  # for what has come just now
 
+    def fail(self, error: BaseException) -> None:
+        """End the operator because of the error."""
+        if not self.failure.done():
+            self.failure.set_exception(error)
+
     async def close(self) -> None:
-        """Let the workers finish for a while; cancel those that do not, and name them."""
+        """Let the workers and the daemons finish for a while; cancel those that do not, and name them."""
         self._closed = True
         self.failure.cancel()
+        await asyncio.gather(self.background.close(), self._end_all())
+
+    async def _end_all(self) -> None:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._settings.queueing.exit_timeout)
         if self._tasks:
-            logger.warning("Unprocessed streams left for %d objects; cancelling them.", len(self._tasks))
+            logger.warning("Unprocessed streams left for %d objects; cancelling them: %s",
+                           len(self._tasks), ', '.join(sorted(map(repr, self._tasks.values()))))
             for task in self._tasks:
                 task.cancel()
             await asyncio.wait(self._tasks, timeout=self._settings.queueing.exit_timeout)
+        if self._tasks:
+            logger.warning("The handlers of these objects ignore their cancellation, and are left: %s",
+                           ', '.join(sorted(map(repr, self._tasks.values()))))
+            abandon(self._tasks)
 
 
 class Processor:
@@ -134,6 +160,9 @@ class Processor:
         self._lenient_rules = Execution(
             executor=settings.execution.executor, default_errors=ErrorsMode.IGNORED)
         self._observing = bool(table.watching)
+        self._spawner: Spawner | None = None
+        if table.spawning:
+            self._spawner = Spawner(self, table, self._decider, workforce.background, indices)
 
     # Receiving: in the watch, without waiting.
 
@@ -141,6 +170,10 @@ class Processor:
         """Take the next event of an object: remember it for the worker, or see that there is no work."""
         if listed_since is not None and record.version is not None and listed_since > record.deadline:
             record.version = None  # a list that was asked for after our patch knows better
+        if record.daemons is not None:
+            record.daemons.renew(event['object'])
+            if is_deleted(event):
+                record.daemons.stop(DaemonStoppingReason.RESOURCE_DELETED)  # not only when the handlers have time for it
         if not record.employed and not record.throttled and not self._needs_work(record, event):
             return
         record.pending = event
@@ -162,37 +195,72 @@ class Processor:
             record.cancel_wakeup()
             record.throttled = record.again = False
             record.cycle = record.unsent = record.version = None
-            record.pending = None
+            record.pending = record.unsure = None
 
     def dropped(self, watch: ResourceWatch) -> None:
         """There are no objects to process any more."""
+        for record in watch.records.values():
+            record.cancel_wakeup()
+            record.again = record.throttled = False
+            record.pending = record.unsure = None
+            if record.daemons is not None:
+                record.daemons.forget()
 
     def _needs_work(self, record: ObjectRecord, event: RawEvent) -> bool:
         if not self._observing and not self.table.managing:
             return False
         if self._observing or record.body is not None or record.cycle is not None or event['type'] == 'DELETED':
             return True
-        if not self.table.managing or self._is_stale(record, event['object']):
+        if not self.table.managing or self._is_stale(record, event):
             return False
         return not self._is_settled(record, event['object'])
 
     def _is_settled(self, record: ObjectRecord, raw: RawBody) -> bool:
-        return not (record.initial and self.table.resuming_ids) and self._decider.is_settled(Body(raw))
+        if record.initial and self.table.resuming_ids:
+            return False
+        holding = False
+        if self._spawner is not None:
+            try:
+                survey = self._spawner.survey(record, raw)
+            except Exception:
+                return False  # the users' filters fail: it is reported where the object is handled
+            if survey.missing or survey.excess:
+                return False
+            holding = survey.holding
+        return self._decider.is_settled(Body(raw), holding=holding)
 
-    def _is_stale(self, record: ObjectRecord, raw: RawBody) -> bool:
+    def _is_stale(self, record: ObjectRecord, event: RawEvent) -> bool:
         """Tell whether this state is from before our own last patch, or is the echo of it."""
         if record.version is None:
             return False
-        version = raw['metadata'].get('resourceVersion')
+        version = event['object']['metadata'].get('resourceVersion')
+        comparable = version is not None and version.isdecimal() and record.version.isdecimal()
         if version == record.version:
+            record.unsure = None
+            if not comparable:
+                record.version = None  # all that follows is newer
             return True
-        if version is not None and version.isdecimal() and record.version.isdecimal():
-            stale = int(version) < int(record.version)
-        else:
-            stale = time.monotonic() < record.deadline
+        stale = int(version or '') < int(record.version) if comparable else time.monotonic() < record.deadline
         if not stale:
-            record.version = None
+            record.version = record.unsure = None
+        elif not comparable:
+            self._keep_unsure(record, event)
         return stale
+
+    def _keep_unsure(self, record: ObjectRecord, event: RawEvent) -> None:
+        """Keep a state of which only time can tell that it is not stale: the echo of our patch may never come."""
+        waiting, record.unsure = record.unsure is not None, event
+        if not waiting:
+            asyncio.get_running_loop().call_later(record.deadline - time.monotonic(), self._reconsider, record)
+
+    def _reconsider(self, record: ObjectRecord) -> None:
+        event, record.unsure = record.unsure, None
+        if event is None or record.pending is not None or record.version is None:
+            return
+        if time.monotonic() < record.deadline:
+            self._keep_unsure(record, event)
+        else:
+            self.receive(record, event, listed_since=None)
 
     # Working: one task an object.
 
@@ -232,7 +300,7 @@ class Processor:
             return
         if not self.table.managing and not patch and record.body is None:
             return
-        stale = self._is_stale(record, event['object'])
+        stale = self._is_stale(record, event)
         if not stale:
             record.body = event['object']
         if patch or again or not stale:
@@ -247,7 +315,12 @@ class Processor:
             logger=local, memo=record.get_memo(self._copy_memo), indices=self._indices,
             resource=self.table.resource, body=body, patch=patch, event=event)
         for handler in self.table.watching:
-            if filters.prematch(handler, cause):
+            try:
+                matching = filters.prematch(handler, cause)
+            except Exception as error:  # it must neither hide the event from the other handlers, nor stop them
+                local.exception("%s is skipped, as its filters have failed: %r", handler, error)
+                continue
+            if matching:
                 state = HandlerState(started=utcnow())
                 with running(handler, cause):
                     await execute_handler_once(
@@ -257,15 +330,21 @@ class Processor:
         if self.table.managing:
             ObjectLogger(body=body, settings=self._settings).debug("Deleted, really deleted, and we are notified.")
         record.cancel_wakeup()
-        record.body = record.cycle = record.unsent = None
+        record.body = record.cycle = record.unsent = record.unsure = None
+        if record.daemons is not None:
+            record.daemons.forget()
 
     async def _step(self, record: ObjectRecord, patch: Patch, *, deciding: bool) -> None:
         """Do one step about the newest state of the object, and apply what comes of it in one patch."""
         record.cancel_wakeup()
         if record.unsent is not None:
             merge_patches(patch, record.unsent)
+        holding = False
+        if deciding and self._spawner is not None:
+            holding = await self._spawner.adjust(record, cast(RawBody, record.body))
+            record.again = False  # those that have just ended are taken into account
         body = Body(cast(RawBody, record.body))
-        decision = self._decide(record, body, patch) if deciding and self.table.managing else None
+        decision = self._decide(record, body, patch, holding=holding) if deciding and self.table.managing else None
         wanted = snapshot_patch(patch)
         done = True
         if decision is not None:
@@ -273,7 +352,9 @@ class Processor:
         if patch:
             await self._apply(record, decision, patch, wanted)
         record.unsent = record.unsent if patch else None
-        if decision is not None and not decision.add_finalizer:
+        if decision is None and deciding:
+            record.cycle = None  # it is none of our business any more; if it ever is again, the records are on the object
+        elif decision is not None and not decision.add_finalizer:
             if done:
                 record.cycle, record.initial = None, False
             elif not record.again and record.body is not None:
@@ -281,7 +362,10 @@ class Processor:
         if record.again and record.cycle is None and self._is_settled(record, cast(RawBody, record.body)):
             record.again = False
 
-    def _decide(self, record: ObjectRecord, body: Body, patch: Patch) -> Decision | None:
+    def _decide(self, record: ObjectRecord, body: Body, patch: Patch, *, holding: bool) -> Decision | None:
+        if not self.table.changing and self._decider.is_settled(body, holding=holding):
+            return None
+
         def make_cause(
                 *, reason: Reason, initial: bool, old: BodyEssence | None, new: BodyEssence | None, diff: Diff,
         ) -> ChangingCause:
@@ -290,7 +374,7 @@ class Processor:
                 indices=self._indices, resource=self.table.resource, body=body, patch=patch,
                 reason=reason, initial=initial, old=old, new=new, diff=diff)
         return self._decider.decide(
-            body, record.cycle, make_cause, initial=record.initial, released=record.released, holding=False,
+            body, record.cycle, make_cause, initial=record.initial, released=record.released, holding=holding,
             now=utcnow())
 
     async def _handle(self, record: ObjectRecord, decision: Decision, patch: Patch) -> tuple[bool, Patch]:
@@ -318,6 +402,12 @@ class Processor:
         deliver_results(step.outcomes, patch)
         wanted = snapshot_patch(patch)
         done = state.done(decision.matching)
+        if done and decision.reason is Reason.DELETE and record.daemons is not None and record.daemons.holding:
+            done = False  # what is done must not be forgotten while the object waits for its daemons
+            if step.outcomes and not patch:
+                # They usually end soon, and then one patch is enough.
+                record.wakeup = asyncio.get_running_loop().call_later(DAEMONS_GRACE, self._wake, record)
+                return False, wanted
         if done and title is not None and decision.matching:
             log.info("%s is processed: %d succeeded; %d failed.", title, *state.counts(decision.matching))
         self._decider.conclude(decision, patch, done=done)
@@ -327,7 +417,7 @@ class Processor:
     def _release(self, record: ObjectRecord, decision: Decision, patch: Patch, *, done: bool) -> None:
         """Take the finalizer away if it is not needed any more."""
         if decision.reason is Reason.DELETE:
-            if not done or decision.holding:
+            if not done:
                 return
             record.released = True
             decision.cause.logger.debug("Removing the finalizer, thus allowing the actual deletion.")
@@ -353,13 +443,20 @@ class Processor:
         if result.gone:
             record.body = record.cycle = record.unsent = None
         elif result.body is not None:
-            record.body = result.body
-            timeout = self._settings.persistence.consistency_timeout
-            record.version = result.body['metadata'].get('resourceVersion') if timeout > 0 else None
-            record.deadline = time.monotonic() + timeout
+            self._accept(record, result.body, patch)
             if decision is not None and record.cycle is not None:
                 self._decider.notice_patched(decision, patch, Body(result.body))
-            record.again = self.table.managing and not result.remaining_fns
+            record.again = record.again or (self.table.managing and not result.remaining_fns)
+
+    def _accept(self, record: ObjectRecord, raw: RawBody, patch: Patch) -> None:
+        """Go on with the state that has come of our patch; its echo will be recognised by its version."""
+        if record.daemons is not None:
+            record.daemons.renew(raw, patch)
+            raw = record.daemons.raw  # a newer one can be here already: from a daemon's patch, or from the stream
+        timeout = self._settings.persistence.consistency_timeout
+        record.body = raw
+        record.version = raw['metadata'].get('resourceVersion') if timeout > 0 else None
+        record.deadline = time.monotonic() + timeout
 
     def _sleep(self, record: ObjectRecord, decision: Decision) -> None:
         """Wake up when the next handler is due; nothing is held meanwhile."""
@@ -378,6 +475,46 @@ class Processor:
         if record.body is not None or record.pending is not None:
             record.again = True
             self._workforce.start(self, record)
+
+    # Hosting the daemons.
+
+    def get_memo(self, record: ObjectRecord) -> Any:
+        return record.get_memo(self._copy_memo)
+
+    async def send(self, record: ObjectRecord, patch: Patch) -> None:
+        """Apply a patch of a daemon to the freshest state of the object."""
+        raw: RawBody | None = record.daemons.raw
+        for delay in CONFLICT_DELAYS:
+            result = await patching.patch_obj(
+                self._client, resource=self.table.resource, namespace=record.namespace, name=record.name,
+                uid=record.daemons.raw['metadata'].get('uid'), patch=patch, body=raw, logger=record.daemons.logger)
+            if result.body is not None and not record.daemons.gone and not is_older(
+                    result.body, record.daemons.raw):
+                at_rest = record.body is None
+                self._accept(record, result.body, patch)
+                if record.employed or not self._is_settled(record, result.body):
+                    self.wake(record)
+                elif at_rest:
+                    record.body = None
+            if not result.remaining_fns:
+                return
+            patch, raw = Patch(fns=patch.fns), None
+            await asyncio.sleep(delay)
+        record.daemons.logger.warning(
+            "The object changes faster than it can be patched; these functions are lost: %r", patch.fns)
+
+    def wake(self, record: ObjectRecord) -> None:
+        """Look at the object again, event or not."""
+        if record.body is None:
+            record.body = record.daemons.raw
+        record.again = True
+        if not record.throttled:
+            self._workforce.start(self, record)
+
+    def fail(self, error: Exception) -> None:
+        self._workforce.fail(error)
+
+    # Failing.
 
     def _throttle(self, record: ObjectRecord, error: Exception) -> None:
         """Leave the object alone for a while: the framework, or the API, can't handle it now."""
@@ -419,6 +556,10 @@ def _merge(old: Any, new: Any) -> Any:
     for key, value in new.items():
         old[key] = _merge(old.get(key), value)
     return old
+
+
+def is_deleted(event: RawEvent) -> bool:
+    return event['type'] == 'DELETED' or event['object']['metadata'].get('deletionTimestamp') is not None
 
 
 def append_finalizer(raw: RawBody, /, *, finalizer: str) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator
 from typing import Any, TypedDict, Unpack
 
 from kopf._cogs.aiokits.flags import Flag
+from kopf._cogs.aiokits.loops import finishing
 from kopf._core.reactor.operators import Operator, OperatorOptions
 
 logger = logging.getLogger(__name__)
@@ -50,10 +51,8 @@ def run(*, loop: asyncio.AbstractEventLoop | None = None, **options: Unpack[RunO
 
     All the other parameters, and the errors, are those of `operator`.
     """
-    if loop is None:
-        asyncio.run(operator(**options))
-    else:
-        loop.run_until_complete(operator(**options))
+    with contextlib.nullcontext(loop) if loop is not None else finishing(asyncio.new_event_loop()) as chosen:
+        chosen.run_until_complete(operator(**options))
 
 
 async def operator(**options: Unpack[RunOptions]) -> None:
@@ -125,29 +124,56 @@ def _parse_options(options: dict[str, Any]) -> OperatorOptions:
     return OperatorOptions(namespaces=namespaces, command=command, **options)
 
 
+class _Signals:
+    """
+    The signals of one event loop: the first one stops all the operators there, the second one ends the process.
+
+    What was there before is restored when the last of the operators ends.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._operators: set[Operator] = set()
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def add(self, instance: Operator) -> None:
+        if not self._operators:
+            self._previous = {number: signal.getsignal(number) for number in self.numbers}
+            for number in self.numbers:
+                self._loop.add_signal_handler(number, self._receive, number)
+        self._operators.add(instance)
+
+    def discard(self, instance: Operator) -> None:
+        self._operators.discard(instance)
+        if not self._operators:
+            for number, handler in self._previous.items():
+                self._loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            _signals.pop(self._loop, None)
+
+    def _receive(self, number: signal.Signals) -> None:
+        logger.info("Signal %s is received. Operator is stopping.", number.name)
+        for other in self.numbers:
+            self._loop.remove_signal_handler(other)
+            signal.signal(other, signal.SIG_DFL)
+        for instance in self._operators:
+            instance.stop()
+
+
+_signals: dict[asyncio.AbstractEventLoop, _Signals] = {}
+
+
 @contextlib.contextmanager
 def _stopped_by_signals(instance: Operator) -> Iterator[None]:
     """Let the first signal stop the operator, and the second one end the process at once."""
-    signals = (signal.SIGINT, signal.SIGTERM)
     if threading.current_thread() is not threading.main_thread():
         yield  # Python permits signal handlers only in the main thread
         return
     loop = asyncio.get_running_loop()
-    previous = {number: signal.getsignal(number) for number in signals}
-
-    def receive(number: signal.Signals) -> None:
-        logger.info("Signal %s is received. Operator is stopping.", number.name)
-        for other in signals:
-            loop.remove_signal_handler(other)
-            signal.signal(other, signal.SIG_DFL)
-        instance.stop()
-
-    for number in signals:
-        loop.add_signal_handler(number, receive, number)
+    signals = _signals.setdefault(loop, _Signals(loop))
+    signals.add(instance)
     try:
         yield
     finally:
-        for number in signals:
-            with contextlib.suppress(ValueError):
-                loop.remove_signal_handler(number)
-            signal.signal(number, previous[number])
+        signals.discard(instance)

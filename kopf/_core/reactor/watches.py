@@ -24,6 +24,7 @@ from kopf._cogs.clients import errors
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import RawBody, RawEvent
+from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.references import Namespace, Resource
 from kopf._core.reactor.inventory import ObjectRecord, identify
 
@@ -34,6 +35,11 @@ MIN_BACKOFF, MAX_BACKOFF, HEALTHY_AFTER = 0.8, 30.0, 120.0
 FORBIDDEN_BACKOFF = 60.0
 TRANSIENT_REFUSALS = (408, 429)
 """Statuses of refusals that only mean "not now"."""
+EXPIRATIONS = ('Expired', 'Gone')
+EXPIRATION_PERIOD = 10.0
+"""Versions that expire more often than that are a failure (in seconds)."""
+MAX_FAILURES = 3
+"""After so many refusals to go on from a version, it is given up."""
 SHORT_LIFE = 0.5
 """A stream that has ended earlier, and has brought nothing, is a failure (in seconds)."""
 
@@ -84,6 +90,7 @@ class ResourceWatch:
         self.namespace = namespace
         self.state = WatchState.LISTING
         self.failure: str | None = None
+        self.failing_since: float | None = None
         self.last_event_at = time.monotonic()
         self.records: dict[str, ObjectRecord] = {}
         self._client = client
@@ -98,6 +105,9 @@ class ResourceWatch:
         self._streams_lists = True  # until the server refuses
         self._backoff = MIN_BACKOFF
         self._healthy_since: float | None = None
+        self._opened_at: float | None = None
+        self._expired_at: float | None = None
+        self._failures = 0  # since the last event
 
     def __str__(self) -> str:
         where = 'cluster-wide' if self.namespace is None else f'in {self.namespace!r}'
@@ -110,24 +120,56 @@ class ResourceWatch:
             while True:
                 try:
                     await self._list_and_stream()
-                except errors.APIGoneError as error:
-                    logger.debug("Restarting the watch-stream for %s: %s", self, error)
+                except LoginError:
+                    raise
+                except errors.APIError as error:
+                    await self._recover(error)
+                except StreamBroken as error:
+                    await self._fail(error)
+                except Exception as error:  # an answer that makes no sense, such as HTML of a proxy instead of a list
+                    logger.exception("The watch-stream for %s has failed unexpectedly.", self)
                     self._since = None
-                    await self._pause(self._settings.watching.reconnect_backoff)
-                except errors.APIForbiddenError as error:
-                    await self._fail(error, at_least=FORBIDDEN_BACKOFF)
-                except (errors.APIError, StreamBroken, TimeoutError) as error:
                     await self._fail(error)
                 else:
                     await self._pause(self._settings.watching.reconnect_backoff)
         finally:
             logger.debug("Stopping the watch-stream for %s.", self)
 
+    async def _recover(self, error: errors.APIError) -> None:
+        """Wait after an error of the API; list everything again if there is no going on from the last version."""
+        if error.status == 410 or error.reason in EXPIRATIONS:
+            logger.debug("Restarting the watch-stream for %s: %s", self, error)
+            self._since = None
+            previous, self._expired_at = self._expired_at, time.monotonic()
+            if previous is None or self._expired_at - previous > EXPIRATION_PERIOD:
+                await self._pause(self._settings.watching.reconnect_backoff)
+                return
+        elif isinstance(error, errors.APIClientError) and error.status not in (401, 403, *TRANSIENT_REFUSALS):
+            self._since = None  # it can be of the version itself, with no other way out of it
+        elif error.status and self._failures >= MAX_FAILURES:
+            self._since = None
+        forbidden = isinstance(error, errors.APIForbiddenError)
+        await self._fail(error, at_least=FORBIDDEN_BACKOFF if forbidden else error.retry_after or 0)
+
     def pause(self) -> None:
         """Know that it is stopped for a while. When it is run again, it will list everything again."""
-        self.state, self.failure = WatchState.PAUSED, None
+        self.state, self.failure, self.failing_since = WatchState.PAUSED, None, None
         self._since, self._complete = None, False
         self._listing_since, self._listed_ids = None, set()
+
+    @property
+    def complete(self) -> bool:
+        """Whether all the objects are listed."""
+        return self._complete
+
+    @property
+    def failing_for(self) -> float:
+        """For how long (in seconds) nothing comes because of failures."""
+        return 0 if self.failing_since is None or self._is_alive() else time.monotonic() - self.failing_since
+
+    def _is_alive(self) -> bool:
+        # Bookmarks and events can be rare: a stream that is opened and is not closed at once is good enough.
+        return self._opened_at is not None and time.monotonic() - self._opened_at > SHORT_LIFE
 
     async def _list_and_stream(self) -> None:
         if self._since is None:
@@ -178,7 +220,7 @@ class ResourceWatch:
             page = await self._client.get_json(self._path, params, logger=logger)
             defaults = {'apiVersion': page.get('apiVersion'), 'kind': (page.get('kind') or '').removesuffix('List')}
             for item in page.get('items') or ():
-                self._take({'type': None, 'object': cast(RawBody, {**defaults, **item})})
+                self._take({'type': None, 'object': {**defaults, **item} if isinstance(item, dict) else item})
             meta = page.get('metadata') or {}
             token = meta.get('continue')
             if not token:
@@ -191,6 +233,7 @@ class ResourceWatch:
             self._take(self._make_deletion(self.records[uid]))
         self._since = version
         self._listing_since, self._listed_ids = None, set()
+        self._note_health()
         if not self._complete:
             self._complete = True
             self._sink.listed(self)
@@ -200,10 +243,10 @@ class ResourceWatch:
         started, count = time.monotonic(), 0
         self.state = WatchState.LISTING if self._since is None else WatchState.STREAMING
         async with self._client.stream(self._path, params) as batches:
+            self._opened_at = time.monotonic()
             async for lines in self._alive(batches):
                 for line in lines:
-                    self._take_line(line)
-                count += len(lines)
+                    count += self._take_line(line)
                 self._note_health()
         if self._since is None:
             raise StreamBroken("the stream has ended before the end of its initial list")
@@ -224,13 +267,14 @@ class ResourceWatch:
                 raise StreamBroken(f"the stream is inactive for {limit:g} seconds; reconnecting") from error
             yield lines
 
-    def _take_line(self, line: bytes) -> None:
+    def _take_line(self, line: bytes) -> bool:
+        """Take what the line brings; tell if it is about an object."""
         try:
             event = orjson.loads(line)
             type_, raw = event['type'], event['object']
         except (ValueError, KeyError, TypeError):
             logger.warning("Ignoring a malformed line in the watch-stream for %s: %r", self, line[:200])
-            return
+            return False
         if type_ == 'BOOKMARK':
             self._take_bookmark(raw)
         elif type_ == 'ERROR':
@@ -239,12 +283,14 @@ class ResourceWatch:
             listing = self._since is None
             self._take({'type': None if listing and type_ == 'ADDED' else type_, 'object': raw})
             if not listing:
-                self._since = (raw.get('metadata') or {}).get('resourceVersion') or self._since
+                self._since = get_meta(raw).get('resourceVersion') or self._since
+            return True
         else:
             logger.warning("Ignoring an event of an unknown type %r in the watch-stream for %s.", type_, self)
+        return False
 
-    def _take_bookmark(self, raw: Mapping[str, Any]) -> None:
-        meta = raw.get('metadata') or {}
+    def _take_bookmark(self, raw: object) -> None:
+        meta = get_meta(raw)
         version = meta.get('resourceVersion')
         if self._since is None:
             if (meta.get('annotations') or {}).get(END_OF_LIST) == 'true':
@@ -255,8 +301,8 @@ class ResourceWatch:
 
     def _take(self, event: RawEvent) -> None:
         raw: Any = event['object']
-        meta = raw.get('metadata') if isinstance(raw, dict) else None
-        if not isinstance(meta, dict) or not meta.get('name'):
+        meta = get_meta(raw)
+        if not meta.get('name'):
             logger.warning("Ignoring an event of an object without a name in the watch-stream for %s: %s",
                            self, str(raw)[:200])
             return
@@ -273,7 +319,10 @@ class ResourceWatch:
                     uid, meta.get('namespace'), meta['name'], initial=event['type'] is None)
             if self._listing_since is not None:
                 self._listed_ids.add(uid)
-        self._sink.receive(record, event, listed_since=self._listing_since)
+        try:
+            self._sink.receive(record, event, listed_since=self._listing_since)
+        except Exception:
+            logger.exception("Ignoring an event of %r in the watch-stream for %s, as it makes no sense.", record, self)
 
     def _make_deletion(self, record: ObjectRecord) -> RawEvent:
         """The event of a deletion that happened while nobody was looking: only the identity is known."""
@@ -289,7 +338,8 @@ class ResourceWatch:
 
     def _note_health(self) -> None:
         now = self.last_event_at = time.monotonic()
-        self.failure = None
+        self.failure = self.failing_since = None
+        self._failures = 0
         if self._healthy_since is None:
             self._healthy_since = now
         elif now - self._healthy_since > HEALTHY_AFTER:
@@ -300,11 +350,17 @@ class ResourceWatch:
         if self._healthy_since is not None and time.monotonic() - self._healthy_since > HEALTHY_AFTER:
             self._backoff = MIN_BACKOFF
         self._healthy_since = None
-        delay = max(at_least, self._backoff) * random.uniform(0.8, 1.2)
+        delay = max(at_least * random.uniform(1.0, 1.2), self._backoff * random.uniform(0.8, 1.2))
         self._backoff = min(MAX_BACKOFF, self._backoff * 2)
+        self._failures += 1
         if self._since is None:
             self._listing_since, self._listed_ids = None, set()
         self.failure = str(error) or repr(error)
+        if isinstance(error, errors.APIForbiddenError):
+            self.failing_since = None
+        elif self.failing_since is None or self._is_alive():
+            self.failing_since = time.monotonic()
+        self._opened_at = None
         if not self._complete and isinstance(error, errors.APIClientError) and error.status not in TRANSIENT_REFUSALS:
             self._sink.refused(self, error)
         if isinstance(error, errors.APIForbiddenError):
@@ -320,3 +376,8 @@ class ResourceWatch:
         self.state = WatchState.BACKING_OFF
         await asyncio.sleep(delay)
 
+
+def get_meta(raw: object) -> Mapping[str, Any]:
+    """Give the metadata of whatever has come from the API; it is empty if it is not what it must be."""
+    meta = raw.get('metadata') if isinstance(raw, dict) else None
+    return meta if isinstance(meta, dict) else {}

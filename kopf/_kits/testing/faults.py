@@ -134,9 +134,9 @@ class Faults:
         """Refuse all tokens that were issued until now with 401; the kubeconfig gets a new one."""
         self._controls.call(self._controls.expire_tokens)
 
-    def refuse_connections(self) -> None:
-        """Close the port and all connections until `accept_connections`: as if the server was down."""
-        self._controls.call_async(self._controls.refuse_connections)
+    def refuse_connections(self, seconds: float | None = None) -> None:
+        """Close the port and all connections, for so many seconds or until `accept_connections`: the server is down."""
+        self._controls.call_async(lambda: self._controls.refuse_connections(seconds))
 
     def accept_connections(self) -> None:
         """Listen again, on the same port."""
@@ -201,8 +201,8 @@ class Controls:
         """Replace the token."""
         raise NotImplementedError
 
-    async def refuse_connections(self) -> None:
-        """Close the port and all connections."""
+    async def refuse_connections(self, seconds: float | None = None) -> None:
+        """Close the port and all connections, for a time or for good."""
         raise NotImplementedError
 
     async def accept_connections(self) -> None:

@@ -119,7 +119,9 @@ class Runner:
         return await asyncio.wrap_future(self._submit(coroutine))
 
     def _submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        assert self._loop is not None
+        if self._loop is None or self._loop.is_closed():
+            coroutine.close()
+            raise RuntimeError('The sandbox is not running any more.')
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def _run(self) -> None:

@@ -6,6 +6,7 @@ microsecond here is paid by each request. One instance lives in one event loop a
 what `Controls` promises.
 """
 import asyncio
+import logging
 import os
 import threading
 from collections import deque
@@ -25,6 +26,8 @@ from kopf._kits.testing.rest import Options, User
 from kopf._kits.testing.routes import Place
 
 T = TypeVar('T')
+
+logger = logging.getLogger(__name__)
 
 HOST = '127.0.0.1'
 ADMIN = '/_sandbox/'
@@ -55,6 +58,7 @@ class Server(Controls):
         self.api = Api(history=history, lookup=self._tokens.get, issue=self.issue_token)
         self.token = self.issue_token(User())
         self._streams: set[asyncio.BaseTransport] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
         self._server: web.Server | None = None
@@ -97,7 +101,9 @@ class Server(Controls):
         """Run the coroutine function in the server's loop; waits for it, unless called from there."""
         assert self._loop is not None
         if threading.get_ident() == self._thread:
-            self._loop.call_soon(lambda: asyncio.ensure_future(function()))
+            task = self._loop.create_task(function())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         else:
             asyncio.run_coroutine_threadsafe(function(), self._loop).result()
 
@@ -124,10 +130,12 @@ class Server(Controls):
         self.token = self.issue_token(User())
         self.on_token()
 
-    async def refuse_connections(self) -> None:
-        """Close the port and all connections."""
+    async def refuse_connections(self, seconds: float | None = None) -> None:
+        """Close the port and all connections, for a time or for good."""
         if self._runner is None or self._server is None or self._site is None:
             return
+        if seconds is not None:
+            asyncio.get_running_loop().call_later(seconds, self.call_async, self.accept_connections)
         runner, self._runner = self._runner, None
         await self._site.stop()
         for connection in self._server.connections:
@@ -166,6 +174,10 @@ class Server(Controls):
         except (Dropped, ConnectionError):
             _abort(request.transport)
             response = web.Response(status=500)
+        except Exception as error:
+            logger.exception(f'The sandbox has failed to answer: {seen.method} {seen.path}')
+            message = f'Internal error occurred: the sandbox has failed: {error!r}'
+            response = json_response(statuses.Refusal(500, 'InternalError', message).as_status(), 500)
         seen.status = response.status
         if self._audit is not None:
             self._audit.write(seen)
@@ -281,6 +293,11 @@ class Server(Controls):
             case 'POST', ('drop-watches' | 'forget-history' | 'expire-tokens') as action:
                 getattr(self.faults, action.replace('-', '_'))()
                 return json_response({})
+            case 'POST', 'refuse-connections':
+                # A little later, so that this request is still answered.
+                seconds = _seconds(await request.read())
+                asyncio.get_running_loop().call_later(0.05, self.faults.refuse_connections, seconds)
+                return json_response({})
         raise statuses.UnknownPath
 
     def _add_fault(self, body: bytes) -> web.Response:
@@ -330,6 +347,13 @@ def _anonymous(seen: SeenRequest) -> statuses.Refusal:
     return statuses.forbidden(seen.group, seen.resource, seen.name,
                               f'User "system:anonymous" cannot {seen.verb} resource "{seen.resource}" in API group '
                               f'"{seen.group}" {scope}')
+
+
+def _seconds(body: bytes) -> float:
+    try:
+        return float(orjson.loads(body or b'{}').get('seconds', 1))
+    except (ValueError, TypeError, AttributeError):
+        raise statuses.bad_request('the number of seconds is wanted: {"seconds": 1}') from None
 
 
 def _fields(item: Any) -> dict[str, Any]:

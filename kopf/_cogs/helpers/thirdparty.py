@@ -1,0 +1,186 @@
+"""
+Objects of Kubernetes as other libraries have them: pykube-ng, kubernetes, kubernetes_asyncio, kr8s, lightkube.
+
+All of them, and plain dicts too, are seen through `Fields`: by the names that the fields have in the API. None of the
+libraries is ever imported here: whoever has an object of a library has imported it already, and the object's own class
+tells all that is needed.
+"""
+import functools
+import re
+import sys
+import typing
+from collections.abc import MutableMapping
+from typing import Any, Protocol
+
+
+class PykubeObject(Protocol):
+    """An ``APIObject`` of pykube-ng: a dict inside of it is the object."""
+    @property
+    def obj(self) -> Any: ...
+
+
+class Kr8sObject(Protocol):
+    """An ``APIObject`` of kr8s, synchronous or not: a dict inside of it is the object."""
+    @property
+    def raw(self) -> Any: ...
+
+
+class KubernetesModel(Protocol):
+    """A model of the official client, or of its asynchronous twin: typed attributes in their own spelling."""
+    @property
+    def openapi_types(self) -> Any: ...
+    @property
+    def attribute_map(self) -> Any: ...
+
+
+class LightkubeModel(Protocol):
+    """A model of lightkube: a data class with annotated attributes, spelled as in the API."""
+    def to_dict(self) -> Any: ...
+
+
+class Fields(Protocol):
+    """Some structure with fields: an object as a whole, its metadata, a template of other objects."""
+
+    def get(self, name: str) -> Any:
+        """Give the value of the field, ``None`` if there is none."""
+
+    def set(self, name: str, value: Any) -> None: ...
+
+    def remove(self, name: str) -> None:
+        """Make the field absent."""
+
+    def make(self, name: str) -> Any:
+        """Give the structure in the field; put an empty one there if there is none."""
+
+    def make_item(self, name: str, values: dict[str, Any]) -> Any:
+        """Give a new item for the list in the field, of the type that belongs there."""
+
+
+class MappingFields:
+    """The fields of a dict, or of something like it."""
+
+    __slots__ = ('_obj',)
+
+    def __init__(self, obj: MutableMapping[str, Any]) -> None:
+        self._obj = obj
+
+    def get(self, name: str) -> Any:
+        return self._obj.get(name)
+
+    def set(self, name: str, value: Any) -> None:
+        self._obj[name] = value
+
+    def remove(self, name: str) -> None:
+        self._obj.pop(name, None)
+
+    def make(self, name: str) -> Any:
+        if self._obj.get(name) is None:
+            self._obj[name] = {}
+        return self._obj[name]
+
+    def make_item(self, name: str, values: dict[str, Any]) -> Any:
+        return values
+
+
+class AttributeFields:
+    """The fields of a model: its attributes, whose types and spelling the subclasses know."""
+
+    __slots__ = ('_obj',)
+
+    def __init__(self, obj: Any) -> None:
+        self._obj = obj
+
+    def get(self, name: str) -> Any:
+        return getattr(self._obj, self._spell(type(self._obj), name), None)
+
+    def set(self, name: str, value: Any) -> None:
+        setattr(self._obj, self._spell(type(self._obj), name), value)
+
+    def remove(self, name: str) -> None:
+        self.set(name, None)
+
+    def make(self, name: str) -> Any:
+        value = self.get(name)
+        if value is None:
+            self.set(name, self._find_type(type(self._obj), name)())
+            value = self.get(name)
+        return value
+
+    def make_item(self, name: str, values: dict[str, Any]) -> Any:
+        cls = self._find_type(type(self._obj), name)
+        return cls(**{self._spell(cls, key): value for key, value in values.items()})
+
+    @staticmethod
+    def _spell(cls: type[Any], name: str) -> str:
+        return name
+
+    @staticmethod
+    def _find_type(cls: type[Any], name: str) -> type[Any]:
+        """Give the class of the field's values; of its items if it is a list."""
+        raise NotImplementedError
+
+
+class KubernetesFields(AttributeFields):
+    """The fields of a `KubernetesModel`: the types are named by texts, such as ``list[V1OwnerReference]``."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def _spell(cls: type[Any], name: str) -> str:
+        for attribute, spelled in cls.attribute_map.items():
+            if spelled == name:
+                return str(attribute)
+        return name
+
+    @staticmethod
+    def _find_type(cls: type[Any], name: str) -> type[Any]:
+        text = cls.openapi_types[KubernetesFields._spell(cls, name)]
+        match = re.fullmatch(r'(?:list\[)?(\w+)\]?', text, re.IGNORECASE)
+        client = sys.modules[f'{_find_library(cls.__mro__)}.client']
+        found: type[Any] = dict if match is None else getattr(client, match[1])
+        return found
+
+
+class LightkubeFields(AttributeFields):
+    """The fields of a `LightkubeModel`: the types are annotations, such as ``Optional[List[OwnerReference]]``."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def _find_type(cls: type[Any], name: str) -> type[Any]:
+        annotation = typing.get_type_hints(cls).get(name)
+        while typing.get_origin(annotation) not in (None, dict):
+            annotation = next(arg for arg in typing.get_args(annotation) if arg is not type(None))
+        return annotation if isinstance(annotation, type) else dict
+
+
+_MODELS = ('kubernetes', 'kubernetes_asyncio')
+
+
+def access(obj: object) -> Fields | None:
+    """Give the fields of an object or of a part of it; ``None`` if it is nothing known."""
+    if isinstance(obj, MutableMapping):
+        return MappingFields(obj)
+    return _access_library(obj, _find_library(type(obj).__mro__))
+
+
+def _access_library(obj: Any, library: str | None) -> Fields | None:
+    if library in _MODELS and hasattr(obj, 'openapi_types'):
+        return KubernetesFields(obj)
+    if library == 'lightkube' and hasattr(obj, 'to_dict'):
+        return LightkubeFields(obj)
+    if library == 'pykube' and hasattr(obj, 'obj'):
+        return MappingFields(obj.obj)
+    if library == 'kr8s' and hasattr(obj, 'raw'):
+        return MappingFields(obj.raw)
+    return None
+
+
+@functools.cache
+def _find_library(classes: tuple[type[Any], ...]) -> str | None:
+    """Give the library that some of the classes is from: of the object's class and those it is derived from."""
+    for base in classes:
+        library = base.__module__.partition('.')[0]
+        if library in ('kubernetes', 'kubernetes_asyncio', 'pykube', 'kr8s', 'lightkube'):
+            return library
+    return None

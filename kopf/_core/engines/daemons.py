@@ -1,0 +1,368 @@
+"""
+Daemons and timers: the life of one handler with one object, from its start to its end.
+
+A daemon that runs is one task, and nothing besides: no watcher, no queue, no event. What waits for its time (a timer
+between its runs, a daemon before a retry) is not even a task, but one entry among the timers of the event loop; the stages
+of stopping are such entries too. Nobody polls: whoever ends says so, and the object goes on at once.
+
+All daemons of an object share one live body, which is replaced by each newer state of the object, wherever it comes
+from: the stream, or an answer to a patch. Specified in the documentation's "Daemons" and "Timers".
+"""
+import asyncio
+import contextlib
+import math
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from kopf._cogs.clients.errors import APIClientError
+from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody
+from kopf._cogs.structs.credentials import LoginError
+from kopf._cogs.structs.ids import HandlerId
+from kopf._cogs.structs.patches import Patch
+from kopf._core.actions.execution import Outcome, execute_handler_once, running, utcnow
+from kopf._core.actions.loggers import ObjectLogger
+from kopf._core.actions.progression import HandlerState
+from kopf._core.engines.stoppers import (
+    AsyncDaemonStopperChecker, DaemonStopper, DaemonStoppingReason, SyncDaemonStopperChecker,
+)
+from kopf._core.intents.causes import DaemonCause
+from kopf._core.intents.decisions import deliver_results
+from kopf._core.intents.handlers import DaemonHandler, SpawningHandler, TimerHandler
+
+if TYPE_CHECKING:
+    from kopf._core.engines.spawning import Spawner
+
+EXIT_TIMEOUT, EXIT_CANCELLATION_TIMEOUT = 5.0, 1.0
+"""For daemons without limits of their own: how long an exiting operator waits before it cancels them, and after."""
+
+_RESPAWNABLE = DaemonStoppingReason.FILTERS_MISMATCH | DaemonStoppingReason.OPERATOR_PAUSING
+
+
+class ObjectDaemons:
+    """The daemons and timers of one object, and the object as they see it."""
+
+    __slots__ = ('body', 'changed_at', 'essence', 'gone', 'known', 'logger', 'raw', 'record', 'spawner')
+
+    def __init__(self, spawner: 'Spawner', record: Any, raw: RawBody) -> None:
+        self.spawner = spawner
+        self.record = record
+        self.raw = raw
+        self.body = Body(raw)
+        self.logger = ObjectLogger(body=self.body, settings=spawner.settings)
+        self.known: dict[HandlerId, Daemon | None] = {}
+        """Those that run, or wait for their time. ``None`` for those that have ended by themselves: not to be restarted."""
+        self.gone = False
+        """Nothing is to be done about the object any more."""
+        self.changed_at = asyncio.get_running_loop().time()
+        """When the object was changed by others, or was seen for the first time: on the clock of the loop."""
+        self.essence: BodyEssence | None = spawner.essence_of(self.body) if spawner.idling else None
+
+    def __iter__(self) -> 'Iterator[Daemon]':
+        return iter([daemon for daemon in self.known.values() if daemon is not None])
+
+    @property
+    def holding(self) -> bool:
+        """Whether the object must stay because of those that run."""
+        return any(not daemon.abandoned for daemon in self)
+
+    @property
+    def stopping(self) -> 'list[Daemon]':
+        """Those that are asked to stop, and have not ended yet."""
+        return [daemon for daemon in self if daemon.stopper.is_set() and not daemon.abandoned]
+
+    def spawn(self, handler: SpawningHandler) -> None:
+        daemon = self.known[handler.id] = Daemon(handler, self)
+        daemon.start()
+
+    def stop(self, reason: DaemonStoppingReason) -> None:
+        for daemon in self:
+            daemon.stop(reason)
+
+    def forget(self) -> None:
+        """Know that the object is gone: whatever has been holding it."""
+        self.gone = True
+        self.stop(DaemonStoppingReason.RESOURCE_DELETED)
+
+    def renew(self, raw: RawBody, patch: Patch | None = None) -> bool:
+        """
+        Show the object in this state, unless a newer one is known; tell if it is shown.
+
+        A state that has come of our own ``patch`` is no change by others, except for what the patch does not explain.
+        """
+        if is_older(raw, self.raw):
+            return False
+        if self.spawner.idling:
+            essence = self.spawner.essence_of(Body(raw))
+            expected = self.essence if patch is None else self.spawner.predict(Body(self.raw), patch)
+            changed, self.essence = essence != expected, essence
+        else:
+            changed = False
+        self.raw = raw
+        self.body._replace_with(raw)
+        if changed:
+            self.changed_at = asyncio.get_running_loop().time()
+            for daemon in self:
+                daemon.resume()
+        return True
+
+    def remove(self, daemon: 'Daemon', *, for_good: bool) -> None:
+        if for_good:
+            self.known[daemon.handler.id] = None
+        else:
+            del self.known[daemon.handler.id]
+        self.notify(daemon)
+
+    def notify(self, daemon: 'Daemon') -> None:
+        """Let the object be looked at, as a daemon does not hold it any more: it can be freed, or get a new daemon."""
+        background = self.spawner.background
+        if self.gone or background.closing or background.paused:
+            return
+        if not self.holding or (daemon.stopper.reason is not None and daemon.stopper.reason & _RESPAWNABLE):
+            self.spawner.host.wake(self.record)
+
+
+class Daemon:
+    """One handler, a daemon or a timer, with one object."""
+
+    __slots__ = ('_alarm', '_base', '_due', '_sending', 'abandoned', 'handler', 'owner', 'state', 'stopper', 'task')
+
+    def __init__(self, handler: SpawningHandler, owner: ObjectDaemons) -> None:
+        self.handler = handler
+        self.owner = owner
+        self.stopper = DaemonStopper()
+        self.abandoned = False
+        """It was not waited for any longer, and it may run."""
+        self.state: HandlerState | None = None
+        """The progress of the current attempts; ``None`` before the first one."""
+        self.task: asyncio.Task[None] | None = None
+        """What runs the function, while it runs."""
+        self._alarm: asyncio.TimerHandle | None = None
+        self._due = self._base = 0.0
+        self._sending = False
+
+    # Running.
+
+    def start(self) -> None:
+        self.owner.spawner.background.add(self)
+        self._schedule(self._now() + self._get_initial_delay())
+
+    def resume(self) -> None:
+        """Go on after a change of the object, if only that is waited for."""
+        if self.task is None and self._due == math.inf:
+            self._schedule(self._now())
+
+    def _schedule(self, at: float) -> None:
+        """Begin the next attempt at this time of the loop, but not before the object is idle long enough."""
+        idle = self.handler.idle if isinstance(self.handler, TimerHandler) else None
+        if idle is not None:
+            at = max(at, self.owner.changed_at + idle)
+        self._due = at
+        if at == math.inf:
+            return
+        if at <= self._now():
+            self._begin()
+        else:
+            self._alarm = asyncio.get_running_loop().call_at(
+                at, self._wake_up, context=self.owner.spawner.background.context)
+
+    def _wake_up(self) -> None:
+        self._alarm = None
+        self._schedule(self._due)  # the object could have changed meanwhile
+
+    def _begin(self) -> None:
+        if self._has_thread:
+            self.owner.spawner.background.threads.admit(self._enter, self.handler)
+        else:
+            self._enter()
+
+    def _enter(self) -> bool:
+        if self.stopper.is_set():
+            return False  # it was stopped while it was waiting for a thread
+        self.task = asyncio.get_running_loop().create_task(
+            self._run(), context=self.owner.spawner.background.context.copy())
+        return True
+
+    @property
+    def _has_thread(self) -> bool:
+        return isinstance(self.handler, DaemonHandler) and not self.handler.asynchronous
+
+    async def _run(self) -> None:
+        at: float | None = None
+        try:
+            at = await self._attempt()
+        except asyncio.CancelledError:
+            pass  # there is nobody to be told: the task ends here anyway
+        except LoginError as error:
+            self.owner.spawner.host.fail(error)
+        except Exception:
+            self.owner.logger.exception("%s has ended because of an unexpected error.", self.handler)
+        self.task = None
+        if self._has_thread:
+            self.owner.spawner.background.threads.release()
+        if at is None or self.stopper.is_set():
+            self._finish()
+        else:
+            self._schedule(at)
+
+    async def _attempt(self) -> float | None:
+        """Run the function once, and apply what it wants; tell when to run it again, if ever."""
+        handler, owner = self.handler, self.owner
+        began = self._now()
+        if self.state is None:
+            self.state, self._base = HandlerState(started=utcnow()), self._due
+        patch = Patch(body=owner.body)
+        cause = self._make_cause(patch)
+        outcome: Outcome | None = None
+        with contextlib.suppress(asyncio.CancelledError), running(handler, cause):
+            outcome = await execute_handler_once(
+                handler, cause.kwargs_for(handler, self.state), self.state,
+                owner.spawner.rules_of_threads if self._has_thread else owner.spawner.rules, logger=owner.logger)
+        if outcome is not None:
+            deliver_results({handler.id: outcome}, patch)
+        if patch:
+            await self._send(patch)
+        if outcome is None:
+            return None
+        self.state = self.state.with_outcome(outcome, utcnow())
+        return self._plan(outcome, began)
+
+    def _plan(self, outcome: Outcome, began: float) -> float | None:
+        """Tell when to run it again, on the clock of the loop: never, or only after a change (infinity)."""
+        handler, now = self.handler, self._now()
+        if not outcome.final:
+            return now + (outcome.delay or 0)
+        if outcome.exception is not None or not isinstance(handler, TimerHandler):
+            return None
+        self.state = None
+        if handler.interval is None:
+            return None if handler.idle is None else math.inf
+        if handler.sharp:
+            missed = (now - self._base) // handler.interval if handler.interval > 0 else 0
+            return self._base + (missed + 1) * handler.interval
+        # The delays of a busy loop must not add up.
+        lag = began - self._due
+        return now + handler.interval - (lag if 0 < lag < handler.interval else 0)
+
+    async def _send(self, patch: Patch) -> None:
+        """Apply the patch; if the API does not work, try again until it does, or until the daemon is to stop."""
+        delays = iter(self.owner.spawner.settings.queueing.error_delays)
+        delay = 0.0
+        self._sending = True
+        try:
+            while True:
+                try:
+                    return await self.owner.spawner.host.send(self.owner.record, patch)
+                except LoginError:
+                    raise
+                except Exception as error:
+                    if isinstance(error, APIClientError) or self.stopper.is_set():
+                        self.owner.logger.error("The patch of %s could not be applied and is lost: %r: %s",
+                                                self.handler, patch, error)
+                        return
+                    delay = next(delays, delay)
+                    self.owner.logger.exception("The patch of %s could not be applied; trying again in %s seconds: %s",
+                                                self.handler, delay, error)
+                await self.stopper.wait(delay)
+        finally:
+            self._sending = False
+
+    def _make_cause(self, patch: Patch) -> DaemonCause:
+        owner, spawner = self.owner, self.owner.spawner
+        return DaemonCause(
+            logger=owner.logger, memo=spawner.host.get_memo(owner.record), indices=spawner.indices,
+            resource=spawner.table.resource, body=owner.body, patch=patch,
+            stopped=(AsyncDaemonStopperChecker if self.handler.asynchronous else SyncDaemonStopperChecker)(self.stopper))
+
+    def _get_initial_delay(self) -> float:
+        delay = self.handler.initial_delay
+        if not callable(delay):
+            return delay or 0
+        try:
+            return delay(**self._make_cause(Patch(body=self.owner.body)).kwargs_for(self.handler)) or 0
+        except Exception:
+            self.owner.logger.exception("The function of initial_delay= has failed; %s begins at once.", self.handler)
+            return 0
+
+    # Stopping.
+
+    def stop(self, reason: DaemonStoppingReason) -> None:
+        """Ask it to end, and let this take its stages. What waits for its time ends here."""
+        known = self.stopper.reason
+        if known is not None and reason in known:
+            return
+        self.stopper.set(reason)
+        if self.task is None:
+            self._finish()
+        elif known is None or (reason is DaemonStoppingReason.OPERATOR_EXITING and self._get_own_limits()[1] is None):
+            self._part()
+
+    def _part(self) -> None:
+        backoff, timeout = self._get_limits()
+        if backoff > 0:
+            self.stopper.set(DaemonStoppingReason.DAEMON_SIGNALLED)
+            self.owner.logger.debug("%s is signalled to exit gracefully.", self.handler)
+        # Even without a back-off, those that only wait for the flag end in the meantime.
+        self._set_alarm(backoff, self._remind if timeout is None else self._force)
+
+    def _get_limits(self) -> tuple[float, float | None]:
+        """For how long to wait for it to end by itself, and then by force; ``None`` is to use no force."""
+        backoff, timeout = self._get_own_limits()
+        reason = self.stopper.reason
+        if timeout is None and reason is not None and DaemonStoppingReason.OPERATOR_EXITING in reason:
+            return max(backoff, EXIT_TIMEOUT), EXIT_CANCELLATION_TIMEOUT
+        return backoff, timeout
+
+    def _get_own_limits(self) -> tuple[float, float | None]:
+        handler = self.handler
+        if isinstance(handler, DaemonHandler):
+            return handler.cancellation_backoff or 0, handler.cancellation_timeout
+        return 0, None
+
+    def _force(self) -> None:
+        self.stopper.set(DaemonStoppingReason.DAEMON_CANCELLED)
+        self.owner.logger.debug("%s is signalled to exit by force.", self.handler)
+        if self.task is not None and (self.handler.asynchronous or self._sending):
+            self.task.cancel()
+        self._set_alarm(self._get_limits()[1] or 0, self._abandon)
+
+    def _remind(self) -> None:
+        delay = self.handler.cancellation_polling if isinstance(self.handler, DaemonHandler) else None
+        if delay is None:
+            delay = self.owner.spawner.settings.background.cancellation_polling
+        self.owner.logger.debug("%s is still exiting. The next check is in %s seconds.", self.handler, delay)
+        self._set_alarm(delay, self._remind)
+
+    def _abandon(self) -> None:
+        self.abandoned = True
+        self.stopper.set(DaemonStoppingReason.DAEMON_ABANDONED)
+        self.owner.logger.warning("%s did not exit in time. Leaving it orphaned.", self.handler)
+        self.owner.spawner.background.discard(self)
+        self.owner.notify(self)
+        warnings.warn(f"{self.handler} did not exit in time. Leaving it orphaned.", ResourceWarning, stacklevel=2)
+
+    def _finish(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        for_good = not self.stopper.is_set()
+        if for_good:
+            self.stopper.set(DaemonStoppingReason.DONE)
+        self.owner.logger.debug("%s has exited %s and will not be retried or restarted.", self.handler,
+                                "on its own" if for_good else "on request")
+        self.owner.spawner.background.discard(self)
+        self.owner.remove(self, for_good=for_good)
+
+    def _set_alarm(self, delay: float, callback: Any) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = asyncio.get_running_loop().call_later(delay, callback)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def is_older(raw: RawBody, other: RawBody) -> bool:
+    """Tell whether a state of the object is older than another one; if the versions do not tell, it is not."""
+    version, other_version = raw['metadata'].get('resourceVersion') or '', other['metadata'].get('resourceVersion') or ''
+    return version.isdecimal() and other_version.isdecimal() and int(version) < int(other_version)

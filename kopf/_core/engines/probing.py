@@ -1,0 +1,258 @@
+"""
+Telling the outside world that the operator lives: an HTTP server for the probes of Kubernetes.
+
+The server has a thread and an event loop of its own: when the operator's loop is stuck, there must be somebody to say
+so. The liveness endpoint runs the probe handlers and shows their results; it fails if some of them fail, and if the
+operator does not do its work for long. The readiness endpoint tells if it has begun to. Every request is answered.
+Specified in the documentation's "Health-checks".
+"""
+import asyncio
+import concurrent.futures
+import contextlib
+import dataclasses
+import logging
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import orjson
+
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.ids import HandlerId
+from kopf._core.actions.execution import Execution, Outcome, execute_handler_once, running, utcnow
+from kopf._core.actions.progression import HandlerState
+from kopf._core.intents.causes import Activity, ActivityCause
+from kopf._core.intents.handlers import ActivityHandler
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+logger = logging.getLogger(__name__)
+
+READINESS_PATH = '/readyz'
+BEAT = 1.0
+"""How often the operator's loop shows that it is alive (in seconds)."""
+
+
+class EndpointError(ValueError):
+    """The URL of the endpoint makes no sense."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Endpoint:
+    """Where to listen: on all interfaces if there is no host."""
+    host: str | None
+    port: int
+    path: str
+
+    @classmethod
+    def parse(cls, url: str) -> Self:
+        """
+        Read the URL, e.g. ``http://:8080/healthz``.
+
+        :raises EndpointError: if it is not such a URL.
+        """
+        parts = urllib.parse.urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError as error:
+            raise EndpointError(f"Wrong port in the liveness endpoint {url!r}: {error}") from error
+        if parts.scheme != 'http' or not parts.netloc:
+            raise EndpointError(f"The liveness endpoint must be like http://0.0.0.0:8080/healthz, not {url!r}.")
+        return cls(parts.hostname or None, 80 if port is None else port, parts.path or '/')
+
+
+class Condition(Protocol):
+    """The operator, as it is judged by the probes. It is asked in another thread."""
+
+    def find_failures(self) -> Iterable[str]:
+        """Give the reasons why the operator does not do its work for long."""
+
+    def find_delays(self) -> Iterable[str]:
+        """Give the reasons why the operator is not ready yet."""
+
+
+class Probes:
+    """The probe handlers; their results are kept for a while, so that many requests do not make much work."""
+
+    def __init__(
+            self, handlers: Sequence[ActivityHandler], *, settings: OperatorSettings, memo: Any,
+            indices: Mapping[str, Any],
+    ) -> None:
+        self._handlers = handlers
+        self._settings = settings
+        self._cause = ActivityCause(
+            activity=Activity.PROBE, settings=settings, memo=memo, indices=indices,
+            logger=logging.getLogger(f'kopf.activities.{Activity.PROBE.value}'))
+        self._outcomes: dict[HandlerId, Outcome] = {}
+        self._expiry: float | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def collect(self) -> dict[HandlerId, Outcome]:
+        """
+        Give the results, new or kept ones.
+
+        :raises TimeoutError: if the handlers do not end in time; they go on, and the next call waits for them.
+        """
+        if self._task is None and (self._expiry is None or self._expiry <= time.monotonic()):
+            self._task = asyncio.create_task(self._run(), name='probes')
+        if self._task is not None:
+            async with asyncio.timeout(self._settings.probing.timeout):
+                await asyncio.shield(self._task)
+        return self._outcomes
+
+    async def _run(self) -> None:
+        try:
+            outcomes = await asyncio.gather(*map(self._probe, self._handlers))
+            self._outcomes = {handler.id: outcome for handler, outcome in zip(self._handlers, outcomes, strict=True)}
+            self._expiry = time.monotonic() + self._settings.probing.cache_lifetime
+        finally:
+            self._task = None
+
+    async def _probe(self, handler: ActivityHandler) -> Outcome:
+        # Once: those who ask can't wait for the next attempt, and will ask again.
+        execution = self._settings.execution
+        rules = Execution(executor=execution.executor, default_backoff=self._settings.probing.cache_lifetime)
+        state = HandlerState(started=utcnow())
+        with running(handler, self._cause):
+            return await execute_handler_once(
+                handler, self._cause.kwargs_for(handler, state), state, rules, logger=self._cause.logger)
+
+    async def close(self) -> None:
+        """Stop the handlers that still run."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+
+class ProbeServer:
+    """
+    The server of the probes; an async context manager.
+
+    :param endpoint: where to listen.
+    :param probes: what to show.
+    :param condition: what to judge.
+    :param settings: the settings of the operator.
+    """
+
+    def __init__(
+            self, endpoint: Endpoint, *, probes: Probes, condition: Condition, settings: OperatorSettings,
+    ) -> None:
+        self._endpoint = endpoint
+        self._probes = probes
+        self._condition = condition
+        self._settings = settings
+        self._beat = time.monotonic()
+        self._heart: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listening: concurrent.futures.Future[int] = concurrent.futures.Future()
+        self._closing: Callable[[], object] = lambda: None
+        self._closed: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self.port = endpoint.port
+        """The port where it listens in fact, also if the endpoint's is 0."""
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._pulse()
+        threading.Thread(target=self._run, name='kopf-probes', daemon=True).start()
+        try:
+            self.port = await asyncio.wrap_future(self._listening)
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+        return self
+
+    async def __aexit__(
+            self, type_: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None,
+    ) -> None:
+        self._closing()
+        await self._probes.close()
+        await asyncio.wrap_future(self._closed)
+        if self._heart is not None:
+            self._heart.cancel()
+
+    def _pulse(self) -> None:
+        self._beat = time.monotonic()
+        self._heart = asyncio.get_running_loop().call_later(BEAT, self._pulse)
+
+    # In the thread of the server.
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            if not self._listening.done():
+                self._listening.set_exception(error)
+            else:
+                logger.exception("The server of probes has failed: %s", error)
+        finally:
+            self._closed.set_result(None)
+
+    async def _serve(self) -> None:
+        from aiohttp import web
+        loop, closing = asyncio.get_running_loop(), asyncio.Event()
+
+        def close() -> None:
+            with contextlib.suppress(RuntimeError):  # it is over already
+                loop.call_soon_threadsafe(closing.set)
+
+        self._closing = close
+        app = web.Application()
+        app.router.add_get(self._endpoint.path, self._answer_liveness)
+        if self._endpoint.path != READINESS_PATH:
+            app.router.add_get(READINESS_PATH, self._answer_readiness)
+        runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, self._endpoint.host, self._endpoint.port).start()
+            self._listening.set_result(runner.addresses[0][1])
+            await closing.wait()
+        finally:
+            await runner.cleanup()
+
+    async def _answer_liveness(self, request: 'web.Request') -> 'web.Response':
+        reasons = list(self._find_reasons(self._condition.find_failures))
+        outcomes: Mapping[HandlerId, Outcome] = {}
+        if not self._is_stuck():
+            try:
+                outcomes = await self._collect()
+            except TimeoutError:
+                reasons.append(f"The probes have not ended in {self._settings.probing.timeout:g} seconds.")
+            except Exception as error:
+                logger.exception("The probes could not be run: %r", error)
+                reasons.append(f"The probes could not be run: {error!r}")
+        reasons.extend(f"The probe {key!r} has failed: {outcome.message}" for key, outcome in outcomes.items()
+                       if outcome.exception is not None)
+        results = {key: outcome.result for key, outcome in outcomes.items() if outcome.result is not None}
+        return make_response(results, reasons)
+
+    async def _answer_readiness(self, request: 'web.Request') -> 'web.Response':
+        return make_response({}, list(self._find_reasons(self._condition.find_delays)))
+
+    async def _collect(self) -> Mapping[HandlerId, Outcome]:
+        assert self._loop is not None
+        future = asyncio.run_coroutine_threadsafe(self._probes.collect(), self._loop)
+        # The operator's loop watches the time, unless it is stuck.
+        async with asyncio.timeout(self._settings.probing.timeout + BEAT):
+            return await asyncio.wrap_future(future)
+
+    def _find_reasons(self, fn: Callable[[], Iterable[str]]) -> Iterable[str]:
+        if self._is_stuck():
+            yield (f"The event loop of the operator is stuck for {time.monotonic() - self._beat:.0f} seconds: "
+                   f"something blocks it, e.g. an async handler that makes synchronous calls.")
+        yield from fn()
+
+    def _is_stuck(self) -> bool:
+        limit = self._settings.probing.stuck_loop_limit
+        return limit is not None and time.monotonic() - self._beat > limit + BEAT
+
+
+def make_response(results: Mapping[HandlerId, Any], reasons: Sequence[str]) -> 'web.Response':
+    """Make the response: the results if everything is good, otherwise what is wrong, too."""
+    from aiohttp import web
+    content = {'reasons': reasons, 'probes': results} if reasons else results
+    text = orjson.dumps(content, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+    return web.Response(status=503 if reasons else 200, text=text, content_type='application/json')

@@ -1,0 +1,201 @@
+"""
+Which daemons and timers must run for an object, and the owner of all that run.
+
+A `Spawner` looks at the objects of one resource: those that match get their daemons, those that do not match any more
+lose them. It looks only when something has changed. `Background` owns all daemons of an operator, whatever their
+resource is: it stops them when the operator pauses or ends.
+"""
+import asyncio
+import contextvars
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.bodies import Body, RawBody
+from kopf._cogs.structs.patches import Patch
+from kopf._core.actions.execution import Execution
+from kopf._core.actions.loggers import ObjectLogger
+from kopf._core.engines.daemons import EXIT_TIMEOUT, Daemon, ObjectDaemons
+from kopf._core.engines.stoppers import DaemonStoppingReason
+from kopf._core.engines.threads import DaemonThreads
+from kopf._core.intents import filters
+from kopf._core.intents.causes import SpawningCause
+from kopf._core.intents.decisions import Decider
+from kopf._core.intents.handlers import SpawningHandler, TimerHandler
+from kopf._core.intents.registries import HandlerTable
+
+
+class Record(Protocol):
+    """An object, as its host remembers it."""
+
+    daemons: ObjectDaemons | None
+
+
+class Host(Protocol):
+    """Who handles the objects of the resource otherwise, and talks to the API."""
+
+    def get_memo(self, record: Any, /) -> Any:
+        """Give the memo of the object."""
+
+    async def send(self, record: Any, patch: Patch, /) -> None:
+        """Apply a daemon's patch to the object, and show the daemons what has come of it."""
+
+    def wake(self, record: Any, /) -> None:
+        """Look at the object again: its daemons have ended."""
+
+    def fail(self, error: Exception, /) -> None:
+        """End the operator: nothing can be done without the API."""
+
+
+class Background:
+    """All the daemons and timers of an operator."""
+
+    def __init__(self, settings: OperatorSettings) -> None:
+        self.settings = settings
+        self.threads = DaemonThreads(settings.background)
+        self.context = contextvars.copy_context()
+        """The context that all runs begin with: none of them sees what others have left."""
+        self.paused = False
+        self.closing = False
+        self._active: set[Daemon] = set()
+        self._orphans: set[Daemon] = set()
+        self._ended: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._active)
+
+    def add(self, daemon: Daemon) -> None:
+        self._active.add(daemon)
+
+    def discard(self, daemon: Daemon) -> None:
+        """Know that it has ended, or is abandoned."""
+        self._active.discard(daemon)
+        (self._orphans.add if daemon.abandoned and daemon.task is not None else self._orphans.discard)(daemon)
+        if not self._active and self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    def pause(self) -> None:
+        """Stop all of them, and start none, until resumed."""
+        self.paused = True
+        for daemon in list(self._active):
+            daemon.stop(DaemonStoppingReason.OPERATOR_PAUSING)
+
+    def resume(self) -> None:
+        """Let them start again: each as soon as its object is looked at."""
+        self.paused = False
+
+    async def close(self) -> None:
+        """
+        Stop all of them; return when they have ended.
+
+        It is bounded by their own back-offs and timeouts, and by those of the operator where there are none. Those that
+        are abandoned by then, or have been before, are waited for only if there is time left.
+        """
+        self.closing = True
+        deadline = asyncio.get_running_loop().time() + EXIT_TIMEOUT
+        for daemon in list(self._active):
+            daemon.stop(DaemonStoppingReason.OPERATOR_EXITING)
+        if self._active:
+            self._ended = asyncio.get_running_loop().create_future()
+            await self._ended
+        tasks = [daemon.task for daemon in self._orphans if daemon.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=max(0, deadline - asyncio.get_running_loop().time()))
+        for task in tasks:
+            task.cancel()
+
+
+@dataclasses.dataclass(slots=True)
+class Survey:
+    """What there is to do about the daemons of an object."""
+    missing: Sequence[SpawningHandler]
+    excess: Sequence[Daemon]
+    holding: bool
+    """Whether the object must stay: because of those that run, or of those that must run."""
+
+
+class Spawner:
+    """Starts and stops the daemons and timers of the objects of one resource."""
+
+    def __init__(
+            self, host: Host, table: HandlerTable, decider: Decider, background: Background,
+            indices: Mapping[str, Any],
+    ) -> None:
+        self.host = host
+        self.table = table
+        self.background = background
+        self.indices = indices
+        self.settings = settings = background.settings
+        self.essence_of = decider.essence_of
+        self.predict = decider.predict
+        self.idling = any(isinstance(handler, TimerHandler) and handler.idle is not None for handler in table.spawning)
+        self.rules = Execution(
+            executor=settings.execution.executor, default_backoff=settings.execution.default_backoff)
+        self.rules_of_threads = dataclasses.replace(self.rules, executor=background.threads)
+        self._finalizer = decider.finalizer
+        self._always: Sequence[SpawningHandler] | None = None  # those for all objects, if all are
+        if all(filters.is_unconditional(handler) for handler in table.spawning):
+            self._always = list(filters.deduplicate(table.spawning))
+
+    def survey(self, record: Record, raw: RawBody) -> Survey:
+        """Look what there is to do, and do nothing. Can raise what the users' filters raise."""
+        daemons = record.daemons
+        if raw['metadata'].get('deletionTimestamp') is not None:
+            excess = [] if daemons is None else [daemon for daemon in daemons if not daemon.stopper.is_set()]
+            return Survey((), excess, holding=daemons is not None and daemons.holding)
+        matching = self._match(record, raw)
+        if daemons is None:
+            return Survey(matching, (), holding=bool(matching))
+        ids = {handler.id for handler in matching}
+        missing = [handler for handler in matching if handler.id not in daemons.known]
+        excess = [daemon for daemon in daemons if daemon.handler.id not in ids and not daemon.stopper.is_set()]
+        return Survey(missing, excess, holding=bool(missing) or daemons.holding)
+
+    def _match(self, record: Record, raw: RawBody) -> Sequence[SpawningHandler]:
+        if self._always is not None:
+            return self._always
+        body = Body(raw)
+        cause = SpawningCause(
+            logger=ObjectLogger(body=body, settings=self.settings), memo=self.host.get_memo(record),
+            indices=self.indices, resource=self.table.resource, body=body, patch=Patch(body=body))
+        return list(filters.deduplicate(
+            handler for handler in self.table.spawning if filters.prematch(handler, cause)))
+
+    async def adjust(self, record: Record, raw: RawBody) -> bool:
+        """Start what is missing, and stop what is in excess; tell if the object must stay."""
+        survey = self.survey(record, raw)
+        deleted = raw['metadata'].get('deletionTimestamp') is not None
+        reason = DaemonStoppingReason.RESOURCE_DELETED if deleted else DaemonStoppingReason.FILTERS_MISMATCH
+        for daemon in survey.excess:
+            daemon.stop(reason)
+        self._spawn(record, raw, survey.missing)
+        if record.daemons is None:
+            return survey.holding
+        if deleted and record.daemons.stopping:
+            await self._wait_instantly(record.daemons)
+        if not record.daemons.known:
+            record.daemons = None
+            return bool(survey.missing)
+        return bool(survey.missing) or record.daemons.holding
+
+    def _spawn(self, record: Record, raw: RawBody, missing: Sequence[SpawningHandler]) -> None:
+        if self.background.paused or self.background.closing:
+            return
+        held = self._finalizer in (raw['metadata'].get('finalizers') or ())
+        for handler in missing:
+            if held or not handler.requires_finalizer:
+                if record.daemons is None:
+                    record.daemons = ObjectDaemons(self, record, raw)
+                record.daemons.spawn(handler)
+
+    async def _wait_instantly(self, daemons: ObjectDaemons) -> None:
+        """Give a chance to those that end at once: then, the object is freed in one step."""
+        settings = self.settings.background
+        for _ in range(settings.instant_exit_zero_time_cycles or 0):
+            if not daemons.stopping:
+                return
+            await asyncio.sleep(0)
+        tasks = [daemon.task for daemon in daemons.stopping if daemon.task is not None]
+        if settings.instant_exit_timeout is not None and tasks:
+            await asyncio.wait(tasks, timeout=settings.instant_exit_timeout)

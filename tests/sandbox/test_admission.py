@@ -1,0 +1,214 @@
+"""Webhooks: who is asked, and what their answers do."""
+import base64
+import json
+import ssl
+from collections.abc import AsyncIterator
+
+import aiohttp.web
+import pytest
+
+from kopf._kits.testing.certificates import Authority
+
+MERGE = "application/merge-patch+json"
+GROUP = "things.example.dev"
+CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/{}webhookconfigurations"
+
+
+class Hooks:
+    """A webhook server: it notes what it is asked and answers what it is told."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict] = []
+        self.answer: dict = {}
+        self.queries: list[str] = []
+        self.authority = Authority()
+
+    async def handle(self, request: aiohttp.web.Request) -> aiohttp.web.Response:
+        review = await request.json()
+        self.asked.append(review["request"])
+        self.queries.append(request.query_string)
+        response = {"uid": review["request"]["uid"], "allowed": True, **self.answer}
+        return aiohttp.web.json_response(
+            {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response})
+
+
+@pytest.fixture
+async def hooks() -> AsyncIterator[Hooks]:
+    hooks = Hooks()
+    app = aiohttp.web.Application()
+    app.router.add_post("/hook", hooks.handle)
+    runner = aiohttp.web.AppRunner(app)
+    await runner.setup()
+    context: ssl.SSLContext = hooks.authority.context()
+    site = aiohttp.web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
+    await site.start()
+    hooks.url = f"https://127.0.0.1:{runner.addresses[0][1]}/hook"
+    yield hooks
+    for connection in runner.server.connections:
+        connection.transport.abort()  # The sandbox keeps them, and TLS would not be done with them in time.
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def configure(client, hooks):
+    """Register the webhook; what is not said is: asked for all changes of things of this test's namespace."""
+    written = []
+
+    async def configure(kind="validating", **changes):
+        name = f"w{len(written)}.{client.namespace}"
+        rule = {"apiGroups": [GROUP], "apiVersions": ["*"], "resources": ["things"], "operations": ["*"]}
+        webhook = {
+            "name": f"{name}.dev", "admissionReviewVersions": ["v1"], "sideEffects": "None", "timeoutSeconds": 3,
+            "clientConfig": {"url": hooks.url, "caBundle": base64.b64encode(hooks.authority.certificate).decode()},
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": client.namespace}},
+            **changes, "rules": [{**rule, **changes.get("rule", {})}]}
+        webhook.pop("rule", None)
+        path = CONFIGURATIONS.format(kind)
+        answer = await client("POST", path, {"metadata": {"name": name}, "webhooks": [webhook]})
+        assert answer.status == 201, answer
+        written.append(f"{path}/{name}")
+    yield configure
+    for path in written:
+        await client("DELETE", path)
+
+
+async def test_the_review(client, configure, hooks, make_thing):
+    await configure()
+    await client("POST", client.things, make_thing("a"))
+    (asked,) = hooks.asked
+    assert asked["operation"] == "CREATE"
+    assert asked["kind"] == asked["requestKind"] == {"group": GROUP, "version": "v1", "kind": "Thing"}
+    assert asked["resource"] == {"group": GROUP, "version": "v1", "resource": "things"}
+    assert (asked["namespace"], asked["name"], asked["dryRun"]) == (client.namespace, "a", False)
+    assert asked["object"]["spec"] == {"size": 1, "color": "red"}
+    assert asked["object"]["metadata"]["uid"]
+    assert asked["oldObject"] is None
+    assert "system:masters" in asked["userInfo"]["groups"]
+    assert hooks.queries == ["timeout=3s"]
+
+
+async def test_updates_and_deletions(client, configure, hooks):
+    await client.create("a")
+    await configure()
+    await client("PATCH", f"{client.things}/a", {"spec": {"size": 2}}, type=MERGE)
+    await client("DELETE", f"{client.things}/a")
+    update, deletion = hooks.asked
+    assert (update["object"]["spec"]["size"], update["oldObject"]["spec"]["size"]) == (2, 1)
+    assert (deletion["operation"], deletion["object"]) == ("DELETE", None)
+    assert deletion["oldObject"]["metadata"]["name"] == "a"
+
+
+@pytest.mark.parametrize("status, code, reason, message", [
+    (None, 403, "Forbidden", "without explanation"),
+    ({"message": "no way"}, 403, "Forbidden", "denied the request: no way"),
+    ({"message": "too big", "code": 429}, 429, None, "denied the request: too big"),
+])
+async def test_refusals(client, configure, hooks, make_thing, status, code, reason, message):
+    await configure()
+    hooks.answer = {"allowed": False, **({"status": status} if status else {})}
+    answer = await client("POST", client.things, make_thing("a"))
+    assert (answer.status, answer.body.get("reason")) == (code, reason)
+    assert answer.message.startswith('admission webhook "')
+    assert message in answer.message
+    assert (await client("GET", f"{client.things}/a")).status == 404
+
+
+async def test_warnings(client, configure, hooks, make_thing):
+    await configure()
+    hooks.answer = {"warnings": ["careful"]}
+    answer = await client("POST", client.things, make_thing("a"))
+    assert (answer.status, answer.headers["Warning"]) == (201, '299 - "careful"')
+
+
+def patch(*operations):
+    encoded = base64.b64encode(json.dumps(operations).encode()).decode()
+    return {"patchType": "JSONPatch", "patch": encoded}
+
+
+async def test_mutations(client, configure, hooks, make_thing):
+    await configure("mutating")
+    hooks.answer = patch({"op": "add", "path": "/metadata/annotations", "value": {"by": "hook"}},
+                         {"op": "replace", "path": "/spec/size", "value": 5})
+    answer = await client("POST", client.things, make_thing("a"))
+    assert answer.body["metadata"]["annotations"] == {"by": "hook"}
+    assert answer.body["spec"]["size"] == 5
+
+
+async def test_mutations_are_validated(client, configure, hooks, make_thing):
+    await configure("mutating")
+    hooks.answer = patch({"op": "replace", "path": "/spec/size", "value": "huge"})
+    assert (await client("POST", client.things, make_thing("a"))).status == 422
+
+
+async def test_validating_webhooks_see_what_mutating_ones_have_made(client, configure, hooks, make_thing):
+    await configure("validating", rule={"operations": ["UPDATE"]})
+    await configure("mutating", rule={"operations": ["UPDATE"]})
+    await client.create("a")
+    hooks.answer = patch({"op": "add", "path": "/spec/size", "value": 50})
+    await client("PATCH", f"{client.things}/a", {"spec": {"color": "green"}}, type=MERGE)
+    assert [asked["object"]["spec"]["size"] for asked in hooks.asked] == [1, 50]
+
+
+@pytest.mark.parametrize("policy, status", [("Fail", 500), ("Ignore", 201)])
+@pytest.mark.parametrize("problem", ["refused", "late", "nonsense"])
+async def test_failures(client, configure, hooks, make_thing, policy, status, problem):
+    changes = {"failurePolicy": policy}
+    if problem == "refused":
+        changes["clientConfig"] = {"url": "https://127.0.0.1:1/hook"}
+    if problem == "late":
+        changes["clientConfig"] = {"service": {"name": "x", "namespace": "y"}}
+    if problem == "nonsense":
+        hooks.answer = {"uid": "another"}
+    await configure(**changes)
+    answer = await client("POST", client.things, make_thing("a"))
+    assert answer.status == status
+    if policy == "Fail":
+        assert "failed calling webhook" in answer.message
+
+
+@pytest.mark.parametrize("changes, asked", [
+    ({"rule": {"operations": ["UPDATE", "DELETE"]}}, False),
+    ({"rule": {"apiGroups": ["other.dev"]}}, False),
+    ({"rule": {"apiVersions": ["v1"]}}, True),
+    ({"rule": {"apiVersions": ["v7"]}}, False),
+    ({"rule": {"resources": ["*"]}}, True),
+    ({"rule": {"resources": ["*/*"]}}, True),
+    ({"rule": {"resources": ["things/status"]}}, False),
+    ({"rule": {"scope": "Cluster"}}, False),
+    ({"objectSelector": {"matchLabels": {"app": "x"}}}, True),
+    ({"objectSelector": {"matchExpressions": [{"key": "app", "operator": "DoesNotExist"}]}}, False),
+    ({"objectSelector": {"matchExpressions": [{"key": "app", "operator": "In", "values": ["x"]}]}}, True),
+    ({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "elsewhere"}}}, False),
+])
+async def test_who_is_asked(client, configure, hooks, make_thing, changes, asked):
+    await configure(**changes)
+    await client("POST", client.things, make_thing("a", labels={"app": "x"}))
+    assert bool(hooks.asked) is asked
+
+
+async def test_subresources(client, configure, hooks):
+    await client.create("a")
+    await configure(rule={"resources": ["things/status"]})
+    await client("PATCH", f"{client.things}/a/status", {"status": {"x": 1}}, type=MERGE)
+    await client("PATCH", f"{client.things}/a", {"spec": {"size": 9}}, type=MERGE)
+    assert [asked["subResource"] for asked in hooks.asked] == ["status"]
+
+
+async def test_dry_runs(client, configure, hooks, make_thing):
+    await configure()
+    assert (await client("POST", client.things, make_thing("a"), dryRun="All")).status == 201
+    assert hooks.asked[0]["dryRun"] is True
+
+
+async def test_configurations_are_completed_and_checked(client):
+    path = CONFIGURATIONS.format("mutating")
+    wrong = {"name": "short", "clientConfig": {}}
+    answer = await client("POST", path, {"metadata": {"name": "x"}, "webhooks": [wrong]})
+    assert answer.fields == {f"webhooks[0].{field}" for field in (
+        "name", "sideEffects", "clientConfig", "admissionReviewVersions")}
+    webhook = {"name": "a.b.c", "sideEffects": "None", "admissionReviewVersions": ["v1"], "objectSelector": None,
+               "clientConfig": {"url": "https://x/"}}
+    stored = (await client("POST", path, {"metadata": {"name": "x"}, "webhooks": [webhook]}, dryRun="All")).body
+    assert stored["webhooks"][0] == {
+        **webhook, "objectSelector": {}, "namespaceSelector": {}, "failurePolicy": "Fail", "timeoutSeconds": 10,
+        "matchPolicy": "Equivalent", "reinvocationPolicy": "Never"}

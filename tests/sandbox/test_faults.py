@@ -1,0 +1,167 @@
+"""Faults: what goes wrong on request, and only then."""
+import aiohttp
+import pytest
+
+MERGE = "application/merge-patch+json"
+
+
+@pytest.fixture
+def faults(sandbox):
+    yield sandbox.faults
+    sandbox.faults.clear()
+
+
+async def test_errors_for_the_next_requests(client, faults):
+    faults.error(500, times=2)
+    assert [(await client("GET", client.things)).status for _ in range(3)] == [500, 500, 200]
+    assert faults.pending() == []
+
+
+async def test_too_many_requests(client, faults):
+    faults.error(429, retry_after=7, message="slow down")
+    answer = await client("GET", client.things)
+    assert (answer.status, answer.headers["Retry-After"], answer.body["reason"]) == (429, "7", "TooManyRequests")
+    assert (answer.message, answer.body["details"]) == ("slow down", {"retryAfterSeconds": 7})
+
+
+@pytest.mark.parametrize("conditions, hit", [
+    ({"method": "POST"}, False), ({"method": "get"}, True), ({"verb": "list"}, True), ({"verb": "watch"}, False),
+    ({"resource": "things"}, True), ({"resource": "pods"}, False), ({"path": r"/things$"}, True),
+    ({"namespace": "other"}, False), ({"name": "a"}, False), ({"user_agent": "kopf/"}, False),
+    ({"user_agent": "Python"}, True),
+])
+async def test_conditions(client, faults, conditions, hit):
+    faults.error(503, **conditions)
+    assert (await client("GET", client.things)).status == (503 if hit else 200)
+
+
+async def test_failed_writes_do_nothing(client, faults, make_thing):
+    faults.error(500, verb="create", times=None)
+    assert (await client("POST", client.things, make_thing("a"))).status == 500
+    faults.clear()
+    assert (await client("GET", client.things)).names == []
+
+
+async def test_dropped_connections(client, faults):
+    faults.drop(verb="create")
+    with pytest.raises(aiohttp.ClientError):
+        await client("POST", client.things, {})
+
+
+async def test_delays(client, faults):
+    faults.delay(0.1, verb="list")
+    with pytest.raises(TimeoutError):
+        async with client.session.get(client.url + client.things, timeout=aiohttp.ClientTimeout(total=0.05)):
+            pass
+    assert (await client("GET", client.things)).status == 200
+
+
+async def test_dropped_watches(client, faults):
+    async with client.watch() as watch:
+        await client.create("a")
+        await watch.next()
+        assert faults.drop_watches() == 1
+        with pytest.raises(aiohttp.ClientError):
+            await watch.next()
+
+
+async def test_watches_cut_in_the_middle_of_a_line(client, faults):
+    async with client.watch() as watch:
+        faults.cut_watches()
+        await client.create("a")
+        piece = await watch.response.content.readany()
+        assert piece.startswith(b'{"type":"ADDED"') and not piece.endswith(b"\n")
+        with pytest.raises(aiohttp.ClientError):
+            await watch.response.content.readany()
+
+
+async def test_frozen_watches(client, faults):
+    async with client.watch() as watch:
+        faults.freeze_watches()
+        await client.create("a")
+        with pytest.raises(TimeoutError):
+            await watch.next(timeout=0.2)
+        faults.clear()
+        assert await watch.until(1) == [("ADDED", "a")]
+
+
+async def test_watches_frozen_for_a_time(client, faults):
+    async with client.watch() as watch:
+        faults.freeze_watches(0.1, times=1)
+        await client.create("a")
+        assert await watch.until(1) == [("ADDED", "a")]
+
+
+async def test_expired_watches(client, faults):
+    async with client.watch() as watch:
+        faults.expire_watches()
+        event = await watch.next()
+        assert (event["type"], event["object"]["code"]) == ("ERROR", 410)
+        assert await watch.next() is None
+
+
+async def test_faults_of_watches_leave_other_requests_alone(client, faults):
+    faults.expire_watches()
+    assert (await client("GET", client.things)).status == 200
+    assert len(faults.pending()) == 1
+
+
+async def test_forgotten_history(client, faults):
+    version = await client.version()
+    await client.create("a")
+    faults.forget_history()
+    async with client.watch(resourceVersion=version) as watch:
+        assert (await watch.next())["object"]["code"] == 410
+    async with client.watch(resourceVersion=await client.version()) as watch:
+        await client.create("b")
+        assert await watch.until(1) == [("ADDED", "b")]
+
+
+async def test_refused_connections(client, faults):
+    async with client.watch() as watch:
+        await client.create("a")
+        await watch.next()
+        faults.refuse_connections()
+        with pytest.raises(aiohttp.ClientError):
+            await client("GET", client.things)
+        with pytest.raises(aiohttp.ClientError):
+            await watch.next()
+    faults.accept_connections()
+    assert (await client("GET", client.things)).names == ["a"]
+
+
+async def test_unknown_faults(faults):
+    with pytest.raises(ValueError, match="unknown fault"):
+        faults.add("earthquake")
+    with pytest.raises(TypeError):
+        faults.error(500, colour="red")
+
+
+async def test_the_admin_endpoint(client, faults):
+    rule = {"action": "error", "status": 403, "times": 1, "resource": "things"}
+    assert (await client("POST", "/_sandbox/faults", rule)).status == 201
+    (pending,) = (await client("GET", "/_sandbox/faults")).body["faults"]
+    assert (pending["action"], pending["status"], pending["resource"]) == ("error", 403, "things")
+    assert (await client("GET", client.things)).status == 403
+    await client("POST", "/_sandbox/faults", {"action": "delay", "seconds": 60})
+    assert (await client("DELETE", "/_sandbox/faults")).status == 200
+    assert faults.pending() == []
+    assert (await client("POST", "/_sandbox/faults", {"action": "x"})).status == 400
+    assert (await client("POST", "/_sandbox/forget-history")).status == 200
+    requests = (await client("GET", "/_sandbox/requests")).body["requests"]
+    assert requests[-1]["path"] == client.things
+
+
+async def test_refused_connections_for_a_time(client, faults):
+    answer = await client("POST", "/_sandbox/refuse-connections", {"seconds": 0.2})
+    assert answer.status == 200
+    async with client.watch() as watch:
+        with pytest.raises(aiohttp.ClientError):
+            while True:
+                await watch.next()
+    while True:
+        try:
+            assert (await client("GET", client.things)).status == 200
+            break
+        except aiohttp.ClientError:
+            pass

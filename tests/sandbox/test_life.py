@@ -1,0 +1,166 @@
+"""Finalizers, deletion, garbage collection, and the ends of namespaces and CRDs."""
+import asyncio
+
+import pytest
+
+MERGE = "application/merge-patch+json"
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+
+
+@pytest.fixture
+def gone(client):
+    """Wait until there is nothing at a path any more."""
+    async def gone(path):
+        async with asyncio.timeout(5):
+            while (await client("GET", path)).status != 404:
+                await asyncio.sleep(0)
+    return gone
+
+
+def owned(name, *owners, **reference):
+    references = [{"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": owner["metadata"]["name"],
+                   "uid": owner["metadata"]["uid"], **reference} for owner in owners]
+    return {"metadata": {"name": name, "ownerReferences": references}}
+
+
+async def test_without_finalizers_an_object_is_gone_at_once(client):
+    body = await client.create("a")
+    answer = await client("DELETE", f"{client.things}/a")
+    assert (answer.status, answer.body["status"]) == (200, "Success")
+    assert answer.body["details"]["uid"] == body["metadata"]["uid"]
+    assert (await client("DELETE", f"{client.things}/a")).status == 404
+
+
+async def test_finalizers_hold_an_object(client):
+    await client.create("a", finalizers=["x.dev/y"])
+    async with client.watch(resourceVersion=await client.version()) as watch:
+        meta = (await client("DELETE", f"{client.things}/a")).body["metadata"]
+        assert meta["deletionTimestamp"] and meta["deletionGracePeriodSeconds"] == 0 and meta["generation"] == 2
+        again = await client("DELETE", f"{client.things}/a")
+        assert again.body["metadata"] == meta
+        kept = await client("PATCH", f"{client.things}/a", {"metadata": {"deletionTimestamp": None}}, type=MERGE)
+        assert kept.body["metadata"]["deletionTimestamp"] == meta["deletionTimestamp"]
+        last = await client("PATCH", f"{client.things}/a", {"metadata": {"finalizers": []}}, type=MERGE)
+        assert last.status == 200
+        assert (await client("GET", f"{client.things}/a")).status == 404
+        assert await watch.until(2) == [("MODIFIED", "a"), ("DELETED", "a")]
+
+
+async def test_no_new_finalizers_during_deletion(client):
+    await client.create("a", finalizers=["x.dev/y"])
+    await client("DELETE", f"{client.things}/a")
+    more = {"metadata": {"finalizers": ["x.dev/y", "x.dev/z"]}}
+    answer = await client("PATCH", f"{client.things}/a", more, type=MERGE)
+    assert answer.status == 422
+    assert "no new finalizers can be added" in answer.message
+
+
+async def test_preconditions(client):
+    body = await client.create("a")
+    for condition in ({"uid": "other"}, {"resourceVersion": "1"}):
+        answer = await client("DELETE", f"{client.things}/a", {"preconditions": condition})
+        assert (answer.status, answer.body["reason"]) == (409, "Conflict")
+    exact = {"uid": body["metadata"]["uid"], "resourceVersion": body["metadata"]["resourceVersion"]}
+    assert (await client("DELETE", f"{client.things}/a", {"preconditions": exact})).status == 200
+
+
+@pytest.mark.parametrize("options, status", [
+    ({"propagationPolicy": "Other"}, 422), ({"kind": "Other", "apiVersion": "v1"}, 400),
+])
+async def test_options_that_are_refused(client, options, status):
+    await client.create("a")
+    assert (await client("DELETE", f"{client.things}/a", options)).status == status
+
+
+async def test_dry_deletions(client):
+    await client.create("a")
+    assert (await client("DELETE", f"{client.things}/a", {"dryRun": ["All"]})).status == 200
+    assert (await client("DELETE", f"{client.things}/a", dryRun="All")).status == 200
+    assert (await client("GET", f"{client.things}/a")).status == 200
+
+
+async def test_collections(client):
+    for name in "abc":
+        await client.create(name, labels={"old": "yes"} if name != "c" else {})
+    answer = await client("DELETE", client.things, labelSelector="old")
+    assert answer.names == ["a", "b"]
+    assert (await client("GET", client.things)).names == ["c"]
+
+
+async def test_dependents_go_with_their_last_owner(client, gone):
+    one, two = await client.create("one"), await client.create("two")
+    await client("POST", client.configmaps, owned("child", one, two))
+    await client("DELETE", f"{client.things}/one")
+    async with asyncio.timeout(5):
+        while len((await client("GET", f"{client.configmaps}/child")).body["metadata"]["ownerReferences"]) > 1:
+            await asyncio.sleep(0)
+    await client("DELETE", f"{client.things}/two")
+    await gone(f"{client.configmaps}/child")
+
+
+async def test_objects_of_absent_owners_are_collected(client, gone):
+    owner = await client.create("one")
+    await client("DELETE", f"{client.things}/one")
+    await client("POST", client.configmaps, owned("child", owner))
+    await gone(f"{client.configmaps}/child")
+
+
+async def test_orphans_stay(client, gone):
+    owner = await client.create("one")
+    await client("POST", client.configmaps, owned("child", owner))
+    answer = await client("DELETE", f"{client.things}/one", {"propagationPolicy": "Orphan"})
+    assert answer.body["metadata"]["finalizers"] == ["orphan"]
+    await gone(f"{client.things}/one")
+    assert "ownerReferences" not in (await client("GET", f"{client.configmaps}/child")).body["metadata"]
+
+
+async def test_foreground_deletion_waits_for_the_dependents(client, gone):
+    owner = await client.create("one")
+    child = owned("child", owner, blockOwnerDeletion=True)
+    child["metadata"]["finalizers"] = ["x.dev/y"]
+    await client("POST", client.configmaps, child)
+    answer = await client("DELETE", f"{client.things}/one", {"propagationPolicy": "Foreground"})
+    assert answer.body["metadata"]["finalizers"] == ["foregroundDeletion"]
+    async with asyncio.timeout(5):
+        while "deletionTimestamp" not in (await client("GET", f"{client.configmaps}/child")).body["metadata"]:
+            await asyncio.sleep(0)
+    assert (await client("GET", f"{client.things}/one")).status == 200
+    await client("PATCH", f"{client.configmaps}/child", {"metadata": {"finalizers": None}}, type=MERGE)
+    await gone(f"{client.configmaps}/child")
+    await gone(f"{client.things}/one")
+
+
+async def test_namespaces_take_their_content_with_them(client, gone):
+    namespace = f"/api/v1/namespaces/{client.namespace}"
+    await client.create("held", finalizers=["x.dev/y"])
+    await client("POST", client.configmaps, {"metadata": {"name": "c"}})
+    answer = await client("DELETE", namespace)
+    assert answer.body["status"] == {"phase": "Terminating"}
+    await gone(f"{client.configmaps}/c")
+    late = await client("POST", client.configmaps, {"metadata": {"name": "late"}})
+    assert (late.status, late.body["details"]["causes"][0]["reason"]) == (403, "NamespaceTerminating")
+    assert (await client("GET", namespace)).status == 200
+    await client("PATCH", f"{client.things}/held", {"metadata": {"finalizers": []}}, type=MERGE)
+    await gone(namespace)
+
+
+async def test_some_namespaces_stay(client):
+    answer = await client("DELETE", "/api/v1/namespaces/default")
+    assert (answer.status, answer.body["reason"]) == (403, "Forbidden")
+
+
+async def test_definitions_take_their_objects_with_them(client, make_crd, gone):
+    await client("POST", DEFINITIONS, make_crd("brieves", "Brief"))
+    brieves = f"/apis/things.example.dev/v1/namespaces/{client.namespace}/brieves"
+    await client("POST", brieves, {"apiVersion": "things.example.dev/v1", "kind": "Brief",
+                                   "metadata": {"name": "held", "finalizers": ["x.dev/y"]}})
+    definition = f"{DEFINITIONS}/brieves.things.example.dev"
+    answer = await client("DELETE", definition)
+    assert answer.body["metadata"]["finalizers"] == ["customresourcecleanup.apiextensions.k8s.io"]
+    async with asyncio.timeout(5):
+        while "deletionTimestamp" not in (await client("GET", f"{brieves}/held")).body["metadata"]:
+            await asyncio.sleep(0)
+    assert (await client("POST", brieves, {})).status == 405
+    await client("PATCH", f"{brieves}/held", {"metadata": {"finalizers": []}}, type=MERGE)
+    await gone(definition)
+    assert (await client("GET", brieves)).status == 404

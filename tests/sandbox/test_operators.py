@@ -1,0 +1,36 @@
+"""Operators against the sandbox, by the fixtures that users have."""
+import pytest
+
+from kopf.testing import OperatorFailed
+
+CRD = {
+    "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+    "metadata": {"name": "kopfexamples.kopf.dev"},
+    "spec": {"group": "kopf.dev", "scope": "Namespaced", "names": {"plural": "kopfexamples", "kind": "KopfExample"},
+             "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {
+                 "type": "object", "x-kubernetes-preserve-unknown-fields": True}}}]},
+}
+HANDLERS = """
+import kopf
+
+@kopf.on.create('kopfexamples')
+def created(**_):
+    return 'hello'
+"""
+
+
+def test_an_operator_handles_an_object(kopf_sandbox, kopf_operator, tmp_path):
+    (tmp_path / "handlers.py").write_text(HANDLERS)
+    kopf_sandbox.apply(CRD)
+    with kopf_operator(tmp_path / "handlers.py") as operator:
+        kopf_sandbox.create({"apiVersion": "kopf.dev/v1", "kind": "KopfExample", "metadata": {"name": "x"}})
+        body = kopf_sandbox.wait_for("kopfexamples", "x", lambda body: "status" in body)
+    assert body["status"] == {"created": "hello"}
+    assert operator.returncode == 0
+    assert "created" in operator.output
+
+
+def test_operators_that_do_not_start(kopf_sandbox, kopf_operator, tmp_path):
+    (tmp_path / "handlers.py").write_text("1 / 0")
+    with pytest.raises(OperatorFailed, match="ZeroDivisionError"), kopf_operator(tmp_path / "handlers.py"):
+        pass

@@ -1,0 +1,181 @@
+"""The door for Python: starting, stopping, and the verbs on dicts, in synchronous and asynchronous code."""
+import asyncio
+import json
+import stat
+import urllib.request
+
+import pytest
+
+from kopf.testing import ManifestError, Refusal, Sandbox
+
+CRD = """
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: notes.example.dev}
+spec:
+  group: example.dev
+  scope: Namespaced
+  names: {plural: notes, kind: Note, shortNames: [nt]}
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+"""
+NOTE = {"apiVersion": "example.dev/v1", "kind": "Note", "metadata": {"name": "n"}}
+
+
+@pytest.fixture(scope="module")
+def notes():
+    with Sandbox(crds=CRD) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture(autouse=True)
+def clean(notes):
+    yield
+    for note in notes.list("notes"):
+        notes.delete("notes", note["metadata"]["name"], namespace=note["metadata"]["namespace"])
+
+
+def test_verbs(notes):
+    created = notes.create({**NOTE, "text": "a"})
+    assert created["metadata"]["namespace"] == "default"
+    assert notes.get("notes", "n") == created
+    assert notes.patch("nt", "n", {"text": "b"})["text"] == "b"
+    assert notes.patch("Note", "n", [{"op": "replace", "path": "/text", "value": "c"}])["text"] == "c"
+    current = notes.get("note.example.dev", "n")
+    assert notes.replace({**current, "text": "d"})["text"] == "d"
+    assert [item["text"] for item in notes.list("notes.v1.example.dev")] == ["d"]
+    notes.delete("notes", "n")
+    assert notes.list("notes") == []
+
+
+def test_lists(notes):
+    notes.create({**NOTE, "metadata": {"name": "a", "labels": {"x": "1"}}})
+    notes.create({**NOTE, "metadata": {"name": "b", "namespace": "kube-system"}})
+    assert len(notes.list("notes")) == 2
+    assert len(notes.list("notes", namespace="default")) == 1
+    assert len(notes.list("notes", label_selector="!x")) == 1
+    assert len(notes.list("notes", field_selector="metadata.name=a")) == 1
+
+
+def test_refusals(notes):
+    with pytest.raises(Refusal) as caught:
+        notes.get("notes", "absent")
+    assert (caught.value.code, caught.value.reason) == (404, "NotFound")
+    assert str(caught.value) == 'notes.example.dev "absent" not found'
+    with pytest.raises(Refusal, match="doesn't have a resource type"):
+        notes.list("unicorns")
+    with pytest.raises(Refusal, match='no matches for kind "Unicorn"'):
+        notes.create({**NOTE, "kind": "Unicorn"})
+
+
+def test_what_is_given_is_not_changed(notes):
+    body = {**NOTE, "metadata": {"name": "n"}}
+    notes.create(body)
+    assert body == NOTE
+
+
+async def test_waiting(notes):
+    waiting = asyncio.create_task(notes.aio.wait_for("notes", "n", lambda body: body.get("text") == "b"))
+    await notes.aio.create({**NOTE, "text": "a"})
+    await notes.aio.patch("notes", "n", {"text": "b"})
+    assert (await waiting)["text"] == "b"
+    gone = asyncio.create_task(notes.aio.wait_gone("notes", "n"))
+    await notes.aio.delete("notes", "n")
+    await gone
+
+
+def test_waiting_in_vain(notes):
+    with pytest.raises(TimeoutError, match="is not there after 0.05 s; it is: absent"):
+        notes.wait_for("notes", "n", timeout=0.05)
+    notes.create({**NOTE, "text": "a"})
+    with pytest.raises(TimeoutError, match='"text": "a"'):
+        notes.wait_for("notes", "n", lambda body: False, timeout=0.05)
+    with pytest.raises(TimeoutError, match="is not gone"):
+        notes.wait_gone("notes", "n", timeout=0.05)
+
+
+def test_waiting_for_resources_that_come_later(notes):
+    with pytest.raises(TimeoutError):
+        notes.wait_for("unicorns", "u", timeout=0.05)
+
+
+def test_applying(notes, tmp_path):
+    (tmp_path / "a.yaml").write_text(json.dumps({**NOTE, "text": "a"}) + "\n---\n" + json.dumps({
+        "apiVersion": "v1", "kind": "List", "items": [{**NOTE, "metadata": {"name": "m"}}]}))
+    assert [body["metadata"]["name"] for body in notes.apply(tmp_path)] == ["n", "m"]
+    assert notes.apply({**NOTE, "text": "b"})[0]["text"] == "b"
+
+
+@pytest.mark.parametrize("source, message", [
+    ("no/such/file.yaml", "cannot be read"), ("a: [\n", "not YAML"), ("just: this\n", "apiVersion and kind are needed"),
+    ({**NOTE, "kind": "Unicorn"}, "Unicorn 'n': no matches"),
+])
+def test_applying_what_cannot_be(notes, source, message):
+    with pytest.raises(ManifestError, match=message):
+        notes.apply(source)
+
+
+def test_the_kubeconfig(notes):
+    config = json.loads(notes.kubeconfig.read_text())
+    assert config["clusters"][0]["cluster"]["server"] == notes.url
+    assert config["users"][0]["user"]["token"] == notes.token
+    assert stat.S_IMODE(notes.kubeconfig.stat().st_mode) == 0o600
+
+
+def test_requests_are_noted(notes):
+    import ssl
+    request = urllib.request.Request(f"{notes.url}/apis/example.dev/v1/notes?limit=1", headers={
+        "Authorization": f"Bearer {notes.token}", "User-Agent": "me"})
+    urllib.request.urlopen(request, context=ssl.create_default_context(cadata=notes.ca.decode())).read()
+    seen = notes.requests[-1]
+    assert (seen.method, seen.verb, seen.resource, seen.status) == ("GET", "list", "notes", 200)
+    assert (seen.user_agent, dict(seen.query), seen.user) == ("me", {"limit": "1"}, "sandbox")
+
+
+async def test_asynchronous_use():
+    async with Sandbox(crds=[CRD], loads=[NOTE]) as sandbox:
+        assert (await sandbox.get("notes", "n"))["metadata"]["name"] == "n"
+        assert len(await sandbox.list("notes")) == 1
+        assert (await sandbox.wait_for("notes", "n", timeout=1))["kind"] == "Note"
+
+
+def test_the_end():
+    with Sandbox() as sandbox:
+        path = sandbox.kubeconfig
+        assert path.exists()
+    assert not path.exists()
+    with pytest.raises(RuntimeError, match="not running"):
+        Sandbox().get("notes", "n")
+    with pytest.raises(RuntimeError, match="not running any more"):
+        sandbox.get("notes", "n")
+    with pytest.raises(RuntimeError, match="used once"), sandbox:
+        pass
+
+
+def test_a_given_kubeconfig_stays(tmp_path):
+    with Sandbox(kubeconfig=tmp_path / "deep" / "config"):
+        pass
+    assert (tmp_path / "deep" / "config").exists()
+
+
+def test_bad_starts(notes):
+    with pytest.raises(ManifestError), Sandbox(crds="no/such/file.yaml"):
+        pass
+    with pytest.raises(OSError), Sandbox(port=int(notes.url.rpartition(":")[2])):
+        pass
+
+
+def test_the_audit_log(tmp_path):
+    with Sandbox(audit=tmp_path / "audit.log") as sandbox:
+        import ssl
+        request = urllib.request.Request(
+            f"{sandbox.url}/api/v1/namespaces", method="POST", data=b'{"metadata": {"name": "x"}}',
+            headers={"Authorization": f"Bearer {sandbox.token}", "Content-Type": "application/json"})
+        urllib.request.urlopen(request, context=ssl.create_default_context(cadata=sandbox.ca.decode())).read()
+    (entry,) = map(json.loads, (tmp_path / "audit.log").read_text().splitlines())
+    assert (entry["verb"], entry["user"], entry["responseStatus"]["code"]) == ("create", {"username": "sandbox"}, 201)
+    assert entry["objectRef"] == {"resource": "namespaces", "apiVersion": "v1"}
+    assert entry["requestObject"] == {"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": "x"}}
