@@ -36,7 +36,7 @@ def finishing(loop: asyncio.AbstractEventLoop, *, timeout: float = 5.0) -> Itera
 
 
 async def _finish(timeout: float) -> None:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    tasks = asyncio.all_tasks() - {asyncio.current_task(), *_abandoned}
     for task in tasks:
         task.cancel()
     if tasks:

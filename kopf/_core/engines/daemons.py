@@ -24,7 +24,10 @@ from kopf._core.actions.execution import Outcome, execute_handler_once, running,
 from kopf._core.actions.loggers import ObjectLogger
 from kopf._core.actions.progression import HandlerState
 from kopf._core.engines.stoppers import (
-    AsyncDaemonStopperChecker, DaemonStopper, DaemonStoppingReason, SyncDaemonStopperChecker,
+    AsyncDaemonStopperChecker,
+    DaemonStopper,
+    DaemonStoppingReason,
+    SyncDaemonStopperChecker,
 )
 from kopf._core.intents.causes import DaemonCause
 from kopf._core.intents.decisions import deliver_results
@@ -299,7 +302,7 @@ class Daemon:
 
     def _part(self) -> None:
         backoff, timeout = self._get_limits()
-        if backoff > 0:
+        if self._get_own_limits()[0] > 0:
             self.stopper.set(DaemonStoppingReason.DAEMON_SIGNALLED)
             self.owner.logger.debug("%s is signalled to exit gracefully.", self.handler)
         # Even without a back-off, those that only wait for the flag end in the meantime.

@@ -12,7 +12,12 @@ from typing import Any
 
 from kopf._cogs.structs.ids import HandlerId
 from kopf._core.actions.execution import (
-    Execution, HandlerChildrenRetry, Outcome, execute_handler_once, running, utcnow,
+    Execution,
+    HandlerChildrenRetry,
+    Outcome,
+    execute_handler_once,
+    running,
+    utcnow,
 )
 from kopf._core.actions.lifecycles import LifeCycleFn
 from kopf._core.actions.progression import State

@@ -23,7 +23,12 @@ from kopf._cogs.clients import api, errors
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.hostnames import get_descriptive_hostname
 from kopf._cogs.structs.references import (
-    CLUSTER_PEERINGS, NAMESPACED_PEERINGS, Namespace, NamespacePattern, Resource, match_namespace,
+    CLUSTER_PEERINGS,
+    NAMESPACED_PEERINGS,
+    Namespace,
+    NamespacePattern,
+    Resource,
+    match_namespace,
     select_specific_namespaces,
 )
 

@@ -132,7 +132,9 @@ class Decider:
 
         cycle = self._continue_cycle(cycle, cause, essence, last, now)
         if reason is Reason.NOOP and relevant and (cycle.missed or cycle.revived):
-            cause.reason = reason = Reason.UPDATE  # the edits have reverted each other, but some have seen only one
+            # The edits have reverted each other, but some have seen only one of them.
+            reason = Reason.UPDATE
+            cause = dataclasses.replace(cause, reason=reason)
         decision = Decision(
             cause=cause, cycle=cycle, essence=essence, last=last, relevant=bool(relevant),
             add_finalizer=needed and not held and not deleting,
@@ -201,7 +203,7 @@ class Decider:
         purpose = Reason.UPDATE if cause.reason is Reason.NOOP else cause.reason
         state = State(purpose=purpose)
         state.load(self.table.changing_ids, storage=self.progress, body=cause.body, now=now,
-                   keep=self.table.resuming_ids)
+                   keep=self.table.only_resuming_ids)
         base = last if last is not None and cause.reason is Reason.CREATE else essence
         cycle = Cycle(state=state, known=essence, base=base)
         if purpose is Reason.UPDATE:
@@ -239,7 +241,7 @@ class Decider:
         for key in [key for key in cycle.revived if key in cycle.state and cycle.state[key].finished]:
             del cycle.revived[key]
         for handler in relevant:
-            if handler.id in cycle.missed and not handler.initial:
+            if handler.id in cycle.missed and _is_for_updates(handler):
                 seen = cycle.missed.pop(handler.id)
                 if seen is None or filters.match(handler, dataclasses.replace(
                         cause, old=seen, diff=diff(seen, decision.essence))):
@@ -248,8 +250,9 @@ class Decider:
         for key in [key for key in cycle.missed if key not in self.table.changing_ids]:
             del cycle.missed[key]  # a sub-handler of an unfinished parent
             cycle.state.restart(key, now)
-        chosen = {handler.id for handler in matching} | set(cycle.revived)
-        return [handler for handler in relevant if handler.id in chosen]
+        chosen = set(matching)
+        chosen.update(handler for handler in relevant if handler.id in cycle.revived and _is_for_updates(handler))
+        return [handler for handler in relevant if handler in chosen]
 
     def conclude(self, decision: Decision, patch: Patch, *, done: bool) -> None:
         """Put into the patch what is to be stored now: the progress, or the end of the cycle."""
@@ -306,6 +309,10 @@ class Decider:
             if cycle.base == cycle.known:
                 cycle.base = actual
             cycle.known = actual
+
+
+def _is_for_updates(handler: ChangingHandler) -> bool:
+    return not handler.initial and handler.reason in (None, Reason.UPDATE)
 
 
 def _is_touched(field: tuple[str, ...], patch: Mapping[str, Any]) -> bool:

@@ -213,6 +213,8 @@ def _check_filters(name: str, given: Mapping[str, Any]) -> None:
                                  f"use kopf.PRESENT or kopf.ABSENT.")
     if given.get('when') is not None and not callable(given['when']):
         raise TypeError(f"@kopf.on.{name}: when= must be a function, not {given['when']!r}.")
+    if '' in parse_field(given.get('field')):
+        raise ValueError(f"@kopf.on.{name}: field={given['field']!r} names no field.")
     valued = [option for option in ('value', 'old', 'new') if given.get(option) is not None]
     if valued and not parse_field(given.get('field')):
         raise TypeError(f"@kopf.on.{name}: {valued[0]}= has no effect without field=.")

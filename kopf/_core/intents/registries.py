@@ -16,7 +16,12 @@ from kopf._core.actions.execution import Handler
 from kopf._core.intents import filters
 from kopf._core.intents.causes import Activity, ChangingCause
 from kopf._core.intents.handlers import (
-    ActivityHandler, ChangingHandler, IndexingHandler, ResourceHandler, SpawningHandler, WatchingHandler,
+    ActivityHandler,
+    ChangingHandler,
+    IndexingHandler,
+    ResourceHandler,
+    SpawningHandler,
+    WatchingHandler,
     WebhookHandler,
 )
 
@@ -113,6 +118,8 @@ class HandlerTable:
     changing: tuple[ChangingHandler, ...] = ()
     changing_ids: tuple[HandlerId, ...] = ()
     resuming_ids: frozenset[HandlerId] = frozenset()
+    only_resuming_ids: frozenset[HandlerId] = frozenset()
+    """Those that no handlers of other reasons have."""
     extra_fields: frozenset[FieldPath] = frozenset()
     """Fields that count as changes only because a handler names them."""
     finalizing: tuple[ResourceHandler, ...] = ()
@@ -138,6 +145,8 @@ class HandlerTable:
             changing=changing,
             changing_ids=tuple(dict.fromkeys(handler.id for handler in changing)),
             resuming_ids=frozenset(handler.id for handler in changing if handler.initial),
+            only_resuming_ids=frozenset(handler.id for handler in changing if handler.initial)
+            - {handler.id for handler in changing if not handler.initial},
             extra_fields=frozenset(handler.field for handler in changing if handler.field),
             finalizing=tuple(handler for handler in changing if handler.requires_finalizer),
         )

@@ -7,6 +7,7 @@ they are named once in the logs, and are served as soon as they appear.
 import dataclasses
 import logging
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 from kopf._cogs.structs.references import Resource, Selector
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry
@@ -62,6 +63,42 @@ def resolve_tables(
     return tables, Complaints(
         unresolved=frozenset(unresolved), ambiguous=ambiguous,
         unwatchable=frozenset(unwatchable), unpatchable=frozenset(unpatchable))
+
+
+class Definitions:
+    """
+    The CRDs that are known, to tell whether what is discovered reflects them yet.
+
+    The API server needs a while for that, and does not tell when it is done.
+    """
+
+    def __init__(self) -> None:
+        self._versions: dict[tuple[str, str], frozenset[str]] = {}  # by group and plural
+
+    def note(self, name: str, raw: Mapping[str, Any]) -> None:
+        """Take the newest state of the CRD; an empty one if it is gone."""
+        plural, _, group = name.partition('.')
+        try:
+            established = any(condition['type'] == 'Established' and condition['status'] == 'True'
+                              for condition in raw['status']['conditions'])
+            versions = {version['name'] for version in raw['spec']['versions'] if version['served']}
+        except (KeyError, TypeError):
+            established, versions = not raw, set()
+        if established:
+            self._versions[group, plural] = frozenset(versions)
+        else:
+            self._versions.pop((group, plural), None)  # it is not clear whether it is to be served
+
+    def are_reflected(self, resources: Iterable[Resource], groups: Collection[str] | None) -> bool:
+        """Tell if the resources are those of the CRDs, in these groups; in all of them if ``None``."""
+        found: dict[tuple[str, str], set[str]] = {}
+        for resource in resources:
+            found.setdefault((resource.group, resource.plural), set()).add(resource.version)
+        missing = [key for key, versions in self._versions.items()
+                   if found.get(key, set()) != versions and (groups is None or key[0] in groups)]
+        for key in [key for key, versions in self._versions.items() if not versions and key not in missing]:
+            del self._versions[key]
+        return not missing
 
 
 def get_groups(registry: OperatorRegistry) -> set[str] | None:

@@ -7,6 +7,7 @@ Every task has a parent that waits for it: a failure of any ends the operator, w
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import logging
 import re
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
@@ -23,7 +24,13 @@ from kopf._cogs.structs.credentials import LoginError, Vault
 from kopf._cogs.structs.ephemera import Memo
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.references import (
-    CRDS, NAMESPACES, Namespace, NamespacePattern, Resource, match_namespace, select_specific_namespaces,
+    CRDS,
+    NAMESPACES,
+    Namespace,
+    NamespacePattern,
+    Resource,
+    match_namespace,
+    select_specific_namespaces,
 )
 from kopf._core.actions.execution import ErrorsMode
 from kopf._core.actions.lifecycles import LifeCycleFn, get_default_lifecycle
@@ -35,7 +42,7 @@ from kopf._core.intents.handlers import ActivityHandler
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry, get_default_registry
 from kopf._core.reactor.intake import Indexation, Intake
 from kopf._core.reactor.inventory import ObjectRecord
-from kopf._core.reactor.observation import Complaints, get_groups, resolve_tables
+from kopf._core.reactor.observation import Complaints, Definitions, get_groups, resolve_tables
 from kopf._core.reactor.peerings import Peerings
 from kopf._core.reactor.processing import Processor, Workforce
 from kopf._core.reactor.watches import EventSink, ResourceWatch
@@ -67,6 +74,10 @@ class OperatorOptions:
     peering_name: str | None = None
     liveness_endpoint: str | None = None
     command: Command | None = None
+
+
+SETTLING_DELAYS = (0.2, 0.5, 1, 2, 5, 10, 20, 30)
+"""How soon to look again while the API server is known to serve something else than it tells (in seconds)."""
 
 
 class Operator:
@@ -233,7 +244,9 @@ class Orchestrator:
         self._namespaces: set[Namespace] = set()
         self._watches: dict[Scope, tuple[ResourceWatch, EventSink, asyncio.Task[None]]] = {}
         self._complaints = Complaints()
-        self._discovered = False
+        self._resources: Collection[Resource] | None = None
+        self._served: dict[Scope, HandlerTable] = {}
+        self._definitions = Definitions()
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
@@ -241,13 +254,16 @@ class Orchestrator:
         options, settings = self._operator.options, self._operator.settings
         patterns = options.namespaces
         self._namespaces = {None} if not patterns else set(select_specific_namespaces(patterns))
-        resources = await self._discover()
+        settled = await self._discover()
+        resources = self._resources or ()
         if settings.scanning.disabled:
             return
+        if not settled:
+            self._changed.set()
         if any(self._is_dynamic(pattern) for pattern in patterns):
             if namespaces := NAMESPACES.select(resources):
                 self._observe(namespaces, NamespaceSink(self, patterns, self._indexation))
-        self._observe(CRDS.select(resources), ChangeSink(self._changed))
+        self._observe(CRDS.select(resources), DefinitionsSink(self, self._definitions))
         self._tasks.create_task(self._rediscover(), name='discovery')
 
     def _is_dynamic(self, pattern: str | re.Pattern[str]) -> bool:
@@ -258,19 +274,23 @@ class Orchestrator:
             watch = ResourceWatch(self._client, self._operator.settings, resource, None, sink)
             self._tasks.create_task(watch.run(), name=f'observer of {watch}')
 
-    async def _discover(self) -> Collection[Resource]:
+    async def _discover(self) -> bool:
+        """Find out what is to be served, and serve it; tell if it is certain that nothing is missing."""
         registry = self._operator.registry
         groups = get_groups(registry)
         if groups is not None:
             groups |= {'', 'apiextensions.k8s.io', *(peering.GROUPS if self.peerings.enabled else ())}
         discovery = await discover(self._client, groups)
-        self._tables, complaints = resolve_tables(registry, discovery.resources)
+        hidden = {resource for resource in self._resources or () if resource.group in discovery.failed_groups}
+        self._resources = discovery.resources | hidden  # the group is down, but what it serves is still there
+        self._tables, complaints = resolve_tables(registry, self._resources)
         complaints.log(self._complaints)
         self._complaints = complaints
-        self._discovered = True
-        self.peerings.rediscover(discovery.resources)
+        self.peerings.rediscover(self._resources)
         self._adjust()
-        return discovery.resources
+        if discovery.failed_groups and (hidden or complaints.unresolved):
+            return False
+        return self._definitions.are_reflected(self._resources, groups)
 
     def find_failures(self) -> Iterator[str]:
         """Tell what has been failing for long."""
@@ -281,7 +301,7 @@ class Orchestrator:
 
     def find_delays(self) -> Iterator[str]:
         """Tell what has not begun yet. Those who are paused are ready to take over."""
-        if not self._discovered:
+        if self._resources is None:
             yield "The resources are not discovered yet."
         if not self._paused:
             for watch, _, _ in list(self._watches.values()):
@@ -291,17 +311,32 @@ class Orchestrator:
                 yield "The indices are not complete yet."
 
     async def _rediscover(self) -> None:
-        """Find out anew what is served, each time when something has changed."""
+        """Find out anew what is served, each time when something has changed, and until it is certain."""
+        delays: Iterator[float] | None = None
         while True:
-            await self._changed.wait()
-            await asyncio.sleep(0.1)  # changes come in bunches
+            try:
+                async with asyncio.timeout(None if delays is None else next(delays)):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+            else:
+                delays = itertools.chain(SETTLING_DELAYS, itertools.repeat(SETTLING_DELAYS[-1]))
+                await asyncio.sleep(0.1)  # changes come in bunches
             self._changed.clear()
             try:
-                await self._discover()
+                if await self._discover():
+                    delays = None
             except errors.APIError as error:
                 logger.warning("The resources could not be discovered; trying again: %s", error)
-                await asyncio.sleep(1)
-                self._changed.set()
+
+    def note_definition(self) -> None:
+        """Know that a definition of a resource has changed."""
+        self._changed.set()
+
+    def compare_definitions(self) -> None:
+        """Know that all definitions are listed: some can be newer than what was discovered before."""
+        if not self._definitions.are_reflected(self._resources or (), None):
+            self._changed.set()
 
     def add_namespace(self, name: str) -> None:
         self._namespaces.add(name)
@@ -320,7 +355,7 @@ class Orchestrator:
                 wanted.update({(resource, namespace): table for namespace in self._namespaces})
             else:
                 wanted[resource, None] = table
-        for scope in [scope for scope in self._watches if scope not in wanted]:
+        for scope in [scope for scope in self._watches if wanted.get(scope) != self._served[scope]]:
             watch, sink, task = self._watches.pop(scope)
             task.cancel()
             sink.dropped(watch)
@@ -333,6 +368,7 @@ class Orchestrator:
         for scope, table in wanted.items():
             if scope not in self._watches and not self._paused and self.peerings.is_open(scope[1]):
                 self._watches[scope] = self._start_watch(scope, table)
+                self._served[scope] = table
 
     def _pause(self) -> None:
         """Let others handle the objects: stop seeing them and doing anything about them."""
@@ -362,19 +398,22 @@ class Orchestrator:
         return watch, sink, self._run_watch(watch)
 
 
-class ChangeSink:
-    """Only notices that something has changed since the first list."""
+class DefinitionsSink:
+    """Notices which resources are defined, and tells the orchestrator what has changed since the first list."""
 
-    def __init__(self, changed: asyncio.Event) -> None:
-        self._changed = changed
+    def __init__(self, orchestrator: Orchestrator, definitions: Definitions) -> None:
+        self._orchestrator = orchestrator
+        self._definitions = definitions
         self._listed = False
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
+        self._definitions.note(record.name, {} if event['type'] == 'DELETED' else event['object'])
         if self._listed:
-            self._changed.set()
+            self._orchestrator.note_definition()
 
     def listed(self, watch: ResourceWatch) -> None:
         self._listed = True
+        self._orchestrator.compare_definitions()
 
     def refused(self, watch: ResourceWatch, error: errors.APIError) -> None:
         pass
@@ -426,8 +465,11 @@ class NamespaceSink:
 
 def unwrap_error(error: BaseException) -> BaseException:
     """Give the only error of a group of tasks: usually, one has failed, and the others were stopped because of it."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
+    while isinstance(error, BaseExceptionGroup):
+        first, *others = error.exceptions
+        if any(type(other) is not type(first) or str(other) != str(first) for other in others):
+            break
+        error = first  # many can fail of the same at once, such as of a lost login
     return error
 
 

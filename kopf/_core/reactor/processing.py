@@ -28,8 +28,8 @@ from kopf._core.actions.execution import ErrorsMode, Execution, execute_handler_
 from kopf._core.actions.lifecycles import LifeCycleFn
 from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
 from kopf._core.actions.progression import HandlerState
-from kopf._core.engines.handling import Step
 from kopf._core.engines.daemons import is_older
+from kopf._core.engines.handling import Step
 from kopf._core.engines.spawning import Background, Spawner
 from kopf._core.engines.stoppers import DaemonStoppingReason
 from kopf._core.intents import filters
@@ -64,7 +64,7 @@ class Workforce:
         self._indexation = indexation
         indexation.listeners.append(self._begin_all)
         self._tasks: dict[asyncio.Task[None], ObjectRecord] = {}
-        self._queue: deque[tuple['Processor', ObjectRecord]] = deque()
+        self._queue: deque[tuple[Processor, ObjectRecord]] = deque()
         self._closed = False
         self.paused = False
         """Whether the workers finish what they do, and begin nothing."""
@@ -353,7 +353,7 @@ class Processor:
             await self._apply(record, decision, patch, wanted)
         record.unsent = record.unsent if patch else None
         if decision is None and deciding:
-            record.cycle = None  # it is none of our business any more; if it ever is again, the records are on the object
+            record.cycle = None  # none of our business any more; if it is ever again, the records are on the object
         elif decision is not None and not decision.add_finalizer:
             if done:
                 record.cycle, record.initial = None, False

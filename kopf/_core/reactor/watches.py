@@ -177,8 +177,9 @@ class ResourceWatch:
             self._listing_since, self._listed_ids = time.monotonic(), set()
             if self._wants_streamed_list():
                 try:
-                    return await self._stream(self._params(sendInitialEvents='true',
-                                                           resourceVersionMatch='NotOlderThan'))
+                    await self._stream(self._params(
+                        sendInitialEvents='true', resourceVersionMatch='NotOlderThan'))
+                    return
                 except errors.APIClientError as error:
                     if error.status not in (400, 422):
                         raise
@@ -220,7 +221,8 @@ class ResourceWatch:
             page = await self._client.get_json(self._path, params, logger=logger)
             defaults = {'apiVersion': page.get('apiVersion'), 'kind': (page.get('kind') or '').removesuffix('List')}
             for item in page.get('items') or ():
-                self._take({'type': None, 'object': {**defaults, **item} if isinstance(item, dict) else item})
+                raw = {**defaults, **item} if isinstance(item, dict) else item
+                self._take({'type': None, 'object': cast(RawBody, raw)})
             meta = page.get('metadata') or {}
             token = meta.get('continue')
             if not token:

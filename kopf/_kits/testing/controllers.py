@@ -13,6 +13,8 @@ from kopf._kits.testing.kinds import VERBS, Body, Catalog, Kind
 from kopf._kits.testing.rest import Objects
 from kopf._kits.testing.storage import Change, Record, Storage, Table
 
+#: How long watches go on when their CRD is gone: as on a real server, so that clients learn it from the CRD first.
+STREAMS_OUTLIVE = 1.0
 FOREGROUND, ORPHAN = 'foregroundDeletion', 'orphan'
 _ENDING = tuple(verb for verb in VERBS if verb != 'create')
 
@@ -74,7 +76,8 @@ class Controllers:
         if change.type == 'DELETED':
             self._catalog.remove(group, plural)
             self._schemas.pop(change.record.name, None)
-            self._storage.close(group, plural)
+            if (abandoned := self._storage.close(group, plural)) is not None:
+                asyncio.get_running_loop().call_later(STREAMS_OUTLIVE, abandoned.end)
             return
         if change.record.deleting:
             self._serve(body, terminating=True)

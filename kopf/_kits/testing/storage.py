@@ -83,6 +83,7 @@ class Table:
         self.name = name
         self.floor = version
         self.closed = False
+        self.ended = False
         self._history = history
         self._fields_of = fields_of
         self._records: dict[str, Record] = {}
@@ -159,9 +160,9 @@ class Table:
         """The future is not needed any more."""
         self._waiting.discard(future)
 
-    def close(self) -> None:
+    def end(self) -> None:
         """End all watches: the resource is not served any more."""
-        self.closed = True
+        self.ended = True
         self.wake()
 
     def apply(self, type: ChangeType, body: Mapping[str, Any], version: int) -> Change:
@@ -232,10 +233,12 @@ class Storage:
             self._tables[name] = Table(name, self.version, self._history, fields_of)
         return self._tables[name]
 
-    def close(self, group: str, plural: str) -> None:
-        """Forget a resource with its history; whoever watches it is told by the end of the stream."""
-        if (table := self._tables.pop(TableName(group, plural), None)) is not None:
-            table.close()
+    def close(self, group: str, plural: str) -> Table | None:
+        """Forget a resource with its history; returns the table: whoever watches it is told by its end."""
+        table = self._tables.pop(TableName(group, plural), None)
+        if table is not None:
+            table.closed = True
+        return table
 
     def commit(self, table: Table, type: ChangeType, body: dict[str, Any]) -> Change:
         """Write one change under the next version, which is also put into ``body``."""

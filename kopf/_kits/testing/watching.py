@@ -58,7 +58,7 @@ class Watch:
                 if changes:
                     continue
                 now = loop.time()
-                if table.closed or now >= end:
+                if table.ended or now >= end:
                     return
                 if now >= bookmark:
                     bookmark = self._next_bookmark(end)

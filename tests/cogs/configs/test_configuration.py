@@ -44,13 +44,15 @@ DEFAULTS = {
     'admission': {'server': None, 'managed': None},
     'execution': {'default_backoff': 60, 'max_workers': None},
     'background': {
-        'cancellation_polling': 60, 'instant_exit_timeout': None, 'instant_exit_zero_time_cycles': 10,
+        'max_threads': 500, 'cancellation_polling': 60, 'instant_exit_timeout': None,
+        'instant_exit_zero_time_cycles': 10,
     },
     'networking': {
         'request_timeout': 300, 'connect_timeout': None, 'error_backoffs': (1, 1, 2, 3, 5, 8, 13, 21),
         'enforce_retry_after': False, 'trust_env': False, 'max_connections': 16,
     },
     'persistence': {'finalizer': 'kopf.zalando.org/KopfFinalizerMarker', 'consistency_timeout': 5.0},
+    'probing': {'cache_lifetime': 10.0, 'timeout': 10.0, 'failing_watch_limit': 300.0, 'stuck_loop_limit': 60.0},
 }
 
 

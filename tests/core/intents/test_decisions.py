@@ -37,6 +37,8 @@ def make_table(*handlers: ChangingHandler) -> HandlerTable:
     return HandlerTable(
         resource=RESOURCE, changing=handlers, changing_ids=tuple(dict.fromkeys(handler.id for handler in handlers)),
         resuming_ids=frozenset(handler.id for handler in handlers if handler.initial),
+        only_resuming_ids=frozenset(handler.id for handler in handlers if handler.initial)
+        - {handler.id for handler in handlers if not handler.initial},
         finalizing=tuple(handler for handler in handlers if handler.requires_finalizer))
 
 
@@ -360,3 +362,24 @@ def test_settled_objects_are_seen_at_a_glance(change, settled):
     sim.settle()
     sim.raw = Patch(change).applied_to(sim.raw)
     assert sim.decider.is_settled(Body(sim.raw)) is settled
+
+
+def test_of_handlers_with_the_same_id_only_those_of_the_reason_are_run():
+    updating = make_handler('same', reason=Reason.UPDATE, needs_change=True)
+    sim = Simulation(make_handler('same', reason=Reason.CREATE), make_handler('same', initial=True), updating)
+    sim.settle()
+    sim.edit(a=1)
+    assert list(sim.decide().matching) == [updating]
+    sim.step(edit_meanwhile={'b': 1})
+    assert list(sim.decide().matching) == [updating]
+
+
+def test_a_function_of_all_reasons_runs_for_each():
+    sim = Simulation(
+        make_handler('same', reason=Reason.CREATE), make_handler('other', reason=Reason.CREATE),
+        make_handler('same', initial=True), make_handler('same', reason=Reason.DELETE, requires_finalizer=True))
+    sim.step()
+    sim.step()
+    sim.delete()
+    sim.settle()
+    assert [(id, reason) for id, reason, *_ in sim.runs] == [('same', 'create'), ('same', 'delete')]

@@ -1,0 +1,88 @@
+"""The pool is as good as the standard one, but does not hold the process."""
+import concurrent.futures
+import gc
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from kopf._cogs.aiokits.pools import DaemonicThreadPool
+
+
+@pytest.fixture
+def pool():
+    with DaemonicThreadPool(3) as pool:
+        yield pool
+
+
+def test_results_and_errors(pool):
+    assert pool.submit(divmod, 7, 2).result(5) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        pool.submit(divmod, 7, 0).result(5)
+    assert list(pool.map(str, range(5))) == ['0', '1', '2', '3', '4']
+
+
+def test_as_many_threads_as_allowed_and_no_more(pool):
+    barrier, release = threading.Barrier(4), threading.Event()
+    futures = [pool.submit(lambda: (barrier.wait(5), release.wait(5))) for _ in range(3)]
+    barrier.wait(5)  # all three are running
+    extra = pool.submit(threading.current_thread)
+    assert not extra.running()
+    release.set()
+    assert extra.result(5).daemon
+    concurrent.futures.wait(futures, 5)
+
+
+def test_threads_are_reused(pool):
+    names = set()
+    for _ in range(20):
+        names.add(pool.submit(lambda: threading.current_thread().name).result(5))
+    assert len(names) <= 3
+
+
+def test_cancelled_while_waiting(pool):
+    release = threading.Event()
+    running = [pool.submit(release.wait, 5) for _ in range(3)]
+    waiting = pool.submit(pytest.fail, 'must not run')
+    assert waiting.cancel()
+    release.set()
+    concurrent.futures.wait(running, 5)
+    assert pool.submit(int).result(5) == 0
+
+
+def test_shutdown_waits_for_all():
+    pool, done = DaemonicThreadPool(1), []
+    for number in range(3):
+        pool.submit(done.append, number)
+    pool.shutdown()
+    assert done == [0, 1, 2]
+    with pytest.raises(RuntimeError, match='shut down'):
+        pool.submit(int)
+
+
+def test_shutdown_without_waiting():
+    pool, release = DaemonicThreadPool(1), threading.Event()
+    running, waiting = pool.submit(release.wait, 5), pool.submit(int)
+    while not running.running():
+        pass
+    pool.shutdown(wait=False, cancel_futures=True)
+    assert waiting.cancelled()
+    release.set()
+    assert running.result(5)
+
+
+def test_forgotten_pools_end_their_threads():
+    pool = DaemonicThreadPool(2)
+    threads = [pool.submit(threading.current_thread).result(5) for _ in range(2)]
+    del pool
+    gc.collect()
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+def test_the_process_does_not_wait():
+    code = ("import threading; from kopf._cogs.aiokits.pools import DaemonicThreadPool; "
+            "DaemonicThreadPool(1).submit(threading.Event().wait); print('end')")
+    assert subprocess.run([sys.executable, '-c', code], timeout=10, stdout=subprocess.PIPE).stdout == b'end\n'

@@ -1,0 +1,102 @@
+"""Flags with reasons: raised in the event loop, waited for there and in threads."""
+import asyncio
+import enum
+import threading
+
+import pytest
+
+from kopf._cogs.aiokits.waiters import AsyncFlagWaiter, ReasonedFlag, SyncFlagWaiter
+
+
+class Why(enum.Flag):
+    RAIN = enum.auto()
+    NIGHT = enum.auto()
+
+
+@pytest.fixture
+def flag():
+    return ReasonedFlag[Why]()
+
+
+@pytest.mark.parametrize('cls', [SyncFlagWaiter, AsyncFlagWaiter])
+def test_a_waiter_shows_the_flag(flag, cls):
+    waiter = cls(flag)
+    assert not waiter
+    assert not waiter.is_set()
+    assert waiter.reason is None
+    flag.set(Why.RAIN)
+    assert waiter
+    assert waiter.is_set()
+    assert waiter.reason is Why.RAIN
+    assert 'True' in repr(waiter) and 'RAIN' in repr(waiter)
+
+
+def test_reasons_add_up(flag):
+    flag.set(Why.RAIN)
+    flag.set(Why.NIGHT)
+    assert flag.reason == Why.RAIN | Why.NIGHT
+
+
+@pytest.mark.looptime
+async def test_a_coroutine_waits_until_the_flag(flag):
+    loop, waiter = asyncio.get_running_loop(), AsyncFlagWaiter(flag)
+    loop.call_later(3, flag.set, Why.RAIN)
+    start = loop.time()
+    assert await waiter.wait() is waiter
+    assert loop.time() - start == 3
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize('timeout', [0, 2])
+async def test_a_coroutine_waits_no_longer_than_its_timeout(flag, timeout):
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    assert not await AsyncFlagWaiter(flag).wait(timeout)
+    assert loop.time() - start == timeout
+
+
+async def test_several_coroutines_wait_and_one_is_cancelled(flag):
+    waiter = AsyncFlagWaiter(flag)
+    tasks = [asyncio.create_task(waiter.wait(100)) for _ in range(3)]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    await asyncio.sleep(0)
+    flag.set(Why.RAIN)
+    await asyncio.wait(tasks)
+    assert [task.cancelled() for task in tasks] == [False, True, False]
+
+
+async def test_a_coroutine_that_ignores_the_flag_lets_others_run(flag):
+    flag.set(Why.RAIN)
+    others = []
+    asyncio.get_running_loop().call_soon(others.append, True)
+    await AsyncFlagWaiter(flag).wait()
+    assert others
+
+
+def test_a_thread_waits_no_longer_than_its_timeout(flag):
+    waiter = SyncFlagWaiter(flag)
+    assert waiter.wait(0.01) is waiter
+    assert not waiter
+
+
+def test_a_thread_does_not_wait_for_a_raised_flag(flag):
+    flag.set(Why.RAIN)
+    assert SyncFlagWaiter(flag).wait()
+
+
+def test_threads_are_woken_up(flag):
+    started, results = threading.Barrier(3), []
+
+    def wait():
+        started.wait()
+        results.append(bool(SyncFlagWaiter(flag).wait(10)))
+
+    threads = [threading.Thread(target=wait) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    started.wait()
+    flag.set(Why.RAIN)
+    for thread in threads:
+        thread.join()
+    assert results == [True, True]

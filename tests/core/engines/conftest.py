@@ -1,0 +1,146 @@
+"""Objects without a cluster: for tests in which the time is faked, so that there can be no network."""
+import json
+import types
+
+import pytest
+
+from kopf._cogs.clients import errors
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.ephemera import Memo
+from kopf._cogs.structs.references import Resource
+from kopf._core.engines.spawning import Background, Spawner
+from kopf._core.intents.decisions import Decider
+from kopf._core.intents.registries import HandlerTable, OperatorRegistry
+
+RESOURCE = Resource('kopf.dev', 'v1', 'kopfpeerings', kind='KopfPeering', namespaced=True)
+
+
+class PeeringApi:
+    """The API with one peering object: the only request that is known is a merge patch of it."""
+
+    def __init__(self):
+        self.status = {}
+        self.version = 1
+        self.exists = True
+        self.error = None
+        self.patches = []
+        self.observers = []
+        self.namespaces = []
+
+    @property
+    def body(self):
+        return {'metadata': {'name': 'default', 'resourceVersion': str(self.version)}, 'status': dict(self.status)}
+
+    def put(self, **records):
+        """Change the records by somebody else's hand."""
+        self.version += 1
+        self.status = {key: value for key, value in {**self.status, **records}.items() if value is not None}
+        for observer in self.observers:
+            observer(self.body)
+
+    async def request(self, method, path, *, payload=None, content_type=None, retry=True, **_):
+        assert (method, content_type) == ('PATCH', 'application/merge-patch+json')
+        patch = json.loads(payload)
+        self.patches.append((path, patch))
+        if self.error is not None:
+            raise self.error
+        if not self.exists:
+            raise errors.APINotFoundError('not found', status=404)
+        if patch.get('metadata', {}).get('resourceVersion') not in (None, str(self.version)):
+            raise errors.APIConflictError('conflict', status=409)
+        self.put(**patch['status'])
+        return json.dumps(self.body).encode()
+
+    async def get_json(self, path, params=None, *, logger=None):
+        assert path == '/api/v1/namespaces'
+        return {'items': [{'metadata': {'name': name}} for name in self.namespaces]}
+
+
+@pytest.fixture
+def peering_api():
+    return PeeringApi()
+
+
+@pytest.fixture
+def peering_resource():
+    return RESOURCE
+
+
+class DaemonsHost:
+    """An object in a cluster, and who serves it: decides about its daemons, applies their patches, wakes it up."""
+
+    def __init__(self, settings):
+        self.settings = settings
+        self.registry = OperatorRegistry()
+        self.record = types.SimpleNamespace(daemons=None)
+        self.raw = {
+            'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample',
+            'metadata': {'name': 'obj', 'namespace': 'ns', 'uid': 'uid', 'resourceVersion': '1',
+                         'finalizers': [settings.persistence.finalizer]},
+            'spec': {'field': 'value'},
+        }
+        self.memo = Memo()
+        self.patches = []
+        self.failures = []  # what sending fails with, one after another
+        self.failed = None
+        self.wakeups = 0
+        self._spawner = None
+
+    # What a spawner wants from its host.
+
+    def get_memo(self, record):
+        return self.memo
+
+    async def send(self, record, patch):
+        if self.failures:
+            raise self.failures.pop(0)
+        self.patches.append(dict(patch))
+        self.raw = patch.applied_to(self.raw)
+        self._advance()
+        if record.daemons is not None:
+            record.daemons.renew(self.raw, patch)
+
+    def wake(self, record):
+        self.wakeups += 1
+
+    def fail(self, error):
+        self.failed = error
+
+    # What tests do.
+
+    @property
+    def spawner(self):
+        if self._spawner is None:
+            resource = Resource('kopf.dev', 'v1', 'kopfexamples')
+            table = HandlerTable.build(self.registry, resource, set(self.registry.iter_selectors()))
+            self.background = Background(self.settings)
+            self._spawner = Spawner(self, table, Decider(table, self.settings.persistence), self.background, {})
+        return self._spawner
+
+    @property
+    def holding(self):
+        return self.record.daemons is not None and self.record.daemons.holding
+
+    async def look(self):
+        """Look at the object as it is, and tell if it must stay."""
+        if self.record.daemons is not None:
+            self.record.daemons.renew(self.raw)
+        return await self.spawner.adjust(self.record, self.raw)
+
+    async def edit(self, metadata=(), **fields):
+        """Let somebody change the object."""
+        self.raw = {**self.raw, **fields, 'metadata': {**self.raw['metadata'], **dict(metadata)}}
+        self._advance()
+        return await self.look()
+
+    async def delete(self):
+        return await self.edit(metadata={'deletionTimestamp': '2030-01-01T00:00:00Z'})
+
+    def _advance(self):
+        version = str(int(self.raw['metadata']['resourceVersion']) + 1)
+        self.raw = {**self.raw, 'metadata': {**self.raw['metadata'], 'resourceVersion': version}}
+
+
+@pytest.fixture
+def host():
+    return DaemonsHost(OperatorSettings())

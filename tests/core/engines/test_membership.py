@@ -1,0 +1,333 @@
+"""The life of an operator among its peers, on a fake clock: who pauses, when, and why."""
+import asyncio
+import contextlib
+import datetime
+
+import pytest
+
+from kopf._cogs.clients import errors
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._core.engines.membership import RETRY_DELAY, TAKEOVER_DELAY, Membership
+
+pytestmark = pytest.mark.looptime(start=1000)
+
+
+def record(priority=0, lifetime=60, age=0.0):
+    lastseen = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age)
+    return {'priority': priority, 'lifetime': lifetime, 'lastseen': lastseen.isoformat()}
+
+
+@pytest.fixture
+def settings():
+    settings = OperatorSettings()
+    settings.peering.priority = 10
+    return settings
+
+
+@pytest.fixture
+def join(peering_api, peering_resource, settings):
+    """Become a member, and let everything happen that happens without waiting."""
+    @contextlib.asynccontextmanager
+    async def join():
+        changes = []
+        member = Membership(
+            peering_api, settings, resource=peering_resource, namespace='ns1', identity='me',
+            changed=lambda: changes.append((member.known, member.paused)))
+        member.changes = changes
+        peering_api.observers.append(member.see)
+        task = asyncio.create_task(member.run())
+        member.see(peering_api.body if peering_api.exists else None)
+        await passed(0)
+        try:
+            yield member
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.result()
+    return join
+
+
+async def passed(seconds):
+    await asyncio.sleep(seconds)
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_nothing_is_known_before_anything_is_seen(peering_api, peering_resource, settings):
+    member = Membership(peering_api, settings, resource=peering_resource, namespace='ns1', identity='me',
+                        changed=lambda: None)
+    task = asyncio.create_task(member.run())
+    await passed(100)
+    assert not member.known
+    assert not peering_api.patches
+    task.cancel()
+
+
+async def test_announcement(peering_api, join):
+    async with join() as member:
+        assert peering_api.status['me'].keys() == {'priority', 'lifetime', 'lastseen'}
+        assert peering_api.status['me']['priority'] == 10
+        assert member.changes == [(True, False)]
+
+
+async def test_the_record_is_renewed_a_bit_before_its_end(peering_api, join):
+    times = []
+    peering_api.observers.append(lambda body: times.append(asyncio.get_running_loop().time()))
+    async with join():
+        await passed(500)
+    intervals = [after - before for before, after in zip(times, times[1:], strict=False)]
+    assert len(intervals) >= 9
+    assert 50 <= min(intervals) < max(intervals) <= 55.001
+
+
+async def test_short_lifetimes_are_renewed_in_time(peering_api, join, settings):
+    settings.peering.lifetime = 4
+    async with join() as member:
+        await passed(41)
+        assert 15 <= len(peering_api.patches) <= 22
+        assert member.changes == [(True, False)]
+
+
+async def test_record_is_removed_in_the_end(peering_api, join):
+    async with join() as member:
+        await member.leave()
+    assert not peering_api.status
+
+
+async def test_nothing_is_removed_if_nothing_was_announced(peering_api, join):
+    peering_api.exists = False
+    async with join() as member:
+        await member.leave()
+    assert not peering_api.patches
+
+
+async def test_failed_removal_is_only_reported(peering_api, join, caplog):
+    async with join() as member:
+        peering_api.error = errors.APIServerError('oops', status=500)
+        await member.leave()
+    assert "could not be removed" in caplog.text
+
+
+async def test_pause_for_those_above(peering_api, join, caplog):
+    caplog.set_level('INFO')
+    async with join() as member:
+        peering_api.put(boss=record(priority=100))
+        assert member.paused
+        peering_api.put(boss=None)
+        assert not member.paused
+        assert member.changes == [(True, False), (True, True), (True, False)]
+    assert "Pausing operations in favour of [<Peer boss: priority=100, lifetime=60, lastseen='" in caplog.text
+    assert "Resuming operations after the pause." in caplog.text
+
+
+async def test_reasons_are_not_repeated(peering_api, join, caplog):
+    caplog.set_level('INFO')
+    async with join():
+        for _ in range(3):
+            peering_api.put(boss=record(priority=100))
+        await passed(0)
+    assert caplog.text.count("Pausing operations in favour") == 1
+
+
+async def test_no_pause_for_those_below(peering_api, join):
+    async with join() as member:
+        peering_api.put(intern=record(priority=1))
+        await passed(1)
+        assert not member.paused
+
+
+async def test_those_below_get_time_to_stop(peering_api, join):
+    peering_api.put(intern=record(priority=1))
+    async with join() as member:
+        assert 'me' in peering_api.status
+        assert not member.known
+        await passed(TAKEOVER_DELAY)
+        assert member.changes == [(True, False)]
+
+
+async def test_pause_at_the_start(peering_api, join):
+    peering_api.put(boss=record(priority=100))
+    async with join() as member:
+        assert member.changes == [(True, True)]
+
+
+async def test_equals_pause_each_other(peering_api, join, caplog):
+    async with join() as member:
+        peering_api.put(twin=record(priority=10))
+        assert member.paused
+        peering_api.put(twin=None)
+        assert not member.paused
+    assert "Possibly conflicting operators with the same priority: [<Peer twin: priority=10," in caplog.text
+    assert "Pausing all operators, including self: [<Peer me: priority=10," in caplog.text
+
+
+async def test_equals_of_different_shards_do_not_conflict(peering_api, join, settings):
+    settings.watching.shard_selectors['pods'] = 'x'
+    async with join() as member:
+        peering_api.put(twin=record(priority=10))
+        assert not member.paused
+
+
+async def test_own_record_is_no_conflict(peering_api, join):
+    peering_api.put(me=record(priority=100))
+    async with join() as member:
+        assert not member.paused
+
+
+async def test_the_dead_are_removed_at_the_start(peering_api, join):
+    peering_api.put(boss=record(priority=100, age=100))
+    async with join() as member:
+        assert 'boss' not in peering_api.status
+        assert member.changes == [(True, False)]
+
+
+async def test_takeover_from_the_dead(peering_api, join):
+    peering_api.put(boss=record(priority=100))
+    async with join() as member:
+        await passed(59.9)
+        assert member.paused
+        await passed(0.2)
+        assert not member.paused
+        assert 'boss' not in peering_api.status
+
+
+@pytest.mark.parametrize('skew', [-10000, -61, 61, 10000])
+async def test_clocks_of_others_do_not_matter(peering_api, join, skew):
+    async with join() as member:
+        peering_api.put(boss=record(priority=100, age=skew))
+        for _ in range(3):
+            await passed(50)
+            assert member.paused
+            assert 'boss' in peering_api.status
+            peering_api.put(boss=record(priority=100, age=skew - 1))
+        await passed(60.1)
+        assert not member.paused
+        assert 'boss' not in peering_api.status
+
+
+async def test_revived_records_are_not_removed(peering_api, join):
+    async with join() as member:
+        peering_api.put(boss=record(priority=100))
+        peering_api.observers.clear()  # the stream is behind
+        peering_api.put(boss=record(priority=101))
+        await passed(60.1)
+        assert peering_api.status['boss']['priority'] == 101
+        peering_api.observers.append(member.see)
+        peering_api.put()
+        assert member.paused
+
+
+async def test_removed_record_is_restored(peering_api, join):
+    async with join() as member:
+        await passed(20)
+        peering_api.put(me=None)
+        await passed(0)
+        assert 'me' in peering_api.status
+        assert not member.paused
+
+
+async def test_no_fight_for_the_record(peering_api, join):
+    async with join():
+        for _ in range(100):
+            peering_api.put(me=None)
+            await passed(0)
+        assert len(peering_api.patches) == 1
+        await passed(RETRY_DELAY)
+        assert len(peering_api.patches) == 2
+
+
+async def test_unable_to_renew(peering_api, join, caplog):
+    async with join() as member:
+        peering_api.error = errors.APIServerError('oops', status=500)
+        await passed(59.9)
+        assert not member.paused
+        await passed(0.2)
+        assert member.paused
+        peering_api.error = None
+        await passed(RETRY_DELAY)
+        assert not member.paused
+    assert "could not be renewed in time" in caplog.text
+    assert "Keep-alive in 'default' in 'ns1' has failed" in caplog.text
+
+
+async def test_outdated_states_are_ignored(peering_api, join):
+    async with join() as member:
+        old = {**peering_api.body, 'status': {'boss': record(priority=100)}}
+        peering_api.put(boss=None)
+        member.see(old)
+        assert not member.paused
+
+
+async def test_absent_object_means_standalone(peering_api, join):
+    peering_api.exists = False
+    async with join() as member:
+        assert member.changes == [(True, False)]
+        await passed(1000)
+        assert not peering_api.patches
+
+
+async def test_absent_object_means_pause_if_mandatory(peering_api, join, settings, caplog):
+    settings.peering.mandatory = True
+    peering_api.exists = False
+    async with join() as member:
+        assert member.changes == [(True, True)]
+        peering_api.exists = True
+        peering_api.put()
+        await passed(0)
+        assert not member.paused
+        assert 'me' in peering_api.status
+        peering_api.exists = False
+        member.see(None)
+        assert member.paused
+    assert "The peering 'default' in 'ns1' is not found; pausing until it is there." in caplog.text
+
+
+@pytest.mark.parametrize('mandatory', [True, False])
+async def test_object_that_vanishes_before_it_is_touched(peering_api, join, settings, mandatory):
+    settings.peering.mandatory = mandatory
+    async with join() as member:
+        peering_api.exists = False
+        await passed(60)
+        assert member.paused is mandatory
+
+
+@pytest.mark.parametrize('mandatory, hint', [(True, 'pausing until'), (False, 'standalone')])
+async def test_inaccessible_object(peering_api, peering_resource, settings, caplog, mandatory, hint):
+    settings.peering.mandatory = mandatory
+    member = Membership(peering_api, settings, resource=peering_resource, namespace='ns1', identity='me',
+                        changed=lambda: None)
+    task = asyncio.create_task(member.run())
+    member.give_up(errors.APIForbiddenError('no way', status=403))
+    await passed(0)
+    assert member.known
+    assert member.paused is mandatory
+    assert hint in caplog.text
+    task.cancel()
+
+
+@pytest.mark.parametrize('mandatory', [True, False])
+async def test_forbidden_announcement(peering_api, join, settings, mandatory):
+    settings.peering.mandatory = mandatory
+    peering_api.error = errors.APIForbiddenError('no way', status=403)
+    async with join() as member:
+        assert member.changes == [(True, mandatory)]
+
+
+async def test_keepalive_is_logged(join, caplog):
+    caplog.set_level('DEBUG')
+    async with join():
+        assert "Keep-alive in 'default' in 'ns1': ok." in caplog.text
+
+
+async def test_stealth(join, settings, caplog):
+    caplog.set_level('DEBUG')
+    settings.peering.stealth = True
+    async with join():
+        assert "Keep-alive" not in caplog.text
+
+
+async def test_broken_records_are_ignored(peering_api, join):
+    peering_api.put(broken='text', worse={'priority': 'highest'})
+    async with join() as member:
+        assert not member.paused

@@ -1,0 +1,158 @@
+"""The records of peers, the identities, and the commands that put and remove records."""
+import dataclasses
+import datetime
+import re
+
+import pytest
+
+from kopf._cogs.clients import errors
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.references import Resource
+from kopf._core.engines.peering import Peer, PeeringCommand, PeeringError, detect_own_id, select_resource, touch
+
+CLUSTER_RESOURCE = Resource('kopf.dev', 'v1', 'clusterkopfpeerings', kind='ClusterKopfPeering', namespaced=False)
+OLD_RESOURCE = Resource('zalando.org', 'v1', 'kopfpeerings', kind='KopfPeering', namespaced=True)
+NOW = datetime.datetime(2020, 1, 1, 0, 1, 0, tzinfo=datetime.UTC)
+
+
+@pytest.fixture
+def settings():
+    settings = OperatorSettings()
+    settings.peering.name = 'mine'
+    return settings
+
+
+def test_record_of_a_peer():
+    peer = Peer('id', priority=5, lifetime=60, lastseen='2020-01-01T00:00:00')
+    assert peer.as_record() == {'priority': 5, 'lifetime': 60, 'lastseen': '2020-01-01T00:00:00'}
+    assert Peer.parse('id', peer.as_record()) == peer
+    assert repr(peer) == "<Peer id: priority=5, lifetime=60, lastseen='2020-01-01T00:00:00'>"
+
+
+def test_defaults_of_a_record():
+    assert Peer.parse('id', {}) == Peer('id', priority=0, lifetime=60, lastseen='')
+
+
+@pytest.mark.parametrize('record', [None, 'text', [], {'priority': 'high'}, {'lifetime': {}}])
+def test_broken_records(record):
+    assert Peer.parse('id', record) is None
+
+
+@pytest.mark.parametrize('lastseen, dead', [
+    ('2020-01-01T00:00:00+00:00', True),
+    ('2020-01-01T00:00:00', True),
+    ('2020-01-01T01:00:00+01:00', True),
+    ('2020-01-01T00:00:00.000001Z', False),
+    ('2025-01-01T00:00:00', False),
+    ('', False),
+    ('some day', False),
+])
+def test_death_of_peers(lastseen, dead):
+    assert Peer('id', lifetime=60, lastseen=lastseen).seems_dead(NOW) == dead
+
+
+def test_identity_of_pods(monkeypatch):
+    monkeypatch.setenv('POD_ID', 'pod1')
+    assert detect_own_id(manual=False) == detect_own_id(manual=True) == 'pod1'
+
+
+def test_identity_of_operators(monkeypatch):
+    monkeypatch.delenv('POD_ID', raising=False)
+    identities = {detect_own_id(manual=False) for _ in range(10)}
+    assert all(re.fullmatch(r'[^@/]+@[^@/]+/\d{14}/[a-z0-9]{3}', identity) for identity in identities)
+    assert len(identities) > 1
+
+
+def test_identity_of_people(monkeypatch):
+    monkeypatch.delenv('POD_ID', raising=False)
+    assert detect_own_id(manual=True) == detect_own_id(manual=True)
+    assert re.fullmatch(r'[^@/]+@[^@/]+', detect_own_id(manual=True))
+
+
+def test_identity_of_users_without_names(monkeypatch):
+    def fail():
+        raise KeyError('uid not found')
+    monkeypatch.delenv('POD_ID', raising=False)
+    monkeypatch.setattr('getpass.getuser', fail)
+    assert re.fullmatch(r'\d+@[^@/]+', detect_own_id(manual=True))
+
+
+def test_selection_of_resources(peering_resource):
+    everything = [OLD_RESOURCE, peering_resource, CLUSTER_RESOURCE]
+    assert select_resource(everything, clusterwide=False) == peering_resource
+    assert select_resource(everything, clusterwide=True) == CLUSTER_RESOURCE
+    assert select_resource([OLD_RESOURCE], clusterwide=False) == OLD_RESOURCE
+    assert select_resource([OLD_RESOURCE], clusterwide=True) is None
+
+
+async def test_touching(peering_api, peering_resource):
+    body = await touch(peering_api, peering_resource, 'ns1', 'mine', {'me': {'priority': 1}, 'you': None})
+    assert body['status'] == {'me': {'priority': 1}}
+    assert peering_api.patches == [
+        ('/apis/kopf.dev/v1/namespaces/ns1/kopfpeerings/mine', {'status': {'me': {'priority': 1}, 'you': None}})]
+
+
+async def test_touching_of_status_subresources(peering_api, peering_resource):
+    resource = dataclasses.replace(peering_resource, subresources=frozenset({'status'}))
+    await touch(peering_api, resource, 'ns1', 'mine', {'me': None})
+    assert peering_api.patches[0][0] == '/apis/kopf.dev/v1/namespaces/ns1/kopfpeerings/mine/status'
+
+
+async def test_touching_of_one_version_only(peering_api, peering_resource):
+    with pytest.raises(errors.APIConflictError):
+        await touch(peering_api, peering_resource, 'ns1', 'mine', {'me': None}, version='0')
+
+
+async def test_touching_of_absent_objects(peering_api, peering_resource):
+    peering_api.exists = False
+    assert await touch(peering_api, peering_resource, 'ns1', 'mine', {'me': None}) is None
+
+
+async def test_freezing(peering_api, peering_resource, settings, caplog):
+    caplog.set_level('INFO')
+    command = PeeringCommand(identity='me', priority=50, lifetime=60, message='a reason')
+    await command(peering_api, settings, [peering_resource], ['ns1'])
+    lastseen = datetime.datetime.fromisoformat(peering_api.status['me'].pop('lastseen'))
+    assert lastseen.tzinfo is not None
+    assert peering_api.status == {'me': {'priority': 50, 'lifetime': 60}}
+    assert "for 60 seconds by <Peer me: priority=50" in caplog.text
+    assert "a reason" in caplog.text
+
+
+async def test_resuming(peering_api, peering_resource, settings):
+    peering_api.status = {'me': {'priority': 50}, 'you': {'priority': 0}}
+    await PeeringCommand(identity='me')(peering_api, settings, [peering_resource], ['ns1'])
+    assert peering_api.status == {'you': {'priority': 0}}
+
+
+async def test_commands_for_the_whole_cluster(peering_api, peering_resource, settings):
+    settings.peering.clusterwide = True
+    await PeeringCommand(identity='me')(peering_api, settings, [peering_resource, CLUSTER_RESOURCE], [])
+    assert [path for path, _ in peering_api.patches] == ['/apis/kopf.dev/v1/clusterkopfpeerings/mine']
+
+
+async def test_commands_for_patterns_of_namespaces(peering_api, peering_resource, settings):
+    peering_api.namespaces = ['abc', 'abd', 'xyz']
+    await PeeringCommand(identity='me')(peering_api, settings, [peering_resource], ['ab*', 'name'])
+    assert [path.split('/')[5] for path, _ in peering_api.patches] == ['abc', 'abd', 'name']
+
+
+async def test_commands_that_reach_nobody(peering_api, peering_resource, settings, caplog):
+    peering_api.exists = False
+    with pytest.raises(PeeringError, match=r"no KopfPeering 'mine'"):
+        await PeeringCommand(identity='me')(peering_api, settings, [peering_resource], ['ns1'])
+    assert "The peering 'mine' in 'ns1' is not found." in caplog.text
+
+
+@pytest.mark.parametrize('clusterwide, kind', [(True, 'ClusterKopfPeering'), (False, 'KopfPeering')])
+async def test_commands_in_clusters_without_peerings(peering_api, settings, clusterwide, kind):
+    settings.peering.clusterwide = clusterwide
+    with pytest.raises(PeeringError, match=rf"The cluster has no {kind}\b"):
+        await PeeringCommand(identity='me')(peering_api, settings, [], ['ns1'])
+    assert not peering_api.patches
+
+
+async def test_commands_without_a_name(peering_api, peering_resource, settings):
+    settings.peering.name = ''
+    with pytest.raises(PeeringError, match="is empty"):
+        await PeeringCommand(identity='me')(peering_api, settings, [peering_resource], ['ns1'])

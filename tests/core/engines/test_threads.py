@@ -1,0 +1,68 @@
+"""The threads of sync daemons: their number, their queue, and the warning about it."""
+import contextvars
+import logging
+import threading
+
+import pytest
+
+from kopf._cogs.configs.configuration import BackgroundSettings
+from kopf._core.engines.threads import DaemonThreads
+
+
+@pytest.fixture
+def threads():
+    return DaemonThreads(BackgroundSettings(max_threads=2))
+
+
+def test_each_call_has_a_thread_of_its_own(threads):
+    together = threading.Barrier(3)
+    futures = [threads.submit(together.wait) for _ in range(3)]  # those that share a thread would never meet
+    assert sorted(future.result(5) for future in futures) == [0, 1, 2]
+
+
+def test_threads_do_not_hold_up_the_process(threads):
+    assert threads.submit(lambda: threading.current_thread().daemon).result(5)
+
+
+@pytest.mark.parametrize('error', [ValueError('boo'), SystemExit(1)])
+def test_errors_come_through(threads, error):
+    def fn():
+        raise error
+    assert threads.submit(fn).exception(5) is error
+
+
+def test_arguments_are_passed(threads):
+    var = contextvars.ContextVar('var', default=0)
+    assert threads.submit(lambda *args, **kwargs: (args, kwargs, var.get()), 1, x=2).result(5) == ((1,), {'x': 2}, 0)
+
+
+def test_those_above_the_limit_wait_for_a_place(threads, caplog):
+    entered = []
+
+    def make(name):
+        return lambda: entered.append(name) or True
+
+    for name in 'abcd':
+        threads.admit(make(name), name)
+    assert entered == ['a', 'b']
+    threads.release()
+    assert entered == ['a', 'b', 'c']
+    threads.release()
+    assert entered == ['a', 'b', 'c', 'd']
+
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert 'settings.background.max_threads' in warnings[0]
+    assert 'c and others' in warnings[0]
+
+
+def test_who_does_not_come_takes_no_place(threads):
+    entered = []
+    threads.admit(lambda: False, 'gone')
+    for name in 'ab':
+        threads.admit(lambda name=name: entered.append(name) or True, name)
+    threads.admit(lambda: False, 'gone while waiting')
+    threads.admit(lambda: entered.append('c') or True, 'c')
+    assert entered == ['a', 'b']
+    threads.release()
+    assert entered == ['a', 'b', 'c']

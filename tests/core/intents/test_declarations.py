@@ -1,0 +1,185 @@
+"""Decorators: what is registered, and which mistakes are found at once."""
+import functools
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+import kopf
+from kopf._core.intents.handlers import (
+    ChangingHandler,
+    DaemonHandler,
+    IndexingHandler,
+    TimerHandler,
+    WatchingHandler,
+    WebhookHandler,
+)
+from kopf._core.intents.registries import OperatorRegistry, set_default_registry
+
+ON_OBJECTS: dict[str, Any] = {
+    'event': kopf.on.event, 'create': kopf.on.create, 'update': kopf.on.update, 'resume': kopf.on.resume,
+    'delete': kopf.on.delete, 'index': kopf.on.index, 'daemon': kopf.on.daemon, 'timer': kopf.on.timer,
+    'validate': kopf.on.validate, 'mutate': kopf.on.mutate,
+}
+ON_ACTIVITIES: dict[str, Any] = {
+    'startup': kopf.on.startup, 'cleanup': kopf.on.cleanup, 'login': kopf.on.login, 'probe': kopf.on.probe,
+}
+CLASSES = {'event': WatchingHandler, 'index': IndexingHandler, 'daemon': DaemonHandler, 'timer': TimerHandler,
+           'validate': WebhookHandler, 'mutate': WebhookHandler}
+
+
+@pytest.fixture
+def registry() -> OperatorRegistry:
+    return OperatorRegistry()
+
+
+def fn(**_: Any) -> None: ...
+
+
+@pytest.mark.parametrize('name', ON_OBJECTS)
+def test_objects_handlers_are_registered(registry: OperatorRegistry, name: str) -> None:
+    decorated = ON_OBJECTS[name]('kopf.dev', 'v1', 'kopfexamples', registry=registry, id='x', param=123)(fn)
+    (handler,) = registry.iter_resource_handlers()
+    assert decorated is fn
+    assert type(handler) is CLASSES.get(name, ChangingHandler)
+    assert (handler.id, handler.fn, handler.param) == ('x', fn, 123)
+
+
+@pytest.mark.parametrize('name', ON_ACTIVITIES)
+def test_activities_handlers_are_registered(registry: OperatorRegistry, name: str) -> None:
+    decorated = ON_ACTIVITIES[name](registry=registry, retries=3, timeout=4, backoff=5)(fn)
+    (handler,) = registry.activities
+    assert decorated is fn
+    assert (handler.id, handler.retries, handler.timeout, handler.backoff) == ('fn', 3, 4, 5)
+
+
+def test_default_registry_is_used() -> None:
+    previous, chosen = kopf.get_default_registry(), OperatorRegistry()
+    set_default_registry(chosen)
+    try:
+        kopf.on.event('kopfexamples')(fn)
+    finally:
+        set_default_registry(previous)
+    assert [handler.id for handler in chosen.watching] == ['fn']
+
+
+@pytest.mark.parametrize('decorated, id', [
+    (fn, 'fn'), (functools.partial(fn), 'fn'), (OperatorRegistry.iter_selectors, 'OperatorRegistry.iter_selectors')])
+def test_ids_come_from_names(registry: OperatorRegistry, decorated: Any, id: str) -> None:
+    kopf.on.event('kopfexamples', registry=registry)(decorated)
+    assert [handler.id for handler in registry.watching] == [id]
+
+
+@pytest.mark.parametrize('name', ON_OBJECTS)
+@pytest.mark.parametrize('field', ['spec.x', ('spec', 'x'), ['spec', 'x']])
+def test_fields_are_parts_of_ids_except_in_indices(registry: OperatorRegistry, name: str, field: Any) -> None:
+    ON_OBJECTS[name]('kopfexamples', registry=registry, field=field)(fn)
+    (handler,) = registry.iter_resource_handlers()
+    assert handler.field == ('spec', 'x')
+    assert handler.id == ('fn' if name == 'index' else 'fn/spec.x')
+
+
+@pytest.mark.parametrize('name', [*ON_OBJECTS, *ON_ACTIVITIES])
+def test_unknown_options_are_named(registry: OperatorRegistry, name: str) -> None:
+    args = ['kopfexamples'] if name in ON_OBJECTS else []
+    decorator = {**ON_OBJECTS, **ON_ACTIVITIES}[name]
+    with pytest.raises(TypeError, match=f"{name} .*'nonsense'"):
+        decorator(*args, registry=registry, nonsense=1)
+
+
+@pytest.mark.parametrize('name, option', [
+    ('create', 'old'), ('delete', 'new'), ('event', 'retries'), ('index', 'interval'), ('daemon', 'interval'),
+    ('timer', 'cancellation_timeout'), ('validate', 'timeout'), ('startup', 'labels'), ('resume', 'optional'),
+    ('update', 'deleted'),
+])
+def test_options_of_other_decorators_are_refused(registry: OperatorRegistry, name: str, option: str) -> None:
+    args = ['kopfexamples'] if name in ON_OBJECTS else []
+    with pytest.raises(TypeError, match=option):
+        {**ON_OBJECTS, **ON_ACTIVITIES}[name](*args, registry=registry, **{option: 1})
+
+
+@hypothesis.given(
+    name=st.sampled_from(sorted(ON_OBJECTS)),
+    options=st.fixed_dictionaries({}, optional={
+        'field': st.sampled_from([None, '', (), 'spec.x', ['spec']]),
+        'value': st.sampled_from([None, '', 0, 'x', kopf.PRESENT]),
+        'old': st.sampled_from([None, 'x', kopf.ABSENT]),
+        'new': st.sampled_from([None, 'x', kopf.PRESENT]),
+    }))
+def test_combinations_of_field_filters(name: str, options: dict[str, Any]) -> None:
+    registry = OperatorRegistry()
+    given = {option for option in ('value', 'old', 'new') if options.get(option) is not None}
+    wrong = (
+        (name != 'update' and {'old', 'new'} & set(options))
+        or (given and not options.get('field'))
+        or ('value' in given and len(given) > 1))
+    if wrong:
+        with pytest.raises(TypeError):
+            ON_OBJECTS[name]('kopfexamples', registry=registry, **options)
+        assert not list(registry.iter_resource_handlers())
+    else:
+        ON_OBJECTS[name]('kopfexamples', registry=registry, **options)(fn)
+        assert len(list(registry.iter_resource_handlers())) == 1
+
+
+@hypothesis.given(
+    name=st.sampled_from(sorted(ON_OBJECTS)), option=st.sampled_from(['labels', 'annotations']),
+    pattern=st.one_of(
+        st.text(), st.integers(), st.lists(st.text()),
+        st.dictionaries(st.text(), st.sampled_from([None, 'x', '', kopf.PRESENT, kopf.ABSENT]))))
+def test_patterns_of_metadata(name: str, option: str, pattern: Any) -> None:
+    def declare() -> None:
+        ON_OBJECTS[name]('kopfexamples', registry=OperatorRegistry(), **{option: pattern})
+
+    if not isinstance(pattern, dict):
+        with pytest.raises(TypeError, match=option):
+            declare()
+    elif None in pattern.values():
+        with pytest.raises(ValueError, match='PRESENT'):
+            declare()
+    else:
+        declare()
+
+
+@pytest.mark.parametrize('when', [True, 'x', 123])
+def test_when_must_be_callable(registry: OperatorRegistry, when: Any) -> None:
+    with pytest.raises(TypeError, match='when'):
+        kopf.on.event('kopfexamples', registry=registry, when=when)
+
+
+@pytest.mark.parametrize('field', ['', None, ()])
+def test_field_handlers_need_fields(registry: OperatorRegistry, field: Any) -> None:
+    with pytest.raises(TypeError, match='field'):
+        kopf.on.field('kopfexamples', field=field, registry=registry)
+
+
+@pytest.mark.parametrize('options', [
+    {'operation': 'CREATE', 'operations': ['UPDATE']}, {'operations': 'CREATE'}])
+def test_operations_of_webhooks(registry: OperatorRegistry, options: Any) -> None:
+    with pytest.raises(TypeError, match='operation'):
+        kopf.on.validate('kopfexamples', registry=registry, **options)
+
+
+@pytest.mark.parametrize('args, kwargs', [
+    ((), {}), (('a', 'b', 'c', 'd'), {}), (('kopf.dev', 'v1', 'kopfexamples'), {'plural': 'kopfexamples'}),
+])
+def test_wrong_resources(registry: OperatorRegistry, args: Any, kwargs: Any) -> None:
+    with pytest.raises(TypeError):
+        kopf.on.event(*args, registry=registry, **kwargs)
+    assert not list(registry.watching)
+
+
+@pytest.mark.parametrize('declare', [kopf.on.subhandler(), kopf.on.register])
+def test_subhandlers_are_for_inside_of_handlers(declare: Any) -> None:
+    with pytest.raises(LookupError, match='inside'):
+        declare(fn)
+
+
+def test_finalizers_are_for_deletions_and_background_handlers(registry: OperatorRegistry) -> None:
+    kopf.on.delete('kopfexamples', registry=registry, id='a')(fn)
+    kopf.on.delete('kopfexamples', registry=registry, id='b', optional=True)(fn)
+    kopf.on.create('kopfexamples', registry=registry, id='c')(fn)
+    kopf.daemon('kopfexamples', registry=registry, id='d')(fn)
+    requiring = [handler.id for handler in (*registry.changing, *registry.spawning) if handler.requires_finalizer]
+    assert requiring == ['a', 'd']

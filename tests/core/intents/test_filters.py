@@ -1,0 +1,173 @@
+"""Filters: which objects and which changes handlers are for."""
+import logging
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+import kopf
+from kopf._cogs.structs.diffs import diff
+from kopf._cogs.structs.references import Resource
+from kopf._core.intents import filters
+from kopf._core.intents.causes import ChangingCause, Reason, WatchingCause
+from kopf._core.intents.handlers import ResourceHandler
+from kopf._core.intents.registries import OperatorRegistry
+
+RESOURCE = Resource('kopf.dev', 'v1', 'kopfexamples')
+
+texts = st.sampled_from(['', 'x', 'y'])
+metas = st.dictionaries(st.sampled_from('abc'), texts, max_size=3)
+scalars = st.none() | st.booleans() | st.integers(-1, 1) | texts | st.lists(st.integers(0, 1), max_size=1)
+specs = st.dictionaries(
+    st.sampled_from('abc'), scalars | st.dictionaries(st.sampled_from('abc'), scalars, max_size=2), max_size=3)
+fields = st.sampled_from(['spec', 'spec.a', 'spec.b', 'spec.a.b', 'spec.a.b.c'])
+markers = st.sampled_from([kopf.PRESENT, kopf.ABSENT])
+ABSENT: Any = object()
+
+
+def lookup(content: Any, path: str) -> Any:
+    """What is in the field, in the simplest words: a field of something else than a mapping is absent."""
+    for key in path.split('.'):
+        if not isinstance(content, dict) or key not in content:
+            return ABSENT
+        content = content[key]
+    return content
+
+
+def is_met(pattern: Any, content: Any) -> bool:
+    """What one pattern means, in the simplest words; nulls are as good as nothing."""
+    if pattern is kopf.PRESENT:
+        return content is not ABSENT and content is not None
+    if pattern is kopf.ABSENT:
+        return content is ABSENT or content is None
+    return content is not ABSENT and bool(content == pattern)
+
+
+def declare(decorator: Any, **options: Any) -> Any:
+    registry = OperatorRegistry()
+
+    @decorator('kopfexamples', registry=registry, **options)
+    def fn(**_: Any) -> None: ...
+
+    (handler,) = registry.iter_resource_handlers()
+    return handler
+
+
+def prematch(handler: ResourceHandler, **body: Any) -> bool:
+    raw: Any = {'metadata': {'name': 'obj'}, **body}
+    return filters.prematch(handler, WatchingCause(
+        logger=logging.getLogger(), memo=None, resource=RESOURCE, body=kopf.Body(raw), patch=kopf.Patch(),
+        event={'type': None, 'object': raw}))
+
+
+def match_update(handler: ResourceHandler, old: Any, new: Any, *, reason: Reason = Reason.UPDATE) -> bool:
+    cause = ChangingCause(
+        logger=logging.getLogger(), memo=None, resource=RESOURCE, body=kopf.Body({'metadata': {}, **new}),
+        patch=kopf.Patch(), reason=reason, old=old, new=new, diff=diff(old, new))
+    return filters.match(handler, cause)
+
+
+@hypothesis.given(
+    kind=st.sampled_from(['labels', 'annotations']),
+    pattern=st.dictionaries(st.sampled_from('abcd'), texts | markers, max_size=3), content=metas)
+def test_metadata(kind: str, pattern: dict[str, Any], content: dict[str, str]) -> None:
+    handler = declare(kopf.on.event, **{kind: pattern})
+    expected = all(is_met(value, content.get(key, ABSENT)) for key, value in pattern.items())
+    assert prematch(handler, metadata={'name': 'obj', kind: content}) is expected
+
+
+@hypothesis.given(content=metas)
+def test_metadata_absent_as_a_whole(content: dict[str, str]) -> None:
+    for pattern, expected in [({'a': kopf.ABSENT}, True), ({'a': kopf.PRESENT}, False), ({'a': ''}, False)]:
+        for meta in ({'name': 'obj'}, {'name': 'obj', 'labels': None}, {'name': 'obj', 'labels': {}}):
+            assert prematch(declare(kopf.on.event, labels=pattern), metadata=meta) is expected
+
+
+@hypothesis.given(field=fields, pattern=scalars | markers, spec=specs)
+def test_fields(field: str, pattern: Any, spec: Any) -> None:
+    handler = declare(kopf.on.event, field=field, value=pattern)
+    expected = is_met(kopf.PRESENT if pattern is None else pattern, lookup({'spec': spec}, field))
+    assert prematch(handler, spec=spec) is expected
+
+
+@hypothesis.given(field=fields, pattern=scalars | markers, old=specs, new=specs)
+def test_value_of_updates_is_of_either_side(field: str, pattern: Any, old: Any, new: Any) -> None:
+    handler = declare(kopf.on.update, field=field, value=pattern)
+    before, after = lookup({'spec': old}, field), lookup({'spec': new}, field)
+    affected = bool(diff({'f': before} if before is not ABSENT else {}, {'f': after} if after is not ABSENT else {}))
+    expected = affected and (pattern is None or is_met(pattern, before) or is_met(pattern, after))
+    assert match_update(handler, {'spec': old}, {'spec': new}) is expected
+
+
+@hypothesis.given(field=fields, before=scalars | markers, after=scalars | markers, old=specs, new=specs)
+def test_old_and_new_are_of_their_own_sides(field: str, before: Any, after: Any, old: Any, new: Any) -> None:
+    handler = declare(kopf.on.update, field=field, old=before, new=after)
+    was, now = lookup({'spec': old}, field), lookup({'spec': new}, field)
+    affected = bool(diff({'f': was} if was is not ABSENT else {}, {'f': now} if now is not ABSENT else {}))
+    expected = (affected and (before is None or is_met(before, was)) and (after is None or is_met(after, now)))
+    assert match_update(handler, {'spec': old}, {'spec': new}) is expected
+
+
+@hypothesis.given(st.lists(st.booleans(), max_size=4))
+def test_combinations_of_callbacks(results: list[bool]) -> None:
+    fns = [lambda *_, result=result, **__: result for result in results]
+    for combine, expected in [(kopf.all_, all(results)), (kopf.any_, any(results)), (kopf.none_, not any(results))]:
+        assert prematch(declare(kopf.on.event, when=combine(fns))) is expected
+        assert prematch(declare(kopf.on.event, labels={'a': combine(fns)})) is expected
+        assert prematch(declare(kopf.on.event, when=kopf.not_(combine(fns)))) is not expected
+
+
+def test_callbacks_get_the_value_and_the_kwargs() -> None:
+    calls: list[Any] = []
+
+    def check(value: Any, **kwargs: Any) -> bool:
+        calls.append((value, kwargs['name'], kwargs['param']))
+        return True
+
+    handler = declare(kopf.on.event, labels={'a': check, 'b': check}, annotations={'c': check},
+                      field='spec.x', value=check, param=123)
+    assert prematch(handler, metadata={'name': 'obj', 'labels': {'a': 'x'}}, spec={'x': 1})
+    assert calls == [('x', 'obj', 123), (None, 'obj', 123), (None, 'obj', 123), (1, 'obj', 123)]
+
+
+def test_all_criteria_must_be_met() -> None:
+    handler = declare(kopf.on.event, labels={'a': 'x'}, annotations={'b': 'y'}, field='spec.z', when=lambda **_: True)
+    meta = {'name': 'obj', 'labels': {'a': 'x'}, 'annotations': {'b': 'y'}}
+    assert prematch(handler, metadata=meta, spec={'z': 1})
+    assert not prematch(handler, metadata={**meta, 'labels': {}}, spec={'z': 1})
+    assert not prematch(handler, metadata={**meta, 'annotations': {}}, spec={'z': 1})
+    assert not prematch(handler, metadata=meta, spec={})
+    failing = declare(kopf.on.event, labels={'a': 'x'}, when=lambda **_: False)
+    assert not prematch(failing, metadata=meta)
+
+
+@pytest.mark.parametrize('decorator, reasons', [
+    (kopf.on.create, {Reason.CREATE}),
+    (kopf.on.update, {Reason.UPDATE}),
+    (kopf.on.delete, {Reason.DELETE}),
+    (kopf.on.resume, set()),
+])
+def test_reasons(decorator: Any, reasons: set[Reason]) -> None:
+    handler = declare(decorator)
+    old, new = {'spec': {'a': 1}}, {'spec': {'a': 2}}
+    assert {reason for reason in Reason if match_update(handler, old, new, reason=reason)} == reasons
+
+
+def test_field_handlers_are_for_any_change_of_the_field() -> None:
+    handler = declare(kopf.on.field, field='spec.a')
+    assert match_update(handler, {'spec': {'a': 1}}, {'spec': {'a': 2}})
+    assert match_update(handler, None, {'spec': {'a': 2}}, reason=Reason.CREATE)
+    assert not match_update(handler, {'spec': {'b': 1}}, {'spec': {'b': 2}})
+    assert not match_update(handler, {'spec': {'a': 1}}, {'spec': {'a': 2}}, reason=Reason.NOOP)
+
+
+def test_same_functions_are_run_once() -> None:
+    registry = OperatorRegistry()
+
+    @kopf.on.resume('kopfexamples', registry=registry, id='one')
+    @kopf.on.create('kopfexamples', registry=registry, id='one')
+    @kopf.on.create('kopfexamples', registry=registry, id='two')
+    def fn(**_: Any) -> None: ...
+
+    assert [handler.id for handler in filters.deduplicate(registry.changing)] == ['two', 'one']

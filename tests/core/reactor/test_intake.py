@@ -1,0 +1,445 @@
+"""Indexing before handling: what handlers wait for, what becomes of deletions, failures, and dropped watches."""
+import asyncio
+import gc
+import logging
+import types
+import weakref
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+
+import kopf
+from kopf._cogs.clients.api import ApiClient
+from kopf._cogs.clients.errors import APIForbiddenError
+from kopf._cogs.structs.references import Resource
+from kopf._core.engines.indexing import OperatorIndexers
+from kopf._core.intents.registries import HandlerTable, OperatorRegistry
+from kopf._core.reactor.intake import Indexation, Intake
+from kopf._core.reactor.inventory import ObjectRecord
+from kopf._core.reactor.processing import Processor, Workforce
+from kopf._core.reactor.watches import EventSink, ResourceWatch
+
+PODS = Resource('', 'v1', 'pods', kind='Pod', namespaced=True)
+KEXES = Resource('kopf.dev', 'v1', 'kopfexamples', kind='KopfExample', namespaced=True)
+REFUSAL = APIForbiddenError('no', status=403)
+
+
+class Scope:
+    """What the operator has for one resource: a sink, and the watch that would feed it."""
+
+    def __init__(self, sink: EventSink, title: str) -> None:
+        self.sink = sink
+        self.records: dict[str, ObjectRecord] = {}
+        self.watch = cast(ResourceWatch, types.SimpleNamespace(records=self.records, __str__=lambda: title))
+
+    def feed(self, name: str, type: Any = None, **body: Any) -> ObjectRecord:
+        record = self.records.get(name) or ObjectRecord(name, 'ns', name, initial=True)
+        self.records[name] = record
+        if type == 'DELETED':
+            del self.records[name]
+        raw: Any = {'metadata': {'name': name, 'namespace': 'ns', 'uid': name}, **body}
+        self.sink.receive(record, {'type': type, 'object': raw}, listed_since=None)
+        return record
+
+    def listed(self) -> None:
+        self.sink.listed(self.watch)
+
+
+class Setup:
+    """An operator without its network: events are fed by the tests."""
+
+    def __init__(self) -> None:
+        self.registry = OperatorRegistry()
+        self.settings = kopf.OperatorSettings()
+        self.indexers = OperatorIndexers()
+        self.indexation = Indexation()
+        self.workforce = Workforce(self.settings, self.indexation)
+        self.memo = kopf.Memo()
+
+    def serve(self, resource: Resource) -> Scope:
+        self.indexers.ensure(self.registry.indexing)
+        selectors = {selector for selector in self.registry.iter_selectors() if selector.check(resource)}
+        table = HandlerTable.build(self.registry, resource, selectors)
+        processor = Processor(
+            client=cast(ApiClient, None), settings=self.settings, table=table, workforce=self.workforce,
+            lifecycle=kopf.lifecycles.all_at_once, memo=self.memo, indices=self.indexers.indices)
+        if not table.indexing:
+            return Scope(processor, str(resource))
+        intake = Intake(processor, table=table, indexers=self.indexers, settings=self.settings, memo=self.memo,
+                        indexation=self.indexation)
+        intake.expect(str(resource))
+        return Scope(intake, str(resource))
+
+    def get(self, name: str) -> dict[Any, list[Any]]:
+        return {key: sorted(store) for key, store in self.indexers.indices[name].items()}
+
+
+@pytest.fixture
+async def setup() -> AsyncIterator[Setup]:
+    setup = Setup()
+    yield setup
+    await setup.indexation.close()
+    await setup.workforce.close()
+
+
+async def settle() -> None:
+    """Let everything happen that does not need any time."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def declare(setup: Setup, seen: list[Any], **options: Any) -> asyncio.Event:
+    """Declare an index of pods that waits for the event returned, and a handler of both resources."""
+    going = asyncio.Event()
+
+    @kopf.index('pods', registry=setup.registry, id='idx', **options)
+    async def idx(name: str, spec: Any, **_: Any) -> Any:
+        await going.wait()
+        return {spec.get('key', 'key'): name}
+
+    @kopf.on.event('pods', registry=setup.registry)
+    @kopf.on.event('kopfexamples', registry=setup.registry)
+    async def handle(name: str, event: Any, idx: Any, **_: Any) -> None:
+        seen.append((name, event['type'], sorted(value for store in idx.values() for value in store)))
+
+    return going
+
+
+async def test_no_handlers_until_all_is_listed_and_indexed(setup: Setup) -> None:
+    seen: list[Any] = []
+    going = declare(setup, seen)
+    pods, kexes = setup.serve(PODS), setup.serve(KEXES)
+    tasks = len(asyncio.all_tasks())
+    for number in range(100):
+        kexes.feed(f'kex{number}')
+    await settle()
+    assert len(asyncio.all_tasks()) == tasks  # those who wait have no tasks
+    pods.feed('pod1')
+    pods.feed('pod2')
+    pods.listed()
+    await settle()
+    assert seen == []
+    going.set()
+    await settle()
+    assert len(seen) == 102
+    assert all(names == ['pod1', 'pod2'] for _, _, names in seen)
+    assert len(asyncio.all_tasks()) == tasks
+
+
+async def test_no_handlers_while_indexed_objects_are_still_listed(setup: Setup) -> None:
+    seen: list[Any] = []
+    declare(setup, seen).set()
+    pods = setup.serve(PODS)
+    pods.feed('pod1')
+    await settle()
+    assert seen == []
+    pods.feed('pod2')
+    pods.listed()
+    await settle()
+    assert seen == [('pod1', None, ['pod1', 'pod2']), ('pod2', None, ['pod1', 'pod2'])]
+
+
+async def test_new_events_while_waiting_are_indexed_and_only_the_newest_is_handled(setup: Setup) -> None:
+    seen: list[Any] = []
+    declare(setup, seen).set()
+    pods = setup.serve(PODS)
+    pods.feed('pod1')
+    await settle()
+    pods.feed('pod1', 'MODIFIED', spec={'key': 'new'})
+    await settle()
+    assert setup.get('idx') == {'new': ['pod1']}
+    pods.listed()
+    await settle()
+    assert seen == [('pod1', 'MODIFIED', ['pod1'])]
+
+
+async def test_slow_indexing_of_live_events_does_not_hold_others(setup: Setup) -> None:
+    seen: list[Any] = []
+    going = declare(setup, seen)
+    pods, kexes = setup.serve(PODS), setup.serve(KEXES)
+    pods.listed()
+    pods.feed('pod1', 'ADDED')
+    kexes.feed('kex1')
+    await settle()
+    assert seen == [('kex1', None, [])]
+    going.set()
+    await settle()
+    assert seen[1:] == [('pod1', 'ADDED', ['pod1'])]
+
+
+async def test_gate_closes_again_for_new_resources(setup: Setup) -> None:
+    seen: list[Any] = []
+    declare(setup, seen).set()
+    kexes = setup.serve(KEXES)
+    kexes.feed('kex1')
+    await settle()
+    assert len(seen) == 1
+    pods = setup.serve(PODS)
+    kexes.feed('kex2')
+    await settle()
+    assert len(seen) == 1
+    pods.listed()
+    await settle()
+    assert len(seen) == 2
+
+
+async def test_limit_of_workers_holds_when_the_gate_opens(setup: Setup) -> None:
+    running = most = 0
+    setup.settings.queueing.worker_limit = 3
+
+    @kopf.index('pods', registry=setup.registry, id='idx')
+    async def idx(**_: Any) -> Any: ...
+
+    @kopf.on.event('kopfexamples', registry=setup.registry)
+    async def handle(**_: Any) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+
+    pods, kexes = setup.serve(PODS), setup.serve(KEXES)
+    for number in range(10):
+        kexes.feed(f'kex{number}')
+    pods.listed()
+    for _ in range(5):
+        await settle()
+    assert (most, running) == (3, 0)
+
+
+async def test_deletions_are_removed_before_they_are_handled(setup: Setup) -> None:
+    seen: list[Any] = []
+    declare(setup, seen).set()
+    pods = setup.serve(PODS)
+    pods.feed('pod1')
+    pods.listed()
+    await settle()
+    pods.feed('pod1', 'DELETED')
+    assert setup.get('idx') == {}
+    await settle()
+    assert seen[-1] == ('pod1', 'DELETED', [])
+
+
+async def test_deletions_while_indexing_leave_nothing(setup: Setup) -> None:
+    seen: list[Any] = []
+    going = declare(setup, seen)
+    pods = setup.serve(PODS)
+    pods.listed()
+    record = pods.feed('pod1', 'ADDED')
+    await settle()
+    pods.feed('pod1', 'DELETED')
+    going.set()
+    await settle()
+    assert setup.get('idx') == {}
+    assert seen[-1] == ('pod1', 'DELETED', [])
+    assert record.indexing is None
+
+
+async def test_successors_of_the_same_identity_are_not_removed(setup: Setup) -> None:
+    seen: list[Any] = []
+    going = declare(setup, seen)
+    pods = setup.serve(PODS)
+    pods.listed()
+    pods.feed('pod1', 'ADDED', spec={'key': 'old'})
+    await settle()
+    pods.feed('pod1', 'DELETED')  # as when it leaves and comes back to the selection of the watch
+    pods.feed('pod1', 'ADDED', spec={'key': 'new'})
+    going.set()
+    await settle()
+    assert setup.get('idx') == {'new': ['pod1']}
+
+
+async def test_slow_handlers_do_not_delay_the_indexing(setup: Setup) -> None:
+    going = asyncio.Event()
+
+    @kopf.index('pods', registry=setup.registry, id='idx')
+    async def idx(spec: Any, **_: Any) -> Any:
+        return spec['key']
+
+    @kopf.on.event('pods', registry=setup.registry)
+    async def handle(**_: Any) -> None:
+        await going.wait()
+
+    pods = setup.serve(PODS)
+    pods.listed()
+    pods.feed('pod1', spec={'key': 1})
+    await settle()
+    pods.feed('pod1', 'MODIFIED', spec={'key': 2})
+    await settle()
+    assert setup.get('idx') == {None: [2]}
+    going.set()
+
+
+async def test_refused_lists_are_waited_for_only_once_more(setup: Setup, caplog: Any) -> None:
+    seen: list[Any] = []
+    declare(setup, seen).set()
+    pods, kexes = setup.serve(PODS), setup.serve(KEXES)
+    kexes.feed('kex1')
+    pods.sink.refused(pods.watch, REFUSAL)
+    await settle()
+    assert seen == []
+    pods.sink.refused(pods.watch, REFUSAL)
+    await settle()
+    assert seen == [('kex1', None, [])]
+    assert [record.levelname for record in caplog.records if 'do not wait' in record.message] == ['ERROR']
+    pods.feed('pod1')
+    pods.listed()
+    await settle()
+    assert setup.get('idx') == {'key': ['pod1']}
+
+
+async def test_dropped_watches_are_not_waited_for_and_leave_nothing(setup: Setup) -> None:
+    seen: list[Any] = []
+    going = declare(setup, seen)
+    pods, kexes = setup.serve(PODS), setup.serve(KEXES)
+    kexes.feed('kex1')
+    pods.feed('pod1')
+    await settle()
+    pods.sink.dropped(pods.watch)
+    going.set()
+    await settle()
+    assert [name for name, _, _ in seen] == ['kex1']
+    assert setup.get('idx') == {}
+
+
+@pytest.mark.looptime
+async def test_waiting_is_reported(setup: Setup, caplog: Any) -> None:
+    declare(setup, [])
+    pods = setup.serve(PODS)
+    pods.feed('pod1')
+    await asyncio.sleep(31)
+    await asyncio.sleep(30)
+    warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 2
+    assert all(str(PODS) in text and '1 objects' in text for text in warnings)
+
+
+@pytest.mark.looptime
+async def test_exclusions_end_by_themselves(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    @kopf.index('pods', registry=setup.registry, id='idx')
+    async def idx(name: str, spec: Any, retry: int, **_: Any) -> Any:
+        calls.append(retry)
+        if not retry:
+            raise kopf.TemporaryError("boo", delay=0.01)
+        return spec['key']
+
+    pods = setup.serve(PODS)
+    record = pods.feed('pod1', spec={'key': 1})
+    pods.listed()
+    await settle()
+    assert setup.indexation.is_complete  # an excluded object is not waited for
+    assert setup.get('idx') == {}
+    pods.feed('pod1', 'MODIFIED', spec={'key': 2})
+    while not setup.get('idx'):
+        await asyncio.sleep(1)
+    assert setup.get('idx') == {None: [2]}  # as of the newest state
+    assert calls == [0, 1]
+    assert record.indexing is None
+
+
+async def test_exclusions_end_with_the_object(setup: Setup) -> None:
+    @kopf.index('pods', registry=setup.registry, id='idx')
+    async def idx(**_: Any) -> Any:
+        raise kopf.TemporaryError("boo", delay=1000)
+
+    pods = setup.serve(PODS)
+    record = pods.feed('pod1')
+    await settle()
+    assert record.indexing is not None and record.indexing.timer is not None
+    timer = record.indexing.timer
+    pods.feed('pod1', 'DELETED')
+    assert timer.cancelled()
+    assert record.indexing is None
+
+
+async def test_sync_functions(setup: Setup) -> None:
+    @kopf.index('pods', registry=setup.registry, id='idx')
+    def idx(name: str, **_: Any) -> Any:
+        return name
+
+    done = asyncio.Event()
+    setup.indexation.listeners.append(done.set)
+    pods = setup.serve(PODS)
+    for number in range(10):
+        pods.feed(f'pod{number}')
+    pods.listed()
+    await done.wait()
+    assert setup.get('idx') == {None: [f'pod{number}' for number in range(10)]}
+
+
+# Memos.
+
+async def test_memo_is_shared_by_all_handlers_of_the_object(setup: Setup) -> None:
+    setup.memo.common = []
+    memos: dict[str, list[Any]] = {}
+
+    @kopf.index('pods', registry=setup.registry, id='idx')
+    async def idx(name: str, memo: kopf.Memo, **_: Any) -> None:
+        memos.setdefault(name, []).append(memo)
+        memo.indexed = True
+
+    @kopf.on.event('pods', registry=setup.registry)
+    async def handle(name: str, memo: kopf.Memo, **_: Any) -> None:
+        memos[name].append(memo)
+
+    pods = setup.serve(PODS)
+    pods.listed()
+    for name in ('pod1', 'pod2', 'pod1'):
+        pods.feed(name)
+        await settle()
+    assert [len(found) for found in memos.values()] == [4, 2]
+    first, second = memos['pod1'][0], memos['pod2'][0]
+    assert all(memo is first for memo in memos['pod1'])
+    assert first is not second and first == second == {'common': [], 'indexed': True}
+    assert first.common is second.common is setup.memo.common
+    assert 'indexed' not in setup.memo
+
+
+async def test_memos_of_custom_classes_decide_how_they_are_copied(setup: Setup) -> None:
+    class Shared:
+        def __copy__(self) -> 'Shared':
+            return self
+
+    memos: list[Any] = []
+    setup.memo = cast(Any, Shared())
+
+    @kopf.on.event('pods', registry=setup.registry)
+    async def handle(memo: Shared, **_: Any) -> None:
+        memos.append(memo)
+
+    pods = setup.serve(PODS)
+    pods.feed('pod1')
+    pods.feed('pod2')
+    await settle()
+    assert memos == [setup.memo, setup.memo]
+
+
+async def test_memo_is_freed_with_the_object(setup: Setup) -> None:
+    class Resident:
+        pass
+
+    residents: list[weakref.ref[Resident]] = []
+
+    @kopf.index('pods', registry=setup.registry, id='idx')
+    async def idx(name: str, memo: kopf.Memo, **_: Any) -> Any:
+        memo.resident = Resident()
+        residents.append(weakref.ref(memo.resident))
+        return name
+
+    @kopf.on.event('pods', registry=setup.registry)
+    async def handle(memo: kopf.Memo, **_: Any) -> None:
+        assert memo.resident
+
+    pods = setup.serve(PODS)
+    pods.listed()
+    pods.feed('pod1')
+    await settle()
+    gc.collect()
+    assert residents[0]() is not None
+    pods.feed('pod1', 'DELETED')
+    await settle()
+    gc.collect()
+    assert residents[0]() is None

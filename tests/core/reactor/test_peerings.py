@@ -1,0 +1,314 @@
+"""Several operators and one API: who handles what, when some of them come, go, die, and pause each other."""
+import asyncio
+import contextlib
+import datetime
+import logging
+import pathlib
+import sys
+
+import pytest
+
+import kopf
+from kopf.testing import Sandbox
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+CRDS = [ROOT / 'examples' / 'crd.yaml']
+PEERINGS = [ROOT / 'peering.yaml']
+
+
+@pytest.fixture
+def sandbox(request, monkeypatch):
+    with Sandbox(crds=getattr(request, 'param', CRDS + PEERINGS)) as sandbox:
+        monkeypatch.setenv('KUBECONFIG', str(sandbox.kubeconfig))
+        yield sandbox
+
+
+without_kinds = pytest.mark.parametrize('sandbox', [CRDS], indirect=True)
+
+
+@pytest.fixture
+def world(sandbox):
+    world = World(sandbox)
+    handler = Watcher(world)
+    logger = logging.getLogger('kopf._core.engines.membership')
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield world
+    logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+
+
+class Watcher(logging.Handler):
+    """Remembers what the operators say about their peers."""
+
+    def __init__(self, world):
+        super().__init__()
+        self.world = world
+
+    def emit(self, record):
+        self.world.says.append(record.getMessage())
+        self.world.changed.set()
+
+
+class World:
+    """The cluster with its operators, and what they have done."""
+
+    def __init__(self, sandbox):
+        self.sandbox = sandbox
+        self.aio = sandbox.aio
+        self.calls = []
+        self.says = []
+        self.changed = asyncio.Event()
+
+    def note(self, *call):
+        self.calls.append(call)
+        self.changed.set()
+
+    async def until(self, predicate):
+        async with asyncio.timeout(10):
+            while not predicate():
+                self.changed.clear()
+                await self.changed.wait()
+
+    @contextlib.asynccontextmanager
+    async def operator(self, identity, *, lifetime=60, ready=True, **options):
+        registry, settings = kopf.OperatorRegistry(), kopf.OperatorSettings()
+        settings.peering.lifetime = lifetime
+        settings.posting.enabled = False
+
+        @kopf.on.login(registry=registry)
+        def login(**kwargs):
+            return kopf.login_with_kubeconfig(**kwargs)
+
+        @kopf.on.create('kopfexamples', registry=registry)
+        async def create(name, **_):
+            self.note(identity, 'create', name)
+
+        @kopf.on.update('kopfexamples', registry=registry)
+        async def update(name, diff, **_):
+            self.note(identity, 'update', name, *(item.new for item in diff))
+
+        @kopf.on.resume('kopfexamples', registry=registry)
+        async def resume(name, **_):
+            self.note(identity, 'resume', name)
+
+        @kopf.on.delete('kopfexamples', registry=registry)
+        async def delete(name, **_):
+            self.note(identity, 'delete', name)
+
+        @kopf.daemon('kopfexamples', registry=registry, annotations={'daemon': 'yes'})
+        async def daemon(name, stopped, **_):
+            self.note(identity, 'daemon starts', name)
+            await stopped.wait()
+            self.note(identity, 'daemon stops', name)
+
+        flag, stop = asyncio.Event(), asyncio.Event()
+        task = asyncio.create_task(kopf.operator(
+            registry=registry, settings=settings, identity=identity, namespaces=['default'],
+            ready_flag=flag, stop_flag=stop, **options))
+        await asyncio.wait([task, asyncio.ensure_future(flag.wait())], return_when=asyncio.FIRST_COMPLETED)
+        try:
+            yield task
+        finally:
+            stop.set()
+            await task
+
+    async def create(self, name, **spec):
+        await self.aio.create({
+            'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample',
+            'metadata': {'name': name, 'annotations': {'daemon': 'yes'} if spec.get('daemon') else {}}, 'spec': spec})
+
+    async def handled(self, name, **spec):
+        """Wait until the object is at rest, with this in its specification."""
+        await self.aio.wait_for('kopfexamples', name, lambda body: spec.items() <= body['spec'].items() and all(
+            f'"{key}":"{value}"' in body['metadata'].get('annotations', {}).get(
+                'kopf.zalando.org/last-handled-configuration', '') for key, value in spec.items()))
+
+    async def join(self, name='default'):
+        await self.aio.create({'apiVersion': 'kopf.dev/v1', 'kind': 'KopfPeering', 'metadata': {'name': name}})
+
+    async def put(self, identity, priority=100, lifetime=60, age=0.0):
+        lastseen = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age)
+        await self.aio.patch('kopfpeerings', 'default', {'status': {identity: {
+            'priority': priority, 'lifetime': lifetime, 'lastseen': lastseen.isoformat()}}})
+
+    async def paused(self, count=1):
+        await self.until(lambda: sum(text.startswith('Pausing operations') for text in self.says) == count)
+
+    async def remove(self, identity):
+        await self.aio.patch('kopfpeerings', 'default', {'status': {identity: None}})
+
+    async def joined(self, *identities, name='default'):
+        """Wait until exactly these operators are in the peering."""
+        await self.aio.wait_for('kopfpeerings', name, lambda body: set(body.get('status') or {}) == set(identities))
+
+    def requests(self, resource):
+        return [seen for seen in self.sandbox.requests if seen.resource == resource]
+
+
+async def test_handover(world):
+    await world.join()
+    async with world.operator('low', priority=1):
+        await world.create('a', field='1')
+        await world.handled('a', field='1')
+        async with world.operator('high', priority=2):
+            await world.paused()
+            await world.until(lambda: ('high', 'resume', 'a') in world.calls)
+            await world.create('b', field='1')
+            await world.handled('b', field='1')
+            await world.aio.patch('kopfexamples', 'a', {'spec': {'field': '2'}})
+            await world.handled('a', field='2')
+        await world.joined('low')
+        await world.create('c', field='1')
+        await world.handled('c', field='1')
+    await world.joined()
+    assert [call for call in world.calls if call[1] != 'resume'] == [
+        ('low', 'create', 'a'), ('high', 'create', 'b'), ('high', 'update', 'a', '2'), ('low', 'create', 'c')]
+
+
+async def test_changes_during_the_pause_are_handled_once_after_it(world):
+    await world.join()
+    async with world.operator('low'):
+        for name in 'abc':
+            await world.create(name, field='1')
+            await world.handled(name, field='1')
+        world.calls.clear()
+        await world.put('boss')
+        await world.paused()
+        await world.aio.patch('kopfexamples', 'a', {'spec': {'field': '2'}})
+        await world.aio.patch('kopfexamples', 'a', {'spec': {'field': '3'}})
+        await world.create('d', field='1')
+        await world.aio.delete('kopfexamples', 'b')
+        assert not world.calls
+        await world.remove('boss')
+        await world.handled('a', field='3')
+        await world.handled('d', field='1')
+        await world.aio.wait_gone('kopfexamples', 'b')
+    assert sorted(world.calls) == [('low', 'create', 'd'), ('low', 'delete', 'b'), ('low', 'update', 'a', '3')]
+
+
+async def test_takeover_from_the_dead(world):
+    await world.join()
+    await world.put('dead', priority=100, lifetime=1)
+    async with world.operator('low'):
+        await world.create('a', field='1')
+        await world.joined('low')
+        await world.handled('a', field='1')
+    assert world.calls == [('low', 'create', 'a')]
+
+
+REPLICA = """
+import kopf
+
+@kopf.on.startup()
+def configure(settings, **_):
+    settings.peering.lifetime = 2
+
+@kopf.on.create('kopfexamples')
+def handled_by(**_):
+    return 'high'
+"""
+
+
+async def test_takeover_from_a_killed_replica(world, tmp_path):
+    await world.join()
+    tmp_path.joinpath('replica.py').write_text(REPLICA)
+    async with world.operator('low', priority=1):
+        replica = await asyncio.create_subprocess_exec(
+            sys.executable, '-m', 'kopf', 'run', '-q', '-n', 'default', '-p', '2', str(tmp_path / 'replica.py'))
+        try:
+            await world.aio.wait_for('kopfpeerings', 'default', lambda body: len(body.get('status') or {}) == 2)
+            await world.create('a', field='1')
+            await world.handled('a', field='1')
+        finally:
+            replica.kill()
+            await replica.wait()
+        killed = asyncio.get_running_loop().time()
+        await world.create('b', field='1')
+        await world.handled('b', field='1')
+        assert asyncio.get_running_loop().time() - killed < 5
+        await world.joined('low')
+        assert (await world.aio.get('kopfexamples', 'a'))['status'] == {'handled_by': 'high'}
+        assert 'status' not in await world.aio.get('kopfexamples', 'b')
+    assert [call for call in world.calls if call[1] != 'resume'] == [('low', 'create', 'b')]
+
+
+async def test_daemons_stop_for_the_pause(world):
+    await world.join()
+    async with world.operator('low'):
+        await world.create('a', field='1', daemon='yes')
+        await world.until(lambda: ('low', 'daemon starts', 'a') in world.calls)
+        await world.handled('a', field='1')
+        await world.put('boss')
+        await world.until(lambda: ('low', 'daemon stops', 'a') in world.calls)
+        await world.remove('boss')
+        await world.until(lambda: world.calls.count(('low', 'daemon starts', 'a')) == 2)
+    assert [call for call in world.calls if call[1] != 'create'] == [
+        ('low', 'daemon starts', 'a'), ('low', 'daemon stops', 'a')] * 2
+    assert world.calls.count(('low', 'create', 'a')) == 1
+
+
+async def test_mandatory_peering_is_waited_for(world):
+    await world.create('a', field='1')
+    async with world.operator('me', peering_name='mine'):
+        await world.join('mine')
+        await world.handled('a', field='1')
+        await world.joined('me', name='mine')
+        assert world.calls == [('me', 'create', 'a')]
+
+
+async def test_mandatory_peering_before_its_kind(sandbox, world):
+    for name in ['kopfpeerings.kopf.dev', 'clusterkopfpeerings.kopf.dev']:
+        await world.aio.delete('customresourcedefinitions', name)
+    async with world.operator('me', peering_name='default'):
+        await world.create('a', field='1')
+        await world.aio.apply(PEERINGS[0])
+        await world.join()
+        await world.joined('me')
+        await world.handled('a', field='1')
+
+
+async def test_peering_that_appears_later(world):
+    async with world.operator('me'):
+        await world.create('a', field='1')
+        await world.handled('a', field='1')
+        assert {seen.verb for seen in world.requests('kopfpeerings')} <= {'list', 'watch'}
+        await world.join()
+        await world.joined('me')
+
+
+async def test_standalone(world):
+    await world.join()
+    await world.put('boss')
+    async with world.operator('me', standalone=True):
+        await world.create('a', field='1')
+        await world.handled('a', field='1')
+    assert not world.requests('kopfpeerings')
+
+
+@without_kinds
+async def test_nothing_is_requested_without_the_kinds(world):
+    async with world.operator('me'):
+        await world.create('a', field='1')
+        await world.handled('a', field='1')
+    assert not [seen for seen in world.sandbox.requests if 'peering' in seen.path]
+
+
+async def test_freezing_and_resuming_by_commands(world):
+    from kopf._core.engines.peering import PeeringCommand
+    await world.join()
+
+    async def command(command):
+        registry = kopf.OperatorRegistry()
+        kopf.on.login(registry=registry)(kopf.login_with_kubeconfig)
+        await kopf.operator(registry=registry, namespaces=['default'], peering_name='default', _command=command)
+
+    async with world.operator('me'):
+        await world.joined('me')
+        await command(PeeringCommand('human', priority=100, lifetime=60))
+        await world.paused()
+        await world.create('a', field='1')
+        assert not world.calls
+        await command(PeeringCommand('human'))
+        await world.joined('me')
+        await world.handled('a', field='1')
