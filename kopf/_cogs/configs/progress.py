@@ -7,6 +7,7 @@ sent from here, unless it is a storage of developers' own, such as a database.
 """
 
 import abc
+import datetime
 from collections.abc import Collection, Mapping
 from typing import Any, Final, TypedDict, cast
 
@@ -53,6 +54,9 @@ _TYPES: Final[Mapping[str, type]] = {
     'started': str, 'stopped': str, 'delayed': str, 'purpose': str, 'message': str,
     'retries': int, 'success': bool, 'failure': bool, 'subrefs': list,
 }
+
+
+_TIMES: Final = frozenset({'started', 'stopped', 'delayed'})
 
 
 class ProgressStorage(conventions.StorageStanzaCleaner, metaclass=abc.ABCMeta):
@@ -318,10 +322,18 @@ def _check_record(value: Any, body: bodies.Body, where: str) -> ProgressRecord |
         return None
     for name, expected in _TYPES.items():
         field = value.get(name)
-        if field is not None and type(field) is not expected:
+        if field is not None and (type(field) is not expected or (name in _TIMES and not _is_time(str(field)))):
             conventions.warn_of_broken(body, where, f"{name} is {field!r:.100}")
             return None
     if not all(type(subref) is str for subref in value.get('subrefs') or ()):
         conventions.warn_of_broken(body, where, f"subrefs are {value['subrefs']!r:.100}")
         return None
     return cast(ProgressRecord, value)
+
+
+def _is_time(text: str) -> bool:
+    try:
+        datetime.datetime.fromisoformat(text)
+    except ValueError:
+        return not text
+    return True

@@ -5,6 +5,7 @@ Webhook servers are replaceable by developers, so these types are the protocol b
 the server gets a function to call with every request, and yields the client configs by which the API can reach it.
 """
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any, Literal, Protocol, TypeAlias, TypedDict
 
 from kopf._cogs.structs import bodies
@@ -141,3 +142,10 @@ class WebhookFn(Protocol):
 
 
 WebhookServerProtocol: TypeAlias = Callable[[WebhookFn], AsyncIterator[WebhookClientConfig]]
+
+time_limit_var: ContextVar[float] = ContextVar('time_limit_var', default=29.0)
+"""
+For how many seconds the API waits for the answer to the review that is being asked for.
+
+It is set by servers that know. The default is a little less than the longest time that the API permits at all.
+"""

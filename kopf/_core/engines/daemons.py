@@ -2,26 +2,21 @@
 Daemons and timers: the life of one handler with one object, from its start to its end.
 
 A daemon that runs is one task, and nothing besides: no watcher, no queue, no event. What waits for its time (a timer
-between its runs, a daemon before a retry) is not even a task, but one entry among the timers of the event loop; the stages
-of stopping are such entries too. Nobody polls: whoever ends says so, and the object goes on at once.
+between its runs, a daemon before a retry) is not even a task, but one entry among the timers of the event loop; so are
+the stages of stopping. Nobody polls: whoever ends says so, and the object goes on at once.
 
-All daemons of an object share one live body, which is replaced by each newer state of the object, wherever it comes
-from: the stream, or an answer to a patch. Specified in the documentation's "Daemons" and "Timers".
+Specified in the documentation's "Daemons" and "Timers".
 """
 import asyncio
 import contextlib
 import math
 import warnings
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from kopf._cogs.clients.errors import APIClientError
-from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody
 from kopf._cogs.structs.credentials import LoginError
-from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.execution import Outcome, execute_handler_once, running, utcnow
-from kopf._core.actions.loggers import ObjectLogger
 from kopf._core.actions.progression import HandlerState
 from kopf._core.engines.stoppers import (
     AsyncDaemonStopperChecker,
@@ -34,95 +29,10 @@ from kopf._core.intents.decisions import deliver_results
 from kopf._core.intents.handlers import DaemonHandler, SpawningHandler, TimerHandler
 
 if TYPE_CHECKING:
-    from kopf._core.engines.spawning import Spawner
+    from kopf._core.engines.spawning import ObjectDaemons
 
 EXIT_TIMEOUT, EXIT_CANCELLATION_TIMEOUT = 5.0, 1.0
 """For daemons without limits of their own: how long an exiting operator waits before it cancels them, and after."""
-
-_RESPAWNABLE = DaemonStoppingReason.FILTERS_MISMATCH | DaemonStoppingReason.OPERATOR_PAUSING
-
-
-class ObjectDaemons:
-    """The daemons and timers of one object, and the object as they see it."""
-
-    __slots__ = ('body', 'changed_at', 'essence', 'gone', 'known', 'logger', 'raw', 'record', 'spawner')
-
-    def __init__(self, spawner: 'Spawner', record: Any, raw: RawBody) -> None:
-        self.spawner = spawner
-        self.record = record
-        self.raw = raw
-        self.body = Body(raw)
-        self.logger = ObjectLogger(body=self.body, settings=spawner.settings)
-        self.known: dict[HandlerId, Daemon | None] = {}
-        """Those that run, or wait for their time. ``None`` for those that have ended by themselves: not to be restarted."""
-        self.gone = False
-        """Nothing is to be done about the object any more."""
-        self.changed_at = asyncio.get_running_loop().time()
-        """When the object was changed by others, or was seen for the first time: on the clock of the loop."""
-        self.essence: BodyEssence | None = spawner.essence_of(self.body) if spawner.idling else None
-
-    def __iter__(self) -> 'Iterator[Daemon]':
-        return iter([daemon for daemon in self.known.values() if daemon is not None])
-
-    @property
-    def holding(self) -> bool:
-        """Whether the object must stay because of those that run."""
-        return any(not daemon.abandoned for daemon in self)
-
-    @property
-    def stopping(self) -> 'list[Daemon]':
-        """Those that are asked to stop, and have not ended yet."""
-        return [daemon for daemon in self if daemon.stopper.is_set() and not daemon.abandoned]
-
-    def spawn(self, handler: SpawningHandler) -> None:
-        daemon = self.known[handler.id] = Daemon(handler, self)
-        daemon.start()
-
-    def stop(self, reason: DaemonStoppingReason) -> None:
-        for daemon in self:
-            daemon.stop(reason)
-
-    def forget(self) -> None:
-        """Know that the object is gone: whatever has been holding it."""
-        self.gone = True
-        self.stop(DaemonStoppingReason.RESOURCE_DELETED)
-
-    def renew(self, raw: RawBody, patch: Patch | None = None) -> bool:
-        """
-        Show the object in this state, unless a newer one is known; tell if it is shown.
-
-        A state that has come of our own ``patch`` is no change by others, except for what the patch does not explain.
-        """
-        if is_older(raw, self.raw):
-            return False
-        if self.spawner.idling:
-            essence = self.spawner.essence_of(Body(raw))
-            expected = self.essence if patch is None else self.spawner.predict(Body(self.raw), patch)
-            changed, self.essence = essence != expected, essence
-        else:
-            changed = False
-        self.raw = raw
-        self.body._replace_with(raw)
-        if changed:
-            self.changed_at = asyncio.get_running_loop().time()
-            for daemon in self:
-                daemon.resume()
-        return True
-
-    def remove(self, daemon: 'Daemon', *, for_good: bool) -> None:
-        if for_good:
-            self.known[daemon.handler.id] = None
-        else:
-            del self.known[daemon.handler.id]
-        self.notify(daemon)
-
-    def notify(self, daemon: 'Daemon') -> None:
-        """Let the object be looked at, as a daemon does not hold it any more: it can be freed, or get a new daemon."""
-        background = self.spawner.background
-        if self.gone or background.closing or background.paused:
-            return
-        if not self.holding or (daemon.stopper.reason is not None and daemon.stopper.reason & _RESPAWNABLE):
-            self.spawner.host.wake(self.record)
 
 
 class Daemon:
@@ -130,7 +40,7 @@ class Daemon:
 
     __slots__ = ('_alarm', '_base', '_due', '_sending', 'abandoned', 'handler', 'owner', 'state', 'stopper', 'task')
 
-    def __init__(self, handler: SpawningHandler, owner: ObjectDaemons) -> None:
+    def __init__(self, handler: SpawningHandler, owner: 'ObjectDaemons') -> None:
         self.handler = handler
         self.owner = owner
         self.stopper = DaemonStopper()
@@ -255,27 +165,29 @@ class Daemon:
         try:
             while True:
                 try:
-                    return await self.owner.spawner.host.send(self.owner.record, patch)
+                    await self.owner.spawner.host.send(self.owner.record, patch)
+                    return
                 except LoginError:
                     raise
                 except Exception as error:
                     if isinstance(error, APIClientError) or self.stopper.is_set():
-                        self.owner.logger.error("The patch of %s could not be applied and is lost: %r: %s",
-                                                self.handler, patch, error)
+                        self.owner.logger.error(
+                            "The patch of %s could not be applied and is lost: %r: %s", self.handler, patch, error)
                         return
                     delay = next(delays, delay)
-                    self.owner.logger.exception("The patch of %s could not be applied; trying again in %s seconds: %s",
-                                                self.handler, delay, error)
+                    self.owner.logger.exception(
+                        "The patch of %s could not be applied; trying again in %s seconds: %s",
+                        self.handler, delay, error)
                 await self.stopper.wait(delay)
         finally:
             self._sending = False
 
     def _make_cause(self, patch: Patch) -> DaemonCause:
         owner, spawner = self.owner, self.owner.spawner
+        checker = AsyncDaemonStopperChecker if self.handler.asynchronous else SyncDaemonStopperChecker
         return DaemonCause(
             logger=owner.logger, memo=spawner.host.get_memo(owner.record), indices=spawner.indices,
-            resource=spawner.table.resource, body=owner.body, patch=patch,
-            stopped=(AsyncDaemonStopperChecker if self.handler.asynchronous else SyncDaemonStopperChecker)(self.stopper))
+            resource=spawner.table.resource, body=owner.body, patch=patch, stopped=checker(self.stopper))
 
     def _get_initial_delay(self) -> float:
         delay = self.handler.initial_delay
@@ -363,9 +275,3 @@ class Daemon:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
-
-
-def is_older(raw: RawBody, other: RawBody) -> bool:
-    """Tell whether a state of the object is older than another one; if the versions do not tell, it is not."""
-    version, other_version = raw['metadata'].get('resourceVersion') or '', other['metadata'].get('resourceVersion') or ''
-    return version.isdecimal() and other_version.isdecimal() and int(version) < int(other_version)

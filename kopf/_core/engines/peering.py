@@ -6,7 +6,6 @@ somebody else pause. A record is alive for its lifetime since it was seen to cha
 others may go wrong, and what they have written is believed only when there is nothing else, i.e. at first sight.
 Specified in the documentation's "Peering".
 """
-import asyncio
 import dataclasses
 import datetime
 import getpass

@@ -2,21 +2,23 @@
 Which daemons and timers must run for an object, and the owner of all that run.
 
 A `Spawner` looks at the objects of one resource: those that match get their daemons, those that do not match any more
-lose them. It looks only when something has changed. `Background` owns all daemons of an operator, whatever their
-resource is: it stops them when the operator pauses or ends.
+lose them. It looks only when something has changed. The daemons of one object share one live body, which is replaced by
+each newer state, wherever it comes from: the stream, or an answer to a patch. `Background` owns all daemons of an
+operator, whatever their resource is: it stops them when the operator pauses or ends.
 """
 import asyncio
 import contextvars
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from kopf._cogs.configs.configuration import OperatorSettings
-from kopf._cogs.structs.bodies import Body, RawBody
+from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody
+from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.execution import Execution
 from kopf._core.actions.loggers import ObjectLogger
-from kopf._core.engines.daemons import EXIT_TIMEOUT, Daemon, ObjectDaemons
+from kopf._core.engines.daemons import EXIT_TIMEOUT, Daemon
 from kopf._core.engines.stoppers import DaemonStoppingReason
 from kopf._core.engines.threads import DaemonThreads
 from kopf._core.intents import filters
@@ -25,11 +27,13 @@ from kopf._core.intents.decisions import Decider
 from kopf._core.intents.handlers import SpawningHandler, TimerHandler
 from kopf._core.intents.registries import HandlerTable
 
+_RESPAWNABLE = DaemonStoppingReason.FILTERS_MISMATCH | DaemonStoppingReason.OPERATOR_PAUSING
+
 
 class Record(Protocol):
     """An object, as its host remembers it."""
 
-    daemons: ObjectDaemons | None
+    daemons: 'ObjectDaemons | None'
 
 
 class Host(Protocol):
@@ -104,6 +108,89 @@ class Background:
             await asyncio.wait(tasks, timeout=max(0, deadline - asyncio.get_running_loop().time()))
         for task in tasks:
             task.cancel()
+
+
+class ObjectDaemons:
+    """The daemons and timers of one object, and the object as they see it."""
+
+    __slots__ = ('body', 'changed_at', 'essence', 'gone', 'known', 'logger', 'raw', 'record', 'spawner')
+
+    def __init__(self, spawner: 'Spawner', record: Any, raw: RawBody) -> None:
+        self.spawner = spawner
+        self.record = record
+        self.raw = raw
+        self.body = Body(raw)
+        self.logger = ObjectLogger(body=self.body, settings=spawner.settings)
+        self.known: dict[HandlerId, Daemon | None] = {}
+        """Those that run, or wait for their time; ``None`` for those that have ended by themselves, for good."""
+        self.gone = False
+        """Nothing is to be done about the object any more."""
+        self.changed_at = asyncio.get_running_loop().time()
+        """When the object was changed by others, or was seen for the first time: on the clock of the loop."""
+        self.essence: BodyEssence | None = spawner.essence_of(self.body) if spawner.idling else None
+
+    def __iter__(self) -> Iterator[Daemon]:
+        return iter([daemon for daemon in self.known.values() if daemon is not None])
+
+    @property
+    def holding(self) -> bool:
+        """Whether the object must stay because of those that run."""
+        return any(not daemon.abandoned for daemon in self)
+
+    @property
+    def stopping(self) -> list[Daemon]:
+        """Those that are asked to stop, and have not ended yet."""
+        return [daemon for daemon in self if daemon.stopper.is_set() and not daemon.abandoned]
+
+    def spawn(self, handler: SpawningHandler) -> None:
+        daemon = self.known[handler.id] = Daemon(handler, self)
+        daemon.start()
+
+    def stop(self, reason: DaemonStoppingReason) -> None:
+        for daemon in self:
+            daemon.stop(reason)
+
+    def forget(self) -> None:
+        """Know that the object is gone: whatever has been holding it."""
+        self.gone = True
+        self.stop(DaemonStoppingReason.RESOURCE_DELETED)
+
+    def renew(self, raw: RawBody, patch: Patch | None = None) -> bool:
+        """
+        Show the object in this state, unless a newer one is known; tell if it is shown.
+
+        A state that has come of our own ``patch`` is no change by others, except for what the patch does not explain.
+        """
+        if is_older(raw, self.raw) or not raw['metadata'].get('resourceVersion'):
+            return False  # without a version, nothing but the identity of a deleted object is known
+        if self.spawner.idling:
+            essence = self.spawner.essence_of(Body(raw))
+            expected = self.essence if patch is None else self.spawner.predict(Body(self.raw), patch)
+            changed, self.essence = essence != expected, essence
+        else:
+            changed = False
+        self.raw = raw
+        self.body._replace_with(raw)
+        if changed:
+            self.changed_at = asyncio.get_running_loop().time()
+            for daemon in self:
+                daemon.resume()
+        return True
+
+    def remove(self, daemon: Daemon, *, for_good: bool) -> None:
+        if for_good:
+            self.known[daemon.handler.id] = None
+        else:
+            del self.known[daemon.handler.id]
+        self.notify(daemon)
+
+    def notify(self, daemon: Daemon) -> None:
+        """Let the object be looked at, as a daemon does not hold it any more: it can be freed, or get a new daemon."""
+        background = self.spawner.background
+        if self.gone or background.closing or background.paused:
+            return
+        if not self.holding or (daemon.stopper.reason is not None and daemon.stopper.reason & _RESPAWNABLE):
+            self.spawner.host.wake(self.record)
 
 
 @dataclasses.dataclass(slots=True)
@@ -199,3 +286,10 @@ class Spawner:
         tasks = [daemon.task for daemon in daemons.stopping if daemon.task is not None]
         if settings.instant_exit_timeout is not None and tasks:
             await asyncio.wait(tasks, timeout=settings.instant_exit_timeout)
+
+
+def is_older(raw: RawBody, other: RawBody) -> bool:
+    """Tell whether a state of the object is older than another one; if the versions do not tell, it is not."""
+    version = raw['metadata'].get('resourceVersion') or ''
+    other_version = other['metadata'].get('resourceVersion') or ''
+    return version.isdecimal() and other_version.isdecimal() and int(version) < int(other_version)

@@ -1,8 +1,8 @@
 """
 How daemons are told to stop, and why.
 
-A daemon gets ``stopped``: a flag that it can check and wait for, in its own manner, sync or async. There is one flag for
-all reasons, since a daemon must end whatever the reason is. Specified in the documentation's "Daemons".
+A daemon gets ``stopped``: a flag that it can check and wait for, in its own manner, sync or async. There is one flag
+for all reasons, since a daemon must end whatever the reason is. Specified in the documentation's "Daemons".
 """
 import enum
 

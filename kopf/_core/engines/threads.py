@@ -2,7 +2,7 @@
 Threads of sync daemons: one a daemon, for as long as it runs.
 
 They are not those of the handlers' pool: a daemon would never give its thread back, and some daemons would be enough
-for all handlers to stop. There is a limit, as an operating system has one too; those above it wait, and the log says so.
+for all handlers to stop. There is a limit, as an operating system has one too; those above it wait, which is logged.
 
 The interpreter does not wait for these threads at its end: a daemon that ignores its flag does not hold up the process.
 """

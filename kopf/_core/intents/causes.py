@@ -190,6 +190,8 @@ class WebhookCause(ResourceCause):
     warnings: list[str]
     operation: str | None
     subresource: str | None
+    name: str | None = None
+    namespace: str | None = None
     old: Body | None = None
     new: Body | None = None
     diff: Diff | None = None
@@ -198,4 +200,7 @@ class WebhookCause(ResourceCause):
         kwargs = ResourceCause._build(self)
         kwargs.update({name: getattr(self, name) for name in (
             'dryrun', 'headers', 'sslpeer', 'userinfo', 'warnings', 'operation', 'subresource', 'old', 'new', 'diff')})
+        # Subresources often come as objects without names: e.g. the options of `kubectl exec` into a pod.
+        kwargs['name'] = kwargs['name'] or self.name
+        kwargs['namespace'] = kwargs['namespace'] or self.namespace
         return kwargs

@@ -28,9 +28,8 @@ from kopf._core.actions.execution import ErrorsMode, Execution, execute_handler_
 from kopf._core.actions.lifecycles import LifeCycleFn
 from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
 from kopf._core.actions.progression import HandlerState
-from kopf._core.engines.daemons import is_older
 from kopf._core.engines.handling import Step
-from kopf._core.engines.spawning import Background, Spawner
+from kopf._core.engines.spawning import Background, Spawner, is_older
 from kopf._core.engines.stoppers import DaemonStoppingReason
 from kopf._core.intents import filters
 from kopf._core.intents.causes import ChangingCause, Reason, WatchingCause
@@ -173,7 +172,7 @@ class Processor:
         if record.daemons is not None:
             record.daemons.renew(event['object'])
             if is_deleted(event):
-                record.daemons.stop(DaemonStoppingReason.RESOURCE_DELETED)  # not only when the handlers have time for it
+                record.daemons.stop(DaemonStoppingReason.RESOURCE_DELETED)  # the worker can be busy for long
         if not record.employed and not record.throttled and not self._needs_work(record, event):
             return
         record.pending = event
@@ -442,6 +441,7 @@ class Processor:
         record.unsent = Patch(fns=wanted.fns) if result.remaining_fns and wanted.fns else None
         if result.gone:
             record.body = record.cycle = record.unsent = None
+            record.again = False
         elif result.body is not None:
             self._accept(record, result.body, patch)
             if decision is not None and record.cycle is not None:

@@ -1,9 +1,9 @@
 """
 Watching one resource in one namespace, or in all of them: forever, whatever the server and the network do.
 
-It is a state machine: LISTING → STREAMING → BACKING_OFF → … (→ PAUSED). The list tells the state of all the objects, the stream what
-happens after it. A stream that ends is continued from the last version seen. When the server does not have that
-version any more, everything is listed again, and what is gone meanwhile is reported as deleted.
+It is a state machine: LISTING → STREAMING → BACKING_OFF → … (→ PAUSED). The list tells the state of all the objects,
+the stream what happens after it. A stream that ends is continued from the last version seen. When the server does not
+have that version any more, everything is listed again, and what is gone meanwhile is reported as deleted.
 
 With WatchList, the list is a part of the stream: its objects come as events, up to a bookmark that ends them. A version
 seen before that bookmark means nothing. Servers without it refuse such a request, and are listed in chunks.

@@ -121,7 +121,9 @@ async def test_a_daemon_holds_the_object_while_another_one_has_ended(host):
     assert await host.look()
 
 
-@pytest.mark.parametrize('delay, expected', [(3, 3), (lambda name, **_: len(name), 3), (lambda **_: None, 0), (None, 0)])
+@pytest.mark.parametrize('delay, expected', [
+    (3, 3), (lambda name, **_: len(name), 3), (lambda **_: None, 0), (None, 0),
+])
 async def test_the_start_is_put_off(host, clock, delay, expected):
     @kopf.daemon('kopfexamples', id='fn', registry=host.registry, initial_delay=delay)
     async def fn(memo, **_):

@@ -125,6 +125,7 @@ async def test_an_abandoned_daemon_is_not_started_anew_until_it_has_ended(host):
     await host.look()
     await let_it_run()
     assert notes.count('stubborn') == 2
+    await let_it_run(20)
 
 
 async def test_a_daemon_that_has_ended_by_itself_does_not_come_back_with_its_filters(host):

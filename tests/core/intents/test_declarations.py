@@ -102,7 +102,7 @@ def test_options_of_other_decorators_are_refused(registry: OperatorRegistry, nam
 @hypothesis.given(
     name=st.sampled_from(sorted(ON_OBJECTS)),
     options=st.fixed_dictionaries({}, optional={
-        'field': st.sampled_from([None, '', (), 'spec.x', ['spec']]),
+        'field': st.sampled_from([None, (), 'spec.x', ['spec']]),
         'value': st.sampled_from([None, '', 0, 'x', kopf.PRESENT]),
         'old': st.sampled_from([None, 'x', kopf.ABSENT]),
         'new': st.sampled_from([None, 'x', kopf.PRESENT]),
@@ -148,7 +148,14 @@ def test_when_must_be_callable(registry: OperatorRegistry, when: Any) -> None:
         kopf.on.event('kopfexamples', registry=registry, when=when)
 
 
-@pytest.mark.parametrize('field', ['', None, ()])
+@pytest.mark.parametrize('name', ON_OBJECTS)
+@pytest.mark.parametrize('field', ['', 'spec.', '.spec', 'spec..x', ['']])
+def test_names_in_fields_are_not_empty(registry: OperatorRegistry, name: str, field: Any) -> None:
+    with pytest.raises(ValueError, match='field'):
+        ON_OBJECTS[name]('kopfexamples', registry=registry, field=field)
+
+
+@pytest.mark.parametrize('field', [None, ()])
 def test_field_handlers_need_fields(registry: OperatorRegistry, field: Any) -> None:
     with pytest.raises(TypeError, match='field'):
         kopf.on.field('kopfexamples', field=field, registry=registry)

@@ -1,0 +1,344 @@
+"""
+Answering admission reviews: which handlers are asked, what they say, and what the API is told.
+
+A review that is none is refused with `ReviewError`, before any handler is run. Whatever the handlers do with a proper
+review, the answer is a proper review too: the API must never be left with guesses. Handlers are not retried: the API
+waits, for seconds at most. Specified in the documentation's "Admission control".
+"""
+import asyncio
+import base64
+import copy
+import dataclasses
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, cast
+
+from kopf._cogs.clients.api import encode
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.bodies import Body, RawBody
+from kopf._cogs.structs.diffs import diff
+from kopf._cogs.structs.patches import Patch
+from kopf._cogs.structs.references import Resource
+from kopf._cogs.structs.reviews import Headers, Request, Response, ResponsePayload, SSLPeer, time_limit_var
+from kopf._core.actions.execution import (
+    ErrorsMode,
+    Execution,
+    HandlerTimeoutError,
+    PermanentError,
+    TemporaryError,
+    execute_handler_once,
+    running,
+    utcnow,
+)
+from kopf._core.actions.loggers import LocalObjectLogger
+from kopf._core.actions.progression import HandlerState
+from kopf._core.intents import filters
+from kopf._core.intents.causes import WebhookCause
+from kopf._core.intents.handlers import WebhookHandler, WebhookType
+
+logger = logging.getLogger(__name__)
+
+Memos = Callable[[Resource, Mapping[str, Any]], Any]
+"""Gives the memo of the existing object with this metadata, or ``None`` if the object is not known."""
+
+_VERSIONS = ('admission.k8s.io/v1', 'admission.k8s.io/v1beta1')
+_OPERATIONS = ('CREATE', 'UPDATE', 'DELETE', 'CONNECT')
+_DEFAULT_CODE = 500
+_TIMEOUT_CODE = 504
+
+
+class AdmissionError(PermanentError):
+    """
+    What is about to be done with the object is refused, with this message and this HTTP code.
+
+    It is preferred to all other errors if several handlers fail in one review.
+    """
+
+    def __init__(self, message: str | None = '', code: int | None = _DEFAULT_CODE) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class ReviewError(Exception):
+    """The request can't be reviewed; ``status`` is the HTTP status that says why."""
+
+    def __init__(self, message: str, *, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Review:
+    """The request of a review, checked as far as the framework relies on it."""
+    api_version: str
+    uid: str
+    resource: tuple[str, str, str]
+    subresource: str | None
+    operation: str
+    name: str | None
+    namespace: str | None
+    dryrun: bool
+    userinfo: Mapping[str, Any]
+    old: RawBody | None
+    new: RawBody | None
+
+    @property
+    def body(self) -> RawBody:
+        return cast(RawBody, self.new if self.new is not None else self.old)
+
+    @classmethod
+    def parse(cls, review: Any) -> '_Review':
+        if not isinstance(review, Mapping) or review.get('kind') != 'AdmissionReview':
+            raise ReviewError("It is not an AdmissionReview.")
+        if review.get('apiVersion') not in _VERSIONS:
+            raise ReviewError(f"The version of the review must be one of {', '.join(_VERSIONS)}.")
+        request = _Fields(review, 'review').mapping('request')
+        resource = request.mapping('resource')
+        operation = request.text('operation')
+        if operation not in _OPERATIONS:
+            raise ReviewError(f"The operation must be one of {', '.join(_OPERATIONS)}.")
+        old, new = request.body('oldObject'), request.body('object')
+        if new is None and old is None:
+            raise ReviewError("The review has neither an object nor an old object.")
+        return cls(
+            api_version=review['apiVersion'],
+            uid=request.text('uid') or '',
+            resource=(resource.text('group') or '', resource.text('version') or '', resource.text('resource') or ''),
+            subresource=request.text('subResource') or None,
+            operation=operation,
+            name=request.text('name') or None,
+            namespace=request.text('namespace') or None,
+            dryrun=bool(request.source.get('dryRun')),
+            userinfo=request.mapping('userInfo').source,
+            old=old,
+            new=new,
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Fields:
+    """A part of the review, with errors that name the field."""
+    source: Mapping[str, Any]
+    title: str
+
+    def mapping(self, name: str) -> '_Fields':
+        value = self.source.get(name)
+        if not isinstance(value, Mapping):
+            raise ReviewError(f"The field {name!r} of the {self.title} must be an object.")
+        return _Fields(value, name)
+
+    def text(self, name: str) -> str | None:
+        value = self.source.get(name)
+        if value is not None and not isinstance(value, str):
+            raise ReviewError(f"The field {name!r} of the {self.title} must be a string.")
+        return value
+
+    def body(self, name: str) -> RawBody | None:
+        if self.source.get(name) is None:
+            return None
+        body = self.mapping(name)
+        if body.source.get('metadata') is not None:
+            metadata = body.mapping('metadata')
+            for key in ('name', 'namespace', 'uid'):
+                metadata.text(key)
+            for key in ('labels', 'annotations'):
+                if metadata.source.get(key) is not None:
+                    metadata.mapping(key)
+        return cast(RawBody, body.source)
+
+
+class Reviewer:
+    """
+    Reviews what is about to be stored, by asking the handlers; it is what webhook servers call.
+
+    The handlers that are served are known only when their resources are discovered: see `serve`.
+    """
+
+    def __init__(
+            self, *, settings: OperatorSettings, memo: Any, indices: Mapping[str, Any], memos: Memos,
+    ) -> None:
+        self._settings = settings
+        self._memo = memo
+        self._indices = indices
+        self._memos = memos
+        self._endpoints: dict[str, list[WebhookHandler]] = {}
+        self._resources: dict[tuple[str, str, str], tuple[Resource, list[WebhookHandler]]] = {}
+
+    def serve(
+            self, handlers: Mapping[WebhookHandler, Collection[Resource]],
+            endpoints: Mapping[WebhookHandler, Collection[str]],
+    ) -> None:
+        """Ask these handlers about these resources, if they are called by any of their endpoints, or by none."""
+        self._endpoints, self._resources = {}, {}
+        for handler, resources in handlers.items():
+            for endpoint in endpoints[handler]:
+                self._endpoints.setdefault(endpoint, []).append(handler)
+            for resource in resources:
+                key = (resource.group, resource.version, resource.plural)
+                self._resources.setdefault(key, (resource, []))[1].append(handler)
+
+    async def __call__(
+            self,
+            request: Request,
+            *,
+            webhook: str | None = None,
+            headers: Headers | None = None,
+            sslpeer: SSLPeer | None = None,
+    ) -> Response:
+        """
+        Review one request; see `kopf.WebhookFn`.
+
+        :raises ReviewError: if it is no review, or not of what there are handlers for.
+        """
+        review = _Review.parse(request)
+        resource, handlers = self._find(review, webhook)
+        try:
+            cause = self._make_cause(review, resource, webhook, headers or {}, sslpeer or {})
+        except RecursionError:
+            raise ReviewError("The object is nested too deep.") from None
+        verdict = _Verdict()
+        limit = time_limit_var.get()
+        deadline = asyncio.get_running_loop().time() + limit
+        for handler in handlers:
+            if _is_asked(handler, cause):
+                await self._ask(handler, cause, verdict, deadline, limit)
+        return cast(Response, {
+            'apiVersion': review.api_version,
+            'kind': 'AdmissionReview',
+            'response': verdict.respond(review, cause),
+        })
+
+    def _find(self, review: _Review, webhook: str | None) -> tuple[Resource, Iterable[WebhookHandler]]:
+        if review.resource not in self._resources:
+            group, version, plural = review.resource
+            raise ReviewError(f"There are no handlers for {plural}.{version}.{group}.", status=404)
+        resource, handlers = self._resources[review.resource]
+        if not webhook:
+            return resource, filters.deduplicate(handlers)
+        if webhook not in self._endpoints:
+            raise ReviewError(f"There is no handler {webhook!r}.", status=404)
+        called = self._endpoints[webhook]
+        return resource, filters.deduplicate(handler for handler in handlers if handler in called)
+
+    def _make_cause(
+            self, review: _Review, resource: Resource, webhook: str | None, headers: Headers, sslpeer: SSLPeer,
+    ) -> WebhookCause:
+        body = Body(review.body)
+        memo = None if review.old is None else self._memos(resource, review.old.get('metadata') or {})
+        return WebhookCause(
+            logger=LocalObjectLogger(body=body, settings=self._settings),
+            memo=copy.copy(self._memo) if memo is None else memo,
+            indices=self._indices,
+            resource=resource,
+            body=body,
+            patch=Patch(body=body),
+            dryrun=review.dryrun,
+            reason=None,
+            webhook=webhook,
+            headers=headers,
+            sslpeer=sslpeer,
+            userinfo=review.userinfo,
+            warnings=[],
+            operation=review.operation,
+            subresource=review.subresource,
+            name=review.name,
+            namespace=review.namespace,
+            old=None if review.old is None else Body(review.old),
+            new=None if review.new is None else body,
+            diff=diff(review.old, review.new),
+        )
+
+    async def _ask(
+            self, handler: WebhookHandler, cause: WebhookCause, verdict: '_Verdict', deadline: float, limit: float,
+    ) -> None:
+        state = HandlerState(started=utcnow())
+        rules = Execution(executor=self._settings.execution.executor, default_errors=ErrorsMode.PERMANENT)
+        try:
+            if not filters.match(handler, cause):
+                return
+        except Exception as error:  # of the user's callbacks
+            cause.logger.error("%s failed in its filters: %s", handler, describe(error), exc_info=error)
+            verdict.errors.append(error)
+            return
+        timeout = asyncio.timeout_at(deadline)
+        try:
+            async with timeout:
+                with running(handler, cause):
+                    outcome = await execute_handler_once(
+                        handler, cause.kwargs_for(handler, state), state, rules, logger=cause.logger)
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            message = f"{handler} has not answered within {limit:g} seconds."
+            cause.logger.error("%s", message)
+            if handler.ignore_failures:  # as the API itself would do if nobody answered at all
+                cause.warnings.append(message)
+            else:
+                verdict.errors.append(HandlerTimeoutError(message))
+            return
+        verdict.mutating = verdict.mutating or handler.type is WebhookType.MUTATING
+        if outcome.exception is not None:
+            verdict.errors.append(outcome.exception)
+
+
+def _is_asked(handler: WebhookHandler, cause: WebhookCause) -> bool:
+    """Tell whether the handler is for the operation and for the subresource."""
+    if handler.operations is not None:
+        if cause.operation not in handler.operations:
+            return False
+    elif handler.type is WebhookType.MUTATING and cause.operation == 'DELETE':
+        return False  # nothing can be changed any more, so it is asked only if it says so
+    return handler.subresource == '*' or handler.subresource == cause.subresource
+
+
+class _Verdict:
+    """What the handlers have said of one review."""
+
+    __slots__ = ('errors', 'mutating')
+
+    def __init__(self) -> None:
+        self.errors: list[BaseException] = []
+        self.mutating = False
+
+    def respond(self, review: _Review, cause: WebhookCause) -> ResponsePayload:
+        patch = self._encode_patch(review, cause)
+        response: ResponsePayload = {'uid': review.uid, 'allowed': not self.errors}
+        if cause.warnings:
+            response['warnings'] = [str(warning) for warning in cause.warnings]
+        if patch is not None and not self.errors:
+            response['patch'] = patch
+            response['patchType'] = 'JSONPatch'
+        if self.errors:
+            error = min(self.errors, key=_rank)
+            response['status'] = {'message': describe(error), 'code': _get_code(error)}
+        return response
+
+    def _encode_patch(self, review: _Review, cause: WebhookCause) -> str | None:
+        # The API takes it as an error if it is given a patch by a validating webhook, or with nothing to be patched.
+        if not self.mutating or self.errors or review.new is None or not cause.patch:
+            return None
+        try:
+            ops = cause.patch.as_json_patch(cause.body)
+            return base64.b64encode(encode(ops)).decode() if ops else None
+        except Exception as error:  # of the patch's functions, or of values that are not JSON
+            cause.logger.error("The patch cannot be applied: %s", describe(error), exc_info=error)
+            self.errors.append(error)
+            return None
+
+
+def _rank(error: BaseException) -> int:
+    kinds: Iterator[type[BaseException]] = iter((AdmissionError, PermanentError, TemporaryError, BaseException))
+    return next(index for index, kind in enumerate(kinds) if isinstance(error, kind))
+
+
+def _get_code(error: BaseException) -> int:
+    if isinstance(error, HandlerTimeoutError):
+        return _TIMEOUT_CODE
+    code = error.code if isinstance(error, AdmissionError) else None
+    return code if isinstance(code, int) and code else _DEFAULT_CODE
+
+
+def describe(error: BaseException) -> str:
+    """Give the text of an error, or its whole form where there is no text."""
+    text = str(error)
+    return text if text and text != 'None' else repr(error)

@@ -1,0 +1,232 @@
+"""
+The webhook configurations of the cluster: what the API must know in order to ask the handlers.
+
+There is one object for validating and one for mutating webhooks, both of the name in ``settings.admission.managed``. They
+are written as a whole, and only when something has changed. They matter to the whole cluster: a webhook that is left
+behind with nobody to answer blocks all changes of its resource; so they are cleaned up before the server ends.
+"""
+import asyncio
+import logging
+import urllib.parse
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, cast
+
+from kopf._cogs.clients import errors
+from kopf._cogs.clients.api import ApiClient
+from kopf._cogs.structs.references import Resource
+from kopf._cogs.structs.reviews import WebhookClientConfig
+from kopf._core.intents.callbacks import MetaFilterToken
+from kopf._core.intents.handlers import WebhookHandler, WebhookType
+
+logger = logging.getLogger(__name__)
+
+GROUP_VERSION = 'admissionregistration.k8s.io/v1'
+MERGE_PATCH = 'application/merge-patch+json'
+TIMEOUT = 30
+"""How long the API waits for an answer (in seconds): the longest time that it permits."""
+
+CLEANUP_TIMEOUT = 10.0
+"""How long the clean-up may take before it is given up (in seconds)."""
+
+RETRY_DELAYS = (1, 2, 5, 10, 30)
+"""The pauses after failures (in seconds); the last one is repeated."""
+
+_KINDS = {
+    WebhookType.VALIDATING: ('ValidatingWebhookConfiguration', 'validatingwebhookconfigurations'),
+    WebhookType.MUTATING: ('MutatingWebhookConfiguration', 'mutatingwebhookconfigurations'),
+}
+
+Served = Mapping[WebhookHandler, Collection[Resource]]
+"""The handlers and the resources that they are for."""
+
+
+class Configurations:
+    """Keeps the webhook configurations in line with the handlers, their resources, and the address of the server."""
+
+    def __init__(self, client: ApiClient, name: str) -> None:
+        self._client = client
+        self._name = name
+        self._served: Served = {}
+        self._client_config: WebhookClientConfig | None = None
+        self._changed = asyncio.Event()
+        self._written: dict[WebhookType, list[dict[str, Any]]] = {}
+
+    def serve(self, served: Served) -> None:
+        """Let the API ask these handlers about these resources."""
+        self._served = served
+        self._changed.set()
+
+    def connect(self, client_config: WebhookClientConfig) -> None:
+        """Let the API find the server there."""
+        self._client_config = client_config
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Write the configurations when they have to change; on failures, try again until it works."""
+        failures = 0
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            if self._client_config is None:
+                continue
+            try:
+                for type in WebhookType:
+                    await self._update(type, self._client_config)
+                failures = 0
+            except errors.APIError as error:
+                delay = RETRY_DELAYS[min(failures, len(RETRY_DELAYS) - 1)]
+                failures += 1
+                logger.error("The webhook configuration %s cannot be written; trying again in %s s: %s",
+                             self._name, delay, error)
+                await asyncio.sleep(delay)
+                self._changed.set()
+
+    async def clean_up(self) -> None:
+        """Remove all webhooks but the persistent ones; if that is impossible, say so."""
+        try:
+            async with asyncio.timeout(CLEANUP_TIMEOUT):
+                for type in WebhookType:
+                    if type in self._written and self._client_config is not None:
+                        logger.info("Cleaning up the admission webhook %s.", self._name)
+                        await self._write(type, self._build(type, self._client_config, persistent_only=True))
+        except (TimeoutError, errors.APIError) as error:
+            logger.error("The webhook configuration %s cannot be cleaned up; it can block changes of the resources: %r",
+                         self._name, error)
+
+    async def _update(self, type: WebhookType, client_config: WebhookClientConfig) -> None:
+        webhooks = self._build(type, client_config)
+        if self._written.get(type) == webhooks:
+            return
+        logger.info("Reconfiguring the %s webhook %s.", type.value, self._name)
+        if type not in self._written:
+            await self._create(type)
+        await self._write(type, webhooks)
+
+    async def _create(self, type: WebhookType) -> None:
+        kind, plural = _KINDS[type]
+        obj = {'apiVersion': GROUP_VERSION, 'kind': kind, 'metadata': {'name': self._name}}
+        try:
+            await self._client.post_json(f'/apis/{GROUP_VERSION}/{plural}', obj, logger=logger)
+        except (errors.APIConflictError, errors.APIForbiddenError) as error:
+            logger.debug("The webhook configuration %s is not created: %s", self._name, error)  # it can be there already
+
+    async def _write(self, type: WebhookType, webhooks: list[dict[str, Any]]) -> None:
+        if self._written.get(type) == webhooks:
+            return
+        path = f'/apis/{GROUP_VERSION}/{_KINDS[type][1]}/{self._name}'
+        try:
+            await self._client.patch(path, {'webhooks': webhooks}, MERGE_PATCH, logger=logger)
+        except errors.APINotFoundError:
+            self._written.pop(type, None)  # somebody has deleted it
+            raise
+        self._written[type] = webhooks
+
+    def _build(
+            self, type: WebhookType, client_config: WebhookClientConfig, *, persistent_only: bool = False,
+    ) -> list[dict[str, Any]]:
+        served = {handler: resources for handler, resources in self._served.items()
+                  if handler.type is type and (handler.persistent or not persistent_only)}
+        return build_webhooks(served, client_config=client_config, suffix=self._name, endpoints=name_endpoints(served))
+
+
+def name_endpoints(handlers: Iterable[WebhookHandler]) -> dict[WebhookHandler, str]:
+    """
+    Give the last part of the URL at which each of the handlers is called: it is the id.
+
+    Functions with the same id are told apart by their purpose, as a validating one must never give a patch.
+    """
+    return {handler: handler.id for handler in handlers}
+
+
+def build_webhooks(
+        served: Served, *, client_config: WebhookClientConfig, suffix: str,
+        endpoints: Mapping[WebhookHandler, str],
+) -> list[dict[str, Any]]:
+    """
+    Build the webhooks of one configuration object.
+
+    Those that differ only in their rules become one webhook: a handler can be declared for several resources. Names are
+    unique, as the API demands.
+    """
+    webhooks: dict[str, dict[str, Any]] = {}
+    for handler, resources in served.items():
+        if not resources:
+            continue  # the API would accept it, but there would be nothing to ask about
+        base = normalize_name(handler.id, suffix)
+        webhook = _build_webhook(handler, resources, inject_path(client_config, endpoints[handler]))
+        for number in range(1, len(webhooks) + 2):
+            webhook['name'] = base if number == 1 else normalize_name(f'{handler.id}-{number}', suffix)
+            known = webhooks.setdefault(webhook['name'], webhook)
+            if known is webhook:
+                break
+            if {**known, 'rules': None} == {**webhook, 'rules': None}:
+                known['rules'] += [rule for rule in webhook['rules'] if rule not in known['rules']]
+                break
+    return list(webhooks.values())
+
+
+def _build_webhook(
+        handler: WebhookHandler, resources: Collection[Resource], client_config: WebhookClientConfig,
+) -> dict[str, Any]:
+    return {
+        'name': handler.id,
+        'sideEffects': 'NoneOnDryRun' if handler.side_effects else 'None',
+        'failurePolicy': 'Ignore' if handler.ignore_failures else 'Fail',
+        'matchPolicy': 'Equivalent',
+        'timeoutSeconds': TIMEOUT,
+        'admissionReviewVersions': ['v1', 'v1beta1'],
+        'objectSelector': _build_selector(handler.labels),
+        'rules': [_build_rule(handler, resource) for resource in sorted(resources, key=_get_order)],
+        'clientConfig': client_config,
+    }
+
+
+def _build_rule(handler: WebhookHandler, resource: Resource) -> dict[str, Any]:
+    name = resource.plural if handler.subresource is None else f'{resource.plural}/{handler.subresource}'
+    return {
+        'apiGroups': [resource.group],
+        'apiVersions': [resource.version],
+        'resources': [name],
+        'operations': ['*'] if handler.operations is None else list(handler.operations),
+        'scope': '*',
+    }
+
+
+def _build_selector(labels: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Let the API filter the objects by labels; callbacks are left to the operator."""
+    expressions = [_build_expression(key, value) for key, value in (labels or {}).items() if not callable(value)]
+    return {'matchExpressions': expressions} if expressions else None
+
+
+def _build_expression(key: str, value: Any) -> dict[str, Any]:
+    if value is MetaFilterToken.PRESENT:
+        return {'key': key, 'operator': 'Exists'}
+    if value is MetaFilterToken.ABSENT:
+        return {'key': key, 'operator': 'DoesNotExist'}
+    return {'key': key, 'operator': 'In', 'values': [value]}
+
+
+def _get_order(resource: Resource) -> tuple[str, str, str]:
+    return resource.group, resource.version, resource.plural
+
+
+def normalize_name(id: str, suffix: str = '') -> str:
+    """Make a name that the API accepts of the id: by dots, dashes, and codes of the other characters."""
+    text = ''.join(_NAME_CHARS.get(char) or char.encode().hex() for char in id)
+    parts = [part.strip('-') for part in text.split('.')]
+    return '.'.join([part for part in parts if part] + ([suffix] if suffix else []))
+
+
+_NAME_CHARS = {**{char: char for char in 'abcdefghijklmnopqrstuvwxyz0123456789-.'}, '/': '.', '_': '-'}
+
+
+def inject_path(client_config: WebhookClientConfig, endpoint: str) -> WebhookClientConfig:
+    """Extend the URL, or the path of the service, with the endpoint of a handler."""
+    config = dict(client_config)
+    if url := client_config.get('url'):
+        config['url'] = f"{url.rstrip('/')}/{urllib.parse.quote(endpoint)}"
+    if service := client_config.get('service'):
+        # The API accepts only such names in paths of services. The reviewer knows the handlers by them too.
+        path = '/'.join(filter(None, (normalize_name(part) for part in endpoint.split('/'))))
+        config['service'] = {**service, 'path': f"{(service.get('path') or '').rstrip('/')}/{path}"}
+    return cast(WebhookClientConfig, config)

@@ -1,0 +1,282 @@
+"""One attempt of a handler: what its errors mean, what its limits do, and what the logs say."""
+import asyncio
+import contextvars
+import datetime
+import functools
+import logging
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import kopf
+from kopf._core.actions import execution
+from kopf._core.actions.execution import (
+    Execution,
+    Handler,
+    HandlerChildrenRetry,
+    Outcome,
+    cause_var,
+    execute_handler_once,
+    handler_var,
+    running,
+)
+from kopf._core.actions.progression import HandlerState
+
+pytestmark = pytest.mark.looptime
+
+START = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
+ENDLESS = object()
+
+logger = logging.getLogger('test')
+
+
+@pytest.fixture
+def executor():
+    with ThreadPoolExecutor(1) as executor:
+        yield executor
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """Wall clocks go as the loop's clock does."""
+    moments = []
+
+    def utcnow():
+        moments.append(asyncio.get_running_loop().time())
+        return START + datetime.timedelta(seconds=round(moments[-1] - moments[0], 6))
+    monkeypatch.setattr(execution, 'utcnow', utcnow)
+
+
+@pytest.fixture
+def run(executor, caplog):
+    """Run a handler that does this: raises it, calls it, or returns it."""
+    caplog.set_level(logging.DEBUG)
+
+    async def run(what, *, after=None, default_errors=kopf.ErrorsMode.TEMPORARY, retries_done=0, age=0.0, **options):
+        async def fn(**kwargs):
+            if what is ENDLESS:
+                await asyncio.Event().wait()
+            elif isinstance(what, BaseException):
+                raise what
+            return await what(**kwargs) if callable(what) else what
+
+        state = HandlerState(started=START - datetime.timedelta(seconds=age), retries=retries_done)
+        rules = Execution(executor=executor, default_errors=default_errors, default_backoff=33)
+        return await execute_handler_once(
+            Handler(id='fn', fn=fn, **options), {'x': 1}, state, rules, logger=logger, after=after)
+    return run
+
+
+def messages(caplog, level=logging.INFO):
+    return [record.getMessage() for record in caplog.records if record.levelno >= level]
+
+
+# Successes.
+
+async def test_success(run, caplog):
+    assert await run({'a': 1}) == Outcome(final=True, result={'a': 1})
+    assert messages(caplog, logging.DEBUG) == ["Handler 'fn' is invoked.", "Handler 'fn' succeeded."]
+    assert [record.levelname for record in caplog.records] == ['DEBUG', 'INFO']
+
+
+async def test_kwargs(run):
+    async def fn(**kwargs):
+        return kwargs
+    assert (await run(fn)).result == {'x': 1}
+
+
+async def test_sync_functions(executor, caplog):
+    handler = Handler(id='fn', fn=lambda **kwargs: kwargs)
+    outcome = await execute_handler_once(
+        handler, {'x': 1}, HandlerState(started=START), Execution(executor=executor), logger=logger)
+    assert outcome.result == {'x': 1}
+
+
+async def test_what_comes_after_is_a_part_of_it(run):
+    async def after():
+        raise HandlerChildrenRetry(5)
+    outcome = await run('ignored', after=after)
+    assert (outcome.final, outcome.delay, outcome.result, outcome.message) == (False, 5, None, None)
+
+
+async def test_unfinished_children_are_not_logged(run, caplog):
+    await run(HandlerChildrenRetry(5))
+    assert messages(caplog) == []
+
+
+# Errors.
+
+@pytest.mark.parametrize('delay', [0, None, 5, 1.5])
+async def test_temporary_errors(run, caplog, delay):
+    outcome = await run(kopf.TemporaryError('boo', delay=delay))
+    assert (outcome.final, outcome.delay, outcome.message) == (False, delay, 'boo')
+    assert messages(caplog) == ["Handler 'fn' failed temporarily: boo"]
+    assert not any(record.exc_info for record in caplog.records)
+
+
+async def test_temporary_errors_are_delayed_by_default(run):
+    assert (await run(kopf.TemporaryError('boo'))).delay == 60
+
+
+@pytest.mark.parametrize('error, text', [
+    (kopf.PermanentError('boo'), 'boo'), (kopf.PermanentError(), 'PermanentError()')])
+async def test_permanent_errors(run, caplog, error, text):
+    outcome = await run(error)
+    assert (outcome.final, outcome.exception, outcome.message) == (True, error, text)
+    assert messages(caplog) == [f"Handler 'fn' failed permanently: {text}"]
+
+
+@pytest.mark.parametrize('mode', kopf.ErrorsMode)
+async def test_modes_do_not_concern_explicit_errors(run, mode):
+    assert not (await run(kopf.TemporaryError('boo'), errors=mode)).final
+    assert (await run(kopf.PermanentError('boo'), errors=mode)).exception is not None
+
+
+@pytest.mark.parametrize('error', [ValueError('boo'), TimeoutError('boo'), SystemExit('boo')])
+@pytest.mark.parametrize('options, delay', [({}, 33), ({'backoff': 7}, 7), ({'backoff': 0}, 0)])
+async def test_arbitrary_errors(run, caplog, error, options, delay):
+    outcome = await run(error, **options)
+    assert (outcome.final, outcome.delay, outcome.exception, outcome.message) == (False, delay, error, 'boo')
+    assert messages(caplog) == [f"Handler 'fn' failed with an exception and will try again in {delay} seconds: boo"]
+    assert caplog.records[-1].exc_info[1] is error
+
+
+@pytest.mark.parametrize('how', ['own', 'default'])
+async def test_arbitrary_errors_as_permanent(run, caplog, how):
+    error, mode = ValueError('boo'), kopf.ErrorsMode.PERMANENT
+    outcome = await (run(error, errors=mode) if how == 'own' else run(error, default_errors=mode))
+    assert outcome == Outcome(final=True, exception=error)
+    assert messages(caplog) == ["Handler 'fn' failed with an exception and will stop now: boo"]
+
+
+@pytest.mark.parametrize('how', ['own', 'default'])
+async def test_arbitrary_errors_as_ignored(run, caplog, how):
+    error, mode = ValueError('boo'), kopf.ErrorsMode.IGNORED
+    outcome = await (run(error, errors=mode) if how == 'own' else run(error, default_errors=mode))
+    assert outcome == Outcome(final=True)
+    assert messages(caplog) == ["Handler 'fn' failed with an exception and will ignore it: boo"]
+
+
+async def test_own_mode_wins(run):
+    outcome = await run(ValueError(), errors=kopf.ErrorsMode.TEMPORARY, default_errors=kopf.ErrorsMode.IGNORED)
+    assert not outcome.final
+
+
+# Limits of attempts.
+
+@pytest.mark.parametrize('error', [kopf.TemporaryError('boo'), ValueError('boo')])
+async def test_attempts_end(run, caplog, error):
+    outcomes = [await run(error, retries=3, retries_done=done) for done in range(3)]
+    assert [outcome.final for outcome in outcomes] == [False, False, True]
+    assert outcomes[-1].exception is not None
+    assert '3 retries' in messages(caplog)[-1] and 'boo' in messages(caplog)[-1]
+
+
+async def test_no_attempt_is_made_in_excess(run, caplog):
+    outcome = await run(pytest.fail, retries=3, retries_done=3)
+    assert isinstance(outcome.exception, kopf.HandlerRetriesError) and outcome.final
+    assert messages(caplog) == ["Handler 'fn' failed permanently: Handler 'fn' has exceeded 3 retries."]
+
+
+async def test_the_last_attempt_can_succeed(run):
+    assert await run('result', retries=3, retries_done=2) == Outcome(final=True, result='result')
+
+
+# Limits of time.
+
+@pytest.mark.parametrize('error, options', [
+    (kopf.TemporaryError('boo', delay=6), {}), (ValueError('boo'), {'backoff': 6})])
+@pytest.mark.parametrize('age, final', [(0, False), (3.9, False), (4, True), (9, True)])
+async def test_no_attempt_is_planned_past_the_end(run, caplog, error, options, age, final):
+    outcome = await run(error, timeout=10, age=age, **options)
+    assert outcome.final is final
+    assert not final or ('boo' in outcome.message and 'time out' in messages(caplog)[-1])
+
+
+async def test_no_attempt_is_made_after_the_end(run, caplog):
+    outcome = await run(pytest.fail, timeout=10, age=10)
+    assert isinstance(outcome.exception, kopf.HandlerTimeoutError) and outcome.final
+    assert messages(caplog) == ["Handler 'fn' failed permanently: Handler 'fn' has timed out after 10 seconds."]
+
+
+@pytest.mark.parametrize('age', [0, 7.5])
+async def test_coroutines_are_stopped_at_the_end(run, age):
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    outcome = await run(ENDLESS, timeout=10, age=age)
+    assert isinstance(outcome.exception, kopf.HandlerTimeoutError) and outcome.final
+    assert loop.time() - began == pytest.approx(10 - age)
+
+
+async def test_coroutines_can_clean_up_at_the_end(run):
+    log = []
+
+    async def fn(**_):
+        try:
+            await asyncio.sleep(99)
+        finally:
+            await asyncio.sleep(1)
+            log.append('cleaned')
+    assert isinstance((await run(fn, timeout=5)).exception, kopf.HandlerTimeoutError)
+    assert log == ['cleaned']
+
+
+async def test_timeouts_inside_of_the_function_are_its_own(run):
+    async def fn(**_):
+        async with asyncio.timeout(1):
+            await asyncio.sleep(99)
+    outcome = await run(fn, timeout=100, backoff=5)
+    assert isinstance(outcome.exception, TimeoutError) and not outcome.final
+
+
+# Cancellations.
+
+async def test_cancellations_come_through(run, caplog):
+    task = asyncio.create_task(run(ENDLESS))
+    await asyncio.sleep(1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert messages(caplog) == ["Handler 'fn' is cancelled. Will escalate."]
+
+
+@pytest.mark.parametrize('options', [{}, {'timeout': 9}])
+async def test_cancellations_of_others_are_errors_of_the_function(run, caplog, options):
+    async def fn(**_):
+        other = asyncio.create_task(asyncio.sleep(9))
+        other.cancel()
+        await other
+    outcome = await run(fn, backoff=5, **options)
+    assert (outcome.final, outcome.delay, outcome.message) == (False, 5, 'CancelledError()')
+    assert 'will try again in 5 seconds' in messages(caplog)[-1]
+
+
+# Context.
+
+async def test_the_handler_and_the_cause_are_known_inside():
+    handler, cause = Handler(id='fn', fn=lambda **_: None), object()
+    with running(handler, cause):
+        assert handler_var.get() is handler and cause_var.get() is cause
+        with running(handler, None):
+            assert cause_var.get() is None
+        assert cause_var.get() is cause
+    assert handler_var.get(None) is None
+
+
+def test_abandoned_handlers_end_quietly():
+    manager = running(Handler(id='fn', fn=lambda **_: None), object())
+    contextvars.Context().run(manager.__enter__)
+    manager.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize('fn, expected', [
+    (lambda **_: None, False), (functools.partial(asyncio.sleep), True), (asyncio.sleep, True)])
+def test_kinds_of_functions_are_found_once(fn, expected):
+    assert Handler(id='fn', fn=fn).asynchronous is expected
+
+
+def test_error_texts():
+    assert execution.describe_error(ValueError('boo')) == 'boo'
+    assert execution.describe_error(ValueError()) == 'ValueError()'
+    assert execution.describe_error(ValueError(None)) == 'ValueError()'
+    assert kopf.TemporaryError('boo').delay == 60

@@ -1,0 +1,146 @@
+"""Functions of all kinds are called alike: coroutines in the loop, the others in threads."""
+import asyncio
+import contextvars
+import functools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from kopf._core.actions.invocation import invoke, is_async_fn
+
+var = contextvars.ContextVar('var')
+
+
+@pytest.fixture
+def executor():
+    with ThreadPoolExecutor(1) as executor:
+        yield executor
+
+
+def sync_fn(*args, **kwargs):
+    return args, kwargs, threading.current_thread()
+
+
+async def async_fn(*args, **kwargs):
+    return args, kwargs, threading.current_thread()
+
+
+def passing(fn):
+    @functools.wraps(fn)
+    def wrapper(*args, **kwargs):
+        return fn(*args, **kwargs)
+    return wrapper
+
+
+class SyncCallable:
+    def __call__(self, *args, **kwargs):
+        return args, kwargs, threading.current_thread()
+
+    def method(self, *args, **kwargs):
+        return args, kwargs, threading.current_thread()
+
+    @staticmethod
+    def static(*args, **kwargs):
+        return args, kwargs, threading.current_thread()
+
+
+class AsyncCallable:
+    async def __call__(self, *args, **kwargs):
+        return args, kwargs, threading.current_thread()
+
+    async def method(self, *args, **kwargs):
+        return args, kwargs, threading.current_thread()
+
+    @staticmethod
+    async def static(*args, **kwargs):
+        return args, kwargs, threading.current_thread()
+
+
+SYNC = {
+    'function': sync_fn,
+    'lambda': lambda *args, **kwargs: sync_fn(*args, **kwargs),
+    'partial': functools.partial(sync_fn),
+    'partial of partial': functools.partial(functools.partial(sync_fn)),
+    'wrapper': passing(sync_fn),
+    'callable': SyncCallable(),
+    'method': SyncCallable().method,
+    'static method': SyncCallable.static,
+    'partial of callable': functools.partial(SyncCallable()),
+}
+ASYNC = {
+    'function': async_fn,
+    'partial': functools.partial(async_fn),
+    'partial of partial': functools.partial(functools.partial(async_fn)),
+    'wrapper': passing(async_fn),
+    'wrapper of partial': passing(functools.partial(async_fn)),
+    'partial of wrapper': functools.partial(passing(async_fn)),
+    'callable': AsyncCallable(),
+    'method': AsyncCallable().method,
+    'static method': AsyncCallable.static,
+    'partial of callable': functools.partial(AsyncCallable()),
+}
+
+
+@pytest.mark.parametrize('fn', SYNC.values(), ids=SYNC)
+async def test_sync(fn, executor):
+    args, kwargs, thread = await invoke(fn, {'x': 1, 'y': 2}, executor=executor)
+    assert (args, kwargs) == ((), {'x': 1, 'y': 2})
+    assert thread is not threading.current_thread()
+    assert not is_async_fn(fn)
+
+
+@pytest.mark.parametrize('fn', ASYNC.values(), ids=ASYNC)
+async def test_async(fn, executor):
+    args, kwargs, thread = await invoke(fn, {'x': 1, 'y': 2}, executor=executor)
+    assert (args, kwargs) == ((), {'x': 1, 'y': 2})
+    assert thread is threading.current_thread()
+    assert is_async_fn(fn)
+
+
+async def test_functions_that_return_coroutines_are_awaited(executor):
+    args, kwargs, _ = await invoke(lambda **kwargs: async_fn(**kwargs), {'x': 1}, executor=executor)
+    assert (args, kwargs) == ((), {'x': 1})
+
+
+@pytest.mark.parametrize('error', [ValueError('boo'), KeyError('x'), SystemExit(3)])
+@pytest.mark.parametrize('kind', ['sync', 'async'])
+async def test_errors_come_unchanged(kind, error, executor):
+    def sync_failing(**_):
+        raise error
+
+    async def async_failing(**_):
+        raise error
+
+    with pytest.raises(type(error)) as info:
+        await invoke(sync_failing if kind == 'sync' else async_failing, {}, executor=executor)
+    assert info.value is error
+
+
+async def test_stop_iteration_does_not_hang(executor):
+    async with asyncio.timeout(5):
+        with pytest.raises(RuntimeError, match='StopIteration'):
+            await invoke(lambda: next(iter(())), {}, executor=executor)
+
+
+async def test_context_variables_are_seen_in_threads(executor):
+    var.set('outer')
+    assert await invoke(var.get, {}, executor=executor) == 'outer'
+
+
+async def test_context_variables_of_threads_stay_there(executor):
+    var.set('outer')
+    await invoke(lambda: var.set('inner'), {}, executor=executor)
+    assert var.get() == 'outer'
+
+
+async def test_cancellation_does_not_wait_for_the_thread(executor):
+    started, release = threading.Event(), threading.Event()
+    task = asyncio.create_task(invoke(lambda: (started.set(), release.wait(5)), {}, executor=executor))
+    while not started.is_set():
+        await asyncio.sleep(0)
+    task.cancel()
+    async with asyncio.timeout(1):
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    release.set()

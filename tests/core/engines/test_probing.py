@@ -1,0 +1,268 @@
+"""The endpoints of probes: what they answer when everything is good, and when it is not."""
+import asyncio
+import json
+import logging
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+import kopf
+from kopf._core.engines.indexing import OperatorIndexers
+from kopf._core.engines.probing import Endpoint, EndpointError, Probes, ProbeServer
+from kopf._core.intents.causes import Activity
+
+
+class Condition:
+    """An operator with problems."""
+
+    def __init__(self):
+        self.failures, self.delays = [], []
+
+    def find_failures(self):
+        return self.failures
+
+    def find_delays(self):
+        return self.delays
+
+
+class Answer:
+    def __init__(self, response):
+        self.status = response.status
+        self.type = response.headers.get_content_type()
+        self.body = response.read()
+
+    @property
+    def json(self):
+        return json.loads(self.body)
+
+
+def ask_now(port, path='/healthz'):
+    try:
+        with urllib.request.urlopen(f'http://127.0.0.1:{port}{path}', timeout=10) as response:
+            return Answer(response)
+    except urllib.error.HTTPError as error:
+        with error:
+            return Answer(error)
+
+
+async def ask(server, path='/healthz'):
+    return await asyncio.to_thread(ask_now, server.port, path)
+
+
+@pytest.fixture
+def registry():
+    return kopf.OperatorRegistry()
+
+
+@pytest.fixture
+def settings():
+    return kopf.OperatorSettings()
+
+
+@pytest.fixture
+def condition():
+    return Condition()
+
+
+@pytest.fixture
+def serve(registry, settings, condition):
+    def serve(endpoint='http://127.0.0.1:0/healthz'):
+        return ProbeServer(Endpoint.parse(endpoint), condition=condition, settings=settings, probes=Probes(
+            registry.activities.get_handlers(Activity.PROBE), settings=settings, memo=kopf.Memo(x='y'),
+            indices=OperatorIndexers().indices))
+    return serve
+
+
+@pytest.mark.parametrize('url, host, port, path', [
+    ('http://0.0.0.0:8080/healthz', '0.0.0.0', 8080, '/healthz'),
+    ('http://:8080/path', None, 8080, '/path'),
+    ('http://localhost:8080', 'localhost', 8080, '/'),
+    ('http://localhost', 'localhost', 80, '/'),
+    ('http://[::1]:8080/', '::1', 8080, '/'),
+])
+def test_endpoints(url, host, port, path):
+    assert Endpoint.parse(url) == Endpoint(host, port, path)
+
+
+@pytest.mark.parametrize('url', ['', 'https://localhost/', 'localhost:8080', 'http://', 'http://x:99999/', 'http://x:y/'])
+def test_wrong_endpoints(url):
+    with pytest.raises(EndpointError):
+        Endpoint.parse(url)
+
+
+async def test_nothing_to_show(serve):
+    async with serve() as server:
+        answer = await ask(server)
+        assert (answer.status, answer.type, answer.json) == (200, 'application/json', {})
+        assert (await ask(server, '/other')).status == 404
+
+
+async def test_results(registry, serve):
+    @kopf.on.probe(registry=registry, id='named')
+    def named(**_):
+        return {'nested': [1, None]}
+
+    @kopf.on.probe(registry=registry, id='unnamed')
+    async def unnamed(memo, **_):
+        return memo.x
+
+    @kopf.on.probe(registry=registry, id='silent')
+    async def silent(**_):
+        return None
+
+    async with serve() as server:
+        answer = await ask(server)
+        assert (answer.status, answer.json) == (200, {'named': {'nested': [1, None]}, 'unnamed': 'y'})
+
+
+async def test_results_of_any_type(registry, serve):
+    @kopf.on.probe(registry=registry, id='anything')
+    async def anything(**_):
+        return {1: complex(1, 2)}
+
+    async with serve() as server:
+        assert (await ask(server)).json == {'anything': {'1': '(1+2j)'}}
+
+
+@pytest.mark.parametrize('lifetime, count', [(1000, 1), (0, 3)])
+async def test_results_are_kept_for_a_while(registry, settings, serve, lifetime, count):
+    settings.probing.cache_lifetime = lifetime
+    calls = []
+
+    @kopf.on.probe(registry=registry, id='counter')
+    async def counter(**_):
+        calls.append(1)
+        return len(calls)
+
+    async with serve() as server:
+        answers = [(await ask(server)).json for _ in range(3)]
+    assert answers[-1] == {'counter': count}
+    assert len(calls) == count
+
+
+async def test_simultaneous_requests_share_the_results(registry, serve):
+    started, go = asyncio.Event(), asyncio.Event()
+    calls = []
+
+    @kopf.on.probe(registry=registry, id='slow')
+    async def slow(**_):
+        calls.append(1)
+        started.set()
+        await go.wait()
+
+    async with serve() as server:
+        requests = [asyncio.create_task(ask(server)) for _ in range(3)]
+        await started.wait()
+        go.set()
+        assert [answer.status for answer in await asyncio.gather(*requests)] == [200, 200, 200]
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize('error', [
+    kopf.TemporaryError("oops", delay=1000), kopf.PermanentError("oops"), ValueError("oops")], ids=repr)
+async def test_failing_probes_are_answered(registry, serve, error):
+    @kopf.on.probe(registry=registry, id='failing')
+    async def failing(**_):
+        raise error
+
+    @kopf.on.probe(registry=registry, id='fine')
+    async def fine(**_):
+        return 1
+
+    async with serve() as server:
+        answer = await ask(server)
+        assert (answer.status, answer.json) == (
+            503, {'reasons': ["The probe 'failing' has failed: oops"], 'probes': {'fine': 1}})
+
+
+async def test_ignored_errors(registry, serve):
+    @kopf.on.probe(registry=registry, id='failing', errors=kopf.ErrorsMode.IGNORED)
+    async def failing(**_):
+        raise ValueError("oops")
+
+    async with serve() as server:
+        answer = await ask(server)
+        assert (answer.status, answer.json) == (200, {})
+
+
+async def test_hanging_probes_are_answered(registry, settings, serve):
+    settings.probing.timeout = 0.05
+
+    @kopf.on.probe(registry=registry, id='hanging')
+    async def hanging(**_):
+        await asyncio.Event().wait()
+
+    async with serve() as server:
+        answer = await ask(server)
+        assert (answer.status, answer.json) == (
+            503, {'reasons': ["The probes have not ended in 0.05 seconds."], 'probes': {}})
+
+
+async def test_failures_of_the_operator(condition, serve):
+    condition.failures = ["It is broken."]
+    async with serve() as server:
+        answer = await ask(server)
+        assert (answer.status, answer.json) == (503, {'reasons': ["It is broken."], 'probes': {}})
+        assert (await ask(server, '/readyz')).status == 200
+
+
+async def test_readiness(condition, serve):
+    condition.delays = ["It is not there yet."]
+    async with serve() as server:
+        answer = await ask(server, '/readyz')
+        assert (answer.status, answer.json['reasons']) == (503, ["It is not there yet."])
+        assert (await ask(server)).status == 200
+        condition.delays = []
+        assert (await ask(server, '/readyz')).status == 200
+
+
+@pytest.mark.parametrize('limit, status', [(0.0, 503), (None, 200)])
+async def test_stuck_loop_is_reported_from_aside(settings, serve, monkeypatch, limit, status):
+    settings.probing.stuck_loop_limit = limit
+    settings.probing.timeout = 0.05
+    monkeypatch.setattr('kopf._core.engines.probing.BEAT', 0.1)
+    answers = []
+    async with serve() as server:
+        deadline = time.monotonic() + 0.2
+
+        def check():
+            while time.monotonic() < deadline:
+                pass
+            answers.append(ask_now(server.port, '/readyz'))
+
+        thread = threading.Thread(target=check)
+        thread.start()
+        thread.join()  # here the event loop is blocked
+    assert [answer.status for answer in answers] == [status]
+    if status == 503:
+        assert "is stuck" in answers[0].json['reasons'][0]
+
+
+async def test_access_log(serve, caplog):
+    caplog.set_level(logging.INFO, logger='aiohttp.access')
+    async with serve() as server:
+        await ask(server)
+    assert "GET /healthz" in caplog.text
+
+
+async def test_port_in_use(serve):
+    with socket.create_server(('127.0.0.1', 0)) as taken:
+        with pytest.raises(OSError):
+            async with serve(f'http://127.0.0.1:{taken.getsockname()[1]}/healthz'):
+                pass
+
+
+async def test_nothing_is_left_behind(serve):
+    before = set(threading.enumerate())
+    async with serve() as server:
+        await ask(server)
+    for thread in set(threading.enumerate()) - before:
+        if thread.name == 'kopf-probes':
+            thread.join(5)
+            assert not thread.is_alive()
+    with pytest.raises(OSError):
+        ask_now(server.port)

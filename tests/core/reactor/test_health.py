@@ -1,0 +1,103 @@
+"""What the probes of a running operator answer, when its watches go wrong."""
+import asyncio
+import json
+import socket
+import urllib.error
+import urllib.request
+
+import pytest
+
+import kopf
+from kopf.testing import Sandbox
+
+CRD = {
+    'apiVersion': 'apiextensions.k8s.io/v1', 'kind': 'CustomResourceDefinition',
+    'metadata': {'name': 'kopfexamples.kopf.dev'},
+    'spec': {
+        'group': 'kopf.dev', 'scope': 'Namespaced', 'names': {'plural': 'kopfexamples', 'kind': 'KopfExample'},
+        'versions': [{'name': 'v1', 'served': True, 'storage': True, 'schema': {
+            'openAPIV3Schema': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}}}],
+    },
+}
+
+
+@pytest.fixture
+def sandbox(monkeypatch):
+    with Sandbox(crds=[CRD]) as sandbox:
+        monkeypatch.setenv('KUBECONFIG', str(sandbox.kubeconfig))
+        yield sandbox
+
+
+@pytest.fixture
+def settings():
+    settings = kopf.OperatorSettings()
+    settings.networking.error_backoffs = []
+    settings.probing.failing_watch_limit = 0
+    return settings
+
+
+@pytest.fixture
+async def ask(sandbox, settings):
+    """Run an operator, give the function to ask it."""
+    registry = kopf.OperatorRegistry()
+    kopf.on.login(registry=registry)(kopf.login_with_kubeconfig)
+    kopf.on.event('kopfexamples', registry=registry)(lambda **_: None)
+    with socket.create_server(('127.0.0.1', 0)) as free:
+        port = free.getsockname()[1]
+
+    def ask_now(path):
+        try:
+            with urllib.request.urlopen(f'http://127.0.0.1:{port}{path}', timeout=10) as response:
+                return response.status, json.loads(response.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.loads(error.read())
+        except OSError:
+            return 0, {}
+
+    async def ask(path, status, reason=''):
+        """Ask until the answer is as expected."""
+        async with asyncio.timeout(20):
+            while True:
+                code, content = await asyncio.to_thread(ask_now, path)
+                if code == status and reason in str(content.get('reasons', '')):
+                    return
+                await asyncio.sleep(0.02)
+
+    stop = asyncio.Event()
+    task = asyncio.create_task(kopf.operator(
+        registry=registry, settings=settings, namespaces=['default'], standalone=True, stop_flag=stop,
+        liveness_endpoint=f'http://:{port}/healthz'))
+    yield ask
+    stop.set()
+    await task
+
+
+async def test_healthy(ask):
+    await ask('/readyz', 200)
+    await ask('/healthz', 200)
+
+
+async def test_failing_watch(sandbox, settings, ask):
+    await ask('/readyz', 200)
+    sandbox.faults.error(500, times=None, resource='kopfexamples')
+    sandbox.faults.drop_watches()
+    await ask('/healthz', 503, "The watch-stream for kopfexamples.v1.kopf.dev in 'default' has been failing")
+    settings.probing.failing_watch_limit = None
+    await ask('/healthz', 200)
+    settings.probing.failing_watch_limit = 0
+    sandbox.faults.clear()
+    await ask('/healthz', 200)
+
+
+async def test_missing_permissions_make_it_not_ready_but_alive(sandbox, ask):
+    sandbox.faults.error(403, times=None, resource='kopfexamples', message='not for you')
+    await ask('/readyz', 503, 'not for you')
+    await ask('/healthz', 200)
+
+
+async def test_not_listed_yet(sandbox, ask):
+    sandbox.faults.error(500, times=None, resource='kopfexamples')
+    await ask('/readyz', 503)
+    sandbox.faults.clear()
+    await ask('/readyz', 200)

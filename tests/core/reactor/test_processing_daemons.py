@@ -1,0 +1,398 @@
+"""Daemons and the processing of their objects: finalizers, patches from both sides, and deletion in one piece.
+
+The cluster is one object in memory, with versions and finalizers; its events come when the test lets them.
+"""
+import asyncio
+import types
+
+import jsonpatch
+import pytest
+
+import kopf
+from kopf._cogs.clients import errors
+from kopf._cogs.structs.references import Resource
+from kopf._core.intents.registries import HandlerTable, OperatorRegistry
+from kopf._core.reactor.intake import Indexation
+from kopf._core.reactor.inventory import ObjectRecord
+from kopf._core.reactor.processing import Processor, Workforce
+
+pytestmark = pytest.mark.looptime
+
+FINALIZER = 'kopf.zalando.org/KopfFinalizerMarker'
+
+
+class Cluster:
+    """One object, and the operator that serves it."""
+
+    def __init__(self):
+        self.registry = OperatorRegistry()
+        self.settings = kopf.OperatorSettings()
+        self.version = 0
+        self.raw = None
+        self.events = []
+        self.delay = 0.0  # of the answers to patches
+        self.patches = []
+        self.record = None
+
+    def start(self):
+        resource = Resource('kopf.dev', 'v1', 'kopfexamples', kind='KopfExample', namespaced=True)
+        table = HandlerTable.build(self.registry, resource, set(self.registry.iter_selectors()))
+        self.workforce = Workforce(self.settings, Indexation())
+        self.processor = Processor(
+            client=self, settings=self.settings, table=table, workforce=self.workforce,
+            lifecycle=kopf.lifecycles.all_at_once, memo=kopf.Memo(), indices={})
+
+    # Of the API.
+
+    async def patch(self, path, payload, content_type, *, logger):
+        if self.raw is None:
+            raise errors.APINotFoundError('gone', status=404)
+        self.patches.append(payload)
+        if isinstance(payload, list):
+            try:
+                raw = jsonpatch.apply_patch(self.raw, payload)
+            except jsonpatch.JsonPatchTestFailed as error:
+                raise errors.APIUnprocessableError('a newer version', status=422) from error
+        else:
+            raw = kopf.Patch(payload).applied_to(self.raw)
+        answer = self._store(raw)
+        await asyncio.sleep(self.delay)
+        return answer
+
+    async def get_json(self, path, *, logger):
+        return self.raw
+
+    def _store(self, raw):
+        if raw['metadata'].get('deletionTimestamp') and not raw['metadata'].get('finalizers'):
+            self.events.append({'type': 'DELETED', 'object': raw})
+            self.raw = None
+            return raw  # the version stays as it was
+        self.version += 1
+        raw = {**raw, 'metadata': {**raw['metadata'], 'resourceVersion': str(self.version)}}
+        self.events.append({'type': 'MODIFIED' if self.raw else 'ADDED', 'object': raw})
+        self.raw = raw
+        return raw
+
+    # Of tests.
+
+    @property
+    def watch(self):
+        return types.SimpleNamespace(records={'uid': self.record})
+
+    def create(self, **fields):
+        self.start()
+        self.record = ObjectRecord('uid', 'ns', 'obj', initial=False)
+        self._store({
+            'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'spec': {},
+            'metadata': {'name': 'obj', 'namespace': 'ns', 'uid': 'uid'}, **fields})
+
+    def edit(self, metadata=(), **fields):
+        self._store({**self.raw, **fields, 'metadata': {**self.raw['metadata'], **dict(metadata)}})
+
+    def delete(self):
+        self.edit(metadata={'deletionTimestamp': '2030-01-01T00:00:00Z'})
+
+    def feed(self):
+        """Let the operator see what has happened so far."""
+        while self.events:
+            self.processor.receive(self.record, self.events.pop(0), listed_since=None)
+
+    async def run(self, seconds=0.0):
+        """Let the time pass, with all events seen at once."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while True:
+            for _ in range(20):
+                self.feed()
+                await asyncio.sleep(0)
+            if loop.time() >= end:
+                return
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+async def cluster():
+    cluster = Cluster()
+    yield cluster
+    if cluster.record is not None:
+        await cluster.workforce.close()
+
+
+async def test_the_finalizer_comes_first_and_stays_while_a_daemon_runs(cluster):
+    held = []
+
+    @kopf.daemon('kopfexamples', registry=cluster.registry)
+    async def fn(stopped, meta, **_):
+        held.append(list(meta['finalizers']))
+        await stopped.wait()
+        await asyncio.sleep(3)
+
+    cluster.create()
+    await cluster.run(1)
+    assert held == [[FINALIZER]]
+    assert len(cluster.patches) == 1
+    cluster.delete()
+    await cluster.run(2)
+    assert cluster.raw is not None
+    await cluster.run(1.1)
+    assert cluster.raw is None
+    assert len(cluster.patches) == 2
+
+
+async def test_an_object_whose_daemons_have_ended_by_themselves_is_freed(cluster):
+    @kopf.daemon('kopfexamples', registry=cluster.registry)
+    async def fn(**_):
+        await asyncio.sleep(3)
+
+    cluster.create()
+    await cluster.run(2)
+    assert cluster.raw['metadata']['finalizers'] == [FINALIZER]
+    await cluster.run(2)
+    assert 'finalizers' not in cluster.raw['metadata']
+    assert cluster.record.body is None
+
+
+@pytest.mark.parametrize('lingering, patches', [(0, 0), (0.5, 0), (3, 1)])
+async def test_deletion_handlers_run_once_however_long_the_daemons_take(cluster, lingering, patches):
+    deletions = []
+
+    @kopf.daemon('kopfexamples', registry=cluster.registry)
+    async def fn(stopped, **_):
+        await stopped.wait()
+        await asyncio.sleep(lingering)
+
+    @kopf.on.delete('kopfexamples', registry=cluster.registry)
+    async def deleted(**_):
+        deletions.append(1)
+
+    cluster.create()
+    await cluster.run(1)
+    del cluster.patches[:]
+    cluster.delete()
+    await cluster.run(5)
+    assert deletions == [1]
+    assert cluster.raw is None
+    assert len(cluster.patches) == patches + 1
+
+
+async def test_a_restarted_operator_knows_that_the_deletion_is_handled(cluster):
+    deletions = []
+
+    @kopf.daemon('kopfexamples', registry=cluster.registry, id='fn')
+    async def fn(stopped, **_):
+        await stopped.wait()
+        await asyncio.sleep(100)
+
+    @kopf.on.delete('kopfexamples', registry=cluster.registry)
+    async def deleted(**_):
+        deletions.append(1)
+
+    cluster.create()
+    await cluster.run(1)
+    cluster.delete()
+    await cluster.run(3)
+    await cluster.workforce.close()
+    cluster.start()
+    cluster.record = ObjectRecord('uid', 'ns', 'obj', initial=True)
+    cluster.events = [{'type': None, 'object': cluster.raw}]
+    await cluster.run(1)
+    assert cluster.raw is None
+    assert deletions == [1]
+
+
+async def test_daemons_are_stopped_even_while_a_handler_takes_long(cluster):
+    stops = []
+
+    @kopf.daemon('kopfexamples', registry=cluster.registry)
+    async def fn(stopped, **_):
+        await stopped.wait()
+        stops.append(asyncio.get_running_loop().time())
+
+    @kopf.on.update('kopfexamples', registry=cluster.registry)
+    async def updated(**_):
+        await asyncio.sleep(10)
+
+    cluster.create()
+    await cluster.run(1)
+    cluster.edit(spec={'x': 1})
+    await cluster.run(1)
+    cluster.delete()
+    now = asyncio.get_running_loop().time()
+    await cluster.run(0.1)
+    assert stops and stops[0] - now < 0.1
+    await cluster.run(12)
+    assert cluster.raw is None
+
+
+async def test_echoes_of_daemons_patches_are_no_work(cluster):
+    updates = []
+
+    @kopf.timer('kopfexamples', registry=cluster.registry, interval=1)
+    async def fn(patch, status, **_):
+        patch.status['count'] = status.get('count', 0) + 1
+
+    @kopf.on.update('kopfexamples', registry=cluster.registry)
+    async def updated(**_):
+        updates.append(1)
+
+    cluster.create()
+    await cluster.run(10.5)
+    assert cluster.raw['status'] == {'count': 11}
+    assert len(cluster.patches) == 2 + 11  # the finalizer, the last-handled state, and those of the timer
+    assert updates == []
+    assert cluster.record.body is None
+
+
+async def test_essential_patches_of_daemons_are_handled(cluster):
+    updates = []
+
+    @kopf.timer('kopfexamples', registry=cluster.registry, interval=100, initial_delay=5)
+    async def fn(patch, **_):
+        patch.spec['x'] = 1
+
+    @kopf.on.update('kopfexamples', registry=cluster.registry)
+    async def updated(diff, **_):
+        updates.append(tuple(diff))
+
+    cluster.create()
+    await cluster.run(10)
+    assert updates == [(('add', ('spec', 'x'), None, 1),)]
+
+
+async def test_edits_that_are_seen_after_a_daemons_patch_are_not_lost(cluster):
+    seen = []
+
+    @kopf.timer('kopfexamples', registry=cluster.registry, interval=100, initial_delay=5)
+    async def fn(patch, **_):
+        cluster.edit(spec={'x': 'of somebody'})  # its event comes later than the answer to the patch
+        patch.status['y'] = 1
+
+    @kopf.on.update('kopfexamples', registry=cluster.registry)
+    async def updated(spec, **_):
+        seen.append(dict(spec))
+
+    cluster.create()
+    await cluster.run(4)
+    await asyncio.sleep(2)
+    assert cluster.raw['status'] == {'y': 1}
+    assert seen == [{'x': 'of somebody'}]
+    await cluster.run(2)
+    assert seen == [{'x': 'of somebody'}]
+
+
+async def test_answers_that_come_late_do_not_bring_back_old_states(cluster):
+    seen = []
+
+    @kopf.timer('kopfexamples', registry=cluster.registry, interval=100, initial_delay=5)
+    async def fn(patch, **_):
+        cluster.delay = 3
+        patch.status['y'] = 1
+
+    @kopf.on.update('kopfexamples', registry=cluster.registry)
+    async def updated(spec, **_):
+        seen.append(dict(spec))
+
+    cluster.create()
+    await cluster.run(6)
+    cluster.delay = 0
+    cluster.edit(spec={'x': 'newer than the patch'})
+    await cluster.run(10)
+    assert seen == [{'x': 'newer than the patch'}]
+    assert cluster.record.daemons.body.spec == {'x': 'newer than the patch'}
+
+
+async def test_functions_of_daemons_are_applied_to_a_fresher_state(cluster):
+    @kopf.timer('kopfexamples', registry=cluster.registry, interval=100, initial_delay=5)
+    async def fn(patch, **_):
+        cluster.edit(spec={'items': [1, 2]})
+        patch.fns.append(lambda body: body['spec'].setdefault('items', []).append(3))
+        patch.status['y'] = 1
+
+    cluster.create()
+    await cluster.run(4)
+    await asyncio.sleep(2)
+    assert cluster.raw['spec'] == {'items': [1, 2, 3]}
+    assert cluster.raw['status'] == {'y': 1}
+
+
+async def test_an_object_that_vanishes_ends_its_daemons(cluster):
+    reasons = []
+
+    @kopf.daemon('kopfexamples', registry=cluster.registry)
+    async def fn(stopped, patch, spec, **_):
+        await stopped.wait()
+        await asyncio.sleep(1)
+        reasons.append((stopped.reason, dict(spec)))
+        patch.status['x'] = 1
+
+    cluster.create(spec={'field': 'value'})
+    await cluster.run(1)
+    cluster.raw = None
+    cluster.events = [{'type': 'DELETED', 'object': {'metadata': {'name': 'obj', 'namespace': 'ns', 'uid': 'uid'}}}]
+    await cluster.run(3)
+    assert reasons == [(kopf.DaemonStoppingReason.RESOURCE_DELETED, {'field': 'value'})]
+    assert not cluster.record.employed
+
+
+async def test_the_operators_end_leaves_the_finalizer(cluster):
+    @kopf.daemon('kopfexamples', registry=cluster.registry)
+    async def fn(stopped, **_):
+        await stopped.wait()
+
+    cluster.create()
+    await cluster.run(1)
+    await cluster.workforce.close()
+    await cluster.run(1)
+    assert cluster.raw['metadata']['finalizers'] == [FINALIZER]
+    assert len(cluster.patches) == 1
+
+
+async def test_a_pause_stops_daemons_and_the_next_list_starts_them(cluster):
+    notes = []
+
+    @kopf.daemon('kopfexamples', registry=cluster.registry)
+    async def fn(stopped, **_):
+        notes.append('start')
+        await stopped.wait()
+        notes.append(stopped.reason)
+
+    cluster.create()
+    await cluster.run(1)
+    cluster.workforce.pause()
+    await cluster.run(1)
+    assert notes == ['start', kopf.DaemonStoppingReason.OPERATOR_PAUSING]
+    cluster.processor.resumed(cluster.watch)
+    cluster.workforce.resume()
+    cluster.events = [{'type': None, 'object': cluster.raw}]
+    await cluster.run(1)
+    assert notes[2:] == ['start']
+
+
+async def test_objects_that_are_not_served_any_more_lose_their_daemons(cluster):
+    notes = []
+
+    @kopf.daemon('kopfexamples', registry=cluster.registry)
+    async def fn(stopped, **_):
+        await stopped.wait()
+        notes.append(stopped.reason)
+
+    cluster.create()
+    await cluster.run(1)
+    cluster.processor.dropped(cluster.watch)
+    await cluster.run(1)
+    assert notes == [kopf.DaemonStoppingReason.RESOURCE_DELETED]
+    assert cluster.raw['metadata']['finalizers'] == [FINALIZER]
+
+
+async def test_failing_filters_stop_neither_the_watch_nor_other_objects(cluster, caplog):
+    @kopf.daemon('kopfexamples', registry=cluster.registry, when=lambda spec, **_: 1 / spec.get('x', 0))
+    async def fn(stopped, memo, **_):
+        memo.started = True
+        await stopped.wait()
+
+    cluster.create()
+    await cluster.run(0.5)
+    assert 'ZeroDivisionError' in caplog.text
+    cluster.edit(spec={'x': 1})
+    await cluster.run(3)
+    assert cluster.record.memo == {'started': True}

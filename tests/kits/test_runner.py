@@ -1,0 +1,163 @@
+"""Running of commands in the background of tests: what is known of them, during and after."""
+import logging
+import sys
+import threading
+
+import pytest
+
+import kopf
+from kopf.testing import KopfRunner, Sandbox
+
+HANDLERS = """
+import kopf
+
+@kopf.on.startup()
+def startup(settings, memo, **_):
+    memo.finalizer = settings.persistence.finalizer
+
+@kopf.on.create('kopfexamples')
+def created(memo, **_):
+    print("And here we are!")
+    return memo.finalizer
+
+@kopf.on.cleanup()
+def cleanup(logger, **_):
+    logger.info("Good bye!")
+"""
+
+CRD = {
+    'apiVersion': 'apiextensions.k8s.io/v1', 'kind': 'CustomResourceDefinition',
+    'metadata': {'name': 'kopfexamples.kopf.dev'},
+    'spec': {
+        'group': 'kopf.dev', 'scope': 'Namespaced', 'names': {'plural': 'kopfexamples', 'kind': 'KopfExample'},
+        'versions': [{'name': 'v1', 'served': True, 'storage': True, 'schema': {
+            'openAPIV3Schema': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}}}],
+    },
+}
+KEX = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': {'name': 'a'}, 'spec': {}}
+
+
+@pytest.fixture(scope='module')
+def shared_sandbox():
+    with Sandbox(crds=[CRD]) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def sandbox(shared_sandbox, monkeypatch, tmp_path):
+    monkeypatch.setenv('KUBECONFIG', str(shared_sandbox.kubeconfig))
+    monkeypatch.setattr(sys, 'path', list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    tmp_path.joinpath('handlers.py').write_text(HANDLERS)
+    yield shared_sandbox
+    for body in shared_sandbox.list('kopfexamples'):
+        shared_sandbox.delete('kopfexamples', body['metadata']['name'])
+
+
+def is_handled(body):
+    return 'created' in body.get('status', {})
+
+
+def test_successful_run(sandbox):
+    with KopfRunner(['run', '-n', 'default', 'handlers.py'], timeout=20) as runner:
+        sandbox.create(KEX)
+        sandbox.wait_for('kopfexamples', 'a', is_handled)
+        assert not runner.future.done()
+    assert runner.exit_code == 0
+    assert runner.exception is None
+    assert runner.exc_info[0] is SystemExit
+    assert runner.stdout == "And here we are!\n"
+    assert runner.stdout_bytes == b"And here we are!\n"
+    assert "Handler 'created' succeeded." in runner.stderr
+    assert b"Handler 'created' succeeded." in runner.stderr_bytes
+    assert "And here we are!" in runner.output
+    assert "Good bye!" in runner.output
+    assert runner.future.result().exit_code == 0
+
+
+def test_settings_and_registry(sandbox):
+    registry, settings = kopf.OperatorRegistry(), kopf.OperatorSettings()
+    settings.persistence.finalizer = 'example.com/mine'
+
+    @kopf.on.create('kopfexamples', registry=registry)
+    def extra(**_):
+        return 'extra'
+
+    with KopfRunner(['run', '-n', 'default', 'handlers.py'], timeout=20, registry=registry, settings=settings):
+        sandbox.create(KEX)
+        body = sandbox.wait_for('kopfexamples', 'a', lambda body: len(body.get('status', {})) == 2)
+    assert body['status'] == {'created': 'example.com/mine', 'test_settings_and_registry.<locals>.extra': 'extra'}
+
+
+def test_failure(sandbox):
+    with KopfRunner(['run', '-n', 'default', 'absent.py'], reraise=False, timeout=20) as runner:
+        pass
+    assert runner.exit_code == 1
+    assert isinstance(runner.exception, FileNotFoundError)
+    assert runner.exc_info[:2] == (FileNotFoundError, runner.exception)
+    assert "absent.py" in runner.output
+
+
+def test_failure_is_raised(sandbox):
+    with pytest.raises(FileNotFoundError):
+        with KopfRunner(['run', '-n', 'default', 'absent.py'], timeout=20):
+            pass
+
+
+def test_failure_in_the_users_code(sandbox, tmp_path):
+    tmp_path.joinpath('broken.py').write_text("raise ValueError('from the file')")
+    with pytest.raises(ValueError, match="from the file"):
+        with KopfRunner(['run', '-n', 'default', 'broken.py'], timeout=20):
+            pass
+
+
+def test_wrong_usage(sandbox):
+    with KopfRunner(['run', '--nonsense'], reraise=False, timeout=20) as runner:
+        pass
+    assert runner.exit_code == 2
+    assert isinstance(runner.exception, SystemExit)
+    assert '--nonsense' in runner.output
+
+
+def test_error_of_the_test(sandbox):
+    with pytest.raises(ZeroDivisionError):
+        with KopfRunner(['run', '-n', 'default', 'handlers.py'], timeout=20) as runner:
+            raise ZeroDivisionError
+    assert runner.exit_code == 0
+
+
+def test_errors_of_both(sandbox):
+    with pytest.raises(FileNotFoundError) as caught:
+        with KopfRunner(['run', '-n', 'default', 'absent.py'], timeout=20):
+            raise ZeroDivisionError
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_operator_that_does_not_stop(sandbox, tmp_path):
+    released = threading.Event()
+    registry = kopf.OperatorRegistry()
+    kopf.on.cleanup(registry=registry)(lambda **_: released.wait(20) and None)
+    runner = KopfRunner(['run', '-n', 'default', 'handlers.py'], timeout=0.5, registry=registry)
+    try:
+        with pytest.raises(TimeoutError, match="in 0.5 seconds"):
+            with runner:
+                pass
+    finally:
+        released.set()
+        runner.future.result(20)
+
+
+def test_reuse(sandbox):
+    runner = KopfRunner(['run', '-n', 'default', 'handlers.py'], timeout=20)
+    for _ in range(2):
+        with runner:
+            pass
+        assert runner.exit_code == 0
+
+
+def test_logging_is_restored(sandbox):
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    with KopfRunner(['run', '-n', 'default', '--debug', 'handlers.py'], timeout=20):
+        pass
+    assert (root.handlers, root.level) == (handlers, level)

@@ -1,0 +1,196 @@
+"""An operator that uses the public names in annotations, and every decorator: only for type checkers."""
+# pyright: strict
+import asyncio
+import datetime
+from collections.abc import AsyncIterator, Collection
+from typing import Any
+
+import kopf
+
+# Arguments.
+
+
+@kopf.on.startup(id='x', errors=kopf.ErrorsMode.PERMANENT, timeout=1, retries=2, backoff=3.5, param=None)
+def startup(settings: kopf.OperatorSettings, memo: kopf.Memo, logger: kopf.Logger, by_name: kopf.Index[str, int],
+            **_: Any) -> None:
+    settings.posting.enabled = False
+    settings.persistence.progress_storage = kopf.MultiProgressStorage([
+        kopf.AnnotationsProgressStorage(prefix='example.com'), kopf.StatusProgressStorage(),
+        kopf.SmartProgressStorage()])
+    settings.persistence.diffbase_storage = kopf.MultiDiffBaseStorage([
+        kopf.AnnotationsDiffBaseStorage(prefix='example.com'), kopf.StatusDiffBaseStorage(field='status.x')])
+    memo.counter = memo.get('counter', 0) + 1
+    logger.info("%r", by_name)
+
+
+@kopf.on.cleanup()
+async def cleanup(logger: kopf.Logger, **_: Any) -> None:
+    logger.info("done")
+
+
+@kopf.on.login(retries=3)
+def login(settings: kopf.OperatorSettings, **kwargs: Any) -> kopf.ConnectionInfo | None:
+    expiration = datetime.datetime.now(datetime.UTC)
+    return kopf.ConnectionInfo(server='https://localhost', token='token', expiration=expiration)
+
+
+@kopf.on.login()
+def fallback(logger: kopf.Logger, settings: kopf.OperatorSettings, **_: Any) -> kopf.ConnectionInfo | None:
+    return kopf.login_with_service_account(settings=settings) or kopf.login_with_kubeconfig(settings=settings)
+
+
+@kopf.on.probe(id='now')
+def probe(**_: Any) -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat()
+
+
+def is_good(value: str | None, spec: kopf.Spec, **_: Any) -> bool:
+    return value == spec.get('good')
+
+
+def is_ready(status: kopf.Status, **_: Any) -> bool:
+    return bool(status.get('ready'))
+
+
+@kopf.on.event('pods')
+@kopf.on.event('', 'v1', 'pods', labels={'a': 'b', 'c': kopf.PRESENT, 'd': kopf.ABSENT, 'e': is_good})
+@kopf.on.event(kopf.EVERYTHING)
+@kopf.on.event(lambda resource: resource.group == 'example.com')
+@kopf.on.event(category='all', annotations={'a': 'b'}, when=kopf.all_([is_ready, kopf.not_(is_ready)]))
+def on_event(event: kopf.RawEvent, type: kopf.RawEventType, name: str | None, namespace: str | None,
+             labels: kopf.Labels, annotations: kopf.Annotations, resource: kopf.Resource, **_: Any) -> None:
+    raw: kopf.RawBody = event['object']
+    print(raw, type, name, namespace, labels.get('a', '').upper(), annotations['a'].upper(), resource.plural)
+
+
+@kopf.on.resume('kopfexamples', deleted=True)
+@kopf.on.create('kopf.dev', 'v1', 'kopfexamples', id='y', param={'x': 1}, field='spec.x', value=kopf.PRESENT)
+@kopf.on.update('kopf.dev/v1', 'kopfexamples', field=('spec', 'x'), old='x', new=kopf.ABSENT)
+@kopf.on.delete('kopfexamples', optional=True)
+@kopf.on.field('kopfexamples', field='spec.items')
+async def on_change(
+        body: kopf.Body, meta: kopf.Meta, spec: kopf.Spec, status: kopf.Status, patch: kopf.Patch, diff: kopf.Diff,
+        old: kopf.BodyEssence | None, new: kopf.BodyEssence | None, reason: kopf.Reason, uid: str, retry: int,
+        started: datetime.datetime, runtime: datetime.timedelta, memo: kopf.Memo, logger: kopf.Logger, param: Any,
+        by_name: kopf.Index[str, int], **kwargs: Any,
+) -> dict[str, int]:
+    for operation, field, before, after in diff:
+        print(operation is kopf.DiffOperation.ADD, field[0], before, after)
+    item: kopf.DiffItem = diff[0]
+    when: str | None = body.metadata.creation_timestamp
+    logger.info("%r %r %r", item.op, when, meta.name)
+    store: kopf.Store[int] = by_name['x']
+    total = sum(value for value in store)
+    patch.status['total'] = total
+    patch.spec['x'] = spec.get('x', 1)
+    patch.metadata.labels['x'] = 'y'
+    patch.meta.annotations['x'] = None
+    kopf.event(body, type='Normal', reason='Reason', message='message')
+    kopf.info(body, reason='Reason', message='message')
+    kopf.warn([body], reason='Reason', message='message')
+    kopf.exception(body, reason='Reason', message='message')
+    if retry > 3:
+        raise kopf.PermanentError("no")
+    if runtime.total_seconds() > 3:
+        raise kopf.TemporaryError("not yet", delay=3)
+    kopf.register(on_sub, id='z')
+    await kopf.execute()
+    await kopf.execute(fns=[on_sub])
+    await kopf.execute(fns={'a': on_sub}, lifecycle=kopf.lifecycles.one_by_one)
+    return {'total': total}
+
+
+def on_sub(**_: Any) -> None:
+    @kopf.subhandler(id='x', field='spec.x', old=1)
+    async def nested(spec: kopf.Spec, **_: Any) -> str:
+        return str(spec['x'])
+
+
+@kopf.index('pods', labels={'a': 'b'}, errors=kopf.ErrorsMode.TEMPORARY)
+async def by_name(name: str, spec: kopf.Spec, **_: Any) -> dict[str, int]:
+    return {name: len(spec)}
+
+
+def get_delay(**_: Any) -> float:
+    return 1.0
+
+
+@kopf.daemon('kopfexamples', initial_delay=get_delay, cancellation_backoff=1, cancellation_timeout=2)
+async def daemon(stopped: Any, **_: Any) -> None:
+    while not stopped:
+        await stopped.wait(1)
+
+
+@kopf.timer('kopfexamples', interval=1, sharp=True, idle=3, initial_delay=4)
+def timer(by_name: kopf.Index[str, int], **_: Any) -> None:
+    for key, store in by_name.items():
+        print(key.upper(), [value + 1 for value in store], len(store), 1 in store)
+
+
+@kopf.on.validate('kopfexamples', operations=['CREATE', 'UPDATE'], ignore_failures=True)
+def validate(
+        headers: kopf.Headers, sslpeer: kopf.SSLPeer, userinfo: kopf.UserInfo, operation: kopf.Operation,
+        dryrun: bool, warnings: list[str], **_: Any) -> None:
+    warnings.append("be careful")
+
+
+@kopf.on.mutate('kopfexamples', operation='CREATE', persistent=True, side_effects=False, subresource='*')
+async def mutate(patch: kopf.Patch, **_: Any) -> None:
+    patch.spec['x'] = 1
+
+
+@kopf.on.create('kopfexamples')
+def create_children(owner: kopf.Body, **_: Any) -> None:
+    single: dict[str, Any] = {}
+    several: list[dict[str, Any]] = [{}, {}]
+    kopf.adopt(single)
+    kopf.adopt(several, owner, strict=True, forced=True, nested='spec.template')
+    kopf.label(single, {'a': 'b', 'c': None}, nested=['spec.template', ('spec', 'template')])
+    kopf.harmonize_naming(several, 'name', strict=True)
+    kopf.adjust_namespace(several, 'ns', forced=True)
+    kopf.append_owner_reference((single, single), owner, controller=False, block_owner_deletion=None)
+    kopf.remove_owner_reference(iter(several), owner)
+    owner_reference: kopf.OwnerReference = kopf.build_owner_reference(owner)
+    object_reference: kopf.ObjectReference = kopf.build_object_reference(owner)
+    print(owner_reference, object_reference)
+
+
+# Embedding and extending.
+
+class Storage(kopf.ProgressStorage):
+    def fetch(self, *, key: kopf.HandlerId, body: kopf.Body) -> kopf.ProgressRecord | None:
+        return None
+
+    def store(
+            self, *, key: kopf.HandlerId, record: kopf.ProgressRecord, body: kopf.Body, patch: kopf.Patch) -> None:
+        patch.status[key] = record
+
+    def purge(self, *, key: kopf.HandlerId, body: kopf.Body, patch: kopf.Patch) -> None: ...
+
+    def touch(self, *, body: kopf.Body, patch: kopf.Patch, value: str | None) -> None: ...
+
+    def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
+        return essence
+
+
+async def serve(fn: kopf.WebhookFn) -> AsyncIterator[kopf.WebhookClientConfig]:
+    service: kopf.WebhookClientConfigService = {'name': 'x', 'namespace': 'y', 'path': None, 'port': 443}
+    yield kopf.WebhookClientConfig(url='https://localhost', service=service)
+
+
+server: kopf.WebhookServerProtocol = serve
+
+
+async def embed() -> None:
+    registry = kopf.OperatorRegistry()
+    kopf.set_default_registry(registry)
+    kopf.set_default_lifecycle(kopf.lifecycles.all_at_once)
+    kopf.configure(verbose=True, log_format=kopf.LogFormat.JSON)
+    flag = asyncio.Event()
+    await kopf.operator(registry=registry, clusterwide=True, stop_flag=flag, memo=kopf.Memo(), priority=1)
+    tasks: Collection[asyncio.Task[None]] = await kopf.spawn_tasks(namespaces=['a', 'b-*'], standalone=True)
+    await kopf.run_tasks(tasks)
+
+
+def main() -> None:
+    kopf.run(namespace='default', liveness_endpoint='http://localhost:8080/healthz')
