@@ -10,12 +10,14 @@ import base64
 import copy
 import dataclasses
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, cast
 
 from kopf._cogs.clients.api import encode
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, RawBody
+from kopf._cogs.structs.credentials import Vault
 from kopf._cogs.structs.diffs import diff
 from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.references import Resource
@@ -32,6 +34,7 @@ from kopf._core.actions.execution import (
 )
 from kopf._core.actions.loggers import LocalObjectLogger
 from kopf._core.actions.progression import HandlerState
+from kopf._core.engines.webhooks import Served, get_aliases, name_endpoints
 from kopf._core.intents import filters
 from kopf._core.intents.causes import WebhookCause
 from kopf._core.intents.handlers import WebhookHandler, WebhookType
@@ -40,6 +43,9 @@ logger = logging.getLogger(__name__)
 
 Memos = Callable[[Resource, Mapping[str, Any]], Any]
 """Gives the memo of the existing object with this metadata, or ``None`` if the object is not known."""
+
+vault_var: ContextVar[Vault] = ContextVar('vault_var')
+"""The credentials of the operator: for the servers that want to know what cluster they serve."""
 
 _VERSIONS = ('admission.k8s.io/v1', 'admission.k8s.io/v1beta1')
 _OPERATIONS = ('CREATE', 'UPDATE', 'DELETE', 'CONNECT')
@@ -164,14 +170,12 @@ class Reviewer:
         self._endpoints: dict[str, list[WebhookHandler]] = {}
         self._resources: dict[tuple[str, str, str], tuple[Resource, list[WebhookHandler]]] = {}
 
-    def serve(
-            self, handlers: Mapping[WebhookHandler, Collection[Resource]],
-            endpoints: Mapping[WebhookHandler, Collection[str]],
-    ) -> None:
-        """Ask these handlers about these resources, if they are called by any of their endpoints, or by none."""
+    def serve(self, served: Served) -> None:
+        """Ask these handlers about these resources."""
         self._endpoints, self._resources = {}, {}
-        for handler, resources in handlers.items():
-            for endpoint in endpoints[handler]:
+        endpoints = name_endpoints(served)
+        for handler, resources in served.items():
+            for endpoint in {handler.id, *get_aliases(endpoints[handler])}:
                 self._endpoints.setdefault(endpoint, []).append(handler)
             for resource in resources:
                 key = (resource.group, resource.version, resource.plural)

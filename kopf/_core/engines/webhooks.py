@@ -8,7 +8,7 @@ behind with nobody to answer blocks all changes of its resource; so they are cle
 import asyncio
 import logging
 import urllib.parse
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 from kopf._cogs.clients import errors
@@ -126,16 +126,26 @@ class Configurations:
     ) -> list[dict[str, Any]]:
         served = {handler: resources for handler, resources in self._served.items()
                   if handler.type is type and (handler.persistent or not persistent_only)}
-        return build_webhooks(served, client_config=client_config, suffix=self._name, endpoints=name_endpoints(served))
+        return build_webhooks(
+            served, client_config=client_config, suffix=self._name, endpoints=name_endpoints(self._served))
 
 
-def name_endpoints(handlers: Iterable[WebhookHandler]) -> dict[WebhookHandler, str]:
+def name_endpoints(handlers: Collection[WebhookHandler]) -> dict[WebhookHandler, str]:
     """
-    Give the last part of the URL at which each of the handlers is called: it is the id.
+    Give the last part of the URL at which each of the handlers is called: normally, it is the id.
 
-    Functions with the same id are told apart by their purpose, as a validating one must never give a patch.
+    A validating and a mutating handler of the same id are told apart, as the former must never give a patch.
     """
-    return {handler: handler.id for handler in handlers}
+    types: dict[str, set[WebhookType]] = {}
+    for handler in handlers:
+        types.setdefault(handler.id, set()).add(handler.type)
+    return {handler: handler.id if len(types[handler.id]) == 1 else f'{handler.id}/{handler.type.value}'
+            for handler in handlers}
+
+
+def get_aliases(endpoint: str) -> Collection[str]:
+    """Give all the paths by which an endpoint is called: in URLs, and in services of the cluster."""
+    return {endpoint, _make_service_path(endpoint)}
 
 
 def build_webhooks(
@@ -226,7 +236,11 @@ def inject_path(client_config: WebhookClientConfig, endpoint: str) -> WebhookCli
     if url := client_config.get('url'):
         config['url'] = f"{url.rstrip('/')}/{urllib.parse.quote(endpoint)}"
     if service := client_config.get('service'):
-        # The API accepts only such names in paths of services. The reviewer knows the handlers by them too.
-        path = '/'.join(filter(None, (normalize_name(part) for part in endpoint.split('/'))))
-        config['service'] = {**service, 'path': f"{(service.get('path') or '').rstrip('/')}/{path}"}
+        path = f"{(service.get('path') or '').rstrip('/')}/{_make_service_path(endpoint)}"
+        config['service'] = {**service, 'path': path}
     return cast(WebhookClientConfig, config)
+
+
+def _make_service_path(endpoint: str) -> str:
+    # The API is stricter with services than with URLs: each part of the path must be a name.
+    return '/'.join(filter(None, (normalize_name(part) for part in endpoint.split('/'))))

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from kopf._cogs.structs.references import Resource, Selector
+from kopf._core.intents.handlers import WebhookHandler
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry
 
 logger = logging.getLogger(__name__)
@@ -41,18 +42,11 @@ def resolve_tables(
         registry: OperatorRegistry, resources: Collection[Resource],
 ) -> tuple[dict[Resource, HandlerTable], Complaints]:
     """Give the handlers of each resource to be served, and what can't be."""
+    chosen, complaints = _resolve_selectors(registry.iter_selectors(), resources)
     served: dict[Resource, set[Selector]] = {}
-    ambiguous: dict[Selector, frozenset[Resource]] = {}
-    unresolved: set[Selector] = set()
-    for selector in dict.fromkeys(registry.iter_selectors()):
-        chosen = selector.select(resources)
-        if not chosen:
-            unresolved.add(selector)
-        elif selector.is_specific and len({resource.group for resource in chosen}) > 1:
-            ambiguous[selector] = chosen
-        else:
-            for resource in chosen:
-                served.setdefault(resource, set()).add(selector)
+    for selector, found in chosen.items():
+        for resource in found:
+            served.setdefault(resource, set()).add(selector)
 
     patching = set(registry.iter_selectors(patched=True))
     unwatchable = {resource for resource in served if not {'list', 'watch'} <= resource.verbs}
@@ -60,9 +54,28 @@ def resolve_tables(
                    if selectors & patching and 'patch' not in resource.verbs}
     tables = {resource: HandlerTable.build(registry, resource, selectors) for resource, selectors in served.items()
               if resource not in unwatchable | unpatchable}
-    return tables, Complaints(
-        unresolved=frozenset(unresolved), ambiguous=ambiguous,
-        unwatchable=frozenset(unwatchable), unpatchable=frozenset(unpatchable))
+    return tables, dataclasses.replace(
+        complaints, unwatchable=frozenset(unwatchable), unpatchable=frozenset(unpatchable))
+
+
+def resolve_webhooks(
+        registry: OperatorRegistry, resources: Collection[Resource],
+) -> tuple[dict[WebhookHandler, frozenset[Resource]], Complaints]:
+    """Give the resources of each admission handler, and what can't be served. They are not watched for that."""
+    chosen, complaints = _resolve_selectors(registry.iter_selectors(watched=False), resources)
+    return {handler: chosen.get(handler.selector, frozenset()) for handler in registry.webhooks
+            if handler.selector is not None}, complaints
+
+
+def _resolve_selectors(
+        selectors: Iterable[Selector], resources: Collection[Resource],
+) -> tuple[dict[Selector, frozenset[Resource]], Complaints]:
+    found = {selector: selector.select(resources) for selector in dict.fromkeys(selectors)}
+    ambiguous = {selector: chosen for selector, chosen in found.items()
+                 if selector.is_specific and len({resource.group for resource in chosen}) > 1}
+    served = {selector: chosen for selector, chosen in found.items() if chosen and selector not in ambiguous}
+    unresolved = frozenset(selector for selector, chosen in found.items() if not chosen)
+    return served, Complaints(unresolved=unresolved, ambiguous=ambiguous)
 
 
 class Definitions:
@@ -103,7 +116,7 @@ class Definitions:
 
 def get_groups(registry: OperatorRegistry) -> set[str] | None:
     """Give the API groups that the handlers name; ``None`` if some of them name none, so that all must be looked at."""
-    groups = {selector.group for selector in registry.iter_selectors()}
+    groups = {selector.group for watched in (True, False) for selector in registry.iter_selectors(watched=watched)}
     return None if None in groups else {group for group in groups if group is not None}
 
 

@@ -6,6 +6,7 @@ Every task has a parent that waits for it: a failure of any ends the operator, w
 """
 import asyncio
 import contextlib
+import copy
 import dataclasses
 import itertools
 import logging
@@ -40,6 +41,7 @@ from kopf._core.engines.posting import Poster
 from kopf._core.intents.causes import Activity
 from kopf._core.intents.handlers import ActivityHandler
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry, get_default_registry
+from kopf._core.reactor.admissions import Admission
 from kopf._core.reactor.intake import Indexation, Intake
 from kopf._core.reactor.inventory import ObjectRecord
 from kopf._core.reactor.observation import Complaints, Definitions, get_groups, resolve_tables
@@ -193,6 +195,7 @@ class Operator:
                 return
             tasks = asyncio.TaskGroup()
             orchestrator = Orchestrator(self, client, workforce, indexation, tasks)
+            orchestrator.admission.check()
             stack.push_async_callback(orchestrator.peerings.leave)
             stack.push_async_callback(workforce.close)
             stack.push_async_callback(indexation.close)
@@ -201,6 +204,7 @@ class Operator:
                     await stack.enter_async_context(self._make_probe_server(orchestrator))
                 tasks.create_task(self._watch_failures(workforce.failure), name='workers')
                 tasks.create_task(self._watch_failures(indexation.failure), name='indexing')
+                tasks.create_task(orchestrator.admission.run(), name='admission')
                 await orchestrator.start()
                 if self.options.ready_flag is not None:
                     await raise_flag(self.options.ready_flag)
@@ -239,6 +243,9 @@ class Orchestrator:
         self._tasks = tasks
         self.peerings = Peerings(
             client, operator.settings, identity=operator.options.identity, tasks=tasks, changed=self._adjust)
+        self.admission = Admission(
+            client=client, settings=operator.settings, registry=operator.registry, vault=operator.vault,
+            memo=operator.memo, indices=operator.indexers.indices, memos=self.get_memo)
         self._paused = False
         self._tables: dict[Resource, HandlerTable] = {}
         self._namespaces: set[Namespace] = set()
@@ -287,10 +294,20 @@ class Orchestrator:
         complaints.log(self._complaints)
         self._complaints = complaints
         self.peerings.rediscover(self._resources)
+        unresolved = complaints.unresolved | self.admission.rediscover(self._resources)
         self._adjust()
-        if discovery.failed_groups and (hidden or complaints.unresolved):
+        if discovery.failed_groups and (hidden or unresolved):
             return False
         return self._definitions.are_reflected(self._resources, groups)
+
+    def get_memo(self, resource: Resource, metadata: Mapping[str, Any]) -> Any:
+        """Give the memo of the object, or ``None`` if it is not seen in any watch."""
+        for namespace in {metadata.get('namespace'), None}:
+            watch, _, _ = self._watches.get((resource, namespace), (None, None, None))
+            record = None if watch is None else watch.records.get(metadata.get('uid') or '')
+            if record is not None:
+                return record.get_memo(lambda: copy.copy(self._operator.memo))
+        return None
 
     def find_failures(self) -> Iterator[str]:
         """Tell what has been failing for long."""

@@ -1,0 +1,108 @@
+"""
+The admission side of an operator: its webhook server, and what the server and the API must know of each other.
+
+The server (or tunnel) is the user's choice, any callable of the documented protocol. It is started when it is known what
+there is to be asked about; it lives as long as the operator. On exit, the API forgets the webhooks before the server ends.
+"""
+import asyncio
+import contextlib
+import logging
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from kopf._cogs.clients.api import ApiClient
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.credentials import Vault
+from kopf._cogs.structs.references import Resource, Selector
+from kopf._core.engines.admission import Memos, Reviewer, vault_var
+from kopf._core.engines.webhooks import Configurations
+from kopf._core.intents.registries import OperatorRegistry
+from kopf._core.reactor.observation import Complaints, resolve_webhooks
+
+logger = logging.getLogger(__name__)
+
+
+class ServerMissingError(Exception):
+    """There are admission handlers, and nothing to call them."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "There are admission handlers (@kopf.on.validate, @kopf.on.mutate), but no server for them. "
+            "Set settings.admission.server in a startup handler: for example, to kopf.WebhookServer() or to "
+            "kopf.WebhookAutoServer(); see \"Servers and tunnels\" in the documentation.")
+
+
+class ServerEndedError(Exception):
+    """The webhook server has ended, and nobody answers the API any more."""
+
+
+class Admission:
+    """Serves the admission handlers of an operator."""
+
+    def __init__(
+            self, *, client: ApiClient, settings: OperatorSettings, registry: OperatorRegistry, vault: Vault,
+            memo: Any, indices: Mapping[str, Any], memos: Memos,
+    ) -> None:
+        self._registry = registry
+        self._settings = settings.admission
+        self._vault = vault
+        self._reviewer = Reviewer(settings=settings, memo=memo, indices=indices, memos=memos)
+        managed = settings.admission.managed
+        self._configurations = Configurations(client, managed) if managed else None
+        self._complaints = Complaints()
+        self._discovered = asyncio.Event()
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there are admission handlers at all."""
+        return len(self._registry.webhooks) > 0
+
+    def check(self) -> None:
+        """Raise an error if the handlers can't be served as it is configured."""
+        if self.enabled and self._settings.server is None:
+            raise ServerMissingError()
+
+    def rediscover(self, resources: Collection[Resource]) -> frozenset[Selector]:
+        """Serve the handlers for those of the resources that they are for; give the selectors that have none."""
+        served, complaints = resolve_webhooks(self._registry, resources)
+        complaints.log(self._complaints)
+        self._complaints = complaints
+        self._reviewer.serve(served)
+        if self._configurations is not None:
+            self._configurations.serve(served)
+        self._discovered.set()
+        return complaints.unresolved
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        if not self.enabled:
+            return
+        await self._discovered.wait()
+        # The server must outlive its webhooks in the API, so it is in a task that is not cancelled with this one.
+        tasks = {asyncio.create_task(self._run_server(), name='webhook server')}
+        if self._configurations is not None:
+            tasks.add(asyncio.create_task(self._configurations.run(), name='webhook configurations'))
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            if self._configurations is not None:
+                await self._configurations.clean_up()
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _run_server(self) -> None:
+        vault_var.set(self._vault)
+        server: Any = self._settings.server
+        async with contextlib.AsyncExitStack() as stack:
+            if hasattr(type(server), '__aenter__'):
+                server = await stack.enter_async_context(server)
+            configs = server(self._reviewer)
+            if hasattr(configs, 'aclose'):
+                await stack.enter_async_context(contextlib.aclosing(configs))
+            async for client_config in configs:
+                if self._configurations is not None:
+                    self._configurations.connect(client_config)
+        raise ServerEndedError("The webhook server has ended unexpectedly.")

@@ -1,0 +1,167 @@
+"""
+The HTTP side of webhook servers: it listens, takes requests for reviews, and gives back the answers.
+
+What is no proper request is refused with a 4xx and a reason, in the form in which the API shows it to its users. There is
+no routing and no middleware here: requests are many, and the API waits for each of them.
+"""
+import asyncio
+import contextlib
+import logging
+import re
+import socket
+import ssl
+from typing import TYPE_CHECKING
+
+import orjson
+
+from kopf._cogs.clients.api import encode
+from kopf._cogs.structs.reviews import WebhookFn, time_limit_var
+from kopf._core.engines.admission import ReviewError
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY = 16 * 1024 * 1024
+"""A review has two objects at most, and the API takes no requests over 3 MiB."""
+KEEPALIVE_TIMEOUT = 120.0
+"""It must be longer than that of the API (90 s), or else the API would use connections that are being closed."""
+SHUTDOWN_TIMEOUT = 5.0
+"""How long to wait for the answers under way when the server ends (in seconds)."""
+
+_TIMEOUT = re.compile(r'(\d+(?:\.\d+)?)(ms|s)')
+
+
+class Endpoint:
+    """Serves the reviews at one address: ``{path}/{webhook}``."""
+
+    def __init__(self, fn: WebhookFn, *, path: str) -> None:
+        self._fn = fn
+        self._root = path.rstrip('/')
+        self._runner: web.ServerRunner | None = None
+        self._site: web.SockSite | None = None
+        self._sockets: list[socket.socket] = []
+        self._sites: list[web.SockSite] = []
+
+    async def bind(self, addr: str, port: int | None) -> int:
+        """
+        Take the address, without listening yet; give the port.
+
+        :param port: the port; if ``None``, any that is free.
+        :raises OSError: if it is not possible.
+        """
+        infos = await asyncio.get_running_loop().getaddrinfo(
+            addr, port or 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        infos.sort(key=lambda info: info[0] is not socket.AF_INET)
+        for number, (family, _, _, _, address) in enumerate(infos):
+            try:
+                self._sockets.append(_open_socket(family, (address[0], port or 0, *address[2:])))
+            except OSError:
+                if not number or number + 1 < len(infos) or not self._sockets:
+                    raise
+            port = port or self._sockets[0].getsockname()[1]
+        return port or 0
+
+    async def listen(self, context: ssl.SSLContext | None) -> None:
+        """Accept connections; when called again, new ones with the new context, without a break."""
+        from aiohttp import web
+        if self._runner is None:
+            server = web.Server(self._handle, access_log=None, keepalive_timeout=KEEPALIVE_TIMEOUT)
+            self._runner = web.ServerRunner(server, handle_signals=False, shutdown_timeout=SHUTDOWN_TIMEOUT)
+            await self._runner.setup()
+        outdated, self._sites = self._sites, []
+        for sock in self._sockets:
+            site = web.SockSite(self._runner, sock.dup(), ssl_context=context)
+            await site.start()
+            self._sites.append(site)
+        for site in outdated:
+            await site.stop()
+
+    async def close(self) -> None:
+        """Stop to listen, and let the answers under way be given."""
+        runner, self._runner = self._runner, None
+        self._sites = []
+        if runner is not None:
+            await runner.cleanup()
+        for sock in self._sockets:
+            sock.close()
+        self._sockets = []
+
+    async def _handle(self, request: 'web.BaseRequest') -> 'web.StreamResponse':
+        from aiohttp import web
+        try:
+            answer = await self._review(request)
+            return web.Response(body=answer, content_type='application/json')
+        except ReviewError as error:
+            return self._refuse(request, error.status, str(error))
+        except Exception as error:
+            logger.exception("The webhook request %s has failed: %s", request.path, error)
+            return self._refuse(request, 500, "The webhook server has failed.", silent=True)
+
+    async def _review(self, request: 'web.BaseRequest') -> bytes:
+        webhook = self._get_webhook(request.path)
+        if request.method != 'POST':
+            raise ReviewError("Reviews are accepted only by the method POST.", status=405)
+        payload = await self._read(request)
+        try:
+            review = orjson.loads(payload)
+        except ValueError as error:
+            raise ReviewError(f"The request is not JSON: {error}") from None
+        if not isinstance(review, dict):
+            raise ReviewError("The request is not a JSON object.")
+        transport = request.transport
+        sslpeer = None if transport is None else transport.get_extra_info('peercert')
+        time_limit_var.set(_get_limit(request.query.get('timeout', '')))
+        response = await self._fn(  # type: ignore[call-overload,unused-ignore]
+            review, webhook=webhook, headers=dict(request.headers), sslpeer=sslpeer or None)
+        return encode(response)
+
+    def _get_webhook(self, path: str) -> str | None:
+        if path != self._root and not path.startswith(f'{self._root}/'):
+            raise ReviewError(f"There are no webhooks at {path}.", status=404)
+        return path[len(self._root) + 1:] or None
+
+    async def _read(self, request: 'web.BaseRequest') -> bytes:
+        from aiohttp import web
+        payload = b''
+        with contextlib.suppress(web.RequestPayloadError):
+            async for chunk in request.content.iter_any():
+                payload = payload + chunk if payload else chunk
+                if len(payload) > MAX_BODY:
+                    raise ReviewError(f"The request is larger than {MAX_BODY} bytes.", status=413)
+            return payload
+        raise ReviewError("The request is incomplete or broken.")
+
+    def _refuse(self, request: 'web.BaseRequest', status: int, reason: str, *, silent: bool = False) -> 'web.Response':
+        from aiohttp import web
+        if not silent:
+            logger.warning("A webhook request is refused: %s %s: %s %s", request.method, request.path, status, reason)
+        body = {'apiVersion': 'v1', 'kind': 'Status', 'status': 'Failure', 'code': status, 'message': reason}
+        response = web.Response(status=status, body=encode(body), content_type='application/json')
+        if status == 405:
+            response.headers['Allow'] = 'POST'
+        return response
+
+
+def _open_socket(family: int, address: tuple[object, ...]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            # "Everywhere" includes the older protocol; other addresses have a socket for each protocol.
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address[0] != '::'))
+        sock.bind(address)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _get_limit(timeout: str) -> float:
+    """Parse the time that the API waits, as it adds it to the URL; leave a part of it to the network."""
+    if (match := _TIMEOUT.fullmatch(timeout)) is None:
+        return time_limit_var.get()
+    seconds = float(match[1]) * (0.001 if match[2] == 'ms' else 1)
+    return max(seconds - 1, seconds * 0.9)

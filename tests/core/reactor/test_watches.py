@@ -1,0 +1,653 @@
+"""
+A watch against a scripted server: whatever the server does, nothing is missed, and nothing stays that is gone.
+
+The answers of the server are those of the script, one a request. The sink puts together what it was told, as handlers
+would.
+"""
+import asyncio
+import contextlib
+import json
+import logging
+import time
+import types
+
+import pytest
+from aiohttp import web
+
+import kopf
+from kopf._cogs.clients import errors
+from kopf._cogs.clients.api import ApiClient
+from kopf._cogs.structs.credentials import ConnectionInfo, LoginError, Vault
+from kopf._cogs.structs.references import Resource
+from kopf._core.reactor import watches
+from kopf._core.reactor.watches import ResourceWatch, WatchState
+
+RESOURCE = Resource('kopf.dev', 'v1', 'kopfexamples', kind='KopfExample', namespaced=True)
+PATH = '/apis/kopf.dev/v1/kopfexamples'
+
+
+def obj(name, version, uid=None, **metadata):
+    return {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample',
+            'metadata': {'name': name, 'namespace': 'ns', 'uid': uid or f'uid-{name}', 'resourceVersion': str(version),
+                         **metadata}}
+
+
+def added(name, version, **metadata):
+    return {'type': 'ADDED', 'object': obj(name, version, **metadata)}
+
+
+def modified(name, version, **metadata):
+    return {'type': 'MODIFIED', 'object': obj(name, version, **metadata)}
+
+
+def deleted(name, version, **metadata):
+    return {'type': 'DELETED', 'object': obj(name, version, **metadata)}
+
+
+def bookmark(version, *, end=False):
+    annotations = {'k8s.io/initial-events-end': 'true'} if end else {}
+    return {'type': 'BOOKMARK', 'object': {'metadata': {'resourceVersion': str(version), 'annotations': annotations}}}
+
+
+def failure(**status):
+    return {'type': 'ERROR', 'object': {'kind': 'Status', 'status': 'Failure', **status}}
+
+
+def page(*objs, version=None, token=None):
+    items = [{key: value for key, value in each.items() if key not in ('apiVersion', 'kind')} for each in objs]
+    return {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExampleList', 'items': items,
+            'metadata': {'resourceVersion': str(version), **({'continue': token} if token else {})}}
+
+
+class Refusal(dict):
+    def __init__(self, status, **kwargs):
+        super().__init__(kind='Status', status='Failure', code=status, **kwargs)
+        self.status = status
+
+
+class Stream(list):
+    """Lines of a stream; it stays open in the end, unless it is to be ended or cut."""
+
+    def __init__(self, *lines, ending='open'):
+        super().__init__(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines)
+        self.ending = ending
+
+
+class Server:
+    """Answers by the script; when it is over, lists nothing more, and keeps streams open."""
+
+    def __init__(self):
+        self.script = []
+        self.requests = []
+        self.released = asyncio.Event()
+
+    @property
+    def queries(self):
+        """What distinguishes the requests."""
+        return [{key: value for key, value in query.items() if key not in ('allowWatchBookmarks', 'timeoutSeconds')}
+                for query in self.requests]
+
+    async def answer(self, request):
+        self.requests.append(dict(request.query))
+        answer = self.script.pop(0) if self.script else Stream() if 'watch' in request.query else page(version=999)
+        if isinstance(answer, Refusal):
+            return web.json_response(dict(answer), status=answer.status)
+        if isinstance(answer, Stream):
+            return await self.stream(request, answer)
+        if isinstance(answer, str):
+            return web.Response(text=answer, content_type='text/html')
+        return web.json_response(answer)
+
+    async def stream(self, request, lines):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for line in lines:
+            await response.write(line + b'\n')
+        if lines.ending == 'cut':
+            await response.write(json.dumps(modified('cut', 1)).encode()[:40])
+            request.transport.abort()
+        elif lines.ending == 'half':
+            await response.write(json.dumps(modified('cut', 1)).encode()[:40])
+        elif lines.ending == 'open':
+            await self.released.wait()
+        return response
+
+
+class Sink:
+    """What handlers are told."""
+
+    def __init__(self):
+        self.events = []
+        self.objects = {}
+        self.lists = 0
+        self.refusals = []
+        self.poison = None
+        self.news = asyncio.Event()
+
+    def receive(self, record, event, *, listed_since):
+        name, uid = event['object']['metadata']['name'], record.uid
+        if name == self.poison:
+            raise ValueError("poisoned")
+        self.events.append((event['type'], name))
+        if event['type'] == 'DELETED':
+            self.objects.pop(uid, None)
+        else:
+            assert (listed_since is not None) == (event['type'] is None)
+            self.objects[uid] = event['object']
+        self.news.set()
+
+    def listed(self, watch):
+        self.lists += 1
+        self.news.set()
+
+    def refused(self, watch, error):
+        self.refusals.append(error.status)
+        self.news.set()
+
+    def dropped(self, watch):
+        pass
+
+    @property
+    def versions(self):
+        return {body['metadata']['name']: body['metadata']['resourceVersion'] for body in self.objects.values()}
+
+    async def until(self, condition):
+        async with asyncio.timeout(5):
+            while not condition():
+                self.news.clear()
+                await self.news.wait()
+
+    async def has(self, **versions):
+        await self.until(lambda: self.versions == {name: str(version) for name, version in versions.items()})
+
+
+@pytest.fixture
+async def server():
+    server = Server()
+    app = web.Application()
+    app.router.add_get('/{path:.*}', server.answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, '127.0.0.1', 0)
+    await site.start()
+    server.url = 'http://127.0.0.1:{}'.format(*site._server.sockets[0].getsockname()[1:2])
+    yield server
+    server.released.set()
+    await runner.cleanup()
+
+
+@pytest.fixture
+def settings():
+    settings = kopf.OperatorSettings()
+    settings.watching.reconnect_backoff = 0.001
+    settings.networking.error_backoffs = []
+    return settings
+
+
+@pytest.fixture
+def sink():
+    return Sink()
+
+
+@pytest.fixture
+async def watch(server, settings, sink, monkeypatch):
+    """A watch that is not started yet; with short pauses."""
+    monkeypatch.setattr(watches, 'MIN_BACKOFF', 0.002)
+    monkeypatch.setattr(watches, 'FORBIDDEN_BACKOFF', 0.01)
+    vault = Vault({'login': ConnectionInfo(server=server.url)})
+    async with ApiClient(vault, settings) as client:
+        yield ResourceWatch(client, settings, RESOURCE, None, sink)
+
+
+@contextlib.asynccontextmanager
+async def running(watch):
+    task = asyncio.create_task(watch.run())
+    try:
+        yield task
+        assert not task.done(), task.result()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+INITIAL = {'watch': 'true', 'sendInitialEvents': 'true', 'resourceVersionMatch': 'NotOlderThan'}
+LIST = {'limit': '500'}
+
+
+def since(version):
+    return {'watch': 'true', 'resourceVersion': str(version)}
+
+
+# Lists and streams without failures.
+
+async def test_streamed_lists(watch, server, sink):
+    server.script = [Stream(
+        added('a', 1), added('b', 2), bookmark(3, end=True), modified('a', 4), added('c', 5), deleted('b', 6))]
+    async with running(watch):
+        await sink.has(a=4, c=5)
+        assert watch.state is WatchState.STREAMING and watch.failure is None
+    assert sink.events == [(None, 'a'), (None, 'b'), ('MODIFIED', 'a'), ('ADDED', 'c'), ('DELETED', 'b')]
+    assert sink.lists == 1
+    assert server.queries == [INITIAL]
+    assert server.requests[0]['allowWatchBookmarks'] == 'true'
+
+
+async def test_streamed_lists_count_only_when_they_are_complete(watch, server, sink):
+    server.script = [Stream(added('a', 1), bookmark(3))]
+    async with running(watch):
+        await sink.has(a=1)
+        assert watch.state is WatchState.LISTING
+    assert sink.lists == 0
+
+
+async def test_chunked_lists(watch, server, sink, settings):
+    settings.watching.streaming_lists = False
+    settings.watching.chunk_size = 2
+    server.script = [
+        page(obj('a', 1), obj('b', 2), version=3, token='x'), page(obj('c', 1), version=3),
+        Stream(modified('c', 4))]
+    async with running(watch):
+        await sink.has(a=1, b=2, c=4)
+    assert sink.events == [(None, 'a'), (None, 'b'), (None, 'c'), ('MODIFIED', 'c')]
+    assert server.queries == [{'limit': '2'}, {'limit': '2', 'continue': 'x'}, since(3)]
+    assert sink.objects['uid-a']['kind'] == 'KopfExample' and sink.objects['uid-a']['apiVersion'] == 'kopf.dev/v1'
+
+
+@pytest.mark.parametrize('status', [400, 422])
+async def test_servers_without_streamed_lists(watch, server, sink, status):
+    server.script = [Refusal(status), page(obj('a', 1), version=3), Stream(failure(code=410)),
+                     page(obj('a', 1), version=5), Stream(modified('a', 6))]
+    async with running(watch):
+        await sink.has(a=6)
+    assert server.queries == [INITIAL, LIST, since(3), LIST, since(5)]
+    assert sink.refusals == []
+
+
+async def test_selectors(watch, server, sink, settings):
+    settings.watching.label_selectors['kopfexamples'] = 'a=b'
+    settings.watching.field_selectors['kopfexamples'] = 'c=d'
+    settings.watching.server_timeout = 123.4
+    server.script = [Refusal(422), page(version=3), Stream(added('a', 4))]
+    async with running(watch):
+        await sink.has(a=4)
+    assert all(query['labelSelector'] == 'a=b' and query['fieldSelector'] == 'c=d' for query in server.requests)
+    assert [query.get('timeoutSeconds') for query in server.requests] == ['123', None, '123']
+
+
+# Streams that end, and are continued.
+
+async def test_continued_from_the_last_version(watch, server, sink):
+    server.script = [
+        Stream(added('a', 1), bookmark(3, end=True), modified('a', 4), ending='end'),
+        Stream(bookmark(7), modified('a', 8), bookmark(9), ending='end'),
+        Stream(deleted('a', 10), ending='end'),
+        Stream(added('b', 11))]
+    async with running(watch):
+        await sink.has(b=11)
+    assert server.queries == [INITIAL, since(4), since(9), since(10)]
+    assert sink.events == [(None, 'a'), ('MODIFIED', 'a'), ('MODIFIED', 'a'), ('DELETED', 'a'), ('ADDED', 'b')]
+    assert sink.lists == 1
+
+
+@pytest.mark.parametrize('ending', ['cut', 'half'])
+async def test_cut_in_the_middle_of_a_line(watch, server, sink, ending):
+    server.script = [
+        Stream(added('a', 1), bookmark(3, end=True), ending=ending), Stream(modified('a', 5))]
+    async with running(watch):
+        await sink.has(a=5)
+    assert server.queries == [INITIAL, since(3)]
+
+
+@pytest.mark.parametrize('error', [
+    failure(code=500), failure(code=504, reason='Timeout'), failure(), failure(code=429)])
+async def test_errors_in_streams(watch, server, sink, error):
+    server.script = [
+        Stream(added('a', 1), bookmark(3, end=True), error), Stream(modified('a', 5))]
+    async with running(watch):
+        await sink.has(a=5)
+        assert watch.failure is None
+    assert server.queries == [INITIAL, since(3)]
+
+
+@pytest.mark.parametrize('status', [429, 500, 503])
+async def test_refusals_of_streams(watch, server, sink, status):
+    server.script = [
+        Stream(added('a', 1), bookmark(3, end=True), ending='end'), Refusal(status), Stream(modified('a', 5))]
+    async with running(watch):
+        await sink.has(a=5)
+    assert server.queries == [INITIAL, since(3), since(3)]
+
+
+async def test_versions_that_are_refused_again_and_again_are_given_up(watch, server, sink):
+    server.script = [
+        Stream(added('a', 1), bookmark(3, end=True), ending='end'), *[Stream(failure(code=500))] * 4,
+        Stream(added('a', 5), bookmark(5, end=True))]
+    async with running(watch):
+        await sink.has(a=5)
+    assert server.queries == [INITIAL, *[since(3)] * 4, INITIAL]
+
+
+async def test_inactive_streams(watch, server, sink, settings):
+    settings.watching.inactivity_timeout = 0.1
+    server.script = [Stream(added('a', 1), bookmark(3, end=True)), Stream(modified('a', 5))]
+    async with running(watch):
+        await sink.has(a=5)
+    assert server.queries[:2] == [INITIAL, since(3)]
+
+
+async def test_streams_can_be_limited_in_time(watch, server, sink, settings):
+    settings.watching.client_timeout = 0.1
+    server.script = [Stream(added('a', 1), bookmark(3, end=True)), Stream(modified('a', 5))]
+    async with running(watch):
+        await sink.has(a=5)
+    assert server.queries[:2] == [INITIAL, since(3)]
+
+
+# Versions that expire: everything is listed again.
+
+EXPIRATIONS = {
+    'in the stream': Stream(failure(code=410, reason='Expired')),
+    'in the stream, without a code': Stream(failure(reason='Expired')),
+    'of the request': Refusal(410, reason='Expired'),
+    'invalid version': Refusal(400, reason='BadRequest'),
+}
+
+
+@pytest.mark.parametrize('expiration', EXPIRATIONS.values(), ids=EXPIRATIONS)
+@pytest.mark.parametrize('streamed', [True, False], ids=['streamed', 'chunked'])
+async def test_listed_again(watch, server, sink, settings, expiration, streamed):
+    settings.watching.streaming_lists = streamed
+    lists = [
+        [obj('kept', 1), obj('changed', 2), obj('gone', 3), obj('replaced', 4, uid='old')],
+        [obj('kept', 1), obj('changed', 8), obj('new', 9), obj('replaced', 10, uid='new')]]
+    answers = [
+        [Stream(*({'type': 'ADDED', 'object': each} for each in objs), bookmark(version, end=True), ending=ending)]
+        if streamed else [page(*objs, version=version), Stream(bookmark(version), ending=ending)]
+        for version, objs, ending in zip([5, 20], lists, ['end', 'open'], strict=True)]
+    server.script = [*answers[0], expiration, *answers[1]]
+    async with running(watch):
+        await sink.has(kept=1, changed=8, new=9, replaced=10)
+    assert sink.events[:4] == [(None, 'kept'), (None, 'changed'), (None, 'gone'), (None, 'replaced')]
+    assert sorted(map(repr, sink.events[4:])) == sorted(map(repr, [
+        (None, 'kept'), (None, 'changed'), (None, 'new'), (None, 'replaced'),
+        ('DELETED', 'gone'), ('DELETED', 'replaced')]))
+    assert set(watch.records) == set(sink.objects) == {'uid-kept', 'uid-changed', 'uid-new', 'new'}
+    assert [record.initial for record in watch.records.values()] == [True] * 4
+    assert sink.lists == 1
+
+
+async def test_deletions_in_a_gap_tell_who_it_was(watch, server, sink):
+    bodies = []
+    receive, sink.receive = sink.receive, lambda record, event, **kwargs: (
+        bodies.append(event['object']), receive(record, event, **kwargs))
+    server.script = [
+        Stream(added('a', 1), bookmark(3, end=True), failure(code=410)), Stream(bookmark(5, end=True))]
+    async with running(watch):
+        await sink.until(lambda: ('DELETED', 'a') in sink.events)
+    assert bodies[-1] == {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample',
+                          'metadata': {'name': 'a', 'namespace': 'ns', 'uid': 'uid-a'}}
+
+
+async def test_tokens_that_expire(watch, server, sink, settings):
+    settings.watching.streaming_lists = False
+    server.script = [
+        page(obj('a', 1), obj('b', 2), version=3, token='x'), Refusal(410, reason='Expired'),
+        page(obj('a', 4), version=5, token='y'), page(obj('c', 2), version=5), Stream(modified('a', 6))]
+    async with running(watch):
+        await sink.has(a=6, c=2)
+    assert server.queries == [LIST, {**LIST, 'continue': 'x'}, LIST, {**LIST, 'continue': 'y'}, since(5)]
+
+
+@pytest.mark.parametrize('ending', ['end', 'cut', 'half', 'error'])
+async def test_broken_initial_streams_start_over(watch, server, sink, ending):
+    error = [failure(code=500)] if ending == 'error' else []
+    server.script = [
+        Stream(added('a', 1), added('b', 2), bookmark(2), *error, ending=ending),
+        Stream(added('a', 1), added('c', 3), bookmark(4, end=True), modified('c', 5))]
+    async with running(watch):
+        await sink.has(a=1, c=5)
+    assert server.queries == [INITIAL, INITIAL]
+    assert sink.events == [(None, 'a'), (None, 'b'), (None, 'a'), (None, 'c'), ('DELETED', 'b'), ('MODIFIED', 'c')]
+    assert sink.lists == 1
+
+
+async def test_deleted_while_being_listed(watch, server, sink):
+    server.script = [Stream(
+        added('a', 1), added('b', 2), deleted('a', 3), added('a', 4, uid='new'), bookmark(5, end=True))]
+    async with running(watch):
+        await sink.until(lambda: sink.lists)
+    assert sink.versions == {'a': '4', 'b': '2'}
+    assert set(watch.records) == {'uid-b', 'new'}
+
+
+# Refusals.
+
+@pytest.mark.parametrize('streamed', [True, False], ids=['streamed', 'chunked'])
+async def test_forbidden_until_it_is_not(watch, server, sink, settings, caplog, streamed):
+    settings.watching.streaming_lists = streamed
+    server.script = [Refusal(403, message='no rights')]
+    async with running(watch):
+        await sink.until(lambda: sink.refusals)
+        await sink.until(lambda: sink.lists) if not streamed else None
+    assert sink.refusals == [403]
+    assert 'Not permitted to list or watch kopfexamples.v1.kopf.dev cluster-wide' in caplog.text
+    assert len(server.requests) >= 1
+
+
+async def test_forbidden_streams_of_permitted_lists(watch, server, sink):
+    server.script = [
+        Stream(added('a', 1), bookmark(3, end=True), ending='end'), Refusal(403), Stream(modified('a', 5))]
+    async with running(watch):
+        await sink.has(a=5)
+    assert server.queries == [INITIAL, since(3), since(3)]
+    assert sink.refusals == []  # they were listed: nobody has to wait
+
+
+async def test_the_failure_is_visible(watch, server, sink, monkeypatch):
+    monkeypatch.setattr(watches, 'MIN_BACKOFF', 99)
+    server.script = [Refusal(404, message='no such thing')]
+    async with running(watch):
+        await sink.until(lambda: sink.refusals)
+        assert watch.state is WatchState.BACKING_OFF
+        assert watch.failure == 'no such thing'
+
+
+async def test_nothing_to_log_in_with(server, settings, sink):
+    async with ApiClient(Vault(), settings) as client:
+        watch = ResourceWatch(client, settings, RESOURCE, None, sink)
+        with pytest.raises(LoginError):
+            async with asyncio.timeout(5):
+                await watch.run()
+
+
+# What makes no sense.
+
+async def test_malformed_lines(watch, server, sink, caplog):
+    wrong = [
+        b'{"type": "ADDED", "obj', b'null', b'[]', b'"text"', b'\xff\xfe', b'{}', b'{"type": "ADDED"}',
+        {'type': 'ADDED', 'object': None}, {'type': 'ADDED', 'object': []}, {'type': 'ADDED', 'object': 'text'},
+        {'type': 'ADDED', 'object': {}}, {'type': 'ADDED', 'object': {'metadata': None}},
+        {'type': 'ADDED', 'object': {'metadata': []}}, {'type': 'MODIFIED', 'object': {'metadata': {'uid': 'x'}}},
+        {'type': 'DELETED', 'object': {'metadata': 'text'}},
+        {'type': 'BOOKMARK', 'object': None}, {'type': 'BOOKMARK', 'object': {'metadata': []}},
+        {'type': 'REPLACED', 'object': obj('x', 9)}, {'type': None, 'object': obj('x', 9)},
+        {'type': ['ADDED'], 'object': obj('x', 9)}]
+    server.script = [Stream(*wrong, added('a', 1), *wrong, bookmark(3, end=True), *wrong, modified('a', 5))]
+    async with running(watch):
+        await sink.has(a=5)
+    assert sink.events == [(None, 'a'), ('MODIFIED', 'a')]
+    assert server.queries == [INITIAL]
+    assert len(caplog.records) == 3 * (len(wrong) - 2)  # bookmarks are of no interest
+    assert all(record.levelno == logging.WARNING and 'kopfexamples' in record.getMessage() for record in caplog.records)
+
+
+async def test_objects_without_uids(watch, server, sink):
+    server.script = [
+        Stream(added('a', 1, uid=''), added('b', 2, uid=''), bookmark(3, end=True), modified('a', 4, uid=''),
+               failure(code=410)),
+        Stream(added('a', 4, uid=''), bookmark(5, end=True))]
+    for event in server.script[0][:2]:
+        assert b'"uid": "uid-' in event
+    server.script = [Stream(*(line.replace(b'"uid": "uid-a", ', b'').replace(b'"uid": "uid-b", ', b'')
+                              for line in stream)) for stream in server.script]
+    async with running(watch):
+        await sink.has(a=4)
+    assert sink.events == [(None, 'a'), (None, 'b'), ('MODIFIED', 'a'), (None, 'a'), ('DELETED', 'b')]
+    assert set(watch.records) == {'ns/a'}
+
+
+@pytest.mark.parametrize('answer', ['<html>Welcome!</html>', [], {'items': 123}])
+async def test_lists_that_make_no_sense(watch, server, sink, settings, answer):
+    settings.watching.streaming_lists = False
+    server.script = [answer, page(obj('a', 1), version=3)]
+    async with running(watch):
+        await sink.has(a=1)
+
+
+async def test_pages_with_items_that_make_no_sense(watch, server, sink, settings):
+    settings.watching.streaming_lists = False
+    server.script = [{**page(version=3), 'items': [None, 'text', {}, {'metadata': None}, obj('a', 1)]}]
+    async with running(watch):
+        await sink.has(a=1)
+
+
+async def test_objects_that_make_no_sense_to_handlers(watch, server, sink, caplog):
+    sink.poison = 'x'
+    server.script = [Stream(added('x', 1), added('a', 2), bookmark(3, end=True), modified('x', 4), modified('a', 5))]
+    async with running(watch):
+        await sink.has(a=5)
+    assert server.queries == [INITIAL]
+    assert len([record for record in caplog.records if record.exc_info]) == 2
+
+
+# The time: with a client that needs none.
+
+class Client:
+    """Answers at once, and remembers when it was asked."""
+
+    def __init__(self, *script, default=()):
+        self.script = list(script)
+        self.default = default
+        self.times = []
+
+    @contextlib.asynccontextmanager
+    async def stream(self, path, params):
+        self.times.append(asyncio.get_running_loop().time())
+        answer = self.script.pop(0) if self.script else self.default
+        if isinstance(answer, Exception):
+            raise answer
+        yield self.iterate(answer)
+
+    async def iterate(self, answer):
+        for each in answer:
+            if isinstance(each, int | float):
+                await asyncio.sleep(each)
+            elif isinstance(each, Exception):
+                raise each
+            else:
+                yield [json.dumps(each).encode()]
+
+    @property
+    def delays(self):
+        return [later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False)]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    monkeypatch.setattr(watches, 'time', types.SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time()))
+    monkeypatch.setattr(watches.random, 'uniform', lambda a, b: 1.0)
+
+
+async def watch_for(client, settings, sink, seconds):
+    settings.watching.reconnect_backoff = 0.1
+    watch = ResourceWatch(client, settings, RESOURCE, None, sink)
+    async with running(watch):
+        await asyncio.sleep(seconds)
+    return watch
+
+
+START = [bookmark(1, end=True)]
+
+
+@pytest.mark.looptime
+async def test_back_off_grows_and_ends(clock, settings, sink):
+    client = Client([*START, 1], default=errors.APIServerError('x', status=500))
+    await watch_for(client, settings, sink, 200)
+    assert client.delays[1:10] == pytest.approx([0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30, 30, 30])
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize('nothing', [[], [bookmark(2)]], ids=['empty', 'bookmarks only'])
+async def test_closed_at_once(clock, settings, sink, nothing):
+    client = Client(START, default=nothing)
+    await watch_for(client, settings, sink, 10)
+    assert len(client.times) < 6
+
+
+@pytest.mark.looptime
+async def test_back_off_is_reset_by_health(clock, settings, sink):
+    error = errors.APIConnectionError('x')
+    healthy = [seconds_or_line for _ in range(5) for seconds_or_line in (modified('a', 5), 60)]
+    client = Client(START, error, error, error, [*healthy, error], error, default=[999])
+    await watch_for(client, settings, sink, 500)
+    assert client.delays[:4] == pytest.approx([0.8, 1.6, 3.2, 6.4])
+    assert client.delays[4:6] == pytest.approx([300 + 0.8, 1.6])
+
+
+@pytest.mark.looptime
+async def test_expirations_again_and_again(clock, settings, sink):
+    client = Client(default=[*START, errors.APIGoneError('x', status=410)])
+    await watch_for(client, settings, sink, 10)
+    assert client.delays[0] == pytest.approx(0.1)
+    assert len(client.times) < 8
+
+
+@pytest.mark.looptime
+async def test_expirations_once_in_a_while(clock, settings, sink):
+    client = Client(default=[*START, 60, errors.APIGoneError('x', status=410)])
+    await watch_for(client, settings, sink, 1000)
+    assert client.delays == pytest.approx([60.1] * len(client.delays))
+
+
+@pytest.mark.looptime
+async def test_forbidden(clock, settings, sink):
+    client = Client(default=errors.APIForbiddenError('x', status=403))
+    watch = await watch_for(client, settings, sink, 200)
+    assert client.delays == pytest.approx([60, 60, 60])
+    assert watch.failure == 'x'
+
+
+@pytest.mark.looptime
+async def test_told_when_to_retry(clock, settings, sink):
+    client = Client(errors.APITooManyRequestsError('x', status=429, headers={'Retry-After': '17'}), default=[999])
+    await watch_for(client, settings, sink, 30)
+    assert client.delays == pytest.approx([17])
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize('limit', [70, 5])
+async def test_inactivity_is_counted_from_the_last_line(clock, settings, sink, limit):
+    settings.watching.inactivity_timeout = limit
+    client = Client([*START, limit - 1, bookmark(2), limit - 1, bookmark(3), 999], default=[999])
+    await watch_for(client, settings, sink, limit * 3 + 1)
+    assert client.delays[0] == pytest.approx(limit * 3 - 2 + 0.8)
+
+
+@pytest.mark.looptime
+async def test_inactivity_is_not_of_the_consumer(settings, sink):
+    # The loop is blocked for longer than the limit, while a line is there already.
+    settings.watching.inactivity_timeout = 0.01
+    receive, sink.receive = sink.receive, lambda *args, **kwargs: (time.sleep(0.02), receive(*args, **kwargs))
+    client = Client([*START, *(modified('a', version) for version in range(2, 5)), 0.001, modified('a', 9)],
+                    default=[])
+    await watch_for(client, settings, sink, 0.05)
+    assert sink.versions == {'a': '9'}
+
+
+@pytest.mark.looptime
+async def test_reconnected_soon_after_an_ordinary_end(clock, settings, sink):
+    client = Client(START, default=[60])
+    await watch_for(client, settings, sink, 200)
+    assert client.delays[1:] == pytest.approx([60.1] * (len(client.delays) - 1))
+
+
