@@ -4,22 +4,47 @@ Kubernetes operators in Python: handlers are declared by decorators, the framewo
 This is the public interface, together with `kopf.on`, `kopf.lifecycles` and `kopf.testing`. Everything else is an
 implementation detail, and can change at any time.
 """
+from typing import TYPE_CHECKING, Any
+
 from kopf import on
+from kopf._cogs.clients.logins import (
+    login_via_async_client,
+    login_via_client,
+    login_via_pykube,
+    login_with_kubeconfig,
+    login_with_service_account,
+)
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.configs.diffbase import (
-    AnnotationsDiffBaseStorage, DiffBaseStorage, MultiDiffBaseStorage, StatusDiffBaseStorage,
+    AnnotationsDiffBaseStorage,
+    DiffBaseStorage,
+    MultiDiffBaseStorage,
+    StatusDiffBaseStorage,
 )
 from kopf._cogs.configs.progress import (
-    AnnotationsProgressStorage, MultiProgressStorage, ProgressRecord, ProgressStorage, SmartProgressStorage,
+    AnnotationsProgressStorage,
+    MultiProgressStorage,
+    ProgressRecord,
+    ProgressStorage,
+    SmartProgressStorage,
     StatusProgressStorage,
-)
-from kopf._cogs.clients.logins import (
-    login_via_async_client, login_via_client, login_via_pykube, login_with_kubeconfig, login_with_service_account,
 )
 from kopf._cogs.helpers.versions import version as __version__
 from kopf._cogs.structs.bodies import (
-    Annotations, Body, BodyEssence, Labels, Meta, ObjectReference, OwnerReference, RawBody, RawEvent, RawEventType,
-    Spec, Status, build_object_reference, build_owner_reference,
+    Annotations,
+    Body,
+    BodyEssence,
+    Labels,
+    Meta,
+    ObjectReference,
+    OwnerReference,
+    RawBody,
+    RawEvent,
+    RawEventType,
+    Spec,
+    Status,
+    build_object_reference,
+    build_owner_reference,
 )
 from kopf._cogs.structs.credentials import AiohttpSession, ConnectionInfo, LoginError
 from kopf._cogs.structs.dicts import FieldPath, FieldSpec
@@ -29,32 +54,61 @@ from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch, PatchFn
 from kopf._cogs.structs.references import EVERYTHING, Resource
 from kopf._cogs.structs.reviews import (
-    Headers, Operation, SSLPeer, UserInfo, WebhookClientConfig, WebhookClientConfigService, WebhookFn,
+    Headers,
+    Operation,
+    SSLPeer,
+    UserInfo,
+    WebhookClientConfig,
+    WebhookClientConfigService,
+    WebhookFn,
     WebhookServerProtocol,
 )
 from kopf._core.actions import lifecycles
 from kopf._core.actions.execution import (
-    ErrorsMode, HandlerRetriesError, HandlerTimeoutError, Logger, PermanentError, TemporaryError,
+    ErrorsMode,
+    HandlerRetriesError,
+    HandlerTimeoutError,
+    Logger,
+    PermanentError,
+    TemporaryError,
 )
 from kopf._core.actions.lifecycles import get_default_lifecycle, set_default_lifecycle
 from kopf._core.actions.loggers import LocalObjectLogger, LogFormat, ObjectLogger, configure
+from kopf._core.engines.admission import AdmissionError
 from kopf._core.engines.handling import execute
 from kopf._core.engines.posting import event, exception, info, warn
 from kopf._core.engines.stoppers import (
-    AsyncDaemonStopperChecker, DaemonStopped, DaemonStoppingReason, SyncDaemonStopperChecker,
+    AsyncDaemonStopperChecker,
+    DaemonStopped,
+    DaemonStoppingReason,
+    SyncDaemonStopperChecker,
 )
 from kopf._core.intents.callbacks import ABSENT, PRESENT, all_, any_, none_, not_
 from kopf._core.intents.causes import Reason
 from kopf._core.intents.registries import OperatorRegistry, get_default_registry, set_default_registry
 from kopf._core.reactor.running import operator, run, run_tasks, spawn_tasks
 from kopf._kits.hierarchies import (
-    adjust_namespace, adopt, append_owner_reference, harmonize_naming, label, remove_owner_reference,
+    adjust_namespace,
+    adopt,
+    append_owner_reference,
+    harmonize_naming,
+    label,
+    remove_owner_reference,
 )
 from kopf.on import daemon, index, register, subhandler, timer
 
+if TYPE_CHECKING:
+    from kopf._kits.tunnels import WebhookAutoServer, WebhookAutoTunnel, WebhookNgrokTunnel
+    from kopf._kits.webhooks import (
+        WebhookDockerDesktopServer,
+        WebhookK3dServer,
+        WebhookMinikubeServer,
+        WebhookServer,
+    )
+
 __all__ = [
     'ABSENT', 'EVERYTHING', 'PRESENT',
-    'AiohttpSession', 'Annotations', 'AnnotationsDiffBaseStorage', 'AnnotationsProgressStorage',
+    'AdmissionError', 'AiohttpSession', 'Annotations', 'AnnotationsDiffBaseStorage', 'AnnotationsProgressStorage',
     'AsyncDaemonStopperChecker', 'Body', 'BodyEssence', 'ConnectionInfo', 'DaemonStopped', 'DaemonStoppingReason',
     'Diff', 'DiffBaseStorage', 'DiffItem', 'DiffOperation', 'ErrorsMode', 'FieldPath', 'FieldSpec', 'HandlerId',
     'HandlerRetriesError', 'HandlerTimeoutError', 'Headers', 'Index', 'Labels', 'LocalObjectLogger', 'LogFormat',
@@ -62,11 +116,29 @@ __all__ = [
     'ObjectReference', 'Operation', 'OperatorRegistry', 'OperatorSettings', 'OwnerReference', 'Patch', 'PatchFn',
     'PermanentError', 'ProgressRecord', 'ProgressStorage', 'RawBody', 'RawEvent', 'RawEventType', 'Reason', 'Resource',
     'SSLPeer', 'SmartProgressStorage', 'Spec', 'Status', 'StatusDiffBaseStorage', 'StatusProgressStorage', 'Store',
-    'SyncDaemonStopperChecker', 'TemporaryError', 'UserInfo', 'WebhookClientConfig', 'WebhookClientConfigService',
-    'WebhookFn', 'WebhookServerProtocol', '__version__', 'adjust_namespace', 'adopt', 'all_', 'any_',
-    'append_owner_reference', 'build_object_reference', 'build_owner_reference', 'configure', 'daemon', 'event',
-    'exception', 'execute', 'get_default_lifecycle', 'get_default_registry', 'harmonize_naming', 'index', 'info',
-    'label', 'lifecycles', 'login_via_async_client', 'login_via_client', 'login_via_pykube', 'login_with_kubeconfig',
-    'login_with_service_account', 'none_', 'not_', 'on', 'operator', 'register', 'remove_owner_reference', 'run',
-    'run_tasks', 'set_default_lifecycle', 'set_default_registry', 'spawn_tasks', 'subhandler', 'timer', 'warn',
+    'SyncDaemonStopperChecker', 'TemporaryError', 'UserInfo', 'WebhookAutoServer', 'WebhookAutoTunnel',
+    'WebhookClientConfig', 'WebhookClientConfigService', 'WebhookDockerDesktopServer', 'WebhookFn', 'WebhookK3dServer',
+    'WebhookMinikubeServer', 'WebhookNgrokTunnel', 'WebhookServer', 'WebhookServerProtocol', '__version__',
+    'adjust_namespace', 'adopt', 'all_', 'any_', 'append_owner_reference', 'build_object_reference',
+    'build_owner_reference', 'configure', 'daemon', 'event', 'exception', 'execute', 'get_default_lifecycle',
+    'get_default_registry', 'harmonize_naming', 'index', 'info', 'label', 'lifecycles', 'login_via_async_client',
+    'login_via_client', 'login_via_pykube', 'login_with_kubeconfig', 'login_with_service_account', 'none_', 'not_',
+    'on', 'operator', 'register', 'remove_owner_reference', 'run', 'run_tasks', 'set_default_lifecycle',
+    'set_default_registry', 'spawn_tasks', 'subhandler', 'timer', 'warn',
 ]
+
+_LAZY = {
+    'kopf._kits.tunnels': ('WebhookAutoServer', 'WebhookAutoTunnel', 'WebhookNgrokTunnel'),
+    'kopf._kits.webhooks': (
+        'WebhookDockerDesktopServer', 'WebhookK3dServer', 'WebhookMinikubeServer', 'WebhookServer'),
+}
+"""What few operators need, and what takes long to be imported."""
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+    for module, names in _LAZY.items():
+        if name in names:
+            value = globals()[name] = getattr(importlib.import_module(module), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

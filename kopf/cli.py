@@ -181,6 +181,30 @@ def main() -> None:
     """Kubernetes operators in Python."""
 
 
+def sandbox_options(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that tell what is in a sandbox to begin with."""
+    existing = click.Path(exists=True)
+    for option in [
+        click.option('--load', 'loads', multiple=True, metavar='FILE', type=existing,
+                     help="Then apply the objects of this file or folder; can be repeated."),
+        click.option('--crd', 'crds', multiple=True, metavar='FILE', type=existing,
+                     help="Apply the kinds of objects of this file or folder to the sandbox; can be repeated."),
+    ]:
+        fn = option(fn)
+    return fn
+
+
+@contextlib.contextmanager
+def _credentials(controls: CLIControls, *, sandbox: bool, **options: Any) -> 'Iterator[credentials.Vault | None]':
+    """Provide the credentials that are given, or those of a sandbox, which runs as long as they are needed."""
+    if not sandbox:
+        yield controls.vault
+        return
+    from kopf._kits.testing import launching
+    with launching.serving(**options) as vault:
+        yield vault
+
+
 @main.command()
 @logging_options
 @click.option('-A', '--all-namespaces', 'clusterwide', is_flag=True, help="Serve the whole cluster.")
@@ -194,6 +218,9 @@ def main() -> None:
 @click.option('-p', '--priority', type=int, help="The priority among other operators.")
 @click.option('-m', '--module', 'modules', multiple=True, metavar='NAME',
               help="Import the module with handlers, as 'python -m' would; can be repeated.")
+@click.option('--sandbox', is_flag=True,
+              help="Run against a new emulated API instead of a cluster, for development; see 'kopf sandbox'.")
+@sandbox_options
 @click.argument('paths', nargs=-1, type=click.Path())
 @click.make_pass_decorator(CLIControls, ensure=True)
 def run(
@@ -206,28 +233,46 @@ def run(
         clusterwide: bool,
         dev: bool,
         priority: int | None,
+        sandbox: bool,
+        crds: tuple[str, ...],
+        loads: tuple[str, ...],
         **options: Any,
 ) -> None:
     """Start an operator process and handle all the requests."""
     _check_scope(namespaces, clusterwide=clusterwide)
+    if not sandbox and (crds or loads):
+        raise click.UsageError("--crd and --load are for --sandbox only: nothing is applied to a real cluster.")
     registry = registries.SmartOperatorRegistry() if controls.registry is None else controls.registry
     # The decorators in the files to be loaded add the handlers there.
     registries.set_default_registry(registry)
-    loaders.preload(paths=paths, modules=modules)
-    _calm_garbage_collector()
-    with _event_loop(controls) as loop:
-        running.run(
-            loop=loop,
-            registry=registry,
-            settings=controls.settings,
-            vault=controls.vault,
-            stop_flag=controls.stop_flag,
-            ready_flag=controls.ready_flag,
-            namespaces=namespaces,
-            clusterwide=clusterwide,
-            priority=_DEV_PRIORITY if dev and priority is None else priority,
-            **options,
-        )
+    with _credentials(controls, sandbox=sandbox, crds=crds, loads=loads) as vault:
+        loaders.preload(paths=paths, modules=modules)
+        _calm_garbage_collector()
+        with _event_loop(controls) as loop:
+            running.run(
+                loop=loop,
+                registry=registry,
+                settings=controls.settings,
+                vault=vault,
+                stop_flag=controls.stop_flag,
+                ready_flag=controls.ready_flag,
+                namespaces=namespaces,
+                clusterwide=clusterwide or (sandbox and not namespaces),
+                priority=_DEV_PRIORITY if dev and priority is None else priority,
+                **options,
+            )
+
+
+@main.command()
+@click.option('--port', type=click.IntRange(0, 65535), default=0, metavar='NUMBER',
+              help="The port to listen on; by default, any free one.")
+@click.option('--kubeconfig', type=click.Path(dir_okay=False), metavar='FILE',
+              help="Where to write the credentials; by default, a temporary file.")
+@sandbox_options
+def sandbox(**options: Any) -> None:
+    """Emulate a Kubernetes API, for development and tests."""
+    from kopf._kits.testing import launching
+    launching.serve(**options)
 
 
 def command_options(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -147,6 +147,8 @@ def _webhook(
         raise TypeError(f"@kopf.on.{name}: either operation= or operations= can be used, not both.")
     if isinstance(operations, str):
         raise TypeError(f"@kopf.on.{name}: operations= must be a collection of names; for one, use operation=.")
+    if operations is not None and not operations:
+        raise ValueError(f"@kopf.on.{name}: operations= must not be empty; for all of them, leave it out.")
     chosen = operations if operation is None else [operation]
     return _declarations.declare(WebhookHandler, name, names, WebhookOptions, options, type=type, operations=chosen)
 

@@ -1,21 +1,22 @@
 """
 The HTTP side of webhook servers: it listens, takes requests for reviews, and gives back the answers.
 
-What is no proper request is refused with a 4xx and a reason, in the form in which the API shows it to its users. There is
-no routing and no middleware here: requests are many, and the API waits for each of them.
+What is no proper request is refused with a 4xx and a reason, in the form in which the API shows it to its users. There
+is no routing and no middleware here: requests are many, and the API waits for each of them.
 """
 import asyncio
 import contextlib
+import errno
 import logging
 import re
 import socket
 import ssl
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import orjson
 
 from kopf._cogs.clients.api import encode
-from kopf._cogs.structs.reviews import WebhookFn, time_limit_var
+from kopf._cogs.structs.reviews import Request, WebhookFn, time_limit_var
 from kopf._core.engines.admission import ReviewError
 
 if TYPE_CHECKING:
@@ -53,14 +54,19 @@ class Endpoint:
         """
         infos = await asyncio.get_running_loop().getaddrinfo(
             addr, port or 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        infos.sort(key=lambda info: info[0] is not socket.AF_INET)
-        for number, (family, _, _, _, address) in enumerate(infos):
+        failure: OSError | None = None
+        for family, _, _, _, address in sorted(infos, key=lambda info: info[0] is not socket.AF_INET):
             try:
-                self._sockets.append(_open_socket(family, (address[0], port or 0, *address[2:])))
-            except OSError:
-                if not number or number + 1 < len(infos) or not self._sockets:
+                sock = _open_socket(family, (address[0], port or 0, *address[2:]))
+            except OSError as error:  # often, only one of the protocols is there
+                failure = failure or error
+                if error.errno == errno.EADDRINUSE:
                     raise
-            port = port or self._sockets[0].getsockname()[1]
+            else:
+                self._sockets.append(sock)
+                port = port or sock.getsockname()[1]
+        if failure is not None and not self._sockets:
+            raise failure
         return port or 0
 
     async def listen(self, context: ssl.SSLContext | None) -> None:
@@ -113,8 +119,8 @@ class Endpoint:
         transport = request.transport
         sslpeer = None if transport is None else transport.get_extra_info('peercert')
         time_limit_var.set(_get_limit(request.query.get('timeout', '')))
-        response = await self._fn(  # type: ignore[call-overload,unused-ignore]
-            review, webhook=webhook, headers=dict(request.headers), sslpeer=sslpeer or None)
+        response = await self._fn(
+            cast(Request, review), webhook=webhook, headers=dict(request.headers), sslpeer=sslpeer or None)
         return encode(response)
 
     def _get_webhook(self, path: str) -> str | None:

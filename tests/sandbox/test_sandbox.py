@@ -110,7 +110,7 @@ def test_applying(notes, tmp_path):
 
 
 @pytest.mark.parametrize("source, message", [
-    ("no/such/file.yaml", "cannot be read"), ("a: [\n", "not YAML"), ("just: this\n", "apiVersion and kind are needed"),
+    ("no/such/file.yaml", "cannot be read"), ("a: [\n", "not YAML"), ("just: this\n", "apiVersion is not there"),
     ({**NOTE, "kind": "Unicorn"}, "Unicorn 'n': no matches"),
 ])
 def test_applying_what_cannot_be(notes, source, message):

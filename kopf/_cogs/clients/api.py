@@ -176,7 +176,7 @@ class ApiClient:
             except errors.APIUnauthorizedError as e:
                 refusal = e
             else:
-                with contextlib.closing(response):
+                with sessions.dropping(response):
                     yield sessions.Lines(response, session.failures)
                 return
             finally:

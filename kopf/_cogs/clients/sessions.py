@@ -8,7 +8,7 @@ comes out of here is bytes, lines, and typed errors.
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from kopf._cogs.clients import errors
@@ -163,6 +163,17 @@ class Session:
             import aiohttp
             timeout = self._timeouts[total, connect] = aiohttp.ClientTimeout(total=total, sock_connect=connect)
         return timeout
+
+
+@contextlib.contextmanager
+def dropping(response: 'aiohttp.ClientResponse') -> Iterator[None]:
+    """Close the response in the end, without the ceremonies of TLS: they would outlive the session and the loop."""
+    try:
+        yield
+    finally:
+        if response.connection is not None and response.connection.transport is not None:
+            response.connection.transport.abort()
+        response.close()
 
 
 class Lines:

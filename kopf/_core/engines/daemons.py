@@ -8,22 +8,17 @@ the stages of stopping. Nobody polls: whoever ends says so, and the object goes 
 Specified in the documentation's "Daemons" and "Timers".
 """
 import asyncio
-import contextlib
 import math
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from kopf._cogs.aiokits.waiters import AsyncFlagWaiter, ReasonedFlag, SyncFlagWaiter
 from kopf._cogs.clients.errors import APIClientError
 from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.execution import Outcome, execute_handler_once, running, utcnow
 from kopf._core.actions.progression import HandlerState
-from kopf._core.engines.stoppers import (
-    AsyncDaemonStopperChecker,
-    DaemonStopper,
-    DaemonStoppingReason,
-    SyncDaemonStopperChecker,
-)
+from kopf._core.engines.stoppers import DaemonStoppingReason
 from kopf._core.intents.causes import DaemonCause
 from kopf._core.intents.decisions import deliver_results
 from kopf._core.intents.handlers import DaemonHandler, SpawningHandler, TimerHandler
@@ -43,7 +38,7 @@ class Daemon:
     def __init__(self, handler: SpawningHandler, owner: 'ObjectDaemons') -> None:
         self.handler = handler
         self.owner = owner
-        self.stopper = DaemonStopper()
+        self.stopper: ReasonedFlag[DaemonStoppingReason] = ReasonedFlag()
         self.abandoned = False
         """It was not waited for any longer, and it may run."""
         self.state: HandlerState | None = None
@@ -126,12 +121,15 @@ class Daemon:
             self.state, self._base = HandlerState(started=utcnow()), self._due
         patch = Patch(body=owner.body)
         cause = self._make_cause(patch)
+        rules = owner.spawner.rules_of_threads if self._has_thread else owner.spawner.rules
         outcome: Outcome | None = None
-        with contextlib.suppress(asyncio.CancelledError), running(handler, cause):
-            outcome = await execute_handler_once(
-                handler, cause.kwargs_for(handler, self.state), self.state,
-                owner.spawner.rules_of_threads if self._has_thread else owner.spawner.rules, logger=owner.logger)
-        if outcome is not None:
+        try:
+            with running(handler, cause):
+                outcome = await execute_handler_once(
+                    handler, cause.kwargs_for(handler, self.state), self.state, rules, logger=owner.logger)
+        except asyncio.CancelledError:
+            pass  # what it wants is applied all the same
+        else:
             deliver_results({handler.id: outcome}, patch)
         if patch:
             await self._send(patch)
@@ -184,7 +182,7 @@ class Daemon:
 
     def _make_cause(self, patch: Patch) -> DaemonCause:
         owner, spawner = self.owner, self.owner.spawner
-        checker = AsyncDaemonStopperChecker if self.handler.asynchronous else SyncDaemonStopperChecker
+        checker = AsyncFlagWaiter if self.handler.asynchronous else SyncFlagWaiter
         return DaemonCause(
             logger=owner.logger, memo=spawner.host.get_memo(owner.record), indices=spawner.indices,
             resource=spawner.table.resource, body=owner.body, patch=patch, stopped=checker(self.stopper))

@@ -6,7 +6,7 @@ for all reasons, since a daemon must end whatever the reason is. Specified in th
 """
 import enum
 
-from kopf._cogs.aiokits.waiters import AsyncFlagWaiter, FlagWaiter, ReasonedFlag, SyncFlagWaiter
+from kopf._cogs.aiokits.waiters import AsyncFlagWaiter, FlagWaiter, SyncFlagWaiter
 
 
 class DaemonStoppingReason(enum.Flag):
@@ -33,7 +33,6 @@ class DaemonStoppingReason(enum.Flag):
     """It did not end in time, and is not waited for any more."""
 
 
-DaemonStopper = ReasonedFlag[DaemonStoppingReason]
 DaemonStopped = FlagWaiter[DaemonStoppingReason]
 SyncDaemonStopperChecker = SyncFlagWaiter[DaemonStoppingReason]
 AsyncDaemonStopperChecker = AsyncFlagWaiter[DaemonStoppingReason]

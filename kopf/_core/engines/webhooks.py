@@ -1,9 +1,9 @@
 """
 The webhook configurations of the cluster: what the API must know in order to ask the handlers.
 
-There is one object for validating and one for mutating webhooks, both of the name in ``settings.admission.managed``. They
-are written as a whole, and only when something has changed. They matter to the whole cluster: a webhook that is left
-behind with nobody to answer blocks all changes of its resource; so they are cleaned up before the server ends.
+There is one object for validating and one for mutating webhooks, both of the name in ``settings.admission.managed``.
+They are written as a whole, and only when something has changed. They matter to the whole cluster: a webhook that is
+left behind with nobody to answer blocks all changes of its resource; so they are cleaned up before the server ends.
 """
 import asyncio
 import logging
@@ -108,7 +108,7 @@ class Configurations:
         try:
             await self._client.post_json(f'/apis/{GROUP_VERSION}/{plural}', obj, logger=logger)
         except (errors.APIConflictError, errors.APIForbiddenError) as error:
-            logger.debug("The webhook configuration %s is not created: %s", self._name, error)  # it can be there already
+            logger.debug("The webhook configuration %s is not created: %s", self._name, error)  # it can be there
 
     async def _write(self, type: WebhookType, webhooks: list[dict[str, Any]]) -> None:
         if self._written.get(type) == webhooks:

@@ -138,6 +138,9 @@ class DaemonCause(ResourceCause):
     """A daemon or a timer runs."""
     stopped: Any
 
+    def base_kwargs(self) -> dict[str, Any]:
+        return self._build()  # there is only one handler, so there is nothing to share
+
     def _build(self) -> dict[str, Any]:
         kwargs = ResourceCause._build(self)
         kwargs['stopped'] = self.stopped

@@ -1,8 +1,9 @@
 """
 The admission side of an operator: its webhook server, and what the server and the API must know of each other.
 
-The server (or tunnel) is the user's choice, any callable of the documented protocol. It is started when it is known what
-there is to be asked about; it lives as long as the operator. On exit, the API forgets the webhooks before the server ends.
+The server (or tunnel) is the user's choice, any callable of the documented protocol. It is started when it is known
+what there is to be asked about; it lives as long as the operator. On exit, the API forgets the webhooks before the
+server ends.
 """
 import asyncio
 import contextlib

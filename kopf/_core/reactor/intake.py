@@ -157,11 +157,12 @@ class Intake:
         self._settings = settings
         self._memo = memo
         self._indexation = indexation
-        self._counting = True
+        self._counting = True  # whether the gate waits for the objects too
         self._refusals = 0
 
     def expect(self, title: str) -> None:
         """Let all handlers wait until all the objects of the watch are listed and indexed."""
+        self._counting, self._refusals = True, 0
         self._counting, self._refusals = True, 0
         self._indexation.expect(self, title)
 

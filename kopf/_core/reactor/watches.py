@@ -349,7 +349,8 @@ class ResourceWatch:
 
     async def _fail(self, error: Exception, *, at_least: float = 0) -> None:
         """Report the failure, and wait: longer each time, until the stream is healthy for a while."""
-        if self._healthy_since is not None and time.monotonic() - self._healthy_since > HEALTHY_AFTER:
+        healthy_since = self._opened_at if self._healthy_since is None else self._healthy_since
+        if healthy_since is not None and time.monotonic() - healthy_since > HEALTHY_AFTER:
             self._backoff = MIN_BACKOFF
         self._healthy_since = None
         delay = max(at_least * random.uniform(1.0, 1.2), self._backoff * random.uniform(0.8, 1.2))

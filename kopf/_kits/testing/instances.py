@@ -4,9 +4,10 @@ One running server: with its kubeconfig, in an event loop that is there already,
 import asyncio
 import base64
 import concurrent.futures
+import contextlib
+import errno
 import os
 import shutil
-import signal
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Iterable
@@ -33,14 +34,15 @@ class Instance:
         self._port = port
         self._crds = list(crds)
         self._loads = list(loads)
-        self._folder = None if kubeconfig is not None else tempfile.mkdtemp(prefix='kopf-sandbox-')
-        self.kubeconfig = Path(kubeconfig) if kubeconfig is not None else Path(self._folder or '', 'kubeconfig')
         self.server = Server(history=history, audit=audit)
         self.door = Door(self.server.api)
+        self._folder = None if kubeconfig is not None else tempfile.mkdtemp(prefix='kopf-sandbox-')
+        self.kubeconfig = Path(kubeconfig) if kubeconfig is not None else Path(self._folder or '', 'kubeconfig')
 
     async def start(self) -> None:
         """Listen, write the kubeconfig, and apply what is to be there from the beginning."""
         try:
+            self._spare_others()
             await self.server.start(self._port)
             self.server.on_token = self._write
             self._write()
@@ -55,6 +57,16 @@ class Instance:
         await self.server.stop()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _spare_others(self) -> None:
+        """Nobody wants to lose the kubeconfig of a real cluster by a slip: only those of sandboxes are replaced."""
+        with contextlib.suppress(FileNotFoundError):
+            text = self.kubeconfig.read_bytes()
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                if not text or {item['name'] for item in orjson.loads(text)['clusters']} == {'sandbox'}:
+                    return
+            raise FileExistsError(
+                errno.EEXIST, f'not a kubeconfig of a sandbox, and so not overwritten: {self.kubeconfig}')
 
     def _write(self) -> None:
         """Written anew and moved into place, so that nobody reads half a file."""
@@ -83,6 +95,7 @@ class Runner:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._stop: asyncio.Event | None = None
+        self._stopping = False
         self.ready: concurrent.futures.Future[None] = concurrent.futures.Future()
 
     @property
@@ -105,6 +118,7 @@ class Runner:
 
     def stop(self) -> None:
         """End the thread, and wait for that."""
+        self._stopping = True
         if self._loop is not None and self._stop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stop.set)
         if self._thread is not None:
@@ -137,6 +151,8 @@ class Runner:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
+        if self._stopping:  # Before there was anything to be stopped.
+            return
         instance = self._make()
         await instance.start()
         self._instance = instance
@@ -145,37 +161,6 @@ class Runner:
             await self._stop.wait()
         finally:
             await instance.stop()
-
-
-def serve(
-        *,
-        port: int = 0,
-        kubeconfig: str | os.PathLike[str] | None = None,
-        crds: Iterable[Source] = (),
-        loads: Iterable[Source] = (),
-        ready: Callable[[str, Path], None] | None = None,
-) -> None:
-    """
-    Run a sandbox in the present thread until SIGINT or SIGTERM.
-
-    The parameters are those of `Sandbox`; ``ready`` is called with the URL and the kubeconfig's path when it listens.
-    """
-    async def main() -> None:
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
-        instance = Instance(port=port, kubeconfig=kubeconfig, crds=crds, loads=loads)
-        await instance.start()
-        try:
-            if ready is not None:
-                ready(instance.server.url, instance.kubeconfig)
-            await stop.wait()
-        finally:
-            await instance.stop()
-
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(main())
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

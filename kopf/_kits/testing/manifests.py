@@ -41,15 +41,21 @@ def _parse(place: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
         documents = [document for document in yaml.safe_load_all(text) if document is not None]
     except yaml.YAMLError as error:
         raise ManifestError(f'{place}: not YAML: {error}') from error
-    for document in documents:
-        yield from _unpack(place, document)
+    for number, document in enumerate(documents, 1):
+        yield from _unpack(place if len(documents) == 1 else f'{place}, document {number}', document)
 
 
 def _unpack(place: str, document: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    if not isinstance(document, dict) or not document.get('kind') or not document.get('apiVersion'):
-        raise ManifestError(f'{place}: not a Kubernetes object: apiVersion and kind are needed')
+    if not isinstance(document, dict):
+        raise ManifestError(f'{place}: not a Kubernetes object, which has fields')
+    for field in ('apiVersion', 'kind'):
+        if not isinstance(document.get(field), str) or not document[field]:
+            raise ManifestError(f'{place}: not a Kubernetes object: {field} is not there, or not a text')
     if document['kind'] == 'List':
-        for item in document.get('items') or ():
-            yield from _unpack(place, item)
+        items = document.get('items') or []
+        if not isinstance(items, list):
+            raise ManifestError(f'{place}: List: items is not a list')
+        for number, item in enumerate(items):
+            yield from _unpack(f'{place}, items[{number}]', item)
     else:
         yield place, document

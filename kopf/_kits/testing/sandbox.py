@@ -145,8 +145,8 @@ class Sandbox(_Common):
     the end). ``history`` is how many changes of each resource are remembered for watches; ``audit`` is a file that
     gets a line for each request, in the format of Kubernetes' audit log.
 
-    Refused requests raise `Refusal` with ``code``, ``reason`` and ``message``; a port that is taken raises OSError;
-    objects that cannot be applied at the start raise `ManifestError`.
+    Refused requests raise `Refusal` with ``code``, ``reason`` and ``message``; a port that is taken, or a ``kubeconfig``
+    that is not of a sandbox, raises OSError; objects that cannot be applied at the start raise `ManifestError`.
     """
 
     def __init__(
@@ -166,7 +166,11 @@ class Sandbox(_Common):
 
     def __enter__(self) -> Self:
         self._runner.start()
-        self._runner.wait_ready()
+        try:
+            self._runner.wait_ready()
+        except BaseException:  # An interruption, too.
+            self._runner.stop()
+            raise
         return self
 
     def __exit__(
@@ -176,7 +180,11 @@ class Sandbox(_Common):
 
     async def __aenter__(self) -> AsyncSandbox:
         self._runner.start()
-        await asyncio.wrap_future(self._runner.ready)
+        try:
+            await asyncio.wrap_future(self._runner.ready)
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
         return self.aio
 
     async def __aexit__(

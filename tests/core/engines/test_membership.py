@@ -208,10 +208,11 @@ async def test_clocks_of_others_do_not_matter(peering_api, join, skew):
 
 async def test_revived_records_are_not_removed(peering_api, join):
     async with join() as member:
-        peering_api.put(boss=record(priority=100))
+        peering_api.put(boss=record(priority=100, lifetime=5))
         peering_api.observers.clear()  # the stream is behind
         peering_api.put(boss=record(priority=101))
-        await passed(60.1)
+        await passed(5.1)
+        assert peering_api.patches[-1][1]['status'] == {'boss': None}
         assert peering_api.status['boss']['priority'] == 101
         peering_api.observers.append(member.see)
         peering_api.put()

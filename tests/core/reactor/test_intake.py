@@ -184,6 +184,23 @@ async def test_gate_closes_again_for_new_resources(setup: Setup) -> None:
     assert len(seen) == 2
 
 
+async def test_resumed_watches_are_waited_for_with_their_objects(setup: Setup) -> None:
+    seen: list[Any] = []
+    going = declare(setup, seen)
+    pods, kexes = setup.serve(PODS), setup.serve(KEXES)
+    pods.listed()
+    pods.sink.paused(pods.watch)
+    pods.sink.resumed(pods.watch)
+    kexes.feed('kex1')
+    pods.feed('pod1')
+    pods.listed()
+    await settle()
+    assert seen == []
+    going.set()
+    await settle()
+    assert sorted(seen) == [('kex1', None, ['pod1']), ('pod1', None, ['pod1'])]
+
+
 async def test_limit_of_workers_holds_when_the_gate_opens(setup: Setup) -> None:
     running = most = 0
     setup.settings.queueing.worker_limit = 3

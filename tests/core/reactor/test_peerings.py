@@ -14,6 +14,7 @@ from kopf.testing import Sandbox
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 CRDS = [ROOT / 'examples' / 'crd.yaml']
 PEERINGS = [ROOT / 'peering.yaml']
+FINALIZER = 'kopf.zalando.org/KopfFinalizerMarker'
 
 
 @pytest.fixture
@@ -58,6 +59,8 @@ class World:
         self.aio = sandbox.aio
         self.calls = []
         self.says = []
+        self.gate = asyncio.Event()
+        self.gate.set()
         self.changed = asyncio.Event()
 
     def note(self, *call):
@@ -71,9 +74,9 @@ class World:
                 await self.changed.wait()
 
     @contextlib.asynccontextmanager
-    async def operator(self, identity, *, lifetime=60, ready=True, **options):
+    async def operator(self, identity, *, worker_limit=None, **options):
         registry, settings = kopf.OperatorRegistry(), kopf.OperatorSettings()
-        settings.peering.lifetime = lifetime
+        settings.queueing.worker_limit = worker_limit
         settings.posting.enabled = False
 
         @kopf.on.login(registry=registry)
@@ -83,6 +86,7 @@ class World:
         @kopf.on.create('kopfexamples', registry=registry)
         async def create(name, **_):
             self.note(identity, 'create', name)
+            await self.gate.wait()
 
         @kopf.on.update('kopfexamples', registry=registry)
         async def update(name, diff, **_):
@@ -113,10 +117,10 @@ class World:
             stop.set()
             await task
 
-    async def create(self, name, **spec):
+    async def create(self, name, finalizers=(), **spec):
         await self.aio.create({
-            'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample',
-            'metadata': {'name': name, 'annotations': {'daemon': 'yes'} if spec.get('daemon') else {}}, 'spec': spec})
+            'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'spec': spec, 'metadata': {
+                'name': name, 'finalizers': finalizers, 'annotations': {'daemon': 'yes'} if 'daemon' in spec else {}}})
 
     async def handled(self, name, **spec):
         """Wait until the object is at rest, with this in its specification."""
@@ -185,6 +189,25 @@ async def test_changes_during_the_pause_are_handled_once_after_it(world):
         await world.handled('d', field='1')
         await world.aio.wait_gone('kopfexamples', 'b')
     assert sorted(world.calls) == [('low', 'create', 'd'), ('low', 'delete', 'b'), ('low', 'update', 'a', '3')]
+
+
+async def test_what_was_seen_before_the_pause_is_forgotten(world):
+    await world.join()
+    world.gate.clear()
+    async with world.operator('low', worker_limit=1):
+        await world.create('a', field='1')
+        await world.until(lambda: ('low', 'create', 'a') in world.calls)
+        await world.create('b', field='1', finalizers=[FINALIZER])  # this one has to wait
+        await world.create('c', field='1')
+        await world.put('boss')
+        await world.paused()
+        await world.aio.patch('kopfexamples', 'b', {'metadata': {'annotations': {
+            'kopf.zalando.org/last-handled-configuration': '{"spec":{"field":"1"}}\n'}}})
+        world.gate.set()
+        await world.handled('a', field='1')
+        await world.remove('boss')
+        await world.handled('c', field='1')
+    assert world.calls == [('low', 'create', 'a'), ('low', 'create', 'c')]
 
 
 async def test_takeover_from_the_dead(world):
@@ -266,6 +289,8 @@ async def test_mandatory_peering_before_its_kind(sandbox, world):
         await world.join()
         await world.joined('me')
         await world.handled('a', field='1')
+    verbs = [(seen.resource, seen.verb) for seen in world.sandbox.requests if seen.user_agent.startswith('kopf/')]
+    assert verbs.index(('kopfpeerings', 'patch')) < verbs.index(('kopfexamples', 'watch'))
 
 
 async def test_peering_that_appears_later(world):

@@ -595,6 +595,22 @@ async def test_back_off_is_reset_by_health(clock, settings, sink):
 
 
 @pytest.mark.looptime
+async def test_back_off_is_reset_by_health_without_events(clock, settings, sink):
+    settings.watching.inactivity_timeout = None
+    error = errors.APIConnectionError('x')
+    client = Client([*START, 1, error], error, error, [200, error], default=[999])
+    await watch_for(client, settings, sink, 500)
+    assert client.delays == pytest.approx([1 + 0.8, 1.6, 3.2, 200 + 0.8])
+
+
+@pytest.mark.looptime
+async def test_broken_initial_streams_again_and_again(clock, settings, sink):
+    client = Client(default=[modified('a', 5)])
+    await watch_for(client, settings, sink, 10)
+    assert len(client.times) < 6
+
+
+@pytest.mark.looptime
 async def test_expirations_again_and_again(clock, settings, sink):
     client = Client(default=[*START, errors.APIGoneError('x', status=410)])
     await watch_for(client, settings, sink, 10)

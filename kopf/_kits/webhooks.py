@@ -1,0 +1,282 @@
+"""
+Webhook servers: where the API sends the admission reviews, over HTTPS.
+
+A server is anything that can be called with a function for reviews, and that yields client configs: how the API can
+reach it. Those here listen on this machine. They differ in the host name by which a cluster knows the machine. For
+those that go further, see `tunnels`. Specified in the documentation's "Servers and tunnels".
+"""
+import asyncio
+import base64
+import contextlib
+import dataclasses
+import logging
+import os
+import pathlib
+import secrets
+import ssl
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable
+from typing import ClassVar, Self, TypeAlias
+
+from kopf._cogs.structs.reviews import WebhookClientConfig, WebhookFn
+from kopf._kits import certificates
+from kopf._kits.endpoints import Endpoint
+
+logger = logging.getLogger(__name__)
+
+StrPath: TypeAlias = str | os.PathLike[str]
+
+_EVERYWHERE = {'0.0.0.0': '127.0.0.1', '::': '::1'}
+"""What can be listened at, and under which of these addresses it can be reached."""
+
+
+class WebhookContextManager:
+    """
+    Lets a server be used with ``async with``: everything that it has opened is closed at the exit.
+
+    Otherwise, it would be closed only when its generator of client configs is, which can be late.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._resources = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._resources.aclose()
+
+
+class WebhookServer(WebhookContextManager):
+    """
+    Listens on this machine, by HTTPS unless told otherwise.
+
+    If there is no certificate given, a self-signed one is made for the host, the address, and the extra names; this
+    needs the extra ``dev`` of the package. The files are looked at from time to time; new certificates are used as
+    soon as they are there, with no break, and the API is told about the new CA bundle.
+
+    :param addr: the address to listen at; by default, ``localhost``.
+    :param port: the port to listen at; by default, any that is free.
+    :param path: the path before the ids of the webhooks; by default, there is none.
+    :param host: the host name in the URLs for the API; by default, the address.
+    :param cadata: the CA bundle by which the API checks the server, as PEM. Together with ``certfile`` only; otherwise,
+        it checks the certificates of clients, as ``verify_cadata`` does.
+    :param cafile: the same, as a file.
+    :param cadump: a file to write the CA bundle to, whatever it is; e.g. for ``curl --cacert``.
+    :param context: an SSL context to be used instead of a new one.
+    :param insecure: serve HTTP only; the API accepts no such servers, but tunnels and developers do.
+    :param certfile: the certificate of the server, with its chain if there is any, as PEM.
+    :param pkeyfile: its private key; by default, it is in the same file.
+    :param password: the password of the private key.
+    :param extra_sans: more names and IP addresses for the self-signed certificate.
+    :param verify_mode: whether clients must have certificates; by default, they need not, but what they have is
+        verified if there is anything to verify it with.
+    :param verify_cafile: the CA bundle by which the certificates of clients are verified, as a file.
+    :param verify_capath: the same, as a directory in the form of OpenSSL.
+    :param verify_cadata: the same, as PEM or DER.
+    :param file_check_interval: how often the files are checked for changes (seconds).
+
+    :raises MissingDependencyError: if there is no certificate, and no library to make one.
+    :raises OSError: if the address can't be taken, or if files can't be read.
+    :raises ValueError: if the certificates can't be used.
+    """
+
+    DEFAULT_HOST: ClassVar[str | None] = None
+
+    def __init__(
+            self,
+            *,
+            addr: str | None = None,
+            port: int | None = None,
+            path: str | None = None,
+            host: str | None = None,
+            cadata: bytes | None = None,
+            cafile: StrPath | None = None,
+            cadump: StrPath | None = None,
+            context: ssl.SSLContext | None = None,
+            insecure: bool = False,
+            certfile: StrPath | None = None,
+            pkeyfile: StrPath | None = None,
+            password: str | None = None,
+            extra_sans: Iterable[str] = (),
+            verify_mode: ssl.VerifyMode | None = None,
+            verify_cafile: StrPath | None = None,
+            verify_capath: StrPath | None = None,
+            verify_cadata: str | bytes | None = None,
+            file_check_interval: float = 60.0,
+    ) -> None:
+        super().__init__()
+        self.addr = addr
+        self.port = port
+        self.path = path
+        self.host = host
+        self.cadata = cadata
+        self.cafile = cafile
+        self.cadump = cadump
+        self.context = context
+        self.insecure = insecure
+        self.certfile = certfile
+        self.pkeyfile = pkeyfile
+        self.password = password
+        self.extra_sans = extra_sans
+        self.verify_mode = verify_mode
+        self.verify_cafile = verify_cafile
+        self.verify_capath = verify_capath
+        self.verify_cadata = verify_cadata
+        self.file_check_interval = file_check_interval
+
+    async def __call__(self, fn: WebhookFn) -> AsyncIterator[WebhookClientConfig]:
+        path = '/' + self.path.lstrip('/') if self.path else ''
+        endpoint = Endpoint(fn, path=path)
+        self._resources.push_async_callback(endpoint.close)
+        try:
+            addr = self.addr or 'localhost'
+            port = await endpoint.bind(addr, self.port)
+            reachable = _EVERYWHERE.get(addr, addr)
+            host = await self._find_host() or reachable
+            url = f"{'http' if self.insecure else 'https'}://{f'[{host}]' if ':' in host else host}:{port}{path}"
+            if self.insecure:
+                await endpoint.listen(None)
+                logger.debug("Webhooks are served at %s", url)
+                yield WebhookClientConfig(url=url)
+                await asyncio.Event().wait()
+            bundles = self._serve_securely(endpoint, [host, reachable, *self.extra_sans])
+            async with contextlib.aclosing(bundles):
+                async for bundle in bundles:
+                    logger.debug("Webhooks are served at %s", url)
+                    yield WebhookClientConfig(url=url, caBundle=base64.b64encode(bundle).decode())
+        finally:
+            await self._resources.aclose()
+
+    async def _find_host(self) -> str | None:
+        """Find out by which name the API knows this machine."""
+        return self.host or self.DEFAULT_HOST
+
+    async def _serve_securely(self, endpoint: Endpoint, hostnames: list[str]) -> AsyncGenerator[bytes, None]:
+        """Listen with the certificates as they are in the files; give the CA bundle each time when it changes."""
+        generated = self._generate(hostnames) if self.certfile is None else None
+        state = _FilesState.of(self._files())
+        context, bundle = self._make_context(generated), self._get_bundle(generated)
+        shown: bytes | None = None
+        while True:
+            await endpoint.listen(context)
+            if bundle != shown:
+                self._dump(bundle)
+                shown = bundle
+                yield bundle
+            while True:
+                await state.wait_change(self.file_check_interval)
+                fresh = _FilesState.of(self._files())
+                try:
+                    context, bundle = self._make_context(generated), self._get_bundle(generated)
+                except (OSError, ValueError) as error:  # they may be in the middle of being written
+                    logger.warning("The changed certificates of the webhook server cannot be used yet: %s", error)
+                    await asyncio.sleep(self.file_check_interval)
+                else:
+                    logger.info("The certificates of the webhook server have changed; using the new ones.")
+                    state = fresh
+                    break
+
+    def _generate(self, hostnames: list[str]) -> tuple[bytes, bytes, str]:
+        password = self.password or secrets.token_hex(16)  # the key must go through a file
+        return (*self.build_certificate(hostnames, password), password)
+
+    def _files(self) -> list[pathlib.Path]:
+        paths = [self.cafile, self.certfile, self.pkeyfile, self.verify_cafile, self.verify_capath]
+        return [pathlib.Path(path) for path in paths if path is not None]
+
+    def _get_bundle(self, generated: tuple[bytes, bytes, str] | None) -> bytes:
+        """Give what the API is to trust: the authority given, or else the certificate itself."""
+        if generated is not None:
+            return generated[0]
+        if self.cadata is not None:
+            return self.cadata
+        path = self.cafile if self.cafile is not None else self.certfile
+        return pathlib.Path(path or '').read_bytes()
+
+    def _dump(self, bundle: bytes) -> None:
+        if self.cadump is not None:
+            pathlib.Path(self.cadump).write_bytes(bundle)
+
+    def _make_context(self, generated: tuple[bytes, bytes, str] | None) -> ssl.SSLContext:
+        context = self.context
+        if context is None:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            context.set_alpn_protocols(['http/1.1'])
+        cafile, cadata = self.verify_cafile, self.verify_cadata
+        if generated is not None and not (cafile or cadata or self.verify_capath):
+            cafile, cadata = self.cafile, None if self.cadata is None else self.cadata.decode()
+        verified = bool(cafile or cadata or self.verify_capath)
+        if verified:
+            context.load_verify_locations(cafile, self.verify_capath, cadata)
+        if self.verify_mode is not None:
+            context.verify_mode = self.verify_mode
+        elif verified:
+            context.verify_mode = ssl.CERT_OPTIONAL
+        try:
+            if generated is not None:
+                _load_generated(context, *generated)
+            else:  # without any password, OpenSSL would ask for one at the terminal
+                context.load_cert_chain(self.certfile or '', self.pkeyfile, self.password or '')
+        except ssl.SSLError as error:
+            raise ValueError(f"The certificate {self.certfile or 'of the webhook server'} with the private key "
+                             f"{self.pkeyfile or 'in the same file'} cannot be used: {error}") from None
+        return context
+
+    @staticmethod
+    def build_certificate(hostnames: Collection[str], password: str | None = None) -> tuple[bytes, bytes]:
+        """
+        Make a self-signed certificate for these names and addresses; give it and its private key, both as PEM.
+
+        :param password: encrypts the private key, if given.
+        :raises MissingDependencyError: if there is no library for that.
+        """
+        return certificates.build_certificate(hostnames, password)
+
+
+class WebhookK3dServer(WebhookServer):
+    """Listens on this machine for a cluster of K3d or K3s on it, also for one in a virtual machine."""
+    DEFAULT_HOST = 'host.k3d.internal'
+
+
+class WebhookMinikubeServer(WebhookServer):
+    """Listens on this machine for a cluster of Minikube on it, also for one in a virtual machine."""
+    DEFAULT_HOST = 'host.minikube.internal'
+
+
+class WebhookDockerDesktopServer(WebhookServer):
+    """Listens on this machine for a cluster of Docker Desktop on it."""
+    DEFAULT_HOST = 'host.docker.internal'
+
+
+@dataclasses.dataclass(frozen=True)
+class _FilesState:
+    """Which files there are, and in what state: to notice when they are replaced or written."""
+    paths: list[pathlib.Path]
+    marks: list[tuple[int, int, int] | None]
+
+    @classmethod
+    def of(cls, paths: list[pathlib.Path]) -> '_FilesState':
+        return cls(paths, [_get_mark(path) for path in paths])
+
+    async def wait_change(self, interval: float) -> None:
+        if not self.paths:
+            await asyncio.Event().wait()
+        while self.marks == [_get_mark(path) for path in self.paths]:  # noqa: ASYNC110
+            await asyncio.sleep(interval)
+
+
+def _get_mark(path: pathlib.Path) -> tuple[int, int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+
+def _load_generated(context: ssl.SSLContext, certificate: bytes, key: bytes, password: str) -> None:
+    with tempfile.TemporaryDirectory() as directory:  # the standard library reads keys from files only
+        path = pathlib.Path(directory) / 'pair.pem'
+        path.write_bytes(certificate + key)
+        context.load_cert_chain(path, password=password)

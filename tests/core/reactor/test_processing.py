@@ -1,0 +1,647 @@
+"""The life of objects from outside: what is handled, how often, by how many requests, and what becomes of faults."""
+import asyncio
+import contextlib
+import json
+import types
+
+import pytest
+
+import kopf
+from kopf._cogs.structs.references import Resource
+from kopf._core.intents.registries import HandlerTable
+from kopf._core.reactor.intake import Indexation
+from kopf._core.reactor.inventory import ObjectRecord
+from kopf._core.reactor.processing import Processor, Workforce
+
+FINALIZER = 'kopf.zalando.org/KopfFinalizerMarker'
+
+
+class Gate:
+    """Something for a handler to wait for."""
+
+    def __init__(self):
+        self.event = asyncio.Event()
+
+    async def __call__(self, **_):
+        await self.event.wait()
+
+    def open(self):
+        self.event.set()
+
+
+def diffs(kwargs):
+    return [(op, '.'.join(field), old, new) for op, field, old, new in kwargs['diff']]
+
+
+# Changes.
+
+async def test_creation_and_updates(world):
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.update, 'update')
+    async with world.operator():
+        await world.create(spec={'field': 'v1'})
+        await world.handled()
+        assert world.ids == ['create']
+        await world.edit(field='v2')
+        await world.handled(field='v2')
+        assert world.ids == ['create', 'update']
+        assert diffs(world.called('update')[0]) == [('change', 'spec.field', 'v1', 'v2')]
+        assert len(world.patches()) == 2  # one for each change
+        await world.aio.patch('kopfexamples', 'obj', {'status': {'a': 'b'}})
+        await world.edit(metadata={'finalizers': ['example.com/foreign']})
+        await world.settled()
+        assert len(world.patches()) == 2
+        await world.edit(metadata={'finalizers': []})
+    assert world.ids == ['create', 'update', 'create']
+
+
+async def test_deletion(world):
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.delete, 'delete')
+    async with world.operator():
+        await world.create(finalizers=['example.com/foreign'])
+        body = await world.handled()
+        assert body['metadata']['finalizers'] == ['example.com/foreign', FINALIZER]
+        assert len(world.patches()) == 2  # the finalizer must be there before anything is done
+        await world.delete()
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: (
+            body['metadata']['finalizers'] == ['example.com/foreign']))
+        await world.edit(metadata={'finalizers': []})
+        await world.gone()
+        assert len(world.patches()) == 3
+    assert world.ids == ['create', 'delete']
+
+
+async def test_optional_deletion_does_not_hold(world):
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.delete, 'delete', optional=True)
+    async with world.operator():
+        await world.create()
+        assert 'finalizers' not in (await world.handled())['metadata']
+        await world.delete()
+        await world.gone()
+
+
+async def test_finalizers_of_the_past_are_removed(world):
+    world.declare(kopf.on.create, 'create')
+    await world.create(finalizers=[FINALIZER, 'example.com/foreign'])
+    async with world.operator():
+        await world.handled()
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: (
+            body['metadata']['finalizers'] == ['example.com/foreign']))
+    await world.edit(metadata={'finalizers': []})
+
+
+async def test_objects_that_do_not_match_are_left_alone_until_they_do(world):
+    world.declare(kopf.on.create, 'create', labels={'x': 'y'})
+    world.declare(kopf.on.create, 'fence', when=lambda name, **_: name.startswith('fence'))
+    async with world.operator():
+        await world.create()
+        await world.edit(field='v2')
+        await world.settled()
+        assert world.patches() == []
+        await world.edit(metadata={'labels': {'x': 'y'}})
+        await world.handled()
+    assert world.called('create', 'obj')[0]['reason'] == 'create'
+
+
+async def test_downtime(world):
+    for decorator, id in [(kopf.on.create, 'create'), (kopf.on.update, 'update'), (kopf.on.resume, 'resume')]:
+        world.declare(decorator, id)
+    async with world.operator():
+        await world.create('old', spec={'field': 'v1'})
+        await world.create('edited', spec={'field': 'v1'})
+        await world.handled('old')
+        await world.handled('edited')
+    world.calls.clear()
+    await world.edit('edited', field='v2')
+    await world.create('new')
+    async with world.operator():
+        await world.handled('edited', field='v2')
+        await world.handled('new')
+        await world.until_called('resume', 2)
+        world.sandbox.faults.forget_history()
+        world.sandbox.faults.drop_watches()  # everything is listed again
+        await world.edit('old', field='v2')
+        await world.handled('old', field='v2')
+    assert sorted((call.name, call.id) for call in world.calls) == [
+        ('edited', 'resume'), ('edited', 'update'), ('new', 'create'), ('old', 'resume'), ('old', 'update')]
+
+
+async def test_fields(world):
+    world.declare(kopf.on.field, 'field', field='spec.a.b')
+    async with world.operator():
+        await world.create(spec={'x': 1})
+        await world.handled(x=1)
+        for a, x in [({'b': 1}, 2), ({'b': {'c': 2}}, 3), ({'b': None}, 4), (None, 5)]:
+            await world.edit(a=a, x=x)
+            await world.handled(x=x)
+    assert [(call['old'], call['new'], diffs(call)) for call in world.called('field')] == [
+        (None, 1, [('add', '', None, 1)]), (1, {'c': 2}, [('change', '', 1, {'c': 2})]),
+        ({'c': 2}, None, [('remove', '', {'c': 2}, None)])]
+
+
+async def test_raw_events(world):
+    world.declare(kopf.on.event, 'event')
+    await world.create('old')
+    async with world.operator():
+        await world.create()
+        await world.until_called('event', 1, 'obj')
+        await world.edit(field='v2')
+        await world.until_called('event', 2, 'obj')
+        await world.delete()
+        await world.until_called('event', 3, 'obj')
+    assert [call['event']['type'] for call in world.called('event', 'obj')] == ['ADDED', 'MODIFIED', 'DELETED']
+    assert [call['event']['type'] for call in world.called('event', 'old')] == [None]
+    assert world.patches() == world.patches('old') == []
+
+
+async def test_failing_raw_events_concern_nobody_else(world):
+    def fail(**_):
+        raise ValueError("the filter fails")
+    world.declare(kopf.on.event, 'filtered', when=fail)
+    world.declare(kopf.on.event, 'failing', does=ValueError("the handler fails"))
+    world.declare(kopf.on.event, 'event')
+    world.declare(kopf.on.create, 'create')
+    async with world.operator():
+        await world.create()
+        await world.handled()
+    assert 'filtered' not in world.ids and {'failing', 'event', 'create'} == set(world.ids)
+    assert not any('Throttling' in text for text in world.log.texts)
+
+
+# What happens while handlers run.
+
+async def test_edits_during_a_creation(world):
+    gate = Gate()
+    world.declare(kopf.on.create, 'create', does=gate)
+    world.declare(kopf.on.update, 'update')
+    async with world.operator():
+        await world.create(spec={'field': 'v1'})
+        await world.until_called('create')
+        await world.edit(field='v2')
+        await world.edit(field='v3', extra='x')
+        gate.open()
+        await world.handled(field='v3')
+    assert world.ids == ['create', 'update']
+    assert sorted(diffs(world.called('update')[0])) == [
+        ('add', 'spec.extra', None, 'x'), ('change', 'spec.field', 'v1', 'v3')]
+
+
+async def test_edits_during_an_update(world):
+    gate = Gate()
+    world.declare(kopf.on.update, 'first', does=gate)
+    world.declare(kopf.on.update, 'second')
+    world.declare(kopf.on.create, 'create')
+    async with world.operator():
+        await world.create(spec={'field': 'v1'})
+        await world.handled()
+        await world.edit(field='v2')
+        await world.until_called('first')
+        await world.edit(field='v3')
+        gate.open()
+        await world.handled(field='v3')
+    assert world.called('first')[-1]['new']['spec'] == {'field': 'v3'}
+    assert world.called('second')[-1]['new']['spec'] == {'field': 'v3'}
+    assert len(world.called('first')) == 2 and len(world.called('second')) == 1
+
+
+async def test_created_anew_while_the_predecessor_is_handled(world):
+    gate = Gate()
+    world.declare(kopf.on.create, 'create', does=[gate, {'number': 2}])
+    async with world.operator():
+        old = await world.create(spec={'field': 'old'})
+        await world.until_called('create', 1)
+        await world.delete()
+        new = await world.create(spec={'field': 'new'})
+        await world.handled(field='new')
+        gate.open()
+        await world.settled()
+        body = await world.get()
+    assert [call['uid'] for call in world.called('create', 'obj')] == [old['metadata']['uid'], new['metadata']['uid']]
+    assert body['status'] == {'create': {'number': 2}}
+
+
+async def test_deleted_while_being_handled(world):
+    gate = Gate()
+    world.declare(kopf.on.create, 'create', does=[gate, None])
+    async with world.operator():
+        await world.create()
+        await world.until_called('create')
+        await world.delete()
+        gate.open()
+        await world.settled()
+    assert len(world.called('create', 'obj')) == 1
+    assert not any('Throttling' in text for text in world.log.texts)
+
+
+async def test_deletion_supersedes_a_creation_that_fails(world):
+    world.declare(kopf.on.create, 'create', does=kopf.TemporaryError('boo', delay=999))
+    world.declare(kopf.on.delete, 'delete')
+    async with world.operator():
+        await world.create()
+        await world.until_called('create')
+        await world.delete()
+        await world.gone()
+    assert world.ids == ['create', 'delete']
+
+
+# Attempts.
+
+async def test_retries_are_not_requested_from_the_cluster(world):
+    world.declare(kopf.on.create, 'create', does=[kopf.TemporaryError('boo', delay=0.1), ValueError('boo'), 'result'],
+                  backoff=0.1)
+    async with world.operator():
+        await world.create()
+        body = await world.handled()
+    calls = world.called('create')
+    assert [call['retry'] for call in calls] == [0, 1, 2]
+    assert len({call['started'] for call in calls}) == 1
+    assert body['status'] == {'create': 'result'}
+    assert len(world.patches()) == 3
+    assert 'touch-dummy' not in json.dumps(world.patches())
+
+
+async def test_permanent_failures(world):
+    world.declare(kopf.on.create, 'create', does=kopf.PermanentError('boo'))
+    world.declare(kopf.on.create, 'other')
+    async with world.operator():
+        await world.create()
+        await world.handled()
+        await world.until_logged('Creation is processed: 1 succeeded; 1 failed.')
+    assert sorted(world.ids) == ['create', 'other']
+
+
+async def test_handlers_that_are_cancelled_by_themselves_are_retried(world):
+    async def cancel_something(**_):
+        task = asyncio.create_task(asyncio.sleep(99))
+        task.cancel()
+        await task
+    world.declare(kopf.on.create, 'create', does=[cancel_something, None], backoff=0.01)
+    async with world.operator():
+        await world.create()
+        await world.handled()
+    assert world.ids == ['create', 'create']
+
+
+async def test_attempts_go_on_after_a_restart(world):
+    world.declare(kopf.on.create, 'create', does=[kopf.TemporaryError('boo', delay=0.2), None])
+    async with world.operator():
+        await world.create()
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: (
+            'kopf.zalando.org/create' in body['metadata'].get('annotations', {})))
+    async with world.operator():
+        await world.handled()
+    assert [call['retry'] for call in world.called('create')] == [0, 1]
+    assert len({call['started'] for call in world.called('create')}) == 1
+
+
+async def test_results(world):
+    world.declare(kopf.on.create, 'create', does={'a': 1})
+    world.declare(kopf.on.create, 'nothing', does=None)
+    world.declare(kopf.on.update, 'update', does=100)
+    async with world.operator():
+        await world.create()
+        assert (await world.handled())['status'] == {'create': {'a': 1}}
+        await world.edit(field='v2')
+        assert (await world.handled(field='v2'))['status'] == {'create': {'a': 1}, 'update': 100}
+
+
+# Places.
+
+@pytest.mark.parametrize('limit', [1, 2])
+async def test_as_many_at_once_as_allowed(world, limit):
+    running, most = 0, 0
+
+    async def work(**_):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+
+    world.settings.queueing.worker_limit = limit
+    world.declare(kopf.on.create, 'create', does=work)
+    async with world.operator():
+        for number in range(6):
+            await world.create(f'obj{number}')
+        for number in range(6):
+            await world.handled(f'obj{number}')
+    assert most == limit
+
+
+async def test_those_who_sleep_take_no_places(world):
+    async def work(name, **_):
+        if name != 'third':
+            raise kopf.TemporaryError('boo', delay=999)
+    world.settings.queueing.worker_limit = 2
+    world.declare(kopf.on.create, 'create', does=work)
+    async with world.operator():
+        await world.create('first')
+        await world.create('second')
+        await world.until_called('create', 2)
+        await world.create('third')
+        await world.handled('third')
+
+
+# Faults of the API.
+
+@pytest.mark.parametrize('status', [400, 403, 409, 422, 429, 500])
+async def test_refused_patches_lose_nothing(world, status):
+    async def work(patch, **_):
+        patch.spec['added'] = 'by value'
+        patch.fns.append(lambda body: body['spec'].update(also='by function'))
+        return 'result'
+    world.declare(kopf.on.create, 'create', does=work)
+    world.declare(kopf.on.update, 'update')
+    async with world.operator():
+        world.sandbox.faults.error(status, times=2, verb='patch', name='obj')
+        await world.create()
+        body = await world.handled()
+        await world.settled()
+    assert body['spec'] == {'field': 'value', 'added': 'by value', 'also': 'by function'}
+    assert body['status'] == {'create': 'result'}
+    assert len(world.called('create', 'obj')) == 1
+    assert len(world.called('update', 'obj')) <= 1  # of what the creation has made
+
+
+async def test_answers_that_are_lost_repeat_nothing(world):
+    world.declare(kopf.on.create, 'create', does='result')
+    world.declare(kopf.on.update, 'update')
+    async with world.operator():
+        world.sandbox.faults.drop(times=2, verb='patch', name='obj')
+        await world.create()
+        assert (await world.handled())['status'] == {'create': 'result'}
+    assert world.ids == ['create']
+
+
+async def test_objects_that_seem_to_be_gone(world):
+    world.declare(kopf.on.create, 'create')
+    async with world.operator():
+        world.sandbox.faults.error(404, times=1, verb='patch', name='obj')
+        await world.create()
+        await world.until_called('create')
+        await world.settled()
+        assert not any('Throttling' in text for text in world.log.texts)
+        await world.edit(field='v2')
+        await world.handled(field='v2')
+
+
+async def test_throttling(world):
+    world.settings.queueing.error_delays = [0.05, 0.06]
+    world.declare(kopf.on.create, 'create', does=None)
+    async with world.operator():
+        rule = world.sandbox.faults.error(403, times=None, verb='patch', name='obj')
+        await world.create()
+        await world.until_logged('Throttling for 0.05 seconds due to an unexpected error')
+        await world.settled()  # others go on
+        await world.until(lambda: sum('Throttling for 0.06 seconds' in text for text in world.log.texts) >= 2)
+        world.sandbox.faults.clear()
+        await world.edit(field='v2')
+        await world.handled(field='v2')
+        await world.until_logged('Throttling is over. Switching back to normal operations.')
+    assert rule.times is None and len(world.called('create', 'obj')) == 1
+
+
+async def test_edits_while_throttled(world):
+    world.declare(kopf.on.create, 'create', does='result')
+    world.declare(kopf.on.update, 'update', does='result')
+    async with world.operator():
+        await world.create()
+        await world.handled()
+        world.settings.queueing.error_delays = [0.2]
+        world.sandbox.faults.error(500, times=1, verb='patch', name='obj')
+        await world.edit(field='v2')
+        await world.until_logged('Throttling for 0.2 seconds')
+        await world.edit(field='v3')
+        body = await world.handled(field='v3')
+    assert world.called('update')[-1]['new']['spec'] == {'field': 'v3'}
+    assert body['status'] == {'create': 'result', 'update': 'result'}
+
+
+async def test_deletion_while_throttled(world):
+    world.settings.queueing.error_delays = [0.1]
+    world.declare(kopf.on.create, 'create')
+    async with world.operator():
+        world.sandbox.faults.error(500, times=1, verb='patch', name='obj')
+        await world.create()
+        await world.until_logged('Throttling')
+        await world.delete()
+        await world.create(spec={'field': 'new'})
+        await world.handled(field='new')
+    assert len(world.called('create', 'obj')) == 2
+
+
+async def test_functions_are_applied_to_what_others_have_changed(world):
+    async def work(patch, name, **_):
+        patch.fns.append(lambda body: body['spec'].setdefault('items', []).append('ours'))
+        await world.edit(name, items=['theirs'])
+    world.declare(kopf.on.create, 'create', does=work)
+    async with world.operator():
+        await world.create()
+        body = await world.aio.wait_for('kopfexamples', 'obj', lambda body: 'ours' in body['spec'].get('items', ()))
+        assert body['spec']['items'] == ['theirs', 'ours']
+        await world.handled()
+    assert len(world.called('create')) == 1
+
+
+async def test_finalizers_in_a_contest(world):
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.delete, 'delete')
+    async with world.operator():
+        world.sandbox.faults.error(422, times=2, verb='patch', name='obj')
+        await world.create()
+        await world.edit(field='v2')
+        await world.edit(field='v3')
+        await world.settled()
+        await world.edit(field='v4')
+        await world.handled(field='v4')
+        world.sandbox.faults.error(409, times=1, verb='patch', name='obj')
+        await world.delete()
+        await world.edit(metadata={'labels': {'x': 'y'}})
+        await world.gone()
+    assert len(world.called('create', 'obj')) == len(world.called('delete', 'obj')) == 1
+
+
+# Late events.
+
+async def test_events_that_are_late_mislead_nobody(world):
+    gate = Gate()
+    world.declare(kopf.on.create, 'create', does=gate)
+    world.declare(kopf.on.update, 'update')
+    async with world.operator():
+        await world.create(spec={'field': 'v1'})
+        await world.until_called('create')
+        world.sandbox.faults.freeze_watches(resource='kopfexamples')
+        await world.edit(field='v2')  # before our patch
+        gate.open()
+        await world.handled(field='v2')  # known from the answer to the patch
+        await world.edit(field='v3')  # after it
+        world.sandbox.faults.clear()
+        await world.handled(field='v3')
+    assert world.ids == ['create', 'update', 'update']
+
+
+async def test_watches_that_break_at_any_time(world):
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.update, 'update')
+    async with world.operator():
+        for number in range(3):
+            await world.create(f'obj{number}', spec={'field': 'v1'})
+        world.sandbox.faults.cut_watches(times=2)
+        for number in range(3):
+            await world.edit(f'obj{number}', field='v2')
+        world.sandbox.faults.expire_watches(times=1)
+        for number in range(3):
+            await world.edit(f'obj{number}', field='v3')
+            await world.handled(f'obj{number}', field='v3')
+    assert sorted(call.name for call in world.calls if call.id == 'create') == ['obj0', 'obj1', 'obj2']
+    for number in range(3):
+        last = [call for call in world.calls if call.name == f'obj{number}'][-1]
+        assert last.kwargs['new']['spec'] == {'field': 'v3'}
+
+
+# Versions that cannot be compared: there are no such ones in the sandbox.
+
+class OpaqueApi:
+    """An API with one object, whose versions tell nothing of their order."""
+
+    def __init__(self):
+        self.number = 0
+        self.raw = {'metadata': {'name': 'obj', 'uid': 'uid', 'resourceVersion': 'v0'}, 'spec': {'field': 'v1'}}
+
+    def change(self, **changes):
+        self.number += 1
+        metadata = {**self.raw['metadata'], **changes.pop('metadata', {}), 'resourceVersion': f'v{self.number}'}
+        self.raw = {**self.raw, **changes, 'metadata': metadata}
+        return {'type': 'MODIFIED', 'object': self.raw}
+
+    async def patch(self, path, obj, content_type, *, logger=None):
+        return self.change(**obj)['object']
+
+
+@pytest.fixture
+async def opaque(world):
+    registry = world.registry
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.update, 'update')
+    api, settings = OpaqueApi(), kopf.OperatorSettings()
+    settings.persistence.consistency_timeout = 0.2
+    table = HandlerTable.build(registry, Resource('kopf.dev', 'v1', 'kopfexamples'), set(registry.iter_selectors()))
+    workforce = Workforce(settings, Indexation())
+    processor = Processor(
+        client=api, settings=settings, table=table, workforce=workforce, lifecycle=kopf.lifecycles.asap,
+        memo=kopf.Memo(), indices={})
+    record = ObjectRecord('uid', None, 'obj', initial=False)
+
+    async def rest():
+        await asyncio.sleep(0)
+        while record.employed:
+            await asyncio.sleep(0)
+
+    yield types.SimpleNamespace(
+        api=api, record=record, rest=rest,
+        receive=lambda event: processor.receive(record, event, listed_since=None))
+    await workforce.close()
+
+
+async def test_opaque_versions_with_an_echo(world, opaque):
+    stale = {'type': 'ADDED', 'object': opaque.api.raw}
+    opaque.receive(stale)
+    await opaque.rest()
+    opaque.receive(stale)  # from before our patch, as far as we can know
+    opaque.receive({'type': 'MODIFIED', 'object': opaque.api.raw})  # its echo
+    opaque.receive(opaque.api.change(spec={'field': 'v2'}))
+    await opaque.rest()
+    assert world.ids == ['create', 'update']
+    await asyncio.sleep(0.3)
+    assert world.ids == ['create', 'update']
+
+
+async def test_opaque_versions_without_an_echo(world, opaque):
+    opaque.receive({'type': 'ADDED', 'object': opaque.api.raw})
+    await opaque.rest()
+    opaque.receive(opaque.api.change(spec={'field': 'v2'}))
+    opaque.receive(opaque.api.change(spec={'field': 'v3'}))
+    await opaque.rest()
+    assert world.ids == ['create']
+    await world.until_called('update')
+    assert world.called('update')[0]['new']['spec'] == {'field': 'v3'}
+
+
+# Several operators, several resources.
+
+async def test_two_operators_in_one_process(world):
+    async with contextlib.AsyncExitStack() as stack:
+        for name in ['one', 'two']:
+            registry, settings = kopf.OperatorRegistry(), kopf.OperatorSettings()
+            settings.posting.enabled = False
+            settings.persistence.finalizer = f'{name}.example.com/finalizer'
+            settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=f'{name}.example.com')
+            settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=f'{name}.example.com')
+            kopf.on.login(registry=registry)(kopf.login_with_kubeconfig)
+            world.declare(kopf.on.create, f'{name}-create', does=name, registry=registry)
+            world.declare(kopf.on.update, f'{name}-update', does=name, registry=registry)
+            await stack.enter_async_context(world.operator(registry=registry, settings=settings))
+        await world.create(spec={'field': 'v1'})
+        await world.until_called('one-create')
+        await world.until_called('two-create')
+        await world.edit(field='v2')
+        await world.until_called('one-update')
+        await world.until_called('two-update')
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: body.get('status') == {
+            'one-create': 'one', 'two-create': 'two', 'one-update': 'one', 'two-update': 'two'})
+        count = len(world.patches())
+        await world.delete()
+        await world.gone()
+    assert sorted(world.ids) == ['one-create', 'one-update', 'two-create', 'two-update']
+    assert len(world.patches()) == count
+
+
+def define(plural='kopfexamples', group='other.dev', version='v1'):
+    kind = 'Kind' + plural.title()
+    return {
+        'apiVersion': 'apiextensions.k8s.io/v1', 'kind': 'CustomResourceDefinition',
+        'metadata': {'name': f'{plural}.{group}'},
+        'spec': {'group': group, 'scope': 'Namespaced', 'names': {'kind': kind, 'plural': plural, 'singular': plural},
+                 'versions': [{'name': version, 'served': True, 'storage': True, 'schema': {'openAPIV3Schema': {
+                     'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}}}]}}
+
+
+async def test_resources_that_come_and_go(world):
+    world.declare(kopf.on.event, 'event', resource='things')
+    async with world.operator():
+        await world.until_logged('Unresolved resources cannot be served')
+        for version in ['v1', 'v2']:
+            await world.aio.create(define('things', version=version))
+            await world.aio.create({
+                'apiVersion': f'other.dev/{version}', 'kind': 'KindThings', 'metadata': {'name': f'x-{version}'}})
+            await world.until(lambda version=version: world.called('event', f'x-{version}'))
+            await world.aio.delete('customresourcedefinitions', 'things.other.dev')
+            await world.aio.wait_gone('customresourcedefinitions', 'things.other.dev')
+
+
+async def test_ambiguity_concerns_only_those_who_are_ambiguous(world):
+    world.declare(kopf.on.event, 'ambiguous', resource='kopfexamples')
+    world.declare(kopf.on.event, 'specific', 'kopfexamples', resource='kopf.dev')
+    await world.aio.create(define('kopfexamples'))
+    async with world.operator():
+        await world.until_logged('Ambiguous resources will not be served')
+        await world.create()
+        await world.until_called('specific')
+        assert 'ambiguous' not in world.ids
+        await world.aio.delete('customresourcedefinitions', 'kopfexamples.other.dev')
+        await world.until_called('ambiguous')
+
+
+async def test_nothing_is_handled_of_resources_that_are_not_served_any_more(world):
+    world.declare(kopf.on.create, 'create', does=[kopf.TemporaryError('boo', delay=0.3), None])
+    world.declare(kopf.on.event, 'event', resource='configmaps')
+    async with world.operator():
+        await world.create()
+        await world.until_called('create')
+        await world.aio.delete('customresourcedefinitions', 'kopfexamples.kopf.dev')
+        await asyncio.sleep(0.6)
+    assert world.ids.count('create') == 1
+
+
