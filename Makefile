@@ -16,18 +16,18 @@ help:  ## show this list
 
 venv: $(STAMP)  ## make .venv with everything for development
 
-test: $(STAMP)  ## run the tests that need no cluster
+test: $(STAMP)  ## run all tests, on the sandbox where they need a cluster
 	$(VENV)/bin/python -m pytest
 
-e2e: $(STAMP)  ## run the end-to-end tests: on the cluster of KUBECONFIG, or with Go on one of their own
-	$(VENV)/bin/python -m pytest --e2e tests/e2e
+e2e: $(STAMP)  ## run the end-to-end tests on a real control plane: that of KUBECONFIG, or with Go one of their own
+	$(VENV)/bin/python -m pytest --cluster=real tests/e2e
 
 lint: $(STAMP)  ## check style, types and layers
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
-demo: $(STAMP)  ## run the first example on a real control plane (needs Go or KUBECONFIG)
+demo: $(STAMP)  ## run the first example in a sandbox: needs no cluster
 	@$(VENV)/bin/python scripts/demo.py
 
 docs: $(STAMP)  ## render docs/ into docs/_build

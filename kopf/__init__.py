@@ -7,13 +7,6 @@ implementation detail, and can change at any time.
 from typing import TYPE_CHECKING, Any
 
 from kopf import on
-from kopf._cogs.clients.logins import (
-    login_via_async_client,
-    login_via_client,
-    login_via_pykube,
-    login_with_kubeconfig,
-    login_with_service_account,
-)
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.configs.diffbase import (
     AnnotationsDiffBaseStorage,
@@ -29,7 +22,6 @@ from kopf._cogs.configs.progress import (
     SmartProgressStorage,
     StatusProgressStorage,
 )
-from kopf._cogs.helpers.versions import version as __version__
 from kopf._cogs.structs.bodies import (
     Annotations,
     Body,
@@ -74,7 +66,6 @@ from kopf._core.actions.execution import (
 )
 from kopf._core.actions.lifecycles import get_default_lifecycle, set_default_lifecycle
 from kopf._core.actions.loggers import LocalObjectLogger, LogFormat, ObjectLogger, configure
-from kopf._core.engines.admission import AdmissionError
 from kopf._core.engines.handling import execute
 from kopf._core.engines.posting import event, exception, info, warn
 from kopf._core.engines.stoppers import (
@@ -86,18 +77,27 @@ from kopf._core.engines.stoppers import (
 from kopf._core.intents.callbacks import ABSENT, PRESENT, all_, any_, none_, not_
 from kopf._core.intents.causes import Reason
 from kopf._core.intents.registries import OperatorRegistry, get_default_registry, set_default_registry
-from kopf._core.reactor.running import operator, run, run_tasks, spawn_tasks
-from kopf._kits.hierarchies import (
-    adjust_namespace,
-    adopt,
-    append_owner_reference,
-    harmonize_naming,
-    label,
-    remove_owner_reference,
-)
 from kopf.on import daemon, index, register, subhandler, timer
 
 if TYPE_CHECKING:
+    from kopf._cogs.clients.logins import (
+        login_via_async_client,
+        login_via_client,
+        login_via_pykube,
+        login_with_kubeconfig,
+        login_with_service_account,
+    )
+    from kopf._cogs.helpers.versions import version as __version__
+    from kopf._core.engines.admission import AdmissionError
+    from kopf._core.reactor.running import operator, run, run_tasks, spawn_tasks
+    from kopf._kits.hierarchies import (
+        adjust_namespace,
+        adopt,
+        append_owner_reference,
+        harmonize_naming,
+        label,
+        remove_owner_reference,
+    )
     from kopf._kits.tunnels import WebhookAutoServer, WebhookAutoTunnel, WebhookNgrokTunnel
     from kopf._kits.webhooks import (
         WebhookDockerDesktopServer,
@@ -128,15 +128,24 @@ __all__ = [
 ]
 
 _LAZY = {
+    'kopf._cogs.clients.logins': (
+        'login_via_async_client', 'login_via_client', 'login_via_pykube', 'login_with_kubeconfig',
+        'login_with_service_account'),
+    'kopf._core.engines.admission': ('AdmissionError',),
+    'kopf._core.reactor.running': ('operator', 'run', 'run_tasks', 'spawn_tasks'),
+    'kopf._kits.hierarchies': (
+        'adjust_namespace', 'adopt', 'append_owner_reference', 'harmonize_naming', 'label', 'remove_owner_reference'),
     'kopf._kits.tunnels': ('WebhookAutoServer', 'WebhookAutoTunnel', 'WebhookNgrokTunnel'),
     'kopf._kits.webhooks': (
         'WebhookDockerDesktopServer', 'WebhookK3dServer', 'WebhookMinikubeServer', 'WebhookServer'),
 }
-"""What few operators need, and what takes long to be imported."""
+"""What handlers' files rarely need while they are imported, and what takes long to be imported."""
 
 
 def __getattr__(name: str) -> Any:
     import importlib
+    if name == '__version__':
+        return importlib.import_module('kopf._cogs.helpers.versions').version
     for module, names in _LAZY.items():
         if name in names:
             value = globals()[name] = getattr(importlib.import_module(module), name)

@@ -12,11 +12,28 @@ from kopf._cogs.structs.dicts import FieldSpec, parse_field
 from kopf._core.intents import declarations as _declarations
 from kopf._core.intents.causes import Activity, Reason
 from kopf._core.intents.declarations import (
-    ActivityOptions, DaemonOptions, DeleteOptions, FieldOptions, Name, ObjectOptions, ResumeOptions, RetriedOptions,
-    SubHandlerOptions, SubName, TimerOptions, UpdateOptions, WebhookOptions,
+    ActivityOptions,
+    DaemonOptions,
+    DeleteOptions,
+    FieldOptions,
+    Name,
+    ObjectOptions,
+    ResumeOptions,
+    RetriedOptions,
+    SubHandlerOptions,
+    SubName,
+    TimerOptions,
+    UpdateOptions,
+    WebhookOptions,
 )
 from kopf._core.intents.handlers import (
-    ChangingHandler, DaemonHandler, IndexingHandler, TimerHandler, WatchingHandler, WebhookHandler, WebhookType,
+    ChangingHandler,
+    DaemonHandler,
+    IndexingHandler,
+    TimerHandler,
+    WatchingHandler,
+    WebhookHandler,
+    WebhookType,
 )
 
 FnT = TypeVar('FnT', bound=Callable[..., Any])

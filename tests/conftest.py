@@ -1,7 +1,7 @@
-"""What all tests share: determinism, and the control plane for those marked `e2e`.
+"""What all tests share: determinism, and the cluster for the end-to-end tests.
 
-End-to-end tests run only with `--e2e` (`make e2e`): nobody's KUBECONFIG is touched by a plain `pytest`, and the
-default run needs no cluster, no Go, and little time.
+By default, that is the sandbox: nobody's KUBECONFIG is touched by a plain `pytest`, which needs no cluster, no Go, and
+little time. With `--cluster=real`, it is a real control plane, or a failure: there is no silent choice.
 """
 import asyncio
 import os
@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 
 import hypothesis
 import pytest
-from controlplane import ControlPlane, Unavailable, missing
+from controlplane import ControlPlane, Unavailable
 from kubeapi import ApiError, KubeApi
 from operatorprocess import OperatorProcess
+from sandboxplane import SandboxPlane
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -29,32 +30,32 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--e2e", action="store_true", help="run the tests that need a real control plane, too")
+    parser.addoption("--cluster", choices=["sandbox", "real", "both"], default="sandbox",
+                     help="what the end-to-end tests run on; the real one is that of KUBECONFIG, or is built with Go")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "cluster" in metafunc.fixturenames:
+        chosen = metafunc.config.getoption("--cluster")
+        clusters = ["sandbox", "real"] if chosen == "both" else [chosen]
+        metafunc.parametrize("cluster", clusters, indirect=True, scope="session")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if (ROOT / "tests" / "e2e") in item.path.parents:
-            item.add_marker(pytest.mark.e2e)
-        if item.get_closest_marker("e2e"):
-            # The first of them may have to build the control plane.
-            item.add_marker(pytest.mark.timeout(600))
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if not item.get_closest_marker("e2e"):
-        return
-    if not item.config.getoption("--e2e"):
-        pytest.skip("end-to-end tests need a real control plane: run `make e2e`")
-    if problem := missing():
-        if os.environ.get("CI"):
-            pytest.exit(f"CI needs a control plane for the end-to-end tests: {problem}", returncode=1)
-        pytest.skip(f"no control plane: {problem}")
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            if item.callspec.params.get("cluster") == "real":
+                # The first of them may have to build the control plane.
+                item.add_marker(pytest.mark.timeout(600))
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[ControlPlane]:
-    """A real control plane: that of $KUBECONFIG, or one started for this run (for several: with CLUSTER_DIR)."""
+def cluster(request: pytest.FixtureRequest) -> Iterator[ControlPlane | SandboxPlane]:
+    """The sandbox, or a real control plane: that of $KUBECONFIG, or one started for this run, or by CLUSTER_DIR."""
+    if request.param == "sandbox":
+        with SandboxPlane() as plane:
+            yield plane
+        return
     try:
         with ControlPlane() as plane:
             yield plane
@@ -63,8 +64,8 @@ def cluster() -> Iterator[ControlPlane]:
 
 
 @pytest.fixture(scope="session")
-def kubeapi(cluster: ControlPlane) -> KubeApi:
-    """A client of the control plane that knows the kind of the examples."""
+def kubeapi(cluster: ControlPlane | SandboxPlane) -> KubeApi:
+    """A client of the cluster that knows the kind of the examples."""
     with pytest.MonkeyPatch.context() as patching:
         patching.setenv("KUBECONFIG", cluster.kubeconfig)
         api = KubeApi()
@@ -92,7 +93,7 @@ def namespace(kubeapi: KubeApi) -> Iterator[str]:
 
 @pytest.fixture
 def run_operator(
-    cluster: ControlPlane, namespace: str, tmp_path: pathlib.Path,
+    cluster: ControlPlane | SandboxPlane, namespace: str, tmp_path: pathlib.Path,
 ) -> Iterator[Callable[..., OperatorProcess]]:
     """Start `kopf run ARGS...` in the namespace of the test; what is still running at its end is killed."""
     operators: list[OperatorProcess] = []

@@ -11,7 +11,7 @@ import logging
 import re
 import socket
 import ssl
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
@@ -73,7 +73,8 @@ class Endpoint:
         """Accept connections; when called again, new ones with the new context, without a break."""
         from aiohttp import web
         if self._runner is None:
-            server = web.Server(self._handle, access_log=None, keepalive_timeout=KEEPALIVE_TIMEOUT)
+            server = web.Server(
+                self._handle, logger=_TerseLogger(logger), access_log=None, keepalive_timeout=KEEPALIVE_TIMEOUT)
             self._runner = web.ServerRunner(server, handle_signals=False, shutdown_timeout=SHUTDOWN_TIMEOUT)
             await self._runner.setup()
         outdated, self._sites = self._sites, []
@@ -131,7 +132,7 @@ class Endpoint:
     async def _read(self, request: 'web.BaseRequest') -> bytes:
         from aiohttp import web
         payload = b''
-        with contextlib.suppress(web.RequestPayloadError):
+        with contextlib.suppress(web.RequestPayloadError, ConnectionError):
             async for chunk in request.content.iter_any():
                 payload = payload + chunk if payload else chunk
                 if len(payload) > MAX_BODY:
@@ -148,6 +149,15 @@ class Endpoint:
         if status == 405:
             response.headers['Allow'] = 'POST'
         return response
+
+
+class _TerseLogger(logging.LoggerAdapter[logging.Logger]):
+    """Lets the library say in a line what is wrong with clients: anybody can send rubbish."""
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        error = kwargs.pop('exc_info', None)
+        detail = f": {str(error).splitlines()[0]}" if isinstance(error, Exception) and str(error) else ""
+        super().log(min(level, logging.WARNING), f"{msg}%s", *args, detail, **kwargs)
 
 
 def _open_socket(family: int, address: tuple[object, ...]) -> socket.socket:

@@ -252,27 +252,28 @@ class WebhookDockerDesktopServer(WebhookServer):
 
 @dataclasses.dataclass(frozen=True)
 class _FilesState:
-    """Which files there are, and in what state: to notice when they are replaced or written."""
+    """What is in the files: to notice when they are changed. They are small, and times and sizes can be the same."""
     paths: list[pathlib.Path]
-    marks: list[tuple[int, int, int] | None]
+    contents: list[object]
 
     @classmethod
     def of(cls, paths: list[pathlib.Path]) -> '_FilesState':
-        return cls(paths, [_get_mark(path) for path in paths])
+        return cls(paths, [_read(path) for path in paths])
 
     async def wait_change(self, interval: float) -> None:
         if not self.paths:
             await asyncio.Event().wait()
-        while self.marks == [_get_mark(path) for path in self.paths]:  # noqa: ASYNC110
+        while self.contents == [_read(path) for path in self.paths]:  # noqa: ASYNC110
             await asyncio.sleep(interval)
 
 
-def _get_mark(path: pathlib.Path) -> tuple[int, int, int] | None:
+def _read(path: pathlib.Path) -> object:
     try:
-        stat = path.stat()
+        if path.is_dir():
+            return {file: file.read_bytes() for file in path.iterdir() if file.is_file()}
+        return path.read_bytes()
     except OSError:
         return None
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 def _load_generated(context: ssl.SSLContext, certificate: bytes, key: bytes, password: str) -> None:

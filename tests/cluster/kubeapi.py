@@ -1,7 +1,7 @@
 """A small synchronous client of the Kubernetes API, for tests and for the demo.
 
 It shares nothing with the framework's own client but the login, so that a mistake there
-is not made twice and cannot hide. Objects are plain dicts; YAML is applied on the server's side.
+is not made twice and cannot hide. Objects are plain dicts.
 """
 import functools
 import json
@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 Object = dict[str, Any]
 MERGE_PATCH = "application/merge-patch+json"
-APPLY_PATCH = "application/apply-patch+yaml"
 
 
 class ApiError(Exception):
@@ -84,8 +83,13 @@ class KubeApi:
         applied = []
         for item in documents(source):
             namespace_of_item = item["metadata"].get("namespace") or namespace
-            path = self.path(item["apiVersion"], item["kind"], namespace_of_item, item["metadata"]["name"])
-            applied.append(self.request("PATCH", f"{path}?fieldManager=kopf-tests&force=true", item, APPLY_PATCH))
+            path = self.path(item["apiVersion"], item["kind"], namespace_of_item)
+            try:
+                applied.append(self.request("POST", path, item))
+            except ApiError as error:
+                if error.status != 409:
+                    raise
+                applied.append(self.request("PATCH", f"{path}/{item['metadata']['name']}", item, MERGE_PATCH))
             if item["kind"] == "CustomResourceDefinition":
                 self._wait_served(item)
         return applied

@@ -11,10 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from kopf._kits.testing.plugin import kopf_operator, kopf_sandbox
 from kopf.testing import Sandbox
-
-__all__ = ["kopf_operator", "kopf_sandbox"]  # Whether or not the plugin is registered.
 
 MERGE = "application/merge-patch+json"
 JSON = "application/json-patch+json"

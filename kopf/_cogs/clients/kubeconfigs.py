@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kopf._cogs.clients import execplugins
 from kopf._cogs.structs import credentials
 
 logger = logging.getLogger(__name__)
@@ -208,5 +207,6 @@ def _authenticate(
     spec = user.get_mapping('exec')
     if spec and not info.as_http_headers():
         directory = os.path.dirname(os.path.abspath(user.path))
+        from kopf._cogs.clients import execplugins
         return execplugins.execute(spec, info=info, cluster=cluster.data, directory=directory, origin=str(user))
     return info

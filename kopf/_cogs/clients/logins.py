@@ -12,7 +12,7 @@ import logging
 import os
 from typing import Any, TypeAlias
 
-from kopf._cogs.clients import execplugins, kubeconfigs
+from kopf._cogs.clients import kubeconfigs
 from kopf._cogs.configs import configuration
 from kopf._cogs.structs import credentials
 
@@ -181,6 +181,7 @@ def _convert_pykube_config(config: Any, *, trust_env: bool) -> credentials.Conne
     spec = config.user.get('exec')
     if spec and not info.as_http_headers():
         path = str(getattr(config, 'filepath', None) or os.path.expanduser('~/.kube/config'))
+        from kopf._cogs.clients import execplugins
         return execplugins.execute(
             spec, info=info, cluster=config.cluster, directory=os.path.dirname(os.path.abspath(path)), origin=path)
     return info

@@ -14,7 +14,6 @@ import datetime
 import os
 import random
 import ssl
-import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, NewType, TypeAlias
 
@@ -151,6 +150,7 @@ class ConnectionInfo(KubeContext):
     def _load_client_certificate(self, context: ssl.SSLContext) -> None:
         if not self.certificate_path and not self.certificate_data:
             return
+        import tempfile
         with tempfile.TemporaryDirectory(prefix='kopf-') as directory:  # with the mode 0700
             cert = _find(self.certificate_path) if self.certificate_path else None
             pkey = _find(self.private_key_path) if self.private_key_path else None

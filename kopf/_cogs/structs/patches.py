@@ -120,10 +120,10 @@ class Patch(dict[str, Any]):
 
     def applied_to(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """
-        Give the body as it is with the changes made; the body itself is not modified. Raises whatever the functions raise.
+        Give the body as it is with the changes made; the body itself is not modified.
 
         The dict is merged as the API would do (RFC 7386), except that removals from where nothing is create no parents.
-        Then the functions are applied.
+        Then the functions are applied. Raises whatever the functions raise.
         """
         new: dict[str, Any] = _merge(dict(body), self)
         if self._fns:

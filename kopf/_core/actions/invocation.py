@@ -23,11 +23,9 @@ def is_async_fn(fn: object) -> bool:
             fn = fn.func
         elif hasattr(fn, '__wrapped__'):
             fn = fn.__wrapped__
-        elif not inspect.isroutine(fn) and not isinstance(fn, type) and callable(fn) and inspect.isroutine(
-                getattr(fn, '__call__', None)):
-            return inspect.iscoroutinefunction(fn.__call__)
         else:
-            return False
+            method = inspect.getattr_static(type(fn), '__call__', None)
+            return not inspect.isroutine(fn) and inspect.iscoroutinefunction(method)
 
 
 async def invoke(
@@ -40,7 +38,8 @@ async def invoke(
 ) -> Any:
     """Call the function and return its result; its exceptions come through unchanged."""
     if is_async_fn(fn) if asynchronous is None else asynchronous:
-        return await fn(**kwargs)
+        result = fn(**kwargs)
+        return await result if inspect.isawaitable(result) else result  # a wrapper may have awaited it already
     context = contextvars.copy_context()
     result = await asyncio.get_running_loop().run_in_executor(executor, context.run, _call, fn, kwargs)
     return await result if inspect.iscoroutine(result) else result

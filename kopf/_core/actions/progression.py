@@ -6,8 +6,8 @@ How far the handlers of one change have come: what is stored of it, and what the
 stored on the object after each step, so that a restarted operator goes on where the previous one was.
 
 A record in a cycle of updates also carries a digest of the essence that its handler has seen: when the object is edited
-meanwhile, a finished handler has not seen the edit, and is due again. Formats: "Progress of handlers" in the documentation
-of continuity.
+meanwhile, a finished handler has not seen the edit, and is due again. The formats are specified in the documentation's
+"Continuity".
 """
 import dataclasses
 import datetime

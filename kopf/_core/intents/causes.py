@@ -125,6 +125,7 @@ class WatchingCause(ResourceCause):
     def _build(self) -> dict[str, Any]:
         kwargs = ResourceCause._build(self)
         kwargs['event'] = self.event
+        kwargs['type'] = self.event['type']
         return kwargs
 
 

@@ -1,9 +1,9 @@
 """
 What is to be done about an object: decided from its body and from what is remembered of it. No I/O, no clock, no sleep.
 
-`decide` finds the reason of the change and the handlers that are due; the caller runs them; `conclude` puts what came of
-them into one patch. From one step of a change to the next, the `Cycle` remembers what its handlers have seen: this is what
-makes "no update is lost" and "nothing runs twice" true.
+`decide` finds the reason of the change and the handlers that are due; the caller runs them; `conclude` puts what came
+of them into one patch. From one step of a change to the next, the `Cycle` remembers what its handlers have seen: this
+is what makes "no update is lost" and "nothing runs twice" true.
 
 Edits by others in the middle of a cycle:
 

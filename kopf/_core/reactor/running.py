@@ -1,9 +1,9 @@
 """
 The entry points of operators: from code of one's own, from other event loops, and from the command line.
 
-`run` is for a whole process or thread, `operator` is for a running event loop, `spawn_tasks` and `run_tasks` are for those
-who orchestrate tasks on their own. Only tasks that an operator has made itself are ever cancelled by it. Specified in the
-documentation's "Embedding".
+`run` is for a whole process or thread, `operator` is for a running event loop, `spawn_tasks` and `run_tasks` are for
+those who orchestrate tasks on their own. Only tasks that an operator has made itself are ever cancelled by it.
+Specified in the documentation's "Embedding".
 """
 import asyncio
 import contextlib
@@ -153,10 +153,10 @@ class _Signals:
             _signals.pop(self._loop, None)
 
     def _receive(self, number: signal.Signals) -> None:
-        logger.info("Signal %s is received. Operator is stopping.", number.name)
         for other in self.numbers:
             self._loop.remove_signal_handler(other)
             signal.signal(other, signal.SIG_DFL)
+        logger.info("Signal %s is received. Operator is stopping.", number.name)
         for instance in self._operators:
             instance.stop()
 

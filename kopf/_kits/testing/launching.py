@@ -57,7 +57,8 @@ def _started(sandbox: Sandbox) -> Iterator[Sandbox]:
         try:
             stack.enter_context(sandbox)
         except (CertificatesUnavailable, ManifestError, OSError) as error:
-            raise click.ClickException(f'The sandbox does not start: {error}') from error
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise click.ClickException(f'The sandbox does not start: {reason}') from error
         click.echo(f'The sandbox is at {sandbox.url}: an emulated Kubernetes API in memory, for development and tests '
                    'only, reachable from this machine only.\nAll that is in it is lost when it ends. '
                    'To work with it from another terminal:', err=True)

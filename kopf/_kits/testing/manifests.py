@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 #: A file or a folder with YAML or JSON files, a text of YAML (with at least one line break), or an object as such.
 Source = str | Path | Mapping[str, Any]
 
@@ -29,9 +31,11 @@ def read(source: Source) -> Iterator[tuple[str, dict[str, Any]]]:
         files = sorted(path.glob('*.y*ml')) + sorted(path.glob('*.json')) if path.is_dir() else [path]
         for file in files:
             try:
-                text = file.read_text()
+                text = file.read_text(encoding='utf-8')
             except OSError as error:
                 raise ManifestError(f'{file}: cannot be read: {error.strerror}') from error
+            except UnicodeDecodeError as error:
+                raise ManifestError(f'{file}: not a text in UTF-8') from error
             yield from _parse(str(file), text)
 
 
@@ -42,7 +46,16 @@ def _parse(place: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     except yaml.YAMLError as error:
         raise ManifestError(f'{place}: not YAML: {error}') from error
     for number, document in enumerate(documents, 1):
-        yield from _unpack(place if len(documents) == 1 else f'{place}, document {number}', document)
+        name = place if len(documents) == 1 else f'{place}, document {number}'
+        yield from _unpack(name, _as_json(name, document))
+
+
+def _as_json(place: str, document: Any) -> Any:
+    """YAML knows more than JSON: dates and numbers as keys become texts, as for kubectl; others are refused."""
+    try:
+        return orjson.loads(orjson.dumps(document, option=orjson.OPT_NON_STR_KEYS))
+    except TypeError as error:
+        raise ManifestError(f'{place}: cannot be turned into JSON: {error}') from error
 
 
 def _unpack(place: str, document: Any) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -51,6 +64,8 @@ def _unpack(place: str, document: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     for field in ('apiVersion', 'kind'):
         if not isinstance(document.get(field), str) or not document[field]:
             raise ManifestError(f'{place}: not a Kubernetes object: {field} is not there, or not a text')
+    if not isinstance(document.get('metadata', {}), dict):
+        raise ManifestError(f'{place}: {document["kind"]}: metadata is not an object')
     if document['kind'] == 'List':
         items = document.get('items') or []
         if not isinstance(items, list):

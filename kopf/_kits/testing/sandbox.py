@@ -145,8 +145,9 @@ class Sandbox(_Common):
     the end). ``history`` is how many changes of each resource are remembered for watches; ``audit`` is a file that
     gets a line for each request, in the format of Kubernetes' audit log.
 
-    Refused requests raise `Refusal` with ``code``, ``reason`` and ``message``; a port that is taken, or a ``kubeconfig``
-    that is not of a sandbox, raises OSError; objects that cannot be applied at the start raise `ManifestError`.
+    Refused requests raise `Refusal` with ``code``, ``reason`` and ``message``; a port that is taken, or
+    a ``kubeconfig`` that is not of a sandbox, raises OSError; objects that cannot be applied at the start raise
+    `ManifestError`.
     """
 
     def __init__(

@@ -145,6 +145,7 @@ async def test_raw_events(world):
     world.declare(kopf.on.event, 'event')
     await world.create('old')
     async with world.operator():
+        await world.until_called('event', 1, 'old')
         await world.create()
         await world.until_called('event', 1, 'obj')
         await world.edit(field='v2')
@@ -357,8 +358,9 @@ async def test_refused_patches_lose_nothing(world, status):
     async with world.operator():
         world.sandbox.faults.error(status, times=2, verb='patch', name='obj')
         await world.create()
-        body = await world.handled()
+        await world.handled(added='by value', also='by function')
         await world.settled()
+        body = await world.get()
     assert body['spec'] == {'field': 'value', 'added': 'by value', 'also': 'by function'}
     assert body['status'] == {'create': 'result'}
     assert len(world.called('create', 'obj')) == 1

@@ -1,0 +1,33 @@
+"""The sandbox in the place of a control plane: the same users, the same files, so that tests need not know."""
+import json
+import pathlib
+import tempfile
+
+from kopf.testing import Sandbox
+
+
+class SandboxPlane:
+    """A running sandbox, as a context manager: see `controlplane.ControlPlane`."""
+
+    external = False
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="kopf-e2e-", ignore_cleanup_errors=True)
+        self.kubeconfig = str(pathlib.Path(self._folder.name, "kubeconfig"))
+        self._sandbox = Sandbox(kubeconfig=self.kubeconfig)
+
+    def __enter__(self) -> "SandboxPlane":
+        self._sandbox.__enter__()
+        self._sandbox.issue_token("admin", ["system:masters"], token="admin")
+        pair = self._sandbox.client_certificate("admin-by-cert")
+        config = json.loads(pathlib.Path(self.kubeconfig).read_text())
+        paths = {"client-certificate": pair.certificate, "client-key": pair.key}
+        for name, content in paths.items():
+            pathlib.Path(self._folder.name, name).write_bytes(content)
+        config["users"][0]["user"] = {name: f"{self._folder.name}/{name}" for name in paths}
+        pathlib.Path(self._folder.name, "kubeconfig-cert").write_text(json.dumps(config))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sandbox.__exit__(None, None, None)
+        self._folder.cleanup()

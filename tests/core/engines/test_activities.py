@@ -1,0 +1,165 @@
+"""Activities: all their handlers end, in rounds, and what came of them is told apart."""
+import asyncio
+import datetime
+
+import pytest
+
+import kopf
+from kopf._core.actions import execution
+from kopf._core.actions.execution import Outcome
+from kopf._core.engines import activities
+from kopf._core.engines.activities import ActivityError, check_outcomes, get_credentials, run_activity
+from kopf._core.intents.causes import Activity
+
+START = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
+INFO = kopf.ConnectionInfo(server='https://localhost')
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """Wall clocks go as the loop's clock does."""
+    moments = []
+
+    def utcnow():
+        moments.append(asyncio.get_running_loop().time())
+        return START + datetime.timedelta(seconds=round(moments[-1] - moments[0], 6))
+    monkeypatch.setattr(execution, 'utcnow', utcnow)
+    monkeypatch.setattr(activities, 'utcnow', utcnow)
+
+
+@pytest.fixture
+def registry():
+    return kopf.OperatorRegistry()
+
+
+@pytest.fixture
+def run(registry):
+    async def run(activity=Activity.STARTUP, **kwargs):
+        handlers = registry.activities.get_handlers(activity)
+        settings = kwargs.pop('settings', kopf.OperatorSettings())
+        return await run_activity(activity, handlers, settings=settings, memo=None, indices={}, **kwargs)
+    return run
+
+
+@pytest.mark.looptime
+async def test_all_in_order(registry, run):
+    calls = []
+    for number in range(3):
+        kopf.on.startup(id=f'id{number}', registry=registry)(lambda number=number, **_: calls.append(number) or number)
+    outcomes = await run()
+    assert calls == [0, 1, 2]
+    assert {key: outcome.result for key, outcome in outcomes.items()} == {'id0': 0, 'id1': 1, 'id2': 2}
+
+
+@pytest.mark.looptime
+async def test_kwargs(registry, run, caplog):
+    seen = {}
+
+    @kopf.on.startup(registry=registry, param='param')
+    async def fn(**kwargs):
+        seen.update(kwargs)
+    settings = kopf.OperatorSettings()
+    await run(settings=settings)
+    assert seen.keys() == {'logger', 'memo', 'param', 'retry', 'runtime', 'settings', 'started'}
+    assert seen['settings'] is settings and seen['param'] == 'param'
+    assert seen['retry'] == 0 and seen['started'] == START
+    assert seen['logger'].name == 'kopf.activities.startup'
+
+
+@pytest.mark.looptime
+async def test_handlers_of_the_same_id_are_all_run(registry, run):
+    calls = []
+    for number in range(3):
+        @kopf.on.startup(id='fn', registry=registry)
+        def fn(number=number, **_):
+            calls.append(number)
+            if number == 1:
+                raise kopf.PermanentError('boo')
+    outcomes = await run()
+    assert calls == [0, 1, 2]
+    with pytest.raises(ActivityError, match="The activity 'startup' has failed: fn#2: boo"):
+        check_outcomes(Activity.STARTUP, outcomes)
+
+
+@pytest.mark.looptime
+async def test_retries(registry, run):
+    calls = []
+
+    @kopf.on.startup(id='slow', registry=registry)
+    async def slow(retry, **_):
+        calls.append(('slow', asyncio.get_running_loop().time(), retry))
+        if retry < 2:
+            raise kopf.TemporaryError('boo', delay=10)
+
+    @kopf.on.startup(id='fast', registry=registry, backoff=3)
+    async def fast(retry, **_):
+        calls.append(('fast', asyncio.get_running_loop().time(), retry))
+        if retry < 1:
+            raise ValueError('boo')
+        return 'result'
+
+    outcomes = await run()
+    began = calls[0][1]
+    assert [(id, round(moment - began), retry) for id, moment, retry in calls] == [
+        ('slow', 0, 0), ('fast', 0, 0), ('fast', 3, 1), ('slow', 10, 1), ('slow', 20, 2)]
+    assert outcomes == {'fast': Outcome(final=True, result='result'), 'slow': Outcome(final=True)}
+    check_outcomes(Activity.STARTUP, outcomes)
+
+
+@pytest.mark.looptime
+async def test_limits(registry, run):
+    kopf.on.startup(id='fn', registry=registry, retries=2)(lambda **_: 1 / 0)
+    outcomes = await run(settings=(settings := kopf.OperatorSettings()))
+    assert settings.execution.default_backoff == 60
+    with pytest.raises(ActivityError, match='division by zero'):
+        check_outcomes(Activity.STARTUP, outcomes)
+
+
+async def test_failures_do_not_stop_the_others(registry, run):
+    calls = []
+
+    @kopf.on.startup(id='failing', registry=registry)
+    def failing(**_):
+        raise kopf.PermanentError('boo')
+    kopf.on.startup(id='other', registry=registry)(lambda **_: calls.append(1))
+    outcomes = await run()
+    assert calls == [1] and set(outcomes) == {'failing', 'other'}
+
+
+async def test_nothing_to_do(run):
+    assert await run() == {}
+
+
+async def test_cancellation(registry, run):
+    kopf.on.startup(id='fn', registry=registry)(lambda **_: asyncio.Event().wait())
+    task = asyncio.create_task(run())
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_other_activities_are_not_concerned(registry, run):
+    kopf.on.startup(id='fn', registry=registry)(pytest.fail)
+    assert await run(Activity.CLEANUP) == {}
+
+
+# Credentials.
+
+def test_credentials():
+    outcomes = {'a': Outcome(final=True, result=INFO), 'b': Outcome(final=True),
+                'c': Outcome(final=True, exception=ValueError('boo'))}
+    assert get_credentials(outcomes) == {'a': INFO}
+    assert get_credentials({}) == get_credentials({'b': Outcome(final=True)}) == {}
+
+
+def test_no_credentials_because_of_failures():
+    with pytest.raises(kopf.LoginError, match='All login handlers have failed. a: boo; b: foo'):
+        get_credentials({'a': Outcome(final=True, exception=ValueError('boo')),
+                         'b': Outcome(final=True, exception=ValueError('foo'))})
+
+
+@pytest.mark.parametrize('result', ['token', 123, {}])
+def test_wrong_credentials(result):
+    with pytest.raises(kopf.LoginError, match="The login handler 'a' must return a kopf.ConnectionInfo"):
+        get_credentials({'a': Outcome(final=True, result=result)})

@@ -1,0 +1,248 @@
+"""One step of a change: which handlers are run, sub-handlers included, and what is remembered of them."""
+import asyncio
+import datetime
+import logging
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import kopf
+from kopf._cogs.structs.bodies import Body
+from kopf._cogs.structs.references import Resource
+from kopf._core.actions.execution import Execution
+from kopf._core.actions.progression import State
+from kopf._core.engines.handling import Step
+from kopf._core.intents.causes import ChangingCause, Reason
+from kopf._core.intents.handlers import ChangingHandler
+
+NOW = datetime.datetime.now(datetime.UTC)
+LATER = NOW + datetime.timedelta(seconds=3600)
+
+
+class Steps:
+    """Handlers of a change, and the steps that are made with them."""
+
+    def __init__(self, executor):
+        self.rules = Execution(executor=executor)
+        self.calls = []
+        self.handlers = []
+        self.state = State('create')
+        self.body = {'metadata': {'name': 'x', 'labels': {'x': 'y'}}, 'spec': {'field': 'value'}}
+
+    def declare(self, id, fn=None, **options):
+        def noting(**kwargs):
+            self.calls.append(id)
+            return None if fn is None else fn(**kwargs)
+
+        async def async_noting(**kwargs):
+            self.calls.append(id)
+            return await fn(**kwargs)
+
+        is_async = asyncio.iscoroutinefunction(fn)
+        self.handlers.append(ChangingHandler(id=id, fn=async_noting if is_async else noting, **options))
+
+    def sub(self, id, fn=None, **options):
+        """A function to be declared as a sub-handler."""
+        def noting(**kwargs):
+            self.calls.append(id)
+            return None if fn is None else fn(**kwargs)
+        kopf.subhandler(id=id, **options)(noting)
+
+    async def step(self, lifecycle=kopf.lifecycles.all_at_once, now=LATER):
+        self.state.begin([handler.id for handler in self.handlers], NOW)
+        self.calls.clear()
+        cause = ChangingCause(
+            logger=logging.getLogger('test'), memo=None, resource=Resource('kopf.dev', 'v1', 'kopfexamples'),
+            body=Body(self.body), patch=kopf.Patch(), reason=Reason.CREATE)
+        step = Step(cause, self.state, self.rules, lifecycle)
+        await step.run(self.state.due(self.handlers, now))
+        return step.outcomes
+
+    @property
+    def done(self):
+        return self.state.done(self.handlers)
+
+    @property
+    def finished(self):
+        return sorted(id for id, state in self.state.items() if state.finished)
+
+
+@pytest.fixture
+def steps():
+    with ThreadPoolExecutor(1) as executor:
+        yield Steps(executor)
+
+
+class Failing:
+    """Fails so many times."""
+
+    def __init__(self, times, error):
+        self.times, self.error = times, error
+
+    def __call__(self, **_):
+        self.times -= 1
+        if self.times >= 0:
+            raise self.error
+
+
+def temporarily(times, delay=0):
+    return Failing(times, kopf.TemporaryError('boo', delay=delay))
+
+
+async def test_all_that_are_due(steps):
+    steps.declare('a', lambda **_: 'result')
+    steps.declare('b', temporarily(1))
+    outcomes = await steps.step()
+    assert steps.calls == ['a', 'b'] and not steps.done
+    assert outcomes['a'].result == 'result' and not outcomes['b'].final
+    await steps.step()
+    assert steps.calls == ['b'] and steps.done
+
+
+async def test_the_lifecycle_picks(steps):
+    for id in 'abc':
+        steps.declare(id)
+    for id in 'abc':
+        await steps.step(kopf.lifecycles.asap)
+        assert steps.calls == [id]
+    assert steps.done
+
+
+async def test_lifecycles_get_all_kwargs(steps):
+    def lifecycle(handlers, *, state, body, reason, **kwargs):
+        assert state is steps.state and body.metadata.name == 'x' and reason == 'create' and 'memo' in kwargs
+        return handlers[1:]
+    steps.declare('a')
+    steps.declare('b')
+    await steps.step(lifecycle)
+    assert steps.calls == ['b']
+
+
+async def test_subhandlers(steps):
+    def fn(**_):
+        steps.sub('x', lambda **_: 'result')
+        steps.sub('y', temporarily_y)
+    temporarily_y = temporarily(1)
+    steps.declare('fn', fn)
+    outcomes = await steps.step()
+    assert steps.calls == ['fn', 'x', 'y'] and steps.finished == ['fn/x']
+    assert outcomes['fn/x'].result == 'result' and not outcomes['fn'].final
+    assert steps.state['fn'].subrefs == ('fn/x', 'fn/y')
+    await steps.step()
+    assert steps.calls == ['fn', 'y'] and steps.finished == ['fn', 'fn/x', 'fn/y']
+
+
+async def test_subhandlers_by_the_lifecycle(steps):
+    steps.declare('fn', lambda **_: [steps.sub(id) for id in 'xyz'])
+    for id in 'xyz':
+        await steps.step(kopf.lifecycles.asap)
+        assert steps.calls == ['fn', id]
+        assert steps.done is (id == 'z')
+
+
+async def test_parents_wait_for_the_first_of_their_subhandlers(steps):
+    def fn(**_):
+        steps.sub('x', temporarily(1, delay=50))
+        steps.sub('y', temporarily(1, delay=20))
+    steps.declare('fn', fn)
+    outcomes = await steps.step()
+    assert outcomes['fn'].delay == pytest.approx(20, abs=1)
+    await steps.step(now=NOW + datetime.timedelta(seconds=15))
+    assert steps.calls == []
+
+
+async def test_failed_subhandlers_do_not_hold_their_parents(steps):
+    def fn(**_):
+        steps.sub('x', Failing(9, kopf.PermanentError('boo')))
+    steps.declare('fn', fn)
+    await steps.step()
+    assert steps.done and steps.state['fn/x'].failure and steps.state['fn'].success
+
+
+async def test_nested_subhandlers(steps):
+    steps.declare('fn', lambda **_: steps.sub('x', lambda **_: steps.sub('y', lambda **_: steps.sub('z'))))
+    await steps.step()
+    assert steps.calls == ['fn', 'x', 'y', 'z'] and steps.done
+    assert steps.state['fn'].subrefs == ('fn/x', 'fn/x/y', 'fn/x/y/z')
+    assert steps.state['fn/x'].subrefs == ('fn/x/y', 'fn/x/y/z')
+
+
+async def test_subhandlers_are_filtered(steps):
+    def fn(**_):
+        steps.sub('x', labels={'x': 'y'})
+        steps.sub('y', labels={'x': 'z'})
+        steps.sub('z', when=lambda **_: False)
+    steps.declare('fn', fn)
+    await steps.step()
+    assert steps.calls == ['fn', 'x'] and steps.done and 'fn/y' not in steps.state
+
+
+async def test_subhandlers_of_failing_parents_are_not_run(steps):
+    def fn(**_):
+        steps.sub('x')
+        raise kopf.TemporaryError('boo')
+    steps.declare('fn', fn)
+    await steps.step()
+    assert steps.calls == ['fn'] and 'fn/x' not in steps.state
+
+
+@pytest.mark.parametrize('given', ['list', 'mapping', 'declared'])
+async def test_executed_in_the_middle(steps, given):
+    def x(**_):
+        steps.calls.append('x')
+
+    y_fails = temporarily(1)
+
+    def y(**_):
+        steps.calls.append('y')
+        y_fails()
+
+    async def fn(**_):
+        if given == 'list':
+            x.__qualname__, y.__qualname__ = 'x', 'y'
+            await kopf.execute(fns=[x, y])
+        elif given == 'mapping':
+            await kopf.execute(fns={'x': x, 'y': y})
+        else:
+            kopf.register(x, id='x')
+            kopf.register(y, id='y')
+            await kopf.execute()
+        steps.calls.append('after')
+
+    steps.declare('fn', fn)
+    await steps.step()
+    assert steps.calls == ['fn', 'x', 'y']
+    await steps.step()
+    assert steps.calls == ['fn', 'y', 'after'] and steps.finished == ['fn', 'fn/x', 'fn/y']
+
+
+async def test_executed_with_a_lifecycle(steps):
+    async def fn(**_):
+        await kopf.execute(fns={id: lambda id=id, **_: steps.calls.append(id) for id in 'xyz'},
+                           lifecycle=kopf.lifecycles.one_by_one)
+    steps.declare('fn', fn)
+    for id in 'xyz':
+        await steps.step()
+        assert steps.calls == ['fn', id]
+    assert steps.done
+
+
+async def test_wrong_executions(steps):
+    errors = []
+
+    async def fn(**_):
+        for wrong in [{'fns': [], 'handlers': []}, {'fns': [], 'cause': object()}]:
+            try:
+                await kopf.execute(**wrong)
+            except TypeError as error:
+                errors.append(error)
+    steps.declare('fn', fn)
+    await steps.step()
+    assert len(errors) == 2
+
+
+async def test_outside_of_handlers():
+    with pytest.raises(LookupError, match='only inside of change-detecting handlers'):
+        kopf.subhandler()(lambda **_: None)
+    with pytest.raises(LookupError, match='only inside of change-detecting handlers'):
+        await kopf.execute(fns=[])

@@ -1,0 +1,106 @@
+"""What handlers are told, by the kinds of causes."""
+import datetime
+import logging
+
+import pytest
+
+import kopf
+from kopf._cogs.structs.bodies import Body
+from kopf._cogs.structs.diffs import diff
+from kopf._cogs.structs.references import Resource
+from kopf._core.actions.progression import HandlerState
+from kopf._core.intents.causes import (
+    Activity,
+    ActivityCause,
+    ChangingCause,
+    DaemonCause,
+    IndexingCause,
+    Reason,
+    SpawningCause,
+    WatchingCause,
+)
+from kopf._core.intents.handlers import ChangingHandler, ResourceHandler
+
+RAW = {
+    'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'spec': {'a': {'b': 1}}, 'status': {'s': 1},
+    'metadata': {'name': 'x', 'namespace': 'ns', 'uid': 'uid1', 'labels': {'l': '1'}, 'annotations': {'n': '2'}}}
+COMMON = {'logger', 'memo', 'param', 'retry', 'started', 'runtime'}
+RESOURCE = COMMON | {'resource', 'patch', 'body', 'spec', 'meta', 'status', 'uid', 'name', 'namespace', 'labels',
+                     'annotations'}
+STATE = HandlerState(started=datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=9), retries=3)
+
+
+def make(cls, **kwargs):
+    if cls is not ActivityCause:
+        kwargs = {'resource': Resource('kopf.dev', 'v1', 'kopfexamples'), 'body': Body(RAW), 'patch': kopf.Patch(),
+                  **kwargs}
+    return cls(logger=logging.getLogger('test'), **{'memo': kopf.Memo(), **kwargs})
+
+
+def handler(cls=ResourceHandler, **options):
+    return cls(id='fn', fn=lambda **_: None, **options)
+
+
+@pytest.mark.parametrize('cause, names', [
+    (make(ActivityCause, activity=Activity.STARTUP, settings=kopf.OperatorSettings()), COMMON | {'settings'}),
+    (make(WatchingCause, event={'type': None, 'object': RAW}), RESOURCE | {'event', 'type'}),
+    (make(IndexingCause), RESOURCE),
+    (make(SpawningCause), RESOURCE),
+    (make(DaemonCause, stopped=object()), RESOURCE | {'stopped'}),
+    (make(ChangingCause, reason=Reason.CREATE), RESOURCE | {'reason', 'old', 'new', 'diff'}),
+], ids=lambda value: type(value).__name__ if not isinstance(value, set) else '')
+def test_names(cause, names):
+    assert set(cause.kwargs_for(handler(), STATE)) == names
+    assert names - set(cause.kwargs_for(handler())) == {'retry', 'started', 'runtime'}  # filters have no attempts
+
+
+def test_the_object():
+    cause = make(SpawningCause)
+    kwargs = cause.kwargs_for(handler())
+    assert (kwargs['name'], kwargs['namespace'], kwargs['uid']) == ('x', 'ns', 'uid1')
+    assert kwargs['spec'] == {'a': {'b': 1}} and kwargs['status'] == {'s': 1}
+    assert kwargs['labels'] == {'l': '1'} and kwargs['annotations'] == {'n': '2'}
+    assert kwargs['body'] is cause.body and kwargs['patch'] is cause.patch and kwargs['meta'] == RAW['metadata']
+
+
+def test_the_attempt():
+    kwargs = make(SpawningCause).kwargs_for(handler(param={'p': 1}), STATE)
+    assert kwargs['param'] == {'p': 1} and kwargs['retry'] == 3 and kwargs['started'] is STATE.started
+    assert kwargs['runtime'] >= datetime.timedelta(seconds=9)
+
+
+def test_indices():
+    index = object()
+    kwargs = make(SpawningCause, indices={'idx': index, 'spec': index}).kwargs_for(handler())
+    assert kwargs['idx'] is index and kwargs['spec'] is index  # the user has named it so
+
+
+def test_handlers_do_not_share_their_kwargs():
+    cause = make(ChangingCause, reason=Reason.UPDATE)
+    one, two = cause.kwargs_for(handler(param=1)), cause.kwargs_for(handler(param=2))
+    one['x'] = 'y'
+    assert one['param'] == 1 and two['param'] == 2 and 'x' not in two
+
+
+def test_changes():
+    old, new = {'spec': {'a': {'b': 1}, 'c': 1}}, {'spec': {'a': {'b': 2}}}
+    cause = make(ChangingCause, reason=Reason.UPDATE, old=old, new=new, diff=diff(old, new))
+    whole = cause.kwargs_for(handler(ChangingHandler))
+    assert (whole['old'], whole['new'], whole['reason']) == (old, new, 'update')
+    assert set(whole['diff']) == {('change', ('spec', 'a', 'b'), 1, 2), ('remove', ('spec', 'c'), 1, None)}
+    part = cause.kwargs_for(handler(ChangingHandler, field=('spec', 'a')))
+    assert (part['old'], part['new'], part['diff']) == ({'b': 1}, {'b': 2}, (('change', ('b',), 1, 2),))
+    exact = cause.kwargs_for(handler(ChangingHandler, field=('spec', 'a', 'b')))
+    assert (exact['old'], exact['new'], exact['diff']) == (1, 2, (('change', (), 1, 2),))
+    absent = cause.kwargs_for(handler(ChangingHandler, field=('spec', 'z', 'z')))
+    assert (absent['old'], absent['new'], absent['diff']) == (None, None, ())
+
+
+@pytest.mark.parametrize('metadata, deleted', [({}, False), ({'deletionTimestamp': '2030-01-01T00:00:00Z'}, True)])
+def test_deletions(metadata, deleted):
+    cause = make(ChangingCause, reason=Reason.RESUME, body=Body({'metadata': {'name': 'x', **metadata}}))
+    assert cause.deleted is deleted
+
+
+def test_reasons_are_strings():
+    assert Reason.CREATE == 'create' and str(Reason.CREATE) == 'create' and f'{Reason.CREATE}' == 'create'

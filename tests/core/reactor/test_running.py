@@ -1,0 +1,446 @@
+"""How operators begin and end: in loops, threads and processes of their own and of others."""
+import asyncio
+import concurrent.futures
+import contextlib
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+import kopf
+from kopf._core.reactor.operators import unwrap_error
+
+CRD = pathlib.Path(__file__).resolve().parents[3] / 'examples' / 'crd.yaml'
+
+
+@pytest.fixture
+def activities(world):
+    """Startup and cleanup handlers that note when they are called."""
+    kopf.on.startup(registry=world.registry)(lambda **_: world.note('startup', None))
+
+    @kopf.on.cleanup(registry=world.registry)
+    async def cleanup(**_):
+        await asyncio.sleep(0)
+        world.note('cleanup', None)
+
+
+def options(world, **options):
+    return {'registry': world.registry, 'settings': world.settings, 'standalone': True, 'clusterwide': True} | options
+
+
+# In a loop.
+
+FLAGS = [asyncio.Event, asyncio.Future, threading.Event, concurrent.futures.Future]
+
+
+async def raise_flag(flag):
+    flag.set() if hasattr(flag, 'set') else flag.set_result(None)
+
+
+async def wait_flag(flag):
+    while not (flag.is_set() if hasattr(flag, 'is_set') else flag.done()):
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize('cls', FLAGS)
+async def test_flags(world, activities, cls):
+    ready, stop = cls(), cls()
+    world.declare(kopf.on.create, 'create')
+    async with asyncio.timeout(5):
+        task = asyncio.create_task(kopf.operator(**options(world, ready_flag=ready, stop_flag=stop)))
+        await wait_flag(ready)
+        await world.create()
+        await world.until_called('create')
+        await world.handled()
+        await raise_flag(stop)
+        await task
+    assert world.ids == ['startup', 'create', 'cleanup']
+
+
+async def test_stopped_before_it_is_started(world, activities):
+    stop = asyncio.Event()
+    stop.set()
+    async with asyncio.timeout(5):
+        await kopf.operator(**options(world, stop_flag=stop))
+    assert not any(request.user_agent for request in world.sandbox.requests)
+
+
+async def test_stopped_while_starting_up(world):
+    @kopf.on.startup(registry=world.registry)
+    async def startup(**_):
+        world.note('startup', None)
+        await asyncio.Event().wait()
+    kopf.on.cleanup(registry=world.registry)(lambda **_: world.note('cleanup', None))
+    stop = asyncio.Event()
+    async with asyncio.timeout(5):
+        task = asyncio.create_task(kopf.operator(**options(world, stop_flag=stop)))
+        await world.until_called('startup')
+        stop.set()
+        await task
+    assert world.ids == ['startup']
+    assert world.sandbox.requests == []
+
+
+async def test_cancelled(world, activities):
+    world.declare(kopf.on.create, 'create', does=lambda **_: asyncio.Event().wait())
+    world.settings.queueing.exit_timeout = 0.05
+    async with asyncio.timeout(5):
+        task = asyncio.create_task(kopf.operator(**options(world)))
+        await world.create()
+        await world.until_called('create')
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert world.ids == ['startup', 'create', 'cleanup']
+    assert any('Unprocessed streams left for 1 objects; cancelling them: <default/obj>' in text
+               for text in world.log.texts)
+    assert len(asyncio.all_tasks()) == 1  # nothing is left behind
+
+
+async def test_handlers_can_finish_at_the_end(world):
+    async def work(**_):
+        await asyncio.sleep(0.1)
+        return 'result'
+    world.declare(kopf.on.create, 'create', does=work)
+    async with world.operator():
+        await world.create()
+        await world.until_called('create')
+    assert (await world.get())['status'] == {'create': 'result'}
+
+
+async def test_handlers_that_do_not_end_are_left(world, activities):
+    release = threading.Event()
+
+    @kopf.on.create('kopfexamples', registry=world.registry, when=lambda name, **_: name == 'sync')
+    def sync(**_):
+        started.set()
+        release.wait(10)
+
+    async def swallow(**_):
+        while not release.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.3)
+    started = threading.Event()
+    world.declare(kopf.on.create, 'swallow', does=swallow, when=lambda name, **_: name == 'async')
+    world.settings.queueing.exit_timeout = 0.05
+    async with world.operator():
+        await world.create('sync')
+        await world.create('async')
+        await wait_flag(started)
+        await world.until_called('swallow')
+        began = time.monotonic()
+    assert time.monotonic() - began < 1
+    assert world.ids[-1] == 'cleanup'
+    assert any('ignore their cancellation, and are left' in text for text in world.log.texts)
+    release.set()
+    await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
+
+
+async def test_failing_startup(world):
+    @kopf.on.startup(registry=world.registry)
+    def startup(**_):
+        raise kopf.PermanentError('boo')
+    kopf.on.cleanup(registry=world.registry)(lambda **_: world.note('cleanup', None))
+    with pytest.raises(Exception, match='boo'):
+        await kopf.operator(**options(world))
+    assert world.sandbox.requests == [] and world.ids == []
+
+
+async def test_failing_cleanup(world):
+    @kopf.on.cleanup(registry=world.registry)
+    def cleanup(**_):
+        raise kopf.PermanentError('boo')
+    ready, stop = asyncio.Event(), asyncio.Event()
+    task = asyncio.create_task(kopf.operator(**options(world, ready_flag=ready, stop_flag=stop)))
+    await ready.wait()
+    stop.set()
+    with pytest.raises(Exception, match='boo'):
+        await task
+
+
+async def test_lost_login(world, activities):
+    world.registry.activities._handlers.pop(0)
+    infos = []
+
+    @kopf.on.login(registry=world.registry)
+    def login(**kwargs):
+        infos[:] = infos or [kopf.login_with_kubeconfig(**kwargs)]
+        return infos[0]
+    for resource in ['kopfexamples', 'configmaps', 'secrets', 'pods']:
+        world.declare(kopf.on.event, 'event', resource=resource)
+    ready = asyncio.Event()
+    task = asyncio.create_task(kopf.operator(**options(world, ready_flag=ready)))
+    await ready.wait()
+    world.sandbox.faults.expire_tokens()
+    world.sandbox.faults.drop_watches()
+    async with asyncio.timeout(5):
+        with pytest.raises(kopf.LoginError):
+            await task
+    assert world.ids[-1] == 'cleanup'
+
+
+async def test_renewed_login(world, activities):
+    logins = []
+
+    @kopf.on.login(registry=world.registry)
+    def login(**_):
+        logins.append(1)
+    world.declare(kopf.on.create, 'create')
+    async with world.operator():
+        await world.create('one')
+        await world.handled('one')
+        world.sandbox.faults.expire_tokens()
+        world.sandbox.faults.drop_watches()
+        await world.create('two')
+        await world.handled('two')
+    assert len(logins) == 2
+
+
+def test_errors_of_groups():
+    error1, error2, error3 = ValueError('a'), ValueError('a'), ValueError('b')
+    assert unwrap_error(error1) is error1
+    assert unwrap_error(ExceptionGroup('', [error1])) is error1
+    assert unwrap_error(ExceptionGroup('', [ExceptionGroup('', [error1])])) is error1
+    assert unwrap_error(ExceptionGroup('', [error1, error2])) is error1
+    different = ExceptionGroup('', [error1, error3])
+    assert unwrap_error(different) is different
+
+
+async def test_scopes_exclude_each_other(world):
+    with pytest.raises(TypeError, match='either cluster-wide or namespaced'):
+        await kopf.operator(**options(world, namespaces=['ns']))
+
+
+# As tasks.
+
+async def test_tasks(world, activities):
+    stop = asyncio.Event()
+    bystander = asyncio.create_task(asyncio.Event().wait())
+    tasks = await kopf.spawn_tasks(**options(world, stop_flag=stop))
+    running = asyncio.create_task(kopf.run_tasks(tasks, ignored=[bystander]))
+    late_bystander = asyncio.create_task(asyncio.Event().wait())
+    await world.until_called('startup')
+    stop.set()
+    async with asyncio.timeout(5):
+        await running
+    assert not bystander.done() and not late_bystander.done()
+    bystander.cancel()
+    late_bystander.cancel()
+
+
+async def test_tasks_that_fail(world):
+    @kopf.on.startup(registry=world.registry)
+    def startup(**_):
+        raise kopf.PermanentError('boo')
+    with pytest.raises(Exception, match='boo'):
+        await kopf.run_tasks(await kopf.spawn_tasks(**options(world)))
+
+
+async def test_no_tasks():
+    await kopf.run_tasks([])
+
+
+# In threads.
+
+@pytest.mark.parametrize('given', [True, False], ids=['loop', 'no loop'])
+async def test_other_threads(world, activities, given):
+    ready, stop = threading.Event(), threading.Event()
+    loop = asyncio.new_event_loop() if given else None
+    thread = threading.Thread(target=kopf.run, kwargs={
+        **options(world, ready_flag=ready, stop_flag=stop), 'loop': loop})
+    thread.start()
+    await wait_flag(ready)
+    stop.set()
+    while thread.is_alive():
+        await asyncio.sleep(0.001)
+    thread.join()
+    assert world.ids == ['startup', 'cleanup']
+    if loop is not None:
+        assert not loop.is_closed()
+        loop.close()
+
+
+# In processes.
+
+class Process:
+    """A script with handlers, run by ``kopf run`` or as it is."""
+
+    def __init__(self, world, tmp_path):
+        self.world = world
+        self.path = tmp_path / 'handlers.py'
+        self.process = None
+        self.output = ''
+
+    async def start(self, code, *command):
+        self.path.write_text(textwrap.dedent(code))
+        command = command or ('-m', 'kopf', 'run', '--all-namespaces', '--standalone')
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, *command, str(self.path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    async def until(self, text):
+        async with asyncio.timeout(15):
+            while text not in self.output:
+                line = await self.process.stdout.readline()
+                assert line, self.output
+                self.output += line.decode()
+
+    async def end(self):
+        async with asyncio.timeout(15):
+            self.output += (await self.process.communicate())[0].decode()
+        return self.process.returncode
+
+    def signal(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+
+
+@pytest.fixture
+async def process(world, tmp_path):
+    process = Process(world, tmp_path)
+    yield process
+    if process.process is not None and process.process.returncode is None:
+        process.process.kill()
+        await process.process.communicate()
+    print(process.output)
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+async def test_signals(process, number):
+    await process.start('''
+        import kopf
+        @kopf.on.event('kopfexamples')
+        def event(**_): pass
+        @kopf.on.cleanup()
+        def cleanup(**_): print('CLEANUP')
+        @kopf.on.event('configmaps')
+        def configmap(**_): print('READY', flush=True)
+    ''')
+    await process.world.aio.create({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': 'x'}})
+    await process.until('READY')
+    process.signal(number)
+    began = time.monotonic()
+    assert await process.end() == 0
+    assert time.monotonic() - began < 2
+    assert 'CLEANUP' in process.output and f'Signal {number.name} is received.' in process.output
+
+
+async def test_signals_while_handlers_hang(process):
+    await process.start('''
+        import asyncio, kopf, time, threading
+        running = set()
+        def note(name):
+            running.add(name)
+            if len(running) == 3:
+                print('READY', flush=True)
+        @kopf.on.startup()
+        async def configure(settings, **_): settings.queueing.exit_timeout = 0.1
+        @kopf.on.create('kopfexamples', labels={'x': 'a'})
+        def sync(**_): note('sync'); time.sleep(60)
+        @kopf.on.create('kopfexamples', labels={'x': 'b'})
+        async def obedient(**_): note('obedient'); await asyncio.sleep(60)
+        @kopf.on.create('kopfexamples', labels={'x': 'c'})
+        async def stubborn(**_):
+            note('stubborn')
+            while True:
+                try: await asyncio.sleep(60)
+                except asyncio.CancelledError: pass
+    ''')
+    for label in 'abc':
+        await process.world.create(label, labels={'x': label})
+    await process.until('READY')
+    process.signal()
+    began = time.monotonic()
+    assert await process.end() == 0
+    assert time.monotonic() - began < 2
+    assert '<default/c>' in process.output and 'Traceback' not in process.output
+
+
+async def test_the_second_signal_ends_at_once(process):
+    await process.start('''
+        import asyncio, kopf
+        @kopf.on.create('kopfexamples')
+        async def stubborn(**_):
+            print('READY', flush=True)
+            while True:
+                try: await asyncio.sleep(60)
+                except asyncio.CancelledError: pass
+    ''')
+    await process.world.create()
+    await process.until('READY')
+    process.signal()
+    await process.until('Signal SIGTERM is received')
+    process.signal()
+    began = time.monotonic()
+    assert await process.end() == -signal.SIGTERM
+    assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize('kind', ['def', 'async def'])
+async def test_signals_while_starting_up(process, kind):
+    await process.start(f'''
+        import asyncio, kopf, time
+        @kopf.on.startup()
+        {kind} startup(**_):
+            print('READY', flush=True)
+            {'await asyncio' if kind == 'async def' else 'time'}.sleep(60)
+    ''')
+    await process.until('READY')
+    process.signal()
+    began = time.monotonic()
+    assert await process.end() == 0
+    assert time.monotonic() - began < 2
+    assert process.world.sandbox.requests == []
+
+
+async def test_exit_codes_of_failures(process):
+    await process.start('''
+        import kopf
+        @kopf.on.startup()
+        def startup(**_): raise kopf.PermanentError('boo')
+    ''')
+    assert await process.end() == 1
+    assert 'boo' in process.output and 'Traceback' not in process.output
+    await process.start('''
+        import kopf
+        @kopf.on.login()
+        def login(**_): return kopf.ConnectionInfo(server='https://127.0.0.1:1', token='x', expiration=__import__(
+            'datetime').datetime(2000, 1, 1))
+        @kopf.on.event('kopfexamples')
+        def event(**_): pass
+    ''')
+    assert await process.end() == 1
+    assert 'No new credentials' in process.output and 'Traceback' not in process.output
+
+
+async def test_several_operators_in_one_loop(process):
+    await process.start('''
+        import asyncio, kopf, signal, sys
+        before = signal.getsignal(signal.SIGTERM)
+        async def main():
+            registries = [kopf.OperatorRegistry() for _ in range(3)]
+            for number, registry in enumerate(registries):
+                kopf.on.login(registry=registry)(kopf.login_with_kubeconfig)
+                kopf.on.cleanup(registry=registry)(lambda number=number, **_: print('CLEANUP', number))
+            flags = [asyncio.Event() for _ in range(6)]
+            tasks = [asyncio.create_task(kopf.operator(
+                registry=registry, ready_flag=flags[2 * number], stop_flag=flags[2 * number + 1], standalone=True))
+                for number, registry in enumerate(registries)]
+            for flag in flags[::2]:
+                await flag.wait()
+            flags[1].set()
+            await tasks[0]  # the others go on, and still listen to signals
+            print('READY', flush=True)
+            await asyncio.gather(*tasks)
+        asyncio.run(main())
+        assert signal.getsignal(signal.SIGTERM) is before
+        print('END')
+    ''', '-u')
+    await process.until('READY')
+    assert 'CLEANUP 0' in process.output
+    process.signal()
+    assert await process.end() == 0
+    assert 'CLEANUP 1' in process.output and 'CLEANUP 2' in process.output and 'END' in process.output
