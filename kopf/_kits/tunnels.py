@@ -115,7 +115,8 @@ class WebhookNgrokTunnel(WebhookContextManager):
             raise MissingDependencyError(
                 "Tunnels through ngrok need an extra library: run `pip install pyngrok` or `pip install kopf[dev]`."
             ) from None
-        options: dict[str, Any] = {'ngrok_path': self.binary and str(self.binary), 'region': self.region, 'auth_token': self.token}
+        binary = None if self.binary is None else str(self.binary)
+        options: dict[str, Any] = {'ngrok_path': binary, 'region': self.region, 'auth_token': self.token}
         config = conf.PyngrokConfig(**{key: value for key, value in options.items() if value})
         run = asyncio.get_running_loop().run_in_executor
         server = WebhookServer(addr=self.addr, port=self.port, path=self.path, insecure=True)

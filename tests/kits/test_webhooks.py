@@ -388,8 +388,10 @@ async def test_certbuilder_in_place_of_cryptography(monkeypatch: pytest.MonkeyPa
     assert builder.self_signed and builder.ca
 
 
-@pytest.mark.parametrize('given', [{}, {'cadata': b'any CA'}, {'cafile': 'ca.pem'}, {'cafile': 'x', 'cadata': b'any CA'}])
-async def test_bundles_and_dumps(tmp_path: pathlib.Path, serve: Any, given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize('given', [
+    {}, {'cadata': b'any CA'}, {'cafile': 'ca.pem'}, {'cafile': 'x', 'cadata': b'any CA'}])
+async def test_bundles_and_dumps(
+        tmp_path: pathlib.Path, serve: Any, given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     pair = make_server(tmp_path)
     pathlib.Path('ca.pem').write_text('any CA')

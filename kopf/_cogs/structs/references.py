@@ -34,13 +34,14 @@ EVERYTHING = Marker.EVERYTHING
 """Used in place of a resource's name: all resources (of an API group, or version, or both, or of the whole cluster)."""
 
 
-@dataclasses.dataclass(frozen=True, eq=True, repr=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Resource:
     """
     A specific kind of resources in a specific version of the API, be it custom or built-in.
 
-    The group, the version and the plural name are what the API needs for its URLs. Everything else is remembered for
-    matching with the selectors, for checks of what is possible with the resource, and for information.
+    The group, the version and the plural name are what the API needs for its URLs, and what makes resources equal.
+    Everything else is remembered for matching with the selectors, for checks of what is possible with the resource,
+    and for information.
     """
 
     group: str
@@ -76,8 +77,18 @@ class Resource:
     verbs: frozenset[str] = frozenset()
     """What can be done with the resource, e.g. ``{"list", "watch", "patch"}``: by the API, not by RBAC permissions."""
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Resource):
+            return NotImplemented
+        return self is other or (
+            self.plural == other.plural and self.group == other.group and self.version == other.version)
+
     def __hash__(self) -> int:
-        return hash((self.group, self.version, self.plural))  # unique enough: resources are keys in hot dicts
+        return hash((self.group, self.version, self.plural))
+
+    def is_same(self, other: 'Resource') -> bool:
+        """Tell whether all is equal: not only the identity, but also what is possible with the resource."""
+        return dataclasses.astuple(self) == dataclasses.astuple(other)
 
     def __repr__(self) -> str:
         return f'{self.plural}.{self.version}.{self.group}'.strip('.')

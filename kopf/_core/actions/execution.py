@@ -118,6 +118,7 @@ class Execution:
     executor: Executor
     default_errors: ErrorsMode = ErrorsMode.TEMPORARY
     default_backoff: float = 60
+    permanent_errors: tuple[type[Exception], ...] = (PermanentError,)
 
 
 handler_var: ContextVar[Handler] = ContextVar('handler_var')
@@ -167,7 +168,7 @@ async def execute_handler_once(
         return Outcome(final=False, delay=error.delay, exception=error)
     except TemporaryError as error:
         return _conclude_temporary(handler, error, limits, logger)
-    except PermanentError as error:
+    except rules.permanent_errors as error:
         logger.error("%s failed permanently: %s", handler, describe_error(error))
         return Outcome(final=True, exception=error)
     except (Exception, SystemExit) as error:  # an exit is for the operator to decide, not for a handler

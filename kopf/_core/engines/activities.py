@@ -15,7 +15,15 @@ from typing import Any
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.credentials import AiohttpSession, ConnectionInfo, LoginError
 from kopf._cogs.structs.ids import HandlerId
-from kopf._core.actions.execution import Execution, Outcome, describe_error, execute_handler_once, running, utcnow
+from kopf._core.actions.execution import (
+    Execution,
+    Outcome,
+    PermanentError,
+    describe_error,
+    execute_handler_once,
+    running,
+    utcnow,
+)
 from kopf._core.actions.progression import HandlerState
 from kopf._core.intents.causes import Activity, ActivityCause
 from kopf._core.intents.handlers import ActivityHandler
@@ -68,7 +76,10 @@ async def run_activity(
 
 
 def make_rules(settings: OperatorSettings) -> Execution:
-    return Execution(executor=settings.execution.executor, default_backoff=settings.execution.default_backoff)
+    return Execution(
+        executor=settings.execution.executor,
+        default_backoff=settings.execution.default_backoff,
+        permanent_errors=(PermanentError, LoginError))  # it tells what must be repaired: trying again is of no use
 
 
 def check_outcomes(activity: Activity, outcomes: Mapping[HandlerId, Outcome]) -> None:

@@ -372,7 +372,7 @@ class Orchestrator:
                 wanted.update({(resource, namespace): table for namespace in self._namespaces})
             else:
                 wanted[resource, None] = table
-        for scope in [scope for scope in self._watches if wanted.get(scope) != self._served[scope]]:
+        for scope in [scope for scope in self._watches if not self._is_served_as(scope, wanted.get(scope))]:
             watch, sink, task = self._watches.pop(scope)
             task.cancel()
             sink.dropped(watch)
@@ -386,6 +386,10 @@ class Orchestrator:
             if scope not in self._watches and not self._paused and self.peerings.is_open(scope[1]):
                 self._watches[scope] = self._start_watch(scope, table)
                 self._served[scope] = table
+
+    def _is_served_as(self, scope: Scope, table: HandlerTable | None) -> bool:
+        served = self._served[scope]
+        return table is not None and table == served and table.resource.is_same(served.resource)
 
     def _pause(self) -> None:
         """Let others handle the objects: stop seeing them and doing anything about them."""

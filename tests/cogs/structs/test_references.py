@@ -60,11 +60,15 @@ def test_resource_is_shown_as_in_kubectl(resource, text):
     assert str(resource) == repr(resource) == text
 
 
-def test_resources_differ_by_their_verbs_but_are_found_by_equal_ones():
+def test_resources_are_equal_by_their_identity_but_not_the_same_with_other_verbs():
     readable = Resource('a.io', 'v1', 'exes', verbs=frozenset({'list'}))
     patchable = Resource('a.io', 'v1', 'exes', verbs=frozenset({'list', 'patch'}))
-    assert readable != patchable
-    assert {readable: 1}[Resource('a.io', 'v1', 'exes', verbs=frozenset({'list'}))] == 1
+    assert readable == patchable
+    assert {readable: 1}[patchable] == 1
+    assert not readable.is_same(patchable)
+    assert readable.is_same(Resource('a.io', 'v1', 'exes', verbs=frozenset({'list'})))
+    assert readable != Resource('a.io', 'v2', 'exes', verbs=frozenset({'list'}))
+    assert readable != 'exes.v1.a.io'
 
 
 POD = Resource('', 'v1', 'pods', namespaced=True)

@@ -163,3 +163,21 @@ def test_no_credentials_because_of_failures():
 def test_wrong_credentials(result):
     with pytest.raises(kopf.LoginError, match="The login handler 'a' must return a kopf.ConnectionInfo"):
         get_credentials({'a': Outcome(final=True, result=result)})
+
+
+async def test_login_errors_are_not_retried():
+    calls = []
+
+    def login(**_):
+        calls.append(1)
+        raise kopf.LoginError("the kubeconfig is broken")
+
+    registry = kopf.OperatorRegistry()
+    kopf.on.login(registry=registry)(login)
+    settings = kopf.OperatorSettings()
+    outcomes = await activities.run_activity(
+        Activity.AUTHENTICATION, registry.activities.get_handlers(Activity.AUTHENTICATION),
+        settings=settings, memo=kopf.Memo(), indices={})
+    with pytest.raises(kopf.LoginError, match='the kubeconfig is broken'):
+        activities.get_credentials(outcomes)
+    assert len(calls) == 1

@@ -29,7 +29,8 @@ def make_object(**parts: Any) -> dict[str, Any]:
             'metadata': {'name': 'name1', 'namespace': 'ns1', 'uid': 'uid1'}, 'spec': {}, **parts}
 
 
-def make_review(operation: str = 'CREATE', *, version: str = 'v1', resource: Resource = RESOURCE, **fields: Any) -> Review:
+def make_review(
+        operation: str = 'CREATE', *, version: str = 'v1', resource: Resource = RESOURCE, **fields: Any) -> Review:
     names = {'group': resource.group, 'version': resource.version}
     request = {
         'uid': 'review1', 'kind': {**names, 'kind': resource.kind}, 'resource': {**names, 'resource': resource.plural},

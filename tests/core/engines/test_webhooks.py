@@ -105,7 +105,8 @@ def test_handlers_of_one_id_are_one_webhook_or_have_different_names(registry: ko
 
 
 @pytest.mark.parametrize('id, name', [
-    ('handler', 'handler'), ('a_b', 'a-b'), ('a/b', 'a.b'), ('dir/name_x', 'dir.name-x'), ('fn/spec.field', 'fn.spec.field'),
+    ('handler', 'handler'), ('a_b', 'a-b'), ('a/b', 'a.b'), ('dir/name_x', 'dir.name-x'),
+    ('fn/spec.field', 'fn.spec.field'),
     ('x:y z', 'x3ay20z'), ('<locals>', '3clocals3e'), ('ü', 'c3bc'), ('Handler', '48andler'), ('_private_', 'private'),
     ('/a//b/', 'a.b'),
 ])

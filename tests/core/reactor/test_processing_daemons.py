@@ -1,6 +1,6 @@
 """Daemons and the processing of their objects: finalizers, patches from both sides, and deletion in one piece.
 
-The cluster is one object in memory, with versions and finalizers; its events come when the test lets them.
+The scene is one object in memory, with versions and finalizers; its events come when the test lets them.
 """
 import asyncio
 import types
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.looptime
 FINALIZER = 'kopf.zalando.org/KopfFinalizerMarker'
 
 
-class Cluster:
+class Scene:
     """One object, and the operator that serves it."""
 
     def __init__(self):
@@ -111,288 +111,288 @@ class Cluster:
 
 
 @pytest.fixture
-async def cluster():
-    cluster = Cluster()
-    yield cluster
-    if cluster.record is not None:
-        await cluster.workforce.close()
+async def scene():
+    scene = Scene()
+    yield scene
+    if scene.record is not None:
+        await scene.workforce.close()
 
 
-async def test_the_finalizer_comes_first_and_stays_while_a_daemon_runs(cluster):
+async def test_the_finalizer_comes_first_and_stays_while_a_daemon_runs(scene):
     held = []
 
-    @kopf.daemon('kopfexamples', registry=cluster.registry)
+    @kopf.daemon('kopfexamples', registry=scene.registry)
     async def fn(stopped, meta, **_):
         held.append(list(meta['finalizers']))
         await stopped.wait()
         await asyncio.sleep(3)
 
-    cluster.create()
-    await cluster.run(1)
+    scene.create()
+    await scene.run(1)
     assert held == [[FINALIZER]]
-    assert len(cluster.patches) == 1
-    cluster.delete()
-    await cluster.run(2)
-    assert cluster.raw is not None
-    await cluster.run(1.1)
-    assert cluster.raw is None
-    assert len(cluster.patches) == 2
+    assert len(scene.patches) == 1
+    scene.delete()
+    await scene.run(2)
+    assert scene.raw is not None
+    await scene.run(1.1)
+    assert scene.raw is None
+    assert len(scene.patches) == 2
 
 
-async def test_an_object_whose_daemons_have_ended_by_themselves_is_freed(cluster):
-    @kopf.daemon('kopfexamples', registry=cluster.registry)
+async def test_an_object_whose_daemons_have_ended_by_themselves_is_freed(scene):
+    @kopf.daemon('kopfexamples', registry=scene.registry)
     async def fn(**_):
         await asyncio.sleep(3)
 
-    cluster.create()
-    await cluster.run(2)
-    assert cluster.raw['metadata']['finalizers'] == [FINALIZER]
-    await cluster.run(2)
-    assert 'finalizers' not in cluster.raw['metadata']
-    assert cluster.record.body is None
+    scene.create()
+    await scene.run(2)
+    assert scene.raw['metadata']['finalizers'] == [FINALIZER]
+    await scene.run(2)
+    assert 'finalizers' not in scene.raw['metadata']
+    assert scene.record.body is None
 
 
 @pytest.mark.parametrize('lingering, patches', [(0, 0), (0.5, 0), (3, 1)])
-async def test_deletion_handlers_run_once_however_long_the_daemons_take(cluster, lingering, patches):
+async def test_deletion_handlers_run_once_however_long_the_daemons_take(scene, lingering, patches):
     deletions = []
 
-    @kopf.daemon('kopfexamples', registry=cluster.registry)
+    @kopf.daemon('kopfexamples', registry=scene.registry)
     async def fn(stopped, **_):
         await stopped.wait()
         await asyncio.sleep(lingering)
 
-    @kopf.on.delete('kopfexamples', registry=cluster.registry)
+    @kopf.on.delete('kopfexamples', registry=scene.registry)
     async def deleted(**_):
         deletions.append(1)
 
-    cluster.create()
-    await cluster.run(1)
-    del cluster.patches[:]
-    cluster.delete()
-    await cluster.run(5)
+    scene.create()
+    await scene.run(1)
+    del scene.patches[:]
+    scene.delete()
+    await scene.run(5)
     assert deletions == [1]
-    assert cluster.raw is None
-    assert len(cluster.patches) == patches + 1
+    assert scene.raw is None
+    assert len(scene.patches) == patches + 1
 
 
-async def test_a_restarted_operator_knows_that_the_deletion_is_handled(cluster):
+async def test_a_restarted_operator_knows_that_the_deletion_is_handled(scene):
     deletions = []
 
-    @kopf.daemon('kopfexamples', registry=cluster.registry, id='fn')
+    @kopf.daemon('kopfexamples', registry=scene.registry, id='fn')
     async def fn(stopped, **_):
         await stopped.wait()
         await asyncio.sleep(100)
 
-    @kopf.on.delete('kopfexamples', registry=cluster.registry)
+    @kopf.on.delete('kopfexamples', registry=scene.registry)
     async def deleted(**_):
         deletions.append(1)
 
-    cluster.create()
-    await cluster.run(1)
-    cluster.delete()
-    await cluster.run(3)
-    await cluster.workforce.close()
-    cluster.start()
-    cluster.record = ObjectRecord('uid', 'ns', 'obj', initial=True)
-    cluster.events = [{'type': None, 'object': cluster.raw}]
-    await cluster.run(1)
-    assert cluster.raw is None
+    scene.create()
+    await scene.run(1)
+    scene.delete()
+    await scene.run(3)
+    await scene.workforce.close()
+    scene.start()
+    scene.record = ObjectRecord('uid', 'ns', 'obj', initial=True)
+    scene.events = [{'type': None, 'object': scene.raw}]
+    await scene.run(1)
+    assert scene.raw is None
     assert deletions == [1]
 
 
-async def test_daemons_are_stopped_even_while_a_handler_takes_long(cluster):
+async def test_daemons_are_stopped_even_while_a_handler_takes_long(scene):
     stops = []
 
-    @kopf.daemon('kopfexamples', registry=cluster.registry)
+    @kopf.daemon('kopfexamples', registry=scene.registry)
     async def fn(stopped, **_):
         await stopped.wait()
         stops.append(asyncio.get_running_loop().time())
 
-    @kopf.on.update('kopfexamples', registry=cluster.registry)
+    @kopf.on.update('kopfexamples', registry=scene.registry)
     async def updated(**_):
         await asyncio.sleep(10)
 
-    cluster.create()
-    await cluster.run(1)
-    cluster.edit(spec={'x': 1})
-    await cluster.run(1)
-    cluster.delete()
+    scene.create()
+    await scene.run(1)
+    scene.edit(spec={'x': 1})
+    await scene.run(1)
+    scene.delete()
     now = asyncio.get_running_loop().time()
-    await cluster.run(0.1)
+    await scene.run(0.1)
     assert stops and stops[0] - now < 0.1
-    await cluster.run(12)
-    assert cluster.raw is None
+    await scene.run(12)
+    assert scene.raw is None
 
 
-async def test_echoes_of_daemons_patches_are_no_work(cluster):
+async def test_echoes_of_daemons_patches_are_no_work(scene):
     updates = []
 
-    @kopf.timer('kopfexamples', registry=cluster.registry, interval=1)
+    @kopf.timer('kopfexamples', registry=scene.registry, interval=1)
     async def fn(patch, status, **_):
         patch.status['count'] = status.get('count', 0) + 1
 
-    @kopf.on.update('kopfexamples', registry=cluster.registry)
+    @kopf.on.update('kopfexamples', registry=scene.registry)
     async def updated(**_):
         updates.append(1)
 
-    cluster.create()
-    await cluster.run(10.5)
-    assert cluster.raw['status'] == {'count': 11}
-    assert len(cluster.patches) == 2 + 11  # the finalizer, the last-handled state, and those of the timer
+    scene.create()
+    await scene.run(10.5)
+    assert scene.raw['status'] == {'count': 11}
+    assert len(scene.patches) == 2 + 11  # the finalizer, the last-handled state, and those of the timer
     assert updates == []
-    assert cluster.record.body is None
+    assert scene.record.body is None
 
 
-async def test_essential_patches_of_daemons_are_handled(cluster):
+async def test_essential_patches_of_daemons_are_handled(scene):
     updates = []
 
-    @kopf.timer('kopfexamples', registry=cluster.registry, interval=100, initial_delay=5)
+    @kopf.timer('kopfexamples', registry=scene.registry, interval=100, initial_delay=5)
     async def fn(patch, **_):
         patch.spec['x'] = 1
 
-    @kopf.on.update('kopfexamples', registry=cluster.registry)
+    @kopf.on.update('kopfexamples', registry=scene.registry)
     async def updated(diff, **_):
         updates.append(tuple(diff))
 
-    cluster.create()
-    await cluster.run(10)
+    scene.create()
+    await scene.run(10)
     assert updates == [(('add', ('spec', 'x'), None, 1),)]
 
 
-async def test_edits_that_are_seen_after_a_daemons_patch_are_not_lost(cluster):
+async def test_edits_that_are_seen_after_a_daemons_patch_are_not_lost(scene):
     seen = []
 
-    @kopf.timer('kopfexamples', registry=cluster.registry, interval=100, initial_delay=5)
+    @kopf.timer('kopfexamples', registry=scene.registry, interval=100, initial_delay=5)
     async def fn(patch, **_):
-        cluster.edit(spec={'x': 'of somebody'})  # its event comes later than the answer to the patch
+        scene.edit(spec={'x': 'of somebody'})  # its event comes later than the answer to the patch
         patch.status['y'] = 1
 
-    @kopf.on.update('kopfexamples', registry=cluster.registry)
+    @kopf.on.update('kopfexamples', registry=scene.registry)
     async def updated(spec, **_):
         seen.append(dict(spec))
 
-    cluster.create()
-    await cluster.run(4)
+    scene.create()
+    await scene.run(4)
     await asyncio.sleep(2)
-    assert cluster.raw['status'] == {'y': 1}
+    assert scene.raw['status'] == {'y': 1}
     assert seen == [{'x': 'of somebody'}]
-    await cluster.run(2)
+    await scene.run(2)
     assert seen == [{'x': 'of somebody'}]
 
 
-async def test_answers_that_come_late_do_not_bring_back_old_states(cluster):
+async def test_answers_that_come_late_do_not_bring_back_old_states(scene):
     seen = []
 
-    @kopf.timer('kopfexamples', registry=cluster.registry, interval=100, initial_delay=5)
+    @kopf.timer('kopfexamples', registry=scene.registry, interval=100, initial_delay=5)
     async def fn(patch, **_):
-        cluster.delay = 3
+        scene.delay = 3
         patch.status['y'] = 1
 
-    @kopf.on.update('kopfexamples', registry=cluster.registry)
+    @kopf.on.update('kopfexamples', registry=scene.registry)
     async def updated(spec, **_):
         seen.append(dict(spec))
 
-    cluster.create()
-    await cluster.run(6)
-    cluster.delay = 0
-    cluster.edit(spec={'x': 'newer than the patch'})
-    await cluster.run(10)
+    scene.create()
+    await scene.run(6)
+    scene.delay = 0
+    scene.edit(spec={'x': 'newer than the patch'})
+    await scene.run(10)
     assert seen == [{'x': 'newer than the patch'}]
-    assert cluster.record.daemons.body.spec == {'x': 'newer than the patch'}
+    assert scene.record.daemons.body.spec == {'x': 'newer than the patch'}
 
 
-async def test_functions_of_daemons_are_applied_to_a_fresher_state(cluster):
-    @kopf.timer('kopfexamples', registry=cluster.registry, interval=100, initial_delay=5)
+async def test_functions_of_daemons_are_applied_to_a_fresher_state(scene):
+    @kopf.timer('kopfexamples', registry=scene.registry, interval=100, initial_delay=5)
     async def fn(patch, **_):
-        cluster.edit(spec={'items': [1, 2]})
+        scene.edit(spec={'items': [1, 2]})
         patch.fns.append(lambda body: body['spec'].setdefault('items', []).append(3))
         patch.status['y'] = 1
 
-    cluster.create()
-    await cluster.run(4)
+    scene.create()
+    await scene.run(4)
     await asyncio.sleep(2)
-    assert cluster.raw['spec'] == {'items': [1, 2, 3]}
-    assert cluster.raw['status'] == {'y': 1}
+    assert scene.raw['spec'] == {'items': [1, 2, 3]}
+    assert scene.raw['status'] == {'y': 1}
 
 
-async def test_an_object_that_vanishes_ends_its_daemons(cluster):
+async def test_an_object_that_vanishes_ends_its_daemons(scene):
     reasons = []
 
-    @kopf.daemon('kopfexamples', registry=cluster.registry)
+    @kopf.daemon('kopfexamples', registry=scene.registry)
     async def fn(stopped, patch, spec, **_):
         await stopped.wait()
         await asyncio.sleep(1)
         reasons.append((stopped.reason, dict(spec)))
         patch.status['x'] = 1
 
-    cluster.create(spec={'field': 'value'})
-    await cluster.run(1)
-    cluster.raw = None
-    cluster.events = [{'type': 'DELETED', 'object': {'metadata': {'name': 'obj', 'namespace': 'ns', 'uid': 'uid'}}}]
-    await cluster.run(3)
+    scene.create(spec={'field': 'value'})
+    await scene.run(1)
+    scene.raw = None
+    scene.events = [{'type': 'DELETED', 'object': {'metadata': {'name': 'obj', 'namespace': 'ns', 'uid': 'uid'}}}]
+    await scene.run(3)
     assert reasons == [(kopf.DaemonStoppingReason.RESOURCE_DELETED, {'field': 'value'})]
-    assert not cluster.record.employed
+    assert not scene.record.employed
 
 
-async def test_the_operators_end_leaves_the_finalizer(cluster):
-    @kopf.daemon('kopfexamples', registry=cluster.registry)
+async def test_the_operators_end_leaves_the_finalizer(scene):
+    @kopf.daemon('kopfexamples', registry=scene.registry)
     async def fn(stopped, **_):
         await stopped.wait()
 
-    cluster.create()
-    await cluster.run(1)
-    await cluster.workforce.close()
-    await cluster.run(1)
-    assert cluster.raw['metadata']['finalizers'] == [FINALIZER]
-    assert len(cluster.patches) == 1
+    scene.create()
+    await scene.run(1)
+    await scene.workforce.close()
+    await scene.run(1)
+    assert scene.raw['metadata']['finalizers'] == [FINALIZER]
+    assert len(scene.patches) == 1
 
 
-async def test_a_pause_stops_daemons_and_the_next_list_starts_them(cluster):
+async def test_a_pause_stops_daemons_and_the_next_list_starts_them(scene):
     notes = []
 
-    @kopf.daemon('kopfexamples', registry=cluster.registry)
+    @kopf.daemon('kopfexamples', registry=scene.registry)
     async def fn(stopped, **_):
         notes.append('start')
         await stopped.wait()
         notes.append(stopped.reason)
 
-    cluster.create()
-    await cluster.run(1)
-    cluster.workforce.pause()
-    await cluster.run(1)
+    scene.create()
+    await scene.run(1)
+    scene.workforce.pause()
+    await scene.run(1)
     assert notes == ['start', kopf.DaemonStoppingReason.OPERATOR_PAUSING]
-    cluster.processor.resumed(cluster.watch)
-    cluster.workforce.resume()
-    cluster.events = [{'type': None, 'object': cluster.raw}]
-    await cluster.run(1)
+    scene.processor.resumed(scene.watch)
+    scene.workforce.resume()
+    scene.events = [{'type': None, 'object': scene.raw}]
+    await scene.run(1)
     assert notes[2:] == ['start']
 
 
-async def test_objects_that_are_not_served_any_more_lose_their_daemons(cluster):
+async def test_objects_that_are_not_served_any_more_lose_their_daemons(scene):
     notes = []
 
-    @kopf.daemon('kopfexamples', registry=cluster.registry)
+    @kopf.daemon('kopfexamples', registry=scene.registry)
     async def fn(stopped, **_):
         await stopped.wait()
         notes.append(stopped.reason)
 
-    cluster.create()
-    await cluster.run(1)
-    cluster.processor.dropped(cluster.watch)
-    await cluster.run(1)
+    scene.create()
+    await scene.run(1)
+    scene.processor.dropped(scene.watch)
+    await scene.run(1)
     assert notes == [kopf.DaemonStoppingReason.RESOURCE_DELETED]
-    assert cluster.raw['metadata']['finalizers'] == [FINALIZER]
+    assert scene.raw['metadata']['finalizers'] == [FINALIZER]
 
 
-async def test_failing_filters_stop_neither_the_watch_nor_other_objects(cluster, caplog):
-    @kopf.daemon('kopfexamples', registry=cluster.registry, when=lambda spec, **_: 1 / spec.get('x', 0))
+async def test_failing_filters_stop_neither_the_watch_nor_other_objects(scene, caplog):
+    @kopf.daemon('kopfexamples', registry=scene.registry, when=lambda spec, **_: 1 / spec.get('x', 0))
     async def fn(stopped, memo, **_):
         memo.started = True
         await stopped.wait()
 
-    cluster.create()
-    await cluster.run(0.5)
+    scene.create()
+    await scene.run(0.5)
     assert 'ZeroDivisionError' in caplog.text
-    cluster.edit(spec={'x': 1})
-    await cluster.run(3)
-    assert cluster.record.memo == {'started': True}
+    scene.edit(spec={'x': 1})
+    await scene.run(3)
+    assert scene.record.memo == {'started': True}

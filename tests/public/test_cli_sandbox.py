@@ -1,0 +1,174 @@
+"""`kopf sandbox` and `kopf run --sandbox`: as users run them, with real signals; and what they say when they cannot."""
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from kubeapi import KubeApi, wait
+from operatorprocess import OperatorProcess
+
+from kopf.testing import KopfRunner, Sandbox
+
+CRD = """
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: notes.example.dev}
+spec:
+  group: example.dev
+  scope: Namespaced
+  names: {plural: notes, kind: Note}
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    schema:
+      openAPIV3Schema:
+        type: object
+        properties:
+          spec: {type: object, properties: {size: {type: integer, maximum: 9}}}
+          status: {type: object, x-kubernetes-preserve-unknown-fields: true}
+"""
+NOTE = "{apiVersion: example.dev/v1, kind: Note, metadata: {name: n, namespace: default}, spec: {size: %s}}"
+HANDLERS = """
+import os, kopf
+
+@kopf.on.login()
+def login(**_):
+    raise kopf.PermanentError("The way to another cluster.")
+
+@kopf.on.create('notes')
+def created(**_):
+    return os.environ['KUBECONFIG'], os.environ.get('KUBERNETES_SERVICE_HOST')
+"""
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "crd.yaml").write_text(CRD)
+    (tmp_path / "good.yaml").write_text(NOTE % 1)
+    (tmp_path / "bad.yaml").write_text(NOTE % 10)
+    (tmp_path / "handlers.py").write_text(HANDLERS)
+
+
+@pytest.fixture
+def run_kopf():
+    """Run a command that fails; return its exit code and its output."""
+    def run(*args, **env):
+        done = subprocess.run([sys.executable, "-m", "kopf", *args], env={**os.environ, **env}, capture_output=True,
+                              text=True, timeout=20)
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout + done.stderr
+    return run
+
+
+@pytest.fixture
+def start_sandbox(tmp_path):
+    """Start `kopf sandbox` with these options; return the process and its first line on stdout."""
+    with contextlib.ExitStack() as stack:
+        def start(*args):
+            process = stack.enter_context(subprocess.Popen(
+                [sys.executable, "-m", "kopf", "sandbox", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+            stack.callback(process.kill)
+            return process, process.stdout.readline()
+        yield start
+
+
+@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
+def test_the_sandbox_alone(start_sandbox, monkeypatch, sig):
+    process, line = start_sandbox("--crd", "crd.yaml", "--load", "good.yaml")
+    kubeconfig = re.fullmatch(r"export KUBECONFIG=(/\S+)\n", line)[1]
+    monkeypatch.setenv("KUBECONFIG", kubeconfig)
+    assert KubeApi().get("example.dev/v1", "Note", "default", "n")["spec"] == {"size": 1}
+    process.send_signal(sig)
+    _, banner = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert "development and tests only" in banner
+    assert "https://127.0.0.1:" in banner
+    assert "Traceback" not in banner
+    assert not os.path.exists(kubeconfig)
+
+
+def test_the_kubeconfig_where_it_is_wanted(start_sandbox, tmp_path):
+    for _ in range(2):  # What a sandbox has left is replaced by the next one.
+        process, line = start_sandbox("--kubeconfig", "config")
+        assert line == f"export KUBECONFIG={tmp_path}/config\n"
+        process.terminate()
+        process.wait(10)
+    assert (tmp_path / "config").exists()
+
+
+@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
+def test_an_operator_with_a_sandbox(tmp_path, monkeypatch, sig):
+    args = ["--sandbox", "--crd", "crd.yaml", "--load", "good.yaml", "handlers.py"]
+    env = {"KUBERNETES_SERVICE_HOST": "192.0.2.1", "KUBERNETES_SERVICE_PORT": "443"}
+    with OperatorProcess(*args, log=tmp_path / "log", kubeconfig="/nonexistent", **env) as operator:
+        kubeconfig = operator.wait_output(r"(?m)^export KUBECONFIG=(/\S+)$")[1]
+        monkeypatch.setenv("KUBECONFIG", kubeconfig)
+        api = KubeApi()
+        status = wait(lambda: api.get("example.dev/v1", "Note", "default", "n").get("status"), "the status")
+        assert operator.stop(sig)[0] == 0
+    assert status == {"created": [kubeconfig, None]}
+    assert "development and tests only" in operator.output
+    assert "another cluster" not in operator.output
+    assert "Traceback" not in operator.output
+    assert not os.path.exists(kubeconfig)
+
+
+def test_the_environment_is_restored(monkeypatch):
+    monkeypatch.setenv("KUBECONFIG", "/nonexistent")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "192.0.2.1")
+    with KopfRunner(["run", "--sandbox", "--crd", "crd.yaml", "handlers.py"], timeout=20):
+        assert os.environ["KUBECONFIG"] != "/nonexistent"
+        assert "KUBERNETES_SERVICE_HOST" not in os.environ
+    assert os.environ["KUBECONFIG"] == "/nonexistent"
+    assert os.environ["KUBERNETES_SERVICE_HOST"] == "192.0.2.1"
+    assert "kopf-sandbox" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize("command", [["sandbox"], ["run", "--sandbox", "handlers.py"]])
+def test_bad_manifests(run_kopf, command):
+    code, output = run_kopf(*command, "--crd", "crd.yaml", "--load", "bad.yaml")
+    assert code == 1
+    for part in ["bad.yaml", "Note 'n'", "spec.size", "less than or equal to 9"]:
+        assert part in output
+
+
+def test_absent_manifests(run_kopf):
+    code, output = run_kopf("sandbox", "--crd", "absent.yaml")
+    assert code == 2
+    assert "'absent.yaml' does not exist" in output
+
+
+def test_nothing_is_applied_to_real_clusters(run_kopf):
+    code, output = run_kopf("run", "--load", "good.yaml", "handlers.py")
+    assert code == 2
+    assert "--sandbox only" in output
+
+
+def test_a_port_that_is_taken(run_kopf):
+    with Sandbox() as other:
+        code, output = run_kopf("sandbox", "--port", other.url.rpartition(":")[2])
+    assert code == 1
+    assert "address already in use" in output
+
+
+@pytest.mark.parametrize("content", ["apiVersion: v1\n", '{"clusters": [{"name": "production"}]}', "[]"])
+def test_kubeconfigs_of_others_are_spared(run_kopf, tmp_path, content):
+    (tmp_path / "config").write_text(content)
+    code, output = run_kopf("sandbox", "--kubeconfig", "config")
+    assert code == 1
+    assert "not a kubeconfig of a sandbox, and so not overwritten: config" in output
+    assert (tmp_path / "config").read_text() == content
+
+
+def test_no_way_to_make_certificates(run_kopf, tmp_path):
+    (tmp_path / "cryptography").mkdir()
+    (tmp_path / "cryptography" / "__init__.py").write_text("raise ImportError")
+    code, output = run_kopf("sandbox", PYTHONPATH=str(tmp_path), PATH=str(tmp_path))
+    assert code == 1
+    assert 'install the Python package "cryptography", or the command "openssl"' in output

@@ -1,0 +1,56 @@
+"""The plugin for pytest as users get it: by its entry point, in a run of their own."""
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "06-testing"
+
+
+@pytest.fixture
+def run_pytest(tmp_path):
+    """Run pytest on a file with this text; return its exit code and its output."""
+    def run(text, *args):
+        (tmp_path / "test_it.py").write_text(textwrap.dedent(text))
+        done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args], cwd=tmp_path,
+                              capture_output=True, text=True, timeout=25)
+        return done.returncode, done.stdout + done.stderr
+    return run
+
+
+def test_the_example():
+    done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", EXAMPLE, EXAMPLE],
+                          capture_output=True, text=True, timeout=25)
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
+
+
+def test_nothing_is_loaded_for_those_who_do_not_use_it(run_pytest):
+    code, output = run_pytest("""
+        import sys
+
+        def test_it():
+            assert "kopf._kits.testing.plugin" in sys.modules
+            assert not {"aiohttp", "yaml", "click", "cryptography", "kopf._kits.testing.sandbox"} & set(sys.modules)
+    """)
+    assert code == 0, output
+
+
+def test_asynchronous_tests(run_pytest):
+    code, output = run_pytest("""
+        import os
+
+        async def test_it(kopf_sandbox):
+            assert os.environ["KUBECONFIG"] == str(kopf_sandbox.kubeconfig)
+            await kopf_sandbox.aio.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x"}})
+            assert len(await kopf_sandbox.aio.list("configmaps")) == 1
+    """, "-o", "asyncio_mode=auto")
+    assert code == 0, output
+
+
+def test_it_can_be_switched_off(run_pytest):
+    code, output = run_pytest("def test_it(kopf_sandbox): pass", "-p", "no:kopf")
+    assert code == 1
+    assert "fixture 'kopf_sandbox' not found" in output
