@@ -28,6 +28,8 @@ MAX_BODY = 16 * 1024 * 1024
 """A review has two objects at most, and the API takes no requests over 3 MiB."""
 KEEPALIVE_TIMEOUT = 120.0
 """It must be longer than that of the API (90 s), or else the API would use connections that are being closed."""
+LINGERING_TIME = 1.0
+"""How long to read what is sent by those who are refused, so that they see the refusal (in seconds)."""
 SHUTDOWN_TIMEOUT = 5.0
 """How long to wait for the answers under way when the server ends (in seconds)."""
 
@@ -41,9 +43,8 @@ class Endpoint:
         self._fn = fn
         self._root = path.rstrip('/')
         self._runner: web.ServerRunner | None = None
-        self._site: web.SockSite | None = None
         self._sockets: list[socket.socket] = []
-        self._sites: list[web.SockSite] = []
+        self._context = _ReplaceableContext(ssl.PROTOCOL_TLS_SERVER)
 
     async def bind(self, addr: str, port: int | None) -> int:
         """
@@ -70,25 +71,24 @@ class Endpoint:
         return port or 0
 
     async def listen(self, context: ssl.SSLContext | None) -> None:
-        """Accept connections; when called again, new ones with the new context, without a break."""
+        """Accept connections; when called again, only let new ones have the new context."""
+        if context is not None:
+            self._context.current = context
+        if self._runner is not None:
+            return
         from aiohttp import web
-        if self._runner is None:
-            server = web.Server(
-                self._handle, logger=_TerseLogger(logger), access_log=None, keepalive_timeout=KEEPALIVE_TIMEOUT)
-            self._runner = web.ServerRunner(server, handle_signals=False, shutdown_timeout=SHUTDOWN_TIMEOUT)
-            await self._runner.setup()
-        outdated, self._sites = self._sites, []
+        server = web.Server(
+            self._handle, logger=_TerseLogger(logger), access_log=None, keepalive_timeout=KEEPALIVE_TIMEOUT,
+            lingering_time=LINGERING_TIME)
+        self._runner = web.ServerRunner(server, handle_signals=False, shutdown_timeout=SHUTDOWN_TIMEOUT)
+        await self._runner.setup()
         for sock in self._sockets:
-            site = web.SockSite(self._runner, sock.dup(), ssl_context=context)
+            site = web.SockSite(self._runner, sock, ssl_context=None if context is None else self._context)
             await site.start()
-            self._sites.append(site)
-        for site in outdated:
-            await site.stop()
 
     async def close(self) -> None:
         """Stop to listen, and let the answers under way be given."""
         runner, self._runner = self._runner, None
-        self._sites = []
         if runner is not None:
             await runner.cleanup()
         for sock in self._sockets:
@@ -149,6 +149,18 @@ class Endpoint:
         if status == 405:
             response.headers['Allow'] = 'POST'
         return response
+
+
+class _ReplaceableContext(ssl.SSLContext):
+    """
+    Uses another context, which can be replaced while the server listens.
+
+    Listening anew with the other context would lose those connections that are just being accepted.
+    """
+    current: ssl.SSLContext
+
+    def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
+        return self.current.wrap_bio(*args, **kwargs)
 
 
 class _TerseLogger(logging.LoggerAdapter[logging.Logger]):

@@ -72,7 +72,8 @@ def start_sandbox(tmp_path):
     with contextlib.ExitStack() as stack:
         def start(*args):
             process = stack.enter_context(subprocess.Popen(
-                [sys.executable, "-m", "kopf", "sandbox", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+                [sys.executable, "-m", "kopf", "sandbox", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                text=True))
             stack.callback(process.kill)
             return process, process.stdout.readline()
         yield start

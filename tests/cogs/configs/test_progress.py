@@ -1,3 +1,4 @@
+import datetime
 import json
 import logging
 from typing import Any
@@ -295,8 +296,9 @@ def test_flushing_is_optional(storage):
 
 
 texts = st.none() | st.text(max_size=10)
+times = st.none() | st.datetimes(timezones=st.none() | st.just(datetime.UTC)).map(datetime.datetime.isoformat)
 records = st.fixed_dictionaries({}, optional={
-    'started': texts, 'stopped': texts, 'delayed': texts, 'purpose': texts, 'message': texts,
+    'started': times, 'stopped': times, 'delayed': times, 'purpose': texts, 'message': texts,
     'retries': st.none() | st.integers(0, 1000),
     'success': st.none() | st.booleans(), 'failure': st.none() | st.booleans(),
     'subrefs': st.none() | st.lists(st.text(max_size=5), max_size=3),

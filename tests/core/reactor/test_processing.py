@@ -647,3 +647,16 @@ async def test_nothing_is_handled_of_resources_that_are_not_served_any_more(worl
     assert world.ids.count('create') == 1
 
 
+async def test_another_version_takes_over_what_is_planned(world):
+    world.declare(kopf.on.create, 'create', does=[kopf.TemporaryError('boo', delay=0.7), None])
+    async with world.operator():
+        await world.create()
+        await world.until_called('create')
+        name = 'kopfexamples.kopf.dev'
+        versions = (await world.aio.get('customresourcedefinitions', name))['spec']['versions']
+        await world.aio.patch('customresourcedefinitions', name, {'spec': {'versions': [
+            *versions, {**versions[0], 'name': 'v2', 'storage': False}]}})
+        await world.handled()
+        await asyncio.sleep(0.2)
+    assert [call['retry'] for call in world.called('create')] == [0, 1]
+    assert world.called('create')[-1]['resource'].version == 'v2'
