@@ -49,6 +49,8 @@ class KubeApi:
         self._opener = urllib.request.build_opener(
             urllib.request.ProxyHandler(proxies), urllib.request.HTTPSHandler(context=connection.as_ssl_context()))
         self._plurals: dict[tuple[str, str], tuple[str, bool]] = {}
+        self.warnings: list[str] = []
+        """What the API has warned about in its last answer."""
 
     def request(self, method: str, path: str, body: Any = None, content_type: str = "application/json") -> Object:
         """Send a request, return the decoded answer; ApiError if it is refused."""
@@ -57,6 +59,7 @@ class KubeApi:
         request = urllib.request.Request(self._server + path, data, headers, method=method)
         try:
             with self._opener.open(request, timeout=30) as response:
+                self.warnings = response.headers.get_all("Warning") or []
                 answer: Object = json.load(response)
                 return answer
         except urllib.error.HTTPError as error:

@@ -123,12 +123,16 @@ def test_an_operator_with_a_sandbox(tmp_path, monkeypatch, sig):
 def test_the_environment_is_restored(monkeypatch):
     monkeypatch.setenv("KUBECONFIG", "/nonexistent")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "192.0.2.1")
-    with KopfRunner(["run", "--sandbox", "--crd", "crd.yaml", "handlers.py"], timeout=20):
+    threads = set(threading.enumerate())
+    args = ["--crd", "crd.yaml", "--load", "good.yaml", "handlers.py"]
+    with KopfRunner(["run", "--sandbox", *args], timeout=20):
+        api = KubeApi()
+        wait(lambda: api.get("example.dev/v1", "Note", "default", "n").get("status"), "the status")
         assert os.environ["KUBECONFIG"] != "/nonexistent"
         assert "KUBERNETES_SERVICE_HOST" not in os.environ
     assert os.environ["KUBECONFIG"] == "/nonexistent"
     assert os.environ["KUBERNETES_SERVICE_HOST"] == "192.0.2.1"
-    assert "kopf-sandbox" not in {thread.name for thread in threading.enumerate()}
+    assert not {thread.name for thread in set(threading.enumerate()) - threads}
 
 
 @pytest.mark.parametrize("command", [["sandbox"], ["run", "--sandbox", "handlers.py"]])

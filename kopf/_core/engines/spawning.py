@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody
-from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.execution import Execution
 from kopf._core.actions.loggers import ObjectLogger
@@ -121,7 +120,7 @@ class ObjectDaemons:
         self.raw = raw
         self.body = Body(raw)
         self.logger = ObjectLogger(body=self.body, settings=spawner.settings)
-        self.known: dict[HandlerId, Daemon | None] = {}
+        self.known: dict[SpawningHandler, Daemon | None] = {}
         """Those that run, or wait for their time; ``None`` for those that have ended by themselves, for good."""
         self.gone = False
         """Nothing is to be done about the object any more."""
@@ -143,7 +142,7 @@ class ObjectDaemons:
         return [daemon for daemon in self if daemon.stopper.is_set() and not daemon.abandoned]
 
     def spawn(self, handler: SpawningHandler) -> None:
-        daemon = self.known[handler.id] = Daemon(handler, self)
+        daemon = self.known[self.spawner.keys[handler]] = Daemon(handler, self)
         daemon.start()
 
     def stop(self, reason: DaemonStoppingReason) -> None:
@@ -178,10 +177,11 @@ class ObjectDaemons:
         return True
 
     def remove(self, daemon: Daemon, *, for_good: bool) -> None:
+        key = self.spawner.keys[daemon.handler]
         if for_good:
-            self.known[daemon.handler.id] = None
+            self.known[key] = None
         else:
-            del self.known[daemon.handler.id]
+            del self.known[key]
         self.notify(daemon)
 
     def notify(self, daemon: Daemon) -> None:
@@ -220,6 +220,11 @@ class Spawner:
         self.rules = Execution(
             executor=settings.execution.executor, default_backoff=settings.execution.default_backoff)
         self.rules_of_threads = dataclasses.replace(self.rules, executor=background.threads)
+        self.keys: dict[SpawningHandler, SpawningHandler] = {}
+        """For each handler, the first one of the same function and id: they are one, whichever of them matches."""
+        firsts: dict[tuple[str, int], SpawningHandler] = {}
+        for handler in table.spawning:
+            self.keys[handler] = firsts.setdefault((handler.id, id(handler.fn)), handler)
         self._finalizer = decider.finalizer
         self._always: Sequence[SpawningHandler] | None = None  # those for all objects, if all are
         if all(filters.is_unconditional(handler) for handler in table.spawning):
@@ -234,9 +239,10 @@ class Spawner:
         matching = self._match(record, raw)
         if daemons is None:
             return Survey(matching, (), holding=bool(matching))
-        ids = {handler.id for handler in matching}
-        missing = [handler for handler in matching if handler.id not in daemons.known]
-        excess = [daemon for daemon in daemons if daemon.handler.id not in ids and not daemon.stopper.is_set()]
+        keys = {self.keys[handler] for handler in matching}
+        missing = [handler for handler in matching if self.keys[handler] not in daemons.known]
+        excess = [daemon for daemon in daemons
+                  if self.keys[daemon.handler] not in keys and not daemon.stopper.is_set()]
         return Survey(missing, excess, holding=bool(missing) or daemons.holding)
 
     def _match(self, record: Record, raw: RawBody) -> Sequence[SpawningHandler]:

@@ -29,7 +29,7 @@ from kopf._core.actions.lifecycles import LifeCycleFn
 from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
 from kopf._core.actions.progression import HandlerState
 from kopf._core.engines.handling import Step
-from kopf._core.engines.spawning import Background, Spawner, is_older
+from kopf._core.engines.spawning import Background, Spawner
 from kopf._core.engines.stoppers import DaemonStoppingReason
 from kopf._core.intents import filters
 from kopf._core.intents.causes import ChangingCause, Reason, WatchingCause
@@ -488,11 +488,10 @@ class Processor:
             result = await patching.patch_obj(
                 self._client, resource=self.table.resource, namespace=record.namespace, name=record.name,
                 uid=record.daemons.raw['metadata'].get('uid'), patch=patch, body=raw, logger=record.daemons.logger)
-            if result.body is not None and not record.daemons.gone and not is_older(
-                    result.body, record.daemons.raw):
+            if result.body is not None and not record.daemons.gone:
                 at_rest = record.body is None
                 self._accept(record, result.body, patch)
-                if record.employed or not self._is_settled(record, result.body):
+                if record.employed or not self._is_settled(record, cast(RawBody, record.body)):
                     self.wake(record)
                 elif at_rest:
                     record.body = None

@@ -1,6 +1,7 @@
 """Flags with reasons: raised in the event loop, waited for there and in threads."""
 import asyncio
 import enum
+import gc
 import threading
 
 import pytest
@@ -64,6 +65,13 @@ async def test_several_coroutines_wait_and_one_is_cancelled(flag):
     flag.set(Why.RAIN)
     await asyncio.wait(tasks)
     assert [task.cancelled() for task in tasks] == [False, True, False]
+
+
+async def test_nothing_is_left_of_waiting(flag):
+    waiter = AsyncFlagWaiter(flag)
+    for _ in range(100):
+        await waiter.wait(0.0001)
+    assert sum(isinstance(item, asyncio.Future) for item in gc.get_objects()) < 50
 
 
 async def test_a_coroutine_that_ignores_the_flag_lets_others_run(flag):

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import threading
 import warnings
+from contextvars import ContextVar
 
 import pytest
 
@@ -193,8 +194,8 @@ async def test_the_time_limit_ends_a_daemon(host, clock):
     assert not await host.look()
 
 
-async def test_what_a_context_variable_is_set_to_is_not_seen_by_the_next_run(host):
-    from contextvars import ContextVar
+@pytest.mark.parametrize('delay', [0, 1])
+async def test_what_a_context_variable_is_set_to_is_not_seen_by_the_next_run(host, delay):
     var = ContextVar('var', default=0)
     seen = []
 
@@ -202,11 +203,12 @@ async def test_what_a_context_variable_is_set_to_is_not_seen_by_the_next_run(hos
     async def fn(**_):
         seen.append(var.get())
         var.set(1)
-        raise kopf.TemporaryError('again', delay=1)
+        raise kopf.TemporaryError('again', delay=delay)
 
     await host.look()
     await let_it_run(2.5)
-    assert seen == [0, 0, 0]
+    assert len(seen) > 1
+    assert not any(seen)
 
 
 # ---------------------------------------------------------------- patches

@@ -141,11 +141,12 @@ async def test_a_daemon_that_has_ended_by_itself_does_not_come_back_with_its_fil
     assert calls == [1]
 
 
-async def test_the_same_function_under_several_decorators_runs_once(host):
+@pytest.mark.parametrize('when', [None, lambda **_: True])
+async def test_the_same_function_under_several_decorators_runs_once(host, when):
     calls = []
 
     @kopf.daemon('kopfexamples', registry=host.registry)
-    @kopf.daemon('kopfexamples', registry=host.registry, when=lambda **_: True)
+    @kopf.daemon('kopfexamples', registry=host.registry, when=when)
     async def fn(stopped, **_):
         calls.append(1)
         await stopped.wait()
@@ -153,6 +154,30 @@ async def test_the_same_function_under_several_decorators_runs_once(host):
     await host.look()
     await let_it_run()
     assert calls == [1]
+
+
+async def test_a_daemon_goes_on_as_long_as_any_of_its_decorators_matches(host):
+    notes = []
+
+    @kopf.daemon('kopfexamples', registry=host.registry, labels={'a': kopf.PRESENT})
+    @kopf.daemon('kopfexamples', registry=host.registry, labels={'b': kopf.PRESENT})
+    async def fn(stopped, **_):
+        notes.append('start')
+        await stopped.wait()
+        notes.append('stop')
+
+    for labels in ({'a': ''}, {'b': ''}, {}, {'b': ''}):
+        await host.edit(metadata={'labels': labels})
+        await let_it_run()
+    assert notes == ['start', 'stop', 'start']
+
+
+async def test_different_functions_of_the_same_id_run_side_by_side(host):
+    notes = [declare(host), declare(host)]
+    await host.look()
+    await let_it_run()
+    assert not await host.delete()
+    assert notes == [['start', Reason.RESOURCE_DELETED]] * 2
 
 
 async def test_looking_changes_nothing(host):

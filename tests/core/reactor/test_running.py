@@ -424,7 +424,8 @@ async def test_several_operators_in_one_loop(process):
             registries = [kopf.OperatorRegistry() for _ in range(3)]
             for number, registry in enumerate(registries):
                 kopf.on.login(registry=registry)(kopf.login_with_kubeconfig)
-                kopf.on.cleanup(registry=registry)(lambda number=number, **_: print('CLEANUP', number))
+                async def cleanup(number=number, **_): print('CLEANUP', number)
+                kopf.on.cleanup(registry=registry)(cleanup)
             flags = [asyncio.Event() for _ in range(6)]
             tasks = [asyncio.create_task(kopf.operator(
                 registry=registry, ready_flag=flags[2 * number], stop_flag=flags[2 * number + 1], standalone=True))

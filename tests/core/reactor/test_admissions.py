@@ -1,0 +1,309 @@
+"""Admission in a whole operator: its server, the configurations in the cluster, and the memos of its objects."""
+import asyncio
+
+import pytest
+
+import kopf
+from kopf._core.engines import webhooks
+from kopf._core.reactor.admissions import ServerEndedError, ServerMissingError
+
+VALIDATING, MUTATING = 'validatingwebhookconfigurations', 'mutatingwebhookconfigurations'
+NAME = 'test.kopf.dev'
+
+
+class Server:
+    """A server without a network: the test is the API."""
+
+    def __init__(self):
+        self.configs = asyncio.Queue()
+        self.configs.put_nowait({'url': 'https://localhost:1/root', 'caBundle': 'Q0E='})
+        self.fn = None
+        self.started = asyncio.Event()
+        self.ended = asyncio.Event()
+        self.ending = None
+
+    async def __call__(self, fn):
+        self.fn = fn
+        self.started.set()
+        try:
+            while (config := await self.configs.get()) is not None:
+                yield config
+        finally:
+            if self.ending is not None:
+                await self.ending()
+            self.ended.set()
+
+    async def review(self, operation='CREATE', *, webhook=None, metadata=None, resource='kopfexamples'):
+        obj = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': metadata or {'name': 'obj'}, 'spec': {}}
+        answer = await self.fn({'apiVersion': 'admission.k8s.io/v1', 'kind': 'AdmissionReview', 'request': {
+            'uid': 'uid1', 'operation': operation, 'userInfo': {}, 'object': None if operation == 'DELETE' else obj,
+            'oldObject': None if operation == 'CREATE' else obj,
+            'resource': {'group': 'kopf.dev', 'version': 'v1', 'resource': resource}}}, webhook=webhook)
+        return answer['response']
+
+
+@pytest.fixture
+def server(world):
+    server = Server()
+    world.settings.admission.server = server
+    world.settings.admission.managed = NAME
+    return server
+
+
+@pytest.fixture
+def hooks(world):
+    """Wait until the configuration has these webhooks; give them by their ids."""
+    async def hooks(resource, *ids):
+        names = {f'{id}.{NAME}' for id in ids}
+        found = await world.aio.wait_for(
+            resource, NAME, lambda body: {webhook['name'] for webhook in body.get('webhooks', [])} == names)
+        return {webhook['name'].removesuffix(f'.{NAME}'): webhook for webhook in found.get('webhooks', [])}
+    return hooks
+
+
+async def test_configurations(world, server, hooks):
+    world.declare(kopf.on.validate, 'validating', operation='UPDATE')
+    world.declare(kopf.on.mutate, 'mutating', labels={'a': 'b'})
+    async with world.operator():
+        (validating,) = (await hooks(VALIDATING, 'validating')).values()
+        (mutating,) = (await hooks(MUTATING, 'mutating')).values()
+        assert validating['clientConfig'] == {'url': 'https://localhost:1/root/validating', 'caBundle': 'Q0E='}
+        assert validating['rules'][0]['operations'] == ['UPDATE']
+        assert mutating['objectSelector']['matchExpressions'] == [{'key': 'a', 'operator': 'In', 'values': ['b']}]
+        assert (await server.review('UPDATE', webhook='validating'))['allowed']
+        assert len(world.called('validating')) == 1
+
+
+async def test_the_api_forgets_all_but_the_persistent_before_the_server_ends(world, server, hooks):
+    seen = {}
+
+    async def look():
+        for resource in (VALIDATING, MUTATING):
+            seen[resource] = [webhook['name'] for webhook in (await world.aio.get(resource, NAME)).get('webhooks', [])]
+    server.ending = look
+    world.declare(kopf.on.validate, 'temporary')
+    world.declare(kopf.on.validate, 'persistent', persistent=True)
+    world.declare(kopf.on.mutate, 'mutating')
+    async with world.operator():
+        await hooks(VALIDATING, 'temporary', 'persistent')
+        await hooks(MUTATING, 'mutating')
+    assert server.ended.is_set()
+    assert seen == {VALIDATING: [f'persistent.{NAME}'], MUTATING: []}
+
+
+async def test_existing_configurations_are_taken_over(world, server, hooks):
+    await world.aio.create({
+        'apiVersion': 'admissionregistration.k8s.io/v1', 'kind': 'ValidatingWebhookConfiguration',
+        'metadata': {'name': NAME, 'labels': {'own': 'label'}}})
+    world.declare(kopf.on.validate, 'validating')
+    async with world.operator():
+        await hooks(VALIDATING, 'validating')
+        assert (await world.aio.get(VALIDATING, NAME))['metadata']['labels'] == {'own': 'label'}
+
+
+async def test_new_addresses_are_told_to_the_api(world, server, hooks):
+    world.declare(kopf.on.validate, 'validating')
+    async with world.operator():
+        await hooks(VALIDATING, 'validating')
+        server.configs.put_nowait({'service': {'name': 'svc', 'namespace': 'ns', 'path': '/root'}})
+        found = await world.aio.wait_for(
+            VALIDATING, NAME, lambda body: 'service' in body['webhooks'][0]['clientConfig'])
+        service = found['webhooks'][0]['clientConfig']['service']
+        assert (service['name'], service['namespace'], service['path']) == ('svc', 'ns', '/root/validating')
+
+
+async def test_nothing_is_written_if_nothing_has_changed(world, server, hooks):
+    world.declare(kopf.on.validate, 'validating')
+    config = await server.configs.get()
+    server.configs.put_nowait(config)
+    async with world.operator():
+        await hooks(VALIDATING, 'validating')
+        server.configs.put_nowait(dict(config))
+        server.configs.put_nowait({'url': 'https://other'})
+        await world.aio.wait_for(
+            VALIDATING, NAME, lambda body: body['webhooks'][0]['clientConfig']['url'] == 'https://other/validating')
+        patches = [request for request in world.sandbox.requests
+                   if request.method == 'PATCH' and request.resource == VALIDATING]
+        assert len(patches) == 2
+
+
+async def test_resources_that_come_later(world, server, hooks):
+    world.declare(kopf.on.validate, 'late', resource='kopflates')
+    async with world.operator():
+        await world.aio.wait_for(VALIDATING, NAME)
+        assert await hooks(VALIDATING) == {}
+        await world.aio.create({
+            'apiVersion': 'apiextensions.k8s.io/v1', 'kind': 'CustomResourceDefinition',
+            'metadata': {'name': 'kopflates.kopf.dev'},
+            'spec': {'group': 'kopf.dev', 'scope': 'Namespaced',
+                     'names': {'plural': 'kopflates', 'singular': 'kopflate', 'kind': 'KopfLate'},
+                     'versions': [{'name': 'v1', 'served': True, 'storage': True, 'schema': {'openAPIV3Schema': {
+                         'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}}}]}})
+        await hooks(VALIDATING, 'late')
+        assert (await server.review(webhook='late', resource='kopflates'))['allowed']
+        await world.aio.delete('customresourcedefinitions', 'kopflates.kopf.dev')
+        await hooks(VALIDATING)
+
+
+async def test_webhooks_need_no_watching(world, server, hooks):
+    world.declare(kopf.on.validate, 'validating')
+    async with world.operator():
+        await hooks(VALIDATING, 'validating')
+    assert not [request for request in world.sandbox.requests if request.resource == 'kopfexamples']
+
+
+async def test_failures_are_retried(world, server, hooks, monkeypatch):
+    monkeypatch.setattr(webhooks, 'RETRY_DELAYS', (0.01,))
+    world.sandbox.faults.error(500, times=2, method='PATCH')
+    world.sandbox.faults.error(403, times=1, method='POST')
+    world.declare(kopf.on.validate, 'validating')
+    async with world.operator():
+        await world.until_logged("cannot be written; trying again")
+        await hooks(VALIDATING, 'validating')
+
+
+async def test_configurations_deleted_by_others_are_made_again(world, server, hooks, monkeypatch):
+    monkeypatch.setattr(webhooks, 'RETRY_DELAYS', (0.01,))
+    world.declare(kopf.on.validate, 'validating')
+    async with world.operator():
+        await hooks(VALIDATING, 'validating')
+        await world.aio.delete(VALIDATING, NAME)
+        server.configs.put_nowait({'url': 'https://other'})
+        await hooks(VALIDATING, 'validating')
+
+
+async def test_impossible_cleanup_is_named_and_left(world, server, hooks):
+    world.declare(kopf.on.validate, 'validating')
+    async with world.operator():
+        await hooks(VALIDATING, 'validating')
+        world.sandbox.faults.error(403, times=None, method='PATCH')
+    assert any("cannot be cleaned up" in line for line in world.log.texts)
+    assert server.ended.is_set()
+
+
+async def test_unmanaged_configurations_are_left_alone(world, server):
+    world.settings.admission.managed = None
+    world.declare(kopf.on.validate, 'validating')
+    async with world.operator():
+        await server.started.wait()
+        assert (await server.review())['allowed']
+    assert not [request for request in world.sandbox.requests if request.group == 'admissionregistration.k8s.io']
+
+
+async def test_no_server_for_handlers(world):
+    world.declare(kopf.on.validate, 'validating')
+    with pytest.raises(ServerMissingError, match=r"settings\.admission\.server"):
+        await kopf.operator(registry=world.registry, settings=world.settings, standalone=True)
+    assert not world.sandbox.requests
+
+
+async def test_servers_are_not_started_without_handlers(world, server):
+    world.declare(kopf.on.event, 'event')
+    async with world.operator():
+        await world.create()
+        await world.until_called('event')
+    assert server.fn is None
+
+
+async def test_an_ending_server_ends_the_operator(world, server, hooks):
+    world.declare(kopf.on.validate, 'validating')
+    with pytest.raises(ServerEndedError):
+        async with world.operator() as task:
+            await hooks(VALIDATING, 'validating')
+            server.configs.put_nowait(None)
+            await asyncio.wait([task])
+    assert await hooks(VALIDATING) == {}
+
+
+async def test_a_failing_server_ends_the_operator(world):
+    async def broken(fn):
+        raise OSError("no such address")
+        yield
+
+    world.settings.admission.server = broken
+    world.declare(kopf.on.validate, 'validating')
+    with pytest.raises(OSError, match="no such address"):
+        await kopf.operator(registry=world.registry, settings=world.settings, standalone=True)
+
+
+@pytest.mark.parametrize('substituted', [False, True])
+async def test_context_managers(world, server, hooks, substituted):
+    events = []
+
+    class Manager(Server):
+        async def __aenter__(self):
+            events.append('enter')
+            return server if substituted else self
+
+        async def __aexit__(self, *_):
+            events.append('exit')
+
+    manager = Manager()
+    world.settings.admission.server = manager
+    world.declare(kopf.on.validate, 'validating')
+    async with world.operator():
+        await hooks(VALIDATING, 'validating')
+        assert events == ['enter']
+        assert (await (server if substituted else manager).review())['allowed']
+    assert events == ['enter', 'exit']
+
+
+async def test_memos_of_existing_objects(world, server, hooks):
+    async def remember(memo, **_):
+        memo.seen = 'in an event'
+
+    async def tell(memo, warnings, **_):
+        warnings.append(f"{memo.get('common')} {memo.get('seen')}")
+
+    world.declare(kopf.on.event, 'event', does=remember)
+    world.declare(kopf.on.validate, 'validating', does=tell)
+    async with world.operator(memo=kopf.Memo(common='common')):
+        metadata = (await world.create())['metadata']
+        await world.until_called('event')
+        await hooks(VALIDATING, 'validating')
+        assert (await server.review('CREATE', metadata=metadata))['warnings'] == ['common None']
+        assert (await server.review('UPDATE', metadata=metadata))['warnings'] == ['common in an event']
+        assert (await server.review('DELETE', metadata=metadata))['warnings'] == ['common in an event']
+        other = {**metadata, 'uid': 'another'}
+        assert (await server.review('UPDATE', metadata=other))['warnings'] == ['common None']
+
+
+async def test_indices_are_given(world, server, hooks):
+    @kopf.index('kopfexamples', id='names', registry=world.registry)
+    async def names(name, **_):
+        return {'all': name}
+
+    seen = []
+
+    async def look(names, **_):
+        seen.extend(names.get('all', ()))
+
+    world.declare(kopf.on.validate, 'validating', does=look)
+    await world.create('one')
+    async with world.operator():
+        await hooks(VALIDATING, 'validating')
+        async with asyncio.timeout(5):
+            while 'one' not in seen:
+                await server.review()
+                await asyncio.sleep(0)
+
+
+async def test_the_real_server_with_the_api_calling_back(world, hooks):
+    async def change(patch, **_):
+        patch.spec['added'] = 'yes'
+
+    async def refuse(spec, **_):
+        if spec.get('bad'):
+            raise kopf.AdmissionError("It is bad.", code=418)
+
+    world.settings.admission.server = kopf.WebhookServer()
+    world.settings.admission.managed = NAME
+    world.declare(kopf.on.mutate, 'changing', does=change)
+    world.declare(kopf.on.validate, 'refusing', does=refuse)
+    async with world.operator():
+        await hooks(MUTATING, 'changing')
+        await hooks(VALIDATING, 'refusing')
+        assert (await world.create(spec={'field': 'x'}))['spec'] == {'field': 'x', 'added': 'yes'}
+        with pytest.raises(kopf.testing.Refusal, match=r"It is bad\.") as error:
+            await world.create('other', spec={'bad': True})
+        assert error.value.code == 418

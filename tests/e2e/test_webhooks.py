@@ -1,0 +1,371 @@
+"""Admission as users of the cluster see it: the API calls the operator back, over HTTPS that it has to trust."""
+import base64
+import contextlib
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import textwrap
+import threading
+
+import pytest
+from controlplane import ControlPlane
+from kubeapi import ApiError, wait
+
+from kopf._kits.certificates import build_certificate
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "17-admission" / "example.py"
+KIND = "kopf.dev/v1", "KopfExample"
+NAME = "kopf-example-1"
+GROUP = "admissionregistration.k8s.io/v1"
+
+HEAD = """
+    import asyncio, kopf, os, ssl, sys
+
+    @kopf.on.startup()
+    def configure(settings, **_):
+        settings.admission.server = kopf.WebhookServer(**SERVER)
+        settings.admission.managed = os.environ["MANAGED"]
+"""
+
+
+@pytest.fixture
+def managed(kubeapi, namespace):
+    """The name of the configurations; what is left of them is removed."""
+    name = f"{namespace}.kopf.dev"
+    yield name
+    forget(kubeapi, name)
+
+
+def forget(kubeapi, name):
+    for kind in ("ValidatingWebhookConfiguration", "MutatingWebhookConfiguration"):
+        kubeapi.delete(GROUP, kind, None, name)
+
+
+@pytest.fixture
+def webhooks(kubeapi, managed):
+    """The webhooks that are configured, by their ids."""
+    def webhooks(kind, name=managed):
+        found = kubeapi.get(GROUP, f"{kind}WebhookConfiguration", None, name) or {}
+        return {item["name"].removesuffix(f".{name}"): item for item in found.get("webhooks", [])}
+    return webhooks
+
+
+@pytest.fixture
+def operate(run_operator, managed, tmp_path):
+    """Run an operator of this code, and wait until the API is told about it."""
+    def operate(code, server="{}", **env):
+        path = tmp_path / "operator.py"
+        path.write_text(f"SERVER = {server}\n" + textwrap.dedent(HEAD) + textwrap.dedent(code))
+        operator = run_operator(path, "--verbose", "--standalone", MANAGED=managed, **env)
+        operator.wait_output("Reconfiguring the mutating webhook")
+        return operator
+    return operate
+
+
+@pytest.fixture
+def create(kubeapi, namespace):
+    def create(name="obj", *, query="", metadata=None, **spec):
+        return kubeapi.request("POST", kubeapi.path(*KIND, namespace) + query, {
+            "apiVersion": KIND[0], "kind": KIND[1], "metadata": {"name": name, **(metadata or {})}, "spec": spec})
+    return create
+
+
+@pytest.fixture
+def settled(create):
+    """Wait until the API asks the operator: it notices new configurations with some delay."""
+    def settled(mark, **metadata):
+        wait(lambda: mark(create("trial", query="?dryRun=All", metadata=metadata)), "the webhooks to be called")
+    return settled
+
+
+def refusal(function, *args, **kwargs):
+    with pytest.raises(ApiError) as error:
+        function(*args, **kwargs)
+    return error.value.status, str(error.value)
+
+
+def is_marked(obj):
+    return obj["spec"].get("mark") == "yes"
+
+
+def is_served(create):
+    with contextlib.suppress(ApiError):
+        return is_marked(create("trial", query="?dryRun=All"))
+    return False
+
+
+MARK = """
+    @kopf.on.mutate('kopfexamples', id='mark', operation='CREATE')
+    async def mark(patch, **_):
+        patch.spec['mark'] = 'yes'
+"""
+
+
+def test_example(run_operator, kubeapi, namespace, create, webhooks):
+    """What README.md of the example says."""
+    name = "examples.kopf.dev"
+    forget(kubeapi, name)
+    operator = run_operator(EXAMPLE, "--standalone")
+    wait(lambda: webhooks("Validating", name) and webhooks("Mutating", name), "the configurations")
+    wait(lambda: create("trial", query="?dryRun=All")["spec"].get("duration"), "the webhooks to be called")
+
+    def change(**spec):
+        return kubeapi.patch(*KIND, namespace, NAME, {"spec": spec})
+
+    def protect(value):
+        kubeapi.patch(*KIND, namespace, NAME, {"metadata": {"annotations": {"protected": value}}})
+
+    kubeapi.apply(ROOT / "examples" / "obj.yaml", namespace)
+    assert change(duration=None)["spec"]["duration"] == "5m"
+    change(items=[])
+    assert any("There are no items: nothing will be done for this object." in text for text in kubeapi.warnings)
+    status, text = refusal(change, items=["x"] * 11)
+    assert status == 422 and "denied the request: There are 11 items; 10 are the most." in text
+    status, text = refusal(change, field="other")
+    assert status == 403 and "denied the request: The field is immutable: it is 'value'." in text
+    protect("yes")
+    status, text = refusal(kubeapi.delete, *KIND, namespace, NAME)
+    assert status == 403 and f"denied the request: {NAME} is protected. Remove the annotation first." in text
+    protect(None)
+    kubeapi.delete(*KIND, namespace, NAME)
+    found = create("labelled", metadata={"labels": {"untrusted": ""}})
+    assert found["metadata"]["annotations"]["examples.kopf.dev/author"]
+    assert "annotations" not in create("unlabelled")["metadata"]
+    operator.wait_output(r"Created with the duration 5m\.")
+
+    code, _ = operator.stop()
+    assert code == 0, operator.output
+    assert "Traceback" not in operator.output
+    assert not webhooks("Validating", name) and not webhooks("Mutating", name)
+    assert "duration" not in create("afterwards")["spec"]
+    forget(kubeapi, name)
+
+
+def test_errors_and_warnings(operate, settled, create, kubeapi):
+    operate(MARK + """
+    @kopf.on.validate('kopfexamples')
+    async def validating(spec, warnings, **_):
+        warnings.extend(spec.get('warnings', []))
+        match spec.get('error'):
+            case 'admission': raise kopf.AdmissionError("by admission", code=418)
+            case 'permanent': raise kopf.PermanentError("by permanent")
+            case 'temporary': raise kopf.TemporaryError("by temporary")
+            case 'arbitrary': raise ValueError("by arbitrary")
+    """)
+    settled(is_marked)
+    for error, code in [("admission", 418), ("permanent", 500), ("temporary", 500), ("arbitrary", 500)]:
+        status, text = refusal(create, error=error)
+        assert status == code and f"denied the request: by {error}" in text
+    create(warnings=["one", "two"])
+    assert [re.sub(r'.*"(.*)"', r"\1", text) for text in kubeapi.warnings] == ["one", "two"]
+
+
+def test_kwargs(operate, settled, create, kubeapi, namespace):
+    operator = operate(MARK + """
+    @kopf.on.validate('kopfexamples', operation='UPDATE')
+    async def updating(old, new, diff, dryrun, userinfo, name, namespace, **_):
+        changed = [(str(op), field, old, new) for op, field, old, new in diff if field[0] == 'spec']
+        print('UPDATE', dryrun, bool(userinfo['username']), name, old['spec']['x'], new['spec']['x'], changed)
+    @kopf.on.validate('kopfexamples', operation='DELETE')
+    async def deleting(body, old, new, **_):
+        print('DELETE', body['spec']['x'], old['spec']['x'], new)
+    """)
+    settled(is_marked)
+    create(x=1)
+    path = kubeapi.path(*KIND, namespace, "obj")
+    for query, value in [("?dryRun=All", 2), ("", 3)]:
+        kubeapi.request("PATCH", path + query, {"spec": {"x": value}}, "application/merge-patch+json")
+    kubeapi.delete(*KIND, namespace, "obj")
+    operator.wait_output(re.escape("UPDATE True True obj 1 2 [('change', ('spec', 'x'), 1, 2)]"))
+    operator.wait_output(re.escape("UPDATE False True obj 1 3 [('change', ('spec', 'x'), 1, 3)]"))
+    operator.wait_output(re.escape("DELETE 3 3 None"))
+
+
+def test_patches(operate, settled, create):
+    operate(MARK + """
+    @kopf.on.mutate('kopfexamples', operation='CREATE')
+    def changing(spec, patch, **_):
+        patch.spec['gone'] = None
+        patch.spec['deep'] = {'new': [1, {'a/b~c': 'd'}]}
+        patch.meta.labels['kopf.dev/label'] = 'value'
+        patch.fns.append(lambda body: body['spec'].setdefault('items', []).append('added'))
+    """)
+    settled(is_marked)
+    found = create(gone=1, deep={"kept": 2}, items=["own"])
+    assert found["spec"] == {
+        "deep": {"kept": 2, "new": [1, {"a/b~c": "d"}]}, "items": ["own", "added"], "mark": "yes"}
+    assert found["metadata"]["labels"] == {"kopf.dev/label": "value"}
+
+
+def test_connections(cluster, operate, settled, kubeapi, namespace):
+    if not isinstance(cluster, ControlPlane):
+        pytest.skip("the sandbox has no pods to connect to")
+    operator = operate(MARK + """
+    @kopf.on.validate('pods', operation='CONNECT', subresource='exec')
+    def connecting(name, body, operation, subresource, **_):
+        raise kopf.AdmissionError(f"no {operation} {subresource} {name} {body['command']}", code=418)
+    """)
+    settled(is_marked)
+    path = f"/api/v1/namespaces/{namespace}/pods/pod1/exec?command=sh&stdout=true"
+    status, text = wait(lambda: (found := refusal(kubeapi.request, "POST", path))[0] == 418 and found, "the refusal")
+    assert "denied the request: no CONNECT exec pod1 ['sh']" in text
+    assert "Traceback" not in operator.output
+
+
+def test_memos_are_shared_with_other_handlers(operate, settled, create, kubeapi, namespace):
+    operator = operate(MARK + """
+    @kopf.on.event('kopfexamples')
+    async def watching(memo, name, **_):
+        memo.seen = 'in an event'
+        print('WATCHED', name)
+    @kopf.on.validate('kopfexamples')
+    async def validating(memo, operation, warnings, **_):
+        warnings.append(f"{operation} {memo.get('seen')}")
+    """)
+    settled(is_marked)
+    create()
+    assert "CREATE None" in kubeapi.warnings[0]
+    operator.wait_output("WATCHED obj")
+    kubeapi.patch(*KIND, namespace, "obj", {"spec": {"x": 1}})
+    assert "UPDATE in an event" in kubeapi.warnings[0]
+
+
+def test_configurations(operate, settled, webhooks, create):
+    operator = operate(MARK + """
+    @kopf.on.validate('kopfexamples', persistent=True, ignore_failures=True, side_effects=True, labels={'x': 'y'})
+    async def persistent(**_):
+        pass
+    """)
+    settled(is_marked)
+    found = webhooks("Validating")["persistent"]
+    assert found["clientConfig"]["url"].startswith("https://localhost:")
+    assert b"BEGIN CERTIFICATE" in base64.b64decode(found["clientConfig"]["caBundle"])
+    assert (found["failurePolicy"], found["sideEffects"], found["timeoutSeconds"]) == ("Ignore", "NoneOnDryRun", 30)
+    assert webhooks("Mutating").keys() == {"mark"}
+    assert operator.stop()[0] == 0
+    assert webhooks("Validating").keys() == {"persistent"}
+    assert not webhooks("Mutating")
+    create("afterwards", metadata={"labels": {"x": "y"}})  # nobody answers, which is to be ignored
+
+
+def test_webhooks_of_the_killed_are_served_by_the_next(operate, create):
+    operate(MARK).stop(signal.SIGKILL)
+    wait(lambda: refusal(create)[0] == 500, "the refusal, as nobody answers")
+    operate(MARK)
+    wait(lambda: is_served(create), "the webhooks to be served")
+
+
+def test_resources_that_come_later(operate, settled, kubeapi, namespace, webhooks):
+    plural = f"lates{namespace[-8:]}"
+    operate(MARK + f"""
+    @kopf.on.validate('{plural}')
+    async def late(**_):
+        raise kopf.AdmissionError("It is late.", code=418)
+    """)
+    assert not webhooks("Validating")
+    kubeapi.apply({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.late.kopf.dev"},
+        "spec": {"group": "late.kopf.dev", "scope": "Namespaced", "names": {"plural": plural, "kind": "Late"},
+                 "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {
+                     "type": "object", "x-kubernetes-preserve-unknown-fields": True}}}]}})
+    try:
+        wait(lambda: webhooks("Validating"), "the webhook")
+        path = f"/apis/late.kopf.dev/v1/namespaces/{namespace}/{plural}?dryRun=All"
+        body = {"apiVersion": "late.kopf.dev/v1", "kind": "Late", "metadata": {"name": "x"}}
+
+        def is_refused():
+            try:
+                kubeapi.request("POST", path, body)
+            except ApiError as error:
+                return error.status == 418 and "It is late." in str(error)
+            return False
+        wait(is_refused, "the refusal")
+    finally:
+        kubeapi.delete("apiextensions.k8s.io/v1", "CustomResourceDefinition", None, f"{plural}.late.kopf.dev")
+
+
+@pytest.mark.parametrize("server", ["{'password': 'secret'}", "{'addr': '127.0.0.1'}", "{'path': '/some/root'}"])
+def test_servers(operate, settled, server):
+    operate(MARK, server)
+    settled(is_marked)
+
+
+def test_renewed_certificates(operate, settled, create, webhooks, tmp_path):
+    def renew():
+        certificate, key = build_certificate(["localhost"])
+        (tmp_path / "cert.pem").write_bytes(certificate)
+        (tmp_path / "key.pem").write_bytes(key)
+        return base64.b64encode(certificate).decode()
+
+    renew()
+    operate(MARK, f"""dict(
+        certfile={str(tmp_path / 'cert.pem')!r}, pkeyfile={str(tmp_path / 'key.pem')!r}, file_check_interval=0.1)""")
+    settled(is_marked)
+    bundle = renew()
+    wait(lambda: webhooks("Mutating")["mark"]["clientConfig"]["caBundle"] == bundle, "the new bundle")
+    wait(lambda: is_served(create), "the webhooks to be served")
+
+
+def test_slow_handlers(operate, settled, create, kubeapi, managed, webhooks):
+    operate(MARK + """
+    @kopf.on.validate('kopfexamples')
+    async def validating(name, **_):
+        if name == 'slow':
+            await asyncio.sleep(20)
+    """)
+    settled(is_marked)
+    path = f"/apis/{GROUP}/validatingwebhookconfigurations/{managed}"
+    hooks = list(webhooks("Validating").values())
+    kubeapi.request("PATCH", path, {"webhooks": [{**hook, "timeoutSeconds": 2} for hook in hooks]},
+                    "application/merge-patch+json")
+
+    def is_shortened():
+        status, text = refusal(create, "slow")
+        return status == 504 and "denied the request: Webhook 'validating' has not answered within 1.8 seconds" in text
+    refused = threading.Event()
+    waiting = threading.Thread(target=lambda: wait(is_shortened, "the refusal in time") and refused.set())
+    waiting.start()
+    create("quick")  # is not held up
+    waiting.join()
+    assert refused.is_set()
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_bad_requests(operate, settled, webhooks, tmp_path):
+    operator = operate(MARK, f"dict(cadump={str(tmp_path / 'ca.pem')!r})")
+    settled(is_marked)
+    url = webhooks("Mutating")["mark"]["clientConfig"]["url"]
+    for args, code in [
+        (["-d", "{bad"], 400), (["-d", "{}"], 400), (["-X", "GET"], 405), (["-d", '{"kind": "AdmissionReview"}'], 400),
+    ]:
+        output = subprocess.run(
+            ["curl", "-sS", "--cacert", tmp_path / "ca.pem", "-w", "\n%{http_code}", url, *args],
+            capture_output=True, text=True, check=True).stdout
+        assert output.endswith(f"\n{code}"), output
+    assert "Traceback" not in operator.output
+
+
+def test_no_server(run_operator, tmp_path):
+    path = tmp_path / "operator.py"
+    path.write_text(textwrap.dedent("""
+        import kopf
+        @kopf.on.validate('kopfexamples')
+        def validating(**_):
+            pass
+    """))
+    operator = run_operator(path)
+    assert operator.process.wait(20) != 0
+    assert "settings.admission.server" in operator.output
+
+
+def test_no_library_for_certificates(run_operator, tmp_path):
+    path = tmp_path / "operator.py"
+    path.write_text("import sys\nsys.modules['cryptography.x509'] = sys.modules['certbuilder'] = None\nSERVER = {}\n"
+                    + textwrap.dedent(HEAD) + textwrap.dedent(MARK))
+    operator = run_operator(path, MANAGED="none.kopf.dev")
+    assert operator.process.wait(20) != 0
+    assert "pip install kopf[dev]" in operator.output
