@@ -1,7 +1,8 @@
 """`make demo`: the first example on an embedded Kubernetes API, from nothing to "handled", in a few seconds.
 
 Runs what a newcomer would type, `kopf run --sandbox` with the example and its object, waits until the object is
-handled, shows what has been done to it, and stops everything again, also after Ctrl-C or a failure. No cluster is touched.
+handled, shows what has been done to it, and stops everything again, also after Ctrl-C or a failure. No cluster is
+touched.
 """
 import json
 import os

@@ -132,7 +132,7 @@ def test_the_environment_is_restored(monkeypatch):
         assert "KUBERNETES_SERVICE_HOST" not in os.environ
     assert os.environ["KUBECONFIG"] == "/nonexistent"
     assert os.environ["KUBERNETES_SERVICE_HOST"] == "192.0.2.1"
-    assert not {thread.name for thread in set(threading.enumerate()) - threads}
+    assert "kopf-sandbox" not in {thread.name for thread in set(threading.enumerate()) - threads}
 
 
 @pytest.mark.parametrize("command", [["sandbox"], ["run", "--sandbox", "handlers.py"]])

@@ -560,3 +560,8 @@ def test_malformed_reviews_are_refused_or_answered(review: Any, webhook: str | N
     else:
         json.dumps(answer)
         assert answer['response']['allowed'] is True
+
+
+def test_no_operations_at_all() -> None:
+    with pytest.raises(ValueError, match='operations='):
+        kopf.on.validate('kopfexamples', operations=[], registry=kopf.OperatorRegistry())

@@ -285,7 +285,7 @@ async def test_edits_that_are_seen_after_a_daemons_patch_are_not_lost(scene):
 async def test_answers_that_come_late_do_not_bring_back_old_states(scene):
     seen = []
 
-    @kopf.timer('kopfexamples', registry=scene.registry, interval=100, initial_delay=5)
+    @kopf.timer('kopfexamples', registry=scene.registry, interval=1e9, initial_delay=5)
     async def fn(patch, **_):
         scene.delay = 3
         patch.status['y'] = 1
