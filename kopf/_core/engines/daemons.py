@@ -13,7 +13,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from kopf._cogs.aiokits.waiters import AsyncFlagWaiter, ReasonedFlag, SyncFlagWaiter
-from kopf._cogs.clients.errors import APIClientError
+from kopf._cogs.clients.errors import APIConnectionError, APIServerError, APITooManyRequestsError
 from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.execution import Outcome, execute_handler_once, running, utcnow
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 EXIT_TIMEOUT, EXIT_CANCELLATION_TIMEOUT = 5.0, 1.0
 """For daemons without limits of their own: how long an exiting operator waits before it cancels them, and after."""
+
+_PASSING_ERRORS = (APIServerError, APIConnectionError, APITooManyRequestsError)
 
 
 class Daemon:
@@ -157,25 +159,23 @@ class Daemon:
 
     async def _send(self, patch: Patch) -> None:
         """Apply the patch; if the API does not work, try again until it does, or until the daemon is to stop."""
+        logger = self.owner.logger
         delays = iter(self.owner.spawner.settings.queueing.error_delays)
         delay = 0.0
         self._sending = True
         try:
             while True:
                 try:
-                    await self.owner.spawner.host.send(self.owner.record, patch)
-                    return
+                    return await self.owner.spawner.host.send(self.owner.record, patch)
                 except LoginError:
                     raise
                 except Exception as error:
-                    if isinstance(error, APIClientError) or self.stopper.is_set():
-                        self.owner.logger.error(
-                            "The patch of %s could not be applied and is lost: %r: %s", self.handler, patch, error)
-                        return
+                    if not isinstance(error, _PASSING_ERRORS) or self.stopper.is_set():
+                        logger.exception("The patch of %s is lost: %r: %r", self.handler, patch, error)
+                        return None
                     delay = next(delays, delay)
-                    self.owner.logger.exception(
-                        "The patch of %s could not be applied; trying again in %s seconds: %s",
-                        self.handler, delay, error)
+                    logger.error("The patch of %s can't be applied; trying again in %s seconds: %r",
+                                 self.handler, delay, error)
                 await self.stopper.wait(delay)
         finally:
             self._sending = False

@@ -265,6 +265,8 @@ class Spawner:
         self._spawn(record, raw, survey.missing)
         if record.daemons is None:
             return survey.holding
+        if survey.missing:
+            await asyncio.sleep(0)  # the daemons begin before the handlers of the same state
         if deleted and record.daemons.stopping:
             await self._wait_instantly(record.daemons)
         if not record.daemons.known:

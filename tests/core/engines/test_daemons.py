@@ -251,8 +251,11 @@ async def test_patches_are_sent_again_when_the_api_is_down(host, clock):
     assert clock() == pytest.approx(1 + 2 + 2, abs=0.1)
 
 
-async def test_refused_patches_are_lost_and_reported(host, caplog):
-    host.failures = [APIUnprocessableError('no such field', status=422)]
+@pytest.mark.parametrize('error', [
+    APIUnprocessableError('no such field', status=422), TypeError('no such field'),
+])
+async def test_patches_that_can_not_be_applied_are_lost_and_reported(host, caplog, error):
+    host.failures = [error]
 
     @kopf.daemon('kopfexamples', id='fn', registry=host.registry)
     async def fn(retry, patch, **_):
