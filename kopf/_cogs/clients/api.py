@@ -61,6 +61,8 @@ class ApiClient:
         self._retired.clear()
         for session in everything:
             await session.close()
+        for _ in range(2):
+            await asyncio.sleep(0)  # the transports end in the next iterations, and the loop may have no more of them
 
     @property
     def default_namespace(self) -> str | None:

@@ -447,6 +447,9 @@ class Processor:
             if decision is not None and record.cycle is not None:
                 self._decider.notice_patched(decision, patch, Body(result.body))
             record.again = record.again or (self.table.managing and not result.remaining_fns)
+        if result.remaining_fns and not record.again and record.wakeup is None:
+            # Usually, an event brings the state that they fit to; if the refusal had another reason, none comes.
+            record.wakeup = asyncio.get_running_loop().call_later(CONFLICT_DELAYS[-1], self._wake, record)
 
     def _accept(self, record: ObjectRecord, raw: RawBody, patch: Patch) -> None:
         """Go on with the state that has come of our patch; its echo will be recognised by its version."""
@@ -467,6 +470,7 @@ class Processor:
             record.again = True
             return
         decision.cause.logger.debug("Sleeping for %s seconds for the delayed handlers.", delay)
+        record.cancel_wakeup()
         record.wakeup = asyncio.get_running_loop().call_later(delay, self._wake, record)
 
     def _wake(self, record: ObjectRecord) -> None:

@@ -1,8 +1,8 @@
 """
 The promises "no update is lost" and "nothing runs twice", for any order of edits, outcomes, and restarts.
 
-The object is simulated with real storages; everything else is the real code of deciding. A step is what the processor does:
-decide, run one handler, conclude, apply the patch.
+The object is simulated with real storages; everything else is the real code of deciding. A step is what the processor
+does: decide, run one handler, conclude, apply the patch.
 """
 import datetime
 import itertools
