@@ -7,6 +7,7 @@ comes out of here is bytes, lines, and typed errors.
 """
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -18,6 +19,7 @@ from kopf._cogs.structs import credentials
 if TYPE_CHECKING:
     import aiohttp
     import yarl
+    from aiohttp.connector import Connection
 
 Failures: TypeAlias = tuple[type[Exception], ...]
 ExtraHeaders: TypeAlias = tuple[str | None, str | None]  # Accept, Content-Type
@@ -76,6 +78,7 @@ class Session:
             # The limit is ours: streams and requests share the sockets, but streams are not limited.
             connector=aiohttp.TCPConnector(limit=0, ssl=context, keepalive_timeout=_KEEPALIVE),
             cookie_jar=aiohttp.DummyCookieJar(),
+            response_class=_abrupt_response_class(),
             skip_auto_headers=['Accept-Encoding', 'Content-Type'],  # unpacking costs more than the network
             auto_decompress=False,
             trust_env=info.trust_env,
@@ -84,7 +87,12 @@ class Session:
 
     async def close(self) -> None:
         """Close the session if it is ours, with all that is still in flight."""
-        if self._owned:
+        if self._owned and (connector := self._session.connector) is not None:
+            try:
+                # The polite end of TLS takes more iterations of the loop than there may be.
+                await connector.close(abort_ssl=True)  # type: ignore[call-arg,unused-ignore]
+            except TypeError:  # in older versions, there is no other end than the polite one
+                pass
             await self._session.close()
 
     async def request(
@@ -103,7 +111,8 @@ class Session:
                 method, self._make_url(query), data=payload, headers=self._make_headers(headers),
                 timeout=self._make_timeout(None, connect_timeout), **self._options,
             ) as response:
-                body = await response.read()
+                with _aborting(response.connection):
+                    body = await response.read()
         except self.failures as e:
             raise _make_error(e) from e
         errors.check_response(response.status, response.headers, body)
@@ -171,9 +180,37 @@ def dropping(response: 'aiohttp.ClientResponse') -> Iterator[None]:
     try:
         yield
     finally:
-        if response.connection is not None and response.connection.transport is not None:
-            response.connection.transport.abort()
+        _abort(response.connection)
         response.close()
+
+
+@contextlib.contextmanager
+def _aborting(connection: 'Connection | None') -> Iterator[None]:
+    """Break off the connection, as `dropping` does, if what is done with it fails or is cancelled."""
+    try:
+        yield
+    except BaseException:
+        _abort(connection)
+        raise
+
+
+def _abort(connection: 'Connection | None') -> None:
+    if connection is not None and connection.transport is not None:
+        connection.transport.abort()
+
+
+@functools.cache
+def _abrupt_response_class() -> 'type[aiohttp.ClientResponse]':
+    import aiohttp
+
+    class AbruptResponse(aiohttp.ClientResponse):
+        """A response whose connection is broken off at once if it is given up before it begins."""
+
+        async def start(self, connection: 'Connection') -> aiohttp.ClientResponse:
+            with _aborting(connection):
+                return await super().start(connection)
+
+    return AbruptResponse
 
 
 class Lines:
