@@ -2,6 +2,7 @@
 import asyncio
 import contextlib
 import gc
+import threading
 import warnings
 
 import pytest
@@ -18,6 +19,25 @@ def sandbox():
         yield sandbox
 
 
+@pytest.fixture
+def hang(sandbox):
+    """Make the server hang until the end of the test: it does not answer anything, not even good-byes."""
+    hanging, over = threading.Event(), threading.Event()
+
+    def predicate(body):
+        hanging.set()
+        return over.wait(10)
+
+    def hang():
+        thread.start()
+        assert hanging.wait(10)
+
+    thread = threading.Thread(target=sandbox.wait_for, args=('namespaces', 'default', predicate))
+    yield hang
+    over.set()
+    thread.join()
+
+
 async def request(client):
     await client.get_json('/api/v1/pods')
 
@@ -27,25 +47,25 @@ async def stream(client):
         await asyncio.Event().wait()
 
 
-@pytest.mark.parametrize('operation, seconds', [
-    (request, 5),  # in the wait for the answer
-    (stream, 5),  # the same
+@pytest.mark.parametrize('operation, delay', [
+    (request, 60),  # in the wait for the answer
+    (stream, 60),  # the same
     (stream, 0),  # in the wait for events
 ])
-def test_cancelled_operations(sandbox, make_vault, operation, seconds):
+def test_cancelled_operations(sandbox, hang, make_vault, operation, delay):
     async def main():
         info = ConnectionInfo(server=sandbox.url, ca_data=sandbox.ca, token=sandbox.token)
         async with ApiClient(make_vault(info), OperatorSettings()) as client:
-            await client.get_json('/api')  # so that there is a connection
             count = len(sandbox.requests)
             task = asyncio.create_task(operation(client))
-            while len(sandbox.requests) == count or seconds == 0 and sandbox.requests[-1].status == 0:
+            while len(sandbox.requests) == count or not delay and sandbox.requests[-1].status == 0:
                 await asyncio.sleep(0.01)
+            hang()
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    sandbox.faults.delay(seconds, resource='pods', times=1)
+    sandbox.faults.delay(delay, resource='pods')
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
         with contextlib.closing(asyncio.new_event_loop()) as loop:
