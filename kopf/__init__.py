@@ -22,6 +22,7 @@ from kopf._cogs.configs.progress import (
     SmartProgressStorage,
     StatusProgressStorage,
 )
+from kopf._cogs.helpers.versions import version as __version__
 from kopf._cogs.structs.bodies import (
     Annotations,
     Body,
@@ -87,7 +88,6 @@ if TYPE_CHECKING:
         login_with_kubeconfig,
         login_with_service_account,
     )
-    from kopf._cogs.helpers.versions import version as __version__
     from kopf._core.engines.admission import AdmissionError
     from kopf._core.reactor.running import operator, run, run_tasks, spawn_tasks
     from kopf._kits.hierarchies import (
@@ -144,8 +144,6 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     import importlib
-    if name == '__version__':
-        return importlib.import_module('kopf._cogs.helpers.versions').version
     for module, names in _LAZY.items():
         if name in names:
             value = globals()[name] = getattr(importlib.import_module(module), name)

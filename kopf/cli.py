@@ -19,7 +19,7 @@ import click
 
 from kopf._cogs.aiokits import loops
 from kopf._cogs.aiokits.flags import Flag
-from kopf._cogs.helpers import loaders
+from kopf._cogs.helpers import loaders, versions
 from kopf._cogs.structs import credentials
 from kopf._core.actions import loggers
 from kopf._core.engines import activities, peering, probing
@@ -166,7 +166,7 @@ def _check_endpoint(ctx: click.Context, param: click.Parameter, value: str | Non
 
 
 @click.group(name='kopf', context_settings={'auto_envvar_prefix': 'KOPF'})
-@click.version_option(package_name='kopf', prog_name='kopf')
+@click.version_option(versions.version, prog_name='kopf')
 def main() -> None:
     """Kubernetes operators in Python."""
 

@@ -5,11 +5,14 @@ Libraries that can do it are heavy, and an operator needs only one context of it
 accepted here with the same meaning; what is broken is reported with the file, the place in it, and the remedy:
 it is read by a person who has just started an operator for the first time.
 """
+import contextlib
 import dataclasses
 import logging
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+import orjson
 
 from kopf._cogs.structs import credentials
 
@@ -129,17 +132,26 @@ def load() -> Kubeconfig | None:
 
 
 def _read(path: str) -> Mapping[str, Any]:
-    import yaml
     try:
         with open(path, 'rb') as f:
-            data = yaml.load(f, Loader=getattr(yaml, 'CSafeLoader', yaml.SafeLoader))
+            text = f.read()
     except OSError as e:
         raise credentials.LoginError(f"The kubeconfig cannot be read: {e}") from e
-    except yaml.YAMLError as e:
-        raise credentials.LoginError(f"The kubeconfig is not a YAML file: {path}: {e}") from e
+    data = _decode(path, text)
     if data is not None and not isinstance(data, Mapping):
         raise credentials.LoginError(f"The kubeconfig is not a mapping: {path}")
     return data or {}
+
+
+def _decode(path: str, text: bytes) -> Any:
+    if text.startswith(b'{'):  # generated files are often JSON: it is YAML too, but decoded at once
+        with contextlib.suppress(ValueError):
+            return orjson.loads(text)
+    import yaml
+    try:
+        return yaml.load(text, Loader=getattr(yaml, 'CSafeLoader', yaml.SafeLoader))
+    except yaml.YAMLError as e:
+        raise credentials.LoginError(f"The kubeconfig is not a YAML file: {path}: {e}") from e
 
 
 def _parse(path: str, data: Mapping[str, Any]) -> Iterator[_Entry]:

@@ -1,32 +1,11 @@
-"""What we call ourselves: the version of the installed package and the user agent made of it.
+"""What we call ourselves: the version of the package, and the user agent made of it.
 
-Both are read on their first use: reading the metadata of installed packages takes longer than importing most of the
-framework, and a module with handlers needs neither.
+The version is written here and nowhere else: the package is built with it. Reading it from the metadata of installed
+packages would take longer than importing most of the framework.
 """
-import functools
 
-version: str
-"""The version of the installed package, or ``unknown`` when the package runs from its sources without installation."""
+version = '0.1.0'
+"""The version of the package."""
 
-user_agent: str
+user_agent = f'kopf/{version}'
 """The value of the HTTP header ``User-Agent`` of all requests of the framework."""
-
-
-@functools.cache
-def __getattr__(name: str) -> str:
-    match name:
-        case 'version':
-            return _read_version()
-        case 'user_agent':
-            return f'kopf/{_read_version()}'
-        case _:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def _read_version() -> str:
-    import importlib.metadata
-
-    try:
-        return importlib.metadata.version('kopf')
-    except importlib.metadata.PackageNotFoundError:
-        return 'unknown'
