@@ -46,8 +46,9 @@ from kopf._core.reactor.intake import Indexation, Intake
 from kopf._core.reactor.inventory import ObjectRecord
 from kopf._core.reactor.observation import Complaints, Definitions, get_groups, resolve_tables
 from kopf._core.reactor.peerings import Peerings
-from kopf._core.reactor.processing import Processor, Workforce
+from kopf._core.reactor.processing import Processor
 from kopf._core.reactor.watches import EventSink, ResourceWatch
+from kopf._core.reactor.workforce import Workforce
 
 logger = logging.getLogger(__name__)
 

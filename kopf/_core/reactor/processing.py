@@ -9,13 +9,10 @@ A delayed retry holds no worker: it is a timer, and the record of the object.
 import asyncio
 import copy
 import functools
-import logging
 import time
-from collections import deque
 from collections.abc import Mapping
 from typing import Any, cast
 
-from kopf._cogs.aiokits.loops import abandon
 from kopf._cogs.clients import patching
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.clients.errors import APIError
@@ -29,17 +26,15 @@ from kopf._core.actions.lifecycles import LifeCycleFn
 from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
 from kopf._core.actions.progression import HandlerState
 from kopf._core.engines.handling import Step
-from kopf._core.engines.spawning import Background, Spawner
+from kopf._core.engines.spawning import Spawner
 from kopf._core.engines.stoppers import DaemonStoppingReason
 from kopf._core.intents import filters
 from kopf._core.intents.causes import ChangingCause, Reason, WatchingCause
 from kopf._core.intents.decisions import TITLES, Decider, Decision, deliver_results
 from kopf._core.intents.registries import HandlerTable
-from kopf._core.reactor.intake import Indexation
 from kopf._core.reactor.inventory import Delays, ObjectRecord
 from kopf._core.reactor.watches import ResourceWatch
-
-logger = logging.getLogger(__name__)
+from kopf._core.reactor.workforce import Workforce
 
 CONFLICT_DELAYS = (0, 0.1, 0.2, 0.5, 1, 2)
 """When a daemon's functions are tried again on an object that was changed by others meanwhile (in seconds)."""
@@ -49,94 +44,6 @@ DAEMONS_GRACE = 1.0
 
 MAX_STEPS = 1000
 """After so many steps without a pause, something must be wrong: the object is throttled."""
-
-
-class Workforce:
-    """
-    The workers of all the objects of an operator: at most ``settings.queueing.worker_limit`` at a time.
-
-    Those who come when there is no place wait in a queue, without a task; so do all until the indices are complete.
-    """
-
-    def __init__(self, settings: OperatorSettings, indexation: Indexation) -> None:
-        self._settings = settings
-        self._indexation = indexation
-        indexation.listeners.append(self._begin_all)
-        self._tasks: dict[asyncio.Task[None], ObjectRecord] = {}
-        self._queue: deque[tuple[Processor, ObjectRecord]] = deque()
-        self._closed = False
-        self.paused = False
-        """Whether the workers finish what they do, and begin nothing."""
-        self.background = Background(settings)
-        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def start(self, processor: 'Processor', record: ObjectRecord) -> None:
-        """Give the object a worker, now or when there is a place for it."""
-        if self._closed or record.employed:
-            return
-        record.employed = True
-        if self._queue or not self._has_place():
-            self._queue.append((processor, record))
-        else:
-            self._begin(processor, record)
-
-    def _has_place(self) -> bool:
-        limit = self._settings.queueing.worker_limit
-        return not self.paused and self._indexation.is_complete and (limit is None or len(self._tasks) < limit)
-
-    def pause(self) -> None:
-        """Begin nothing until resumed: neither objects, nor the next steps of those that are being processed."""
-        self.paused = True
-        self.background.pause()
-
-    def resume(self) -> None:
-        """Go on."""
-        self.paused = False
-        self.background.resume()
-        self._begin_all()
-
-    def _begin_all(self) -> None:
-        while self._queue and self._has_place() and not self._closed:
-            self._begin(*self._queue.popleft())
-
-    def _begin(self, processor: 'Processor', record: ObjectRecord) -> None:
-        task = asyncio.create_task(processor.work(record))
-        self._tasks[task] = record
-        task.add_done_callback(functools.partial(self._end, processor, record))
-
-    def _end(self, processor: 'Processor', record: ObjectRecord, task: asyncio.Task[None]) -> None:
-        self._tasks.pop(task, None)
-        record.employed = False
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.fail(error)
-        self._begin_all()
-        if (record.pending is not None or record.again) and not record.throttled:
-            self.start(processor, record)  # for what has come just now
-
-    def fail(self, error: BaseException) -> None:
-        """End the operator because of the error."""
-        if not self.failure.done():
-            self.failure.set_exception(error)
-
-    async def close(self) -> None:
-        """Let the workers and the daemons finish for a while; cancel those that do not, and name them."""
-        self._closed = True
-        self.failure.cancel()
-        await asyncio.gather(self.background.close(), self._end_all())
-
-    async def _end_all(self) -> None:
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self._settings.queueing.exit_timeout)
-        if self._tasks:
-            logger.warning("Unprocessed streams left for %d objects; cancelling them: %s",
-                           len(self._tasks), ', '.join(sorted(map(repr, self._tasks.values()))))
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.wait(self._tasks, timeout=self._settings.queueing.exit_timeout)
-        if self._tasks:
-            logger.warning("The handlers of these objects ignore their cancellation, and are left: %s",
-                           ', '.join(sorted(map(repr, self._tasks.values()))))
-            abandon(self._tasks)
 
 
 class Processor:

@@ -17,8 +17,9 @@ from kopf._core.engines.indexing import OperatorIndexers
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry
 from kopf._core.reactor.intake import Indexation, Intake
 from kopf._core.reactor.inventory import ObjectRecord
-from kopf._core.reactor.processing import Processor, Workforce
+from kopf._core.reactor.processing import Processor
 from kopf._core.reactor.watches import EventSink, ResourceWatch
+from kopf._core.reactor.workforce import Workforce
 
 PODS = Resource('', 'v1', 'pods', kind='Pod', namespaced=True)
 KEXES = Resource('kopf.dev', 'v1', 'kopfexamples', kind='KopfExample', namespaced=True)

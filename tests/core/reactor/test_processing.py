@@ -11,7 +11,8 @@ from kopf._cogs.structs.references import Resource
 from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor.intake import Indexation
 from kopf._core.reactor.inventory import ObjectRecord
-from kopf._core.reactor.processing import Processor, Workforce
+from kopf._core.reactor.processing import Processor
+from kopf._core.reactor.workforce import Workforce
 
 FINALIZER = 'kopf.zalando.org/KopfFinalizerMarker'
 
@@ -306,43 +307,6 @@ async def test_results(world):
         assert (await world.handled())['status'] == {'create': {'a': 1}}
         await world.edit(field='v2')
         assert (await world.handled(field='v2'))['status'] == {'create': {'a': 1}, 'update': 100}
-
-
-# Places.
-
-@pytest.mark.parametrize('limit', [1, 2])
-async def test_as_many_at_once_as_allowed(world, limit):
-    running, most = 0, 0
-
-    async def work(**_):
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0.01)
-        running -= 1
-
-    world.settings.queueing.worker_limit = limit
-    world.declare(kopf.on.create, 'create', does=work)
-    async with world.operator():
-        for number in range(6):
-            await world.create(f'obj{number}')
-        for number in range(6):
-            await world.handled(f'obj{number}')
-    assert most == limit
-
-
-async def test_those_who_sleep_take_no_places(world):
-    async def work(name, **_):
-        if name != 'third':
-            raise kopf.TemporaryError('boo', delay=999)
-    world.settings.queueing.worker_limit = 2
-    world.declare(kopf.on.create, 'create', does=work)
-    async with world.operator():
-        await world.create('first')
-        await world.create('second')
-        await world.until_called('create', 2)
-        await world.create('third')
-        await world.handled('third')
 
 
 # Faults of the API.

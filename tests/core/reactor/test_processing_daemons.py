@@ -14,7 +14,8 @@ from kopf._cogs.structs.references import Resource
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry
 from kopf._core.reactor.intake import Indexation
 from kopf._core.reactor.inventory import ObjectRecord
-from kopf._core.reactor.processing import Processor, Workforce
+from kopf._core.reactor.processing import Processor
+from kopf._core.reactor.workforce import Workforce
 
 pytestmark = pytest.mark.looptime
 

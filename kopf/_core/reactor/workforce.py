@@ -1,0 +1,116 @@
+"""
+Who works on the objects, and how many at a time.
+
+An object has a worker only while there is work: a task that ends with it. So an operator of many thousands of objects
+at rest has no tasks for them, and the limit of workers is a limit of what happens, not of what exists. What a worker
+does is none of the business of this module.
+"""
+import asyncio
+import functools
+import logging
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any, Protocol
+
+from kopf._cogs.aiokits.loops import abandon
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._core.engines.spawning import Background
+from kopf._core.reactor.intake import Indexation
+from kopf._core.reactor.inventory import ObjectRecord
+
+logger = logging.getLogger(__name__)
+
+
+class Processing(Protocol):
+    """Who knows what is to be done about the objects of a resource."""
+
+    def work(self, record: ObjectRecord) -> Coroutine[Any, Any, None]:
+        """Do all there is to do about the object now."""
+
+
+class Workforce:
+    """
+    The workers of all the objects of an operator: at most ``settings.queueing.worker_limit`` at a time.
+
+    Those who come when there is no place wait in a queue, without a task; so do all until the indices are complete.
+    """
+
+    def __init__(self, settings: OperatorSettings, indexation: Indexation) -> None:
+        self._settings = settings
+        self._indexation = indexation
+        indexation.listeners.append(self._begin_all)
+        self._tasks: dict[asyncio.Task[None], ObjectRecord] = {}
+        self._queue: deque[tuple[Processing, ObjectRecord]] = deque()
+        self._closed = False
+        self.paused = False
+        """Whether the workers finish what they do, and begin nothing."""
+        self.background = Background(settings)
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def start(self, processor: Processing, record: ObjectRecord) -> None:
+        """Give the object a worker, now or when there is a place for it."""
+        if self._closed or record.employed:
+            return
+        record.employed = True
+        if self._queue or not self._has_place():
+            self._queue.append((processor, record))
+        else:
+            self._begin(processor, record)
+
+    def _has_place(self) -> bool:
+        limit = self._settings.queueing.worker_limit
+        return not self.paused and self._indexation.is_complete and (limit is None or len(self._tasks) < limit)
+
+    def pause(self) -> None:
+        """Begin nothing until resumed: neither objects, nor the next steps of those that are being processed."""
+        self.paused = True
+        self.background.pause()
+
+    def resume(self) -> None:
+        """Go on."""
+        self.paused = False
+        self.background.resume()
+        self._begin_all()
+
+    def _begin_all(self) -> None:
+        while self._queue and self._has_place() and not self._closed:
+            self._begin(*self._queue.popleft())
+
+    def _begin(self, processor: Processing, record: ObjectRecord) -> None:
+        task = asyncio.create_task(processor.work(record))
+        self._tasks[task] = record
+        task.add_done_callback(functools.partial(self._end, processor, record))
+
+    def _end(self, processor: Processing, record: ObjectRecord, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        record.employed = False
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+        self._begin_all()
+        if (record.pending is not None or record.again) and not record.throttled:
+            self.start(processor, record)  # for what has come just now
+
+    def fail(self, error: BaseException) -> None:
+        """End the operator because of the error."""
+        if not self.failure.done():
+            self.failure.set_exception(error)
+
+    async def close(self) -> None:
+        """Let the workers and the daemons finish for a while; cancel those that do not, and name them."""
+        self._closed = True
+        self.failure.cancel()
+        await asyncio.gather(self.background.close(), self._end_all())
+
+    async def _end_all(self) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self._settings.queueing.exit_timeout)
+        if self._tasks:
+            logger.warning("Unprocessed streams left for %d objects; cancelling them: %s",
+                           len(self._tasks), ', '.join(sorted(map(repr, self._tasks.values()))))
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks, timeout=self._settings.queueing.exit_timeout)
+        if self._tasks:
+            logger.warning("The handlers of these objects ignore their cancellation, and are left: %s",
+                           ', '.join(sorted(map(repr, self._tasks.values()))))
+            abandon(self._tasks)
