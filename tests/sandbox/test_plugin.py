@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "06-testing"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "09-testing"
 
 
 @pytest.fixture
