@@ -158,6 +158,8 @@ def login_via_pykube(
 
 
 def _convert_pykube_config(config: Any, *, trust_env: bool) -> credentials.ConnectionInfo:
+    path = str(getattr(config, 'filepath', None) or os.path.expanduser('~/.kube/config'))
+    directory = os.path.dirname(os.path.abspath(path))
     # With exec plugins, pykube has no token until the first request of its own; ours is the same plugin.
     provider = config.user.get('auth-provider', {}).get('config', {})
     ca, cert, pkey = (source.get(key) for source, key in [
@@ -176,14 +178,16 @@ def _convert_pykube_config(config: Any, *, trust_env: bool) -> credentials.Conne
         token=(config.user.get('token') or provider.get('access-token') or '').strip() or None,
         certificate_path=cert.filename() if cert else None,
         private_key_path=pkey.filename() if pkey else None,
+        # What pykube itself does not know of: its own requests go without these.
+        proxy_url=config.cluster.get('proxy-url'),
+        tls_server_name=config.cluster.get('tls-server-name'),
+        token_path=os.path.join(directory, config.user['tokenFile']) if config.user.get('tokenFile') else None,
         trust_env=trust_env,
     )
     spec = config.user.get('exec')
     if spec and not info.as_http_headers():
-        path = str(getattr(config, 'filepath', None) or os.path.expanduser('~/.kube/config'))
         from kopf._cogs.clients import execplugins
-        return execplugins.execute(
-            spec, info=info, cluster=config.cluster, directory=os.path.dirname(os.path.abspath(path)), origin=path)
+        return execplugins.execute(spec, info=info, cluster=config.cluster, directory=directory, origin=path)
     return info
 
 
