@@ -98,6 +98,7 @@ if TYPE_CHECKING:
         label,
         remove_owner_reference,
     )
+    from kopf._kits.services import WebhookService
     from kopf._kits.tunnels import WebhookAutoServer, WebhookAutoTunnel, WebhookNgrokTunnel
     from kopf._kits.webhooks import (
         WebhookDockerDesktopServer,
@@ -118,7 +119,8 @@ __all__ = [
     'SSLPeer', 'SmartProgressStorage', 'Spec', 'Status', 'StatusDiffBaseStorage', 'StatusProgressStorage', 'Store',
     'SyncDaemonStopperChecker', 'TemporaryError', 'UserInfo', 'WebhookAutoServer', 'WebhookAutoTunnel',
     'WebhookClientConfig', 'WebhookClientConfigService', 'WebhookDockerDesktopServer', 'WebhookFn', 'WebhookK3dServer',
-    'WebhookMinikubeServer', 'WebhookNgrokTunnel', 'WebhookServer', 'WebhookServerProtocol', '__version__',
+    'WebhookMinikubeServer', 'WebhookNgrokTunnel', 'WebhookServer', 'WebhookServerProtocol', 'WebhookService',
+    '__version__',
     'adjust_namespace', 'adopt', 'all_', 'any_', 'append_owner_reference', 'build_object_reference',
     'build_owner_reference', 'configure', 'daemon', 'event', 'exception', 'execute', 'get_default_lifecycle',
     'get_default_registry', 'harmonize_naming', 'index', 'info', 'label', 'lifecycles', 'login_via_async_client',
@@ -135,6 +137,7 @@ _LAZY = {
     'kopf._core.reactor.running': ('operator', 'run', 'run_tasks', 'spawn_tasks'),
     'kopf._kits.hierarchies': (
         'adjust_namespace', 'adopt', 'append_owner_reference', 'harmonize_naming', 'label', 'remove_owner_reference'),
+    'kopf._kits.services': ('WebhookService',),
     'kopf._kits.tunnels': ('WebhookAutoServer', 'WebhookAutoTunnel', 'WebhookNgrokTunnel'),
     'kopf._kits.webhooks': (
         'WebhookDockerDesktopServer', 'WebhookK3dServer', 'WebhookMinikubeServer', 'WebhookServer'),

@@ -7,6 +7,10 @@ for it are heavy, so they are extras of the package, and are imported only here,
 import datetime
 import ipaddress
 from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cryptography import x509
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -32,7 +36,7 @@ def build_certificate(hostnames: Collection[str], password: str | None = None) -
     :raises MissingDependencyError: if there is no library for that.
     :raises ValueError: if there are no names.
     """
-    names, addresses = _classify(hostnames)
+    names, addresses = classify(hostnames)
     if not names and not addresses:
         raise ValueError(f"A certificate needs a host name or an IP address, which these are not: {list(hostnames)!r}")
     subject = [*names, *map(str, addresses)][0][:_MAX_COMMON_NAME]
@@ -43,7 +47,8 @@ def build_certificate(hostnames: Collection[str], password: str | None = None) -
     return _build_by_cryptography(subject, names, addresses, password)
 
 
-def _classify(hostnames: Iterable[str]) -> tuple[list[str], list[IPAddress]]:
+def classify(hostnames: Iterable[str]) -> tuple[list[str], list[IPAddress]]:
+    """Tell names from addresses; each comes once. Addresses that only mean "everywhere" are left out."""
     names: dict[str, None] = {}
     addresses: dict[IPAddress, None] = {}
     for hostname in hostnames:
@@ -63,31 +68,44 @@ def _build_by_cryptography(
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+    from cryptography.x509.oid import NameOID
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)])
     alternatives = [*map(x509.DNSName, names), *map(x509.IPAddress, addresses)]
-    usage = x509.KeyUsage(
-        digital_signature=True, key_cert_sign=True, crl_sign=False, content_commitment=False, key_encipherment=False,
-        data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False)
     now = datetime.datetime.now(datetime.UTC)
-    certificate = (
+    builder = (
         x509.CertificateBuilder()
         .subject_name(name).issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - CLOCK_SKEW).not_valid_after(now + LIFETIME)
-        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA256()))
+        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False))
+    certificate = build_common_extensions(
+        builder, key.public_key(), key.public_key(), ca=True, server=True).sign(key, hashes.SHA256())
     encryption = (serialization.BestAvailableEncryption(password.encode()) if password
                   else serialization.NoEncryption())
     return (certificate.public_bytes(serialization.Encoding.PEM),
             key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption))
+
+
+def build_common_extensions(
+        builder: 'x509.CertificateBuilder', key: Any, issuer_key: Any, *, ca: bool, server: bool,
+) -> 'x509.CertificateBuilder':
+    """Say what the certificate is for, and whose it is, in the way that strict clients want it: Go's and OpenSSL's."""
+    from cryptography import x509
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+    usage = x509.KeyUsage(
+        digital_signature=server, key_cert_sign=ca, crl_sign=False, content_commitment=False, key_encipherment=False,
+        data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False)
+    builder = (
+        builder
+        .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key), critical=False))
+    if server:
+        builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    return builder
 
 
 def _build_by_certbuilder(

@@ -25,6 +25,8 @@ from kopf._kits.endpoints import Endpoint
 logger = logging.getLogger(__name__)
 
 StrPath: TypeAlias = str | os.PathLike[str]
+Pair: TypeAlias = tuple[StrPath | bytes, StrPath | bytes | None, str | None]
+"""A certificate and its private key, as files or as PEM, and the password of the key."""
 
 _EVERYWHERE = {'0.0.0.0': '127.0.0.1', '::': '::1'}
 """What can be listened at, and under which of these addresses it can be reached."""
@@ -200,29 +202,12 @@ class WebhookServer(WebhookContextManager):
             pathlib.Path(self.cadump).write_bytes(bundle)
 
     def _make_context(self, generated: tuple[bytes, bytes, str] | None) -> ssl.SSLContext:
-        context = self.context
-        if context is None:
-            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-            context.set_alpn_protocols(['http/1.1'])
         cafile, cadata = self.verify_cafile, self.verify_cadata
         if generated is not None and not (cafile or cadata or self.verify_capath):
             cafile, cadata = self.cafile, None if self.cadata is None else self.cadata.decode()
-        verified = bool(cafile or cadata or self.verify_capath)
-        if verified:
-            context.load_verify_locations(cafile, self.verify_capath, cadata)
-        if self.verify_mode is not None:
-            context.verify_mode = self.verify_mode
-        elif verified:
-            context.verify_mode = ssl.CERT_OPTIONAL
-        try:
-            if generated is not None:
-                _load_generated(context, *generated)
-            else:  # without any password, OpenSSL would ask for one at the terminal
-                context.load_cert_chain(self.certfile or '', self.pkeyfile, self.password or '')
-        except ssl.SSLError as error:
-            raise ValueError(f"The certificate {self.certfile or 'of the webhook server'} with the private key "
-                             f"{self.pkeyfile or 'in the same file'} cannot be used: {error}") from None
-        return context
+        return make_context(
+            generated or (self.certfile or '', self.pkeyfile, self.password), context=self.context,
+            mode=self.verify_mode, cafile=cafile, capath=self.verify_capath, cadata=cadata)
 
     @staticmethod
     def build_certificate(hostnames: Collection[str], password: str | None = None) -> tuple[bytes, bytes]:
@@ -276,8 +261,51 @@ def _read(path: pathlib.Path) -> object:
         return None
 
 
-def _load_generated(context: ssl.SSLContext, certificate: bytes, key: bytes, password: str) -> None:
+def make_context(
+        pair: Pair, *, context: ssl.SSLContext | None = None, mode: ssl.VerifyMode | None = None,
+        cafile: StrPath | None = None, capath: StrPath | None = None, cadata: str | bytes | None = None,
+) -> ssl.SSLContext:
+    """
+    Make the context of a server.
+
+    :param pair: the certificate, the private key, and its password: as two files, or as two texts in PEM.
+    :param context: the context to be used instead of a new one.
+    :param mode: whether clients must have certificates; by default, they need not, but what they have is verified.
+    :param cafile: by what they are verified, as well as ``capath`` and ``cadata``.
+    :raises ValueError: if the pair can't be used.
+    """
+    if context is None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.set_alpn_protocols(['http/1.1'])
+    verified = bool(cafile or cadata or capath)
+    if verified:
+        context.load_verify_locations(cafile, capath, cadata)
+    if mode is not None:
+        context.verify_mode = mode
+    elif verified:
+        context.verify_mode = ssl.CERT_OPTIONAL
+    _load_pair(context, *pair)
+    return context
+
+
+def _load_pair(
+        context: ssl.SSLContext, certificate: StrPath | bytes, key: StrPath | bytes | None, password: str | None,
+) -> None:
+    try:
+        if isinstance(certificate, bytes) and isinstance(key, bytes):
+            _load_texts(context, certificate, key, password)
+        else:  # without any password, OpenSSL would ask for one at the terminal
+            context.load_cert_chain(certificate, key, password or '')
+    except ssl.SSLError as error:
+        if isinstance(certificate, bytes) or isinstance(key, bytes):
+            raise ValueError(f"The certificate made for the webhook server cannot be used: {error}") from None
+        raise ValueError(f"The certificate {certificate!s} with the private key {key or 'in the same file'!s} "
+                         f"cannot be used: {error}") from None
+
+
+def _load_texts(context: ssl.SSLContext, certificate: bytes, key: bytes, password: str | None) -> None:
     with tempfile.TemporaryDirectory() as directory:  # the standard library reads keys from files only
         path = pathlib.Path(directory) / 'pair.pem'
+        path.touch(mode=0o600)
         path.write_bytes(certificate + key)
         context.load_cert_chain(path, password=password)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, cast
 
-from kopf._cogs.clients.api import encode
+from kopf._cogs.clients.api import ApiClient, encode
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, RawBody
 from kopf._cogs.structs.credentials import Vault
@@ -46,6 +46,9 @@ Memos = Callable[[Resource, Mapping[str, Any]], Any]
 
 vault_var: ContextVar[Vault] = ContextVar('vault_var')
 """The credentials of the operator: for the servers that want to know what cluster they serve."""
+
+client_var: ContextVar[ApiClient] = ContextVar('client_var')
+"""The client of the operator: for the servers that keep something in the cluster."""
 
 _VERSIONS = ('admission.k8s.io/v1', 'admission.k8s.io/v1beta1')
 _OPERATIONS = ('CREATE', 'UPDATE', 'DELETE', 'CONNECT')

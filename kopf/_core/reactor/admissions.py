@@ -8,15 +8,15 @@ server ends.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.credentials import Vault
 from kopf._cogs.structs.references import Resource, Selector
-from kopf._core.engines.admission import Memos, Reviewer, vault_var
-from kopf._core.engines.webhooks import Configurations
+from kopf._core.engines.admission import Memos, Reviewer, client_var, vault_var
+from kopf._core.engines.webhooks import CLEANUP_TIMEOUT, Configurations
 from kopf._core.intents.registries import OperatorRegistry
 from kopf._core.reactor.observation import Complaints, resolve_webhooks
 
@@ -44,6 +44,7 @@ class Admission:
             self, *, client: ApiClient, settings: OperatorSettings, registry: OperatorRegistry, vault: Vault,
             memo: Any, indices: Mapping[str, Any], memos: Memos,
     ) -> None:
+        self._client = client
         self._registry = registry
         self._settings = settings.admission
         self._vault = vault
@@ -88,14 +89,26 @@ class Admission:
             for task in done:
                 task.result()
         finally:
-            if self._configurations is not None:
+            if self._configurations is not None and await self._is_last():
                 await self._configurations.clean_up()
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
 
+    async def _is_last(self) -> bool:
+        """Tell whether no other replica of the operator answers the API at the same address."""
+        leave: Callable[[], Awaitable[bool]] | None = getattr(self._settings.server, 'leave', None)
+        if leave is None:
+            return True
+        try:
+            async with asyncio.timeout(CLEANUP_TIMEOUT):
+                return await leave()
+        except TimeoutError:
+            return False
+
     async def _run_server(self) -> None:
         vault_var.set(self._vault)
+        client_var.set(self._client)
         server: Any = self._settings.server
         async with contextlib.AsyncExitStack() as stack:
             if hasattr(type(server), '__aenter__'):

@@ -126,15 +126,12 @@ class Webhooks:
         if self._session is None:
             self._session = aiohttp.ClientSession(headers={'User-Agent': 'kube-apiserver-admission'})
         client = webhook['clientConfig']
-        if 'url' not in client:
-            service = client['service']
-            raise ConnectionError(f'services are not reachable in the sandbox: {service.get("namespace")}/'
-                                  f'{service.get("name")}; use a URL in the client configuration')
+        url, hostname = self._locate(client)
         seconds = webhook.get('timeoutSeconds', 10)
         version = 'v1' if 'v1' in webhook['admissionReviewVersions'] else 'v1beta1'
         review = {'kind': 'AdmissionReview', 'apiVersion': f'admission.k8s.io/{version}', 'request': request}
         async with self._session.post(
-                client['url'], data=orjson.dumps(review), ssl=_ssl_context(client.get('caBundle', '')),
+                url, data=orjson.dumps(review), ssl=_ssl_context(client.get('caBundle', '')), server_hostname=hostname,
                 params={'timeout': f'{seconds}s'}, timeout=aiohttp.ClientTimeout(total=seconds),
                 headers={'Content-Type': 'application/json', 'Accept': 'application/json, */*'},
         ) as answer:
@@ -143,6 +140,22 @@ class Webhooks:
                 raise ValueError(f'an error on the server ({body.decode(errors="replace")[:200]}) has prevented the '
                                  f'request from succeeding (status {answer.status})')
             return orjson.loads(body)
+
+    def _locate(self, client: Mapping[str, Any]) -> tuple[str, str | None]:
+        """Where to call, and whose certificate to expect there. Of services, only aliases lead out of the sandbox."""
+        if 'url' in client:
+            return client['url'], None
+        service = client['service']
+        name, namespace = service['name'], service['namespace']
+        record = self._storage.table('', 'services').get(namespace, name)
+        spec = {} if record is None else record.body().get('spec') or {}
+        if record is None:
+            raise ConnectionError(f'service "{name}" not found')
+        if spec.get('type') != 'ExternalName':
+            raise ConnectionError(f'services are not reachable in the sandbox: {namespace}/{name}; use a URL in the '
+                                  f'client configuration, or a service of the type ExternalName')
+        path = (service.get('path') or '').lstrip('/')
+        return f'https://{spec["externalName"]}:{service.get("port") or 443}/{path}', f'{name}.{namespace}.svc'
 
 
 def _request(review: Review) -> dict[str, Any]:
