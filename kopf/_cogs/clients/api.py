@@ -1,9 +1,9 @@
 """
 The only seam between the operator and the network.
 
-It adds to sessions what every talk with the Kubernetes API needs: credentials that come and go, retries,
-and a limit of what goes on at the same time. Settings are read at every request, never remembered:
-startup handlers may change them after the client is made.
+It adds to sessions what every talk with the Kubernetes API needs: credentials that come and go, retries, and a
+pace that the server can bear. Settings are read at every request, never remembered: startup handlers may change
+them after the client is made.
 """
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import orjson
 
-from kopf._cogs.clients import errors, sessions
+from kopf._cogs.clients import errors, pacing, sessions
 from kopf._cogs.configs import configuration
 from kopf._cogs.structs import credentials
 
@@ -44,7 +44,7 @@ class ApiClient:
         self._settings = settings
         self._sessions: dict[credentials.VaultKey, sessions.Session] = {}
         self._retired: set[sessions.Session] = set()
-        self._slots: asyncio.Semaphore | None = None
+        self._gates: dict[str, pacing.Gate] = {}  # by server
         self._default_namespace: str | None = None
 
     async def __aenter__(self) -> Self:
@@ -59,6 +59,8 @@ class ApiClient:
         everything = [*self._sessions.values(), *self._retired]
         self._sessions.clear()
         self._retired.clear()
+        for gate in self._gates.values():
+            gate.close()
         for session in everything:
             await session.close()
         for _ in range(2):
@@ -101,6 +103,7 @@ class ApiClient:
 
         Requests that fail for temporary reasons are repeated after ``settings.networking.error_backoffs``:
         with network errors, 5xx, 429. A request can therefore be made twice if its response is lost.
+        It can also wait for its turn, see `kopf._cogs.clients.pacing`; the time-out does not run then.
 
         Args:
             method: the HTTP method.
@@ -124,22 +127,25 @@ class ApiClient:
         while True:
             refusal: errors.APIUnauthorizedError | None = None
             failure: errors.APIError | None = None
-            async with self._get_slots():
-                session = await self._acquire()
-                try:
-                    return await session.request(
-                        method, query, payload=payload, headers=headers,
-                        timeout=self._settings.networking.request_timeout if timeout is None else timeout,
-                        connect_timeout=self._settings.networking.connect_timeout,
-                    )
-                except errors.APIUnauthorizedError as e:
-                    refusal = e
-                except (errors.APIServerError, errors.APITooManyRequestsError, errors.APIConnectionError) as e:
-                    failure = e
-                finally:
-                    await self._release(session)
+            session, gate = await self._enter()
+            try:
+                return await session.request(
+                    method, query, payload=payload, headers=headers,
+                    timeout=self._settings.networking.request_timeout if timeout is None else timeout,
+                    connect_timeout=self._settings.networking.connect_timeout,
+                )
+            except errors.APIUnauthorizedError as e:
+                refusal = e
+            except errors.APITooManyRequestsError as e:
+                gate.hold(e.retry_after)
+                failure = e
+            except (errors.APIServerError, errors.APIConnectionError) as e:
+                failure = e
+            finally:
+                gate.leave()
+                await self._release(session)
 
-            # Nothing is held while waiting: neither a session, nor a slot.
+            # Nothing is held while waiting: neither a session, nor a place among the requests in flight.
             if refusal is not None:
                 await self._replace(session, refusal)
             elif failure is not None:
@@ -172,9 +178,12 @@ class ApiClient:
         """
         query = _encode_query(path, params)
         while True:
-            session = await self._acquire()
+            session, gate = await self._enter(streaming=True)
             try:
                 response = await self._open(session, query)
+            except errors.APITooManyRequestsError as e:
+                gate.hold(e.retry_after)
+                raise
             except errors.APIUnauthorizedError as e:
                 refusal = e
             else:
@@ -196,6 +205,23 @@ class ApiClient:
             total_timeout=watching.client_timeout,
         )
 
+    async def _enter(self, *, streaming: bool = False) -> tuple[sessions.Session, pacing.Gate]:
+        """Get a session when its server may be asked; both are to be let go of."""
+        while True:
+            session = await self._acquire()
+            gate = self._gates[session.server]
+            try:
+                waited = await (gate.pass_by() if streaming else gate.enter())
+            except BaseException:
+                await self._release(session)
+                raise
+            if not waited or self._sessions.get(session.key) is session:
+                return session, gate
+            # The credentials were refused to somebody else meanwhile.
+            if not streaming:
+                gate.leave()
+            await self._release(session)
+
     async def _acquire(self) -> sessions.Session:
         key, info = await self._vault.select()
         session = self._sessions.get(key)
@@ -205,6 +231,8 @@ class ApiClient:
         outdated, session = session, sessions.Session(key, info)
         session.users += 1
         self._sessions[key] = session
+        if session.server not in self._gates:
+            self._gates[session.server] = pacing.Gate(session.server, self._settings)
         self._default_namespace = info.default_namespace or self._default_namespace
         if outdated is not None:
             await self._retire(outdated)
@@ -228,11 +256,6 @@ class ApiClient:
             self._retired.add(session)
         else:
             await session.close()
-
-    def _get_slots(self) -> asyncio.Semaphore:
-        if self._slots is None:
-            self._slots = asyncio.Semaphore(max(1, self._settings.networking.max_connections))
-        return self._slots
 
 
 def encode(obj: Any) -> bytes:

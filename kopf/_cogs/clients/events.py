@@ -7,7 +7,7 @@ to post one is logged, and never gets in the way of what it tells about.
 import datetime
 import logging
 
-from kopf._cogs.clients import api, errors
+from kopf._cogs.clients import api, errors, pacing
 from kopf._cogs.configs import configuration
 from kopf._cogs.structs import bodies, credentials
 
@@ -58,9 +58,10 @@ async def post_event(
         'eventTime': now.strftime('%Y-%m-%dT%H:%M:%S.%fZ'),
     }
     try:
-        await client.request(
-            'POST', f'/api/v1/namespaces/{namespace}/events', payload=api.encode(body),
-            backoffs=posting.default_backoffs if backoffs is None else backoffs)
+        with pacing.background():  # handling is more important than telling about it
+            await client.request(
+                'POST', f'/api/v1/namespaces/{namespace}/events', payload=api.encode(body),
+                backoffs=posting.default_backoffs if backoffs is None else backoffs)
     except (errors.APIError, credentials.LoginError) as e:
         logger.warning(f"Failed to post an event, it is lost: {e!r}; the event: {body!r}")
 

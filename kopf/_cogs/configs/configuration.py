@@ -308,7 +308,19 @@ class NetworkingSettings:
     """Whether the proxies and credentials are taken from the environment variables and ``~/.netrc``."""
 
     max_connections: int = 16
-    """How many connections are used for requests simultaneously; the streams have connections of their own."""
+    """
+    How many requests can be in flight to one server simultaneously, i.e. how many connections are used for them; the
+    streams have connections of their own.
+    """
+
+    requests_per_second: float | None = 1000
+    """
+    How many requests per second are made to one server in the long run, streams included. `None` or zero: as many
+    as possible. The others wait for their turn: those about changes that have just happened go first.
+    """
+
+    requests_burst: int = 1000
+    """How many requests can be made above `requests_per_second` after a time of fewer requests."""
 
 
 @dataclasses.dataclass

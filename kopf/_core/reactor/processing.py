@@ -16,6 +16,7 @@ from typing import Any, cast
 from kopf._cogs.clients import patching
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.clients.errors import APIError
+from kopf._cogs.clients.pacing import background
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody, RawEvent
 from kopf._cogs.structs.credentials import LoginError
@@ -84,7 +85,7 @@ class Processor:
             return
         record.pending = event
         if not record.throttled:
-            self._workforce.start(self, record)
+            self._workforce.start(self, record, urgent=listed_since is None)
 
     def listed(self, watch: ResourceWatch) -> None:
         """All the objects of the watch have been received once."""
@@ -174,8 +175,10 @@ class Processor:
         """Do all there is to do about the object now."""
         steps = 0
         while (record.pending is not None or record.again) and not self._workforce.paused:
+            if steps and record.pending is not None and self._workforce.is_crowded:
+                return  # whatever changes all the time must not keep the place for ever
             event, record.pending = record.pending, None
-            steps = 0 if event is not None else steps + 1
+            steps = 1 if event is not None else steps + 1
             try:
                 if steps > MAX_STEPS:
                     raise RuntimeError(f"The object does not come to rest in {MAX_STEPS} steps.")
@@ -337,9 +340,10 @@ class Processor:
         """Send the patch; remember what of the handlers' wishes could not be applied."""
         raw = cast(RawBody, record.body)
         try:
-            result = await patching.patch_obj(
-                self._client, resource=self.table.resource, namespace=record.namespace, name=record.name,
-                uid=raw['metadata'].get('uid'), patch=patch, body=raw, logger=self._get_logger(record))
+            with background(not self._workforce.is_urgent(record)):
+                result = await patching.patch_obj(
+                    self._client, resource=self.table.resource, namespace=record.namespace, name=record.name,
+                    uid=raw['metadata'].get('uid'), patch=patch, body=raw, logger=self._get_logger(record))
         except Exception:
             record.unsent = wanted if wanted else None
             if record.cycle is not None:

@@ -2,16 +2,18 @@
 Who works on the objects, and how many at a time.
 
 An object has a worker only while there is work: a task that ends with it. So an operator of many thousands of objects
-at rest has no tasks for them, and the limit of workers is a limit of what happens, not of what exists. What a worker
-does is none of the business of this module.
+at rest has no tasks for them, and the limit of workers is a limit of what happens, not of what exists.
+
+Those who wait for a place go in two lanes: what has just happened is served before what was there already when the
+operator has started, both here and among the requests to the API.
 """
 import asyncio
 import functools
 import logging
-from collections import deque
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
+from kopf._cogs.aiokits.lanes import Lanes
 from kopf._cogs.aiokits.loops import abandon
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._core.engines.spawning import Background
@@ -40,22 +42,39 @@ class Workforce:
         self._indexation = indexation
         indexation.listeners.append(self._begin_all)
         self._tasks: dict[asyncio.Task[None], ObjectRecord] = {}
-        self._queue: deque[tuple[Processing, ObjectRecord]] = deque()
+        self._calm: set[ObjectRecord] = set()  # those employed, but not urgent
+        self._queue: Lanes[ObjectRecord, Processing] = Lanes()
         self._closed = False
         self.paused = False
         """Whether the workers finish what they do, and begin nothing."""
         self.background = Background(settings)
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def start(self, processor: Processing, record: ObjectRecord) -> None:
-        """Give the object a worker, now or when there is a place for it."""
-        if self._closed or record.employed:
+    def start(self, processor: Processing, record: ObjectRecord, *, urgent: bool = True) -> None:
+        """Give the object a worker, now or when there is a place for it; who is not urgent lets others go first."""
+        if record.employed:
+            if urgent and record in self._calm:
+                self._calm.discard(record)
+                self._queue.hurry(record)
+            return
+        if self._closed:
             return
         record.employed = True
+        if not urgent:
+            self._calm.add(record)
         if self._queue or not self._has_place():
-            self._queue.append((processor, record))
+            self._queue.push(record, processor, urgent=urgent)
         else:
             self._begin(processor, record)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether others wait for a place."""
+        return bool(self._queue)
+
+    def is_urgent(self, record: ObjectRecord) -> bool:
+        """Tell whether the object is worked on because of something that has just happened."""
+        return record not in self._calm
 
     def _has_place(self) -> bool:
         limit = self._settings.queueing.worker_limit
@@ -74,7 +93,8 @@ class Workforce:
 
     def _begin_all(self) -> None:
         while self._queue and self._has_place() and not self._closed:
-            self._begin(*self._queue.popleft())
+            record, processor = self._queue.pop()
+            self._begin(processor, record)
 
     def _begin(self, processor: Processing, record: ObjectRecord) -> None:
         task = asyncio.create_task(processor.work(record))
@@ -84,6 +104,7 @@ class Workforce:
     def _end(self, processor: Processing, record: ObjectRecord, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
         record.employed = False
+        self._calm.discard(record)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
         self._begin_all()

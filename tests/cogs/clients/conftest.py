@@ -6,6 +6,7 @@ attempts are recorded instead of being waited for.
 import asyncio
 import dataclasses
 import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
@@ -29,6 +30,7 @@ class Seen:
     body: bytes
     peer: Mapping[str, Any] | None
     connection: asyncio.BaseTransport
+    time: float = dataclasses.field(default_factory=time.monotonic)
 
 
 class Server:

@@ -39,3 +39,56 @@ async def test_those_who_sleep_take_no_places(world):
         await world.until_called('create', 2)
         await world.create('third')
         await world.handled('third')
+
+
+# Those who are there already, and those who come.
+
+@pytest.fixture
+async def crowd(world):
+    """Objects that are there before the operator."""
+    names = [f'old{number}' for number in range(10)]
+    for name in names:
+        await world.create(name)
+    return names
+
+
+@pytest.mark.parametrize('streaming', [True, False], ids=['streamed', 'chunked'])
+async def test_live_changes_go_before_the_initial_list(world, crowd, streaming):
+    first = asyncio.Event()
+
+    async def work(**_):
+        if not first.is_set():
+            await first.wait()
+    world.settings.queueing.worker_limit = 1
+    world.settings.watching.streaming_lists = streaming
+    world.declare(kopf.on.create, 'create', does=work)
+    world.declare(kopf.on.event, 'seen', resource='configmaps')
+    async with world.operator():
+        await world.until_called('create')
+        await world.create('new')
+        await world.edit(crowd[-1], field='v2')
+        await world.aio.create({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': 'last'}})
+        await asyncio.sleep(0.1)  # all of that comes to the operator
+        assert len(world.calls) == 1
+        first.set()
+        for name in [*crowd, 'new']:
+            await world.handled(name)
+    names = [call.name for call in world.calls]
+    assert names[1:4] == ['new', crowd[-1], 'last']
+    assert sorted(names) == sorted([*crowd, 'new', 'last'])  # each once
+
+
+async def test_the_initial_list_is_not_stuck_behind_live_changes(world, crowd):
+    world.settings.queueing.worker_limit = 1
+    world.declare(kopf.on.create, 'create')
+
+    async def work(name, patch, spec, **_):  # again and again, as if it was changed by others all the time
+        patch.spec['field'] = spec['field'] + 1
+    world.declare(kopf.on.event, 'busy', does=work, when=lambda name, **_: name.startswith('busy'))
+    async with world.operator():
+        for number in range(3):
+            await world.create(f'busy{number}', spec={'field': 0})
+        for name in crowd:
+            await world.handled(name)
+        before = len(world.called('busy'))
+        await world.until_called('busy', before + 10)

@@ -1,0 +1,137 @@
+"""
+How fast one server is asked: in flight, per second, and not at all for as long as it asks to wait.
+
+All that goes to the server passes one `Gate`. A server that answers 429 tells that it is overloaded, not that
+this request is wrong: so everybody waits then, not only the one who was told. An answer 503 holds nobody else back:
+it usually comes from the server of one API group, and the others do not have to suffer from it.
+
+Among those who wait, the requests about live changes come first; those about the objects that were there before
+the operator has started, and those that only report (see `background`), get what is left, but never nothing.
+"""
+import asyncio
+import contextlib
+import contextvars
+import logging
+from collections.abc import Iterator
+
+from kopf._cogs.aiokits.lanes import Lanes
+from kopf._cogs.configs.configuration import OperatorSettings
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_HOLD = 1.0
+"""For how long (in seconds) to wait if the server does not say it: what Kubernetes servers usually ask for."""
+
+
+_in_background: contextvars.ContextVar[bool] = contextvars.ContextVar('_in_background', default=False)
+
+
+@contextlib.contextmanager
+def background(yielding: bool = True) -> Iterator[None]:
+    """Let the requests of others go before those that are made inside; or not, if they are not to be ``yielding``."""
+    token = _in_background.set(yielding)
+    try:
+        yield
+    finally:
+        _in_background.reset(token)
+
+
+class Gate:
+    """The entrance to one server; all methods are for the event loop only."""
+
+    __slots__ = ('_count', '_held_until', '_loop', '_server', '_settings', '_timer', '_tokens', '_updated', '_waiting')
+
+    def __init__(self, server: str, settings: OperatorSettings) -> None:
+        self._server = server
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._count = 0  # in flight
+        self._waiting: Lanes[asyncio.Future[None], None] = Lanes()
+        self._tokens = float(settings.networking.requests_burst)
+        self._updated = self._loop.time()
+        self._held_until = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def enter(self) -> bool:
+        """Wait until a request can be made; tell if there was a wait. To be followed by `leave`."""
+        if not self._waiting and self._count < self._limit and self._delay() <= 0:
+            self._take()
+            return False
+        future = self._loop.create_future()
+        self._waiting.push(future, None, urgent=not _in_background.get())
+        self._admit()
+        try:
+            await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                self.leave()  # admitted at the very moment when it is not needed any more
+            else:
+                self._waiting.discard(future)
+            raise
+        return True
+
+    def leave(self) -> None:
+        """Let others in: the request is over."""
+        self._count -= 1
+        if self._waiting:
+            self._admit()
+
+    async def pass_by(self) -> bool:
+        """Wait until a stream can be opened; tell if there was a wait. Streams do not count as requests in flight."""
+        waited = False
+        while (delay := self._delay()) > 0:
+            await asyncio.sleep(delay)
+            waited = True
+        self._tokens -= 1
+        return waited
+
+    def hold(self, seconds: float | None) -> None:
+        """Let nobody in for as long as the server asks for."""
+        seconds = DEFAULT_HOLD if seconds is None else seconds
+        now = self._loop.time()
+        if self._held_until <= now < now + seconds:
+            logger.warning("The server %s has too many requests, and asks to wait for %g seconds; "
+                           "so all requests to it wait.", self._server, seconds)
+        self._held_until = max(self._held_until, now + seconds)
+
+    def close(self) -> None:
+        """Leave no timer behind."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    @property
+    def _limit(self) -> int:
+        return max(1, self._settings.networking.max_connections)
+
+    def _take(self) -> None:
+        self._count += 1
+        self._tokens -= 1
+
+    def _delay(self) -> float:
+        """Tell for how long (in seconds) nobody is to be let in."""
+        now = self._loop.time()
+        networking = self._settings.networking
+        rate, burst = networking.requests_per_second, max(1, networking.requests_burst)
+        if not rate:
+            self._tokens = float(burst)
+            return self._held_until - now
+        self._tokens = min(burst, self._tokens + (now - self._updated) * rate)
+        self._updated = now
+        return max(self._held_until - now, (1 - self._tokens) / rate)
+
+    def _admit(self) -> None:
+        """Let in as many as possible; look again later if there are more of them."""
+        while self._waiting and self._count < self._limit:
+            if (delay := self._delay()) > 0:
+                if self._timer is None:
+                    self._timer = self._loop.call_later(delay, self._look_again)
+                return
+            future, _ = self._waiting.pop()
+            if not future.done():  # those that are cancelled just now are still in the queue
+                self._take()
+                future.set_result(None)
+
+    def _look_again(self) -> None:
+        self._timer = None
+        self._admit()

@@ -1,0 +1,277 @@
+"""How fast servers are asked: the gate alone, in virtual time; and the client, as the server sees it."""
+import asyncio
+import functools
+import time
+
+import pytest
+from aiohttp import web
+
+from kopf._cogs.clients import api, errors, pacing
+from kopf._cogs.structs.credentials import ConnectionInfo
+
+# The gate alone.
+
+
+class Visitors:
+    """Those who come to a gate, and when they are let in."""
+
+    def __init__(self, settings):
+        self.settings = settings
+        self.tasks = []
+        self.times = {}
+
+    @functools.cached_property
+    def gate(self):
+        return pacing.Gate('server', self.settings)
+
+    def come(self, *names, lasting=0.0, yielding=False, passing_by=False):
+        for name in names:
+            with pacing.background(yielding):
+                self.tasks.append(asyncio.create_task(self.visit(name, lasting, passing_by), name=str(name)))
+
+    async def visit(self, name, lasting, passing_by):
+        await (self.gate.pass_by() if passing_by else self.gate.enter())
+        self.times[name] = asyncio.get_running_loop().time()
+        if not passing_by:
+            await asyncio.sleep(lasting)
+            self.gate.leave()
+
+    def leave(self, *names):
+        for task in self.tasks:
+            if task.get_name() in names:
+                task.cancel()
+
+    async def all(self):
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        self.gate.close()
+        return self.times
+
+
+@pytest.fixture
+def visitors(settings):
+    return Visitors(settings)
+
+
+def about(seconds):
+    return pytest.approx(seconds, abs=0.001)
+
+
+@pytest.mark.looptime
+async def test_as_many_at_a_time_as_allowed(visitors, settings):
+    settings.networking.max_connections = 2
+    visitors.come(*'abcde', lasting=1)
+    assert await visitors.all() == about({'a': 0, 'b': 0, 'c': 1, 'd': 1, 'e': 2})
+
+
+@pytest.mark.looptime
+async def test_as_many_a_second_as_allowed(visitors, settings):
+    settings.networking.requests_per_second = 2
+    settings.networking.requests_burst = 3
+    visitors.come(0)
+    await asyncio.sleep(100)  # rights to make requests are not hoarded
+    visitors.come(*'abcde')
+    times = await visitors.all()
+    assert times == about({0: 0, 'a': 100, 'b': 100, 'c': 100, 'd': 100.5, 'e': 101})
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize('rate', [None, 0])
+async def test_no_limit_a_second(visitors, settings, rate):
+    settings.networking.requests_per_second = rate
+    settings.networking.requests_burst = 1
+    visitors.come(*range(1000))
+    assert set((await visitors.all()).values()) == {0}
+
+
+@pytest.mark.looptime
+async def test_limits_can_be_changed_at_any_time(visitors, settings):
+    settings.networking.requests_per_second = None
+    visitors.come(*range(10000))
+    await asyncio.sleep(1)
+    settings.networking.requests_per_second = 1
+    settings.networking.requests_burst = 1
+    visitors.come('a', 'b')
+    times = await visitors.all()
+    assert (times['a'], times['b']) == (about(1), about(2))
+
+
+@pytest.mark.looptime
+async def test_all_wait_as_long_as_the_server_asks_for(visitors, caplog):
+    visitors.gate.hold(5)
+    visitors.gate.hold(3)  # by another one, who was asked earlier
+    visitors.come('a', 'b')
+    visitors.come('stream', passing_by=True)
+    await asyncio.sleep(2)
+    visitors.gate.hold(5)
+    visitors.come('c')
+    assert await visitors.all() == about({'a': 7, 'b': 7, 'c': 7, 'stream': 7})
+    assert [record.getMessage() for record in caplog.records] == [
+        "The server server has too many requests, and asks to wait for 5 seconds; so all requests to it wait."]
+
+
+@pytest.mark.looptime
+async def test_some_time_is_waited_even_if_the_server_does_not_say_how_long(visitors):
+    visitors.gate.hold(None)
+    visitors.come('a')
+    assert await visitors.all() == about({'a': 1})
+
+
+@pytest.mark.looptime
+async def test_urgent_requests_go_first(visitors, settings):
+    settings.networking.max_connections = 1
+    visitors.come('first', lasting=1)
+    visitors.come('old1', 'old2', lasting=1, yielding=True)
+    visitors.come('new1', 'new2', lasting=1)
+    await visitors.all()
+    assert list(visitors.times) == ['first', 'new1', 'new2', 'old1', 'old2']
+
+
+@pytest.mark.looptime
+async def test_streams_do_not_wait_for_requests(visitors, settings):
+    settings.networking.max_connections = 1
+    visitors.come('request', 'another', lasting=100)
+    visitors.come('stream', passing_by=True)
+    assert await visitors.all() == about({'request': 0, 'another': 100, 'stream': 0})
+
+
+@pytest.mark.looptime
+async def test_those_who_do_not_wait_any_more_take_no_places(visitors, settings):
+    settings.networking.max_connections = 1
+    visitors.come('a', lasting=1)
+    visitors.come('b', 'c', 'd', lasting=1)
+    await asyncio.sleep(0.5)
+    visitors.leave('b')
+    await asyncio.sleep(0.5)  # now, it is the turn of the next one: at the same time as he leaves
+    visitors.leave('c')
+    visitors.come('e', lasting=1)
+    times = await visitors.all()
+    assert {name: times.get(name) for name in 'bde'} == {'b': None, 'd': about(times['d']), 'e': about(times['d'] + 1)}
+    assert visitors.gate._count == 0
+
+
+@pytest.mark.looptime
+async def test_admitted_and_cancelled_at_the_same_moment(visitors, settings):
+    settings.networking.max_connections = 1
+    await visitors.gate.enter()
+    visitors.come('a', 'b')
+    await asyncio.sleep(0)
+    visitors.gate.leave()  # "a" is let in now, but does not know it yet
+    visitors.leave('a')
+    await visitors.all()
+    assert list(visitors.times) == ['b']
+
+
+# The client.
+
+def seconds_between(server, first, second):
+    return server.seen[second].time - server.seen[first].time
+
+
+async def until(condition):
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+TOO_MANY = 429, {'kind': 'Status', 'code': 429, 'message': 'wait'}, {'Retry-After': '0.3'}
+
+
+@pytest.mark.parametrize('streaming', [False, True], ids=['request', 'stream'])
+async def test_one_who_is_told_to_wait_holds_all_back(client, server, settings, caplog, streaming):
+    settings.networking.error_backoffs = []
+    server.add('GET', '/x', TOO_MANY)
+    server.add('GET', '/y', {})
+    with pytest.raises(errors.APITooManyRequestsError):
+        if streaming:
+            async with client.stream('/x'):
+                pass
+        else:
+            await client.get_json('/x')
+    await asyncio.gather(*[client.get_json('/y') for _ in range(30)])
+    assert len(server.seen) == 31
+    assert seconds_between(server, 0, 1) > 0.29
+    assert f"The server {server.url} has too many requests, and asks to wait for 0.3 seconds" in caplog.text
+
+
+async def test_new_streams_are_held_back_but_those_open_go_on(client, server, settings):
+    settings.networking.error_backoffs = []
+    server.add('GET', '/x', TOO_MANY)
+    news = asyncio.Event()
+
+    async def stream(request):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await news.wait()
+        await response.write(b'{}\n')
+        return response
+    server.add('GET', '/watch', stream)
+    async with client.stream('/watch') as open_before:
+        with pytest.raises(errors.APITooManyRequestsError):
+            await client.get_json('/x')
+        news.set()
+        assert await anext(open_before) == [b'{}']
+        assert time.monotonic() - server.seen[1].time < 0.29
+        async with client.stream('/watch'):
+            pass
+    assert seconds_between(server, 1, 2) > 0.29
+
+
+async def test_other_errors_hold_nobody_back(client, server, settings):
+    settings.networking.error_backoffs = [0.4]
+    server.add('GET', '/x', (503, {}, {'Retry-After': '0.4'}), {})
+    server.add('GET', '/y', {})
+    task = asyncio.create_task(client.get_json('/x'))
+    await until(lambda: server.seen)
+    await client.get_json('/y')
+    await task
+    assert [seen.path for seen in server.seen] == ['/x', '/y', '/x']
+
+
+async def test_servers_are_independent(server, tls_server, pki, settings, make_vault):
+    settings.networking.error_backoffs = []
+    server.add('GET', '/x', (429, {}, {'Retry-After': '99'}))
+    tls_server.add('GET', '/x', {})
+    infos = [ConnectionInfo(server=server.url, priority=1), ConnectionInfo(server=tls_server.url, insecure=True)]
+    vault = make_vault(*infos)
+    async with api.ApiClient(vault, settings) as client, asyncio.timeout(5):
+        with pytest.raises(errors.APITooManyRequestsError):
+            await client.get_json('/x')
+        (key, info) = await vault.select()
+        await vault.invalidate(key, info)
+        await client.get_json('/x')
+    assert len(tls_server.seen) == 1
+
+
+async def test_those_who_wait_do_not_use_credentials_refused_meanwhile(server, settings, make_vault):
+    settings.networking.max_connections = 1
+    settings.networking.error_backoffs = []
+    server.add('GET', '/x', 401, {})
+    vault = make_vault(*[ConnectionInfo(server=server.url, token=token, priority=priority)
+                         for priority, token in enumerate(['good', 'bad'])])
+    server.add('GET', '/y', {})
+    async with api.ApiClient(vault, settings) as client:
+        await asyncio.gather(client.get_json('/x'), *[client.get_json('/y') for _ in range(5)])
+    tokens = [seen.headers['Authorization'].removeprefix('Bearer ') for seen in server.seen if seen.path == '/y']
+    assert tokens == ['good'] * 5
+
+
+async def test_the_rate_as_seen_by_the_server(client, server, settings):
+    settings.networking.requests_per_second = 100
+    settings.networking.requests_burst = 10
+    server.add('GET', '/x', {})
+    await asyncio.gather(*[client.get_json('/x') for _ in range(40)])
+    assert seconds_between(server, 0, -1) > 0.28
+
+
+async def test_a_closed_client_leaves_no_timers(vault, server, settings):
+    settings.networking.error_backoffs = []
+    server.add('GET', '/x', (429, {}, {'Retry-After': '99'}))
+    async with api.ApiClient(vault, settings) as client:
+        with pytest.raises(errors.APITooManyRequestsError):
+            await client.get_json('/x')
+        task = asyncio.create_task(client.get_json('/x'))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait([task])
+    handles = asyncio.get_running_loop()._scheduled
+    assert not [handle for handle in handles if not handle.cancelled() and 'Gate' in repr(handle)]
