@@ -100,6 +100,53 @@ async def test_expired_watches(client, faults):
         assert await watch.next() is None
 
 
+async def test_errors_in_watches(client, faults):
+    async with client.watch() as watch:
+        faults.fail_watches(500, reason='InternalError', message='oops')
+        event = await watch.next()
+        assert (event["type"], event["object"]["code"], event["object"]["message"]) == ("ERROR", 500, "oops")
+        assert await watch.next() is None
+
+
+async def test_watches_that_end(client, faults):
+    async with client.watch() as watch:
+        faults.end_watches(times=2)
+        assert await watch.next() is None
+    async with client.watch() as watch:  # a new one, too: at once
+        assert await watch.next() is None
+    async with client.watch() as watch:
+        await client.create("a")
+        assert await watch.until(1) == [("ADDED", "a")]
+
+
+async def test_lines_that_make_no_sense(client, faults):
+    async with client.watch() as watch:
+        faults.say("boo")
+        assert await watch.response.content.readline() == b"boo\n"
+        await client.create("a")
+        assert await watch.until(1) == [("ADDED", "a")]
+
+
+@pytest.mark.parametrize("accept", ["application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList", ""])
+async def test_groups_that_are_down(client, faults, accept):
+    async def discover():
+        answer = await client("GET", "/apis", headers={"Accept": accept} if accept else None)
+        if not accept:
+            return (await client("GET", client.things.partition("/namespaces/")[0])).status
+        (group,) = [item for item in answer.body["items"] if item["metadata"]["name"] == "things.example.dev"]
+        return [(version["freshness"], bool(version["resources"])) for version in group["versions"]]
+
+    before = await discover()
+    faults.take_down("things.example.dev")
+    assert await discover() == ([("Stale", False)] * len(before) if accept else 503)
+    answer = await client("GET", client.things)
+    assert (answer.status, answer.body["reason"]) == (503, "ServiceUnavailable")
+    assert (await client("GET", "/api/v1/namespaces")).status == 200
+    faults.bring_up("things.example.dev")
+    assert await discover() == before
+    assert (await client("GET", client.things)).status == 200
+
+
 async def test_faults_of_watches_leave_other_requests_alone(client, faults):
     faults.expire_watches()
     assert (await client("GET", client.things)).status == 200

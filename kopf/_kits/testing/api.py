@@ -93,8 +93,13 @@ class Api:
             return raw_response(self._discovery.version('', rest))
         raise statuses.UnknownPath
 
+    def set_availability(self, group: str, available: bool) -> None:
+        """Let the group be served, or be as if its own server was away."""
+        self._discovery.set_availability(group, available)
+
     def resolve(self, place: Place, seen: SeenRequest, options: Options) -> Kind:
-        """The kind that a request is about; 404 or 405 otherwise."""
+        """The kind that a request is about; 404 or 405 otherwise, or 503 if it is not available now."""
+        self._discovery.check_availability(place.group)
         kind = routes.resolve(self.catalog, place, seen.method)
         if kind.warning:
             options.warnings.append(kind.warning)

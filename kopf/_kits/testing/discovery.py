@@ -33,6 +33,18 @@ class Discovery:
         self._catalog = catalog
         self._revision = -1
         self._cache: dict[str, bytes] = {}
+        self._unavailable: set[str] = set()
+
+    def set_availability(self, group: str, available: bool) -> None:
+        """Let the group be described, or be only known to exist."""
+        (self._unavailable.discard if available else self._unavailable.add)(group)
+        self._revision = -1
+
+    def check_availability(self, group: str) -> None:
+        """Refuse whatever is about the group if it is not available."""
+        if group in self._unavailable:
+            message = 'the server is currently unable to handle the request'
+            raise statuses.Refusal(503, 'ServiceUnavailable', message)
 
     def root(self, path: str, accept: str, address: str) -> tuple[bytes, str]:
         """The body and the content type for ``/api`` and ``/apis``."""
@@ -54,6 +66,7 @@ class Discovery:
         kinds = self._catalog.resources(group, version)
         if not kinds:
             raise statuses.UnknownPath
+        self.check_availability(group)
         return self._cached(f'{group}/{version}', lambda: self._version(group, version, kinds))
 
     def paths(self) -> list[str]:
@@ -115,11 +128,15 @@ class Discovery:
             if bool(group) is not (path == '/apis'):
                 continue
             items.append({'metadata': {'name': group} if group else {}, 'versions': [
-                {'version': version, 'freshness': 'Current',
-                 'resources': [_aggregated(kind) for kind in self._catalog.resources(group, version)]}
-                for version in versions]})
+                self._aggregated_version(group, version) for version in versions]})
         return {'kind': 'APIGroupDiscoveryList', 'apiVersion': 'apidiscovery.k8s.io/v2', 'metadata': {},
                 'items': items}
+
+    def _aggregated_version(self, group: str, version: str) -> dict[str, Any]:
+        if group in self._unavailable:
+            return {'version': version, 'freshness': 'Stale', 'resources': []}
+        return {'version': version, 'freshness': 'Current',
+                'resources': [_aggregated(kind) for kind in self._catalog.resources(group, version)]}
 
 
 def _aggregated(kind: Kind) -> dict[str, Any]:

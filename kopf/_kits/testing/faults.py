@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeVar, get_args
 
 T = TypeVar('T')
 
-Action = Literal['error', 'delay', 'drop', 'freeze', 'cut', 'gone']
-WATCH_ACTIONS: frozenset[str] = frozenset({'freeze', 'cut', 'gone'})
+Action = Literal['error', 'delay', 'drop', 'freeze', 'cut', 'gone', 'fail', 'end', 'say']
+WATCH_ACTIONS: frozenset[str] = frozenset({'freeze', 'cut', 'gone', 'fail', 'end', 'say'})
 REASONS = {400: 'BadRequest', 401: 'Unauthorized', 403: 'Forbidden', 404: 'NotFound', 409: 'Conflict', 410: 'Expired',
            422: 'Invalid', 429: 'TooManyRequests', 500: 'InternalError', 503: 'ServiceUnavailable', 504: 'Timeout'}
 
@@ -46,7 +46,7 @@ class Fault:
     One rule: what is to be done, to which requests, and how often (``times``; None for always).
 
     Conditions that are empty match everything; ``path`` is a regular expression that is searched for.
-    ``seconds`` is the length of a delay, or of a freeze (None: until `Faults.clear`).
+    ``seconds`` is the length of a delay, or of a freeze (None: until `Faults.clear`); ``line`` is what to say.
     """
     action: Action
     times: int | None = 1
@@ -62,6 +62,7 @@ class Fault:
     message: str = ''
     retry_after: int | None = None
     seconds: float | None = None
+    line: str = ''
 
     def matches(self, request: SeenRequest) -> bool:
         """Whether the request is one of those meant (not whether the rule is used up)."""
@@ -122,6 +123,18 @@ class Faults:
         """End watches by an in-stream error 410."""
         return self.add('gone', times=times, **fields)
 
+    def fail_watches(self, status: int = 500, *, times: int | None = 1, **fields: Any) -> Fault:
+        """End watches by an in-stream error; ``reason`` and ``message`` may be given."""
+        return self.add('fail', status=status, times=times, **fields)
+
+    def end_watches(self, *, times: int | None = 1, **fields: Any) -> Fault:
+        """End watches at once, in the usual way: as servers do at their time-out, or proxies when they like."""
+        return self.add('end', times=times, **fields)
+
+    def say(self, line: str, *, times: int | None = 1, **fields: Any) -> Fault:
+        """Insert a line into watches, whatever it is; they go on after it."""
+        return self.add('say', line=line, times=times, **fields)
+
     def drop_watches(self) -> int:
         """Break off all watches that are open now; returns how many they were."""
         return self._controls.call(self._controls.drop_watches)
@@ -141,6 +154,14 @@ class Faults:
     def accept_connections(self) -> None:
         """Listen again, on the same port."""
         self._controls.call_async(self._controls.accept_connections)
+
+    def take_down(self, group: str) -> None:
+        """Let the API group be unavailable, as if it had a server of its own, and that server was away."""
+        self._controls.call(lambda: self._controls.set_availability(group, False))
+
+    def bring_up(self, group: str) -> None:
+        """Let the API group be available again."""
+        self._controls.call(lambda: self._controls.set_availability(group, True))
 
     def clear(self) -> None:
         """Forget all rules and let go of frozen watches."""
@@ -195,6 +216,10 @@ class Controls:
 
     def forget_history(self) -> None:
         """Drop the history of all resources."""
+        raise NotImplementedError
+
+    def set_availability(self, group: str, available: bool) -> None:
+        """Let the API group be served, or not."""
         raise NotImplementedError
 
     def expire_tokens(self) -> None:

@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 import orjson
@@ -124,6 +124,10 @@ class Server(Controls):
         for table in self.api.storage:
             table.forget_before(self.api.storage.version)
 
+    def set_availability(self, group: str, available: bool) -> None:
+        """Let the API group be served, or not."""
+        self.api.set_availability(group, available)
+
     def expire_tokens(self) -> None:
         """Replace the token."""
         self._tokens.clear()
@@ -225,20 +229,36 @@ class Server(Controls):
             return response
         self._streams.add(transport)
         try:
-            async for data in lines:
-                while (rule := self.faults.take(seen, watching=True, idle=not data)) is not None:
-                    if rule.action == 'cut':
-                        await response.write(data[:max(1, len(data) // 2)])
-                        raise Dropped
-                    if rule.action == 'gone':
-                        await response.write(watching.error_line(statuses.expired('too old resource version')))
-                        return response
-                    await self._freeze(rule, kind)
+            going_on = await self._disturb(response, seen, b'', kind)
+            async for data in lines if going_on else _nothing():
+                if not await self._disturb(response, seen, data, kind):
+                    break
                 if data:
                     await response.write(data)
         finally:
             self._streams.discard(transport)
         return response
+
+    async def _disturb(self, response: web.StreamResponse, seen: SeenRequest, data: bytes, kind: Kind) -> bool:
+        """Do to the stream what is asked for, before the data are sent; tell if it goes on."""
+        while (rule := self.faults.take(seen, watching=True, idle=not data)) is not None:
+            match rule.action:
+                case 'cut':
+                    await response.write(data[:max(1, len(data) // 2)])
+                    raise Dropped
+                case 'gone':
+                    await response.write(watching.error_line(statuses.expired('too old resource version')))
+                    return False
+                case 'fail':
+                    await response.write(watching.error_line(_refusal(rule)))
+                    return False
+                case 'end':
+                    return False
+                case 'say':
+                    await response.write(rule.line.encode() + b'\n')
+                case 'freeze':
+                    await self._freeze(rule, kind)
+        return True
 
     async def _freeze(self, rule: Fault, kind: Kind) -> None:
         loop = asyncio.get_running_loop()
@@ -325,11 +345,20 @@ async def _suffer(rule: Fault) -> None:
         case 'drop':
             raise Dropped
         case 'error':
-            headers = {} if rule.retry_after is None else {'Retry-After': str(rule.retry_after)}
-            details = None if rule.retry_after is None else {'retryAfterSeconds': rule.retry_after}
-            reason = rule.reason or REASONS.get(rule.status, '')
-            message = rule.message or 'this error was asked for'
-            raise statuses.Refusal(rule.status, reason, message, details, headers=headers)
+            raise _refusal(rule)
+
+
+def _refusal(rule: Fault) -> statuses.Refusal:
+    headers = {} if rule.retry_after is None else {'Retry-After': str(rule.retry_after)}
+    details = None if rule.retry_after is None else {'retryAfterSeconds': rule.retry_after}
+    reason = rule.reason or REASONS.get(rule.status, '')
+    message = rule.message or 'this error was asked for'
+    return statuses.Refusal(rule.status, reason, message, details, headers=headers)
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    return
+    yield
 
 
 def _certified(certificate: Mapping[str, Any]) -> User:

@@ -1,0 +1,157 @@
+"""A whole operator in the loop of a test, against a sandbox: with handlers that note what they are called for."""
+import asyncio
+import collections
+import contextlib
+import json
+import logging
+import pathlib
+
+import pytest
+
+import kopf
+from kopf.testing import Sandbox
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LAST_HANDLED = 'kopf.zalando.org/last-handled-configuration'
+FINALIZER = 'kopf.zalando.org/KopfFinalizerMarker'
+
+Call = collections.namedtuple('Call', 'id name kwargs')
+
+
+class Log(logging.Handler):
+    def __init__(self, changed):
+        super().__init__()
+        self.texts = []
+        self.changed = changed
+
+    def emit(self, record):
+        self.texts.append(record.getMessage())
+        self.changed.set()
+
+
+class World:
+    """The cluster, the operators with their handlers, and what they have done."""
+
+    def __init__(self, sandbox):
+        self.sandbox = sandbox
+        self.aio = sandbox.aio
+        self.registry = kopf.OperatorRegistry()
+        self.settings = kopf.OperatorSettings()
+        self.settings.posting.enabled = False
+        self.settings.networking.error_backoffs = []
+        self.settings.queueing.error_delays = [0.05]
+        self.calls = []
+        self.changed = asyncio.Event()
+        self.log = Log(self.changed)
+
+    # Handlers.
+
+    def note(self, id, name, **kwargs):
+        self.calls.append(Call(id, name, kwargs))
+        self.changed.set()
+
+    def declare(self, decorator, id, *args, does=None, resource='kopfexamples', **options):
+        """A handler that notes that it is called, and then does something: calls it, raises it, or returns it."""
+        options.setdefault('registry', self.registry)
+
+        @decorator(resource, *args, id=id, **options)
+        async def fn(name, **kwargs):
+            self.note(id, name, **kwargs)
+            what = (does.pop(0) if does else None) if isinstance(does, list) else does
+            if isinstance(what, BaseException):
+                raise what
+            return await what(name=name, **kwargs) if callable(what) else what
+        return fn
+
+    def called(self, id, name=None):
+        """The kwargs of all calls of the handler."""
+        return [call.kwargs for call in self.calls if call.id == id and name in (None, call.name)]
+
+    @property
+    def ids(self):
+        return [call.id for call in self.calls]
+
+    # Operators.
+
+    @contextlib.asynccontextmanager
+    async def operator(self, **options):
+        options = {'registry': self.registry, 'settings': self.settings, 'standalone': True} | options
+        ready, stop = asyncio.Event(), asyncio.Event()
+        task = asyncio.create_task(kopf.operator(ready_flag=ready, stop_flag=stop, **options))
+        waiting = asyncio.create_task(ready.wait())
+        await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        try:
+            yield task
+            assert not task.done(), task.result()
+        finally:
+            stop.set()
+            await task
+
+    # Objects.
+
+    async def create(self, name='obj', *, spec=None, **metadata):
+        return await self.aio.create({
+            'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': {'name': name, **metadata},
+            'spec': {'field': 'value'} if spec is None else spec})
+
+    async def get(self, name='obj'):
+        return await self.aio.get('kopfexamples', name)
+
+    async def edit(self, name='obj', *, metadata=None, **spec):
+        patch = {**({'metadata': metadata} if metadata else {}), **({'spec': spec} if spec else {})}
+        return await self.aio.patch('kopfexamples', name, patch)
+
+    async def delete(self, name='obj'):
+        await self.aio.delete('kopfexamples', name)
+
+    async def gone(self, name='obj'):
+        await self.aio.wait_gone('kopfexamples', name)
+
+    async def handled(self, name='obj', **spec):
+        """Wait until the object is at rest, with this in the spec that was handled last."""
+        def at_rest(body):
+            annotations = body['metadata'].get('annotations') or {}
+            last = json.loads(annotations.get(LAST_HANDLED, 'null'))
+            progress = [key for key in annotations if key.startswith('kopf.zalando.org/') and key != LAST_HANDLED]
+            return last is not None and not progress and spec.items() <= last.get('spec', {}).items()
+        return await self.aio.wait_for('kopfexamples', name, at_rest)
+
+    async def until(self, predicate, timeout=10):
+        async with asyncio.timeout(timeout):
+            while not predicate():
+                self.changed.clear()
+                await self.changed.wait()
+
+    async def until_called(self, id, times=1, name=None):
+        await self.until(lambda: len(self.called(id, name)) >= times)
+
+    async def until_logged(self, text):
+        await self.until(lambda: any(text in line for line in self.log.texts))
+
+    async def settled(self):
+        """Wait until everything that has happened by now is also known to the operators, and handled."""
+        self.fences = getattr(self, 'fences', 0) + 1
+        await self.create(f'fence-{self.fences}')
+        await self.handled(f'fence-{self.fences}')
+
+    def patches(self, name='obj'):
+        """The patches of the object by operators."""
+        return [json.loads(request.body) for request in self.sandbox.requests
+                if request.method == 'PATCH' and request.name == name]
+
+
+@contextlib.contextmanager
+def new_world():
+    """A sandbox with the kind of the examples, known to operators as the cluster to log in to."""
+    with Sandbox(crds=[ROOT / 'examples' / 'crd.yaml']) as sandbox, pytest.MonkeyPatch.context() as patching:
+        patching.setenv('KUBECONFIG', str(sandbox.kubeconfig))
+        world = World(sandbox)
+        logger = logging.getLogger()
+        level = logger.level
+        logger.addHandler(world.log)
+        logger.setLevel(logging.INFO)
+        kopf.on.login(registry=world.registry)(kopf.login_with_kubeconfig)
+        yield world
+        logger.removeHandler(world.log)
+        logger.setLevel(level)
