@@ -12,14 +12,14 @@ import kopf
 connection: kopf.ConnectionInfo
 
 
-@kopf.on.login()
-def login(**kwargs):
-    """Log in as the framework does by itself, and keep what comes out for our own requests."""
+@kopf.on.startup()
+def connect(**kwargs):
+    """Find the cluster as the framework does by itself, for our own requests."""
     global connection
     found = kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
-    if found is not None:
-        connection = found
-    return found
+    if found is None:
+        raise kopf.PermanentError("There is no cluster to be found: neither a service account nor a kubeconfig.")
+    connection = found
 
 
 @kopf.on.create("kopfexamples")

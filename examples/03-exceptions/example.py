@@ -6,7 +6,7 @@ import kopf
 def not_yet(retry, **_):
     """Tell the framework when to come again: the first two attempts are too early."""
     if retry < 2:
-        raise kopf.TemporaryError("The database is not ready yet.", delay=1)
+        raise kopf.TemporaryError("The database is not ready yet.", delay=0.5)
 
 
 @kopf.on.create("kopfexamples")

@@ -76,31 +76,6 @@ def test_minimal_handles_an_object_once(run_operator, obj):
     assert second.output.count("And here we are!") == 0
 
 
-def test_children(run_operator, obj, kubeapi, namespace):
-    operator = run_operator(EXAMPLES / "02-children" / "example.py")
-
-    def child():
-        return kubeapi.get("v1", "ConfigMap", namespace, f"{NAME}-child")
-
-    parent = obj.handled()
-    assert parent["status"]["create_child"] == {"child": f"{NAME}-child"}
-    assert child()["data"] == {"field": "value"}
-    [owner] = child()["metadata"]["ownerReferences"]
-    assert owner["uid"] == parent["metadata"]["uid"]
-    assert (owner["apiVersion"], owner["kind"], owner["name"]) == (*KIND, NAME)
-    operator.wait_output(r"The child is created: kopf-example-1-child")
-
-    obj.change(field="other")
-    obj.handled(field="other")
-    operator.wait_output(r"The child is updated: value -> other")
-    assert child()["data"] == {"field": "other"}
-    assert operator.output.count("The child is created") == 1
-
-    obj.delete()
-    obj.gone()  # and the child with it, sooner or later: Kubernetes knows its owner
-    assert_ends_well(operator)
-
-
 def test_exceptions(run_operator, obj):
     operator = run_operator(EXAMPLES / "03-exceptions" / "example.py")
     obj.handled()
@@ -118,25 +93,6 @@ def test_exceptions(run_operator, obj):
     assert "Attempt 3 has failed." not in output
     code, seconds = operator.stop()
     assert code == 0 and seconds < 2
-
-
-def test_events(run_operator, obj, kubeapi, namespace):
-    operator = run_operator(EXAMPLES / "04-events" / "example.py")
-    uid = obj.handled()["metadata"]["uid"]
-    operator.wait_output(r"And here we are!")
-
-    def posted():
-        return {(item["type"], item["reason"], item["message"]) for item in kubeapi.items("v1", "Event", namespace)
-                if item["involvedObject"]["uid"] == uid}
-
-    expected = {
-        ("Normal", "Started", "The work on the object has begun."),
-        ("Warning", "Doubtful", "Something looks odd."),
-        ("Error", "Oops", "It is taken care of: Something went wrong."),
-        ("SomeType", "SomeReason", "Some message."),
-    }
-    wait(lambda: posted() >= expected, "the events to be posted")
-    assert_ends_well(operator)
 
 
 def test_handlers(run_operator, obj):

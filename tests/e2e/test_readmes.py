@@ -1,0 +1,121 @@
+"""What the READMEs of the examples say is what comes: see `readmes` for how they are read."""
+import concurrent.futures
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import threading
+
+import pytest
+from controlplane import ControlPlane
+from kubeapi import MERGE_PATCH
+from readmes import Walkthrough
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+EXAMPLES = sorted(path for path in (ROOT / "examples").iterdir() if path.is_dir())
+SCRIPTS = sorted(path for path in (ROOT / "examples").glob("*/*.py"))
+
+# It is not an operator to be run, but tests to be run, which `tests/sandbox/test_plugin.py` does.
+RUNNABLE = [path.name for path in EXAMPLES if path.name != "09-testing"]
+
+
+# Here the readers, or the tests, play the nodes and the provisioner of volumes.
+PLAYED = {"10-builtins", "18-walkthrough"}
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_commands_and_outputs(name, follow):
+    follow(name)
+
+
+def test_all_are_listed():
+    listed = re.findall(r"(?m)^\| \[(\S+)\]\((\S+)/\) \|", (ROOT / "examples" / "README.md").read_text())
+    assert listed == [(path.name, path.name) for path in EXAMPLES]
+
+
+def test_all_can_be_imported():
+    """In one process, as loading the package takes most of the time."""
+    code = """if True:
+        import importlib.util, sys
+        for number, path in enumerate(sys.argv[1:]):
+            spec = importlib.util.spec_from_file_location(f"example{number}", path)
+            spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    """
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code, *SCRIPTS],
+                          capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.fixture
+def follow(cluster, request, name):
+    """Do all that the README says, on the cluster; in sandboxes, it has been begun in advance."""
+    if kind_of(cluster) == "sandbox":
+        futures = request.getfixturevalue("followed")
+        return lambda name: futures[name].result()
+    if cluster.external and name in PLAYED:
+        pytest.skip("this cluster has nodes and volumes of its own")
+    if name == "18-walkthrough":
+        request.getfixturevalue("volumes")
+    folder, kubeconfig, namespace = map(request.getfixturevalue, ["tmp_path", "kubeconfig", "namespace"])
+    return lambda name: walk(name, folder, kubeconfig, namespace)
+
+
+@pytest.fixture(scope="module")
+def followed(request, tmp_path_factory):
+    """All the READMEs, each in a sandbox of its own, two at a time: most of the time is spent on waiting."""
+    names = [item.callspec.params["name"] for item in request.session.items
+             if item.nodeid.partition("[")[0] == request.node.nodeid + "::" + test_commands_and_outputs.__name__
+             and item.callspec.params["cluster"] == "sandbox"]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        yield {name: pool.submit(walk, name, tmp_path_factory.mktemp(name)) for name in names}
+        pool.shutdown(cancel_futures=True)
+
+
+def walk(name, folder, kubeconfig=None, namespace=""):
+    with Walkthrough(ROOT / "examples" / name / "README.md", folder, kubeconfig, namespace) as walkthrough:
+        walkthrough.follow()
+
+
+def kind_of(cluster):
+    return "real" if isinstance(cluster, ControlPlane) else "sandbox"
+
+
+@pytest.fixture
+def kubeconfig(cluster, namespace, tmp_path):
+    """That of the control plane, with the namespace of the test as the default."""
+    path = tmp_path / "kubeconfig"
+    config = ["kubectl", "--kubeconfig", cluster.kubeconfig, "config"]
+    path.write_text(subprocess.check_output([*config, "view", "--raw", "--flatten"], text=True))
+    subprocess.check_call([*config[:2], path, "config", "set-context", "--current", f"--namespace={namespace}"])
+    return str(path)
+
+
+@pytest.fixture
+def volumes(kubeapi, namespace):
+    """Volumes for all claims of the namespace, which can grow: there is nobody else to provide them."""
+    path = "/apis/storage.k8s.io/v1/storageclasses"
+    kubeapi.request("POST", path, {
+        "metadata": {"name": namespace, "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}},
+        "provisioner": "example.com/none", "allowVolumeExpansion": True})
+    ended = threading.Event()
+
+    def provide():
+        claims = kubeapi.path("v1", "PersistentVolumeClaim", namespace)
+        while not ended.wait(0.1):
+            for claim in kubeapi.items("v1", "PersistentVolumeClaim", namespace):
+                name = claim["metadata"]["name"]
+                if claim["metadata"].get("deletionTimestamp"):
+                    # Nobody else takes away the protection of volumes that are in use.
+                    kubeapi.patch("v1", "PersistentVolumeClaim", namespace, name, {"metadata": {"finalizers": None}})
+                elif claim["status"].get("phase") != "Bound":
+                    status = {"phase": "Bound", "capacity": claim["spec"]["resources"]["requests"]}
+                    kubeapi.request("PATCH", f"{claims}/{name}/status", {"status": status}, MERGE_PATCH)
+
+    providing = threading.Thread(target=provide)
+    providing.start()
+    yield
+    ended.set()
+    providing.join()
+    kubeapi.request("DELETE", f"{path}/{namespace}")
