@@ -41,7 +41,7 @@ _DEV_PRIORITY = 666
 logger = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False, repr=False)
 class CLIControls:
     """What cannot be passed through a command line, but can be when the command is called from Python.
 

@@ -9,7 +9,7 @@ import asyncio
 import dataclasses
 import itertools
 from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
@@ -25,8 +25,7 @@ _ACCEPT = ','.join([
 ])
 
 
-@dataclasses.dataclass(frozen=True)
-class Discovery:
+class Discovery(NamedTuple):
     """
     What the cluster serves.
 
@@ -38,8 +37,7 @@ class Discovery:
     failed_groups: frozenset[str]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Version:
+class _Version(NamedTuple):
     """One version of an API group; the resources are `None` if unknown."""
     group: str
     version: str

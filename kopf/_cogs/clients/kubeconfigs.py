@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -26,8 +26,7 @@ _PATHS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class _Entry:
+class _Entry(NamedTuple):
     """A named cluster, user or context, and where it comes from."""
     path: str
     section: str
@@ -52,8 +51,7 @@ class _Entry:
         return value or {}
 
 
-@dataclasses.dataclass(frozen=True)
-class Kubeconfig:
+class Kubeconfig(NamedTuple):
     """
     All kubeconfig files merged: the first file that has a value or a name wins.
 

@@ -8,7 +8,7 @@ and created anew in the meantime, the successor is left alone.
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kopf._cogs.clients import api, errors
 from kopf._cogs.structs import bodies, diffs, patches, references
@@ -20,8 +20,7 @@ _JSON: Final = 'application/json-patch+json'
 _CONFLICT_BACKOFFS = (0.0, 0.1, 0.2, 0.5, 1.0)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PatchResult:
+class PatchResult(NamedTuple):
     """
     What has come out of patching.
 
@@ -87,7 +86,7 @@ class _ReplacedError(Exception):
     """There is another object under the same name."""
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class _Patching:
     """One act of patching of one object."""
     client: api.ApiClient

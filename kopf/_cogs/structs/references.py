@@ -13,6 +13,7 @@ import functools
 import re
 import urllib.parse
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 NamespaceName = str
 """The name of a specific namespace."""
@@ -264,8 +265,7 @@ def _is_event(resource: Resource) -> bool:
     return resource.plural == 'events' and resource.group in _EVENT_GROUPS
 
 
-@dataclasses.dataclass(frozen=True)
-class _Positionals:
+class _Positionals(NamedTuple):
     group: str | None = None
     version: str | None = None
     name: str | Marker | None = None

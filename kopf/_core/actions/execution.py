@@ -14,7 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from kopf._cogs.structs.ids import HandlerId
 from kopf._core.actions import invocation
@@ -73,8 +73,7 @@ class HandlerChildrenRetry(TemporaryError):
         super().__init__(None, delay=delay)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What came of one attempt. Not final: another attempt is due after the ``delay`` (in seconds)."""
     final: bool
     delay: float | None = None
@@ -112,8 +111,7 @@ class Handler:
         return f"{self.kind} {self.id!r}"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Execution:
+class Execution(NamedTuple):
     """The rules of the operator for running handlers: where sync functions run, and the defaults for errors."""
     executor: Executor
     default_errors: ErrorsMode = ErrorsMode.TEMPORARY

@@ -9,11 +9,10 @@ A record in a cycle of updates also carries a digest of the essence that its han
 meanwhile, a finished handler has not seen the edit, and is due again. The formats are specified in the documentation's
 "Continuity".
 """
-import dataclasses
 import datetime
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
@@ -32,8 +31,7 @@ def digest_essence(essence: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text, digest_size=6).hexdigest()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class HandlerState:
+class HandlerState(NamedTuple):
     """One handler's progress within one cycle."""
     started: datetime.datetime
     purpose: str | None = None
@@ -166,14 +164,14 @@ class State(Mapping[HandlerId, HandlerState]):
             if key == parent or parent.startswith(f'{key}/'):
                 subrefs = tuple(sorted({*state.subrefs, *children}))
                 if subrefs != state.subrefs:
-                    self._set(key, dataclasses.replace(state, subrefs=subrefs))
+                    self._set(key, state._replace(subrefs=subrefs))
 
     def see(self, keys: Iterable[HandlerId], digest: str) -> None:
         """Let the finished handlers count as having seen the essence of this digest."""
         for key in keys:
             state = self._states.get(key)
             if state is not None and state.finished and state.digest != digest:
-                self._set(key, dataclasses.replace(state, digest=digest))
+                self._set(key, state._replace(digest=digest))
 
     def due(self, handlers: Iterable[HandlerT], now: datetime.datetime) -> list[HandlerT]:
         return [handler for handler in handlers if self._states[handler.id].is_due(now)]

@@ -6,7 +6,6 @@ over snapshots: nothing that happens meanwhile breaks them. An object is known b
 removed object has left is never mixed up with a successor, whichever comes first. All is O(1) an object and a key.
 """
 import collections
-import dataclasses
 from collections.abc import Collection, Hashable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from typing import Any, Generic, TypeVar
 
@@ -217,7 +216,7 @@ def get_retry_delay(excluded: Mapping[HandlerId, HandlerState]) -> float | None:
 
 
 def _exclude(state: HandlerState, outcome: Outcome) -> HandlerState:
-    return state.with_outcome(dataclasses.replace(outcome, delay=outcome.delay or None), utcnow())
+    return state.with_outcome(outcome._replace(delay=outcome.delay or None), utcnow())
 
 
 def _pick(group: Sequence[IndexingHandler], cause: IndexingCause) -> IndexingHandler | None:

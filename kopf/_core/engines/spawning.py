@@ -8,9 +8,8 @@ operator, whatever their resource is: it stops them when the operator pauses or 
 """
 import asyncio
 import contextvars
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody
@@ -193,8 +192,7 @@ class ObjectDaemons:
             self.spawner.host.wake(self.record)
 
 
-@dataclasses.dataclass(slots=True)
-class Survey:
+class Survey(NamedTuple):
     """What there is to do about the daemons of an object."""
     missing: Sequence[SpawningHandler]
     excess: Sequence[Daemon]
@@ -219,7 +217,7 @@ class Spawner:
         self.idling = any(isinstance(handler, TimerHandler) and handler.idle is not None for handler in table.spawning)
         self.rules = Execution(
             executor=settings.execution.executor, default_backoff=settings.execution.default_backoff)
-        self.rules_of_threads = dataclasses.replace(self.rules, executor=background.threads)
+        self.rules_of_threads = self.rules._replace(executor=background.threads)
         self.keys: dict[SpawningHandler, SpawningHandler] = {}
         """For each handler, the first one of the same function and id: they are one, whichever of them matches."""
         firsts: dict[tuple[str, int], SpawningHandler] = {}

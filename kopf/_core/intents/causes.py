@@ -50,7 +50,7 @@ class Reason(enum.StrEnum):
         return f"<{type(self).__name__}.{self.name}: {self.value!r}>"
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Cause:
     """What all causes have in common."""
     logger: Logger
@@ -72,7 +72,7 @@ class Cause:
         return kwargs
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class ActivityCause(Cause):
     activity: Activity
     settings: OperatorSettings
@@ -81,7 +81,7 @@ class ActivityCause(Cause):
         return {'logger': self.logger, 'memo': self.memo, 'settings': self.settings}
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class ResourceCause(Cause):
     resource: Resource
     body: Body
@@ -112,12 +112,12 @@ class ResourceCause(Cause):
         }
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
 class IndexingCause(ResourceCause):
     """An object is to be indexed anew."""
+    __slots__ = ()
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class WatchingCause(ResourceCause):
     """An event has come from the API."""
     event: RawEvent
@@ -129,12 +129,12 @@ class WatchingCause(ResourceCause):
         return kwargs
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
 class SpawningCause(ResourceCause):
     """Daemons and timers are to be started or stopped."""
+    __slots__ = ()
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class DaemonCause(ResourceCause):
     """A daemon or a timer runs."""
     stopped: Any
@@ -148,7 +148,7 @@ class DaemonCause(ResourceCause):
         return kwargs
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class ChangingCause(ResourceCause):
     """The object has been created, changed, deleted, or is seen for the first time by this process."""
     reason: Reason
@@ -182,7 +182,7 @@ class ChangingCause(ResourceCause):
         return reduce(self.diff, handler.field) if handler.field else self.diff
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class WebhookCause(ResourceCause):
     """The API server asks whether an object may be stored."""
     dryrun: bool

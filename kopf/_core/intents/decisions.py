@@ -48,7 +48,7 @@ class MakeCause(Protocol):
     ) -> ChangingCause: ...
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Cycle:
     """What is remembered of a change from its first step to its last one. Objects at rest have none."""
     state: State
@@ -64,7 +64,7 @@ class Cycle:
     """Whether the base must be stored before the end of the cycle, as it can't be found in the object any more."""
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Decision:
     """What is to be done now, and why."""
     cause: ChangingCause

@@ -15,7 +15,7 @@ from kopf._core.intents.callbacks import DelayFn, MetaFilter, ValueFilter, WhenF
 from kopf._core.intents.causes import Activity, Reason
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ActivityHandler(Handler):
     """A handler of what the operator does as a whole: starting, ending, logging in, probing."""
     activity: Activity
@@ -25,7 +25,7 @@ class ActivityHandler(Handler):
     kind = 'Activity'
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ResourceHandler(Handler):
     """A handler of objects: of which resources, and which of their objects."""
     selector: Selector | None = None
@@ -41,12 +41,10 @@ class ResourceHandler(Handler):
     """Whether the field is a part of the id."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class WatchingHandler(ResourceHandler):
     """A handler of raw events: ``@kopf.on.event``."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class IndexingHandler(ResourceHandler):
     """A function that indexes objects: ``@kopf.index``."""
 
@@ -55,7 +53,7 @@ class IndexingHandler(ResourceHandler):
     named_by_field = False  # the id is the name of a kwarg
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ChangingHandler(ResourceHandler):
     """A handler of changes: ``@kopf.on.create/update/delete/resume/field``, and sub-handlers."""
     reason: Reason | None = None
@@ -74,7 +72,7 @@ class ChangingHandler(ResourceHandler):
     modifies = True
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class SpawningHandler(ResourceHandler):
     """A handler that accompanies an object as long as the object is there."""
     requires_finalizer: bool = True
@@ -83,7 +81,7 @@ class SpawningHandler(ResourceHandler):
     modifies = True
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class DaemonHandler(SpawningHandler):
     """``@kopf.daemon``: a function that runs as long as the object is there."""
     cancellation_backoff: float | None = None
@@ -93,7 +91,7 @@ class DaemonHandler(SpawningHandler):
     kind = 'Daemon'
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class TimerHandler(SpawningHandler):
     """``@kopf.timer``: a function that runs on a schedule as long as the object is there."""
     sharp: bool | None = None
@@ -108,7 +106,7 @@ class WebhookType(enum.StrEnum):
     MUTATING = 'mutating'
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class WebhookHandler(ResourceHandler):
     """A handler of admission reviews: ``@kopf.on.validate``, ``@kopf.on.mutate``."""
     type: WebhookType

@@ -4,10 +4,9 @@ Where the declared handlers are kept, and what of them concerns one resource.
 A registry is filled by the decorators while the user's files are imported. When a resource is discovered, its
 `HandlerTable` is made once: everything that is asked for at each event of the resource is decided there.
 """
-import dataclasses
 from collections.abc import Collection, Iterable, Iterator
 from contextvars import ContextVar
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from kopf._cogs.structs.dicts import FieldPath
 from kopf._cogs.structs.ids import HandlerId
@@ -108,8 +107,7 @@ def set_default_registry(registry: OperatorRegistry) -> None:
     _default_registry_var.set(registry)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class HandlerTable:
+class HandlerTable(NamedTuple):
     """What an operator has declared for one resource."""
     resource: Resource
     indexing: tuple[IndexingHandler, ...] = ()

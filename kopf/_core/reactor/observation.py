@@ -4,10 +4,10 @@ Which resources are served, and in which namespaces: what the handlers ask for, 
 It is found out at the start, and again whenever a CRD changes. Nothing is assumed about resources that are not there:
 they are named once in the logs, and are served as soon as they appear.
 """
-import dataclasses
 import logging
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from kopf._cogs.structs.references import Resource, Selector
 from kopf._core.intents.handlers import WebhookHandler
@@ -16,11 +16,10 @@ from kopf._core.intents.registries import HandlerTable, OperatorRegistry
 logger = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Complaints:
+class Complaints(NamedTuple):
     """What can't be served as asked for; said once, and again only if it changes."""
     unresolved: frozenset[Selector] = frozenset()
-    ambiguous: Mapping[Selector, frozenset[Resource]] = dataclasses.field(default_factory=dict)
+    ambiguous: Mapping[Selector, frozenset[Resource]] = MappingProxyType({})
     unwatchable: frozenset[Resource] = frozenset()
     unpatchable: frozenset[Resource] = frozenset()
 
@@ -54,8 +53,7 @@ def resolve_tables(
                    if selectors & patching and 'patch' not in resource.verbs}
     tables = {resource: HandlerTable.build(registry, resource, selectors) for resource, selectors in served.items()
               if resource not in unwatchable | unpatchable}
-    return tables, dataclasses.replace(
-        complaints, unwatchable=frozenset(unwatchable), unpatchable=frozenset(unpatchable))
+    return tables, complaints._replace(unwatchable=frozenset(unwatchable), unpatchable=frozenset(unpatchable))
 
 
 def resolve_webhooks(

@@ -58,7 +58,7 @@ Command = Callable[
 """What to do once instead of serving: with the resources that there are, in the namespaces that are asked for."""
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class OperatorOptions:
     """What an operator is started with; see `kopf.operator`."""
     lifecycle: LifeCycleFn | None = None
