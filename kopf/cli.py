@@ -20,21 +20,19 @@ import click
 from kopf._cogs.aiokits import loops
 from kopf._cogs.aiokits.flags import Flag
 from kopf._cogs.helpers import loaders, versions
+from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs import credentials
 from kopf._core.actions import loggers
-from kopf._core.engines import activities, peering, probing
 from kopf._core.intents import registries
 from kopf._core.reactor import running
 
 if TYPE_CHECKING:
     from kopf._cogs.configs import configuration
+    from kopf._core.reactor import operators
 
     Choice = click.Choice[str]
 else:
     Choice = click.Choice
-
-# The errors with messages that tell all that users need.
-_KNOWN_ERRORS = (loaders.LoadError, activities.ActivityError, credentials.LoginError, peering.PeeringError)
 
 _DEV_PRIORITY = 666
 
@@ -115,7 +113,7 @@ def _failing_shortly(*, debug: bool) -> Iterator[None]:
         yield
     except (click.ClickException, click.exceptions.Exit, click.Abort):
         raise
-    except _KNOWN_ERRORS as exc:
+    except ExplainedError as exc:
         logger.critical("%s", _summarise(exc), exc_info=debug)
         raise SystemExit(1) from exc
     except Exception as exc:
@@ -157,9 +155,11 @@ def _check_scope(namespaces: tuple[str, ...], *, clusterwide: bool) -> None:
 
 
 def _check_endpoint(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value is None:
+        return None
+    from kopf._core.engines import probing
     try:
-        if value is not None:
-            probing.Endpoint.parse(value)
+        probing.Endpoint.parse(value)
     except probing.EndpointError as error:
         raise click.BadParameter(str(error)) from error
     return value
@@ -300,6 +300,7 @@ def freeze(
     """Pause the resource handling in the operator(s)."""
     if priority is None and not dev:
         raise click.UsageError("Missing option '-p' / '--priority'.")
+    from kopf._core.engines import peering
     _run_command(controls, peering.PeeringCommand(
         identity=identity or peering.detect_own_id(manual=True),
         priority=_DEV_PRIORITY if priority is None else priority,
@@ -314,13 +315,14 @@ def freeze(
 @click.make_pass_decorator(CLIControls, ensure=True)
 def resume(controls: CLIControls, /, *, identity: str | None, **options: Any) -> None:
     """Resume the resource handling in the operator(s)."""
+    from kopf._core.engines import peering
     command = peering.PeeringCommand(identity=identity or peering.detect_own_id(manual=True))
     _run_command(controls, command, **options)
 
 
 def _run_command(
         controls: CLIControls,
-        command: peering.PeeringCommand,
+        command: 'operators.Command',
         *,
         namespaces: tuple[str, ...],
         clusterwide: bool,

@@ -7,7 +7,6 @@ not do it", whatever the HTTP library is. Bodies that are not a `Status` object 
 and load balancers) are reduced to their first characters.
 """
 import datetime
-import email.utils
 from collections.abc import Mapping
 from typing import Any
 
@@ -185,8 +184,9 @@ def _parse_retry_after(value: str) -> float | None:
         return max(0.0, float(value))
     except ValueError:
         pass
+    from email.utils import parsedate_to_datetime
     try:
-        moment = email.utils.parsedate_to_datetime(value)
+        moment = parsedate_to_datetime(value)
     except ValueError:
         return None
     if moment.tzinfo is None:

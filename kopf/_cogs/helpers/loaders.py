@@ -14,16 +14,16 @@ import importlib.util
 import os
 import pathlib
 import sys
-import sysconfig
 import traceback
 from collections.abc import Iterable
 
+from kopf._cogs.helpers.explanations import ExplainedError
+
 _PACKAGE = str(pathlib.Path(__file__).parents[2]) + os.sep
 _MACHINERY = (_PACKAGE, '<frozen importlib', str(importlib.__file__))
-_INSTALLED = tuple(sysconfig.get_path(name) + os.sep for name in ('stdlib', 'platstdlib', 'purelib', 'platlib'))
 
 
-class LoadError(Exception):
+class LoadError(ExplainedError):
     """A file or a module of the user cannot be loaded; the text says where, why, and what to do about it."""
 
 
@@ -124,7 +124,9 @@ def _user_frames(exc: BaseException) -> list[traceback.FrameSummary]:
 
 def _locate(frames: list[traceback.FrameSummary]) -> str | None:
     """Name the line to be mended: the innermost one that is not in an installed library, if there is any."""
-    own = [frame for frame in frames if not frame.filename.startswith(_INSTALLED)] or frames
+    import sysconfig
+    installed = tuple(sysconfig.get_path(name) + os.sep for name in ('stdlib', 'platstdlib', 'purelib', 'platlib'))
+    own = [frame for frame in frames if not frame.filename.startswith(installed)] or frames
     return f'{own[-1].filename}:{own[-1].lineno}' if own else None
 
 

@@ -17,6 +17,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, NewType, TypeAlias
 
+from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs import ids
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ AnyPath: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 _REMEMBERED = 100
 
 
-class LoginError(Exception):
+class LoginError(ExplainedError):
     """There is nothing (more) to log in with."""
 
 

@@ -381,3 +381,14 @@ VALIDATING_WEBHOOK = Selector('admissionregistration.k8s.io', 'validatingwebhook
 # The first group that exists in the cluster is used; the second one is where the peerings once were.
 CLUSTER_PEERINGS = (Selector('kopf.dev/v1', 'clusterkopfpeerings'), Selector('zalando.org/v1', 'clusterkopfpeerings'))
 NAMESPACED_PEERINGS = (Selector('kopf.dev/v1', 'kopfpeerings'), Selector('zalando.org/v1', 'kopfpeerings'))
+
+PEERING_GROUPS = frozenset({'kopf.dev', 'zalando.org'})
+"""The API groups of the peering objects."""
+
+
+def select_peerings(resources: Collection[Resource], *, clusterwide: bool) -> Resource | None:
+    """Give the kind of peering objects that the cluster has, if any; the newer one, if it has both."""
+    for selector in CLUSTER_PEERINGS if clusterwide else NAMESPACED_PEERINGS:
+        for resource in selector.select(resources):
+            return resource
+    return None

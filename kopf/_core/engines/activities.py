@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.credentials import AiohttpSession, ConnectionInfo, LoginError
 from kopf._cogs.structs.ids import HandlerId
 from kopf._core.actions.execution import (
@@ -31,7 +32,7 @@ from kopf._core.intents.handlers import ActivityHandler
 Credentials = ConnectionInfo | AiohttpSession
 
 
-class ActivityError(Exception):
+class ActivityError(ExplainedError):
     """An activity has failed: at least one of its handlers has failed for good."""
 
     def __init__(self, activity: Activity, outcomes: Mapping[HandlerId, Outcome]) -> None:

@@ -20,24 +20,20 @@ import orjson
 
 from kopf._cogs.clients import api, errors
 from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.helpers.hostnames import get_descriptive_hostname
 from kopf._cogs.structs.references import (
-    CLUSTER_PEERINGS,
-    NAMESPACED_PEERINGS,
     Namespace,
     NamespacePattern,
     Resource,
     match_namespace,
+    select_peerings,
     select_specific_namespaces,
 )
 
 logger = logging.getLogger(__name__)
 
-GROUPS = frozenset({'kopf.dev', 'zalando.org'})
-"""The API groups of the peering objects."""
-
-
-class PeeringError(Exception):
+class PeeringError(ExplainedError):
     """The peering can't be used as it is asked for."""
 
 
@@ -100,14 +96,6 @@ def detect_own_id(*, manual: bool) -> str:
     return f'{place}/{now:%Y%m%d%H%M%S}/{suffix}'
 
 
-def select_resource(resources: Collection[Resource], *, clusterwide: bool) -> Resource | None:
-    """Give the kind of peering objects that the cluster has, if any; the newer one, if it has both."""
-    for selector in CLUSTER_PEERINGS if clusterwide else NAMESPACED_PEERINGS:
-        for resource in selector.select(resources):
-            return resource
-    return None
-
-
 def describe_place(name: str, namespace: Namespace) -> str:
     """Name a peering object in a log."""
     return f"{name!r} {'cluster-wide' if namespace is None else f'in {namespace!r}'}"
@@ -167,7 +155,7 @@ class PeeringCommand:
         :raises errors.APIError: if the API does not permit it, or does not work.
         """
         name, clusterwide = settings.peering.name, settings.peering.clusterwide
-        resource = select_resource(resources, clusterwide=clusterwide)
+        resource = select_peerings(resources, clusterwide=clusterwide)
         if resource is None:
             raise PeeringError(f"The cluster has no {'ClusterKopfPeering' if clusterwide else 'KopfPeering'}: "
                                f"its CRD is absent. Apply the file peering.yaml of the framework first.")

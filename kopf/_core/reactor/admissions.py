@@ -13,6 +13,7 @@ from typing import Any
 
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.credentials import Vault
 from kopf._cogs.structs.references import Resource, Selector
 from kopf._core.engines.admission import Memos, Reviewer, client_var, vault_var
@@ -23,7 +24,7 @@ from kopf._core.reactor.observation import Complaints, resolve_webhooks
 logger = logging.getLogger(__name__)
 
 
-class ServerMissingError(Exception):
+class ServerMissingError(ExplainedError):
     """There are admission handlers, and nothing to call them."""
 
     def __init__(self) -> None:
@@ -38,7 +39,7 @@ class ServerEndedError(Exception):
 
 
 class Admission:
-    """Serves the admission handlers of an operator."""
+    """Serves the admission handlers of an operator that has any; raises `ServerMissingError` if it can't."""
 
     def __init__(
             self, *, client: ApiClient, settings: OperatorSettings, registry: OperatorRegistry, vault: Vault,
@@ -47,22 +48,14 @@ class Admission:
         self._client = client
         self._registry = registry
         self._settings = settings.admission
+        if self._settings.server is None:
+            raise ServerMissingError()
         self._vault = vault
         self._reviewer = Reviewer(settings=settings, memo=memo, indices=indices, memos=memos)
         managed = settings.admission.managed
         self._configurations = Configurations(client, managed) if managed else None
         self._complaints = Complaints()
         self._discovered = asyncio.Event()
-
-    @property
-    def enabled(self) -> bool:
-        """Whether there are admission handlers at all."""
-        return len(self._registry.webhooks) > 0
-
-    def check(self) -> None:
-        """Raise an error if the handlers can't be served as it is configured."""
-        if self.enabled and self._settings.server is None:
-            raise ServerMissingError()
 
     def rediscover(self, resources: Collection[Resource]) -> frozenset[Selector]:
         """Serve the handlers for those of the resources that they are for; give the selectors that have none."""
@@ -77,8 +70,6 @@ class Admission:
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        if not self.enabled:
-            return
         await self._discovered.wait()
         # The server must outlive its webhooks in the API, so it is in a task that is not cancelled with this one.
         tasks = {asyncio.create_task(self._run_server(), name='webhook server')}

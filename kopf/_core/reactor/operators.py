@@ -12,7 +12,7 @@ import itertools
 import logging
 import re
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kopf._cogs.aiokits.flags import Flag, raise_flag, wait_flag
 from kopf._cogs.clients import errors, logins
@@ -27,6 +27,7 @@ from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.references import (
     CRDS,
     NAMESPACES,
+    PEERING_GROUPS,
     Namespace,
     NamespacePattern,
     Resource,
@@ -35,13 +36,12 @@ from kopf._cogs.structs.references import (
 )
 from kopf._core.actions.execution import ErrorsMode
 from kopf._core.actions.lifecycles import LifeCycleFn, get_default_lifecycle
-from kopf._core.engines import activities, peering, probing
+from kopf._core.engines import activities
 from kopf._core.engines.indexing import OperatorIndexers
 from kopf._core.engines.posting import Poster
 from kopf._core.intents.causes import Activity
 from kopf._core.intents.handlers import ActivityHandler
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry, get_default_registry
-from kopf._core.reactor.admissions import Admission
 from kopf._core.reactor.intake import Indexation, Intake
 from kopf._core.reactor.inventory import ObjectRecord
 from kopf._core.reactor.observation import Complaints, Definitions, get_groups, resolve_tables
@@ -49,6 +49,10 @@ from kopf._core.reactor.peerings import Peerings
 from kopf._core.reactor.processing import Processor
 from kopf._core.reactor.watches import EventSink, ResourceWatch
 from kopf._core.reactor.workforce import Workforce
+
+if TYPE_CHECKING:
+    from kopf._core.engines import probing
+    from kopf._core.reactor.admissions import Admission
 
 logger = logging.getLogger(__name__)
 
@@ -191,12 +195,11 @@ class Operator:
             indexation = Indexation()
             workforce = Workforce(self.settings, indexation)
             if self.options.command is not None:
-                found = await discover(client, peering.GROUPS)
+                found = await discover(client, PEERING_GROUPS)
                 await self.options.command(client, self.settings, found.resources, self.options.namespaces)
                 return
             tasks = asyncio.TaskGroup()
             orchestrator = Orchestrator(self, client, workforce, indexation, tasks)
-            orchestrator.admission.check()
             stack.push_async_callback(orchestrator.peerings.leave)
             stack.push_async_callback(workforce.close)
             stack.push_async_callback(indexation.close)
@@ -205,12 +208,14 @@ class Operator:
                     await stack.enter_async_context(self._make_probe_server(orchestrator))
                 tasks.create_task(self._watch_failures(workforce.failure), name='workers')
                 tasks.create_task(self._watch_failures(indexation.failure), name='indexing')
-                tasks.create_task(orchestrator.admission.run(), name='admission')
+                if orchestrator.admission is not None:
+                    tasks.create_task(orchestrator.admission.run(), name='admission')
                 await orchestrator.start()
                 if self.options.ready_flag is not None:
                     await raise_flag(self.options.ready_flag)
 
-    def _make_probe_server(self, condition: probing.Condition) -> probing.ProbeServer:
+    def _make_probe_server(self, condition: 'probing.Condition') -> 'probing.ProbeServer':
+        from kopf._core.engines import probing
         probes = probing.Probes(
             self.registry.activities.get_handlers(Activity.PROBE),
             settings=self.settings, memo=self.memo, indices=self.indexers.indices)
@@ -244,9 +249,7 @@ class Orchestrator:
         self._tasks = tasks
         self.peerings = Peerings(
             client, operator.settings, identity=operator.options.identity, tasks=tasks, changed=self._adjust)
-        self.admission = Admission(
-            client=client, settings=operator.settings, registry=operator.registry, vault=operator.vault,
-            memo=operator.memo, indices=operator.indexers.indices, memos=self.get_memo)
+        self.admission = self._make_admission() if operator.registry.webhooks else None
         self._paused = False
         self._tables: dict[Resource, HandlerTable] = {}
         self._namespaces: set[Namespace] = set()
@@ -256,6 +259,13 @@ class Orchestrator:
         self._served: dict[Scope, HandlerTable] = {}
         self._definitions = Definitions()
         self._changed = asyncio.Event()
+
+    def _make_admission(self) -> 'Admission':
+        from kopf._core.reactor.admissions import Admission
+        operator = self._operator
+        return Admission(
+            client=self._client, settings=operator.settings, registry=operator.registry, vault=operator.vault,
+            memo=operator.memo, indices=operator.indexers.indices, memos=self.get_memo)
 
     async def start(self) -> None:
         """Begin to serve what is there, and to observe what changes."""
@@ -287,7 +297,7 @@ class Orchestrator:
         registry = self._operator.registry
         groups = get_groups(registry)
         if groups is not None:
-            groups |= {'', 'apiextensions.k8s.io', *(peering.GROUPS if self.peerings.enabled else ())}
+            groups |= {'', 'apiextensions.k8s.io', *(PEERING_GROUPS if self.peerings.enabled else ())}
         discovery = await discover(self._client, groups)
         hidden = {resource for resource in self._resources or () if resource.group in discovery.failed_groups}
         self._resources = discovery.resources | hidden  # the group is down, but what it serves is still there
@@ -295,7 +305,9 @@ class Orchestrator:
         complaints.log(self._complaints)
         self._complaints = complaints
         self.peerings.rediscover(self._resources)
-        unresolved = complaints.unresolved | self.admission.rediscover(self._resources)
+        unresolved = complaints.unresolved
+        if self.admission is not None:
+            unresolved |= self.admission.rediscover(self._resources)
         self._adjust()
         if discovery.failed_groups and (hidden or unresolved):
             return False

@@ -7,17 +7,18 @@ until its peering object is looked at. Where the cluster has no such kind of obj
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.clients.errors import APIError
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import RawEvent
-from kopf._cogs.structs.references import Namespace, Resource
-from kopf._core.engines.membership import Membership
-from kopf._core.engines.peering import detect_own_id, select_resource
+from kopf._cogs.structs.references import Namespace, Resource, select_peerings
 from kopf._core.reactor.inventory import ObjectRecord
 from kopf._core.reactor.watches import ResourceWatch
+
+if TYPE_CHECKING:
+    from kopf._core.engines.membership import Membership
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class Peerings:
         """Find the kind of the peering objects among the resources that there are now."""
         if not self.enabled:
             return
-        resource = select_resource(resources, clusterwide=self._settings.peering.clusterwide)
+        resource = select_peerings(resources, clusterwide=self._settings.peering.clusterwide)
         if resource != self._resource:
             self._stop(list(self._members))
             self._resource = resource
@@ -78,16 +79,21 @@ class Peerings:
         wanted = {None} if self._settings.peering.clusterwide else set(namespaces) - {None}
         self._stop([namespace for namespace in self._members if namespace not in wanted])
         for namespace in wanted - set(self._members):
-            self._identity = self._identity or detect_own_id(manual=False)
-            member = Membership(
-                self._client, self._settings, resource=self._resource, namespace=namespace,
-                identity=self._identity, changed=self._changed)
-            watch = ResourceWatch(
-                self._client, self._settings, self._resource, namespace, PeeringSink(member), selective=False)
-            self._members[namespace] = (member, [
-                self._tasks.create_task(member.run(), name=f'keep-alive in {watch}'),
-                self._tasks.create_task(watch.run(), name=f'observer of {watch}'),
-            ])
+            self._join(self._resource, namespace)
+
+    def _join(self, resource: Resource, namespace: Namespace) -> None:
+        from kopf._core.engines.membership import Membership
+        from kopf._core.engines.peering import detect_own_id
+        self._identity = self._identity or detect_own_id(manual=False)
+        member = Membership(
+            self._client, self._settings, resource=resource, namespace=namespace,
+            identity=self._identity, changed=self._changed)
+        watch = ResourceWatch(
+            self._client, self._settings, resource, namespace, PeeringSink(member), selective=False)
+        self._members[namespace] = (member, [
+            self._tasks.create_task(member.run(), name=f'keep-alive in {watch}'),
+            self._tasks.create_task(watch.run(), name=f'observer of {watch}'),
+        ])
 
     def _stop(self, namespaces: Collection[Namespace]) -> None:
         # The records are not removed: either there is nothing to remove them from, or they die soon.
@@ -103,7 +109,7 @@ class Peerings:
 class PeeringSink:
     """Shows the peering object to its member, of all such objects in the namespace."""
 
-    def __init__(self, member: Membership) -> None:
+    def __init__(self, member: 'Membership') -> None:
         self._member = member
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:

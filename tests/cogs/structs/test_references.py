@@ -14,10 +14,12 @@ from kopf._cogs.structs.references import (
     MUTATING_WEBHOOK,
     NAMESPACED_PEERINGS,
     NAMESPACES,
+    PEERING_GROUPS,
     VALIDATING_WEBHOOK,
     Resource,
     Selector,
     match_namespace,
+    select_peerings,
     select_specific_namespaces,
 )
 
@@ -382,3 +384,14 @@ def test_only_specific_namespaces_are_selected():
     patterns = ['a', 'b-c', 'x*', 'y?', '!z', 'd,e', re.compile('f'), 'a']
     assert select_specific_namespaces(patterns) == {'a', 'b-c'}
     assert select_specific_namespaces([]) == frozenset()
+
+
+def test_selection_of_peerings():
+    old = Resource('zalando.org', 'v1', 'kopfpeerings', namespaced=True)
+    new = Resource('kopf.dev', 'v1', 'kopfpeerings', namespaced=True)
+    cluster = Resource('kopf.dev', 'v1', 'clusterkopfpeerings', namespaced=False)
+    assert {resource.group for resource in (old, new, cluster)} == PEERING_GROUPS
+    assert select_peerings([old, new, cluster], clusterwide=False) == new
+    assert select_peerings([old, new, cluster], clusterwide=True) == cluster
+    assert select_peerings([old], clusterwide=False) == old
+    assert select_peerings([old], clusterwide=True) is None

@@ -8,10 +8,9 @@ import pytest
 from kopf._cogs.clients import errors
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.references import Resource
-from kopf._core.engines.peering import Peer, PeeringCommand, PeeringError, detect_own_id, select_resource, touch
+from kopf._core.engines.peering import Peer, PeeringCommand, PeeringError, detect_own_id, touch
 
 CLUSTER_RESOURCE = Resource('kopf.dev', 'v1', 'clusterkopfpeerings', kind='ClusterKopfPeering', namespaced=False)
-OLD_RESOURCE = Resource('zalando.org', 'v1', 'kopfpeerings', kind='KopfPeering', namespaced=True)
 NOW = datetime.datetime(2020, 1, 1, 0, 1, 0, tzinfo=datetime.UTC)
 
 
@@ -75,14 +74,6 @@ def test_identity_of_users_without_names(monkeypatch):
     monkeypatch.delenv('POD_ID', raising=False)
     monkeypatch.setattr('getpass.getuser', fail)
     assert re.fullmatch(r'\d+@[^@/]+', detect_own_id(manual=True))
-
-
-def test_selection_of_resources(peering_resource):
-    everything = [OLD_RESOURCE, peering_resource, CLUSTER_RESOURCE]
-    assert select_resource(everything, clusterwide=False) == peering_resource
-    assert select_resource(everything, clusterwide=True) == CLUSTER_RESOURCE
-    assert select_resource([OLD_RESOURCE], clusterwide=False) == OLD_RESOURCE
-    assert select_resource([OLD_RESOURCE], clusterwide=True) is None
 
 
 async def test_touching(peering_api, peering_resource):

@@ -1,0 +1,10 @@
+"""
+Errors that are made for people: their texts say what is wrong, where, and what to do about it.
+
+The command line shows nothing but the text of them. Whoever raises one derives it from here, so that the command line
+does not have to know, nor to import, all those who can fail.
+"""
+
+
+class ExplainedError(Exception):
+    """An error whose text is all that its reader needs."""
