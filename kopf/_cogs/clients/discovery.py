@@ -1,9 +1,9 @@
 """
 Discovery of the resources that are served in the cluster.
 
-Two requests where the server has the aggregated discovery (since Kubernetes 1.26), however many API
-groups there are; one request a group's version otherwise. A group whose own server is down (usually that of
-metrics) is reported as failed, and never keeps the other groups from being served.
+Two requests where the server has the aggregated discovery (since Kubernetes 1.26), however many API groups there are,
+and only one of them if the core group is of no interest; otherwise, one request a group's version. A group whose own
+server is down (usually that of metrics) is reported as failed, and never keeps the other groups from being served.
 """
 import asyncio
 import dataclasses
@@ -64,11 +64,11 @@ async def discover(client: api.ApiClient, groups: Collection[str] | None = None)
 
 
 async def _discover_core(client: api.ApiClient, groups: Collection[str] | None) -> list[_Version]:
+    if groups is not None and '' not in groups:
+        return []
     data = orjson.loads(await client.request('GET', '/api', accept=_ACCEPT))
     if data.get('kind') == 'APIGroupDiscoveryList':
         return list(_parse_aggregated(data))
-    if groups is not None and '' not in groups:
-        return []
     return await _gather([
         _discover_version(client, '', version, f'/api/{version}')
         for version in data.get('versions') or ()

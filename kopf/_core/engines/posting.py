@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from kopf._cogs.clients import events
 from kopf._cogs.structs import bodies
 from kopf._core.actions import loggers
 
@@ -182,6 +181,7 @@ class Poster:
         self._dispatch()
 
     async def _post(self, event: K8sEvent) -> None:
+        from kopf._cogs.clients import events
         try:
             await events.post_event(
                 self._client,

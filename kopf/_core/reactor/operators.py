@@ -278,14 +278,16 @@ class Orchestrator:
             return
         if not settled:
             self._changed.set()
-        if any(self._is_dynamic(pattern) for pattern in patterns):
+        if self._dynamic:
             if namespaces := NAMESPACES.select(resources):
                 self._observe(namespaces, NamespaceSink(self, patterns, self._indexation))
         self._observe(CRDS.select(resources), DefinitionsSink(self, self._definitions))
         self._tasks.create_task(self._rediscover(), name='discovery')
 
-    def _is_dynamic(self, pattern: str | re.Pattern[str]) -> bool:
-        return not select_specific_namespaces([pattern])
+    @property
+    def _dynamic(self) -> bool:
+        """Whether there are patterns, so that the namespaces have to be observed."""
+        return any(not select_specific_namespaces([pattern]) for pattern in self._operator.options.namespaces)
 
     def _observe(self, resources: Collection[Resource], sink: EventSink) -> None:
         for resource in resources:
@@ -297,7 +299,9 @@ class Orchestrator:
         registry = self._operator.registry
         groups = get_groups(registry)
         if groups is not None:
-            groups |= {'', 'apiextensions.k8s.io', *(PEERING_GROUPS if self.peerings.enabled else ())}
+            groups |= {'apiextensions.k8s.io', *(PEERING_GROUPS if self.peerings.enabled else ())}
+            if self._dynamic:
+                groups.add('')  # that of namespaces
         discovery = await discover(self._client, groups)
         hidden = {resource for resource in self._resources or () if resource.group in discovery.failed_groups}
         self._resources = discovery.resources | hidden  # the group is down, but what it serves is still there

@@ -103,9 +103,9 @@ async def test_legacy_discovery(client, server):
 
 
 @pytest.mark.parametrize('groups, expected', [
-    ({'kopf.dev'}, {'/api', '/apis', '/apis/kopf.dev/v1', '/apis/kopf.dev/v1beta1'}),
+    ({'kopf.dev'}, {'/apis', '/apis/kopf.dev/v1', '/apis/kopf.dev/v1beta1'}),
     ({''}, {'/api', '/apis', '/api/v1'}),
-    (set(), {'/api', '/apis'}),
+    (set(), {'/apis'}),
 ])
 async def test_legacy_discovery_of_some_groups(client, server, groups, expected):
     serve_legacy(server)

@@ -1,0 +1,84 @@
+"""What a new process does before its operator is of use: imports only what this operator needs, and few requests."""
+import re
+import subprocess
+import sys
+
+import pytest
+
+CRD = {
+    'apiVersion': 'apiextensions.k8s.io/v1', 'kind': 'CustomResourceDefinition',
+    'metadata': {'name': 'kopfexamples.kopf.dev'},
+    'spec': {'group': 'kopf.dev', 'scope': 'Namespaced', 'names': {'plural': 'kopfexamples', 'kind': 'KopfExample'},
+             'versions': [{'name': 'v1', 'served': True, 'storage': True, 'schema': {'openAPIV3Schema': {
+                 'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}}}]},
+}
+OBJECT = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': {'name': 'x'}}
+HANDLERS = """
+import sys
+import kopf
+
+@kopf.on.event('kopf.dev', 'v1', 'kopfexamples')
+def seen(**_):
+    print('MODULES:', *sys.modules)
+"""
+EXTRAS = {  # of those operators only that have something for them to do
+    'kopf._core.engines.admission', 'kopf._core.engines.webhooks', 'kopf._core.reactor.admissions',
+    'kopf._core.engines.membership', 'kopf._core.engines.peering',
+    'kopf._core.engines.probing',
+    'kopf._cogs.clients.execplugins', 'kopf._kits', 'cryptography',
+    'yaml',  # the kubeconfig of the sandbox is JSON
+}
+
+
+@pytest.fixture
+def handlers(tmp_path):
+    path = tmp_path / 'handlers.py'
+    path.write_text(HANDLERS)
+    return path
+
+
+def test_operators_import_only_what_they_need(kopf_sandbox, kopf_operator, handlers):
+    kopf_sandbox.apply(CRD)
+    kopf_sandbox.apply(OBJECT)
+    with kopf_operator(handlers) as operator:
+        modules = operator.wait_for_output(r'^MODULES: (.*)$')[1].split()
+    assert set(modules).isdisjoint(EXTRAS)
+
+
+def test_operators_import_what_their_options_need(kopf_sandbox, kopf_operator, handlers):
+    kopf_sandbox.apply(CRD)
+    kopf_sandbox.apply(OBJECT)
+    with kopf_operator(handlers, '--liveness', 'http://127.0.0.1:0/healthz') as operator:
+        modules = operator.wait_for_output(r'^MODULES: (.*)$')[1].split()
+    assert 'kopf._core.engines.probing' in modules
+
+
+@pytest.mark.parametrize('arguments, expected', [
+    (['--all-namespaces'], {
+        'list /apis', 'watch customresourcedefinitions', 'watch kopfexamples'}),
+    (['--namespace', 'default'], {
+        'list /apis', 'watch customresourcedefinitions', 'watch kopfexamples in default'}),
+    (['--namespace', 'def*'], {
+        'list /api', 'list /apis', 'watch customresourcedefinitions', 'watch namespaces',
+        'watch kopfexamples in default'}),
+])
+def test_operators_are_ready_after_few_requests(kopf_sandbox, kopf_operator, handlers, arguments, expected):
+    kopf_sandbox.apply(CRD)
+    kopf_sandbox.apply(OBJECT)
+    with kopf_operator(handlers, *arguments) as operator:
+        operator.wait_for_output('^MODULES:')
+        seen = list(kopf_sandbox.requests)
+    places = [f'{request.resource} in {request.namespace}' if request.namespace else request.resource or request.path
+              for request in seen]
+    # Fewer, if the object was faster than the definitions that are watched besides it.
+    assert {f'{"watch" if request.verb == "watch" else "list"} {place}'
+            for request, place in zip(seen, places, strict=True)} <= expected
+    assert len(seen) <= len(expected)
+
+
+def test_the_import_of_the_package_is_light():
+    code = "import kopf, sys; print(*sys.modules)"
+    result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
+    modules = set(result.stdout.split())
+    assert modules.isdisjoint({*EXTRAS, 'aiohttp', 'click', 'httptools', 'kopf._core.reactor', 'uvloop'})
+    assert not any(re.match(r'kopf\._cogs\.clients\.(sessions|logins|discovery)', name) for name in modules)
