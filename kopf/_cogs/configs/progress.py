@@ -52,7 +52,7 @@ class ProgressRecord(TypedDict, total=True):
 
 _TYPES: Final[Mapping[str, type]] = {
     'started': str, 'stopped': str, 'delayed': str, 'purpose': str, 'message': str,
-    'retries': int, 'success': bool, 'failure': bool, 'subrefs': list,
+    'retries': int, 'waits': int, 'success': bool, 'failure': bool, 'subrefs': list,
 }
 
 

@@ -67,7 +67,7 @@ class HandlerRetriesError(PermanentError):
 
 
 class HandlerChildrenRetry(TemporaryError):
-    """The handler's sub-handlers are not finished yet; raised by the framework, never logged."""
+    """The handler's sub-handlers are not finished yet; raised by the framework: it is no failure."""
 
     def __init__(self, delay: float | None) -> None:
         super().__init__(None, delay=delay)
@@ -79,6 +79,8 @@ class Outcome(NamedTuple):
     delay: float | None = None
     result: object = None
     exception: BaseException | None = None
+    uncounted: bool = False
+    """Whether there is a limit of attempts, and this one does not count towards it."""
 
     @property
     def message(self) -> str | None:
@@ -163,7 +165,8 @@ async def execute_handler_once(
         logger.warning("%s is cancelled. Will escalate.", handler)
         raise
     except HandlerChildrenRetry as error:
-        return Outcome(final=False, delay=error.delay, exception=error)
+        logger.debug("%s waits for its sub-handlers.", handler)
+        return Outcome(final=False, delay=error.delay, exception=error, uncounted=handler.retries is not None)
     except TemporaryError as error:
         return _conclude_temporary(handler, error, limits, logger)
     except rules.permanent_errors as error:
@@ -188,7 +191,7 @@ class _Limits:
 
     def __init__(self, handler: Handler, state: 'HandlerState') -> None:
         self.handler, self.retries, self.timeout = handler, handler.retries, handler.timeout
-        self.attempts, self.started = state.retries, state.started
+        self.attempts, self.started = state.retries - state.waits, state.started
 
     def remaining(self) -> float | None:
         return None if self.timeout is None else self.timeout - (utcnow() - self.started).total_seconds()

@@ -38,6 +38,8 @@ class HandlerState(NamedTuple):
     stopped: datetime.datetime | None = None
     delayed: datetime.datetime | None = None
     retries: int = 0
+    waits: int = 0
+    """How many of the attempts do not count towards the limit: they have ended with unfinished sub-handlers."""
     success: bool = False
     failure: bool = False
     message: str | None = None
@@ -62,6 +64,7 @@ class HandlerState(NamedTuple):
             stopped=now if outcome.final else None,
             delayed=delayed,
             retries=self.retries + 1,
+            waits=self.waits + outcome.uncounted,
             success=outcome.final and outcome.exception is None,
             failure=outcome.final and outcome.exception is not None,
             message=outcome.message,
@@ -77,6 +80,7 @@ class HandlerState(NamedTuple):
             delayed=parse_time(record.get('delayed')),
             purpose=record.get('purpose'),
             retries=record.get('retries') or 0,
+            waits=record.get('waits') or 0,
             success=bool(record.get('success')),
             failure=bool(record.get('failure')),
             message=record.get('message'),
@@ -96,6 +100,8 @@ class HandlerState(NamedTuple):
             'message': self.message,
             'subrefs': list(self.subrefs) or None,
         }
+        if self.waits:
+            record['waits'] = self.waits
         if self.digest is not None:
             record['digest'] = self.digest
         return record  # type: ignore[return-value]

@@ -19,8 +19,6 @@ from kopf._core.intents.causes import Activity, Reason
 class ActivityHandler(Handler):
     """A handler of what the operator does as a whole: starting, ending, logging in, probing."""
     activity: Activity
-    _fallback: bool = False
-    """Only used if no others are declared for the activity."""
 
     kind = 'Activity'
 

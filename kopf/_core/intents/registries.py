@@ -46,9 +46,8 @@ class HandlersRegistry(Generic[HandlerT]):
 
 class ActivitiesRegistry(HandlersRegistry[ActivityHandler]):
     def get_handlers(self, activity: Activity) -> list[ActivityHandler]:
-        """Give the handlers of the activity: the fallback ones only if there are no others."""
-        found = [handler for handler in self if handler.activity is activity]
-        return [handler for handler in found if not handler._fallback] or found
+        """Give the handlers of the activity, in the order of their declaration."""
+        return [handler for handler in self if handler.activity is activity]
 
 
 class ChangingRegistry(HandlersRegistry[ChangingHandler]):

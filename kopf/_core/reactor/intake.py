@@ -163,7 +163,6 @@ class Intake:
     def expect(self, title: str) -> None:
         """Let all handlers wait until all the objects of the watch are listed and indexed."""
         self._counting, self._refusals = True, 0
-        self._counting, self._refusals = True, 0
         self._indexation.expect(self, title)
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:

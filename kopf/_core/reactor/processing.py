@@ -300,7 +300,9 @@ class Processor:
             log.debug("%s is superseded by %s.", old_title, title.lower())
         record.cycle = decision.cycle
         step = Step(cause, state, self._rules, self._lifecycle)
-        if title is None:
+        if decision.reason is Reason.FREE:
+            log.debug("It is being deleted, and is not held by this operator any more: there is nothing to do.")
+        elif title is None:
             log.debug("Something has changed, but we are not interested (the essence is the same).")
         else:
             log.debug("%s is in progress: %r", title, cause.body)

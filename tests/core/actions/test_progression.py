@@ -21,7 +21,7 @@ ids = st.text(st.characters(min_codepoint=33, max_codepoint=0x2fff), min_size=1,
 states = st.builds(
     HandlerState, started=times, stopped=st.none() | times, delayed=st.none() | times,
     purpose=st.none() | st.sampled_from(['create', 'update', 'delete', 'resume']),
-    retries=st.integers(0, 10**9), success=st.booleans(), failure=st.booleans(), message=st.none() | st.text(),
+    retries=st.integers(0, 10**9), waits=st.integers(0, 10**9), success=st.booleans(), failure=st.booleans(), message=st.none() | st.text(),
     subrefs=st.lists(ids, unique=True, max_size=3).map(tuple),
     digest=st.none() | st.text('0123456789abcdef', min_size=12, max_size=12))
 storages = st.sampled_from([
@@ -160,14 +160,14 @@ def test_the_form_of_records():
     (Outcome(final=False, exception=kopf.TemporaryError('boo'), delay=7), False, False, after(7), 'boo'),
     (Outcome(final=False, exception=kopf.TemporaryError('boo'), delay=0), False, False, NOW, 'boo'),
     (Outcome(final=False, exception=kopf.TemporaryError('boo'), delay=None), False, False, None, 'boo'),
-    (Outcome(final=False, exception=HandlerChildrenRetry(7), delay=7), False, False, after(7), None),
+    (Outcome(final=False, exception=HandlerChildrenRetry(7), delay=7, uncounted=True), False, False, after(7), None),
 ])
 def test_outcomes(outcome, success, failure, delayed, message):
     old = HandlerState(started=after(-9), purpose='create', retries=2, message='old', subrefs=('fn/a',))
     new = old.with_outcome(outcome, NOW)
     assert new == HandlerState(
         started=after(-9), purpose='create', retries=3, subrefs=('fn/a',), success=success, failure=failure,
-        delayed=delayed, message=message, stopped=NOW if success or failure else None)
+        delayed=delayed, message=message, stopped=NOW if success or failure else None, waits=outcome.uncounted)
     assert new.finished is (success or failure)
 
 

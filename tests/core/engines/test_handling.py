@@ -58,6 +58,13 @@ class Steps:
         await step.run(self.state.due(self.handlers, now))
         return step.outcomes
 
+    def restart(self):
+        """Forget all but what is stored."""
+        storage, patch = kopf.AnnotationsProgressStorage(), kopf.Patch()
+        self.state.store(storage=storage, body=Body(self.body), patch=patch)
+        self.state, stored = State('create'), Body(patch.applied_to(self.body))
+        self.state.load([handler.id for handler in self.handlers], storage=storage, body=stored, now=NOW)
+
     @property
     def done(self):
         return self.state.done(self.handlers)
@@ -149,6 +156,24 @@ async def test_parents_wait_for_the_first_of_their_subhandlers(steps):
     assert outcomes['fn'].delay == pytest.approx(20, abs=1)
     await steps.step(now=NOW + datetime.timedelta(seconds=15))
     assert steps.calls == []
+
+
+@pytest.mark.parametrize('failures, success', [(0, True), (1, True), (2, False)])
+async def test_waiting_for_subhandlers_does_not_count_towards_the_limit(steps, failures, success):
+    failing, waiting = temporarily(0), temporarily(4)
+
+    def fn(**kwargs):
+        failing(**kwargs)
+        steps.sub('x', waiting)
+    steps.declare('fn', fn, retries=2)
+    for _ in range(3):
+        await steps.step()
+    assert steps.finished == [] and steps.state['fn'].retries == 3
+    steps.restart()
+    failing.times = failures
+    for _ in range(failures + 2):
+        await steps.step()
+    assert steps.state['fn'].finished and steps.state['fn'].success is success
 
 
 async def test_failed_subhandlers_do_not_hold_their_parents(steps):

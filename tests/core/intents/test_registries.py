@@ -7,7 +7,6 @@ import pytest
 import kopf
 from kopf._cogs.structs.references import Resource
 from kopf._core.intents.causes import Activity, Reason
-from kopf._core.intents.handlers import ActivityHandler
 from kopf._core.intents.registries import HandlerTable, get_callable_id, make_handler_id
 
 KEX = Resource('kopf.dev', 'v1', 'kopfexamples', kind='KopfExample')
@@ -133,13 +132,6 @@ def test_registries_by_default():
         return registry
     registry = contextvars.copy_context().run(check)
     assert kopf.get_default_registry() is not registry
-
-
-def test_fallbacks(registry):
-    registry.activities.append(ActivityHandler(id='a', fn=fn, activity=Activity.AUTHENTICATION, _fallback=True))
-    assert [handler.id for handler in registry.activities.get_handlers(Activity.AUTHENTICATION)] == ['a']
-    kopf.on.login(id='b', registry=registry)(fn)
-    assert [handler.id for handler in registry.activities.get_handlers(Activity.AUTHENTICATION)] == ['b']
 
 
 def test_what_is_watched_and_what_is_patched(registry):
