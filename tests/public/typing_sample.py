@@ -116,9 +116,21 @@ def get_delay(**_: Any) -> float:
 
 
 @kopf.daemon('kopfexamples', initial_delay=get_delay, cancellation_backoff=1, cancellation_timeout=2)
-async def daemon(stopped: Any, **_: Any) -> None:
-    while not stopped:
-        await stopped.wait(1)
+async def daemon(stopped: kopf.AsyncDaemonStopperChecker, **_: Any) -> None:
+    while not await stopped.wait(1):
+        print(stopped.is_set())
+
+
+@kopf.daemon('kopfexamples', errors=kopf.ErrorsMode.TEMPORARY, cancellation_polling=1)
+def sync_daemon(stopped: kopf.SyncDaemonStopperChecker, logger: kopf.ObjectLogger, **_: Any) -> None:
+    while not stopped.wait(timeout=1):
+        print(stopped.is_set())
+    logger.info("%s", is_deleted(stopped))
+
+
+def is_deleted(stopped: kopf.DaemonStopped) -> bool:
+    reason: kopf.DaemonStoppingReason | None = stopped.reason
+    return reason is not None and kopf.DaemonStoppingReason.RESOURCE_DELETED in reason
 
 
 @kopf.timer('kopfexamples', interval=1, sharp=True, idle=3, initial_delay=4)
@@ -132,11 +144,18 @@ def validate(
         headers: kopf.Headers, sslpeer: kopf.SSLPeer, userinfo: kopf.UserInfo, operation: kopf.Operation,
         dryrun: bool, warnings: list[str], **_: Any) -> None:
     warnings.append("be careful")
+    raise kopf.AdmissionError("no", code=409)
 
 
 @kopf.on.mutate('kopfexamples', operation='CREATE', persistent=True, side_effects=False, subresource='*')
 async def mutate(patch: kopf.Patch, **_: Any) -> None:
     patch.spec['x'] = 1
+    fn: kopf.PatchFn = add_item
+    patch.fns.append(fn)
+
+
+def add_item(body: kopf.RawBody) -> None:
+    body.setdefault('spec', {})['x'] = 'y'
 
 
 @kopf.on.create('kopfexamples')
@@ -153,6 +172,39 @@ def create_children(owner: kopf.Body, **_: Any) -> None:
     owner_reference: kopf.OwnerReference = kopf.build_owner_reference(owner)
     object_reference: kopf.ObjectReference = kopf.build_object_reference(owner)
     print(owner_reference, object_reference)
+
+
+@kopf.on.login()
+async def piggyback(**kwargs: Any) -> kopf.ConnectionInfo | kopf.AiohttpSession | None:
+    try:
+        return (kopf.login_via_pykube(**kwargs) or kopf.login_via_client(**kwargs)
+                or await kopf.login_via_async_client(**kwargs))
+    except kopf.LoginError:
+        return None
+
+
+@kopf.on.field('kopfexamples', field='spec.x', when=kopf.any_([is_ready, kopf.none_([is_ready])]), retries=3, timeout=9)
+def on_field(logger: kopf.LocalObjectLogger, **_: Any) -> None:
+    try:
+        logger.info("%s of %s", find('spec.x'), kopf.__version__)
+    except (kopf.HandlerRetriesError, kopf.HandlerTimeoutError) as error:
+        raise kopf.PermanentError("no") from error
+
+
+def find(field: kopf.FieldSpec) -> kopf.FieldPath:
+    return tuple(field.split('.')) if isinstance(field, str) else tuple(field or ())
+
+
+@kopf.on.startup()
+def choose_server(settings: kopf.OperatorSettings, param: Any, **_: Any) -> None:
+    servers: list[kopf.WebhookServerProtocol] = [
+        kopf.WebhookServer(addr='0.0.0.0', port=54321, host='host', extra_sans=['x'], path='/path'),
+        kopf.WebhookK3dServer(port=54321), kopf.WebhookMinikubeServer(port=54321),
+        kopf.WebhookDockerDesktopServer(port=54321), kopf.WebhookNgrokTunnel(token='x'),
+        kopf.WebhookAutoServer(), kopf.WebhookAutoTunnel(),
+    ]
+    settings.admission.server = servers[param]
+    settings.admission.managed = 'auto.kopf.dev'
 
 
 # Embedding and extending.
@@ -173,6 +225,14 @@ class Storage(kopf.ProgressStorage):
         return essence
 
 
+class DiffBase(kopf.DiffBaseStorage):
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        patch.metadata.annotations['x'] = str(essence)
+
+
 async def serve(fn: kopf.WebhookFn) -> AsyncIterator[kopf.WebhookClientConfig]:
     service: kopf.WebhookClientConfigService = {'name': 'x', 'namespace': 'y', 'path': None, 'port': 443}
     yield kopf.WebhookClientConfig(url='https://localhost', service=service)
@@ -184,7 +244,9 @@ server: kopf.WebhookServerProtocol = serve
 async def embed() -> None:
     registry = kopf.OperatorRegistry()
     kopf.set_default_registry(registry)
+    assert kopf.get_default_registry() is registry
     kopf.set_default_lifecycle(kopf.lifecycles.all_at_once)
+    kopf.set_default_lifecycle(kopf.get_default_lifecycle())
     kopf.configure(verbose=True, log_format=kopf.LogFormat.JSON)
     flag = asyncio.Event()
     await kopf.operator(registry=registry, clusterwide=True, stop_flag=flag, memo=kopf.Memo(), priority=1)

@@ -21,7 +21,8 @@ ids = st.text(st.characters(min_codepoint=33, max_codepoint=0x2fff), min_size=1,
 states = st.builds(
     HandlerState, started=times, stopped=st.none() | times, delayed=st.none() | times,
     purpose=st.none() | st.sampled_from(['create', 'update', 'delete', 'resume']),
-    retries=st.integers(0, 10**9), waits=st.integers(0, 10**9), success=st.booleans(), failure=st.booleans(), message=st.none() | st.text(),
+    retries=st.integers(0, 10**9), waits=st.integers(0, 10**9), success=st.booleans(), failure=st.booleans(),
+    message=st.none() | st.text(),
     subrefs=st.lists(ids, unique=True, max_size=3).map(tuple),
     digest=st.none() | st.text('0123456789abcdef', min_size=12, max_size=12))
 storages = st.sampled_from([

@@ -73,6 +73,22 @@ async def test_deletion(world):
     assert world.ids == ['create', 'delete']
 
 
+async def test_objects_that_wait_for_others_to_let_them_go_are_none_of_our_business(world, caplog):
+    caplog.set_level('DEBUG', 'kopf.objects')
+    world.declare(kopf.on.delete, 'delete')
+    async with world.operator():
+        await world.create(finalizers=['example.com/foreign'])
+        await world.handled()
+        await world.delete()
+        await world.until_logged("not held by this operator any more")
+        await world.edit(field='v2')
+        await world.settled()
+        assert len(world.patches()) == 3  # it was held, handled, and released
+        await world.edit(metadata={'finalizers': []})
+        await world.gone()
+    assert world.ids == ['delete']
+
+
 async def test_optional_deletion_does_not_hold(world):
     world.declare(kopf.on.create, 'create')
     world.declare(kopf.on.delete, 'delete', optional=True)
