@@ -23,12 +23,17 @@ _numbers = itertools.count()
 
 
 class DaemonicThreadPool(ThreadPoolExecutor):
-    """The same as the standard pool from outside; threads are made as they are needed, and stay until the shutdown."""
+    """
+    The same as the standard pool from outside; threads are made as they are needed, and stay until the shutdown.
 
-    def __init__(self, max_workers: int | None = None) -> None:
+    When a function has to wait for a thread for the first time, ``on_full`` is called with the number of threads.
+    """
+
+    def __init__(self, max_workers: int | None = None, *, on_full: Callable[[int], None] | None = None) -> None:
         super().__init__(max_workers)
+        self._on_full = on_full
         self._jobs: _Jobs = queue.SimpleQueue()
-        self._idle = threading.Semaphore(0)
+        self._places = _Places()
         self._workers: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -41,13 +46,23 @@ class DaemonicThreadPool(ThreadPoolExecutor):
         with self._lock:
             if self._closed:
                 raise RuntimeError("Cannot run anything in a pool of threads that is shut down.")
+            on_full = None
+            if self._places.change(-1) < 0:
+                if len(self._workers) < self._max_workers:
+                    self._start_worker()
+                else:
+                    on_full, self._on_full = self._on_full, None
             self._jobs.put((future, lambda: fn(*args, **kwargs)))
-            if not self._idle.acquire(blocking=False) and len(self._workers) < self._max_workers:
-                thread = threading.Thread(
-                    target=_work, args=(self._jobs, self._idle), name=f'kopf-handlers-{next(_numbers)}', daemon=True)
-                self._workers.append(thread)
-                thread.start()
+        if on_full is not None:
+            on_full(len(self._workers))
         return future
+
+    def _start_worker(self) -> None:
+        thread = threading.Thread(
+            target=_work, args=(self._jobs, self._places), name=f'kopf-handlers-{next(_numbers)}', daemon=True)
+        self._workers.append(thread)
+        self._places.change(+1)
+        thread.start()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more functions; wait for those that are taken, unless told otherwise."""
@@ -61,20 +76,37 @@ class DaemonicThreadPool(ThreadPoolExecutor):
             thread.join()
 
 
-def _work(jobs: _Jobs, idle: threading.Semaphore) -> None:
+class _Places:
+    """How many threads are free; less than zero if functions wait for some."""
+
+    __slots__ = ('_free', '_lock')
+
+    def __init__(self) -> None:
+        self._free = 0
+        self._lock = threading.Lock()
+
+    def change(self, by: int) -> int:
+        with self._lock:
+            self._free += by
+            return self._free
+
+
+def _work(jobs: _Jobs, places: _Places) -> None:
     while (job := jobs.get()) is not None:
-        _do(*job)
+        _do(*job, places)
         del job
-        idle.release()
     jobs.put(None)  # for the other threads
 
 
-def _do(future: Future[Any], fn: Callable[[], Any]) -> None:
+def _do(future: Future[Any], fn: Callable[[], Any], places: _Places) -> None:
     if not future.set_running_or_notify_cancel():
+        places.change(+1)
         return
     try:
         result = fn()
     except BaseException as error:
+        places.change(+1)  # before anybody is told: who calls again at once finds the thread free
         future.set_exception(error)
     else:
+        places.change(+1)
         future.set_result(result)

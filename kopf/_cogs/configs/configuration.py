@@ -15,6 +15,8 @@ from typing import overload
 from kopf._cogs.configs import diffbase, progress, selectors
 from kopf._cogs.structs import reviews
 
+logger = logging.getLogger(__name__)
+
 
 @dataclasses.dataclass
 class ProcessSettings:
@@ -199,6 +201,12 @@ class AdmissionSettings:
     """The name of the webhook configurations that the operator keeps up to date. `None`: it does not touch them."""
 
 
+def _notice_waiting(threads: int) -> None:
+    logger.info(
+        "All the %d threads of sync handlers are in use; further handlers wait until some of them end. "
+        "If it takes too long, raise settings.execution.max_workers, or make the handlers async.", threads)
+
+
 class _Executor:
     # The thread pool is created when it is needed: operators with only async handlers have no such need.
 
@@ -214,7 +222,7 @@ class _Executor:
         executor: concurrent.futures.Executor | None = instance.__dict__['_executor']
         if executor is None:
             from kopf._cogs.aiokits.pools import DaemonicThreadPool
-            executor = DaemonicThreadPool(max_workers=instance.max_workers)
+            executor = DaemonicThreadPool(max_workers=instance.max_workers, on_full=_notice_waiting)
             instance.__dict__['_executor'] = executor
         return executor
 
@@ -231,8 +239,9 @@ class ExecutionSettings:
 
     executor: _Executor = _Executor()
     """
-    The executor for sync handlers: by default, a thread pool. Those handlers that have started in the former executor
-    are finished there, including the startup handler that replaces it, so that handler is better async.
+    The executor for sync handlers: by default, a thread pool, which tells in the logs when it is full for the first
+    time. Those handlers that have started in the former executor are finished there, including the startup handler
+    that replaces it, so that handler is better async.
     """
 
     _max_workers: int | None = dataclasses.field(default=None, repr=False)

@@ -41,6 +41,17 @@ def test_threads_are_reused(pool):
     assert len(names) <= 3
 
 
+def test_free_threads_are_counted_whatever_has_waited(pool):
+    release = threading.Event()
+    futures = [pool.submit(release.wait, 5) for _ in range(20)]
+    futures[10].cancel()
+    release.set()
+    concurrent.futures.wait(futures, 5)
+    pool._max_workers = 5  # as the settings do it
+    barrier = threading.Barrier(5)
+    assert sum(future.result(5) for future in [pool.submit(barrier.wait, 5) for _ in range(5)]) == 10
+
+
 def test_cancelled_while_waiting(pool):
     release = threading.Event()
     running = [pool.submit(release.wait, 5) for _ in range(3)]

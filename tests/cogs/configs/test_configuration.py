@@ -119,6 +119,23 @@ def test_thread_pools_are_resized(settings, is_created_before):
         assert run_simultaneously(executor, 50)
 
 
+def test_waiting_for_a_thread_is_logged_once(settings, caplog):
+    caplog.set_level('INFO')
+    settings.execution.max_workers = 2
+    with settings.execution.executor as executor:
+        run_simultaneously(executor, 2)
+        run_simultaneously(executor, 2)
+        assert caplog.messages == []
+        release = threading.Event()
+        futures = [executor.submit(release.wait, 5) for _ in range(2)]
+        assert caplog.messages == []
+        futures += [executor.submit(release.wait, 5) for _ in range(5)]
+        release.set()
+        assert all(future.result(5) for future in futures)
+    assert len(caplog.messages) == 1
+    assert "All the 2 threads" in caplog.text and "settings.execution.max_workers" in caplog.text
+
+
 def test_executors_can_be_replaced(settings):
     with concurrent.futures.ThreadPoolExecutor(max_workers=1) as executor:
         settings.execution.executor = executor
