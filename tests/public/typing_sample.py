@@ -202,6 +202,7 @@ def choose_server(settings: kopf.OperatorSettings, param: Any, **_: Any) -> None
         kopf.WebhookK3dServer(port=54321), kopf.WebhookMinikubeServer(port=54321),
         kopf.WebhookDockerDesktopServer(port=54321), kopf.WebhookNgrokTunnel(token='x'),
         kopf.WebhookAutoServer(), kopf.WebhookAutoTunnel(),
+        kopf.WebhookService(name='hooks', namespace='default'),
     ]
     settings.admission.server = servers[param]
     settings.admission.managed = 'auto.kopf.dev'
