@@ -12,16 +12,13 @@ import logging
 import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Iterator, Mapping, Sized
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import orjson
 
 from kopf._cogs.clients import errors, pacing, sessions
 from kopf._cogs.configs import configuration
 from kopf._cogs.structs import credentials
-
-if TYPE_CHECKING:
-    import aiohttp
 
 AnyLogger: TypeAlias = logging.Logger | logging.LoggerAdapter[Any]
 Params: TypeAlias = Mapping[str, str | int | None]
@@ -180,22 +177,24 @@ class ApiClient:
         while True:
             session, gate = await self._enter(streaming=True)
             try:
-                response = await self._open(session, query)
+                stream = await self._open(session, query)
             except errors.APITooManyRequestsError as e:
                 gate.hold(e.retry_after)
                 raise
             except errors.APIUnauthorizedError as e:
                 refusal = e
             else:
-                with sessions.dropping(response):
-                    yield sessions.Lines(response, session.failures)
+                try:
+                    yield sessions.Lines(stream)
+                finally:
+                    stream.abort()
                 return
             finally:
                 await self._release(session)
             (logger or default_logger).debug("The stream needs other credentials: %r", refusal)
             await self._replace(session, refusal)
 
-    async def _open(self, session: sessions.Session, query: str) -> 'aiohttp.ClientResponse':
+    async def _open(self, session: sessions.Session, query: str) -> sessions.Stream:
         networking, watching = self._settings.networking, self._settings.watching
         connect_timeouts = [watching.connect_timeout, networking.connect_timeout, networking.request_timeout]
         return await session.open(
@@ -228,7 +227,7 @@ class ApiClient:
         if session is not None and session.info is info:
             session.users += 1
             return session
-        outdated, session = session, sessions.Session(key, info)
+        outdated, session = session, sessions.open_session(key, info)
         session.users += 1
         self._sessions[key] = session
         if session.server not in self._gates:

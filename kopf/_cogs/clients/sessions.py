@@ -1,100 +1,59 @@
 """
 Sessions with the API server: one for every set of credentials, with everything prepared for its requests.
 
-Headers, TLS contexts, time-outs and URLs' beginnings do not change from request to request, and requests are
-counted in tens of thousands; so they are made once. This is the only place that knows the HTTP library: what
+Headers, TLS contexts, and URLs' beginnings do not change from request to request, and requests are
+counted in tens of thousands; so they are made once. This is the only place that knows how HTTP is done: what
 comes out of here is bytes, lines, and typed errors.
 """
+import abc
 import asyncio
 import contextlib
-import functools
 import time
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+import urllib.parse
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
 
 from kopf._cogs.clients import errors
 from kopf._cogs.helpers import versions
 from kopf._cogs.structs import credentials
 
 if TYPE_CHECKING:
-    import aiohttp
-    import yarl
-    from aiohttp.connector import Connection
+    from kopf._cogs.clients import connections
 
-Failures: TypeAlias = tuple[type[Exception], ...]
 ExtraHeaders: TypeAlias = tuple[str | None, str | None]  # Accept, Content-Type
 
 # Fewer seconds than servers and load balancers usually keep an idle connection: they must not close it
 # at the very moment when we use it.
-_KEEPALIVE = 30.0
+KEEPALIVE = 30.0
 
 # How often the files with tokens are looked into (seconds). Kubelet renews them long before they expire.
 _TOKEN_REFRESH = 10.0
 
-# Watch-streams come in many small chunks; lists in a few huge ones.
-_READ_BUFFER = 2 ** 18
+
+class Stream(Protocol):
+    """The body of an endless response."""
+
+    async def read(self) -> bytes:
+        """Get what has come; nothing if the stream has ended; `TimeoutError` if it has lasted for too long."""
+
+    def abort(self) -> None:
+        """Break off at once."""
 
 
-class Session:
+class Session(abc.ABC):
     """A session with the server under the same credentials, and everything prepared for its requests."""
-    __slots__ = ('key', 'info', 'server', 'users', 'failures', '_session', '_owned', '_options',
-                 '_headers', '_variants', '_refreshed', '_timeouts')
 
     def __init__(self, key: credentials.VaultKey, info: credentials.KubeContext) -> None:
-        import aiohttp
         self.key = key
         self.info = info
         self.server = info.server.rstrip('/')
         self.users = 0
-        self.failures: Failures = (aiohttp.ClientError, OSError)  # time-outs are OSError
-        self._options: dict[str, Any] = {'allow_redirects': False}
-        self._headers: Mapping[str, str] = {}
-        self._variants: dict[ExtraHeaders, Mapping[str, str]] = {}
-        self._refreshed = time.monotonic()
-        self._timeouts: dict[tuple[float | None, float | None], aiohttp.ClientTimeout] = {}
-        if isinstance(info, credentials.AiohttpSession):
-            self._session, self._owned = info.aiohttp_session, False
-        elif isinstance(info, credentials.ConnectionInfo):
-            self._session, self._owned = self._open_session(info), True
-        else:
-            raise credentials.LoginError(f"Login handlers must return ConnectionInfo, not {type(info).__name__}.")
 
-    def _open_session(self, info: credentials.ConnectionInfo) -> 'aiohttp.ClientSession':
-        import aiohttp
-        if not self.server.startswith(('http://', 'https://')):
-            raise credentials.LoginError(f"The server's address must be an HTTP(S) URL, not {info.server!r}.")
-        try:
-            self._headers = {'User-Agent': versions.user_agent, **info.as_http_headers()}
-            context = info.as_ssl_context() if self.server.startswith('https://') else True
-        except (OSError, ValueError) as e:
-            raise credentials.LoginError(f"The credentials for {self.server} cannot be used: {e}") from e
-        if info.tls_server_name:
-            self._options['server_hostname'] = info.tls_server_name
-        if info.proxy_url:
-            if not info.proxy_url.startswith(('http://', 'https://')):
-                raise credentials.LoginError(f"Only HTTP proxies are supported, not {info.proxy_url!r}.")
-            self._options['proxy'] = info.proxy_url
-        return aiohttp.ClientSession(
-            # The limit is ours: streams and requests share the sockets, but streams are not limited.
-            connector=aiohttp.TCPConnector(limit=0, ssl=context, keepalive_timeout=_KEEPALIVE),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            response_class=_abrupt_response_class(),
-            skip_auto_headers=['Accept-Encoding', 'Content-Type'],  # unpacking costs more than the network
-            auto_decompress=False,
-            trust_env=info.trust_env,
-            read_bufsize=_READ_BUFFER,
-        )
-
+    @abc.abstractmethod
     async def close(self) -> None:
         """Close the session if it is ours, with all that is still in flight."""
-        if self._owned and (connector := self._session.connector) is not None:
-            try:
-                # The polite end of TLS takes more iterations of the loop than there may be.
-                await connector.close(abort_ssl=True)  # type: ignore[call-arg,unused-ignore]
-            except TypeError:  # in older versions, there is no other end than the polite one
-                pass
-            await self._session.close()
 
+    @abc.abstractmethod
     async def request(
             self,
             method: str,
@@ -106,17 +65,123 @@ class Session:
             connect_timeout: float | None,
     ) -> bytes:
         """Make one request; all errors are typed."""
+
+    @abc.abstractmethod
+    async def open(
+            self,
+            query: str,
+            *,
+            timeout: float | None,
+            connect_timeout: float | None,
+            total_timeout: float | None,
+    ) -> Stream:
+        """Open a stream; all errors are typed; `timeout` is for everything until the stream begins."""
+
+
+def open_session(key: credentials.VaultKey, info: credentials.KubeContext) -> Session:
+    """
+    Open a session of the kind that the credentials need.
+
+    Raises:
+        credentials.LoginError: if they cannot be used, e.g. their files cannot be read.
+    """
+    if not info.server.startswith(('http://', 'https://')):
+        raise credentials.LoginError(f"The server's address must be an HTTP(S) URL, not {info.server!r}.")
+    try:
+        if isinstance(info, credentials.AiohttpSession) or isinstance(info, credentials.ConnectionInfo) and (
+                info.proxy_url or info.trust_env or '@' in urllib.parse.urlsplit(info.server).netloc):
+            from kopf._cogs.clients import aiosessions
+            return aiosessions.AiohttpSession(key, info)
+        if isinstance(info, credentials.ConnectionInfo):
+            return DirectSession(key, info)
+    except (OSError, ValueError) as e:
+        raise credentials.LoginError(f"The credentials for {info.server} cannot be used: {e}") from e
+    raise credentials.LoginError(f"Login handlers must return ConnectionInfo, not {type(info).__name__}.")
+
+
+class Headers:
+    """
+    The headers of all requests of a session; those with a token change when the file with the token does.
+
+    Args:
+        info: the credentials; without them, there are only the headers that belong to a request.
+
+    Raises:
+        OSError: if the file with the token cannot be read at the beginning.
+        ValueError: if there is something in the credentials that headers cannot have.
+    """
+
+    def __init__(self, info: credentials.ConnectionInfo | None = None) -> None:
+        self.version = 0
+        self._info = info
+        self._headers = _identify(info) if info is not None else {}
+        self._refreshed = time.monotonic()
+
+    def refresh(self) -> int:
+        """Read the token again if it is time to; get the number of the version, which grows with the changes."""
+        if self._info is not None and self._info.token_path and time.monotonic() - self._refreshed >= _TOKEN_REFRESH:
+            self._refreshed = time.monotonic()
+            with contextlib.suppress(OSError, ValueError):  # the old token may be good for a while
+                headers = _identify(self._info)
+                if headers != self._headers:
+                    self._headers = headers
+                    self.version += 1
+        return self.version
+
+    def combine(self, extra: ExtraHeaders) -> Mapping[str, str]:
+        """Get the headers of a request."""
+        accept, content_type = extra
+        named = {'Accept': accept or 'application/json', 'Content-Type': content_type}
+        return {**self._headers, **{name: value for name, value in named.items() if value is not None}}
+
+
+def _identify(info: credentials.ConnectionInfo) -> Mapping[str, str]:
+    headers = {'User-Agent': versions.user_agent, **info.as_http_headers()}
+    for name, value in headers.items():
+        if not value.isascii() or not value.isprintable():
+            raise ValueError(f"characters that are not possible in the header {name}")
+    return headers
+
+
+class DirectSession(Session):
+    """A session on connections of our own: the usual one."""
+
+    def __init__(self, key: credentials.VaultKey, info: credentials.ConnectionInfo) -> None:
+        from kopf._cogs.clients import connections
+        super().__init__(key, info)
+        parts, host, port = connections.split_url(self.server)
+        self._prefix = parts.path
+        self._host = parts.netloc
+        self._headers = Headers(info)
+        self._heads: dict[ExtraHeaders, str] = {}
+        self._version = self._headers.version
+        context = info.as_ssl_context() if parts.scheme == 'https' else None
+        hostname = (info.tls_server_name or host).rstrip('.') if context is not None else None
+        self._pool = connections.Pool(connections.Origin(host, port, context, hostname), keepalive=KEEPALIVE)
+
+    async def close(self) -> None:
+        self._pool.close()
+
+    async def request(
+            self,
+            method: str,
+            query: str,
+            *,
+            payload: bytes | None,
+            headers: ExtraHeaders,
+            timeout: float | None,
+            connect_timeout: float | None,
+    ) -> bytes:
+        data = self._encode(method, query, payload, headers)
         try:
-            async with asyncio.timeout(timeout), self._session.request(
-                method, self._make_url(query), data=payload, headers=self._make_headers(headers),
-                timeout=self._make_timeout(None, connect_timeout), **self._options,
-            ) as response:
-                with _aborting(response.connection):
-                    body = await response.read()
-        except self.failures as e:
-            raise _make_error(e) from e
-        errors.check_response(response.status, response.headers, body)
-        return body
+            async with asyncio.timeout(timeout):
+                response = await self._pool.request(
+                    data, connect_timeout=connect_timeout, repeatable=method == 'GET')
+        except OSError as e:
+            raise make_error(e) from e
+        if response.status >= 400:
+            raise _refuse(response)
+        return response.body
 
     async def open(
             self,
@@ -125,101 +190,55 @@ class Session:
             timeout: float | None,
             connect_timeout: float | None,
             total_timeout: float | None,
-    ) -> 'aiohttp.ClientResponse':
-        """Open a stream; all errors are typed; `timeout` is for everything until the stream begins."""
+    ) -> Stream:
+        data = self._encode('GET', query, None, (None, None))
         try:
             async with asyncio.timeout(timeout):
-                response = await self._session.request(
-                    'GET', self._make_url(query), headers=self._make_headers((None, None)),
-                    timeout=self._make_timeout(total_timeout, connect_timeout), **self._options)
+                response, stream = await self._pool.stream(
+                    data, connect_timeout=connect_timeout, total_timeout=total_timeout)
                 if response.status < 400:
-                    return response
-                async with response:
-                    body = await response.read()
-        except self.failures as e:
-            raise _make_error(e) from e
-        raise errors.build_error(response.status, response.headers, body)
+                    return stream
+                try:
+                    body = b''.join([chunk async for chunk in _read_on(stream)])
+                finally:
+                    stream.abort()
+        except OSError as e:
+            raise make_error(e) from e
+        raise _refuse(response._replace(body=body))
 
-    def _make_url(self, query: str) -> 'yarl.URL':
-        import yarl
-        return yarl.URL(self.server + query, encoded=True)
-
-    def _make_headers(self, extra: ExtraHeaders) -> Mapping[str, str]:
-        info = self.info
-        if isinstance(info, credentials.ConnectionInfo) and info.token_path:
-            self._refresh_token(info)
-        headers = self._variants.get(extra)
-        if headers is None:
-            import multidict
-            accept, content_type = extra
-            named = {'Accept': accept or 'application/json', 'Content-Type': content_type}
-            headers = multidict.CIMultiDict(self._headers)
-            headers.update({name: value for name, value in named.items() if value is not None})
-            self._variants[extra] = headers
-        return headers
-
-    def _refresh_token(self, info: credentials.ConnectionInfo) -> None:
-        now = time.monotonic()
-        if now - self._refreshed >= _TOKEN_REFRESH:
-            self._refreshed = now
-            with contextlib.suppress(OSError):  # the old token may be good for a while
-                self._headers = {**self._headers, **info.as_http_headers()}
-                self._variants.clear()
-
-    def _make_timeout(self, total: float | None, connect: float | None) -> 'aiohttp.ClientTimeout':
-        timeout = self._timeouts.get((total, connect))
-        if timeout is None:
-            import aiohttp
-            timeout = self._timeouts[total, connect] = aiohttp.ClientTimeout(total=total, sock_connect=connect)
-        return timeout
+    def _encode(self, method: str, query: str, payload: bytes | None, extra: ExtraHeaders) -> bytes:
+        version = self._headers.refresh()
+        if version != self._version:
+            self._version = version
+            self._heads.clear()
+        head = self._heads.get(extra)
+        if head is None:
+            headers = {'Host': self._host, **self._headers.combine(extra)}
+            lines = [f'{name}: {value}\r\n' for name, value in headers.items()]
+            head = self._heads[extra] = f" HTTP/1.1\r\n{''.join(lines)}"
+        if not query.isascii() or not query.isprintable() or ' ' in query:
+            query = urllib.parse.quote(query, safe="/?&=%:,;+~@!$'()*")
+        if payload is None:
+            length = '' if method in ('GET', 'DELETE') else 'Content-Length: 0\r\n'
+            return f'{method} {self._prefix}{query}{head}{length}\r\n'.encode('latin-1')
+        return f'{method} {self._prefix}{query}{head}Content-Length: {len(payload)}\r\n\r\n'.encode('latin-1') + payload
 
 
-@contextlib.contextmanager
-def dropping(response: 'aiohttp.ClientResponse') -> Iterator[None]:
-    """Close the response in the end, without the ceremonies of TLS: they would outlive the session and the loop."""
-    try:
-        yield
-    finally:
-        _abort(response.connection)
-        response.close()
+def _refuse(response: 'connections.Response') -> errors.APIError:
+    return errors.build_error(response.status, response.as_mapping(), response.body)
 
 
-@contextlib.contextmanager
-def _aborting(connection: 'Connection | None') -> Iterator[None]:
-    """Break off the connection, as `dropping` does, if what is done with it fails or is cancelled."""
-    try:
-        yield
-    except BaseException:
-        _abort(connection)
-        raise
-
-
-def _abort(connection: 'Connection | None') -> None:
-    if connection is not None and connection.transport is not None:
-        connection.transport.abort()
-
-
-@functools.cache
-def _abrupt_response_class() -> 'type[aiohttp.ClientResponse]':
-    import aiohttp
-
-    class AbruptResponse(aiohttp.ClientResponse):
-        """A response whose connection is broken off at once if it is given up before it begins."""
-
-        async def start(self, connection: 'Connection') -> aiohttp.ClientResponse:
-            with _aborting(connection):
-                return await super().start(connection)
-
-    return AbruptResponse
+async def _read_on(stream: Stream) -> AsyncIterator[bytes]:
+    while chunk := await stream.read():
+        yield chunk
 
 
 class Lines:
     """Splits a stream to lines; unlike a generator, it survives the cancellation of a read."""
-    __slots__ = ('_content', '_failures', '_rest')
+    __slots__ = ('_stream', '_rest')
 
-    def __init__(self, response: 'aiohttp.ClientResponse', failures: Failures) -> None:
-        self._content = response.content
-        self._failures = failures
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
         self._rest: list[bytes] = []  # the beginning of a line; it is joined once, however long it is
 
     def __aiter__(self) -> Self:
@@ -245,15 +264,16 @@ class Lines:
 
     async def _read(self) -> bytes:
         try:
-            return await self._content.readany()
+            return await self._stream.read()
         except TimeoutError:  # of the whole stream: as if the server has ended it
             self._rest.clear()
             return b''
-        except self._failures as e:
-            raise _make_error(e) from e
+        except OSError as e:
+            raise make_error(e) from e
 
 
-def _make_error(exc: Exception) -> errors.APIError:
+def make_error(exc: Exception) -> errors.APIError:
+    """Make a typed error of a failure of the network."""
     message = str(exc) or repr(exc)
     if isinstance(exc, TimeoutError):
         return errors.APITimeoutError(message)

@@ -433,7 +433,7 @@ async def test_success_after_temporary_failures(client, server, sleeps, caplog):
     first, second = [record.getMessage() for record in caplog.records if 'attempt' in record.getMessage()]
     assert first.startswith(f"Request attempt #1/3 failed; will retry: PATCH {server.url}/x -> APIServerError('msg500'")
     assert second.startswith(f"Request attempt #2/3 failed; will retry: PATCH {server.url}/x -> ")
-    assert 'Disconnected' in second
+    assert 'closed by the server' in second
 
 
 async def test_escalation_of_the_last_failure(client, server, sleeps, caplog):
@@ -506,7 +506,7 @@ async def test_too_many_requests(client, server, settings, sleeps, enforce, expe
 async def test_refused_connections(settings, make_vault, sleeps, unused_tcp_port):
     with pytest.raises(errors.APIConnectionError) as e:
         await get_with(ConnectionInfo(server=f'http://127.0.0.1:{unused_tcp_port}'), settings, make_vault)
-    assert isinstance(e.value.__cause__, aiohttp.ClientConnectorError)
+    assert isinstance(e.value.__cause__, ConnectionRefusedError)
     assert e.value.status == 0
     assert sleeps == [1, 2]
 

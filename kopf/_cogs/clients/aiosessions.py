@@ -1,0 +1,174 @@
+"""
+Sessions over aiohttp: for proxies, for what the environment says, and for sessions that login handlers bring.
+
+It knows everything that there is in HTTP, and costs several times more CPU a request than connections of our own;
+so it is imported only where something of that is needed.
+"""
+import asyncio
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import aiohttp
+import multidict
+import yarl
+from aiohttp.connector import Connection
+
+from kopf._cogs.clients import errors, sessions
+from kopf._cogs.structs import credentials
+
+# Watch-streams come in many small chunks; lists in a few huge ones.
+_READ_BUFFER = 2 ** 18
+
+
+class AiohttpStream:
+    """The body of an endless response."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+
+    async def read(self) -> bytes:
+        try:
+            return await self._response.content.readany()
+        except TimeoutError:
+            raise
+        except aiohttp.ClientError as e:
+            raise sessions.make_error(e) from e
+
+    def abort(self) -> None:
+        # Without the ceremonies of TLS: they would outlive the session and the loop.
+        _abort(self._response.connection)
+        self._response.close()
+
+
+class AiohttpSession(sessions.Session):
+    """
+    A session over aiohttp.
+
+    Raises:
+        OSError: if a file of the credentials cannot be read.
+        ValueError: if the credentials cannot be used.
+    """
+
+    def __init__(
+            self,
+            key: credentials.VaultKey,
+            info: credentials.AiohttpSession | credentials.ConnectionInfo,
+    ) -> None:
+        super().__init__(key, info)
+        self._options: dict[str, Any] = {'allow_redirects': False}
+        self._timeouts: dict[tuple[float | None, float | None], aiohttp.ClientTimeout] = {}
+        if isinstance(info, credentials.AiohttpSession):
+            self._headers, self._session, self._owned = sessions.Headers(), info.aiohttp_session, False
+        else:
+            self._headers, self._session, self._owned = sessions.Headers(info), self._open_session(info), True
+
+    def _open_session(self, info: credentials.ConnectionInfo) -> aiohttp.ClientSession:
+        if info.tls_server_name:
+            self._options['server_hostname'] = info.tls_server_name
+        if info.proxy_url:
+            if not info.proxy_url.startswith(('http://', 'https://')):
+                raise ValueError(f"only HTTP proxies are supported, not {info.proxy_url!r}")
+            self._options['proxy'] = info.proxy_url
+        context = info.as_ssl_context() if self.server.startswith('https://') else True
+        return aiohttp.ClientSession(
+            # The limit is ours: streams and requests share the sockets, but streams are not limited.
+            connector=aiohttp.TCPConnector(limit=0, ssl=context, keepalive_timeout=sessions.KEEPALIVE),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            response_class=AbruptResponse,
+            skip_auto_headers=['Accept-Encoding', 'Content-Type'],  # unpacking costs more than the network
+            auto_decompress=False,
+            trust_env=info.trust_env,
+            read_bufsize=_READ_BUFFER,
+        )
+
+    async def close(self) -> None:
+        if self._owned and (connector := self._session.connector) is not None:
+            try:
+                # The polite end of TLS takes more iterations of the loop than there may be.
+                await connector.close(abort_ssl=True)  # type: ignore[call-arg,unused-ignore]
+            except TypeError:  # in older versions, there is no other end than the polite one
+                pass
+            await self._session.close()
+
+    async def request(
+            self,
+            method: str,
+            query: str,
+            *,
+            payload: bytes | None,
+            headers: sessions.ExtraHeaders,
+            timeout: float | None,
+            connect_timeout: float | None,
+    ) -> bytes:
+        with _typed_errors():
+            async with asyncio.timeout(timeout), self._session.request(
+                method, self._make_url(query), data=payload, headers=self._make_headers(headers),
+                timeout=self._make_timeout(None, connect_timeout), **self._options,
+            ) as response:
+                with _aborting(response.connection):
+                    body = await response.read()
+        errors.check_response(response.status, response.headers, body)
+        return body
+
+    async def open(
+            self,
+            query: str,
+            *,
+            timeout: float | None,
+            connect_timeout: float | None,
+            total_timeout: float | None,
+    ) -> sessions.Stream:
+        with _typed_errors():
+            async with asyncio.timeout(timeout):
+                response = await self._session.request(
+                    'GET', self._make_url(query), headers=self._make_headers((None, None)),
+                    timeout=self._make_timeout(total_timeout, connect_timeout), **self._options)
+                if response.status < 400:
+                    return AiohttpStream(response)
+                async with response:
+                    body = await response.read()
+        raise errors.build_error(response.status, response.headers, body)
+
+    def _make_url(self, query: str) -> yarl.URL:
+        return yarl.URL(self.server + query, encoded=True)
+
+    def _make_headers(self, extra: sessions.ExtraHeaders) -> Mapping[str, str]:
+        self._headers.refresh()
+        return multidict.CIMultiDict(self._headers.combine(extra))
+
+    def _make_timeout(self, total: float | None, connect: float | None) -> aiohttp.ClientTimeout:
+        timeout = self._timeouts.get((total, connect))
+        if timeout is None:
+            timeout = self._timeouts[total, connect] = aiohttp.ClientTimeout(total=total, sock_connect=connect)
+        return timeout
+
+
+class AbruptResponse(aiohttp.ClientResponse):
+    """A response whose connection is broken off at once if it is given up before it begins."""
+
+    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+        with _aborting(connection):
+            return await super().start(connection)
+
+
+@contextlib.contextmanager
+def _typed_errors() -> Iterator[None]:
+    try:
+        yield
+    except (aiohttp.ClientError, OSError) as e:  # time-outs are OSError
+        raise sessions.make_error(e) from e
+
+
+@contextlib.contextmanager
+def _aborting(connection: Connection | None) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        _abort(connection)
+        raise
+
+
+def _abort(connection: Connection | None) -> None:
+    if connection is not None and connection.transport is not None:
+        connection.transport.abort()

@@ -1,0 +1,389 @@
+"""
+Plain HTTP/1.1 connections with the API server, kept open for the next requests.
+
+Every change of an object costs a request, and in a general HTTP library a request costs more than all that the
+operator does for the change besides it. The API needs little of HTTP: a body of a known type goes in, bytes or an
+endless stream come out. The syntax is parsed by llhttp (httptools); TLS is asyncio's. Here are the pool, time-
+outs, flow control. Proxies and sessions with anything else inside are not for here: see `sessions`.
+"""
+import asyncio
+import contextlib
+import functools
+import ipaddress
+import socket
+import ssl
+import urllib.parse
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import httptools
+
+# How much of a stream is read ahead of its consumer (bytes).
+_READ_AHEAD = 2 ** 20
+
+# The delay until the next address of the same host is tried in parallel (seconds; RFC 8305, section 5).
+_NEXT_ADDRESS_DELAY = 0.25
+
+
+class Response(NamedTuple):
+    """What the server has answered; of a stream, it is only its beginning, without the body."""
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+    def as_mapping(self) -> Mapping[str, str]:
+        """Get the headers with their names capitalised."""
+        return {name.decode('latin-1').title(): value.decode('latin-1') for name, value in self.headers}
+
+
+class Origin(NamedTuple):
+    """Where and how to connect."""
+    host: str
+    port: int
+    context: ssl.SSLContext | None
+    server_hostname: str | None
+
+
+class ConnectionLost(ConnectionError):
+    """The connection has ended before the response has; `early` if not even the first byte of it has come."""
+
+    def __init__(self, message: str, *, early: bool = False) -> None:
+        super().__init__(message)
+        self.early = early
+
+
+class Connection(asyncio.Protocol):
+    """One connection: used by one request at a time, or by one stream till its end."""
+
+    def __init__(self) -> None:
+        self.used = False
+        self.idle_since = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: BaseException | None = None
+        self._streaming = False
+        self._paused = False
+        self._expiry: asyncio.TimerHandle | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._status = 0
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._began = False
+        self._complete = False
+        self._reusable = False
+
+    # For those who use it.
+
+    @property
+    def usable(self) -> bool:
+        """Whether another request can be sent."""
+        return self._error is None and not self._streaming and self._transport is not None
+
+    @property
+    def reusable(self) -> bool:
+        """Whether another request can be sent after this response; the server may have asked not to."""
+        return self._reusable and self.usable
+
+    async def request(self, data: bytes) -> Response:
+        """
+        Send a request, get its response; the connection is broken off if this does not come to its end.
+
+        Raises:
+            ConnectionError: if the connection is lost, or if it is not HTTP what comes out of it.
+        """
+        self._reset()
+        await self._send(data)
+        self.used = True
+        return Response(self._status, self._headers, b''.join(self._chunks))
+
+    async def stream(self, data: bytes, *, timeout: float | None) -> Response:
+        """
+        Send a request, get the beginning of its response; the body comes by `read`.
+
+        Args:
+            data: the whole request.
+            timeout: how long the stream may last from now on (seconds).
+
+        Raises:
+            ConnectionError: if the connection is lost, or if it is not HTTP what comes out of it.
+        """
+        self._reset()
+        self._streaming = True
+        if timeout is not None:
+            self._expiry = self._loop.call_later(timeout, self._expire)
+        await self._send(data)
+        return Response(self._status, self._headers, b'')
+
+    async def read(self) -> bytes:
+        """
+        Get all that has come of the stream since the last time; nothing if it has ended. It can be cancelled.
+
+        Raises:
+            TimeoutError: if the stream lasts for too long.
+            ConnectionError: if it breaks.
+        """
+        while not self._chunks:
+            if self._complete:
+                return b''
+            await self._wait()
+        chunk = self._chunks[0] if len(self._chunks) == 1 else b''.join(self._chunks)
+        self._chunks.clear()
+        self._size = 0
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+        return chunk
+
+    def abort(self) -> None:
+        """Break off, without the ceremonies of TLS: they would outlive the session and the loop."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        self._fail(ConnectionAbortedError("The connection is closed."))
+
+    async def _send(self, data: bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(data)
+        try:
+            while not (self._complete or self._streaming and self._began):
+                await self._wait()
+        except BaseException:
+            self.abort()
+            raise
+
+    async def _wait(self) -> None:
+        if self._error is not None:
+            raise self._error
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _expire(self) -> None:
+        self._fail(TimeoutError("The stream has lasted for as long as it may."))
+        self.abort()
+
+    def _fail(self, error: BaseException) -> None:
+        if self._error is None:
+            self._error = error
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_exception(error)
+
+    # For the transport.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        with contextlib.suppress(OSError, AttributeError):
+            transport.get_extra_info('socket').setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def data_received(self, data: bytes) -> None:
+        if self._complete or self._waiter is None and not self._streaming:  # e.g. the server says why it is leaving
+            self.abort()
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as e:
+            self._fail(ConnectionError(f"The response is not HTTP: {e}"))
+            self.abort()
+        if self._streaming:
+            self._wake()
+        if self._streaming and self._size > _READ_AHEAD and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if self._began and not self._complete and exc is None and self._ends_with_connection():
+            self._complete = True
+            self._wake()
+        early = not self._began
+        moment = 'before' if early else 'in the middle of'
+        reason = exc or 'closed by the server'
+        error = ConnectionLost(f"The connection is lost {moment} the response: {reason}", early=early)
+        error.__cause__ = exc
+        self._fail(error)
+
+    def _ends_with_connection(self) -> bool:
+        return not any(name.lower() in (b'content-length', b'transfer-encoding') for name, _ in self._headers)
+
+    # For the parser.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200:  # the real response is yet to come
+            self._headers = []
+        else:
+            self._status = status
+            self._began = True
+
+    def on_body(self, body: bytes) -> None:
+        self._chunks.append(body)
+        self._size += len(body)
+
+    def on_message_complete(self) -> None:
+        if self._began:
+            self._complete = True
+            self._wake()
+            self._reusable = self._parser.should_keep_alive()
+
+
+class Pool:
+    """
+    The connections with one server.
+
+    Args:
+        origin: where to connect.
+        keepalive: for how long an unused connection is kept (seconds).
+    """
+
+    def __init__(self, origin: Origin, *, keepalive: float) -> None:
+        self._origin = origin
+        self._keepalive = keepalive
+        self._idle: list[Connection] = []  # the last used is the first to be used again, so that the others may expire
+        self._busy: set[Connection] = set()
+        self._sweeping: asyncio.TimerHandle | None = None
+
+    def close(self) -> None:
+        """Break off all connections, together with what is in flight."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        for connection in (*self._idle, *self._busy):
+            connection.abort()
+        self._idle.clear()
+
+    async def request(self, data: bytes, *, connect_timeout: float | None, repeatable: bool) -> Response:
+        """
+        Send a request, get its response.
+
+        Args:
+            data: the whole request.
+            connect_timeout: the limit for a new connection if one is needed (seconds).
+            repeatable: whether it does no harm to send it again, if an old connection is closed at the same time.
+
+        Raises:
+            OSError: if the network or the server does not allow for that, time-outs of connecting included.
+        """
+        while True:
+            connection = self._take() or await self._connect(connect_timeout)
+            used = connection.used
+            self._busy.add(connection)
+            try:
+                response = await connection.request(data)
+            except ConnectionLost as e:
+                if used and e.early and repeatable:
+                    continue
+                raise
+            finally:
+                self._busy.discard(connection)
+            self._put(connection)
+            return response
+
+    async def stream(
+            self,
+            data: bytes,
+            *,
+            connect_timeout: float | None,
+            total_timeout: float | None,
+    ) -> tuple[Response, Connection]:
+        """
+        Open a stream on a connection of its own, which is then the caller's to abort.
+
+        Args:
+            data: the whole request.
+            connect_timeout: the limit for the new connection (seconds).
+            total_timeout: how long the stream may last (seconds).
+
+        Raises:
+            OSError: if the network or the server does not allow for that, time-outs of connecting included.
+        """
+        connection = await self._connect(connect_timeout)
+        return await connection.stream(data, timeout=total_timeout), connection
+
+    def _take(self) -> Connection | None:
+        oldest = asyncio.get_running_loop().time() - self._keepalive
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable and connection.idle_since >= oldest:
+                return connection
+            connection.abort()
+        return None
+
+    def _put(self, connection: Connection) -> None:
+        if not connection.reusable:
+            connection.abort()
+            return
+        loop = asyncio.get_running_loop()
+        connection.idle_since = loop.time()
+        self._idle.append(connection)
+        if self._sweeping is None:
+            self._sweeping = loop.call_later(self._keepalive, self._sweep)
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        oldest = loop.time() - self._keepalive
+        kept = [connection for connection in self._idle if connection.usable and connection.idle_since > oldest]
+        for connection in set(self._idle) - set(kept):
+            connection.abort()
+        self._idle = kept
+        self._sweeping = loop.call_later(self._keepalive, self._sweep) if kept else None
+
+    async def _connect(self, timeout: float | None) -> Connection:
+        host, port, context, server_hostname = self._origin
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(timeout):
+            if _is_address(host):
+                _, connection = await loop.create_connection(
+                    Connection, host, port, ssl=context, server_hostname=server_hostname)
+                return connection
+            sock = await _open_socket(host, port)
+            try:
+                _, connection = await loop.create_connection(
+                    Connection, sock=sock, ssl=context, server_hostname=server_hostname)
+            except BaseException:
+                sock.close()
+                raise
+            return connection
+
+
+async def _open_socket(host: str, port: int) -> socket.socket:
+    """Connect to whichever address of the host answers first."""
+    import aiohappyeyeballs
+    addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return await aiohappyeyeballs.start_connection(addresses, happy_eyeballs_delay=_NEXT_ADDRESS_DELAY, interleave=1)
+
+
+@functools.cache
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def split_url(url: str) -> tuple[urllib.parse.SplitResult, str, int]:
+    """
+    Split the URL of a server to its parts, the host, and the port.
+
+    Raises:
+        ValueError: if there is no host, or the port is not a number.
+    """
+    parts = urllib.parse.urlsplit(url)
+    if not parts.hostname:
+        raise ValueError("no host in it")
+    return parts, parts.hostname, parts.port or (443 if parts.scheme == 'https' else 80)
