@@ -14,7 +14,7 @@ import socket
 import ssl
 import urllib.parse
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import httptools
 
@@ -183,8 +183,7 @@ class Connection(asyncio.Protocol):
     # For the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # in fact, uvloop's are not its subclasses
         with contextlib.suppress(OSError, AttributeError):
             transport.get_extra_info('socket').setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
@@ -219,6 +218,10 @@ class Connection(asyncio.Protocol):
         return not any(name.lower() in (b'content-length', b'transfer-encoding') for name, _ in self._headers)
 
     # For the parser.
+
+    def on_message_begin(self) -> None:
+        if self._complete:
+            raise ConnectionError("nobody has asked for another response")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name, value))
