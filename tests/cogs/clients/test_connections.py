@@ -1,6 +1,5 @@
 """HTTP as it comes over the wire, in any pieces, from servers that keep, close, break, and confuse connections."""
 import asyncio
-import contextlib
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies
@@ -296,7 +295,10 @@ class FakeTransport(asyncio.Transport):
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(chunks=strategies.lists(strategies.binary(min_size=1), max_size=5), cuts=strategies.lists(strategies.integers(0, 400)))
+@given(
+    chunks=strategies.lists(strategies.binary(min_size=1), max_size=5),
+    cuts=strategies.lists(strategies.integers(0, 400)),
+)
 async def test_the_network_may_cut_a_response_anywhere(chunks, cuts):
     data = CHUNKED + b''.join(b'%x\r\n%b\r\n' % (len(chunk), chunk) for chunk in chunks) + b'0\r\n\r\n'
     cuts = sorted({0, *(cut for cut in cuts if cut < len(data)), len(data)})
