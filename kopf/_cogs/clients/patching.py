@@ -167,8 +167,8 @@ class _Patching:
         except errors.APIConflictError:
             return False
         except errors.APIUnprocessableError as e:
-            if e.details.get('causes'):
-                raise  # the object would be invalid, however often it is repeated
+            if e.details.get('causes') or 'admission webhook' in (e.message or ''):
+                raise  # the object would be refused, however often it is repeated
             return False
         return True
 

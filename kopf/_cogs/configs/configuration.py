@@ -156,8 +156,8 @@ class QueueingSettings:
     error_delays: Iterable[float] = (1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610)
     """
     The delays (in seconds) before an object is processed again after unexpected errors of the framework or of the API;
-    the last one is repeated forever; with none of them, there are no delays. They restart after a success. Any object
-    that can be iterated several times is accepted, even if it is infinite. The errors in handlers are not affected.
+    the last one is repeated forever; with none of them, there are almost no delays. They restart after a success. Any
+    object that can be iterated several times is accepted, even an infinite one. Errors in handlers are not affected.
     """
 
     _batch_window: float = dataclasses.field(default=0.1, repr=False)
@@ -344,6 +344,13 @@ class PersistenceSettings:
 
     diffbase_storage: diffbase.DiffBaseStorage = dataclasses.field(default_factory=diffbase.AnnotationsDiffBaseStorage)
     """Where the last-handled configuration is stored, with which the changes are detected."""
+
+    store_secrets: bool = False
+    """
+    Whether the data of Secrets are stored as they are in the last-handled configuration, which is usually
+    an annotation. By default, there are only digests of them: the changes are detected, and what has not changed
+    is seen as it is; but where a value has changed, the handlers see the digest of the old one in ``old`` and ``diff``.
+    """
 
     consistency_timeout: float = 5.0
     """

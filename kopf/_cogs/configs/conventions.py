@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 MAX_NAME_LENGTH: Final = 63
 MAX_PREFIX_LENGTH: Final = 189  # 253 for the whole key, less 63 for the name, less the slash
 
+MAX_ANNOTATIONS_SIZE: Final = 256 * 1024  # bytes of all keys and values of an object
+
 _encoder: Final = json.JSONEncoder(separators=(',', ':'))
 
 _MARKER: Final = 'kopf-managed'
@@ -185,6 +187,15 @@ def get_annotations(body: Mapping[str, Any]) -> Mapping[str, Any]:
     return (body.get('metadata') or {}).get('annotations') or {}
 
 
+def measure_annotations(annotations: Mapping[str, Any]) -> int:
+    """Count the bytes that Kubernetes counts for its limit; those that are to be removed (``None``) do not count."""
+    return sum(_measure(key) + _measure(value) for key, value in annotations.items() if value is not None)
+
+
+def _measure(text: Any) -> int:
+    return len(text) if type(text) is str and text.isascii() else len(str(text).encode('utf-8', errors='replace'))
+
+
 @functools.lru_cache(maxsize=4096)
 def is_foreign(key: str) -> bool:
     """Check if the annotation is written by tools, so it is not essential: by this framework, or by kubectl."""
@@ -224,9 +235,14 @@ def is_same_json(text: Any, value: Any) -> bool:
 
 def warn_of_broken(body: bodies.Body, where: str, problem: str) -> None:
     """Log that what is stored is unusable and is ignored; once, as it is read again with every event of the object."""
+    _warn_of_broken(describe_object(body), where, problem)
+
+
+def describe_object(body: bodies.Body) -> str:
+    """Say which object it is, for messages."""
     meta = body.get('metadata') or {}
     name = '/'.join(part for part in (meta.get('namespace'), meta.get('name')) if part)
-    _warn_of_broken(f"{body.get('kind', 'an object')} {name}", where, problem)
+    return f"{body.get('kind', 'an object')} {name}"
 
 
 @functools.lru_cache(maxsize=1024)

@@ -7,14 +7,19 @@ so the essence is picked, not copied: its parts are shared with the body, and ar
 """
 
 import abc
+import functools
+import logging
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, cast
 
-from kopf._cogs.configs import conventions
+from kopf._cogs.configs import conventions, digests
 from kopf._cogs.structs import bodies, dicts, patches
 
 _INESSENTIAL: Final = frozenset({'apiVersion', 'kind', 'metadata', 'status'})
 _ABSENT: Final[Any] = object()
+_RESERVE: Final = 16 * 1024  # bytes to be left in annotations for the progress of handlers and for other tools
+
+logger = logging.getLogger(__name__)
 
 
 class DiffBaseStorage(
@@ -101,6 +106,10 @@ class AnnotationsDiffBaseStorage(conventions.StorageKeyFormingConvention, DiffBa
     """
     A storage in an annotation, as JSON.
 
+    All annotations of an object together are limited by Kubernetes to 256 KiB. What does not fit is stored in another
+    annotation (with ``-packed`` in the name) instead, with a warning: compressed if that is enough, otherwise with
+    digests in place of long values, so that changes are noticed, but the old values are not known.
+
     :param prefix: the prefix of the annotation's key.
     :param key: the name of the annotation.
     :param ignored_fields: the fields that are never essential.
@@ -128,7 +137,7 @@ class AnnotationsDiffBaseStorage(conventions.StorageKeyFormingConvention, DiffBa
         essence = super().build(body=body, extra_fields=extra_fields)
         annotations = conventions.get_annotations(essence)
         if annotations:
-            for full_key in self.make_keys(self.key, body=body):
+            for full_key in (*self.make_keys(self.key, body=body), self._make_packed_key(body)):
                 if full_key in annotations:
                     essence = conventions.clear_field(essence, ('metadata', 'annotations', full_key))
         return essence
@@ -143,7 +152,9 @@ class AnnotationsDiffBaseStorage(conventions.StorageKeyFormingConvention, DiffBa
                 essence = _parse_essence(text, body, f"the annotation {full_key!r}")
                 if essence is not None:
                     return essence
-        return None
+        packed_key = self._make_packed_key(body)
+        text = annotations.get(packed_key)
+        return None if text is None else _unpack_essence(text, body, f"the annotation {packed_key!r}")
 
     def matches(self, *, body: bodies.Body, essence: bodies.BodyEssence) -> bool:
         annotations = conventions.get_annotations(body)
@@ -155,9 +166,32 @@ class AnnotationsDiffBaseStorage(conventions.StorageKeyFormingConvention, DiffBa
 
     def store(self, *, body: bodies.Body, patch: patches.Patch, essence: bodies.BodyEssence) -> None:
         text = conventions.dump_json(essence) + '\n'  # the newline is for kubectl: better readable in YAML
-        for full_key in self.make_keys(self.key, body=body):
-            dicts.ensure(patch, ('metadata', 'annotations', full_key), text)
+        full_keys, packed_key = self.make_keys(self.key, body=body), self._make_packed_key(body)
+        annotations = conventions.get_annotations(body)
+        changes = conventions.get_annotations(patch)
+        room = conventions.MAX_ANNOTATIONS_SIZE - _RESERVE - conventions.measure_annotations(
+            {**annotations, **changes, **dict.fromkeys(full_keys), packed_key: None})
+        values: dict[str, str | None] = dict.fromkeys(full_keys, text)
+        if sum(len(full_key) + len(text) for full_key in full_keys) > room:
+            values = dict.fromkeys(full_keys) | {packed_key: self._pack(text, essence, room - len(packed_key), body)}
+        elif packed_key in annotations:
+            values[packed_key] = None
+        for full_key, value in values.items():
+            if value is not None or full_key in annotations:
+                dicts.ensure(patch, ('metadata', 'annotations', full_key), value)
         self._store_marker(prefix=self.prefix, patch=patch, body=body)
+
+    def _make_packed_key(self, body: bodies.Body) -> str:
+        return self.make_v2_key(self.mark_key(f'{self.key}-packed', body=body))
+
+    def _pack(self, text: str, essence: bodies.BodyEssence, room: int, body: bodies.Body) -> str:
+        packed = digests.pack(text)
+        if len(packed) <= room:
+            _warn_of_size(conventions.describe_object(body), "it is stored compressed")
+            return packed
+        _warn_of_size(conventions.describe_object(body),
+                      "digests are stored in place of its long values, and handlers will see them as old values")
+        return digests.shorten(essence, room, body)
 
 
 class StatusDiffBaseStorage(DiffBaseStorage):
@@ -257,6 +291,26 @@ def _with(tree: Mapping[str, Any], path: dicts.FieldPath, value: Any) -> dict[st
     if rest:
         value = _with(child if isinstance(child, Mapping) else {}, tuple(rest), value)
     return {**tree, key: value}
+
+
+def _unpack_essence(text: Any, body: bodies.Body, where: str) -> bodies.BodyEssence | None:
+    if isinstance(text, str) and text.startswith('{'):
+        essence = _parse_essence(text, body, where)
+        return None if essence is None else cast(bodies.BodyEssence, digests.DigestedEssence(essence))
+    try:
+        return _parse_essence(digests.unpack(text), body, where)
+    except (ValueError, TypeError) as e:
+        conventions.warn_of_broken(body, where, str(e))
+        return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _warn_of_size(who: str, what: str) -> None:
+    logger.warning(
+        f"The last-handled configuration of {who} does not fit into its annotations, which are limited "
+        f"to {conventions.MAX_ANNOTATIONS_SIZE} bytes together: {what}. To store it in full, "
+        f"use another settings.persistence.diffbase_storage, e.g. kopf.StatusDiffBaseStorage; "
+        f"or leave fields out by its ignored_fields=.")
 
 
 def _parse_essence(text: Any, body: bodies.Body, where: str) -> bodies.BodyEssence | None:

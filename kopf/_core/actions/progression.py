@@ -22,6 +22,9 @@ from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.execution import Handler, Outcome
 
+MAX_MESSAGE = 4096
+"""How much of an error is stored: annotations are limited to 256 KiB altogether (characters)."""
+
 HandlerT = TypeVar('HandlerT', bound=Handler)
 
 
@@ -97,7 +100,7 @@ class HandlerState(NamedTuple):
             'retries': self.retries,
             'success': self.success,
             'failure': self.failure,
-            'message': self.message,
+            'message': _shorten(self.message),
             'subrefs': list(self.subrefs) or None,
         }
         if self.waits:
@@ -221,6 +224,12 @@ class State(Mapping[HandlerId, HandlerState]):
     def _set(self, key: HandlerId, state: HandlerState) -> None:
         self._states[key] = state
         self._dirty.add(key)
+
+
+def _shorten(message: str | None) -> str | None:
+    if message is None or len(message) <= MAX_MESSAGE:
+        return message
+    return f'{message[:MAX_MESSAGE // 2]}...{message[3 - MAX_MESSAGE // 2:]}'
 
 
 def parse_time(text: str | None) -> datetime.datetime | None:

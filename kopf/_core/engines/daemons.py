@@ -12,6 +12,7 @@ import math
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from kopf._cogs.aiokits.delays import Delays
 from kopf._cogs.aiokits.waiters import AsyncFlagWaiter, ReasonedFlag, SyncFlagWaiter
 from kopf._cogs.clients.errors import APIConnectionError, APIServerError, APITooManyRequestsError
 from kopf._cogs.structs.credentials import LoginError
@@ -160,8 +161,7 @@ class Daemon:
     async def _send(self, patch: Patch) -> None:
         """Apply the patch; if the API does not work, try again until it does, or until the daemon is to stop."""
         logger = self.owner.logger
-        delays = iter(self.owner.spawner.settings.queueing.error_delays)
-        delay = 0.0
+        delays = Delays(self.owner.spawner.settings.queueing.error_delays)
         self._sending = True
         try:
             while True:
@@ -173,7 +173,7 @@ class Daemon:
                     if not isinstance(error, _PASSING_ERRORS) or self.stopper.is_set():
                         logger.exception("The patch of %s is lost: %r: %r", self.handler, patch, error)
                         return None
-                    delay = next(delays, delay)
+                    delay = delays.next()
                     logger.error("The patch of %s can't be applied; trying again in %s seconds: %r",
                                  self.handler, delay, error)
                 await self.stopper.wait(delay)

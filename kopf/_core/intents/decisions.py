@@ -17,6 +17,7 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from kopf._cogs.configs import digests
 from kopf._cogs.configs.configuration import PersistenceSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence
 from kopf._cogs.structs.diffs import EMPTY, Diff, diff
@@ -38,6 +39,7 @@ TITLES = {
 
 
 _STORING = (Reason.CREATE, Reason.UPDATE, Reason.DELETE)
+_SECRET_FIELDS = ('data', 'stringData')
 
 
 class MakeCause(Protocol):
@@ -91,13 +93,16 @@ class Decision:
 class Decider:
     """Decides for all the objects of one resource."""
 
-    __slots__ = ('_held_if_settled', 'diffbase', 'finalizer', 'progress', 'table')
+    __slots__ = ('_concealing', '_held_if_settled', '_revealing', 'diffbase', 'finalizer', 'progress', 'table')
 
     def __init__(self, table: HandlerTable, persistence: PersistenceSettings) -> None:
         self.table = table
         self.finalizer = persistence.finalizer
         self.progress = persistence.progress_storage
         self.diffbase = persistence.diffbase_storage
+        resource = table.resource
+        self._revealing = resource.group == '' and resource.plural == 'secrets'
+        self._concealing = self._revealing and not persistence.store_secrets
         # Whether objects at rest have our finalizer; None if it depends on the object.
         self._held_if_settled: bool | None = False if not table.finalizing else None
         if any(filters.is_unconditional(handler) for handler in table.finalizing):
@@ -105,6 +110,17 @@ class Decider:
 
     def essence_of(self, body: Body) -> BodyEssence:
         return self.progress.clear(essence=self.diffbase.build(body=body, extra_fields=self.table.extra_fields))
+
+    def _fetch_last(self, body: Body, essence: BodyEssence) -> BodyEssence | None:
+        last = self.diffbase.fetch(body=body)
+        if last is not None and (self._revealing or isinstance(last, digests.DigestedEssence)):
+            return digests.reveal(last, essence, body)
+        return last
+
+    def _store_last(self, body: Body, essence: BodyEssence, patch: Patch) -> None:
+        if self._concealing:
+            essence = digests.conceal(essence, _SECRET_FIELDS, body)
+        self.diffbase.store(body=body, patch=patch, essence=essence)
 
     def decide(
             self, body: Body, cycle: Cycle | None, make_cause: MakeCause, *,
@@ -120,7 +136,7 @@ class Decider:
         deleting = metadata.get('deletionTimestamp') is not None
         held = self.finalizer in (metadata.get('finalizers') or ())
         essence = self.essence_of(body)
-        last = self.diffbase.fetch(body=body)
+        last = self._fetch_last(body, essence)
 
         reason, changes = self._detect(body, cycle, essence, last, deleting=deleting, held=held, initial=initial)
         cause = make_cause(
@@ -159,8 +175,9 @@ class Decider:
             return False
         if not self.table.changing:
             return True
-        last = self.diffbase.fetch(body=body)
-        return last is not None and last == self.essence_of(body) and not any(
+        essence = self.essence_of(body)
+        last = self._fetch_last(body, essence)
+        return last is not None and last == essence and not any(
             self.progress.fetch(key=key, body=body) is not None for key in self.table.changing_ids)
 
     def _detect(
@@ -262,12 +279,12 @@ class Decider:
         if done:
             cycle.state.purge(storage=self.progress, body=body, patch=patch)
             if decision.relevant and reason in _STORING and decision.final_essence != decision.last:
-                self.diffbase.store(body=body, patch=patch, essence=decision.final_essence)
+                self._store_last(body, decision.final_essence, patch)
             return
         self._move_along(decision, patch)
-        if cycle.edited and cycle.base != decision.last:
-            self.diffbase.store(body=body, patch=patch, essence=cycle.base)
         cycle.state.store(storage=self.progress, body=body, patch=patch)
+        if cycle.edited and cycle.base != decision.last:
+            self._store_last(body, cycle.base, patch)
 
     def _move_along(self, decision: Decision, patch: Patch) -> None:
         """Let all the handlers count as having seen what the patch changes."""
@@ -305,7 +322,7 @@ class Decider:
         actual = self.essence_of(body)
         if actual == cycle.known:
             return
-        if all(_is_touched(item.field, patch) for item in diff(cycle.known, actual)):
+        if not is_edited(cycle.known, actual, patch):
             if cycle.base == cycle.known:
                 cycle.base = actual
             cycle.known = actual
@@ -313,6 +330,11 @@ class Decider:
 
 def _is_for_updates(handler: ChangingHandler) -> bool:
     return not handler.initial and handler.reason in (None, Reason.UPDATE)
+
+
+def is_edited(old: BodyEssence, new: BodyEssence, patch: Mapping[str, Any]) -> bool:
+    """Tell whether there are differences that the patch does not explain."""
+    return not all(_is_touched(item.field, patch) for item in diff(old, new))
 
 
 def _is_touched(field: tuple[str, ...], patch: Mapping[str, Any]) -> bool:

@@ -5,7 +5,7 @@ There is one slotted record an object, and it is all that is kept of an object a
 Everything else (the body, the progress of a change, a worker, a timer, a memo) is only there while it is needed.
 """
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kopf._cogs.structs.bodies import RawBody, RawEvent
@@ -14,21 +14,9 @@ from kopf._cogs.structs.patches import Patch
 if TYPE_CHECKING:
     from kopf._core.intents.decisions import Cycle
     from kopf._core.reactor.intake import IndexingState
+    from kopf._core.reactor.throttling import Throttle
 
 _UNSET: Any = object()
-
-
-class Delays:
-    """Delays one after another; when they are over, the last one is repeated."""
-
-    __slots__ = ('_delays', '_last')
-
-    def __init__(self, delays: Iterable[float]) -> None:
-        self._delays, self._last = iter(delays), 0.0
-
-    def next(self) -> float:
-        self._last = next(self._delays, self._last)
-        return self._last
 
 
 class ObjectRecord:
@@ -61,9 +49,10 @@ class ObjectRecord:
         self.employed = False
         """It has a worker, or waits for one."""
         self.wakeup: asyncio.TimerHandle | None = None
-        self.throttle: Delays | None = None
-        """The delays to come while the framework fails to handle the object."""
+        self.throttle: Throttle | None = None
+        """What is known of the failures while the framework fails to handle the object."""
         self.throttled = False
+        """It is left alone until its next attempt."""
 
         self.cycle: Cycle | None = None
         """The change that is being handled."""

@@ -31,9 +31,10 @@ from kopf._core.engines.spawning import Spawner
 from kopf._core.engines.stoppers import DaemonStoppingReason
 from kopf._core.intents import filters
 from kopf._core.intents.causes import ChangingCause, Reason, WatchingCause
-from kopf._core.intents.decisions import TITLES, Decider, Decision, deliver_results
+from kopf._core.intents.decisions import TITLES, Decider, Decision, deliver_results, is_edited
 from kopf._core.intents.registries import HandlerTable
-from kopf._core.reactor.inventory import Delays, ObjectRecord
+from kopf._core.reactor.inventory import ObjectRecord
+from kopf._core.reactor.throttling import Throttle, explain_refusal, is_fault_of, is_refusal
 from kopf._core.reactor.watches import ResourceWatch
 from kopf._core.reactor.workforce import Workforce
 
@@ -86,6 +87,8 @@ class Processor:
         record.pending = event
         if not record.throttled:
             self._workforce.start(self, record, urgent=listed_since is None)
+        elif self._is_worth_retrying(record, event):
+            self._hasten(record)
 
     def listed(self, watch: ResourceWatch) -> None:
         """All the objects of the watch have been received once."""
@@ -435,12 +438,50 @@ class Processor:
     def _throttle(self, record: ObjectRecord, error: Exception) -> None:
         """Leave the object alone for a while: the framework, or the API, can't handle it now."""
         if record.throttle is None:
-            record.throttle = Delays(self._settings.queueing.error_delays)
-        delay = record.throttle.next()
-        self._get_logger(record).exception("Throttling for %s seconds due to an unexpected error: %r", delay, error)
+            record.throttle = Throttle(self._settings.queueing.error_delays)
+        delay, is_new = record.throttle.fail(error)
+        log = self._get_logger(record)
+        refused = is_refusal(error)
+        log.error("Throttling for %s seconds due to an unexpected error: %r", delay, error,
+                  exc_info=error if is_new and not refused else None)
+        if refused:
+            self._note_refusal(record, record.throttle, error)
+            if is_new:
+                log.error("%s", explain_refusal(error, is_users_fault=record.throttle.is_users_fault))
         record.cancel_wakeup()
         record.throttled = True
         record.wakeup = asyncio.get_running_loop().call_later(delay, self._wake, record)
+
+    def _note_refusal(self, record: ObjectRecord, throttle: Throttle, error: Exception) -> None:
+        wanted = record.unsent if record.unsent is not None else Patch()
+        throttle.refused, throttle.is_users_fault = wanted, is_fault_of(wanted, error)
+        if record.body is not None:
+            throttle.essence = self._decider.essence_of(Body(record.body))
+
+    def _is_worth_retrying(self, record: ObjectRecord, event: RawEvent) -> bool:
+        """Tell if the object has changed so that it can be handled now, though it could not before."""
+        throttle = record.throttle
+        if throttle is None or throttle.hastened:
+            return False
+        if is_deleted(event):
+            known = record.body is not None and is_deleted({'type': None, 'object': record.body})
+            return event['type'] == 'DELETED' or not known
+        if throttle.refused is None or throttle.essence is None or self._is_stale(record, event):
+            return False
+        essence = self._decider.essence_of(Body(event['object']))
+        return is_edited(throttle.essence, essence, throttle.refused)
+
+    def _hasten(self, record: ObjectRecord) -> None:
+        """Try again soon, without waiting for the whole delay."""
+        throttle = cast(Throttle, record.throttle)
+        throttle.hastened = True
+        if throttle.is_users_fault and record.unsent is not None:
+            self._get_logger(record).info(
+                "The object has changed: what was refused is given up, and its handlers are run again: %r",
+                record.unsent)
+            record.unsent = record.cycle = None
+        record.cancel_wakeup()
+        record.wakeup = asyncio.get_running_loop().call_later(throttle.get_pause(), self._wake, record)
 
     def _get_logger(self, record: ObjectRecord) -> Any:
         raw = record.body if record.body is not None else {

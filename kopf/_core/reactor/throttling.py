@@ -1,0 +1,102 @@
+"""
+Leaving an object alone for a while, when the framework or the API can't handle it now: the others are not concerned.
+
+Some refusals of the API are for good, until something changes: then, a change of the object is a reason to try soon,
+and what was refused is explained once, with what can be done about it.
+Specified in the documentation's "Throttling of unexpected errors".
+"""
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kopf._cogs.aiokits.delays import Delays
+from kopf._cogs.clients.errors import (
+    APIClientError,
+    APIConflictError,
+    APIForbiddenError,
+    APINotFoundError,
+    APIPayloadTooLargeError,
+    APITooManyRequestsError,
+    APIUnauthorizedError,
+)
+from kopf._cogs.structs.bodies import BodyEssence
+from kopf._cogs.structs.patches import Patch
+
+RECOVERY_PAUSE = 1.0
+"""How soon after a failure it is tried again because of a change, however often the object changes (in seconds)."""
+
+_PASSING = (APIUnauthorizedError, APINotFoundError, APIConflictError, APITooManyRequestsError)
+
+
+class Throttle:
+    """What is known of the failures of an object, from the first one to the next success."""
+
+    __slots__ = ('_delays', '_failed_at', '_known', 'essence', 'hastened', 'is_users_fault', 'refused')
+
+    def __init__(self, delays: Iterable[float]) -> None:
+        self._delays = Delays(delays)
+        self._known = ''
+        self._failed_at = 0.0
+        self.hastened = False
+        """It is about to be tried again because of a change."""
+        self.refused: Patch | None = None
+        """What the API has refused for good, if that is the failure."""
+        self.essence: BodyEssence | None = None
+        """What the object was then."""
+        self.is_users_fault = False
+        """Whether that is of what the handlers have wanted, not of what the framework stores."""
+
+    def fail(self, error: Exception) -> tuple[float, bool]:
+        """Take one more failure; give the delay until the next attempt, and tell if the error is a new one."""
+        self._failed_at, self.hastened, self.refused = time.monotonic(), False, None
+        is_known, self._known = self._known == repr(error), repr(error)
+        return self._delays.next(), not is_known
+
+    def get_pause(self) -> float:
+        """For how long (in seconds) not to try again even if the object changes."""
+        return max(0.0, self._failed_at + RECOVERY_PAUSE - time.monotonic())
+
+
+def is_refusal(error: Exception) -> bool:
+    """Tell if the same request would be refused again and again."""
+    return isinstance(error, APIClientError) and not isinstance(error, _PASSING)
+
+
+def is_fault_of(wanted: Patch, error: Exception) -> bool:
+    """Tell if what the handlers have wanted is refused, or at least can be; otherwise, it is what goes with it."""
+    assert isinstance(error, APIClientError)
+    if not wanted:
+        return False
+    if isinstance(error, APIForbiddenError):
+        return 'admission' in (error.message or '') or 'denied' in (error.message or '')
+    fields = [str(cause.get('field') or '') for cause in _iter_causes(error)]
+    is_about_metadata = bool(fields) and all(
+        field.startswith(('metadata.annotations', 'metadata.finalizers')) for field in fields)
+    return not is_about_metadata or bool(wanted.get('metadata')) or bool(wanted.fns)
+
+
+def explain_refusal(error: Exception, *, is_users_fault: bool) -> str:
+    """Say what is refused, and what can be done about it."""
+    assert isinstance(error, APIClientError)
+    causes = list(_iter_causes(error))
+    what = '; '.join(f"{cause.get('field') or 'the object'}: {cause.get('message') or cause.get('reason')}"
+                     for cause in causes) or error.message
+    if isinstance(error, APIForbiddenError) and not is_users_fault:
+        remedy = "Grant the verb patch for the resource and for its status to the operator's account"
+    elif isinstance(error, APIPayloadTooLargeError):
+        remedy = "Store less in the object: results of handlers, status, annotations"
+    elif any('TooLong' in str(cause.get('reason')) and cause.get('field') == 'metadata.annotations'
+             for cause in causes):
+        remedy = ("Remove some of its annotations, or store the state of handling elsewhere: "
+                  "settings.persistence.progress_storage, settings.persistence.diffbase_storage")
+    elif is_users_fault:
+        remedy = "Fix what the handlers put there, or the schema or the policies of the resource"
+    else:
+        remedy = "Fix the schema or the policies of the resource so that its annotations and finalizers can be changed"
+    return (f"The API refuses to patch the object: {what}. {remedy}. It will be tried again less and less often, "
+            f"and as soon as the object changes; other objects are not affected.")
+
+
+def _iter_causes(error: APIClientError) -> Iterable[Mapping[str, Any]]:
+    causes = error.details.get('causes')
+    return [cause for cause in causes if isinstance(cause, Mapping)] if isinstance(causes, list) else []
