@@ -8,7 +8,9 @@ is what makes "no update is lost" and "nothing runs twice" true.
 Edits by others in the middle of a cycle:
 
 - of an update: handlers that had finished and would match the edit are due again; those that run later see it anyway;
-- of a creation: an update follows, from the state that the first finished handler has seen.
+- of a creation: an update follows, from the state that the first finished handler has seen. If the operator was not
+  running then, and the creation was put off for long, the update is from nothing, as that state is not known. Only
+  between handlers that follow each other soon, such an edit is not noticed: the records there are as they always were.
 
 What our own patches change counts as seen by all.
 """
@@ -37,6 +39,9 @@ TITLES = {
     Reason.RESUME: 'Resuming',
 }
 
+
+LONG_DELAY = 5.0
+"""How far from each other creation handlers must be for what they see to be stored between them (in seconds)."""
 
 _STORING = (Reason.CREATE, Reason.UPDATE, Reason.DELETE)
 _SECRET_FIELDS = ('data', 'stringData')
@@ -93,7 +98,8 @@ class Decision:
 class Decider:
     """Decides for all the objects of one resource."""
 
-    __slots__ = ('_concealing', '_held_if_settled', '_revealing', 'diffbase', 'finalizer', 'progress', 'table')
+    __slots__ = (
+        '_concealing', '_held_if_settled', '_revealing', '_updating', 'diffbase', 'finalizer', 'progress', 'table')
 
     def __init__(self, table: HandlerTable, persistence: PersistenceSettings) -> None:
         self.table = table
@@ -103,6 +109,8 @@ class Decider:
         resource = table.resource
         self._revealing = resource.group == '' and resource.plural == 'secrets'
         self._concealing = self._revealing and not persistence.store_secrets
+        # Whether there is anybody to tell of an edit in the middle of a creation.
+        self._updating = any(map(_is_for_updates, table.changing))
         # Whether objects at rest have our finalizer; None if it depends on the object.
         self._held_if_settled: bool | None = False if not table.finalizing else None
         if any(filters.is_unconditional(handler) for handler in table.finalizing):
@@ -223,13 +231,14 @@ class Decider:
                    keep=self.table.only_resuming_ids)
         base = last if last is not None and cause.reason is Reason.CREATE else essence
         cycle = Cycle(state=state, known=essence, base=base)
+        digest = digest_essence(essence) if any(record.digest is not None for record in state.values()) else None
+        outdated = [key for key, record in state.items() if record.digest not in (None, digest)]
         if purpose is Reason.UPDATE:
-            digest = ''
-            for key, record in state.items():
-                if record.digest is not None:
-                    digest = digest or digest_essence(essence)
-                    if record.digest != digest:
-                        (cycle.missed if record.finished else cycle.revived)[key] = None
+            for key in outdated:
+                (cycle.missed if state[key].finished else cycle.revived)[key] = None
+        elif purpose is Reason.CREATE and outdated and last is None:
+            # It was edited while nobody was there to remember what it was before. All of it counts as changed then.
+            cycle.base, cycle.edited = BodyEssence(), True
         return cycle
 
     def _notice_edit(self, cycle: Cycle, essence: BodyEssence) -> None:
@@ -294,10 +303,19 @@ class Decider:
             same = cycle.base == essence
             cycle.base = moved if same else self._predict_essence(cycle.base, patch)
         cycle.known = moved
-        if cycle.state.purpose == Reason.UPDATE:
+        if cycle.state.purpose == Reason.UPDATE or self._is_creation_put_off(cycle):
             finished = [key for key, record in cycle.state.items() if record.finished and key not in cycle.missed]
             if finished:
                 cycle.state.see(finished, digest_essence(moved))
+
+    def _is_creation_put_off(self, cycle: Cycle) -> bool:
+        """Tell if the operator can well be restarted before the creation goes on, and there can be edits meanwhile."""
+        if cycle.state.purpose != Reason.CREATE or not self._updating or cycle.edited:
+            return False
+        stopped = max((record.stopped for record in cycle.state.values() if record.stopped is not None), default=None)
+        return stopped is not None and all(
+            record.delayed is not None and (record.delayed - stopped).total_seconds() >= LONG_DELAY
+            for record in cycle.state.values() if not record.finished)
 
     def predict(self, body: Body, patch: Patch) -> BodyEssence:
         """The essence that the object has once it is patched, if nobody else changes it."""

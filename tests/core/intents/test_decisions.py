@@ -384,3 +384,30 @@ def test_a_function_of_all_reasons_runs_for_each():
     sim.delete()
     sim.settle()
     assert [(id, reason) for id, reason, *_ in sim.runs] == [('same', 'create'), ('same', 'delete')]
+
+
+def test_an_edit_in_a_downtime_while_a_creation_is_put_off_becomes_an_update_too():
+    sim = Simulation(
+        make_handler('create1', reason=Reason.CREATE), make_handler('create2', reason=Reason.CREATE),
+        make_handler('update', reason=Reason.UPDATE, needs_change=True))
+    sim.step()
+    sim.step(OUTCOMES['retry'])
+    sim.restart()
+    sim.edit(a=1)
+    sim.step()
+    sim.restart()
+    sim.settle()
+    assert [(id, reason, spec['a']) for id, reason, spec, success in sim.runs if success] == [
+        ('create1', 'create', 0), ('create2', 'create', 1), ('update', 'update', 1)]
+    assert sim.last_handled['spec'] == {'a': 1, 'b': 0}
+
+
+def test_a_downtime_without_edits_while_a_creation_is_put_off_is_no_reason_for_an_update():
+    sim = Simulation(
+        make_handler('create1', reason=Reason.CREATE), make_handler('create2', reason=Reason.CREATE),
+        make_handler('update', reason=Reason.UPDATE, needs_change=True))
+    sim.step(own_patch={'spec': {'c': 5}})
+    sim.step(OUTCOMES['retry'], own_patch={'spec': {'c': 6}})
+    sim.restart()
+    sim.settle()
+    assert [id for id, _, _, success in sim.runs if success] == ['create1', 'create2']
