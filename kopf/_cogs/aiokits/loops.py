@@ -49,6 +49,23 @@ async def _finish(timeout: float) -> None:
             await asyncio.get_running_loop().shutdown_asyncgens()
 
 
+async def end(tasks: Tasks, *, timeout: float | None, what: str) -> None:
+    """
+    Cancel the tasks, and return when they have ended; but those that do not, are named and left.
+
+    :param timeout: for how long (in seconds) to wait for them after they are cancelled; `None` is forever.
+    :param what: how logs call those that are left.
+    """
+    for task in tasks:
+        task.cancel()
+    if not tasks:
+        return
+    _, hung = await asyncio.wait(tasks, timeout=timeout)
+    if hung:
+        logger.warning("%s ignore their cancellation, and are left: %s.", what, ', '.join(sorted(map(_describe, hung))))
+        abandon(hung)
+
+
 def abandon(tasks: Tasks) -> None:
     """Let the tasks be what they are until the end of the process, without any more complaints about them."""
     for task in tasks:

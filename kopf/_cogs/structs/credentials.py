@@ -17,6 +17,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, NewType, TypeAlias
 
+from kopf._cogs.aiokits.loops import end
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs import ids
 
@@ -28,6 +29,9 @@ AnyPath: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 # How many bad credentials a login handler is remembered for. It is only a guard against endless
 # loops: who rotates through more tokens than this, is rather rotating than looping.
 _REMEMBERED = 100
+
+# For how long the login handlers may take to end when they are cancelled (seconds).
+_EXIT_TIMEOUT = 2.0
 
 
 class LoginError(ExplainedError):
@@ -234,12 +238,15 @@ class Vault:
             raise e from exc
 
     async def close(self) -> None:
-        """Stop the login if it is going on, and start no other one until `authenticate` is set again."""
+        """
+        Stop the login if it is going on, and start no other one until `authenticate` is set again.
+
+        Login handlers that do not stop in time are named in the logs and left.
+        """
         self.authenticate = None
         task = self._login
         if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+            await end([task], timeout=_EXIT_TIMEOUT, what="The login handlers")
 
     async def _renew(self) -> None:
         if self._login is None:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from kopf._cogs.aiokits.loops import end
 from kopf._cogs.structs import bodies
 from kopf._core.actions import loggers
 
@@ -114,9 +115,7 @@ class Poster:
             if self._tasks:
                 left = len(self._tasks) + sum(map(len, self._queues.values()))
                 logger.warning("Exiting without posting %d event(s): the API does not take them in time.", left)
-                for task in self._tasks:
-                    task.cancel()
-                await asyncio.wait(self._tasks)
+                await end(list(self._tasks), timeout=_EXIT_TIMEOUT, what="The posting of events")
 
     @property
     def settings(self) -> 'configuration.OperatorSettings':

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import orjson
 
+from kopf._cogs.aiokits.loops import end
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.ids import HandlerId
 from kopf._core.actions.execution import Execution, Outcome, execute_handler_once, running, utcnow
@@ -35,6 +36,9 @@ logger = logging.getLogger(__name__)
 READINESS_PATH = '/readyz'
 BEAT = 1.0
 """How often the operator's loop shows that it is alive (in seconds)."""
+
+EXIT_TIMEOUT = 2.0
+"""For how long the probes may take to end when they are cancelled (in seconds)."""
 
 
 class EndpointError(ValueError):
@@ -124,8 +128,7 @@ class Probes:
     async def close(self) -> None:
         """Stop the handlers that still run."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+            await end({self._task}, timeout=EXIT_TIMEOUT, what="The probes")
 
 
 class ProbeServer:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
+from kopf._cogs.aiokits.loops import end
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.explanations import ExplainedError
@@ -22,6 +23,9 @@ from kopf._core.intents.registries import OperatorRegistry
 from kopf._core.reactor.observation import Complaints, resolve_webhooks
 
 logger = logging.getLogger(__name__)
+
+EXIT_TIMEOUT = 10.0
+"""For how long the webhook server may take to end when it is cancelled (in seconds)."""
 
 
 class ServerMissingError(ExplainedError):
@@ -82,9 +86,7 @@ class Admission:
         finally:
             if self._configurations is not None and await self._is_last():
                 await self._configurations.clean_up()
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            await end(tasks, timeout=EXIT_TIMEOUT, what="The webhook server and its configurations")
 
     async def _is_last(self) -> bool:
         """Tell whether no other replica of the operator answers the API at the same address."""

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any
 
+from kopf._cogs.aiokits.loops import end
 from kopf._cogs.clients.errors import APIError
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, RawEvent
@@ -30,6 +31,9 @@ logger = logging.getLogger(__name__)
 
 REMINDER_INTERVAL = 30.0
 """How often the logs tell what the handlers wait for (in seconds)."""
+
+EXIT_TIMEOUT = 2.0
+"""For how long the indexing functions may take to end when they are cancelled (in seconds)."""
 
 MAX_REFUSALS = 2
 """How many times the API can refuse to list a resource before nobody waits for it any more."""
@@ -96,14 +100,11 @@ class Indexation:
                 listener()
 
     async def close(self) -> None:
-        """Stop all indexing; the indices stay as they are."""
+        """Stop all indexing; the indices stay as they are. Functions that do not stop in time are named and left."""
         self._closed = True
         self._cancel_reminder()
         self.failure.cancel()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await end(list(self._tasks), timeout=EXIT_TIMEOUT, what="The functions of indices")
 
     def _remind_later(self) -> None:
         self._reminder = asyncio.get_running_loop().call_later(REMINDER_INTERVAL, self._remind)

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
 from kopf._cogs.aiokits.flags import Flag, raise_flag, wait_flag
+from kopf._cogs.aiokits.loops import end
 from kopf._cogs.clients import errors, logins
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.clients.discovery import discover
@@ -83,6 +84,9 @@ class OperatorOptions:
     command: Command | None = None
 
 
+STARTUP_PATIENCE = 2.0
+"""For how long startup handlers may take to end when the operator is stopped (in seconds)."""
+
 SETTLING_DELAYS = (0.2, 0.5, 1, 2, 5, 10, 20, 30)
 """How soon to look again while the API server is known to serve something else than it tells (in seconds)."""
 
@@ -123,7 +127,7 @@ class Operator:
         logger.debug("Starting Kopf %s.", version)
         flag = asyncio.create_task(self._wait_for_flag(), name='stop-flag')
         try:
-            if await self._unless_stopped(self._start_up(), flag):
+            if await self._unless_stopped(self._start_up(), flag, patience=STARTUP_PATIENCE):
                 try:
                     await self._unless_stopped(self._serve(), flag)
                 finally:
@@ -140,17 +144,21 @@ class Operator:
             logger.info("Stop-flag is raised. Operator is stopping.")
             self.stop()
 
-    async def _unless_stopped(self, coro: Coroutine[None, None, None], flag: asyncio.Task[None]) -> bool:
-        """Run the coroutine until it ends or the operator is stopped; tell if it has ended by itself."""
+    async def _unless_stopped(
+            self, coro: Coroutine[None, None, None], flag: asyncio.Task[None], *, patience: float | None = None,
+    ) -> bool:
+        """
+        Run the coroutine until it ends or the operator is stopped; tell if it has ended by itself.
+
+        When it is stopped, it has as much time as it takes, or only so many seconds as there is ``patience``.
+        """
         task = asyncio.create_task(coro)
         stopping = asyncio.create_task(self._stopping.wait(), name='stopping')
         try:
             await asyncio.wait({task, stopping, flag}, return_when=asyncio.FIRST_COMPLETED)
             finished = task.done()
         finally:
-            for other in (task, stopping):
-                other.cancel()
-            await asyncio.wait({task, stopping})
+            await end({task, stopping}, timeout=patience, what="The startup handlers")
         for ended in (task, flag):
             if ended.done() and not ended.cancelled() and (error := ended.exception()) is not None:
                 raise unwrap_error(error)
