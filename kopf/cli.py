@@ -23,7 +23,7 @@ from kopf._cogs.helpers import loaders, versions
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs import credentials
 from kopf._core.actions import loggers
-from kopf._core.intents import registries
+from kopf._core.intents import causes, registries
 from kopf._core.reactor import running
 
 if TYPE_CHECKING:
@@ -237,6 +237,8 @@ def run(
     registries.set_default_registry(registry)
     with _credentials(controls, sandbox=sandbox, crds=crds, loads=loads) as vault:
         loaders.preload(paths=paths, modules=modules)
+        if sandbox and registry.activities.get_handlers(causes.Activity.AUTHENTICATION):
+            logger.info("The login handlers are not called: the sandbox has brought its own credentials.")
         with _event_loop(controls) as loop:
             running.run(
                 loop=loop,

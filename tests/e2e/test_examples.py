@@ -120,3 +120,42 @@ def test_handlers(run_operator, obj):
     assert_ends_well(second)
     assert "Created" not in second.output
     assert second.output.count("Resumed") == 1
+
+
+def test_all_at_once_goes_on_after_a_restart(run_operator, obj, kubeapi, namespace):
+    """What the README cannot show in a sandbox, which ends with the operator."""
+    def children():
+        found = kubeapi.items("v1", "ConfigMap", namespace)
+        return {item["data"]["item"]: item["metadata"] for item in found if item["metadata"]["name"].startswith(NAME)}
+
+    def counted(number):
+        return wait(lambda: (found := obj())["status"].get("children") == number and found, f"{number} children")
+
+    path = EXAMPLES / "99-all-at-once" / "example.py"
+    first = run_operator(path)
+    found = obj.handled()
+    assert found["metadata"]["finalizers"] == ["kopf.zalando.org/KopfFinalizerMarker"]
+    assert found["status"]["prepare"] == {"attempts": 2}
+    counted(2)
+    assert all(meta["labels"]["examples.kopf.dev/parent"] == NAME for meta in children().values())
+    assert all(meta["ownerReferences"][0]["uid"] == found["metadata"]["uid"] for meta in children().values())
+    assert_ends_well(first)
+    assert "Resumed" not in first.output
+    assert "Activity 'login' succeeded." in first.output
+
+    # While nobody watches: a child is lost, and another one is wanted.
+    kubeapi.delete("v1", "ConfigMap", namespace, f"{NAME}-item1")
+    obj.change(items=["item2", "item3"])
+    second = run_operator(path)
+    obj.handled(items=["item2", "item3"])
+    second.wait_output(r"Resumed, with \d children\.")
+    second.wait_output("The child item3 is created.")
+    second.wait_output("The child item1 is removed.")
+    counted(2)
+    assert children().keys() == {"item2", "item3"}
+    obj.delete()
+    obj.gone()
+    assert_ends_well(second)
+    assert second.output.count("Resumed") == 1
+    assert "prepare" not in second.output
+    assert "The child item2" not in second.output

@@ -115,6 +115,7 @@ def test_an_operator_with_a_sandbox(tmp_path, monkeypatch, sig):
         assert operator.stop(sig)[0] == 0
     assert status == {"created": [kubeconfig, None]}
     assert "development and tests only" in operator.output
+    assert "The login handlers are not called" in operator.output
     assert "another cluster" not in operator.output
     assert "Traceback" not in operator.output
     assert not os.path.exists(kubeconfig)

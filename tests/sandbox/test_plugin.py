@@ -24,7 +24,7 @@ def test_the_example():
     done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", EXAMPLE, EXAMPLE],
                           capture_output=True, text=True, timeout=25)
     assert done.returncode == 0, done.stdout
-    assert "1 passed" in done.stdout
+    assert "4 passed in " in done.stdout
 
 
 def test_nothing_is_loaded_for_those_who_do_not_use_it(run_pytest):
