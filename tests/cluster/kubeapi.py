@@ -126,6 +126,8 @@ class KubeApi:
     def _wait_served(self, crd: Object) -> None:
         kind, group = crd["spec"]["names"]["kind"], crd["spec"]["group"]
         for version in crd["spec"]["versions"]:
+            if not version["served"]:
+                continue
             wait(functools.partial(self._is_served, f"{group}/{version['name']}", kind), f"{kind} to be served")
 
     def _is_served(self, api_version: str, kind: str) -> bool:

@@ -28,6 +28,12 @@ class SandboxPlane:
         pathlib.Path(self._folder.name, "kubeconfig-cert").write_text(json.dumps(config))
         return self
 
+    def rotate(self) -> float:
+        """Refuse all tokens, and break off all watches; the kubeconfig gets a new token. Returns when to do it next."""
+        self._sandbox.faults.expire_tokens()
+        self._sandbox.faults.drop_watches()
+        return 12.0
+
     def __exit__(self, *_: object) -> None:
         self._sandbox.__exit__(None, None, None)
         self._folder.cleanup()
