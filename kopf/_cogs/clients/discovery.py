@@ -18,6 +18,7 @@ from kopf._cogs.structs import references
 
 _T = TypeVar('_T')
 
+_ENDING_VERBS = frozenset({'delete', 'deletecollection', 'get', 'list', 'watch'})
 _ACCEPT = ','.join([
     'application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList',
     'application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList',
@@ -132,7 +133,7 @@ def _parse_legacy(data: Mapping[str, Any], group: str, version: str) -> Iterator
                 categories=frozenset(item.get('categories') or ()),
                 subresources=frozenset(subresources.get(item['name'], ())),
                 namespaced=bool(item.get('namespaced')),
-                verbs=frozenset(item.get('verbs') or ()),
+                verbs=_read_verbs(item.get('verbs')),
             )
 
 
@@ -161,8 +162,15 @@ def _parse_aggregated_version(data: Mapping[str, Any], group: str) -> Iterator[r
             categories=frozenset(item.get('categories') or ()),
             subresources=frozenset(sub['subresource'] for sub in item.get('subresources') or ()),
             namespaced=item.get('scope') == 'Namespaced',
-            verbs=frozenset(item.get('verbs') or ()),
+            verbs=_read_verbs(item.get('verbs')),
         )
+
+
+def _read_verbs(data: Iterable[str] | None) -> frozenset[str]:
+    verbs = frozenset(data or ())
+    # While a CRD is being deleted, its objects can still be patched, though discovery conceals it: this is how those
+    # of them with finalizers are let go. Otherwise, neither they nor the CRD would ever be gone.
+    return verbs | {'patch', 'update'} if verbs == _ENDING_VERBS else verbs
 
 
 def _mark_preferred(versions: Iterable[_Version]) -> Iterator[references.Resource]:

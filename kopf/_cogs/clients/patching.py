@@ -28,10 +28,12 @@ class PatchResult(NamedTuple):
         body: the object after the last change; `None` if nothing was changed, or if it is gone.
         remaining_fns: the functions were not applied since the object has changed: try again with its newer state.
         gone: the object does not exist, or there is another one under its name; there is nothing to patch any more.
+        unserved: the API does not know such a resource: it is gone or has other versions now, and nobody knows yet.
     """
     body: bodies.RawBody | None
     remaining_fns: bool = False
     gone: bool = False
+    unserved: bool = False
 
 
 async def patch_obj(
@@ -76,7 +78,11 @@ async def patch_obj(
                 logger.debug(f"Could not apply the patch in full: the object has changed. "
                              f"The functions will be applied to its newer state: {patch.fns!r}")
             return PatchResult(patching.result, remaining_fns=not done)
-    except (errors.APINotFoundError, _ReplacedError):
+    except (errors.APINotFoundError, _ReplacedError) as error:
+        if isinstance(error, errors.APINotFoundError) and error.code is None:
+            # Of a missing object, the API tells by its status; of a missing resource, its web server tells in words.
+            logger.debug("Patching is postponed: the resource is not served (any more).")
+            return PatchResult(None, unserved=True)
         logger.debug("Patching was skipped: the object does not exist anymore.")
         return PatchResult(None, gone=True)
     return PatchResult(patching.result)

@@ -373,7 +373,6 @@ def select_specific_namespaces(patterns: Iterable[NamespacePattern]) -> frozense
 
 
 EVENTS = Selector('v1', 'events')
-NAMESPACES = Selector('v1', 'namespaces')
 CRDS = Selector('apiextensions.k8s.io', 'customresourcedefinitions')
 MUTATING_WEBHOOK = Selector('admissionregistration.k8s.io', 'mutatingwebhookconfigurations')
 VALIDATING_WEBHOOK = Selector('admissionregistration.k8s.io', 'validatingwebhookconfigurations')

@@ -73,6 +73,11 @@ class Membership:
         self._reason: object = None
         self._nudge = asyncio.Event()
 
+    @property
+    def mandatory(self) -> bool:
+        """Whether to wait for the peering object as long as there is none."""
+        return self._settings.peering.mandatory
+
     # What is seen.
 
     def see(self, body: Mapping[str, Any] | None) -> None:
@@ -137,10 +142,10 @@ class Membership:
         higher = [peer for peer in alive if peer.priority > priority]
         equal = [peer for peer in alive if peer.priority == priority]
         if not self._present:
-            self._conclude(self._settings.peering.mandatory, 'absent')
+            self._conclude(self.mandatory, 'absent')
         elif self._expiry is not None and self._expiry <= now:
             self._conclude(True, 'expired')
-        elif self._expiry is None and self._settings.peering.mandatory:
+        elif self._expiry is None and self.mandatory:
             self._conclude(True, 'unannounced')
         elif higher:
             self._conclude(True, higher)
@@ -173,7 +178,7 @@ class Membership:
         self.paused, self._reason = paused, key
 
     def _describe_absence(self) -> str:
-        return "pausing until it is there" if self._settings.peering.mandatory else "running in the standalone mode"
+        return "pausing until it is there" if self.mandatory else "running in the standalone mode"
 
     # What is done.
 

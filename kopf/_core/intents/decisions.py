@@ -40,9 +40,6 @@ TITLES = {
 }
 
 
-LONG_DELAY = 5.0
-"""How far from each other creation handlers must be for what they see to be stored between them (in seconds)."""
-
 _STORING = (Reason.CREATE, Reason.UPDATE, Reason.DELETE)
 _SECRET_FIELDS = ('data', 'stringData')
 
@@ -303,19 +300,14 @@ class Decider:
             same = cycle.base == essence
             cycle.base = moved if same else self._predict_essence(cycle.base, patch)
         cycle.known = moved
-        if cycle.state.purpose == Reason.UPDATE or self._is_creation_put_off(cycle):
+        if cycle.state.purpose == Reason.UPDATE or self._can_miss_edits(cycle):
             finished = [key for key, record in cycle.state.items() if record.finished and key not in cycle.missed]
             if finished:
                 cycle.state.see(finished, digest_essence(moved))
 
-    def _is_creation_put_off(self, cycle: Cycle) -> bool:
-        """Tell if the operator can well be restarted before the creation goes on, and there can be edits meanwhile."""
-        if cycle.state.purpose != Reason.CREATE or not self._updating or cycle.edited:
-            return False
-        stopped = max((record.stopped for record in cycle.state.values() if record.stopped is not None), default=None)
-        return stopped is not None and all(
-            record.delayed is not None and (record.delayed - stopped).total_seconds() >= LONG_DELAY
-            for record in cycle.state.values() if not record.finished)
+    def _can_miss_edits(self, cycle: Cycle) -> bool:
+        """Tell if edits matter to a creation: another operator can go on with it at any time, with no idea of them."""
+        return cycle.state.purpose == Reason.CREATE and self._updating and not cycle.edited
 
     def predict(self, body: Body, patch: Patch) -> BodyEssence:
         """The essence that the object has once it is patched, if nobody else changes it."""

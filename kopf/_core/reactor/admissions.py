@@ -60,6 +60,8 @@ class Admission:
         self._configurations = Configurations(client, managed) if managed else None
         self._complaints = Complaints()
         self._discovered = asyncio.Event()
+        self.listening = False
+        """Whether the server has told where it is."""
 
     def rediscover(self, resources: Collection[Resource]) -> frozenset[Selector]:
         """Serve the handlers for those of the resources that they are for; give the selectors that have none."""
@@ -110,6 +112,7 @@ class Admission:
             if hasattr(configs, 'aclose'):
                 await stack.enter_async_context(contextlib.aclosing(configs))
             async for client_config in configs:
+                self.listening = True
                 if self._configurations is not None:
                     self._configurations.connect(client_config)
         raise ServerEndedError("The webhook server has ended unexpectedly.")

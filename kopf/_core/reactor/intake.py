@@ -144,7 +144,7 @@ class IndexingState:
             self.timer = None
 
 
-class Intake:
+class Intake(EventSink):
     """Indexes the objects of one watch, and passes their events on."""
 
     def __init__(
@@ -182,13 +182,13 @@ class Intake:
         self._stop_waiting()
         self._sink.listed(watch)
 
-    def refused(self, watch: ResourceWatch, error: APIError) -> None:
+    def refused(self, watch: ResourceWatch, error: APIError) -> bool:
         self._refusals += 1
         if self._refusals == MAX_REFUSALS and self._counting:
             logger.error("The handlers do not wait for %s any more, as it cannot be listed. "
                          "Its objects are absent from the indices until it can be: %s", watch, error)
             self._stop_waiting()
-        self._sink.refused(watch, error)
+        return self._sink.refused(watch, error)
 
     def paused(self, watch: ResourceWatch) -> None:
         self._stop_waiting()

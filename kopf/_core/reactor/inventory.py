@@ -73,6 +73,12 @@ class ObjectRecord:
             self.memo = factory()
         return self.memo
 
+    def pass_on(self) -> None:
+        """Forget those who have worked on the object, and what they know of it; but not what they could not store."""
+        self.cancel_wakeup()
+        self.version = self.unsure = self.pending = self.body = self.throttle = self.daemons = None
+        self.again = self.throttled = False
+
     def cancel_wakeup(self) -> None:
         if self.wakeup is not None:
             self.wakeup.cancel()

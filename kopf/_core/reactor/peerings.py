@@ -6,21 +6,28 @@ until its peering object is looked at. Where the cluster has no such kind of obj
 """
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kopf._cogs.clients.api import ApiClient
-from kopf._cogs.clients.errors import APIError
+from kopf._cogs.clients.errors import APIError, APIForbiddenError
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import RawEvent
 from kopf._cogs.structs.references import Namespace, Resource, select_peerings
 from kopf._core.reactor.inventory import ObjectRecord
-from kopf._core.reactor.watches import ResourceWatch
+from kopf._core.reactor.watches import EventSink, ResourceWatch
 
 if TYPE_CHECKING:
     from kopf._core.engines.membership import Membership
 
 logger = logging.getLogger(__name__)
+
+
+class Member(NamedTuple):
+    """A membership with all that it needs."""
+    membership: 'Membership'
+    watch: ResourceWatch
+    tasks: Sequence[asyncio.Task[None]]
 
 
 class Peerings:
@@ -36,8 +43,9 @@ class Peerings:
         self._tasks = tasks
         self._changed = changed
         self._resource: Resource | None = None
-        self._members: dict[Namespace, tuple[Membership, list[asyncio.Task[None]]]] = {}
+        self._members: dict[Namespace, Member] = {}
         self._complained = False
+        self._oriented = False  # whether it was known once, of all the namespaces that there were
 
     @property
     def enabled(self) -> bool:
@@ -50,15 +58,24 @@ class Peerings:
             return False
         if self._resource is None:
             return self._settings.peering.mandatory
-        return any(member.paused for member, _ in self._members.values())
+        return any(member.membership.paused for member in self._members.values())
+
+    @property
+    def watches(self) -> list[ResourceWatch]:
+        """The watches of the peering objects that are going on."""
+        return [member.watch for member in list(self._members.values()) if not member.tasks[0].done()]
 
     def is_open(self, namespace: Namespace) -> bool:
         """Tell if it is known that the objects of this namespace may be handled; or of all of them."""
         if not self.enabled or self._resource is None:
             return True
-        if namespace in self._members:
-            return self._members[namespace][0].known
-        return all(member.known for member, _ in self._members.values())
+        if self._oriented and namespace in self._members:
+            return self._members[namespace].membership.known
+        # In the beginning, all must be known: who pauses because of us in one namespace, does so in all of them, and
+        # is to be given the time for that.
+        known = all(member.membership.known for member in self._members.values())
+        self._oriented = self._oriented or (known and bool(self._members))
+        return known
 
     def rediscover(self, resources: Collection[Resource]) -> None:
         """Find the kind of the peering objects among the resources that there are now."""
@@ -90,23 +107,23 @@ class Peerings:
             identity=self._identity, changed=self._changed)
         watch = ResourceWatch(
             self._client, self._settings, resource, namespace, PeeringSink(member), selective=False)
-        self._members[namespace] = (member, [
-            self._tasks.create_task(member.run(), name=f'keep-alive in {watch}'),
+        self._members[namespace] = Member(member, watch, [
             self._tasks.create_task(watch.run(), name=f'observer of {watch}'),
+            self._tasks.create_task(member.run(), name=f'keep-alive in {watch}'),
         ])
 
     def _stop(self, namespaces: Collection[Namespace]) -> None:
         # The records are not removed: either there is nothing to remove them from, or they die soon.
         for namespace in namespaces:
-            for task in self._members.pop(namespace)[1]:
+            for task in self._members.pop(namespace).tasks:
                 task.cancel()
 
     async def leave(self) -> None:
         """Tell the others that we are gone. To be done when nothing is being handled any more."""
-        await asyncio.gather(*(member.leave() for member, _ in self._members.values()))
+        await asyncio.gather(*(member.membership.leave() for member in self._members.values()))
 
 
-class PeeringSink:
+class PeeringSink(EventSink):
     """Shows the peering object to its member, of all such objects in the namespace."""
 
     def __init__(self, member: 'Membership') -> None:
@@ -120,14 +137,6 @@ class PeeringSink:
     def listed(self, watch: ResourceWatch) -> None:
         self._member.settle()
 
-    def refused(self, watch: ResourceWatch, error: APIError) -> None:
+    def refused(self, watch: ResourceWatch, error: APIError) -> bool:
         self._member.give_up(error)
-
-    def paused(self, watch: ResourceWatch) -> None:
-        pass
-
-    def resumed(self, watch: ResourceWatch) -> None:
-        pass
-
-    def dropped(self, watch: ResourceWatch) -> None:
-        pass
+        return isinstance(error, APIForbiddenError) and not self._member.mandatory

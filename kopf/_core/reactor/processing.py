@@ -15,7 +15,6 @@ from typing import Any, cast
 
 from kopf._cogs.clients import patching
 from kopf._cogs.clients.api import ApiClient
-from kopf._cogs.clients.errors import APIError
 from kopf._cogs.clients.pacing import background
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody, RawEvent
@@ -35,7 +34,7 @@ from kopf._core.intents.decisions import TITLES, Decider, Decision, deliver_resu
 from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor.inventory import ObjectRecord
 from kopf._core.reactor.throttling import Throttle, explain_refusal, is_fault_of, is_refusal
-from kopf._core.reactor.watches import ResourceWatch
+from kopf._core.reactor.watches import EventSink, ResourceWatch
 from kopf._core.reactor.workforce import Workforce
 
 CONFLICT_DELAYS = (0, 0.1, 0.2, 0.5, 1, 2)
@@ -48,7 +47,7 @@ MAX_STEPS = 1000
 """After so many steps without a pause, something must be wrong: the object is throttled."""
 
 
-class Processor:
+class Processor(EventSink):
     """Processes the events of all the objects of one resource."""
 
     def __init__(
@@ -68,6 +67,7 @@ class Processor:
         self._lenient_rules = Execution(
             executor=settings.execution.executor, default_errors=ErrorsMode.IGNORED)
         self._observing = bool(table.watching)
+        self._dropped = False
         self._spawner: Spawner | None = None
         if table.spawning:
             self._spawner = Spawner(self, table, self._decider, workforce.background, indices)
@@ -90,15 +90,6 @@ class Processor:
         elif self._is_worth_retrying(record, event):
             self._hasten(record)
 
-    def listed(self, watch: ResourceWatch) -> None:
-        """All the objects of the watch have been received once."""
-
-    def refused(self, watch: ResourceWatch, error: APIError) -> None:
-        """There are no objects to process until the API permits to list them."""
-
-    def paused(self, watch: ResourceWatch) -> None:
-        """Others can handle the objects now."""
-
     def resumed(self, watch: ResourceWatch) -> None:
         """Forget what has been known and planned: others could have handled it, only the objects themselves tell."""
         for record in watch.records.values():
@@ -108,7 +99,8 @@ class Processor:
             record.pending = record.unsure = None
 
     def dropped(self, watch: ResourceWatch) -> None:
-        """There are no objects to process any more."""
+        """There are no objects to process any more; or others do that. What has begun may finish its step."""
+        self._dropped = True
         for record in watch.records.values():
             record.cancel_wakeup()
             record.again = record.throttled = False
@@ -177,7 +169,7 @@ class Processor:
     async def work(self, record: ObjectRecord) -> None:
         """Do all there is to do about the object now."""
         steps = 0
-        while (record.pending is not None or record.again) and not self._workforce.paused:
+        while (record.pending is not None or record.again) and not self._workforce.paused and not self._dropped:
             if steps and record.pending is not None and self._workforce.is_crowded:
                 return  # whatever changes all the time must not keep the place for ever
             event, record.pending = record.pending, None
@@ -194,6 +186,9 @@ class Processor:
             if record.throttle is not None:
                 record.throttle = None
                 self._get_logger(record).info("Throttling is over. Switching back to normal operations.")
+        if self._dropped:
+            record.cancel_wakeup()
+            record.pending, record.again = None, False
         if record.wakeup is None and record.cycle is None and record.unsent is None:
             record.body = None
 
@@ -261,8 +256,8 @@ class Processor:
         done = True
         if decision is not None:
             done, wanted = await self._handle(record, decision, patch)
-        if patch:
-            await self._apply(record, decision, patch, wanted)
+        if patch and not await self._apply(record, decision, patch, wanted):
+            return
         record.unsent = record.unsent if patch else None
         if decision is None and deciding:
             record.cycle = None  # none of our business any more; if it is ever again, the records are on the object
@@ -341,8 +336,8 @@ class Processor:
             return
         patch.fns.append(functools.partial(remove_finalizer, finalizer=self._decider.finalizer))
 
-    async def _apply(self, record: ObjectRecord, decision: Decision | None, patch: Patch, wanted: Patch) -> None:
-        """Send the patch; remember what of the handlers' wishes could not be applied."""
+    async def _apply(self, record: ObjectRecord, decision: Decision | None, patch: Patch, wanted: Patch) -> bool:
+        """Send the patch, remember what of the handlers' wishes could not be applied; tell if there was anything to."""
         raw = cast(RawBody, record.body)
         try:
             with background(not self._workforce.is_urgent(record)):
@@ -350,10 +345,12 @@ class Processor:
                     self._client, resource=self.table.resource, namespace=record.namespace, name=record.name,
                     uid=raw['metadata'].get('uid'), patch=patch, body=raw, logger=self._get_logger(record))
         except Exception:
-            record.unsent = wanted if wanted else None
-            if record.cycle is not None:
-                record.cycle.state.mark_unsaved()
+            self._keep_unsaved(record, wanted)
             raise
+        if result.unserved:
+            self._keep_unsaved(record, wanted)
+            record.wakeup = asyncio.get_running_loop().call_later(CONFLICT_DELAYS[-1], self._wake, record)
+            return False
         record.unsent = Patch(fns=wanted.fns) if result.remaining_fns and wanted.fns else None
         if result.gone:
             record.body = record.cycle = record.unsent = None
@@ -366,6 +363,13 @@ class Processor:
         if result.remaining_fns and not record.again and record.wakeup is None:
             # Usually, an event brings the state that they fit to; if the refusal had another reason, none comes.
             record.wakeup = asyncio.get_running_loop().call_later(CONFLICT_DELAYS[-1], self._wake, record)
+        return True
+
+    def _keep_unsaved(self, record: ObjectRecord, wanted: Patch) -> None:
+        """Remember what could not be stored: for the next attempt, or for those who serve the object after us."""
+        record.unsent = wanted if wanted else None
+        if record.cycle is not None:
+            record.cycle.state.mark_unsaved()
 
     def _accept(self, record: ObjectRecord, raw: RawBody, patch: Patch) -> None:
         """Go on with the state that has come of our patch; its echo will be recognised by its version."""
@@ -424,6 +428,8 @@ class Processor:
 
     def wake(self, record: ObjectRecord) -> None:
         """Look at the object again, event or not."""
+        if self._dropped:
+            return
         if record.body is None:
             record.body = record.daemons.raw
         record.again = True

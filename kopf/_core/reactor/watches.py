@@ -16,7 +16,7 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import orjson
 
@@ -53,17 +53,23 @@ class WatchState(enum.Enum):
     PAUSED = 'paused'
 
 
-class EventSink(Protocol):
-    """Who handles the events of a watch. None of it waits."""
+class EventSink:
+    """Who handles the events of a watch; only `receive` must be defined. None of it waits."""
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
         """Take the next event of the object; with the time at which its list was asked for, if it is from a list."""
+        raise NotImplementedError
 
     def listed(self, watch: 'ResourceWatch') -> None:
         """Know that all the objects that are there have been given for the first time."""
 
-    def refused(self, watch: 'ResourceWatch', error: errors.APIError) -> None:
-        """Know that the API refuses to list the objects, so that they could not be given for the first time yet."""
+    def refused(self, watch: 'ResourceWatch', error: errors.APIError) -> bool:
+        """
+        Know that the API refuses to list the objects, so that they could not be given for the first time yet.
+
+        Tell if that is accepted: then the watch ends, and says nothing about it.
+        """
+        return False
 
     def paused(self, watch: 'ResourceWatch') -> None:
         """Know that somebody else can handle the objects now, and nothing is seen of them."""
@@ -73,6 +79,10 @@ class EventSink(Protocol):
 
     def dropped(self, watch: 'ResourceWatch') -> None:
         """Know that the objects of the watch are not to be watched any more, while the operator goes on."""
+
+
+class RefusalAccepted(Exception):
+    """The objects can't be watched, and that is good enough for whoever wants to."""
 
 
 class StreamBroken(Exception):
@@ -114,7 +124,7 @@ class ResourceWatch:
         return f'{self.resource} {where}'
 
     async def run(self) -> None:
-        """Watch until cancelled. Only a failed login ends it: no request is possible then."""
+        """Watch until cancelled. It ends only by a failed login, or if the sink accepts that it is refused."""
         logger.debug("Starting the watch-stream for %s.", self)
         try:
             while True:
@@ -132,6 +142,8 @@ class ResourceWatch:
                     await self._fail(error)
                 else:
                     await self._pause(self._settings.watching.reconnect_backoff)
+        except RefusalAccepted:
+            pass
         finally:
             logger.debug("Stopping the watch-stream for %s.", self)
 
@@ -156,6 +168,13 @@ class ResourceWatch:
         self.state, self.failure, self.failing_since = WatchState.PAUSED, None, None
         self._since, self._complete = None, False
         self._listing_since, self._listed_ids = None, set()
+
+    def inherit(self, predecessor: 'ResourceWatch') -> None:
+        """Know the objects of another watch, which is over, of the same objects, e.g. in another version."""
+        # Those who ignore their cancellation are left alone, with what they know.
+        self.records = {uid: record for uid, record in predecessor.records.items() if not record.employed}
+        for record in self.records.values():
+            record.pass_on()
 
     @property
     def complete(self) -> bool:
@@ -365,7 +384,8 @@ class ResourceWatch:
             self.failing_since = time.monotonic()
         self._opened_at = None
         if not self._complete and isinstance(error, errors.APIClientError) and error.status not in TRANSIENT_REFUSALS:
-            self._sink.refused(self, error)
+            if self._sink.refused(self, error):
+                raise RefusalAccepted from error
         if isinstance(error, errors.APIForbiddenError):
             logger.error(
                 "Not permitted to list or watch %s; trying again in %.0f seconds. Grant the verbs list and watch "

@@ -10,7 +10,7 @@ operator has started, both here and among the requests to the API.
 import asyncio
 import functools
 import logging
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from typing import Any, Protocol
 
 from kopf._cogs.aiokits.lanes import Lanes
@@ -110,6 +110,21 @@ class Workforce:
         self._begin_all()
         if (record.pending is not None or record.again) and not record.throttled:
             self.start(processor, record)  # for what has come just now
+
+    async def release(self, records: Collection[ObjectRecord]) -> None:
+        """Let those who work on these objects finish for a while, and cancel those that do not: others come to work."""
+        mine = {id(record) for record in records}
+        workers = {task for task, record in self._tasks.items() if id(record) in mine}
+        daemons = {daemon.task for record in records if record.daemons is not None
+                   for daemon in record.daemons if daemon.task is not None}
+        timeout = self._settings.queueing.exit_timeout
+        if workers or daemons:
+            await asyncio.wait(workers | daemons, timeout=timeout)
+        remaining = {task for task in workers if not task.done()}
+        if remaining:
+            for task in remaining:
+                task.cancel()
+            await asyncio.wait(remaining, timeout=timeout)
 
     def fail(self, error: BaseException) -> None:
         """End the operator because of the error."""

@@ -162,6 +162,8 @@ def _aggregated(kind: Kind) -> dict[str, Any]:
 
 
 def _verbs(kind: Kind) -> tuple[str, ...]:
+    if kind.custom and 'create' not in kind.verbs:  # as if nothing could be patched any more, but it can
+        return ('delete', 'deletecollection', 'get', 'list', 'watch')
     if kind.custom:
         return ('delete', 'deletecollection', 'get', 'list', 'patch', 'create', 'update', 'watch')
     return tuple(verb for verb in VERBS if verb in kind.verbs)

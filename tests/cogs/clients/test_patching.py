@@ -289,6 +289,16 @@ async def test_gone(apply, server, caplog, patch, known, split):
     assert 'Patching was skipped: the object does not exist anymore' in caplog.text
 
 
+@pytest.mark.parametrize('patch', PATCHES)
+async def test_resource_that_is_not_served(apply, server, patch):
+    """There is no telling whether the object exists: maybe, in another version of the resource."""
+    server.add('PATCH', PATH, (404, b'404 page not found'))
+    server.add('PATCH', f'{PATH}/status', (404, b'404 page not found'))
+    server.add('GET', PATH, (404, b'404 page not found'))
+    result = await apply(patch)
+    assert result == patching.PatchResult(None, unserved=True)
+
+
 @pytest.mark.parametrize('split', [True, False])
 @pytest.mark.parametrize('known', [True, False])
 @pytest.mark.parametrize('patch', PATCHES)

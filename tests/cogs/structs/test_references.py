@@ -13,7 +13,6 @@ from kopf._cogs.structs.references import (
     EVERYTHING,
     MUTATING_WEBHOOK,
     NAMESPACED_PEERINGS,
-    NAMESPACES,
     PEERING_GROUPS,
     VALIDATING_WEBHOOK,
     Resource,
@@ -317,7 +316,6 @@ def test_every_name_selects_the_resource_and_its_group_and_version_do_not_preven
 
 @pytest.mark.parametrize('selector, group, version, plural', [
     (EVENTS, '', 'v1', 'events'),
-    (NAMESPACES, '', 'v1', 'namespaces'),
     (CRDS, 'apiextensions.k8s.io', 'v1', 'customresourcedefinitions'),
     (MUTATING_WEBHOOK, 'admissionregistration.k8s.io', 'v1', 'mutatingwebhookconfigurations'),
     (VALIDATING_WEBHOOK, 'admissionregistration.k8s.io', 'v1', 'validatingwebhookconfigurations'),

@@ -108,8 +108,8 @@ class World:
 
         flag, stop = asyncio.Event(), asyncio.Event()
         task = asyncio.create_task(kopf.operator(
-            registry=registry, settings=settings, identity=identity, namespaces=['default'],
-            ready_flag=flag, stop_flag=stop, **options))
+            registry=registry, settings=settings, identity=identity, ready_flag=flag, stop_flag=stop,
+            **({'namespaces': ['default']} | options)))
         await asyncio.wait([task, asyncio.ensure_future(flag.wait())], return_when=asyncio.FIRST_COMPLETED)
         try:
             yield task
@@ -208,6 +208,19 @@ async def test_what_was_seen_before_the_pause_is_forgotten(world):
         await world.remove('boss')
         await world.handled('c', field='1')
     assert world.calls == [('low', 'create', 'a'), ('low', 'create', 'c')]
+
+
+async def test_takeover_also_where_there_is_no_peering(world):
+    await world.aio.create({'apiVersion': 'v1', 'kind': 'Namespace', 'metadata': {'name': 'other'}})
+    await world.join()
+    options = {'namespaces': ['default', 'other']}
+    async with world.operator('low', priority=1, **options):
+        await world.joined('low')
+        async with world.operator('high', priority=2, **options):
+            await world.aio.wait_for('kopfpeerings', 'default', lambda body: 'high' in (body.get('status') or {}))
+            await world.paused()  # in this moment, the other one must not have begun yet
+            watching = [seen for seen in world.requests('kopfexamples') if seen.namespace == 'other']
+            assert len(watching) == 1
 
 
 async def test_takeover_from_the_dead(world):

@@ -314,6 +314,23 @@ async def test_attempts_go_on_after_a_restart(world):
     assert len({call['started'] for call in world.called('create')}) == 1
 
 
+@pytest.mark.parametrize('edited', [True, False], ids=['edited', 'not edited'])
+async def test_edits_between_operators_in_the_middle_of_a_creation(world, edited):
+    world.declare(kopf.on.create, 'first')
+    world.declare(kopf.on.create, 'second', does=[kopf.TemporaryError('boo', delay=0.2), None])
+    world.declare(kopf.on.update, 'update')
+    async with world.operator():
+        await world.create(spec={'field': 'v1'})
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: (
+            'boo' in body['metadata'].get('annotations', {}).get('kopf.zalando.org/second', '')))
+    if edited:
+        await world.edit(field='v2')
+    async with world.operator():
+        await world.handled(field='v2' if edited else 'v1')
+    assert sorted(world.ids) == ['first', 'second', 'second', *(['update'] if edited else [])]
+    assert [call['new']['spec'] for call in world.called('update')] == ([{'field': 'v2'}] if edited else [])
+
+
 async def test_results(world):
     world.declare(kopf.on.create, 'create', does={'a': 1})
     world.declare(kopf.on.create, 'nothing', does=None)
@@ -640,3 +657,57 @@ async def test_another_version_takes_over_what_is_planned(world):
         await asyncio.sleep(0.2)
     assert [call['retry'] for call in world.called('create')] == [0, 1]
     assert world.called('create')[-1]['resource'].version == 'v2'
+
+
+async def switch_version(world, *, old_served):
+    name = 'kopfexamples.kopf.dev'
+    versions = (await world.aio.get('customresourcedefinitions', name))['spec']['versions']
+    await world.aio.patch('customresourcedefinitions', name, {'spec': {'versions': [
+        {**versions[0], 'served': old_served}, {**versions[0], 'name': 'v2', 'storage': False}]}})
+
+
+@pytest.mark.parametrize('old_served', [True, False], ids=['with the old', 'without the old'])
+async def test_another_version_while_handlers_run(world, old_served):
+    gate = Gate()
+    world.declare(kopf.on.create, 'create', does=[gate, None])
+    world.declare(kopf.on.delete, 'delete')
+    world.declare(kopf.on.resume, 'resume')
+    async with world.operator():
+        await world.create('other')
+        await world.until_called('create')
+        await world.create()
+        await world.until_called('create', name='obj')
+        await world.handled()
+        await switch_version(world, old_served=old_served)
+        await asyncio.sleep(0.3)
+        gate.open()
+        await world.handled('other')
+        body = await world.aio.get('kopfexamples', 'other')
+        assert body['apiVersion'] == 'kopf.dev/v2' and 'create' not in body.get('status', {})
+        await world.delete('other')
+        await world.gone('other')
+    assert sorted(world.ids) == ['create', 'create', 'delete']
+
+
+async def test_objects_of_kinds_that_are_deleted_are_let_go(world):
+    gate = Gate()
+    world.declare(kopf.on.delete, 'delete', does=[gate])
+    async with world.operator():
+        await world.create()
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: body['metadata'].get('finalizers'))
+        await world.aio.delete('customresourcedefinitions', 'kopfexamples.kopf.dev')
+        await world.until_called('delete')
+        await asyncio.sleep(0.5)  # the operators look at what there is to be served
+        gate.open()
+        await world.aio.wait_gone('customresourcedefinitions', 'kopfexamples.kopf.dev')
+    assert world.ids == ['delete']
+    assert not any('Non-patchable' in text for text in world.log.texts)
+
+
+async def test_kinds_that_are_being_deleted_before_the_operator_starts(world):
+    world.declare(kopf.on.delete, 'delete')
+    await world.create(finalizers=[FINALIZER])
+    await world.aio.delete('customresourcedefinitions', 'kopfexamples.kopf.dev')
+    async with world.operator():
+        await world.aio.wait_gone('customresourcedefinitions', 'kopfexamples.kopf.dev')
+    assert world.ids == ['delete']

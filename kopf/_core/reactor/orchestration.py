@@ -1,0 +1,375 @@
+"""
+What is served at the moment: the watches that run, as resources and namespaces come and go.
+
+It is found out at the start and whenever something changes. Observers tell what changes: they watch namespaces and CRDs
+as everything else is watched. Where an operator has no rights for that, it serves what it knows from the beginning.
+"""
+import asyncio
+import copy
+import dataclasses
+import itertools
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from kopf._cogs.clients import errors
+from kopf._cogs.clients.api import ApiClient
+from kopf._cogs.clients.discovery import discover
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.bodies import RawEvent
+from kopf._cogs.structs.credentials import Vault
+from kopf._cogs.structs.references import (
+    CRDS,
+    PEERING_GROUPS,
+    Namespace,
+    NamespacePattern,
+    Resource,
+    match_namespace,
+    select_specific_namespaces,
+)
+from kopf._core.actions.lifecycles import LifeCycleFn
+from kopf._core.engines.indexing import OperatorIndexers
+from kopf._core.intents.registries import HandlerTable, OperatorRegistry
+from kopf._core.reactor.intake import Indexation, Intake
+from kopf._core.reactor.inventory import ObjectRecord
+from kopf._core.reactor.observation import Complaints, Definitions, get_groups, resolve_tables
+from kopf._core.reactor.peerings import Peerings
+from kopf._core.reactor.processing import Processor
+from kopf._core.reactor.watches import EventSink, ResourceWatch
+from kopf._core.reactor.workforce import Workforce
+
+if TYPE_CHECKING:
+    from kopf._core.reactor.admissions import Admission
+
+logger = logging.getLogger(__name__)
+
+Scope = tuple[Resource, Namespace]
+Place = tuple[str, str, Namespace]
+
+NAMESPACE = Resource('', 'v1', 'namespaces', kind='Namespace', namespaced=False)
+"""It is in every cluster: there is no need to look for it."""
+
+SETTLING_DELAYS = (0.2, 0.5, 1, 2, 5, 10, 20, 30)
+"""How soon to look again while the API server is known to serve something else than it tells (in seconds)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tools:
+    """What an operator works with; it opens and closes them."""
+    client: ApiClient
+    settings: OperatorSettings
+    registry: OperatorRegistry
+    lifecycle: LifeCycleFn
+    memo: Any
+    indexers: OperatorIndexers
+    vault: Vault
+    workforce: Workforce
+    indexation: Indexation
+
+
+class Orchestrator:
+    """Starts and stops the watches, as resources and namespaces come and go."""
+
+    def __init__(
+            self, tools: Tools, *, patterns: Collection[NamespacePattern], identity: str | None,
+            tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._tools = tools
+        self._patterns = patterns
+        self._tasks = tasks
+        self.peerings = Peerings(
+            tools.client, tools.settings, identity=identity, tasks=tasks, changed=self._adjust)
+        self.admission = self._make_admission() if tools.registry.webhooks else None
+        self._paused = False
+        self._tables: dict[Resource, HandlerTable] = {}
+        self._namespaces: set[Namespace] = set()
+        self._watches: dict[Scope, tuple[ResourceWatch, EventSink, asyncio.Task[None]]] = {}
+        self._observers: set[ResourceWatch] = set()
+        self._complaints = Complaints()
+        self._resources: Collection[Resource] | None = None
+        self._served: dict[Scope, HandlerTable] = {}
+        self._leaving: dict[Place, tuple[ResourceWatch, asyncio.Task[None]]] = {}
+        self._definitions = Definitions()
+        self._changed = asyncio.Event()
+
+    def _make_admission(self) -> 'Admission':
+        from kopf._core.reactor.admissions import Admission
+        tools = self._tools
+        return Admission(
+            client=tools.client, settings=tools.settings, registry=tools.registry, vault=tools.vault,
+            memo=tools.memo, indices=tools.indexers.indices, memos=self.get_memo)
+
+    async def start(self) -> None:
+        """Begin to serve what is there, and to observe what changes."""
+        specific = select_specific_namespaces(self._patterns)
+        self._namespaces = {None} if not self._patterns else set(specific)
+        settled = await self._discover()
+        if self._tools.settings.scanning.disabled:
+            if len(specific) < len(set(self._patterns)):
+                logger.warning("The patterns of namespaces match nothing, as settings.scanning.disabled is set; "
+                               "served are only: %s.", join_names(specific))
+            return
+        if not settled:
+            self._changed.set()
+        if self._patterns:
+            self._observe(NAMESPACE, NamespaceSink(self, self._patterns, self._tools.indexation))
+        for resource in CRDS.select(self._resources or ()):
+            self._observe(resource, DefinitionsSink(self, self._definitions))
+        self._tasks.create_task(self._rediscover(), name='discovery')
+
+    def _observe(self, resource: Resource, sink: EventSink) -> None:
+        watch = ResourceWatch(self._tools.client, self._tools.settings, resource, None, sink, selective=False)
+        self._observers.add(watch)
+        self._tasks.create_task(self._run_observer(watch), name=f'observer of {watch}')
+
+    async def _run_observer(self, watch: ResourceWatch) -> None:
+        try:
+            await watch.run()
+        finally:
+            self._observers.discard(watch)
+
+    async def _discover(self) -> bool:
+        """Find out what is to be served, and serve it; tell if it is certain that nothing is missing."""
+        registry = self._tools.registry
+        groups = get_groups(registry)
+        if groups is not None:
+            groups |= {'apiextensions.k8s.io', *(PEERING_GROUPS if self.peerings.enabled else ())}
+        discovery = await discover(self._tools.client, groups)
+        hidden = {resource for resource in self._resources or () if resource.group in discovery.failed_groups}
+        self._resources = discovery.resources | hidden  # the group is down, but what it serves is still there
+        self._tables, complaints = resolve_tables(registry, self._resources)
+        complaints.log(self._complaints)
+        self._complaints = complaints
+        self.peerings.rediscover(self._resources)
+        unresolved = complaints.unresolved
+        if self.admission is not None:
+            unresolved |= self.admission.rediscover(self._resources)
+        self._adjust()
+        if discovery.failed_groups and (hidden or unresolved):
+            return False
+        return self._definitions.are_reflected(self._resources, groups)
+
+    def get_memo(self, resource: Resource, metadata: Mapping[str, Any]) -> Any:
+        """Give the memo of the object, or ``None`` if it is not seen in any watch."""
+        for namespace in {metadata.get('namespace'), None}:
+            watch, _, _ = self._watches.get((resource, namespace), (None, None, None))
+            record = None if watch is None else watch.records.get(metadata.get('uid') or '')
+            if record is not None:
+                return record.get_memo(lambda: copy.copy(self._tools.memo))
+        return None
+
+    def find_failures(self) -> Iterator[str]:
+        """Tell what has been failing for long."""
+        limit = self._tools.settings.probing.failing_watch_limit
+        watches = [watch for watch, _, _ in list(self._watches.values())]
+        for watch in [*list(self._observers), *self.peerings.watches, *watches]:
+            if limit is not None and watch.failing_for > limit:
+                yield f"The watch-stream for {watch} has been failing for {watch.failing_for:.0f} s: {watch.failure}"
+
+    def find_delays(self) -> Iterator[str]:
+        """Tell what has not begun yet. Those who are paused are ready to take over."""
+        if self._resources is None:
+            yield "The resources are not discovered yet."
+        if self.admission is not None and not self.admission.listening:
+            yield "The webhook server does not listen yet."
+        watches = [] if self._paused else [watch for watch, _, _ in list(self._watches.values())]
+        for watch in [*list(self._observers), *self.peerings.watches, *watches]:
+            if not watch.complete:
+                yield f"The list of {watch} is not complete yet{f': {watch.failure}' if watch.failure else '.'}"
+        if not self._paused and not self._tools.indexation.is_complete:
+            yield "The indices are not complete yet."
+
+    async def _rediscover(self) -> None:
+        """Find out anew what is served, each time when something has changed, and until it is certain."""
+        delays: Iterator[float] | None = None
+        while True:
+            try:
+                async with asyncio.timeout(None if delays is None else next(delays)):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+            else:
+                delays = itertools.chain(SETTLING_DELAYS, itertools.repeat(SETTLING_DELAYS[-1]))
+                await asyncio.sleep(0.1)  # changes come in bunches
+            self._changed.clear()
+            try:
+                if await self._discover():
+                    delays = None
+            except errors.APIError as error:
+                logger.warning("The resources could not be discovered; trying again: %s", error)
+
+    def note_definition(self) -> None:
+        """Know that a definition of a resource has changed."""
+        self._changed.set()
+
+    def compare_definitions(self) -> None:
+        """Know that all definitions are listed: some can be newer than what was discovered before."""
+        if not self._definitions.are_reflected(self._resources or (), None):
+            self._changed.set()
+
+    def add_namespace(self, name: str) -> None:
+        self._namespaces.add(name)
+        self._adjust()
+
+    def remove_namespaces(self, names: Collection[Namespace]) -> None:
+        self._namespaces.difference_update(names)
+        self._adjust()
+
+    def compare_namespaces(self, names: Collection[str]) -> None:
+        """Know that these are all the namespaces that match: those that were assumed to exist are not there yet."""
+        if missing := self._namespaces.difference(names):
+            logger.warning("These namespaces are served as soon as they exist: %s.", join_names(missing))
+            self.remove_namespaces(missing)
+
+    def _adjust(self) -> None:
+        """Start the watches that are missing, stop those that are not needed; or pause and resume them all."""
+        self.peerings.adjust(self._namespaces)
+        wanted: dict[Scope, HandlerTable] = {}
+        for resource, table in self._tables.items():
+            if resource.namespaced:
+                wanted.update({(resource, namespace): table for namespace in self._namespaces})
+            else:
+                wanted[resource, None] = table
+        for scope in [scope for scope in self._watches if not self._is_served_as(scope, wanted.get(scope))]:
+            watch, sink, task = self._watches.pop(scope)
+            task.cancel()
+            sink.dropped(watch)
+            self._leaving[get_place(*scope)] = watch, self._tasks.create_task(
+                self._tools.workforce.release(watch.records.values()), name=f'end of {watch}')
+        if self.peerings.paused != self._paused:
+            self._paused = self.peerings.paused
+            if self._paused:
+                self._pause()
+            else:
+                self._resume()
+        for scope, table in wanted.items():
+            if scope not in self._watches and not self._paused and self.peerings.is_open(scope[1]):
+                self._watches[scope] = self._start_watch(scope, table)
+                self._served[scope] = table
+        self._leaving = {place: leaving for place, leaving in self._leaving.items() if not leaving[1].done()}
+
+    def _is_served_as(self, scope: Scope, table: HandlerTable | None) -> bool:
+        served = self._served[scope]
+        if table is None or table != served:
+            return False
+        # The verbs matter only for whether it is served at all; they change when a CRD is being deleted.
+        return dataclasses.replace(table.resource, verbs=served.resource.verbs).is_same(served.resource)
+
+    def _pause(self) -> None:
+        """Let others handle the objects: stop seeing them and doing anything about them."""
+        self._tools.workforce.pause()
+        for watch, sink, task in self._watches.values():
+            task.cancel()
+            watch.pause()
+            sink.paused(watch)
+
+    def _resume(self) -> None:
+        """Go on where the others have stopped."""
+        for scope, (watch, sink, _) in self._watches.items():
+            sink.resumed(watch)
+            self._watches[scope] = watch, sink, self._run_watch(watch)
+        self._tools.workforce.resume()
+
+    def _run_watch(self, watch: ResourceWatch) -> asyncio.Task[None]:
+        return self._tasks.create_task(watch.run(), name=f'watch of {watch}')
+
+    async def _succeed(self, watch: ResourceWatch, predecessor: ResourceWatch, leaving: asyncio.Task[None]) -> None:
+        """Watch the objects from when nobody works on them any more, e.g. on another version of them."""
+        await asyncio.wait({leaving})
+        watch.inherit(predecessor)
+        await watch.run()
+
+    def _start_watch(self, scope: Scope, table: HandlerTable) -> tuple[ResourceWatch, EventSink, asyncio.Task[None]]:
+        tools = self._tools
+        processor = Processor(
+            client=tools.client, settings=tools.settings, table=table, workforce=tools.workforce,
+            lifecycle=tools.lifecycle, memo=tools.memo, indices=tools.indexers.indices)
+        intake = None if not table.indexing else Intake(
+            processor, table=table, indexers=tools.indexers, settings=tools.settings, memo=tools.memo,
+            indexation=tools.indexation)
+        sink: EventSink = processor if intake is None else intake
+        watch = ResourceWatch(self._tools.client, self._tools.settings, *scope, sink)
+        if intake is not None:
+            intake.expect(str(watch))
+        if (leaving := self._leaving.pop(get_place(*scope), None)) is not None:
+            return watch, sink, self._tasks.create_task(self._succeed(watch, *leaving), name=f'watch of {watch}')
+        return watch, sink, self._run_watch(watch)
+
+
+class DefinitionsSink(EventSink):
+    """Notices which resources are defined, and tells the orchestrator what has changed since the first list."""
+
+    def __init__(self, orchestrator: Orchestrator, definitions: Definitions) -> None:
+        self._orchestrator = orchestrator
+        self._definitions = definitions
+        self._listed = False
+
+    def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
+        self._definitions.note(record.name, {} if event['type'] == 'DELETED' else event['object'])
+        if self._listed:
+            self._orchestrator.note_definition()
+
+    def listed(self, watch: ResourceWatch) -> None:
+        self._listed = True
+        self._orchestrator.compare_definitions()
+
+    def refused(self, watch: ResourceWatch, error: errors.APIError) -> bool:
+        if not isinstance(error, errors.APIForbiddenError):
+            return False
+        logger.warning(
+            "Resources that appear, change, or vanish will not be noticed. Grant the verbs list and watch for "
+            "customresourcedefinitions.apiextensions.k8s.io to the operator's account, or set "
+            "settings.scanning.disabled, to avoid this warning: %s", error)
+        return True
+
+
+class NamespaceSink(EventSink):
+    """Tells the orchestrator which namespaces are there, of those that match."""
+
+    def __init__(
+            self, orchestrator: Orchestrator, patterns: Collection[NamespacePattern], indexation: Indexation,
+    ) -> None:
+        self._orchestrator = orchestrator
+        self._patterns = patterns
+        self._indexation = indexation
+        self._names: set[str] | None = set()  # as long as they are being listed
+        indexation.expect(self, 'namespaces')  # each of them can bring more objects to be indexed
+
+    def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
+        if not any(match_namespace(record.name, pattern) for pattern in self._patterns):
+            return
+        if event['type'] == 'DELETED':
+            self._orchestrator.remove_namespaces({record.name})
+        else:
+            if self._names is not None:
+                self._names.add(record.name)
+            self._orchestrator.add_namespace(record.name)
+
+    def listed(self, watch: ResourceWatch) -> None:
+        names, self._names = self._names, None
+        self._orchestrator.compare_namespaces(names or ())
+        self._indexation.dismiss(self)
+
+    def refused(self, watch: ResourceWatch, error: errors.APIError) -> bool:
+        self._indexation.dismiss(self)
+        if not isinstance(error, errors.APIForbiddenError):
+            return False
+        logger.warning(
+            "The patterns of namespaces match nothing, and only these namespaces are served, assuming that they exist: "
+            "%s. Grant the verbs list and watch for namespaces to the operator's account, or set "
+            "settings.scanning.disabled, to avoid this warning: %s",
+            join_names(select_specific_namespaces(self._patterns)), error)
+        return True
+
+    def dropped(self, watch: ResourceWatch) -> None:
+        self._indexation.dismiss(self)
+
+
+def get_place(resource: Resource, namespace: Namespace) -> Place:
+    """Give what different versions of the same objects have in common."""
+    return resource.group, resource.plural, namespace
+
+
+def join_names(names: Collection[Namespace]) -> str:
+    """Name the namespaces in a log."""
+    return ', '.join(sorted(map(str, names))) or 'none'
