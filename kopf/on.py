@@ -13,6 +13,7 @@ from kopf._core.intents import declarations as _declarations
 from kopf._core.intents.causes import Activity, Reason
 from kopf._core.intents.declarations import (
     ActivityOptions,
+    ConversionOptions,
     DaemonOptions,
     DeleteOptions,
     FieldOptions,
@@ -28,6 +29,7 @@ from kopf._core.intents.declarations import (
 )
 from kopf._core.intents.handlers import (
     ChangingHandler,
+    ConversionHandler,
     DaemonHandler,
     IndexingHandler,
     TimerHandler,
@@ -154,6 +156,35 @@ def mutate(
 ) -> Callable[[FnT], FnT]:
     """Let the function change what is about to be stored, by its ``patch``."""
     return _webhook(WebhookType.MUTATING, 'mutate', (arg1, arg2, arg3), options)
+
+
+def convert(
+        arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[ConversionOptions],
+) -> Callable[[FnT], FnT]:
+    """
+    Let the function convert objects of a custom resource from one version to another, when the API needs that.
+
+    The function gets the object as ``body``, ``spec``, and so on, besides ``from_version`` and ``to_version``. It
+    returns the whole object in the new version, or changes it by ``patch``. ``apiVersion``, ``kind`` and all of the
+    metadata but labels and annotations are filled in. If there is no function for two versions, a chain of functions
+    is used where there is one. See "Conversion between versions" in the documentation.
+
+    :param from_version: the version (``"v1"``) or versions that it converts from; by default, all.
+    :param to_version: the version or versions that it converts to; by default, all.
+    :param persistent: whether the CRD goes on referring to the operator when that ends, so that objects can't be
+        converted until it is back; this is the default. With ``False``, the CRD gets back what it had before: usually,
+        no conversion at all, and then the API serves and stores the objects of one version as if they were of another.
+    :raises TypeError: if the resource is named with a version.
+    :raises ValueError: if a version is no version, or if no two different versions are left to convert between.
+    """
+    from_versions = _declarations.parse_versions('from_version', options.pop('from_version', None))
+    to_versions = _declarations.parse_versions('to_version', options.pop('to_version', None))
+    if from_versions is not None and from_versions == to_versions and len(from_versions) == 1:
+        raise ValueError("@kopf.on.convert: from_version= and to_version= must be different versions.")
+    persistent = options.pop('persistent', None)
+    return _declarations.declare(
+        ConversionHandler, 'convert', (arg1, arg2, arg3), ConversionOptions, options,
+        from_versions=from_versions, to_versions=to_versions, persistent=persistent is None or persistent)
 
 
 def _webhook(

@@ -9,6 +9,8 @@ import ipaddress
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
+from kopf._cogs.helpers.explanations import ExplainedError
+
 if TYPE_CHECKING:
     from cryptography import x509
 
@@ -22,7 +24,7 @@ CLOCK_SKEW = datetime.timedelta(days=1)
 _MAX_COMMON_NAME = 64  # as X.509 has it
 
 
-class MissingDependencyError(Exception):
+class MissingDependencyError(ExplainedError):
     """A library is needed that is not installed; the message says which one, and what else can be done."""
 
 

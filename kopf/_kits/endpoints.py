@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 
 from kopf._cogs.clients.api import encode
+from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.reviews import Request, WebhookFn, time_limit_var
 from kopf._core.engines.admission import ReviewError
+from kopf._core.engines.conversion import ENDPOINT
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_BODY = 16 * 1024 * 1024
-"""A review has two objects at most, and the API takes no requests over 3 MiB."""
+"""An admission review has two objects at most, and the API takes no requests over 3 MiB."""
+MAX_CONVERTED_BODY = 256 * 1024 * 1024
+"""A conversion review has all the objects of a list."""
 KEEPALIVE_TIMEOUT = 120.0
 """It must be longer than that of the API (90 s), or else the API would use connections that are being closed."""
 LINGERING_TIME = 1.0
@@ -34,6 +38,10 @@ SHUTDOWN_TIMEOUT = 5.0
 """How long to wait for the answers under way when the server ends (in seconds)."""
 
 _TIMEOUT = re.compile(r'(\d+(?:\.\d+)?)(ms|s)')
+
+
+class AddressError(ExplainedError, OSError):
+    """The address can't be listened at."""
 
 
 class Endpoint:
@@ -51,8 +59,16 @@ class Endpoint:
         Take the address, without listening yet; give the port.
 
         :param port: the port; if ``None``, any that is free.
-        :raises OSError: if it is not possible.
+        :raises AddressError: if it is not possible.
         """
+        try:
+            return await self._bind(addr, port)
+        except OSError as error:
+            raise AddressError(
+                error.errno, f"The webhook server cannot listen at {addr}:{port or 'any port'}: {error.strerror}. "
+                             f"Set addr= and port= of the server to what is free on this machine.") from None
+
+    async def _bind(self, addr: str, port: int | None) -> int:
         infos = await asyncio.get_running_loop().getaddrinfo(
             addr, port or 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         failure: OSError | None = None
@@ -110,7 +126,8 @@ class Endpoint:
         webhook = self._get_webhook(request.path)
         if request.method != 'POST':
             raise ReviewError("Reviews are accepted only by the method POST.", status=405)
-        payload = await self._read(request)
+        conversion = webhook is not None and webhook.startswith(ENDPOINT)
+        payload = await self._read(request, MAX_CONVERTED_BODY if conversion else MAX_BODY)
         try:
             review = orjson.loads(payload)
         except ValueError as error:
@@ -129,15 +146,17 @@ class Endpoint:
             raise ReviewError(f"There are no webhooks at {path}.", status=404)
         return path[len(self._root) + 1:] or None
 
-    async def _read(self, request: 'web.BaseRequest') -> bytes:
+    async def _read(self, request: 'web.BaseRequest', limit: int) -> bytes:
         from aiohttp import web
-        payload = b''
+        chunks: list[bytes] = []
+        size = 0
         with contextlib.suppress(web.RequestPayloadError, ConnectionError):
             async for chunk in request.content.iter_any():
-                payload = payload + chunk if payload else chunk
-                if len(payload) > MAX_BODY:
-                    raise ReviewError(f"The request is larger than {MAX_BODY} bytes.", status=413)
-            return payload
+                chunks.append(chunk)
+                size += len(chunk)
+                if size > limit:
+                    raise ReviewError(f"The request is larger than {limit} bytes.", status=413)
+            return chunks[0] if len(chunks) == 1 else b''.join(chunks)
         raise ReviewError("The request is incomplete or broken.")
 
     def _refuse(self, request: 'web.BaseRequest', status: int, reason: str, *, silent: bool = False) -> 'web.Response':

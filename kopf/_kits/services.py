@@ -18,6 +18,7 @@ from typing import Any
 
 from kopf._cogs.clients import errors
 from kopf._cogs.clients.api import ApiClient
+from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.reviews import WebhookClientConfig, WebhookClientConfigService, WebhookFn
 from kopf._core.engines.admission import client_var
 from kopf._kits import authorities
@@ -40,7 +41,7 @@ RETRY_DELAYS = (1, 2, 5, 10, 30)
 _RULE = '{apiGroups: [""], resources: [secrets], verbs: [get, create, patch]}'
 
 
-class WebhookServiceError(Exception):
+class WebhookServiceError(ExplainedError):
     """The webhook service can't work as it is configured; the message says what to change."""
 
 

@@ -210,8 +210,10 @@ async def test_ports(serve: Any, fn: Seen) -> None:
     config = await serve(kopf.WebhookServer(addr='127.0.0.1', port=port))
     assert config['url'] == f'https://127.0.0.1:{port}'
     assert (await send(config))[0] == 200
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match=rf"cannot listen at 127\.0\.0\.1:{port}: Address already in use"):
         await anext(kopf.WebhookServer(addr='127.0.0.1', port=port)(fn))
+    with pytest.raises(OSError, match=r"cannot listen at absent\.invalid:any port: .*Set addr= and port="):
+        await anext(kopf.WebhookServer(addr='absent.invalid')(fn))
 
 
 @pytest.mark.parametrize('server, host', [

@@ -158,6 +158,16 @@ def add_item(body: kopf.RawBody) -> None:
     body.setdefault('spec', {})['x'] = 'y'
 
 
+@kopf.on.convert('kopf.dev', 'kopfexamples', from_version='v1', to_version=['v2', 'v3'], persistent=False)
+async def convert(body: kopf.Body, from_version: str, to_version: str, **_: Any) -> dict[str, Any]:
+    return {**body, 'spec': {'from': from_version, 'to': to_version}}
+
+
+@kopf.on.startup()
+def serve_webhooks(settings: kopf.OperatorSettings, **_: Any) -> None:
+    settings.admission.server = kopf.WebhookService(name='svc', namespace='ns', extra_sans=['svc.example.com'])
+
+
 @kopf.on.create('kopfexamples')
 def create_children(owner: kopf.Body, **_: Any) -> None:
     single: dict[str, Any] = {}

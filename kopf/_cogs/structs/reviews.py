@@ -1,5 +1,5 @@
 """
-Admission reviews: what the Kubernetes API asks of webhooks, what it gets in return, and who brings it.
+Admission and conversion reviews: what the Kubernetes API asks of webhooks, what it gets in return, and who brings it.
 
 Webhook servers are replaceable by developers, so these types are the protocol between such a server and the framework:
 the server gets a function to call with every request, and yields the client configs by which the API can reach it.
@@ -105,6 +105,40 @@ class Response(TypedDict):
     response: ResponsePayload
 
 
+class ConversionRequestPayload(TypedDict):
+    """The objects to be converted, and the API group and version that they are wanted in."""
+    uid: str
+    desiredAPIVersion: str
+    objects: list[bodies.RawBody]
+
+
+class ConversionRequest(TypedDict):
+    """The whole message from the API to the conversion webhook."""
+    apiVersion: Literal['apiextensions.k8s.io/v1']
+    kind: Literal['ConversionReview']
+    request: ConversionRequestPayload
+
+
+class ConversionResult(TypedDict, total=False):
+    """Whether the objects are converted, or why not."""
+    status: Literal['Success', 'Failed']
+    message: str
+
+
+class ConversionResponsePayload(TypedDict, total=False):
+    """The converted objects in the order in which they came; none if any has failed."""
+    uid: str
+    convertedObjects: list[bodies.RawBody]
+    result: ConversionResult
+
+
+class ConversionResponse(TypedDict):
+    """The whole message from the conversion webhook to the API."""
+    apiVersion: Literal['apiextensions.k8s.io/v1']
+    kind: Literal['ConversionReview']
+    response: ConversionResponsePayload
+
+
 class WebhookClientConfigService(TypedDict, total=False):
     """A service in the cluster, by which the API reaches the webhook server."""
     namespace: str | None
@@ -132,7 +166,7 @@ class WebhookFn(Protocol):
             sslpeer: SSLPeer | None = None,
     ) -> Awaitable[Response]:
         """
-        Review one request.
+        Review one request, or convert the objects of it: the request tells by itself which of the two is wanted.
 
         :param request: The parsed body of the HTTP request.
         :param webhook: The id of the handler to call, normally from the URL; all suitable handlers if absent.

@@ -5,7 +5,6 @@ There is one object for validating and one for mutating webhooks, both of the na
 They are written as a whole, and only when something has changed. They matter to the whole cluster: a webhook that is
 left behind with nobody to answer blocks all changes of its resource; so they are cleaned up before the server ends.
 """
-import asyncio
 import logging
 import urllib.parse
 from collections.abc import Collection, Mapping
@@ -15,6 +14,7 @@ from kopf._cogs.clients import errors
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.structs.references import Resource
 from kopf._cogs.structs.reviews import WebhookClientConfig
+from kopf._core.engines.upkeep import Upkeep
 from kopf._core.intents.callbacks import MetaFilterToken
 from kopf._core.intents.handlers import WebhookHandler, WebhookType
 
@@ -25,12 +25,6 @@ MERGE_PATCH = 'application/merge-patch+json'
 TIMEOUT = 30
 """How long the API waits for an answer (in seconds): the longest time that it permits."""
 
-CLEANUP_TIMEOUT = 10.0
-"""How long the clean-up may take before it is given up (in seconds)."""
-
-RETRY_DELAYS = (1, 2, 5, 10, 30)
-"""The pauses after failures (in seconds); the last one is repeated."""
-
 _KINDS = {
     WebhookType.VALIDATING: ('ValidatingWebhookConfiguration', 'validatingwebhookconfigurations'),
     WebhookType.MUTATING: ('MutatingWebhookConfiguration', 'mutatingwebhookconfigurations'),
@@ -40,58 +34,37 @@ Served = Mapping[WebhookHandler, Collection[Resource]]
 """The handlers and the resources that they are for."""
 
 
-class Configurations:
+class Configurations(Upkeep):
     """Keeps the webhook configurations in line with the handlers, their resources, and the address of the server."""
 
+    rule = ("{apiGroups: [admissionregistration.k8s.io], verbs: [create, patch], "
+            "resources: [validatingwebhookconfigurations, mutatingwebhookconfigurations]}")
+    consequence = "it can block changes of the resources"
+
     def __init__(self, client: ApiClient, name: str) -> None:
-        self._client = client
+        super().__init__(client)
         self._name = name
         self._served: Served = {}
-        self._client_config: WebhookClientConfig | None = None
-        self._changed = asyncio.Event()
         self._written: dict[WebhookType, list[dict[str, Any]]] = {}
+
+    @property
+    def title(self) -> str:
+        return f"webhook configuration {self._name}"
 
     def serve(self, served: Served) -> None:
         """Let the API ask these handlers about these resources."""
         self._served = served
         self._changed.set()
 
-    def connect(self, client_config: WebhookClientConfig) -> None:
-        """Let the API find the server there."""
-        self._client_config = client_config
-        self._changed.set()
+    async def write(self, client_config: WebhookClientConfig) -> None:
+        for type in WebhookType:
+            await self._update(type, client_config)
 
-    async def run(self) -> None:
-        """Write the configurations when they have to change; on failures, try again until it works."""
-        failures = 0
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            if self._client_config is None:
-                continue
-            try:
-                for type in WebhookType:
-                    await self._update(type, self._client_config)
-                failures = 0
-            except errors.APIError as error:
-                delay = RETRY_DELAYS[min(failures, len(RETRY_DELAYS) - 1)]
-                failures += 1
-                logger.error("The webhook configuration %s cannot be written; trying again in %s s: %s",
-                             self._name, delay, error)
-                await asyncio.sleep(delay)
-                self._changed.set()
-
-    async def clean_up(self) -> None:
-        """Remove all webhooks but the persistent ones; if that is impossible, say so."""
-        try:
-            async with asyncio.timeout(CLEANUP_TIMEOUT):
-                for type in WebhookType:
-                    if type in self._written and self._client_config is not None:
-                        logger.info("Cleaning up the admission webhook %s.", self._name)
-                        await self._write(type, self._build(type, self._client_config, persistent_only=True))
-        except (TimeoutError, errors.APIError) as error:
-            logger.error("The webhook configuration %s cannot be cleaned up; it can block changes of the resources: %r",
-                         self._name, error)
+    async def remove(self, client_config: WebhookClientConfig) -> None:
+        for type in WebhookType:
+            if type in self._written:
+                logger.info("Cleaning up the admission webhook %s.", self._name)
+                await self._write(type, self._build(type, client_config, persistent_only=True))
 
     async def _update(self, type: WebhookType, client_config: WebhookClientConfig) -> None:
         webhooks = self._build(type, client_config)

@@ -208,3 +208,18 @@ class WebhookCause(ResourceCause):
         kwargs['name'] = kwargs['name'] or self.name
         kwargs['namespace'] = kwargs['namespace'] or self.namespace
         return kwargs
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class ConversionCause(ResourceCause):
+    """The API server needs an object in another version."""
+    from_version: str
+    to_version: str
+    headers: Mapping[str, str]
+    sslpeer: Mapping[str, Any]
+
+    def _build(self) -> dict[str, Any]:
+        kwargs = ResourceCause._build(self)
+        kwargs.update(from_version=self.from_version, to_version=self.to_version,
+                      headers=self.headers, sslpeer=self.sslpeer)
+        return kwargs

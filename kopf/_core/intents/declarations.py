@@ -3,6 +3,7 @@ Making handlers of decorated functions: the options that the decorators share, t
 
 A wrong option fails when the decorator runs, with the reason, not when the first object comes.
 """
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, TypedDict, TypeVar, cast
 
@@ -112,6 +113,18 @@ class WebhookOptions(ObjectOptions, total=False):
     ignore_failures: bool | None
 
 
+class ConversionOptions(IdentityOptions, total=False):
+    group: str | None
+    kind: str | None
+    plural: str | None
+    singular: str | None
+    shortcut: str | None
+    category: str | None
+    from_version: str | Collection[str] | None
+    to_version: str | Collection[str] | None
+    persistent: bool | None
+
+
 class SubHandlerOptions(ErrorsOptions, FilterOptions, total=False):
     id: str | None
     param: Any
@@ -119,6 +132,7 @@ class SubHandlerOptions(ErrorsOptions, FilterOptions, total=False):
     new: Any
 
 
+_VERSION = re.compile(r'[a-z]([-a-z0-9]*[a-z0-9])?')  # a DNS label, as the names of versions in CRDs are
 _SELECTING = frozenset(SelectorOptions.__annotations__)
 
 
@@ -155,6 +169,19 @@ def declare(
     return decorator
 
 
+def parse_versions(name: str, value: str | Collection[str] | None) -> frozenset[str] | None:
+    """Take one version or several ones for the option ``name`` of ``@kopf.on.convert``; ``None`` means all."""
+    if value is None:
+        return None
+    versions = frozenset([value] if isinstance(value, str) else value)
+    if not versions:
+        raise ValueError(f"@kopf.on.convert: {name}= must not be empty; for all versions, leave it out.")
+    for version in versions:
+        if not _VERSION.fullmatch(str(version)):
+            raise ValueError(f"@kopf.on.convert: {name}={version!r} is not a version, such as 'v1' or 'v1beta1'.")
+    return versions
+
+
 def make_subhandler(
         fn: Callable[..., Any], parent: Handler, options: Mapping[str, Any], name: str = 'subhandler',
 ) -> ChangingHandler:
@@ -187,6 +214,7 @@ def _registry_of(registry: OperatorRegistry, cls: type[ResourceHandler]) -> Any:
         handlers.DaemonHandler: registry.spawning,
         handlers.TimerHandler: registry.spawning,
         handlers.WebhookHandler: registry.webhooks,
+        handlers.ConversionHandler: registry.conversions,
     }[cls]
 
 

@@ -35,6 +35,8 @@ class ResourceHandler(Handler):
 
     modifies: ClassVar[bool] = False
     """Whether the framework itself patches the objects for this kind of handlers."""
+    watches: ClassVar[bool] = True
+    """Whether the objects are watched for this kind of handlers; otherwise, the API brings them on its own."""
     named_by_field: ClassVar[bool] = True
     """Whether the field is a part of the id."""
 
@@ -115,3 +117,29 @@ class WebhookHandler(ResourceHandler):
     ignore_failures: bool | None = None
 
     kind = 'Webhook'
+    watches = False
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ConversionHandler(ResourceHandler):
+    """A handler that converts objects between versions: ``@kopf.on.convert``."""
+    from_versions: frozenset[str] | None = None
+    """The versions that it can convert from; any if ``None``."""
+    to_versions: frozenset[str] | None = None
+    """The versions that it can convert to; any if ``None``."""
+    persistent: bool = True
+
+    kind = 'Conversion'
+    quiet = True
+    watches = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.selector is not None and self.selector.version is not None:
+            raise TypeError(f"@kopf.on.convert: the resource must be named without a version: {self.selector!r}. "
+                            f"The versions go to from_version= and to_version=.")
+
+    def converts(self, start: str, end: str) -> bool:
+        """Tell whether it converts from the one version to the other."""
+        return ((self.from_versions is None or start in self.from_versions)
+                and (self.to_versions is None or end in self.to_versions))

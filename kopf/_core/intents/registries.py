@@ -17,6 +17,7 @@ from kopf._core.intents.causes import Activity, ChangingCause
 from kopf._core.intents.handlers import (
     ActivityHandler,
     ChangingHandler,
+    ConversionHandler,
     IndexingHandler,
     ResourceHandler,
     SpawningHandler,
@@ -71,6 +72,7 @@ class OperatorRegistry:
         self.spawning = HandlersRegistry[SpawningHandler]()
         self.changing = ChangingRegistry()
         self.webhooks = HandlersRegistry[WebhookHandler]()
+        self.conversions = HandlersRegistry[ConversionHandler]()
 
     def iter_resource_handlers(self) -> Iterator[ResourceHandler]:
         yield from self.indexing
@@ -78,11 +80,12 @@ class OperatorRegistry:
         yield from self.spawning
         yield from self.changing
         yield from self.webhooks
+        yield from self.conversions
 
     def iter_selectors(self, *, watched: bool = True, patched: bool = False) -> Iterator[Selector]:
         """Give the selectors of the handlers that need the objects to be watched, or also to be patched."""
         for handler in self.iter_resource_handlers():
-            if isinstance(handler, WebhookHandler) is watched or handler.selector is None:
+            if handler.watches is not watched or handler.selector is None:
                 continue
             if not patched or handler.modifies:
                 yield handler.selector

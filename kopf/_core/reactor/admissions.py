@@ -1,5 +1,5 @@
 """
-The admission side of an operator: its webhook server, and what the server and the API must know of each other.
+The side of an operator that the API calls: its webhook server, and what the server and the API must know of each other.
 
 The server (or tunnel) is the user's choice, any callable of the documented protocol. It is started when it is known
 what there is to be asked about; it lives as long as the operator. On exit, the API forgets the webhooks before the
@@ -17,8 +17,12 @@ from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.credentials import Vault
 from kopf._cogs.structs.references import Resource, Selector
+from kopf._cogs.structs.reviews import Headers, SSLPeer
 from kopf._core.engines.admission import Memos, Reviewer, client_var, vault_var
-from kopf._core.engines.webhooks import CLEANUP_TIMEOUT, Configurations
+from kopf._core.engines.conversion import KIND, Converter
+from kopf._core.engines.strategies import Strategies
+from kopf._core.engines.upkeep import CLEANUP_TIMEOUT, Upkeep
+from kopf._core.engines.webhooks import Configurations
 from kopf._core.intents.registries import OperatorRegistry
 from kopf._core.reactor.observation import Complaints, resolve_webhooks
 
@@ -33,7 +37,8 @@ class ServerMissingError(ExplainedError):
 
     def __init__(self) -> None:
         super().__init__(
-            "There are admission handlers (@kopf.on.validate, @kopf.on.mutate), but no server for them. "
+            "There are admission handlers (@kopf.on.validate, @kopf.on.mutate) or conversion handlers "
+            "(@kopf.on.convert), but no server for them. "
             "Set settings.admission.server in a startup handler: for example, to kopf.WebhookServer() or to "
             "kopf.WebhookAutoServer(); see \"Servers and tunnels\" in the documentation.")
 
@@ -43,7 +48,11 @@ class ServerEndedError(Exception):
 
 
 class Admission:
-    """Serves the admission handlers of an operator that has any; raises `ServerMissingError` if it can't."""
+    """
+    Serves the admission and conversion handlers of an operator that has any.
+
+    :raises ServerMissingError: if there is nothing to serve them by.
+    """
 
     def __init__(
             self, *, client: ApiClient, settings: OperatorSettings, registry: OperatorRegistry, vault: Vault,
@@ -56,8 +65,12 @@ class Admission:
             raise ServerMissingError()
         self._vault = vault
         self._reviewer = Reviewer(settings=settings, memo=memo, indices=indices, memos=memos)
+        self._converter = Converter(settings=settings, memo=memo, indices=indices, memos=memos)
         managed = settings.admission.managed
-        self._configurations = Configurations(client, managed) if managed else None
+        self._configurations = Configurations(client, managed) if managed and len(registry.webhooks) else None
+        self._strategies = Strategies(client) if managed and len(registry.conversions) else None
+        kept = (self._configurations, self._strategies)
+        self._kept: tuple[Upkeep, ...] = tuple(upkeep for upkeep in kept if upkeep is not None)
         self._complaints = Complaints()
         self._discovered = asyncio.Event()
         self.listening = False
@@ -65,12 +78,15 @@ class Admission:
 
     def rediscover(self, resources: Collection[Resource]) -> frozenset[Selector]:
         """Serve the handlers for those of the resources that they are for; give the selectors that have none."""
-        served, complaints = resolve_webhooks(self._registry, resources)
+        served, converted, complaints = resolve_webhooks(self._registry, resources)
         complaints.log(self._complaints)
         self._complaints = complaints
         self._reviewer.serve(served)
+        self._converter.serve(converted)
         if self._configurations is not None:
             self._configurations.serve(served)
+        if self._strategies is not None:
+            self._strategies.serve(converted)
         self._discovered.set()
         return complaints.unresolved
 
@@ -79,16 +95,25 @@ class Admission:
         await self._discovered.wait()
         # The server must outlive its webhooks in the API, so it is in a task that is not cancelled with this one.
         tasks = {asyncio.create_task(self._run_server(), name='webhook server')}
-        if self._configurations is not None:
-            tasks.add(asyncio.create_task(self._configurations.run(), name='webhook configurations'))
+        tasks |= {asyncio.create_task(upkeep.run(), name=upkeep.title) for upkeep in self._kept}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            if self._configurations is not None and await self._is_last():
-                await self._configurations.clean_up()
+            if await self._is_last():
+                for upkeep in self._kept:
+                    await upkeep.clean_up()
             await end(tasks, timeout=EXIT_TIMEOUT, what="The webhook server and its configurations")
+
+    async def _answer(
+            self, request: Any, *, webhook: str | None = None, headers: Headers | None = None,
+            sslpeer: SSLPeer | None = None,
+    ) -> Any:
+        """Answer any review; see `kopf.WebhookFn`."""
+        conversion = isinstance(request, Mapping) and request.get('kind') == KIND
+        answer: Any = self._converter if conversion else self._reviewer
+        return await answer(request, webhook=webhook, headers=headers, sslpeer=sslpeer)
 
     async def _is_last(self) -> bool:
         """Tell whether no other replica of the operator answers the API at the same address."""
@@ -108,11 +133,11 @@ class Admission:
         async with contextlib.AsyncExitStack() as stack:
             if hasattr(type(server), '__aenter__'):
                 server = await stack.enter_async_context(server)
-            configs = server(self._reviewer)
+            configs = server(self._answer)
             if hasattr(configs, 'aclose'):
                 await stack.enter_async_context(contextlib.aclosing(configs))
             async for client_config in configs:
                 self.listening = True
-                if self._configurations is not None:
-                    self._configurations.connect(client_config)
+                for upkeep in self._kept:
+                    upkeep.connect(client_config)
         raise ServerEndedError("The webhook server has ended unexpectedly.")

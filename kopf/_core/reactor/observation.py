@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kopf._cogs.structs.references import Resource, Selector
-from kopf._core.intents.handlers import WebhookHandler
+from kopf._core.intents.handlers import ConversionHandler, WebhookHandler
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry
 
 logger = logging.getLogger(__name__)
@@ -58,11 +58,14 @@ def resolve_tables(
 
 def resolve_webhooks(
         registry: OperatorRegistry, resources: Collection[Resource],
-) -> tuple[dict[WebhookHandler, frozenset[Resource]], Complaints]:
-    """Give the resources of each admission handler, and what can't be served. They are not watched for that."""
+) -> tuple[dict[WebhookHandler, frozenset[Resource]], dict[ConversionHandler, frozenset[Resource]], Complaints]:
+    """Give the resources of admission handlers, those of conversions, and what can't be served. None is watched."""
     chosen, complaints = _resolve_selectors(registry.iter_selectors(watched=False), resources)
-    return {handler: chosen.get(handler.selector, frozenset()) for handler in registry.webhooks
-            if handler.selector is not None}, complaints
+    webhooks = {handler: chosen.get(handler.selector, frozenset()) for handler in registry.webhooks
+                if handler.selector is not None}
+    conversions = {handler: chosen.get(handler.selector, frozenset()) for handler in registry.conversions
+                   if handler.selector is not None}
+    return webhooks, conversions, complaints
 
 
 def _resolve_selectors(

@@ -47,7 +47,7 @@ def test_where_handlers_are_kept(registry, decorator, attribute):
     options = {'labels': {'x': 'y'}, 'param': 123}
     assert decorator('kopfexamples', registry=registry, id='id', **options)(fn) is fn
     handlers = {name: list(getattr(registry, name)) for name in (
-        'watching', 'indexing', 'spawning', 'changing', 'webhooks', 'activities')}
+        'watching', 'indexing', 'spawning', 'changing', 'webhooks', 'conversions', 'activities')}
     handler, = handlers.pop(attribute)
     assert not any(handlers.values())
     assert (handler.id, handler.fn, handler.param, handler.labels) == ('id', fn, 123, {'x': 'y'})
@@ -140,9 +140,10 @@ def test_what_is_watched_and_what_is_patched(registry):
     kopf.on.create('c', registry=registry)(fn)
     kopf.daemon('d', registry=registry)(fn)
     kopf.on.validate('e', registry=registry)(fn)
+    kopf.on.convert('f', registry=registry)(fn)
     assert [selector.any_name for selector in registry.iter_selectors()] == ['b', 'a', 'd', 'c']
     assert [selector.any_name for selector in registry.iter_selectors(patched=True)] == ['d', 'c']
-    assert [selector.any_name for selector in registry.iter_selectors(watched=False)] == ['e']
+    assert [selector.any_name for selector in registry.iter_selectors(watched=False)] == ['e', 'f']
 
 
 # Tables.

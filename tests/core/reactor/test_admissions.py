@@ -4,7 +4,7 @@ import asyncio
 import pytest
 
 import kopf
-from kopf._core.engines import webhooks
+from kopf._core.engines import upkeep
 from kopf._core.reactor.admissions import ServerEndedError, ServerMissingError
 
 VALIDATING, MUTATING = 'validatingwebhookconfigurations', 'mutatingwebhookconfigurations'
@@ -153,7 +153,7 @@ async def test_webhooks_need_no_watching(world, server, hooks):
 
 
 async def test_failures_are_retried(world, server, hooks, monkeypatch):
-    monkeypatch.setattr(webhooks, 'RETRY_DELAYS', (0.01,))
+    monkeypatch.setattr(upkeep, 'RETRY_DELAYS', (0.01,))
     world.sandbox.faults.error(500, times=2, method='PATCH')
     world.sandbox.faults.error(403, times=1, method='POST')
     world.declare(kopf.on.validate, 'validating')
@@ -163,7 +163,7 @@ async def test_failures_are_retried(world, server, hooks, monkeypatch):
 
 
 async def test_configurations_deleted_by_others_are_made_again(world, server, hooks, monkeypatch):
-    monkeypatch.setattr(webhooks, 'RETRY_DELAYS', (0.01,))
+    monkeypatch.setattr(upkeep, 'RETRY_DELAYS', (0.01,))
     world.declare(kopf.on.validate, 'validating')
     async with world.operator():
         await hooks(VALIDATING, 'validating')

@@ -1,0 +1,306 @@
+"""
+Answering conversion reviews: objects of custom resources come in one version and are wanted in another.
+
+All the objects of a review are converted, or none: a list with a hole would be a loss. Where no handler leads from the
+one version to the other, a chain of handlers does. What the API does not let be changed is kept by the framework, so
+that handlers can return just what they are about. Specified in the documentation's "Conversion between versions".
+"""
+import asyncio
+import collections
+import copy
+import dataclasses
+import functools
+import itertools
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, cast
+
+import orjson
+
+from kopf._cogs.clients.api import encode
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.bodies import Body
+from kopf._cogs.structs.patches import Patch
+from kopf._cogs.structs.references import Resource
+from kopf._cogs.structs.reviews import ConversionRequest, ConversionResponse, Headers, SSLPeer, time_limit_var
+from kopf._core.actions.execution import (
+    ErrorsMode,
+    Execution,
+    PermanentError,
+    describe_error,
+    execute_handler_once,
+    running,
+    utcnow,
+)
+from kopf._core.actions.loggers import LocalObjectLogger
+from kopf._core.actions.progression import HandlerState
+from kopf._core.engines.admission import Memos, ReviewError
+from kopf._core.intents.causes import ConversionCause
+from kopf._core.intents.handlers import ConversionHandler
+
+logger = logging.getLogger(__name__)
+
+KIND = 'ConversionReview'
+VERSION = 'apiextensions.k8s.io/v1'
+ENDPOINT = 'convert/'
+"""What the paths of conversions begin with; the name of the CRD follows."""
+
+Convertible = Mapping[ConversionHandler, Collection[Resource]]
+"""The handlers and the resources that they are for."""
+
+_BREATH = 20
+"""After how many objects others get their turn, if the handlers do not wait for anything themselves."""
+_CHANGEABLE = ('labels', 'annotations')
+
+
+class ConversionError(PermanentError):
+    """An object can't be converted; the message is shown to whoever has asked the API for it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Review:
+    """A conversion review, checked as far as the framework relies on it."""
+    uid: str
+    group: str
+    version: str
+    objects: Sequence[Mapping[str, Any]]
+
+    @classmethod
+    def parse(cls, review: Any) -> '_Review':
+        if not isinstance(review, Mapping) or review.get('kind') != KIND:
+            raise ReviewError("It is not a ConversionReview.")
+        if review.get('apiVersion') != VERSION:
+            raise ReviewError(f"The version of the review must be {VERSION}.")
+        request = review.get('request')
+        if not isinstance(request, Mapping):
+            raise ReviewError("The field 'request' of the review must be an object.")
+        uid, desired, objects = request.get('uid'), request.get('desiredAPIVersion'), request.get('objects')
+        if not isinstance(uid, str):
+            raise ReviewError("The field 'uid' of the request must be a string.")
+        if not isinstance(desired, str) or not all(desired.partition('/')):
+            raise ReviewError("The field 'desiredAPIVersion' of the request must be a group and a version.")
+        if not isinstance(objects, list):
+            raise ReviewError("The field 'objects' of the request must be a list.")
+        for obj in objects:
+            _check_object(obj)
+        group, _, version = desired.partition('/')
+        return cls(uid=uid, group=group, version=version, objects=objects)
+
+
+class Converter:
+    """
+    Converts objects by asking the handlers; it is what webhook servers call with conversion reviews.
+
+    The handlers that are served are known only when their resources are discovered: see `serve`.
+    """
+
+    def __init__(
+            self, *, settings: OperatorSettings, memo: Any, indices: Mapping[str, Any], memos: Memos,
+    ) -> None:
+        self._settings = settings
+        self._memo = memo
+        self._indices = indices
+        self._memos = memos
+        self._routes: dict[str, _Routes] = {}  # by the names of CRDs
+
+    def serve(self, served: Convertible) -> None:
+        """Convert the objects of these resources by these handlers."""
+        self._routes = {name: _Routes(*found) for name, found in group_by_crd(served).items()}
+
+    async def __call__(
+            self,
+            request: ConversionRequest,
+            *,
+            webhook: str | None = None,
+            headers: Headers | None = None,
+            sslpeer: SSLPeer | None = None,
+    ) -> ConversionResponse:
+        """
+        Convert the objects of one request; see `kopf.WebhookFn`.
+
+        :raises ReviewError: if it is no review, or not of what there are handlers for.
+        """
+        review = _Review.parse(request)
+        routes = self._find(review, webhook)
+        limit = time_limit_var.get()
+        response: dict[str, Any] = {'uid': review.uid}
+        converted: list[Any] = []
+        timeout = asyncio.timeout(limit)
+        try:
+            async with timeout:
+                for obj in review.objects:
+                    converted.append(await self._convert(obj, review, routes, headers or {}, sslpeer or {}))
+                    if len(converted) % _BREATH == 0:
+                        await asyncio.sleep(0)
+        except (ConversionError, RecursionError) as error:
+            response['result'] = {'status': 'Failed', 'message': describe_error(error)}
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            message = (f"Only {len(converted)} of {len(review.objects)} objects are converted to "
+                       f"{review.group}/{review.version} within {limit:g} seconds.")
+            logger.error("%s", message)
+            response['result'] = {'status': 'Failed', 'message': message}
+        else:
+            response['convertedObjects'] = converted
+            response['result'] = {'status': 'Success'}
+        return cast(ConversionResponse, {'apiVersion': VERSION, 'kind': KIND, 'response': response})
+
+    def _find(self, review: _Review, webhook: str | None) -> '_Routes':
+        if webhook:
+            found = self._routes.get(webhook.removeprefix(ENDPOINT))
+            if found is None or not webhook.startswith(ENDPOINT):
+                raise ReviewError(f"There are no conversions at {webhook!r}.", status=404)
+            if found.resource.group != review.group:
+                raise ReviewError(f"The objects of {webhook!r} cannot be converted to another group: {review.group}.")
+            return found
+        kinds = {obj['kind'] for obj in review.objects}
+        for routes in self._routes.values():
+            if routes.resource.group == review.group and kinds <= {routes.resource.kind}:
+                return routes
+        raise ReviewError(f"There are no conversions for {', '.join(sorted(kinds))} of {review.group}.", status=404)
+
+    async def _convert(
+            self, obj: Mapping[str, Any], review: _Review, routes: '_Routes', headers: Headers, sslpeer: SSLPeer,
+    ) -> Mapping[str, Any]:
+        """Lead one object through all the versions between."""
+        group, _, version = obj['apiVersion'].rpartition('/')
+        if group != review.group or obj['kind'] != routes.resource.kind:
+            raise ConversionError(f"{_name(obj)}: it is {obj['kind']} of {group or 'the core API'}, "
+                                  f"not {routes.resource.kind} of {review.group}.")
+        try:
+            for handler, target in routes.find(version, review.version):
+                cause = self._make_cause(obj, version, target, routes.resource, headers, sslpeer)
+                obj, version = await self._ask(handler, cause, obj, f'{review.group}/{target}'), target
+        except ConversionError as error:
+            raise ConversionError(f"{_name(obj)}: {error}") from None
+        return obj
+
+    async def _ask(
+            self, handler: ConversionHandler, cause: ConversionCause, obj: Mapping[str, Any], api_version: str,
+    ) -> Mapping[str, Any]:
+        state = HandlerState(started=utcnow())
+        rules = Execution(executor=self._settings.execution.executor, default_errors=ErrorsMode.PERMANENT)
+        with running(handler, cause):
+            outcome = await execute_handler_once(
+                handler, cause.kwargs_for(handler, state), state, rules, logger=cause.logger)
+        if outcome.exception is not None:
+            raise ConversionError(describe_error(outcome.exception))
+        try:
+            return _finish(obj, outcome.result, cause.patch, api_version)
+        except ConversionError as error:
+            cause.logger.error("%s has not converted the object: %s", handler, error)
+            raise
+        except Exception as error:  # of the patch's functions, or of values that are not JSON
+            cause.logger.error("%s has not converted the object: %s", handler, describe_error(error), exc_info=error)
+            raise ConversionError(describe_error(error)) from None
+
+    def _make_cause(
+            self, obj: Mapping[str, Any], start: str, end: str, resource: Resource, headers: Headers, sslpeer: SSLPeer,
+    ) -> ConversionCause:
+        body = Body(obj)
+        memo = self._memos(resource, obj.get('metadata') or {})
+        return ConversionCause(
+            logger=LocalObjectLogger(body=body, settings=self._settings),
+            memo=copy.copy(self._memo) if memo is None else memo,
+            indices=self._indices,
+            resource=resource,
+            body=body,
+            patch=Patch(body=body),
+            from_version=start,
+            to_version=end,
+            headers=headers,
+            sslpeer=sslpeer,
+        )
+
+
+class _Routes:
+    """The ways between the versions of one resource."""
+
+    def __init__(self, resource: Resource, handlers: Sequence[ConversionHandler]) -> None:
+        self.resource = resource
+        self._handlers = handlers
+        self.find: Callable[[str, str], Sequence[tuple[ConversionHandler, str]]] = functools.lru_cache(256)(self._find)
+
+    def _find(self, start: str, end: str) -> Sequence[tuple[ConversionHandler, str]]:
+        """Give the handlers to be called one after another, each with the version that it leads to; the fewest."""
+        named = (versions for handler in self._handlers for versions in (handler.from_versions, handler.to_versions))
+        versions = sorted({end}.union(*(some for some in named if some is not None)))
+        ways: dict[str, list[str]] = {start: [start]}
+        queue = collections.deque([start])
+        while queue and end not in ways:
+            version = queue.popleft()
+            for target in versions:
+                if target not in ways and any(handler.converts(version, target) for handler in self._handlers):
+                    ways[target] = [*ways[version], target]
+                    queue.append(target)
+        if end not in ways:
+            raise ConversionError(f"There is no handler that converts from {start} to {end} "
+                                  f"(@kopf.on.convert with from_version={start!r}, to_version={end!r}).")
+        return [(self._choose(*pair), pair[1]) for pair in itertools.pairwise(ways[end])]
+
+    def _choose(self, start: str, end: str) -> ConversionHandler:
+        """Give the handler for two versions: the one that names them most precisely."""
+        found = [handler for handler in self._handlers if handler.converts(start, end)]
+        best = max(map(_get_precision, found))
+        first, *others = [handler for handler in found if _get_precision(handler) == best]
+        for other in others:
+            if other.fn is not first.fn or other.id != first.id:
+                raise ConversionError(f"Several handlers convert from {start} to {end}, and it is not clear which one "
+                                      f"to take: {first.id!r}, {other.id!r}.")
+        return first
+
+
+def group_by_crd(served: Convertible) -> dict[str, tuple[Resource, list[ConversionHandler]]]:
+    """Give the resource and the handlers of each CRD, in all versions; by the names of CRDs."""
+    found: dict[str, tuple[Resource, list[ConversionHandler]]] = {}
+    for handler, resources in served.items():
+        for resource in sorted(resources, key=lambda resource: not resource.preferred):
+            _, handlers = found.setdefault(f'{resource.plural}.{resource.group}', (resource, []))
+            if handler not in handlers:
+                handlers.append(handler)
+    return found
+
+
+def _get_precision(handler: ConversionHandler) -> int:
+    return (handler.from_versions is not None) + (handler.to_versions is not None)
+
+
+def _check_object(obj: Any) -> None:
+    if not isinstance(obj, Mapping):
+        raise ReviewError("The objects to be converted must be objects.")
+    if not isinstance(obj.get('apiVersion'), str) or not isinstance(obj.get('kind'), str):
+        raise ReviewError("The objects to be converted must have strings as 'apiVersion' and 'kind'.")
+    metadata = obj.get('metadata')
+    if not isinstance(metadata, Mapping):
+        raise ReviewError("The objects to be converted must have objects as 'metadata'.")
+    for key in ('name', 'namespace', 'uid'):
+        if not isinstance(metadata.get(key), str | None):
+            raise ReviewError(f"The field 'metadata.{key}' of the objects to be converted must be a string.")
+    for key in _CHANGEABLE:
+        if not isinstance(metadata.get(key), Mapping | None):
+            raise ReviewError(f"The field 'metadata.{key}' of the objects to be converted must be an object.")
+
+
+def _finish(old: Mapping[str, Any], result: object, patch: Patch, api_version: str) -> Mapping[str, Any]:
+    """Make the object in the new version of what the handler has returned and what it has patched."""
+    if result is not None and not isinstance(result, Mapping):
+        raise ConversionError(f"The handler must return the converted object, or nothing if it has changed the object "
+                              f"by patch; it has returned {result!r}.")
+    new = old if result is None else result
+    new = orjson.loads(encode(patch.applied_to(new) if patch else new))  # also, nothing is shared with the handler
+    metadata, given = dict(old['metadata']), new.get('metadata')
+    if given is not None and not isinstance(given, Mapping):
+        raise ConversionError(f"The handler has made metadata of {given!r}.")
+    for key, value in (given or {}).items():
+        if key in _CHANGEABLE:
+            metadata[key] = value
+        elif value != metadata.get(key):
+            raise ConversionError(f"The handler has changed metadata.{key}, but conversions can change only "
+                                  f"{' and '.join(_CHANGEABLE)} there.")
+    return {**new, 'apiVersion': api_version, 'kind': old['kind'], 'metadata': metadata}
+
+
+def _name(obj: Mapping[str, Any]) -> str:
+    metadata = obj['metadata']
+    return '/'.join(filter(None, (metadata.get('namespace'), metadata.get('name')))) or obj['kind']

@@ -1,0 +1,134 @@
+"""
+The conversion strategies in CRDs: what the API must know in order to ask the handlers of conversions.
+
+Each CRD has one, in ``spec.conversion``: the address of the webhook server, or that there is no conversion. In the end,
+it is left as it is unless the handlers say otherwise: without any conversion, the API would serve and store objects of
+one version as if they were of another. What somebody else has put there in the meantime is never touched.
+"""
+import contextlib
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from kopf._cogs.clients import errors
+from kopf._cogs.clients.api import ApiClient
+from kopf._cogs.structs.reviews import WebhookClientConfig
+from kopf._core.engines.conversion import ENDPOINT, Convertible, group_by_crd
+from kopf._core.engines.upkeep import Upkeep
+from kopf._core.engines.webhooks import inject_path
+
+logger = logging.getLogger(__name__)
+
+PATH = '/apis/apiextensions.k8s.io/v1/customresourcedefinitions'
+JSON_PATCH = 'application/json-patch+json'
+ATTEMPTS = 5
+NONE: Mapping[str, Any] = {'strategy': 'None'}
+
+
+class Strategies(Upkeep):
+    """Keeps the conversion strategies of CRDs in line with the handlers, and with the address of the server."""
+
+    rule = "{apiGroups: [apiextensions.k8s.io], resources: [customresourcedefinitions], verbs: [get, patch]}"
+    consequence = "objects can not be converted until the operator is back"
+    title = "conversion strategy of the CRDs"
+
+    def __init__(self, client: ApiClient) -> None:
+        super().__init__(client)
+        self._persistent: dict[str, bool] = {}  # by the names of CRDs, as all the others
+        self._written: dict[str, Mapping[str, Any]] = {}
+        self._previous: dict[str, Mapping[str, Any]] = {}
+        self._foreign: set[str] = set()
+
+    def serve(self, served: Convertible) -> None:
+        """Let the API ask the operator for conversions between the versions of these resources."""
+        self._persistent = {name: any(handler.persistent for handler in handlers)
+                            for name, (_, handlers) in group_by_crd(served).items()}
+        self._changed.set()
+
+    async def write(self, client_config: WebhookClientConfig) -> None:
+        for name in sorted(self._persistent):
+            await self._write_over(name, build_strategy(name, client_config))
+
+    async def remove(self, client_config: WebhookClientConfig) -> None:
+        for name, written in self._written.items():
+            crd = await self._read(name)
+            if crd is None or not is_same(_get_strategy(crd), written):
+                continue  # it is somebody else's now
+            if self._persistent.get(name, True):
+                logger.info("The conversion strategy of %s is left as it is: until the operator is back, "
+                            "objects can be used only in the versions in which they are stored.", name)
+            else:
+                logger.info("Cleaning up the conversion strategy of %s.", name)
+                await self._patch(crd, self._previous.get(name, NONE))
+
+    async def _write_over(self, name: str, strategy: Mapping[str, Any]) -> None:
+        for _ in range(ATTEMPTS - 1):
+            with contextlib.suppress(errors.APIUnprocessableError):  # maybe only since the CRD has just changed
+                await self._write(name, strategy)
+                return
+        await self._write(name, strategy)
+
+    async def _write(self, name: str, strategy: Mapping[str, Any]) -> None:
+        crd = await self._read(name)
+        if crd is None:
+            logger.error("Objects of %s cannot be converted: it is no custom resource, as it has no CRD.", name)
+            return
+        current, written = _get_strategy(crd), self._written.get(name)
+        if is_same(current, strategy):
+            self._foreign.discard(name)
+        elif written is not None and is_same(written, strategy) and current['strategy'] == 'Webhook':
+            if name not in self._foreign:
+                logger.warning("The conversion strategy of %s has been changed by somebody else, who is to convert the "
+                               "objects now: %s", name, current.get('webhook'))
+            self._foreign.add(name)
+            return
+        else:
+            logger.info("Reconfiguring the conversion strategy of %s.", name)
+            if not _is_own(current, name):
+                self._previous[name] = current
+            await self._patch(crd, strategy)
+        self._written[name] = strategy
+
+    async def _read(self, name: str) -> Mapping[str, Any] | None:
+        try:
+            return dict(await self._client.get_json(f'{PATH}/{name}', logger=logger))
+        except errors.APINotFoundError:
+            return None
+
+    async def _patch(self, crd: Mapping[str, Any], strategy: Mapping[str, Any]) -> None:
+        metadata = crd['metadata']
+        await self._client.patch(f"{PATH}/{metadata['name']}", [
+            {'op': 'test', 'path': '/metadata/resourceVersion', 'value': metadata['resourceVersion']},
+            {'op': 'add', 'path': '/spec/conversion', 'value': strategy},
+        ], JSON_PATCH, logger=logger)
+
+
+def build_strategy(name: str, client_config: WebhookClientConfig) -> dict[str, Any]:
+    """Build the conversion strategy of a CRD: to be asked of the server at this address."""
+    return {'strategy': 'Webhook', 'webhook': {
+        'clientConfig': inject_path(client_config, f'{ENDPOINT}{name}'), 'conversionReviewVersions': ['v1']}}
+
+
+def is_same(strategy: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Compare two strategies, whether or not the API has added its defaults."""
+    return _simplify(strategy) == _simplify(other)
+
+
+def _simplify(strategy: Mapping[str, Any]) -> tuple[object, ...]:
+    webhook = strategy.get('webhook') or {}
+    config = webhook.get('clientConfig') or {}
+    service = config.get('service') or {}
+    address = tuple(service.get(key) for key in ('namespace', 'name', 'path')) + (service.get('port') or 443,)
+    return (strategy.get('strategy'), config.get('url'), address if service else None, config.get('caBundle'),
+            webhook.get('conversionReviewVersions'))
+
+
+def _get_strategy(crd: Mapping[str, Any]) -> Mapping[str, Any]:
+    return crd['spec'].get('conversion') or NONE
+
+
+def _is_own(strategy: Mapping[str, Any], name: str) -> bool:
+    """Tell whether it was written by an operator of this framework, maybe by a former run of this one."""
+    config = (strategy.get('webhook') or {}).get('clientConfig') or {}
+    path = config.get('url') or (config.get('service') or {}).get('path') or ''
+    return bool(path.endswith(f'/{ENDPOINT}{name}'))

@@ -1,0 +1,83 @@
+"""
+Keeping something in the cluster in line with what the operator serves, and with the address where it serves it.
+
+It is written when both are known, and again when either changes; on failures, until it works: the API can be ill, or an
+administrator can be just about to give the permission that is missing.
+"""
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from kopf._cogs.clients import errors
+from kopf._cogs.clients.api import ApiClient
+from kopf._cogs.structs.reviews import WebhookClientConfig
+
+logger = logging.getLogger(__name__)
+
+CLEANUP_TIMEOUT = 10.0
+"""How long the clean-up may take before it is given up (in seconds)."""
+
+RETRY_DELAYS = (1, 2, 5, 10, 30)
+"""The pauses after failures (in seconds); the last one is repeated."""
+
+
+class Upkeep(ABC):
+    """What is written to the cluster so that the API finds the webhook server, and is cleaned up in the end."""
+
+    rule: ClassVar[str]
+    """The RBAC rule that it takes."""
+    consequence: ClassVar[str]
+    """What happens if it can't be cleaned up."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+        self._client_config: WebhookClientConfig | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """What is written, for logs."""
+
+    @abstractmethod
+    async def write(self, client_config: WebhookClientConfig) -> None:
+        """Write what has changed."""
+
+    @abstractmethod
+    async def remove(self, client_config: WebhookClientConfig) -> None:
+        """Remove what must not stay when nobody answers any more."""
+
+    def connect(self, client_config: WebhookClientConfig) -> None:
+        """Let the API find the server there."""
+        self._client_config = client_config
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Write when it has to be written; on failures, try again until it works."""
+        failures = 0
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            if self._client_config is None:
+                continue
+            try:
+                await self.write(self._client_config)
+                failures = 0
+            except errors.APIError as error:
+                delay = RETRY_DELAYS[min(failures, len(RETRY_DELAYS) - 1)]
+                failures += 1
+                hint = f" It needs the permission {self.rule}." if isinstance(error, errors.APIForbiddenError) else ""
+                logger.error("The %s cannot be written; trying again in %s s: %s%s", self.title, delay, error, hint)
+                await asyncio.sleep(delay)
+                self._changed.set()
+
+    async def clean_up(self) -> None:
+        """Remove what must not stay; if that is impossible, say so."""
+        if self._client_config is None:
+            return
+        try:
+            async with asyncio.timeout(CLEANUP_TIMEOUT):
+                await self.remove(self._client_config)
+        except (TimeoutError, errors.APIError) as error:
+            logger.error("The %s cannot be cleaned up; %s: %r", self.title, self.consequence, error)

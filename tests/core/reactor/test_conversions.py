@@ -1,0 +1,199 @@
+"""Conversions in a whole operator: what is written to CRDs, when, and what is left of it."""
+import asyncio
+
+import pytest
+
+import kopf
+from kopf._core.engines import upkeep
+
+CRDS = 'customresourcedefinitions'
+CRD = 'kopfexamples.kopf.dev'
+FOREIGN = {'strategy': 'Webhook', 'webhook': {
+    'clientConfig': {'url': 'https://foreign/x', 'caBundle': 'Q0E='}, 'conversionReviewVersions': ['v1']}}
+
+
+class Server:
+    """A server without a network: the test is the API."""
+
+    def __init__(self):
+        self.configs = asyncio.Queue()
+        self.configs.put_nowait({'url': 'https://localhost:1/root', 'caBundle': 'Q0E='})
+        self.fn = None
+
+    async def __call__(self, fn):
+        self.fn = fn
+        while True:
+            yield await self.configs.get()
+
+
+@pytest.fixture
+def server(world):
+    world.settings.admission.server = Server()
+    world.settings.admission.managed = 'test.kopf.dev'
+    return world.settings.admission.server
+
+
+@pytest.fixture
+def strategy(world):
+    """Wait until the conversion of the CRD is like this."""
+    async def strategy(check, name=CRD):
+        found = await world.aio.wait_for(
+            CRDS, name, lambda body: check(body['spec'].get('conversion') or {'strategy': 'None'}))
+        return found['spec'].get('conversion') or {'strategy': 'None'}
+    return strategy
+
+
+def has_url(url):
+    return lambda conversion: conversion.get('webhook', {}).get('clientConfig', {}).get('url') == url
+
+
+is_own = has_url(f'https://localhost:1/root/convert/{CRD}')
+
+
+def is_none(conversion):
+    return conversion == {'strategy': 'None'}
+
+
+def declare(world, id='convert', resource='kopfexamples', **options):
+    @kopf.on.convert(resource, id=id, registry=world.registry, **options)
+    async def convert(patch, from_version, to_version, **_):
+        patch.spec['converted'] = f'{from_version}-{to_version}'
+
+
+async def test_conversions_are_configured_and_answered(world, server, strategy):
+    declare(world)
+    async with world.operator():
+        assert await strategy(is_own) == {'strategy': 'Webhook', 'webhook': {
+            'clientConfig': {'url': f'https://localhost:1/root/convert/{CRD}', 'caBundle': 'Q0E='},
+            'conversionReviewVersions': ['v1']}}
+        answer = await server.fn({'apiVersion': 'apiextensions.k8s.io/v1', 'kind': 'ConversionReview', 'request': {
+            'uid': 'uid1', 'desiredAPIVersion': 'kopf.dev/v2', 'objects': [
+                {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': {'name': 'x'}, 'spec': {}}]}},
+            webhook=f'convert/{CRD}')
+        assert answer['response'] == {'uid': 'uid1', 'result': {'status': 'Success'}, 'convertedObjects': [
+            {'apiVersion': 'kopf.dev/v2', 'kind': 'KopfExample', 'metadata': {'name': 'x'},
+             'spec': {'converted': 'v1-v2'}}]}
+    assert is_own((await world.aio.get(CRDS, CRD))['spec']['conversion'])  # conversions outlive their operators
+    assert any("is left as it is" in line for line in world.log.texts)
+    assert not [request for request in world.sandbox.requests if request.group == 'admissionregistration.k8s.io']
+
+
+@pytest.mark.parametrize('before', [None, {'strategy': 'None'}, FOREIGN])
+async def test_temporary_ones_restore_what_was_there(world, server, strategy, before):
+    if before is not None:
+        await world.aio.patch(CRDS, CRD, {'spec': {'conversion': before}})
+    declare(world, persistent=False)
+    async with world.operator():
+        await strategy(is_own)
+    assert await strategy(lambda conversion: not is_own(conversion)) == (before or {'strategy': 'None'})
+
+
+async def test_what_a_killed_operator_has_left_is_its_own(world, server, strategy):
+    await world.aio.patch(CRDS, CRD, {'spec': {'conversion': {**FOREIGN, 'webhook': {
+        **FOREIGN['webhook'], 'clientConfig': {'url': f'https://localhost:7/convert/{CRD}'}}}}})
+    declare(world, persistent=False)
+    async with world.operator():
+        await strategy(is_own)
+    await strategy(is_none)
+
+
+async def test_one_persistent_handler_is_enough_to_stay(world, server, strategy):
+    declare(world, 'one', persistent=False, from_version='v1')
+    declare(world, 'two', persistent=True, from_version='v2')
+    async with world.operator():
+        await strategy(is_own)
+    await strategy(is_own)
+
+
+async def test_new_addresses_are_told_to_the_api(world, server, strategy):
+    declare(world)
+    async with world.operator():
+        await strategy(is_own)
+        server.configs.put_nowait({'service': {'name': 'svc', 'namespace': 'ns', 'path': '/root'}, 'caBundle': 'Q0E='})
+        found = await strategy(lambda conversion: 'service' in conversion['webhook']['clientConfig'])
+        assert found['webhook']['clientConfig'] == {'caBundle': 'Q0E=', 'service': {
+            'name': 'svc', 'namespace': 'ns', 'path': f'/root/convert/{CRD}'}}
+
+
+async def test_what_is_reset_is_written_again(world, server, strategy):
+    declare(world)
+    async with world.operator():
+        await strategy(is_own)
+        await world.aio.patch(CRDS, CRD, {'spec': {'conversion': {'strategy': 'None', 'webhook': None}}})
+        await strategy(is_own)
+
+
+async def test_what_others_have_taken_over_is_left_to_them(world, server, strategy):
+    declare(world, persistent=False)
+    async with world.operator():
+        await strategy(is_own)
+        await world.aio.patch(CRDS, CRD, {'spec': {'conversion': FOREIGN}})
+        await world.until_logged("has been changed by somebody else")
+    assert (await world.aio.get(CRDS, CRD))['spec']['conversion'] == FOREIGN
+
+
+async def test_crds_that_come_later(world, server, strategy):
+    declare(world, resource='kopflates')
+    async with world.operator():
+        await world.until_logged("Unresolved resources")
+        await world.aio.create({
+            'apiVersion': 'apiextensions.k8s.io/v1', 'kind': 'CustomResourceDefinition',
+            'metadata': {'name': 'kopflates.kopf.dev'},
+            'spec': {'group': 'kopf.dev', 'scope': 'Namespaced',
+                     'names': {'plural': 'kopflates', 'singular': 'kopflate', 'kind': 'KopfLate'},
+                     'versions': [{'name': 'v1', 'served': True, 'storage': True, 'schema': {'openAPIV3Schema': {
+                         'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}}}]}})
+        await strategy(has_url('https://localhost:1/root/convert/kopflates.kopf.dev'), 'kopflates.kopf.dev')
+        await world.aio.delete(CRDS, 'kopflates.kopf.dev')
+        await world.until(lambda: len([line for line in world.log.texts if "Unresolved resources" in line]) == 2)
+
+
+async def test_builtin_resources_cannot_be_converted(world, server):
+    declare(world, resource='pods')
+    async with world.operator():
+        await world.until_logged("Objects of pods. cannot be converted: it is no custom resource")
+
+
+async def test_missing_permissions_are_named_and_waited_for(world, server, strategy, monkeypatch):
+    monkeypatch.setattr(upkeep, 'RETRY_DELAYS', (0.01,))
+    world.sandbox.faults.error(403, times=2, method='PATCH')
+    declare(world)
+    async with world.operator():
+        await world.until_logged("{apiGroups: [apiextensions.k8s.io], resources: [customresourcedefinitions], "
+                                 "verbs: [get, patch]}")
+        await strategy(is_own)
+
+
+async def test_nothing_is_written_if_nothing_has_changed(world, server, strategy):
+    declare(world)
+    async with world.operator():
+        await strategy(is_own)
+        await world.aio.patch(CRDS, CRD, {'metadata': {'labels': {'a': 'b'}}})
+        server.configs.put_nowait({'url': 'https://other', 'caBundle': 'Q0E='})
+        await strategy(has_url(f'https://other/convert/{CRD}'))
+        patches = [request for request in world.sandbox.requests
+                   if request.method == 'PATCH' and 'conversion' in request.body.decode()]
+        assert len(patches) == 2
+
+
+async def test_unmanaged_crds_are_left_alone(world, server, strategy):
+    world.settings.admission.managed = None
+    declare(world)
+    async with world.operator():
+        async with asyncio.timeout(5):
+            while server.fn is None:
+                await asyncio.sleep(0)
+    await strategy(is_none)
+
+
+async def test_no_server_for_conversions(world):
+    declare(world)
+    with pytest.raises(Exception, match=r"@kopf\.on\.convert"):
+        await kopf.operator(registry=world.registry, settings=world.settings, standalone=True)
+
+
+async def test_conversions_need_no_watching(world, server, strategy):
+    declare(world)
+    async with world.operator():
+        await strategy(is_own)
+    assert not [request for request in world.sandbox.requests if request.resource == 'kopfexamples']
