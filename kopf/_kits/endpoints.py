@@ -36,6 +36,8 @@ LINGERING_TIME = 1.0
 """How long to read what is sent by those who are refused, so that they see the refusal (in seconds)."""
 SHUTDOWN_TIMEOUT = 5.0
 """How long to wait for the answers under way when the server ends (in seconds)."""
+BACKLOG = 128
+"""How many connections wait to be accepted."""
 
 _TIMEOUT = re.compile(r'(\d+(?:\.\d+)?)(ms|s)')
 
@@ -56,7 +58,7 @@ class Endpoint:
 
     async def bind(self, addr: str, port: int | None) -> int:
         """
-        Take the address, without listening yet; give the port.
+        Take the address, and let the clients wait until `listen`; give the port.
 
         :param port: the port; if ``None``, any that is free.
         :raises AddressError: if it is not possible.
@@ -64,6 +66,7 @@ class Endpoint:
         try:
             return await self._bind(addr, port)
         except OSError as error:
+            self._close_sockets()
             raise AddressError(
                 error.errno, f"The webhook server cannot listen at {addr}:{port or 'any port'}: {error.strerror}. "
                              f"Set addr= and port= of the server to what is free on this machine.") from None
@@ -107,6 +110,9 @@ class Endpoint:
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
         for sock in self._sockets:
             sock.close()
         self._sockets = []
@@ -199,6 +205,7 @@ def _open_socket(family: int, address: tuple[object, ...]) -> socket.socket:
             # "Everywhere" includes the older protocol; other addresses have a socket for each protocol.
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address[0] != '::'))
         sock.bind(address)
+        sock.listen(BACKLOG)  # only this tells whether the address is free
         sock.setblocking(False)
     except BaseException:
         sock.close()

@@ -81,7 +81,7 @@ class WebhookNgrokTunnel(WebhookContextManager):
     bundle: the certificates of ngrok are known to everybody.
 
     :param addr: the address to listen at locally, by HTTP; by default, ``localhost``.
-    :param port: the port to listen at; by default, any that is free.
+    :param port: the port to listen at; by default, 9443, or any other that is free if that is taken.
     :param path: the path before the ids of the webhooks; by default, there is none.
     :param token: the token of an account at ngrok.
     :param region: the region of ngrok to go through.
@@ -138,7 +138,7 @@ class WebhookAutoTunnel(ClusterDetector, WebhookContextManager):
     Listens on this machine if the cluster is a local one; otherwise, goes through a tunnel: that of ngrok.
 
     :param addr: the address to listen at; by default, ``localhost``.
-    :param port: the port to listen at; by default, any that is free.
+    :param port: the port to listen at; by default, 9443, or any other that is free if that is taken.
     :param path: the path before the ids of the webhooks; by default, there is none.
     """
 

@@ -9,6 +9,7 @@ import asyncio
 import base64
 import contextlib
 import dataclasses
+import errno
 import logging
 import os
 import pathlib
@@ -20,13 +21,15 @@ from typing import ClassVar, Self, TypeAlias
 
 from kopf._cogs.structs.reviews import WebhookClientConfig, WebhookFn
 from kopf._kits import certificates
-from kopf._kits.endpoints import Endpoint
+from kopf._kits.endpoints import AddressError, Endpoint
 
 logger = logging.getLogger(__name__)
 
 StrPath: TypeAlias = str | os.PathLike[str]
 Pair: TypeAlias = tuple[StrPath | bytes, StrPath | bytes | None, str | None]
 """A certificate and its private key, as files or as PEM, and the password of the key."""
+
+DEFAULT_PORT = 9443
 
 _EVERYWHERE = {'0.0.0.0': '127.0.0.1', '::': '::1'}
 """What can be listened at, and under which of these addresses it can be reached."""
@@ -59,7 +62,7 @@ class WebhookServer(WebhookContextManager):
     soon as they are there, with no break, and the API is told about the new CA bundle.
 
     :param addr: the address to listen at; by default, ``localhost``.
-    :param port: the port to listen at; by default, any that is free.
+    :param port: the port to listen at; by default, 9443, or any other that is free if that is taken.
     :param path: the path before the ids of the webhooks; by default, there is none.
     :param host: the host name in the URLs for the API; by default, the address.
     :param cadata: the CA bundle by which the API checks the server, as PEM. Together with ``certfile`` only; otherwise,
@@ -134,7 +137,7 @@ class WebhookServer(WebhookContextManager):
         self._resources.push_async_callback(endpoint.close)
         try:
             addr = self.addr or 'localhost'
-            port = await endpoint.bind(addr, self.port)
+            port = await _bind(endpoint, addr, self.port)
             reachable = _EVERYWHERE.get(addr, addr)
             host = await self._find_host() or reachable
             url = f"{'http' if self.insecure else 'https'}://{f'[{host}]' if ':' in host else host}:{port}{path}"
@@ -259,6 +262,17 @@ def _read(path: pathlib.Path) -> object:
         return path.read_bytes()
     except OSError:
         return None
+
+
+async def _bind(endpoint: Endpoint, addr: str, port: int | None) -> int:
+    if port is not None:
+        return await endpoint.bind(addr, port)
+    try:
+        return await endpoint.bind(addr, DEFAULT_PORT)
+    except AddressError as error:
+        if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+            raise
+        return await endpoint.bind(addr, None)
 
 
 def make_context(

@@ -29,7 +29,7 @@ import kopf
 from kopf._cogs.structs.references import Resource
 from kopf._cogs.structs.reviews import time_limit_var
 from kopf._core.engines.admission import Reviewer, ReviewError, vault_var
-from kopf._kits import certificates, tunnels
+from kopf._kits import certificates, tunnels, webhooks
 
 REVIEW = {
     'apiVersion': 'admission.k8s.io/v1', 'kind': 'AdmissionReview',
@@ -212,8 +212,21 @@ async def test_ports(serve: Any, fn: Seen) -> None:
     assert (await send(config))[0] == 200
     with pytest.raises(OSError, match=rf"cannot listen at 127\.0\.0\.1:{port}: Address already in use"):
         await anext(kopf.WebhookServer(addr='127.0.0.1', port=port)(fn))
-    with pytest.raises(OSError, match=r"cannot listen at absent\.invalid:any port: .*Set addr= and port="):
+    with pytest.raises(OSError, match=r"cannot listen at absent\.invalid:9443: .*Set addr= and port="):
         await anext(kopf.WebhookServer(addr='absent.invalid')(fn))
+
+
+async def test_the_default_port_is_taken_if_it_is_free(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.closing(socket.socket()) as sock:
+        sock.bind(('127.0.0.1', 0))
+        port = sock.getsockname()[1]
+    assert webhooks.DEFAULT_PORT == 9443
+    monkeypatch.setattr(webhooks, 'DEFAULT_PORT', port)
+    first = await serve(kopf.WebhookServer(addr='127.0.0.1'))
+    second = await serve(kopf.WebhookServer(addr='127.0.0.1'))
+    assert first['url'] == f'https://127.0.0.1:{port}'
+    assert urllib.parse.urlsplit(second['url']).port != port
+    assert (await send(first))[0] == (await send(second))[0] == 200
 
 
 @pytest.mark.parametrize('server, host', [

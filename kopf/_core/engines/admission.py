@@ -265,27 +265,30 @@ class Reviewer:
                 return
         except Exception as error:  # of the user's callbacks
             cause.logger.error("%s failed in its filters: %s", handler, describe(error), exc_info=error)
-            verdict.errors.append(error)
+            verdict.blame(handler, error, cause)
             return
+        verdict.strict = verdict.strict or not handler.ignore_failures
+        before = Patch(copy.deepcopy(dict(cause.patch)), fns=cause.patch.fns) if handler.ignore_failures else None
         timeout = asyncio.timeout_at(deadline)
+        failure: BaseException | None
         try:
             async with timeout:
                 with running(handler, cause):
                     outcome = await execute_handler_once(
                         handler, cause.kwargs_for(handler, state), state, rules, logger=cause.logger)
+            failure = outcome.exception
         except TimeoutError:
             if not timeout.expired():
                 raise
-            message = f"{handler} has not answered within {limit:g} seconds."
-            cause.logger.error("%s", message)
-            if handler.ignore_failures:  # as the API itself would do if nobody answered at all
-                cause.warnings.append(message)
-            else:
-                verdict.errors.append(HandlerTimeoutError(message))
-            return
+            failure = HandlerTimeoutError(f"{handler} has not answered within {limit:g} seconds.")
+            cause.logger.error("%s", failure)
         verdict.mutating = verdict.mutating or handler.type is WebhookType.MUTATING
-        if outcome.exception is not None:
-            verdict.errors.append(outcome.exception)
+        if failure is not None:
+            verdict.blame(handler, failure, cause)
+            if before is not None:  # nothing is half done
+                cause.patch.clear()
+                cause.patch.update(before)
+                cause.patch.fns.extend(before.fns)
 
 
 def _is_asked(handler: WebhookHandler, cause: WebhookCause) -> bool:
@@ -301,11 +304,20 @@ def _is_asked(handler: WebhookHandler, cause: WebhookCause) -> bool:
 class _Verdict:
     """What the handlers have said of one review."""
 
-    __slots__ = ('errors', 'mutating')
+    __slots__ = ('errors', 'mutating', 'strict')
 
     def __init__(self) -> None:
         self.errors: list[BaseException] = []
         self.mutating = False
+        self.strict = False
+        """Whether any of them is to be taken seriously if it fails."""
+
+    def blame(self, handler: WebhookHandler, error: BaseException, cause: WebhookCause) -> None:
+        """Refuse because of the failure of a handler; or only warn if its failures are to be ignored."""
+        if handler.ignore_failures:
+            cause.warnings.append(f"{handler} has failed, which is ignored: {describe(error)}")
+        else:
+            self.errors.append(error)
 
     def respond(self, review: _Review, cause: WebhookCause) -> ResponsePayload:
         patch = self._encode_patch(review, cause)
@@ -329,7 +341,10 @@ class _Verdict:
             return base64.b64encode(encode(ops)).decode() if ops else None
         except Exception as error:  # of the patch's functions, or of values that are not JSON
             cause.logger.error("The patch cannot be applied: %s", describe(error), exc_info=error)
-            self.errors.append(error)
+            if self.strict:
+                self.errors.append(error)
+            else:
+                cause.warnings.append(f"The patch cannot be applied, which is ignored: {describe(error)}")
             return None
 
 

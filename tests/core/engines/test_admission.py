@@ -364,7 +364,46 @@ async def test_slow_handlers_with_failures_ignored_only_warn(registry: kopf.Oper
 
     time_limit_var.set(0.01)
     assert await ask(make_review()) == {
-        'uid': 'review1', 'allowed': True, 'warnings': ["Webhook 'slow' has not answered within 0.01 seconds."]}
+        'uid': 'review1', 'allowed': True, 'warnings': [
+            "Webhook 'slow' has failed, which is ignored: Webhook 'slow' has not answered within 0.01 seconds."]}
+
+
+@pytest.mark.parametrize('error', [
+    kopf.AdmissionError("refused", code=400), kopf.PermanentError("refused"), kopf.TemporaryError("refused"),
+    ValueError("refused"),
+])
+async def test_refusals_with_failures_ignored_only_warn(
+        registry: kopf.OperatorRegistry, ask: Ask, error: Exception) -> None:
+    @kopf.on.mutate('kopfexamples', registry=registry, id='good')
+    def good(patch: kopf.Patch, **_: Any) -> None:
+        patch.spec['good'] = {'kept': True}
+
+    @kopf.on.mutate('kopfexamples', registry=registry, ignore_failures=True, id='bad')
+    def bad(patch: kopf.Patch, **_: Any) -> None:
+        patch.spec['good']['half'] = 'done'
+        patch.fns.append(lambda body: body.clear())
+        raise error
+
+    response = await ask(make_review())
+    assert response['allowed']
+    assert response['warnings'] == ["Webhook 'bad' has failed, which is ignored: refused"]
+    assert decode(response) == [{'op': 'add', 'path': '/spec/good', 'value': {'kept': True}}]
+
+
+async def test_bad_patches_and_filters_with_failures_ignored_only_warn(
+        registry: kopf.OperatorRegistry, ask: Ask) -> None:
+    @kopf.on.mutate('kopfexamples', registry=registry, ignore_failures=True, id='patching')
+    def patching(patch: kopf.Patch, **_: Any) -> None:
+        patch.spec['bad'] = object()
+
+    @kopf.on.mutate('kopfexamples', registry=registry, ignore_failures=True, id='filtering', when=lambda **_: 1 / 0)
+    def filtering(**_: Any) -> None:
+        pass
+
+    response = await ask(make_review())
+    assert response['allowed'] and 'patch' not in response
+    assert [warning.partition(': ')[0] for warning in response['warnings']] == [
+        "Webhook 'filtering' has failed, which is ignored", "The patch cannot be applied, which is ignored"]
 
 
 async def test_timeouts_of_handlers_themselves_are_their_errors(registry: kopf.OperatorRegistry, ask: Ask) -> None:
