@@ -53,6 +53,10 @@ class Upkeep(ABC):
         self._client_config = client_config
         self._changed.set()
 
+    def recheck(self) -> None:
+        """Write again what is not as it should be."""
+        self._changed.set()
+
     async def run(self) -> None:
         """Write when it has to be written; on failures, try again until it works."""
         failures = 0

@@ -90,6 +90,11 @@ class Admission:
         self._discovered.set()
         return complaints.unresolved
 
+    def recheck(self) -> None:
+        """Know that definitions of resources can have changed since the discovery, with the conversions in them."""
+        if self._strategies is not None:
+            self._strategies.recheck()
+
     async def run(self) -> None:
         """Serve until cancelled."""
         await self._discovered.wait()

@@ -79,7 +79,7 @@ class Orchestrator:
         self._tasks = tasks
         self.peerings = Peerings(
             tools.client, tools.settings, identity=identity, tasks=tasks, changed=self._adjust)
-        self.admission = self._make_admission() if tools.registry.webhooks else None
+        self.admission = self._make_admission() if tools.registry.webhooks or tools.registry.conversions else None
         self._paused = False
         self._tables: dict[Resource, HandlerTable] = {}
         self._namespaces: set[Namespace] = set()
@@ -206,6 +206,8 @@ class Orchestrator:
         """Know that all definitions are listed: some can be newer than what was discovered before."""
         if not self._definitions.are_reflected(self._resources or (), None):
             self._changed.set()
+        if self.admission is not None:
+            self.admission.recheck()
 
     def add_namespace(self, name: str) -> None:
         self._namespaces.add(name)
