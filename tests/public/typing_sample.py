@@ -52,11 +52,17 @@ def is_ready(status: kopf.Status, **_: Any) -> bool:
     return bool(status.get('ready'))
 
 
+def is_ours(name: str | None, **_: Any) -> bool:
+    return name == 'ours'
+
+
 @kopf.on.event('pods')
 @kopf.on.event('', 'v1', 'pods', labels={'a': 'b', 'c': kopf.PRESENT, 'd': kopf.ABSENT, 'e': is_good})
 @kopf.on.event(kopf.EVERYTHING)
 @kopf.on.event(lambda resource: resource.group == 'example.com')
-@kopf.on.event(category='all', annotations={'a': 'b'}, when=kopf.all_([is_ready, kopf.not_(is_ready)]))
+@kopf.on.event(category='all', annotations={'a': 'b'}, when=kopf.all_([is_ready, kopf.not_(is_ours)]))
+@kopf.on.event('pods', when=kopf.any_([is_ready, is_ours]))
+@kopf.on.event('pods', when=kopf.none_([is_ours, kopf.all_([is_ready, is_ours])]))
 def on_event(event: kopf.RawEvent, type: kopf.RawEventType, name: str | None, namespace: str | None,
              labels: kopf.Labels, annotations: kopf.Annotations, resource: kopf.Resource, **_: Any) -> None:
     raw: kopf.RawBody = event['object']

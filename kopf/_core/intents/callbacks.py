@@ -46,22 +46,22 @@ def not_(fn: FnT) -> FnT:
     return not_fn  # type: ignore[return-value]
 
 
-def all_(fns: Collection[FnT]) -> FnT:
+def all_(fns: Collection[Callable[..., bool]]) -> Callable[..., bool]:
     """Make a callback that passes if all the functions do; with no functions, it passes."""
     def all_fn(*args: Any, **kwargs: Any) -> bool:
         return all(fn(*args, **kwargs) for fn in fns)
-    return all_fn  # type: ignore[return-value]
+    return all_fn
 
 
-def any_(fns: Collection[FnT]) -> FnT:
+def any_(fns: Collection[Callable[..., bool]]) -> Callable[..., bool]:
     """Make a callback that passes if at least one of the functions does."""
     def any_fn(*args: Any, **kwargs: Any) -> bool:
         return any(fn(*args, **kwargs) for fn in fns)
-    return any_fn  # type: ignore[return-value]
+    return any_fn
 
 
-def none_(fns: Collection[FnT]) -> FnT:
+def none_(fns: Collection[Callable[..., bool]]) -> Callable[..., bool]:
     """Make a callback that passes if none of the functions does."""
     def none_fn(*args: Any, **kwargs: Any) -> bool:
         return not any(fn(*args, **kwargs) for fn in fns)
-    return none_fn  # type: ignore[return-value]
+    return none_fn
