@@ -4,8 +4,12 @@ The time is that of the fake clock: it goes on only when everybody waits.
 """
 import asyncio
 import contextlib
+import gc
 import logging
 import threading
+import time
+import tracemalloc
+import types
 import warnings
 from contextvars import ContextVar
 
@@ -745,3 +749,34 @@ async def test_delays_of_a_busy_loop_do_not_add_up(host, clock, monkeypatch):
     await host.look()
     await until(lambda: len(runs) == 5)
     assert [time for time, _ in runs] == [0, 1.2, 2.2, 3.2, 4.2]
+
+
+# ---------------------------------------------------------------- thousands
+
+
+async def test_thousands_of_idle_daemons_are_cheap(host, caplog):
+    caplog.set_level(logging.WARNING)
+
+    @kopf.daemon('kopfexamples', registry=host.registry)
+    async def fn(stopped, memo, **_):
+        memo['running'] = memo.get('running', 0) + 1
+        await stopped.wait()
+        memo['running'] -= 1
+
+    count = 2_000
+    raws = [{**host.raw, 'metadata': {**host.raw['metadata'], 'uid': str(number)}} for number in range(count)]
+    records = [types.SimpleNamespace(daemons=None) for _ in raws]
+    tracemalloc.start()
+    try:
+        for record, raw in zip(records, raws, strict=True):
+            assert await host.spawner.adjust(record, raw)
+        await until(lambda: host.memo.get('running') == count)
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] / count < 10_000  # bytes, besides the body
+    finally:
+        tracemalloc.stop()
+    before = time.process_time()
+    await asyncio.sleep(24 * 60 * 60)
+    assert time.process_time() - before < 0.1  # not even once an hour: that alone would be 48,000 times
+    await host.background.close()
+    assert host.memo.running == 0 and len(host.background) == 0
