@@ -5,6 +5,8 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import kopf
 from kopf._cogs.structs.bodies import Body
@@ -62,8 +64,8 @@ class Steps:
         """Forget all but what is stored."""
         storage, patch = kopf.AnnotationsProgressStorage(), kopf.Patch()
         self.state.store(storage=storage, body=Body(self.body), patch=patch)
-        self.state, stored = State('create'), Body(patch.applied_to(self.body))
-        self.state.load([handler.id for handler in self.handlers], storage=storage, body=stored, now=NOW)
+        self.state, self.body = State('create'), patch.applied_to(self.body)
+        self.state.load([handler.id for handler in self.handlers], storage=storage, body=Body(self.body), now=NOW)
 
     @property
     def done(self):
@@ -174,6 +176,45 @@ async def test_waiting_for_subhandlers_does_not_count_towards_the_limit(steps, f
     for _ in range(failures + 2):
         await steps.step()
     assert steps.state['fn'].finished and steps.state['fn'].success is success
+
+
+@given(
+    attempts=st.fixed_dictionaries({id: st.integers(0, 4) for id in ['fn', 'x', 'y', 'x1', 'x2']}),
+    failing=st.sets(st.sampled_from(['y', 'x1', 'x2'])),
+    restarts=st.sets(st.integers(0, 20)),
+    lifecycle=st.sampled_from([kopf.lifecycles.all_at_once, kopf.lifecycles.asap, kopf.lifecycles.one_by_one]))
+def test_subhandlers_end_once_each_and_then_their_parents(attempts, failing, restarts, lifecycle):
+    steps, ends = Steps(None), []
+
+    def declare(id, *children):
+        trouble = temporarily(attempts[id])
+
+        async def fn(**kwargs):
+            trouble(**kwargs)
+            for child in children:
+                kopf.subhandler(id=child)(fns[child])
+            if not children:
+                ends.append(id)
+            if id in failing:
+                raise kopf.PermanentError('boo')
+        fns[id] = fn
+
+    async def play():
+        for number in range(100):
+            if number in restarts:
+                steps.restart()
+            await steps.step(lifecycle)
+            assert set(ends) == {id.rpartition('/')[2] for id in steps.finished} - {'fn', 'x'}
+            if steps.done:
+                return
+        raise AssertionError("It does not end.")
+
+    fns = {}
+    for id, children in [('x1', ()), ('x2', ()), ('y', ()), ('x', ('x1', 'x2')), ('fn', ('x', 'y'))]:
+        declare(id, *children)
+    steps.declare('fn', fns['fn'])
+    asyncio.run(play())
+    assert sorted(ends) == ['x1', 'x2', 'y'] and len(steps.finished) == 5 and steps.state['fn'].success
 
 
 async def test_failed_subhandlers_do_not_hold_their_parents(steps):

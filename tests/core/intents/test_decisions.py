@@ -56,11 +56,21 @@ class Simulation:
         self.now = START
         self.runs: list[tuple[str, str, dict, bool]] = []  # the id, the reason, the spec seen, the success
         self.reasons: list[Reason] = []
+        self.ends: Counter[str] = Counter()  # how many times a handler has succeeded or failed for good
 
     @property
     def last_handled(self):
         text = self.raw['metadata'].get('annotations', {}).get(LAST_HANDLED)
         return None if text is None else json.loads(text)
+
+    @property
+    def finalizers(self):
+        return self.raw['metadata'].get('finalizers') or []
+
+    @property
+    def progress(self):
+        """The records of handlers on the object."""
+        return {key for key in self.raw['metadata'].get('annotations', ()) if key != LAST_HANDLED}
 
     def edit(self, **spec) -> None:
         self.raw = {**self.raw, 'spec': {**self.raw['spec'], **spec}}
@@ -98,6 +108,7 @@ class Simulation:
             self.runs.append((handler.id, str(decision.reason), dict(self.raw['spec']),
                               outcome.final and outcome.exception is None))
             outcomes[handler.id] = outcome
+            self.ends[handler.id] += outcome.final
             state.conclude(handler.id, outcome, self.now)
         done = state.done(decision.matching)
         self.decider.conclude(decision, patch, done=done)
@@ -212,6 +223,59 @@ def test_creation_handlers_run_once_and_edits_become_an_update(script):
         seen = [spec for id, _, spec, success in sim.runs if id == 'update' and success]
         first_finished = next(spec for id, _, spec, success in sim.runs if id.startswith('create') and success)
         assert final == (seen[-1] if seen else first_finished)
+
+
+lives = st.lists(st.one_of(
+    st.tuples(st.just('step'), st.sampled_from(['success', 'retry', 'failure'])),
+    st.tuples(st.just('edit'), edits),
+    st.tuples(st.sampled_from(['restart', 'wait']), st.none()),
+), max_size=20)
+
+
+@settings(max_examples=200, deadline=None)
+@given(life=lives, rest=st.booleans(), death=lives)
+def test_whatever_happens_it_ends_and_what_has_succeeded_is_not_repeated(life, rest, death):
+    sim = Simulation(
+        make_handler('create1', reason=Reason.CREATE),
+        make_handler('both', reason=Reason.CREATE), make_handler('both', initial=True),
+        make_handler('create2', reason=Reason.CREATE),
+        make_handler('resume', initial=True),
+        make_handler('update', reason=Reason.UPDATE, needs_change=True),
+        make_handler('delete1', reason=Reason.DELETE, requires_finalizer=True),
+        make_handler('delete2', reason=Reason.DELETE),
+        make_handler('farewell', initial=True, deleted=True),
+    )
+
+    def play(script):
+        for what, value in script:
+            if what == 'step':
+                sim.now += datetime.timedelta(seconds=7)
+                sim.step(OUTCOMES[value])
+            elif what == 'edit':
+                sim.edit(**value)
+            elif what == 'restart':
+                sim.restart()
+            else:
+                sim.now += datetime.timedelta(seconds=100)
+
+    sim.step()  # the finalizer; before it, nobody is told of a deletion
+    play(life)
+    if rest:
+        sim.settle()
+        assert sim.last_handled['spec'] == sim.raw['spec']
+        assert sim.finalizers and not sim.progress
+    sim.delete()
+    before = len(sim.runs)
+    play(death)
+    sim.settle()
+    assert not sim.finalizers and not sim.progress
+
+    assert all(sim.ends[id] <= 1 for id in ('create1', 'create2', 'delete1', 'delete2'))
+    restarts = [what for what, _ in life + death].count('restart')
+    assert all(sim.ends[id] <= restarts for id in ('resume', 'farewell')) and sim.ends['both'] <= restarts + 1
+    assert {id for id, _, _, _ in sim.runs[before:]} <= {'delete1', 'delete2', 'farewell'}
+    if ('step', 'failure') not in life + death:
+        assert all(sim.ends[id] == 1 for id in ('delete1', 'delete2', *(['create1', 'create2'] if rest else [])))
 
 
 def test_an_edit_during_an_update_reruns_the_handlers_that_had_finished():
