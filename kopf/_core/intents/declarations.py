@@ -10,6 +10,7 @@ from typing import Any, Literal, TypedDict, TypeVar, cast
 from kopf._cogs.structs.dicts import FieldPath, FieldSpec, parse_field
 from kopf._cogs.structs.references import Marker, Resource, Selector
 from kopf._core.actions.execution import ErrorsMode, Handler
+from kopf._core.actions.invocation import is_async_fn
 from kopf._core.intents.callbacks import DelayFn, MetaFilterFn, MetaFilterToken, WhenFilterFn
 from kopf._core.intents.handlers import ActivityHandler, ChangingHandler, ResourceHandler
 from kopf._core.intents.registries import OperatorRegistry, get_default_registry, make_handler_id
@@ -134,6 +135,9 @@ class SubHandlerOptions(ErrorsOptions, FilterOptions, total=False):
 
 _VERSION = re.compile(r'[a-z]([-a-z0-9]*[a-z0-9])?')  # a DNS label, as the names of versions in CRDs are
 _SELECTING = frozenset(SelectorOptions.__annotations__)
+_NUMBERS = frozenset({
+    'timeout', 'retries', 'backoff', 'initial_delay', 'interval', 'idle',
+    'cancellation_backoff', 'cancellation_timeout', 'cancellation_polling'})
 
 
 def declare_activity(name: str, options: Mapping[str, Any], **fixed: Any) -> Callable[[FnT], FnT]:
@@ -224,7 +228,23 @@ def _check_options(name: str, shape: type[Any], options: Mapping[str, Any]) -> d
     if unknown:
         raise TypeError(f"@kopf.on.{name} got an unexpected keyword argument {unknown[0]!r}. "
                         f"It takes: {', '.join(sorted(allowed))}.")
+    errors = options.get('errors')
+    if errors is not None and not isinstance(errors, ErrorsMode):
+        raise TypeError(f"@kopf.on.{name}: errors= must be one of kopf.ErrorsMode, not {errors!r}.")
+    for option in _NUMBERS & set(options):
+        value = options[option]
+        if callable(value) and option == 'initial_delay':
+            _check_callback(name, option, value)
+        elif value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
+            raise TypeError(f"@kopf.on.{name}: {option}= must be a number, not {value!r}.")
+        elif value is not None and not value >= 0:
+            raise ValueError(f"@kopf.on.{name}: {option}= must not be negative, but it is {value!r}.")
     return dict(options)
+
+
+def _check_callback(name: str, option: str, fn: Any) -> None:
+    if is_async_fn(fn):
+        raise TypeError(f"@kopf.on.{name}: {option}= must not be an async function: its result is needed at once.")
 
 
 def _check_filters(name: str, given: Mapping[str, Any]) -> None:
@@ -239,8 +259,14 @@ def _check_filters(name: str, given: Mapping[str, Any]) -> None:
             if value is None:
                 raise ValueError(f"@kopf.on.{name}: {option}={{{key!r}: None}} is ambiguous; "
                                  f"use kopf.PRESENT or kopf.ABSENT.")
+            if not isinstance(value, str | MetaFilterToken) and not callable(value):
+                raise TypeError(f"@kopf.on.{name}: {option}={{{key!r}: {value!r}}} never matches: "
+                                f"the values of {option} are strings.")
+            _check_callback(name, option, value)
     if given.get('when') is not None and not callable(given['when']):
         raise TypeError(f"@kopf.on.{name}: when= must be a function, not {given['when']!r}.")
+    for option in ('when', 'value', 'old', 'new'):
+        _check_callback(name, option, given.get(option))
     if '' in parse_field(given.get('field')):
         raise ValueError(f"@kopf.on.{name}: field={given['field']!r} names no field.")
     valued = [option for option in ('value', 'old', 'new') if given.get(option) is not None]

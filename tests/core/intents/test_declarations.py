@@ -1,5 +1,6 @@
 """Decorators: what is registered, and which mistakes are found at once."""
 import functools
+import re
 from typing import Any
 
 import hypothesis
@@ -35,6 +36,9 @@ def registry() -> OperatorRegistry:
 
 
 def fn(**_: Any) -> None: ...
+
+
+async def async_fn(*_: Any, **__: Any) -> Any: ...
 
 
 @pytest.mark.parametrize('name', ON_OBJECTS)
@@ -140,6 +144,38 @@ def test_patterns_of_metadata(name: str, option: str, pattern: Any) -> None:
             declare()
     else:
         declare()
+
+
+@pytest.mark.parametrize('name, options, reason', [
+    ('create', {'errors': 'PERMANENT'}, 'errors= must be one of kopf.ErrorsMode'),
+    ('startup', {'errors': True}, 'errors= must be one of kopf.ErrorsMode'),
+    ('create', {'backoff': '5'}, "backoff= must be a number, not '5'"),
+    ('startup', {'timeout': 'PT1M'}, 'timeout= must be a number'),
+    ('create', {'retries': -1}, 'retries= must not be negative'),
+    ('timer', {'interval': 'hourly'}, 'interval= must be a number'),
+    ('timer', {'idle': -1}, 'idle= must not be negative'),
+    ('timer', {'interval': float('nan')}, 'interval= must not be negative'),
+    ('daemon', {'cancellation_timeout': True}, 'cancellation_timeout= must be a number'),
+    ('daemon', {'initial_delay': 'later'}, 'initial_delay= must be a number'),
+    ('daemon', {'initial_delay': async_fn}, 'initial_delay= must not be an async function'),
+    ('event', {'when': async_fn}, 'when= must not be an async function'),
+    ('event', {'labels': {'a': async_fn}}, 'labels= must not be an async function'),
+    ('index', {'annotations': {'a': 123}}, "annotations={'a': 123} never matches"),
+    ('create', {'field': 'spec.x', 'value': async_fn}, 'value= must not be an async function'),
+    ('update', {'field': 'spec.x', 'new': async_fn}, 'new= must not be an async function'),
+])
+def test_values_of_options(registry: OperatorRegistry, name: str, options: Any, reason: str) -> None:
+    args = ['kopfexamples'] if name in ON_OBJECTS else []
+    with pytest.raises((TypeError, ValueError), match=f'{name}: {re.escape(reason)}'):
+        {**ON_OBJECTS, **ON_ACTIVITIES}[name](*args, registry=registry, **options)
+
+
+@pytest.mark.parametrize('options', [
+    {'initial_delay': fn}, {'initial_delay': 0}, {'idle': 0.5, 'interval': 0}, {'retries': 0, 'timeout': 0},
+    {'interval': None, 'errors': None, 'when': None}])
+def test_values_of_options_that_are_right(registry: OperatorRegistry, options: Any) -> None:
+    kopf.timer('kopfexamples', registry=registry, **options)(fn)
+    assert len(registry.spawning) == 1
 
 
 @pytest.mark.parametrize('when', [True, 'x', 123])
