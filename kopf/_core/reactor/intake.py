@@ -39,6 +39,14 @@ MAX_REFUSALS = 2
 """How many times the API can refuse to list a resource before nobody waits for it any more."""
 
 
+class ObjectSink(EventSink):
+    """Who handles the objects of a resource, and can go on when the resource is defined differently."""
+
+    def revise(self, table: HandlerTable) -> None:
+        """Know that something else is possible with the resource now; the handlers are the same."""
+        raise NotImplementedError
+
+
 class Indexation:
     """
     All the indexing that goes on in an operator, and the gate that is closed until the indices are complete.
@@ -144,11 +152,11 @@ class IndexingState:
             self.timer = None
 
 
-class Intake(EventSink):
+class Intake(ObjectSink):
     """Indexes the objects of one watch, and passes their events on."""
 
     def __init__(
-            self, sink: EventSink, *, table: HandlerTable, indexers: OperatorIndexers, settings: OperatorSettings,
+            self, sink: ObjectSink, *, table: HandlerTable, indexers: OperatorIndexers, settings: OperatorSettings,
             memo: Any, indexation: Indexation,
     ) -> None:
         self._sink = sink
@@ -197,6 +205,10 @@ class Intake(EventSink):
     def resumed(self, watch: ResourceWatch) -> None:
         self.expect(str(watch))
         self._sink.resumed(watch)
+
+    def revise(self, table: HandlerTable) -> None:
+        self._resource = table.resource
+        self._sink.revise(table)
 
     def dropped(self, watch: ResourceWatch) -> None:
         for record in watch.records.values():

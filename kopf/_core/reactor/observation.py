@@ -15,6 +15,9 @@ from kopf._core.intents.registries import HandlerTable, OperatorRegistry
 
 logger = logging.getLogger(__name__)
 
+Versions = dict[str, frozenset[str]]
+"""The served versions of a resource, with their subresources."""
+
 
 class Complaints(NamedTuple):
     """What can't be served as asked for; said once, and again only if it changes."""
@@ -87,7 +90,7 @@ class Definitions:
     """
 
     def __init__(self) -> None:
-        self._versions: dict[tuple[str, str], frozenset[str]] = {}  # by group and plural
+        self._versions: dict[tuple[str, str], Versions] = {}  # by group and plural
 
     def note(self, name: str, raw: Mapping[str, Any]) -> None:
         """Take the newest state of the CRD; an empty one if it is gone."""
@@ -95,21 +98,22 @@ class Definitions:
         try:
             established = any(condition['type'] == 'Established' and condition['status'] == 'True'
                               for condition in raw['status']['conditions'])
-            versions = {version['name'] for version in raw['spec']['versions'] if version['served']}
+            versions = {version['name']: frozenset(version.get('subresources') or ())
+                        for version in raw['spec']['versions'] if version['served']}
         except (KeyError, TypeError):
-            established, versions = not raw, set()
+            established, versions = not raw, {}
         if established:
-            self._versions[group, plural] = frozenset(versions)
+            self._versions[group, plural] = versions
         else:
             self._versions.pop((group, plural), None)  # it is not clear whether it is to be served
 
     def are_reflected(self, resources: Iterable[Resource], groups: Collection[str] | None) -> bool:
         """Tell if the resources are those of the CRDs, in these groups; in all of them if ``None``."""
-        found: dict[tuple[str, str], set[str]] = {}
+        found: dict[tuple[str, str], Versions] = {}
         for resource in resources:
-            found.setdefault((resource.group, resource.plural), set()).add(resource.version)
+            found.setdefault((resource.group, resource.plural), {})[resource.version] = resource.subresources
         missing = [key for key, versions in self._versions.items()
-                   if found.get(key, set()) != versions and (groups is None or key[0] in groups)]
+                   if found.get(key, {}) != versions and (groups is None or key[0] in groups)]
         for key in [key for key, versions in self._versions.items() if not versions and key not in missing]:
             del self._versions[key]
         return not missing

@@ -30,7 +30,7 @@ from kopf._cogs.structs.references import (
 from kopf._core.actions.lifecycles import LifeCycleFn
 from kopf._core.engines.indexing import OperatorIndexers
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry
-from kopf._core.reactor.intake import Indexation, Intake
+from kopf._core.reactor.intake import Indexation, Intake, ObjectSink
 from kopf._core.reactor.inventory import ObjectRecord
 from kopf._core.reactor.observation import Complaints, Definitions, get_groups, resolve_tables
 from kopf._core.reactor.peerings import Peerings
@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 Scope = tuple[Resource, Namespace]
 Place = tuple[str, str, Namespace]
+Watching = tuple[ResourceWatch, ObjectSink, asyncio.Task[None]]
 
 NAMESPACE = Resource('', 'v1', 'namespaces', kind='Namespace', namespaced=False)
 """It is in every cluster: there is no need to look for it."""
@@ -83,7 +84,7 @@ class Orchestrator:
         self._paused = False
         self._tables: dict[Resource, HandlerTable] = {}
         self._namespaces: set[Namespace] = set()
-        self._watches: dict[Scope, tuple[ResourceWatch, EventSink, asyncio.Task[None]]] = {}
+        self._watches: dict[Scope, Watching] = {}
         self._observers: set[ResourceWatch] = set()
         self._complaints = Complaints()
         self._resources: Collection[Resource] | None = None
@@ -254,8 +255,10 @@ class Orchestrator:
         served = self._served[scope]
         if table is None or table != served:
             return False
-        # The verbs matter only for whether it is served at all; they change when a CRD is being deleted.
-        return dataclasses.replace(table.resource, verbs=served.resource.verbs).is_same(served.resource)
+        if not table.resource.is_same(served.resource):
+            self._watches[scope][1].revise(table)  # it has other subresources, for example
+            self._served[scope] = table
+        return True
 
     def _pause(self) -> None:
         """Let others handle the objects: stop seeing them and doing anything about them."""
@@ -281,7 +284,7 @@ class Orchestrator:
         watch.inherit(predecessor)
         await watch.run()
 
-    def _start_watch(self, scope: Scope, table: HandlerTable) -> tuple[ResourceWatch, EventSink, asyncio.Task[None]]:
+    def _start_watch(self, scope: Scope, table: HandlerTable) -> Watching:
         tools = self._tools
         processor = Processor(
             client=tools.client, settings=tools.settings, table=table, workforce=tools.workforce,
@@ -289,7 +292,7 @@ class Orchestrator:
         intake = None if not table.indexing else Intake(
             processor, table=table, indexers=tools.indexers, settings=tools.settings, memo=tools.memo,
             indexation=tools.indexation)
-        sink: EventSink = processor if intake is None else intake
+        sink: ObjectSink = processor if intake is None else intake
         watch = ResourceWatch(self._tools.client, self._tools.settings, *scope, sink)
         if intake is not None:
             intake.expect(str(watch))

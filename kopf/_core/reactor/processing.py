@@ -32,9 +32,10 @@ from kopf._core.intents import filters
 from kopf._core.intents.causes import ChangingCause, Reason, WatchingCause
 from kopf._core.intents.decisions import TITLES, Decider, Decision, deliver_results, is_edited
 from kopf._core.intents.registries import HandlerTable
+from kopf._core.reactor.intake import ObjectSink
 from kopf._core.reactor.inventory import ObjectRecord
 from kopf._core.reactor.throttling import Throttle, explain_refusal, is_fault_of, is_refusal
-from kopf._core.reactor.watches import EventSink, ResourceWatch
+from kopf._core.reactor.watches import ResourceWatch
 from kopf._core.reactor.workforce import Workforce
 
 CONFLICT_DELAYS = (0, 0.1, 0.2, 0.5, 1, 2)
@@ -47,7 +48,7 @@ MAX_STEPS = 1000
 """After so many steps without a pause, something must be wrong: the object is throttled."""
 
 
-class Processor(EventSink):
+class Processor(ObjectSink):
     """Processes the events of all the objects of one resource."""
 
     def __init__(
@@ -97,6 +98,12 @@ class Processor(EventSink):
             record.throttled = record.again = False
             record.cycle = record.unsent = record.version = None
             record.pending = record.unsure = None
+
+    def revise(self, table: HandlerTable) -> None:
+        """Go on with the resource as it is defined now: with other subresources, for example, but the same handlers."""
+        self.table = self._decider.table = table
+        if self._spawner is not None:
+            self._spawner.table = table
 
     def dropped(self, watch: ResourceWatch) -> None:
         """There are no objects to process any more; or others do that. What has begun may finish its step."""

@@ -1,6 +1,7 @@
 """The life of objects from outside: what is handled, how often, by how many requests, and what becomes of faults."""
 import asyncio
 import contextlib
+import itertools
 import json
 import types
 
@@ -642,6 +643,37 @@ async def test_nothing_is_handled_of_resources_that_are_not_served_any_more(worl
         await world.aio.delete('customresourcedefinitions', 'kopfexamples.kopf.dev')
         await asyncio.sleep(0.6)
     assert world.ids.count('create') == 1
+
+
+@pytest.mark.parametrize('change, version', [
+    ({'subresources': {'status': {}}}, 'v1'), ({'name': 'v2', 'storage': False}, 'v2')])
+async def test_objects_are_not_resumed_again_when_their_resource_is_defined_differently(world, change, version):
+    async def remember(memo, **_):
+        memo.seen = True
+    world.declare(kopf.on.resume, 'resume', does=remember)
+    world.declare(kopf.on.update, 'update', does=['result'] * 100)
+    async with world.operator():
+        await world.create('old')
+        await world.handled('old')
+    async with world.operator():
+        await world.until_called('resume')
+        await world.create('new')
+        await world.handled('new')
+        name = 'kopfexamples.kopf.dev'
+        crd = await world.aio.get('customresourcedefinitions', name)
+        versions = crd['spec']['versions']
+        changed = {**versions[0], **change}
+        await world.aio.patch('customresourcedefinitions', name, {'spec': {'versions': [
+            *(item for item in versions if item['name'] != changed['name']), changed]}})
+        for number in itertools.count():  # until the operator knows, too
+            await world.edit('old', field=f'value{number}')
+            await world.until_called('update', number + 1, name='old')
+            resource = world.called('update', name='old')[-1]['resource']
+            if resource.version == version and ('subresources' not in change or 'status' in resource.subresources):
+                break
+        assert world.called('update', name='old')[-1]['memo'].seen
+        await world.aio.wait_for('kopfexamples', 'old', lambda body: body.get('status', {}).get('update') == 'result')
+    assert [call.name for call in world.calls if call.id == 'resume'] == ['old']
 
 
 async def test_another_version_takes_over_what_is_planned(world):
