@@ -159,3 +159,25 @@ def test_all_at_once_goes_on_after_a_restart(run_operator, obj, kubeapi, namespa
     assert second.output.count("Resumed") == 1
     assert "prepare" not in second.output
     assert "The child item2" not in second.output
+
+
+def test_walkthrough_when_claims_cannot_be_made_or_changed(run_operator, kubeapi, namespace):
+    folder = EXAMPLES / "18-walkthrough"
+    kind, claim = ("kopf.dev/v1", "EphemeralVolumeClaim", namespace), ("v1", "PersistentVolumeClaim", namespace)
+    kubeapi.apply(folder / "crd.yaml")
+    kubeapi.apply(folder / "obj.yaml", namespace)
+    kubeapi.apply({"apiVersion": kind[0], "kind": kind[1], "metadata": {"name": "no-size"}, "spec": {}}, namespace)
+    operator = run_operator(folder / "ephemeral.py")
+    operator.wait_output(r"/no-size\] Handler 'create_fn' failed permanently: Size must be set\. Got None\.")
+    operator.wait_output(r"/my-claim\] Creation is processed: 1 succeeded; 0 failed\.")
+    assert kubeapi.get(*claim, "no-size") is None
+
+    kubeapi.patch(*kind, "no-size", {"spec": {"size": "1G"}})
+    operator.wait_output(r"/no-size\] Handler 'update_fn/spec\.size' failed permanently: There is no claim to change")
+    # A claim that is gone, or that is not bound yet, cannot be resized: it is no use, but to try again.
+    kubeapi.delete(*claim, "my-claim")
+    kubeapi.patch(*kind, "my-claim", {"spec": {"size": "2G"}})
+    operator.wait_output(r"/my-claim\] Handler 'update_fn/spec\.size' failed temporarily: The cluster has refused: \w+")
+    assert_ends_well(operator)
+    if kubeapi.get(*claim, "my-claim"):  # protected, with nobody there to release it
+        kubeapi.patch(*claim, "my-claim", {"metadata": {"finalizers": None}})
