@@ -154,6 +154,8 @@ class WebhookService(WebhookContextManager):
         """Let the other replicas know that this one ends; tell whether there are none."""
         try:
             return self._store is None or await self._store.leave()
+        except errors.APINotFoundError:
+            return True
         except errors.APIError as error:
             logger.warning("The replica could not be signed off from the webhook service: %s", error)
             return False  # what is left behind can be cleaned up, what is missing lets everything pass

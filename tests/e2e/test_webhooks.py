@@ -1,6 +1,7 @@
 """Admission as users of the cluster see it: the API calls the operator back, over HTTPS that it has to trust."""
 import base64
 import contextlib
+import json
 import pathlib
 import re
 import shutil
@@ -22,7 +23,7 @@ NAME = "kopf-example-1"
 GROUP = "admissionregistration.k8s.io/v1"
 
 HEAD = """
-    import asyncio, kopf, os, ssl, sys
+    import asyncio, kopf, os, sys
 
     @kopf.on.startup()
     def configure(settings, **_):
@@ -58,7 +59,7 @@ def operate(run_operator, managed, tmp_path):
     """Run an operator of this code, and wait until the API is told about it."""
     def operate(code, server="{}", **env):
         path = tmp_path / "operator.py"
-        path.write_text(f"SERVER = {server}\n" + textwrap.dedent(HEAD) + textwrap.dedent(code))
+        path.write_text(f"import ssl\nSERVER = {server}\n" + textwrap.dedent(HEAD) + textwrap.dedent(code))
         operator = run_operator(path, "--verbose", "--standalone", MANAGED=managed, **env)
         operator.wait_output("Reconfiguring the mutating webhook")
         return operator
@@ -347,6 +348,194 @@ def test_bad_requests(operate, settled, webhooks, tmp_path):
             capture_output=True, text=True, check=True).stdout
         assert output.endswith(f"\n{code}"), output
     assert "Traceback" not in operator.output
+
+
+def test_ignored_failures(operate, settled, create, kubeapi):
+    operate(MARK + """
+    @kopf.on.validate('kopfexamples', ignore_failures=True, id='tolerant')
+    async def validating(spec, **_):
+        if spec.get('bad'):
+            raise kopf.AdmissionError("It is bad.", code=400)
+    """)
+    settled(is_marked)
+    create(bad=True)
+    assert "Webhook 'tolerant' has failed, which is ignored: It is bad." in kubeapi.warnings[0]
+
+
+def test_filters_and_subresources(operate, settled, create, kubeapi, namespace):
+    operator = operate(MARK + """
+    async def note(name, operation, subresource, handler, **_):
+        print('CALLED', name, handler, operation, subresource)
+
+    def declare(id, *names, **options):
+        @kopf.on.validate(*(names or ['kopfexamples']), id=id, **options)
+        async def validating(**kwargs):
+            await note(handler=id, **kwargs)
+
+    declare('labelled', labels={'x': 'y', 'gone': kopf.ABSENT})
+    declare('annotated', annotations={'a': kopf.PRESENT})
+    declare('called-back', when=lambda spec, **_: spec.get('x') == 1, operations=['UPDATE', 'DELETE'])
+    declare('with-values', field='spec.x', value=lambda value, **_: value == 1, operation='CREATE')
+    for subresource in (None, 'status', '*'):
+        declare(f'sub-{subresource}', 'apps', 'v1', 'deployments', subresource=subresource,
+                side_effects=True, labels={'x': 'y'})
+    """)
+    settled(is_marked)
+    create("a", metadata={"labels": {"x": "y"}, "annotations": {"a": ""}}, x=1)
+    create("b", metadata={"labels": {"x": "y", "gone": ""}}, x=2)
+    kubeapi.patch(*KIND, namespace, "a", {"spec": {"y": 1}})
+    kubeapi.patch(*KIND, namespace, "b", {"spec": {"y": 1}})
+    labels = {"labels": {"x": "y"}}
+    kubeapi.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d", **labels}, "spec": {
+        "selector": {"matchLabels": {"x": "y"}}, "replicas": 0,
+        "template": {"metadata": labels, "spec": {"containers": [{"name": "x", "image": "x"}]}}}}, namespace)
+    path = f"/apis/apps/v1/namespaces/{namespace}/deployments/d/status"
+    kubeapi.request("PATCH", path, {"status": {"observedGeneration": 1}}, "application/merge-patch+json")
+    operator.wait_output("CALLED d sub-status UPDATE status")
+    called = {line for line in operator.output.splitlines() if line.startswith("CALLED") and " trial " not in line}
+    assert called == {
+        "CALLED a labelled CREATE None", "CALLED a annotated CREATE None", "CALLED a with-values CREATE None",
+        "CALLED a labelled UPDATE None", "CALLED a annotated UPDATE None", "CALLED a called-back UPDATE None",
+        "CALLED d sub-None CREATE None", "CALLED d sub-* CREATE None",
+        "CALLED d sub-status UPDATE status", "CALLED d sub-* UPDATE status"} | (
+        called & {"CALLED d sub-None UPDATE None", "CALLED d sub-* UPDATE None"})  # by the controllers of the cluster
+
+
+def test_configurations_are_left_alone_when_other_things_change(operate, settled, kubeapi, managed, namespace):
+    operator = operate(MARK + """
+    @kopf.on.validate('kopfexamples', id='validating')
+    async def validating(**_):
+        pass
+    """)
+    settled(is_marked)
+    kinds = ("ValidatingWebhookConfiguration", "MutatingWebhookConfiguration")
+    before = [kubeapi.get(GROUP, kind, None, managed)["metadata"]["resourceVersion"] for kind in kinds]
+    name, group = f"others{namespace[-8:]}", "others.kopf.dev"
+    kubeapi.apply({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{name}.{group}"},
+        "spec": {"group": group, "scope": "Cluster", "names": {"plural": name, "kind": f"Other{namespace[-8:]}"},
+                 "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {
+                     "type": "object", "x-kubernetes-preserve-unknown-fields": True}}}]}})
+    for value in ("one", "two"):
+        kubeapi.patch("apiextensions.k8s.io/v1", "CustomResourceDefinition", None, f"{name}.{group}", {
+            "metadata": {"labels": {"label": value}}})
+    kubeapi.delete("apiextensions.k8s.io/v1", "CustomResourceDefinition", None, f"{name}.{group}")
+    settled(is_marked)
+    assert [kubeapi.get(GROUP, kind, None, managed)["metadata"]["resourceVersion"] for kind in kinds] == before
+    assert operator.output.count("Reconfiguring the") == 2
+
+
+def test_configurations_of_ones_own(run_operator, kubeapi, managed, create, namespace, tmp_path):
+    """All handlers at one address, with a configuration that is not managed: the worst of the errors is told."""
+    path = tmp_path / "operator.py"
+    path.write_text(textwrap.dedent(f"""
+    import kopf
+
+    @kopf.on.startup()
+    def configure(settings, **_):
+        settings.admission.server = kopf.WebhookServer(cadump={str(tmp_path / 'ca.pem')!r}, path='all')
+
+    @kopf.on.validate('kopfexamples')
+    async def arbitrary(spec, **_):
+        raise ValueError("by arbitrary")
+
+    @kopf.on.validate('kopfexamples')
+    async def permanent(spec, **_):
+        if spec['worst'] != 'arbitrary':
+            raise kopf.PermanentError("by permanent")
+
+    @kopf.on.validate('kopfexamples')
+    async def admission(spec, **_):
+        if spec['worst'] == 'admission':
+            raise kopf.AdmissionError("by admission", code=418)
+    """))
+    operator = run_operator(path, "--verbose", "--standalone")
+    url = operator.wait_output(r"Webhooks are served at (\S+)")[1]
+    wait((tmp_path / "ca.pem").exists, "the CA")
+    kubeapi.apply({
+        "apiVersion": GROUP, "kind": "ValidatingWebhookConfiguration", "metadata": {"name": managed}, "webhooks": [{
+            "name": f"all.{managed}", "sideEffects": "None", "admissionReviewVersions": ["v1"],
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+            "clientConfig": {"url": url, "caBundle": base64.b64encode((tmp_path / "ca.pem").read_bytes()).decode()},
+            "rules": [{"apiGroups": ["kopf.dev"], "apiVersions": ["v1"], "resources": ["kopfexamples"],
+                       "operations": ["*"], "scope": "*"}]}]})
+    wait(lambda: is_refused(create), "the webhooks to be called")
+    for worst, code in [("admission", 418), ("permanent", 500), ("arbitrary", 500)]:
+        status, text = refusal(create, worst=worst)
+        assert status == code and f"denied the request: by {worst}" in text
+
+
+def is_refused(create):
+    try:
+        create("trial", query="?dryRun=All", worst="arbitrary")
+    except ApiError as error:
+        return "by arbitrary" in str(error)
+    return False
+
+
+@pytest.mark.parametrize("server", ["""
+    class Server(kopf.WebhookServer):
+        async def __call__(self, fn):
+            async for config in super().__call__(fn):
+                print('INHERITED')
+                yield config
+    OWN = Server()
+""", """
+    async def OWN(fn):
+        async with kopf.WebhookServer() as server:
+            async for config in server(fn):
+                print('COMPOSED')
+                yield config
+""", """
+    class Server:
+        async def __aenter__(self):
+            print('ENTERED')
+            return await kopf.WebhookServer().__aenter__()
+        async def __aexit__(self, *_):
+            print('LEFT')
+        def __call__(self, fn):
+            raise RuntimeError("Another one must be used.")
+    OWN = Server()
+"""], ids=["inherited", "composed", "substituted"])
+def test_servers_of_ones_own(operate, settled, create, server):
+    operator = operate(server + """
+    @kopf.on.startup()
+    def use_it(settings, **_):
+        settings.admission.server = OWN
+    """ + MARK)
+    settled(is_marked)
+    assert operator.stop()[0] == 0
+    assert "Traceback" not in operator.output
+    assert re.search("INHERITED|COMPOSED|ENTERED(.|\n)*LEFT", operator.output)
+
+
+@pytest.mark.skipif(not shutil.which("curl") or not shutil.which("openssl"), reason="curl or openssl is not installed")
+def test_certificates_of_clients(operate, webhooks, create, kubeapi, tmp_path):
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj",
+                    "/CN=client.example.com", "-keyout", tmp_path / "client-key.pem", "-out", tmp_path / "client.pem"],
+                   check=True, capture_output=True)
+    operator = operate(MARK + """
+    @kopf.on.validate('kopfexamples')
+    async def validating(sslpeer, headers, **_):
+        print('PEER', sslpeer['subject'], headers['X-Own'])
+    """, f"""dict(
+        verify_cafile={str(tmp_path / 'client.pem')!r}, verify_mode=ssl.CERT_REQUIRED,
+        cadump={str(tmp_path / 'ca.pem')!r})""")
+    url = webhooks("Validating")["validating"]["clientConfig"]["url"]
+    review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
+        "uid": "uid1", "operation": "CREATE", "userInfo": {}, "object": {"metadata": {"name": "x"}, "spec": {}},
+        "resource": {"group": "kopf.dev", "version": "v1", "resource": "kopfexamples"}}}
+    (tmp_path / "review.json").write_text(json.dumps(review))
+
+    def call(*args):
+        return subprocess.run(["curl", "-sS", "--cacert", tmp_path / "ca.pem", url, "-H", "X-Own: yes", *args,
+                               "-d", f"@{tmp_path / 'review.json'}"], capture_output=True, text=True)
+    done = call("--cert", tmp_path / "client.pem", "--key", tmp_path / "client-key.pem")
+    assert json.loads(done.stdout)["response"] == {"uid": "uid1", "allowed": True}, done
+    operator.wait_output(r"PEER .*client\.example\.com.* yes")
+    assert call().returncode != 0
+    wait(lambda: refusal(create)[0] == 500, "the API to be refused, as it has no certificate")
 
 
 def test_no_server(run_operator, tmp_path):

@@ -206,6 +206,14 @@ async def test_failed_goodbyes_keep_the_webhooks(sandbox, start):
     assert not await server.leave()
 
 
+async def test_goodbyes_without_a_secret(sandbox, start):
+    server, configs = await start()
+    assert await server.leave()
+    await anext(configs)
+    await sandbox.aio.delete('secrets', SECRET)
+    assert await server.leave()
+
+
 async def test_it_is_only_for_operators():
     with pytest.raises(WebhookServiceError, match="of an operator"):
         await anext(kopf.WebhookService(name='svc', namespace='default')(None))
