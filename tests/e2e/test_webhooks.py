@@ -402,15 +402,18 @@ def test_filters_and_subresources(operate, settled, create, kubeapi, namespace):
 
 
 def test_configurations_are_left_alone_when_other_things_change(operate, settled, kubeapi, managed, namespace):
-    operator = operate(MARK + """
+    name, group = f"others{namespace[-8:]}", "others.kopf.dev"
+    operator = operate(MARK + f"""
     @kopf.on.validate('kopfexamples', id='validating')
     async def validating(**_):
+        pass
+    @kopf.on.event('{name}')
+    async def watching(**_):
         pass
     """)
     settled(is_marked)
     kinds = ("ValidatingWebhookConfiguration", "MutatingWebhookConfiguration")
     before = [kubeapi.get(GROUP, kind, None, managed)["metadata"]["resourceVersion"] for kind in kinds]
-    name, group = f"others{namespace[-8:]}", "others.kopf.dev"
     kubeapi.apply({
         "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
         "metadata": {"name": f"{name}.{group}"},
@@ -420,6 +423,7 @@ def test_configurations_are_left_alone_when_other_things_change(operate, settled
     for value in ("one", "two"):
         kubeapi.patch("apiextensions.k8s.io/v1", "CustomResourceDefinition", None, f"{name}.{group}", {
             "metadata": {"labels": {"label": value}}})
+    operator.wait_output(f"Starting the watch-stream for {name}")
     kubeapi.delete("apiextensions.k8s.io/v1", "CustomResourceDefinition", None, f"{name}.{group}")
     settled(is_marked)
     assert [kubeapi.get(GROUP, kind, None, managed)["metadata"]["resourceVersion"] for kind in kinds] == before
