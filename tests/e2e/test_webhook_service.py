@@ -1,10 +1,12 @@
 """Webhooks of a Service: the API finds the operator by its name in the cluster, with certificates from a Secret."""
 import base64
+import pathlib
 import signal
 import socket
 import textwrap
 
 import pytest
+from controlplane import ControlPlane
 from cryptography import x509
 from kubeapi import ApiError, wait
 
@@ -89,9 +91,9 @@ def hooks(kubeapi, namespace):
 
 @pytest.fixture
 def operate(run_operator, hooks, tmp_path):
-    def operate(options="{}", *, mark="yes", port=None, **env):
+    def operate(options="{}", *, mark="yes", port=None, code="", **env):
         path = tmp_path / "operator.py"
-        path.write_text(f"OPTIONS = {options}\n" + textwrap.dedent(OPERATOR))
+        path.write_text(f"OPTIONS = {options}\n" + textwrap.dedent(OPERATOR) + textwrap.dedent(code))
         return run_operator(path, "--verbose", "--standalone", MANAGED=hooks.managed, NAMESPACE=hooks.namespace,
                             PORT=str(port or hooks.port), SERVICE_PORT=str(hooks.port), MARK=mark, **env)
     return operate
@@ -170,3 +172,46 @@ def test_secrets_of_others_are_left_alone(hooks, operate, kubeapi, data):
     assert operator.process.wait(20) != 0
     assert "Set secret= of kopf.WebhookService to another name" in operator.output
     assert kubeapi.get("v1", "Secret", hooks.namespace, SECRET)["data"] == data
+
+
+def test_the_documented_permissions_are_enough(cluster, hooks, operate, kubeapi, namespace):
+    limited = pathlib.Path(cluster.kubeconfig).with_name("kubeconfig-limited")
+    if not isinstance(cluster, ControlPlane) or not limited.exists():
+        pytest.skip("there is no user without rights")
+    name, rbac = f"limited-{namespace}", "rbac.authorization.k8s.io/v1"
+    subjects = [{"kind": "User", "name": "limited", "apiGroup": "rbac.authorization.k8s.io"}]
+
+    def grant(kind, *rules):
+        meta = {"metadata": {"name": name}}
+        kubeapi.apply({"apiVersion": rbac, "kind": kind, **meta, "rules": list(rules)}, namespace)
+        kubeapi.apply({"apiVersion": rbac, "kind": f"{kind}Binding", **meta, "subjects": subjects, "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name}}, namespace)
+
+    crds = {"apiGroups": ["apiextensions.k8s.io"], "resources": ["customresourcedefinitions"]}
+    grant("ClusterRole", {**crds, "verbs": ["list", "watch", "get", "patch"]}, {
+        "apiGroups": ["admissionregistration.k8s.io"], "verbs": ["create", "patch"],
+        "resources": ["validatingwebhookconfigurations", "mutatingwebhookconfigurations"]})
+    code = """
+    @kopf.on.convert('kopfexamples', persistent=False)
+    async def convert(**_):
+        pass
+    """
+    try:
+        operator = operate(code=code, kubeconfig=str(limited))
+        assert operator.process.wait(30) != 0
+        rule = '{apiGroups: [""], resources: [secrets], verbs: [get, create, patch]}'
+        assert f"a Role in the namespace '{namespace}' with the rule {rule}" in operator.output
+        assert "Traceback" not in operator.output
+
+        grant("Role", {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get", "create", "patch"]})
+        operator = operate(code=code, kubeconfig=str(limited))
+        hooks.served()
+        operator.wait_output("Reconfiguring the conversion strategy of kopfexamples.kopf.dev")
+        assert operator.stop()[0] == 0
+        assert not hooks.webhooks()
+        assert "forbidden" not in operator.output.partition(rule)[2]
+        crd = kubeapi.get("apiextensions.k8s.io/v1", "CustomResourceDefinition", None, "kopfexamples.kopf.dev")
+        assert crd["spec"]["conversion"] == {"strategy": "None"}
+    finally:
+        kubeapi.delete(rbac, "ClusterRoleBinding", None, name)
+        kubeapi.delete(rbac, "ClusterRole", None, name)
