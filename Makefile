@@ -46,4 +46,5 @@ $(STAMP): pyproject.toml
 	@echo 'Installing kopf and its tools into $(VENV)'
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]' || { \
 		echo 'make: pip has failed, see above; it needs a package index that it can reach' >&2; exit 1; }
+	@$(VENV)/bin/python -m compileall -q kopf  # also where PYTHONDONTWRITEBYTECODE is set: it halves the time to start
 	@touch $@

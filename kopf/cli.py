@@ -24,7 +24,6 @@ from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs import credentials
 from kopf._core.actions import loggers
 from kopf._core.intents import causes, registries
-from kopf._core.reactor import running
 
 if TYPE_CHECKING:
     from kopf._cogs.configs import configuration
@@ -232,6 +231,7 @@ def run(
     _check_scope(namespaces, clusterwide=clusterwide)
     if not sandbox and (crds or loads):
         raise click.UsageError("--crd and --load are for --sandbox only: nothing is applied to a real cluster.")
+    from kopf._core.reactor import running
     registry = registries.SmartOperatorRegistry() if controls.registry is None else controls.registry
     # The decorators in the files to be loaded add the handlers there.
     registries.set_default_registry(registry)
@@ -332,6 +332,7 @@ def _run_command(
 ) -> None:
     """Do what is commanded as an operator that has nothing to serve."""
     _check_scope(namespaces, clusterwide=clusterwide)
+    from kopf._core.reactor import running
     registry = registries.SmartOperatorRegistry() if controls.registry is None else controls.registry
     with _event_loop(controls) as loop:
         running.run(

@@ -2,6 +2,7 @@
 import re
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -23,7 +24,7 @@ def login(**kwargs):  # whatever client libraries are installed besides
 
 @kopf.on.event('kopf.dev', 'v1', 'kopfexamples')
 def seen(**_):
-    print('MODULES:', *sys.modules)
+    print('MODULES:', *sys.modules, 'END')
 """
 EXTRAS = {  # of those operators only that have something for them to do
     'kopf._core.engines.admission', 'kopf._core.engines.webhooks', 'kopf._core.reactor.admissions',
@@ -46,7 +47,7 @@ def test_operators_import_only_what_they_need(kopf_sandbox, kopf_operator, handl
     kopf_sandbox.apply(CRD)
     kopf_sandbox.apply(OBJECT)
     with kopf_operator(handlers) as operator:
-        modules = operator.wait_for_output(r'^MODULES: (.*)$')[1].split()
+        modules = operator.wait_for_output(r'^MODULES: (.*) END$')[1].split()
     assert EXTRAS & set(modules) == set()
 
 
@@ -54,7 +55,7 @@ def test_operators_import_what_their_options_need(kopf_sandbox, kopf_operator, h
     kopf_sandbox.apply(CRD)
     kopf_sandbox.apply(OBJECT)
     with kopf_operator(handlers, '--liveness', 'http://127.0.0.1:0/healthz') as operator:
-        modules = operator.wait_for_output(r'^MODULES: (.*)$')[1].split()
+        modules = operator.wait_for_output(r'^MODULES: (.*) END$')[1].split()
     assert 'kopf._core.engines.probing' in modules
 
 
@@ -70,7 +71,7 @@ def test_operators_are_ready_after_few_requests(kopf_sandbox, kopf_operator, han
     kopf_sandbox.apply(CRD)
     kopf_sandbox.apply(OBJECT)
     with kopf_operator(handlers, *arguments) as operator:
-        operator.wait_for_output('^MODULES:')
+        operator.wait_for_output(' END$')
         seen = list(kopf_sandbox.requests)
     places = [f'{request.resource} in {request.namespace}' if request.namespace else request.resource or request.path
               for request in seen]
@@ -87,3 +88,24 @@ def test_the_import_of_the_package_is_light():
     others = {'aiohttp', 'click', 'httptools', 'kopf._core.reactor', 'uvloop'}
     assert (EXTRAS | others) & modules == set()
     assert not any(re.match(r'kopf\._cogs\.clients\.(sessions|logins|discovery)', name) for name in modules)
+
+
+def test_the_sandbox_is_light():
+    code = textwrap.dedent("""
+        import resource, sys, time
+        from kopf.testing import Sandbox
+        with Sandbox():
+            print(time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, *sys.modules)
+    """)
+    base = "import asyncio, ssl, time; print(time.process_time())"
+    cpu, base_cpu = [], []
+    for _ in range(3):  # the least of them, since others need the processor too
+        result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
+        seconds, megabytes, *modules = result.stdout.split()
+        cpu.append(float(seconds))
+        result = subprocess.run([sys.executable, '-c', base], capture_output=True, text=True, check=True)
+        base_cpu.append(float(result.stdout))
+    assert {'aiohttp', 'click', 'yaml', 'kopf._core.reactor', 'kopf._cogs.clients.sessions'} & set(modules) == set()
+    if sys.platform == 'linux':  # elsewhere, it is counted in other units
+        assert float(megabytes) < 80
+    assert min(cpu) < 12 * min(base_cpu)  # about 3 times; 6 if the modules are not compiled yet

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import orjson
-from aiohttp import web
 
 from kopf._kits.testing import (
     defaults,
@@ -27,6 +26,7 @@ from kopf._kits.testing import (
 from kopf._kits.testing.admission import Webhooks
 from kopf._kits.testing.controllers import Controllers
 from kopf._kits.testing.discovery import Discovery
+from kopf._kits.testing.exchanges import Response
 from kopf._kits.testing.faults import SeenRequest
 from kopf._kits.testing.kinds import Body, Catalog, Kind, builtin_kinds
 from kopf._kits.testing.rest import Objects, Options
@@ -65,11 +65,11 @@ class Api:
         for name in NAMESPACES:
             await self.objects.create(kind, '', objects.decode({'metadata': {'name': name}}, kind, b''), Options())
 
-    def document(self, path: str, accept: str, address: str) -> web.Response:
+    def document(self, path: str, accept: str, address: str) -> Response:
         """The answer to everything that is not about objects: health, versions, discovery, OpenAPI."""
         match path:
             case '/healthz' | '/livez' | '/readyz':
-                return web.Response(text='ok')
+                return text_response('ok')
             case '/version':
                 return json_response(VERSION)
             case '/':
@@ -111,7 +111,7 @@ class Api:
         options = listing.list_options(seen.query, _known_fields(kind), watch=True)
         return watching.Watch(self.storage, kind, place.namespace, options, form).lines()
 
-    async def act(self, kind: Kind, place: Place, seen: SeenRequest, accept: str, options: Options) -> web.Response:
+    async def act(self, kind: Kind, place: Place, seen: SeenRequest, accept: str, options: Options) -> Response:
         """Do what a request asks for (all verbs but watches), and answer it."""
         form, syntax = forms.negotiate(accept, seen.query)
         _read_options(seen, place.verb, options)
@@ -186,21 +186,25 @@ class Api:
         return self.storage.open(group, plural, defaults.fields_of(plural))
 
 
-def raw_response(body: bytes, status: int = 200, *, media: str = 'application/json') -> web.Response:
+def raw_response(body: bytes, status: int = 200, *, media: str = 'application/json') -> Response:
     """An answer of JSON that is text already."""
-    return web.Response(body=body, status=status, headers={'Content-Type': media})
+    return Response(status, body, [('Content-Type', media)])
 
 
-def json_response(body: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+def json_response(body: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """An answer of JSON."""
-    return web.Response(body=orjson.dumps(body), status=status,
-                        headers={'Content-Type': 'application/json', **(headers or {})})
+    return Response(status, orjson.dumps(body), [('Content-Type', 'application/json'), *(headers or {}).items()])
 
 
-def _yaml_response(raw: bytes, status: int) -> web.Response:
+def text_response(text: str, status: int = 200) -> Response:
+    """An answer for people."""
+    return Response(status, text.encode(), [('Content-Type', 'text/plain; charset=utf-8')])
+
+
+def _yaml_response(raw: bytes, status: int) -> Response:
     import yaml
     text = yaml.safe_dump(orjson.loads(raw), sort_keys=True, allow_unicode=True)
-    return web.Response(body=text.encode(), status=status, headers={'Content-Type': 'application/yaml'})
+    return Response(status, text.encode(), [('Content-Type', 'application/yaml')])
 
 
 def _known_fields(kind: Kind) -> frozenset[str]:

@@ -1,8 +1,8 @@
 """
 The HTTP server of the sandbox: TLS on the loopback interface, users, faults, and the log of requests.
 
-It is a bare handler of aiohttp, without applications and routes: the API has its own way of naming things, and every
-microsecond here is paid by each request. One instance lives in one event loop and is used from there only, but for
+There are no applications and routes: the API has its own way of naming things, and every microsecond here is paid by
+each request. One instance lives in one event loop and is used from there only, but for
 what `Controls` promises.
 """
 import asyncio
@@ -14,12 +14,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 import orjson
-from aiohttp import web
 
 from kopf._kits.testing import routes, statuses, subresources, watching
-from kopf._kits.testing.api import Api, json_response
+from kopf._kits.testing.api import Api, json_response, text_response
 from kopf._kits.testing.audits import AuditLog
 from kopf._kits.testing.certificates import Authority
+from kopf._kits.testing.exchanges import Connection, Dropped, Listener, Request, Response
 from kopf._kits.testing.faults import REASONS, Controls, Fault, Faults, SeenRequest
 from kopf._kits.testing.kinds import Kind
 from kopf._kits.testing.rest import Options, User
@@ -32,11 +32,8 @@ logger = logging.getLogger(__name__)
 HOST = '127.0.0.1'
 ADMIN = '/_sandbox/'
 MAX_BODY = 3 * 1024 * 1024
+CACHING = ('Cache-Control', 'no-cache, private')
 OPEN_PATHS = frozenset({'/healthz', '/livez', '/readyz', '/version'})
-
-
-class Dropped(Exception):
-    """The connection is to be broken off."""
 
 
 class Server(Controls):
@@ -57,13 +54,11 @@ class Server(Controls):
         self._tokens: dict[str, User] = {}
         self.api = Api(history=history, lookup=self._tokens.get, issue=self.issue_token)
         self.token = self.issue_token(User())
-        self._streams: set[asyncio.BaseTransport] = set()
+        self._streams: set[Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
-        self._server: web.Server | None = None
-        self._runner: web.ServerRunner | None = None
-        self._site: web.TCPSite | None = None
+        self._listener: Listener | None = None
         self._ssl = self.authority.context()
 
     @property
@@ -115,8 +110,8 @@ class Server(Controls):
     def drop_watches(self) -> int:
         """Break off all watches."""
         streams = list(self._streams)
-        for transport in streams:
-            _abort(transport)
+        for stream in streams:
+            stream.abort()
         return len(streams)
 
     def forget_history(self) -> None:
@@ -136,66 +131,57 @@ class Server(Controls):
 
     async def refuse_connections(self, seconds: float | None = None) -> None:
         """Close the port and all connections, for a time or for good."""
-        if self._runner is None or self._server is None or self._site is None:
+        listener, self._listener = self._listener, None
+        if listener is None:
             return
         if seconds is not None:
             asyncio.get_running_loop().call_later(seconds, self.call_async, self.accept_connections)
-        runner, self._runner = self._runner, None
-        await self._site.stop()
-        for connection in self._server.connections:
-            if connection.transport is not None:
-                _abort(connection.transport)
-        await runner.cleanup()
+        await listener.close()
 
     async def accept_connections(self) -> None:
         """Listen again."""
-        if self._runner is not None:
-            return
-        self._server = web.Server(self._handle, request_factory=_make_request, handler_cancellation=True,
-                                  access_log=None, keepalive_timeout=3600)
-        runner = web.ServerRunner(self._server, shutdown_timeout=0.1)
-        await runner.setup()
-        self._site = web.TCPSite(runner, HOST, self.port, ssl_context=self._ssl, backlog=512)
-        await self._site.start()
-        self._runner = runner
-        self.port = runner.addresses[0][1]
+        if self._listener is None:
+            listener = Listener(self._handle, max_body=MAX_BODY)
+            self.port = await listener.open(HOST, self.port, self._ssl)
+            self._listener = listener
 
     # Requests.
 
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _handle(self, request: Request) -> Response | None:
         seen = SeenRequest(
-            request.method, request.path, request.query, request.headers.get('User-Agent', ''), request.content_type)
+            request.method, request.path, request.query, request.headers.get('user-agent', ''), request.content_type)
         options = Options()
         try:
             response = await self._answer(request, seen, options)
         except statuses.UnknownPath:
-            response = web.Response(status=404, text='404 page not found\n')
+            response = text_response('404 page not found\n', 404)
         except statuses.Refusal as refusal:
             response = json_response(refusal.as_status(), refusal.code, refusal.headers)
-        except web.HTTPRequestEntityTooLarge:
-            message = f'Request entity too large: limit is {MAX_BODY}'
-            response = json_response(statuses.Refusal(413, 'RequestEntityTooLarge', message).as_status(), 413)
         except (Dropped, ConnectionError):
-            _abort(request.transport)
-            response = web.Response(status=500)
+            seen.status = seen.status or 500
+            self._record(seen)
+            raise
         except Exception as error:
             logger.exception(f'The sandbox has failed to answer: {seen.method} {seen.path}')
             message = f'Internal error occurred: the sandbox has failed: {error!r}'
             response = json_response(statuses.Refusal(500, 'InternalError', message).as_status(), 500)
+        if response is None:
+            self._record(seen)
+            return None
         seen.status = response.status
+        self._record(seen)
+        warnings = [('Warning', f'299 - {orjson.dumps(warning).decode()}') for warning in options.warnings]
+        return response._replace(headers=[*response.headers, CACHING, *warnings])
+
+    def _record(self, seen: SeenRequest) -> None:
         if self._audit is not None:
             self._audit.write(seen)
-        if not response.prepared:
-            response.headers['Cache-Control'] = 'no-cache, private'
-            for warning in options.warnings:
-                response.headers.add('Warning', f'299 - {orjson.dumps(warning).decode()}')
-        return response
 
-    async def _answer(self, request: web.BaseRequest, seen: SeenRequest, options: Options) -> web.StreamResponse:
+    async def _answer(self, request: Request, seen: SeenRequest, options: Options) -> Response | None:
         path = seen.path
         if path.startswith(ADMIN):
             self._authenticate(request, seen)
-            return await self._administer(request, path.removeprefix(ADMIN))
+            return self._administer(request, path.removeprefix(ADMIN))
         place = None
         if path.startswith(('/api/', '/apis/')):
             place = routes.locate(seen.method, path, seen.query)
@@ -203,59 +189,56 @@ class Server(Controls):
             seen.group, seen.version, seen.resource = place.group, place.version, place.plural
             seen.namespace, seen.name, seen.subresource = place.namespace, place.name, place.subresource
         if seen.method in ('POST', 'PUT', 'PATCH', 'DELETE'):
-            seen.body = await request.read()
+            seen.body = _take_body(request)
         self.requests.append(seen)
         if (rule := self.faults.take(seen)) is not None:
             await _suffer(rule)
         options.user = self._authenticate(request, seen)
-        accept = request.headers.get('Accept', '')
+        accept = request.headers.get('accept', '')
         if place is None or not place.plural:
             return self.api.document(path.rstrip('/') or '/', accept, f'{HOST}:{self.port}')
         kind = self.api.resolve(place, seen, options)
         seen.kind = kind.name
         if place.verb == 'watch':
-            return await self._watch(request, kind, place, seen)
+            await self._watch(request, kind, place, seen)
+            return None
         return await self.api.act(kind, place, seen, accept, options)
 
-    async def _watch(
-            self, request: web.BaseRequest, kind: Kind, place: Place, seen: SeenRequest,
-    ) -> web.StreamResponse:
-        lines = self.api.watch(kind, place, seen, request.headers.get('Accept', ''))
-        response = web.StreamResponse(headers={'Content-Type': 'application/json',
-                                               'Cache-Control': 'no-cache, private'})
-        await response.prepare(request)
-        seen.status = response.status
-        if (transport := request.transport) is None:
-            return response
-        self._streams.add(transport)
+    async def _watch(self, request: Request, kind: Kind, place: Place, seen: SeenRequest) -> None:
+        lines = self.api.watch(kind, place, seen, request.headers.get('accept', ''))
+        stream = request.stream([('Content-Type', 'application/json'), CACHING])
+        seen.status = 200
+        self._streams.add(stream)
         try:
-            going_on = await self._disturb(response, seen, b'', kind)
+            going_on = await self._disturb(stream, seen, b'', kind)
             async for data in lines if going_on else _nothing():
-                if not await self._disturb(response, seen, data, kind):
+                if not await self._disturb(stream, seen, data, kind):
                     break
-                if data:
-                    await response.write(data)
+                await stream.write(data)
+        except Exception as error:
+            if not isinstance(error, (Dropped, ConnectionError)):
+                logger.exception(f'The sandbox has failed in the middle of: {seen.method} {seen.path}')
+            raise Dropped from error
         finally:
-            self._streams.discard(transport)
-        return response
+            self._streams.discard(stream)
 
-    async def _disturb(self, response: web.StreamResponse, seen: SeenRequest, data: bytes, kind: Kind) -> bool:
+    async def _disturb(self, stream: Connection, seen: SeenRequest, data: bytes, kind: Kind) -> bool:
         """Do to the stream what is asked for, before the data are sent; tell if it goes on."""
         while (rule := self.faults.take(seen, watching=True, idle=not data)) is not None:
             match rule.action:
                 case 'cut':
-                    await response.write(data[:max(1, len(data) // 2)])
+                    await stream.write(data[:max(1, len(data) // 2)])
                     raise Dropped
                 case 'gone':
-                    await response.write(watching.error_line(statuses.expired('too old resource version')))
+                    await stream.write(watching.error_line(statuses.expired('too old resource version')))
                     return False
                 case 'fail':
-                    await response.write(watching.error_line(_refusal(rule)))
+                    await stream.write(watching.error_line(_refusal(rule)))
                     return False
                 case 'end':
                     return False
                 case 'say':
-                    await response.write(rule.line.encode() + b'\n')
+                    await stream.write(rule.line.encode() + b'\n')
                 case 'freeze':
                     await self._freeze(rule, kind)
         return True
@@ -281,14 +264,14 @@ class Server(Controls):
         self._tokens[token] = user
         return token
 
-    def _authenticate(self, request: web.BaseRequest, seen: SeenRequest) -> User:
-        scheme, _, token = request.headers.get('Authorization', '').partition(' ')
+    def _authenticate(self, request: Request, seen: SeenRequest) -> User:
+        scheme, _, token = request.headers.get('authorization', '').partition(' ')
         user = None
         if scheme:
             user = self._tokens.get(token.strip()) if scheme.lower() == 'bearer' else None
             if user is None:
                 raise statuses.unauthorized()
-        elif request.transport is not None and (certificate := request.transport.get_extra_info('peercert')):
+        elif certificate := request.certificate:
             user = _certified(certificate)
         if user is None:
             user = User('system:anonymous', ('system:unauthenticated',))
@@ -299,12 +282,12 @@ class Server(Controls):
 
     # The admin endpoint: what `Faults` and the log of requests are for Python, for all others.
 
-    async def _administer(self, request: web.BaseRequest, path: str) -> web.Response:
+    def _administer(self, request: Request, path: str) -> Response:
         match request.method, path.rstrip('/'):
             case 'GET', 'faults':
                 return json_response({'faults': [_fields(rule) for rule in self.faults.pending()]})
             case 'POST', 'faults':
-                return self._add_fault(await request.read())
+                return self._add_fault(_take_body(request))
             case 'DELETE', 'faults':
                 self.faults.clear()
                 return json_response({})
@@ -315,12 +298,12 @@ class Server(Controls):
                 return json_response({})
             case 'POST', 'refuse-connections':
                 # A little later, so that this request is still answered.
-                seconds = _seconds(await request.read())
+                seconds = _seconds(_take_body(request))
                 asyncio.get_running_loop().call_later(0.05, self.faults.refuse_connections, seconds)
                 return json_response({})
         raise statuses.UnknownPath
 
-    def _add_fault(self, body: bytes) -> web.Response:
+    def _add_fault(self, body: bytes) -> Response:
         try:
             rule = self.faults.add(**orjson.loads(body))
         except (ValueError, TypeError) as error:
@@ -328,14 +311,10 @@ class Server(Controls):
         return json_response(_fields(rule), 201)
 
 
-def _make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-    return web.BaseRequest(message, payload, protocol, writer, task, asyncio.get_running_loop(),
-                           client_max_size=MAX_BODY)
-
-
-def _abort(transport: asyncio.BaseTransport | None) -> None:
-    if isinstance(transport, asyncio.Transport) or hasattr(transport, 'abort'):
-        transport.abort()  # type: ignore[union-attr]
+def _take_body(request: Request) -> bytes:
+    if request.body is None:
+        raise statuses.Refusal(413, 'RequestEntityTooLarge', f'Request entity too large: limit is {MAX_BODY}')
+    return request.body
 
 
 async def _suffer(rule: Fault) -> None:
