@@ -6,6 +6,12 @@ import pytest
 import kopf
 
 
+async def until_watched(world, resources):
+    while not resources <= {seen.resource for seen in world.sandbox.requests
+                            if seen.verb == 'watch' and seen.status == 200}:
+        await asyncio.sleep(0.01)
+
+
 @pytest.mark.parametrize('limit', [1, 2])
 async def test_as_many_at_once_as_allowed(world, limit):
     running, most = 0, 0
@@ -65,6 +71,7 @@ async def test_live_changes_go_before_the_initial_list(world, crowd, streaming):
     world.declare(kopf.on.event, 'seen', resource='configmaps')
     async with world.operator():
         await world.until_called('create')
+        await until_watched(world, {'kopfexamples', 'configmaps'})  # the streams know no order among each other
         await world.create('new')
         await world.edit(crowd[-1], field='v2')
         await world.aio.create({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': 'last'}})
