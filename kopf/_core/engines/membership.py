@@ -6,6 +6,7 @@ and again when a record's lifetime ends. An operator that can't renew its own re
 must think that it is dead, and take over. Nothing is requested while the peering object is absent.
 """
 import asyncio
+import contextlib
 import dataclasses
 import datetime
 import logging
@@ -27,8 +28,8 @@ RETRY_DELAY = 5.0
 REQUEST_TIMEOUT = 10.0
 """For how long to wait for the API at most: the lifetime goes on (in seconds)."""
 
-TAKEOVER_DELAY = 1.0
-"""For how long a newcomer lets those of lower priorities stop before it begins (in seconds)."""
+TAKEOVER_TIMEOUT = 5.0
+"""For how long a newcomer waits at most until those of lower priorities tell that they have stopped (in seconds)."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -64,6 +65,9 @@ class Membership:
         self._present: bool | None = None
         self._version: str | None = None
         self._sightings: dict[str, Sighting] = {}
+        self._halted = False
+        self._told: frozenset[str] = frozenset()
+        self._failing = False
         self._listed = False  # whether our own record is there
         self._own: Peer | None = None
         self._announced = 0.0
@@ -131,6 +135,11 @@ class Membership:
         self._sightings = sightings
         self._listed = status.get(self._identity) is not None
 
+    def halt(self, halted: bool) -> None:
+        """Know whether this operator has stopped all its work, as it is paused; tell it to those who wait for that."""
+        self._halted = halted
+        self._nudge.set()
+
     # What follows.
 
     def _judge(self) -> None:
@@ -188,9 +197,11 @@ class Membership:
             if self._present is not None:
                 if self._present:
                     await self._care()
-                if not self.known and self._present and self._outranks_somebody():
-                    await asyncio.sleep(TAKEOVER_DELAY)
+                if not self.known:
+                    await self._take_over()
                 self._judge()
+                if self._present and not self._failing and self._get_notes() != self._told:
+                    continue
             await self._rest()
 
     async def _rest(self) -> None:
@@ -211,16 +222,37 @@ class Membership:
                 yield self._expiry
             yield from (sighting.until for sighting in self._sightings.values())
 
-    def _outranks_somebody(self) -> bool:
+    async def _take_over(self) -> None:
+        """Wait until those of lower priorities have stopped, or are dead, or do not tell: as other frameworks."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TAKEOVER_TIMEOUT):
+                while self._present and self._outranks_workers():
+                    self._nudge.clear()
+                    await self._nudge.wait()
+
+    def _outranks_workers(self) -> bool:
         now, priority = asyncio.get_running_loop().time(), self._settings.peering.priority
-        return any(sighting.until > now and sighting.peer.priority < priority for sighting in self._sightings.values())
+        return any(sighting.until > now and sighting.peer.priority < priority
+                   and not sighting.peer.paused and not sighting.peer.waiting
+                   for sighting in self._sightings.values())
+
+    def _is_waited_for(self) -> bool:
+        now, priority = asyncio.get_running_loop().time(), self._settings.peering.priority
+        return any(sighting.until > now and sighting.peer.priority > priority and sighting.peer.waiting
+                   for sighting in self._sightings.values())
+
+    def _get_notes(self) -> frozenset[str]:
+        """What is to be said in our record besides the usual, as long as somebody takes over from somebody."""
+        if self._halted and self._is_waited_for():
+            return frozenset({'paused'})
+        return frozenset({'waiting'}) if not self.known and self._outranks_workers() else frozenset()
 
     async def _care(self) -> None:
         loop = asyncio.get_running_loop()
         if not self._listed and self._expiry is not None:
             # Somebody with a wrong clock has removed us. There must be no endless fight without a breath.
             self._renewal = min(self._renewal, self._announced + RETRY_DELAY)
-        if loop.time() >= self._renewal:
+        if loop.time() >= self._renewal or (not self._failing and self._get_notes() != self._told):
             await self._announce()
         dead = [identity for identity, sighting in self._sightings.items() if sighting.until <= loop.time()]
         if dead and self._present and loop.time() >= self._removal:
@@ -233,18 +265,24 @@ class Membership:
         started = asyncio.get_running_loop().time()
         own = Peer(self._identity, priority=self._settings.peering.priority, lifetime=lifetime,
                    lastseen=datetime.datetime.now(datetime.UTC).isoformat(timespec='microseconds'))
+        notes = self._get_notes()
+        record = {**own.as_record(), **dict.fromkeys(self._told - notes), **dict.fromkeys(notes, True)}
         try:
-            body = await self._touch({self._identity: own.as_record()})
+            body = await self._touch({self._identity: record})
         except (errors.APIError, TimeoutError) as error:
+            self._failing = True
             self._renewal = asyncio.get_running_loop().time() + min(RETRY_DELAY, lifetime / 4)
             logger.warning("Keep-alive in %s has failed; trying again soon: %s", self._place, str(error) or repr(error))
             return
+        self._failing = False
         self._log_keepalive('not found' if body is None else 'ok')
         if body is not None:
             # Not at the same time with others, and not too late. Short lifetimes are for those who are in a hurry.
             self._renewal = started + max(lifetime / 2, lifetime - random.uniform(5, 10))
             self._expiry = started + lifetime
-            self._announced, self._own = started, own
+            self._announced, self._own, self._told = started, own, notes
+            if self._reason == 'expired':
+                self.known = False  # others could have taken over meanwhile
         self.see(body)
 
     async def _remove(self, identities: list[str]) -> None:

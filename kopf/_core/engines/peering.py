@@ -44,6 +44,10 @@ class Peer:
     priority: int = 0
     lifetime: int = 60
     lastseen: str = ''
+    waiting: bool = False
+    """Whether it is to take over, and waits until those below have stopped."""
+    paused: bool = False
+    """Whether it has stopped all its work, and somebody waits for that."""
 
     def __repr__(self) -> str:
         return (f"<{type(self).__name__} {self.identity}: priority={self.priority}, lifetime={self.lifetime}, "
@@ -56,7 +60,8 @@ class Peer:
             return None
         try:
             return cls(identity, priority=int(record.get('priority') or 0),
-                       lifetime=int(record.get('lifetime', 60)), lastseen=str(record.get('lastseen') or ''))
+                       lifetime=int(record.get('lifetime', 60)), lastseen=str(record.get('lastseen') or ''),
+                       waiting=record.get('waiting') is True, paused=record.get('paused') is True)
         except (TypeError, ValueError):
             return None
 

@@ -85,6 +85,7 @@ class Orchestrator:
         self._tables: dict[Resource, HandlerTable] = {}
         self._namespaces: set[Namespace] = set()
         self._watches: dict[Scope, Watching] = {}
+        self._halting: asyncio.Task[None] | None = None
         self._observers: set[ResourceWatch] = set()
         self._complaints = Complaints()
         self._resources: Collection[Resource] | None = None
@@ -267,9 +268,18 @@ class Orchestrator:
             task.cancel()
             watch.pause()
             sink.paused(watch)
+        if self._watches:
+            self._halting = self._tasks.create_task(self._halt(), name='pausing')
+
+    async def _halt(self) -> None:
+        await self._tools.workforce.drain()
+        self.peerings.halt(True)
 
     def _resume(self) -> None:
         """Go on where the others have stopped."""
+        if self._halting is not None:
+            self._halting.cancel()
+        self.peerings.halt(False)
         for scope, (watch, sink, _) in self._watches.items():
             sink.resumed(watch)
             self._watches[scope] = watch, sink, self._run_watch(watch)

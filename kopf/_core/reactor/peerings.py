@@ -77,6 +77,11 @@ class Peerings:
         self._oriented = self._oriented or (known and bool(self._members))
         return known
 
+    def halt(self, halted: bool) -> None:
+        """Know whether the operator has stopped all its work since it is paused, or works again."""
+        for member in self._members.values():
+            member.membership.halt(halted)
+
     def rediscover(self, resources: Collection[Resource]) -> None:
         """Find the kind of the peering objects among the resources that there are now."""
         if not self.enabled:

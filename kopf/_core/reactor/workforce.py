@@ -23,6 +23,10 @@ from kopf._core.reactor.inventory import ObjectRecord
 logger = logging.getLogger(__name__)
 
 
+DRAINING_INTERVAL = 0.05
+"""How often to look whether the daemons have ended (in seconds)."""
+
+
 class Processing(Protocol):
     """Who knows what is to be done about the objects of a resource."""
 
@@ -84,6 +88,14 @@ class Workforce:
         """Begin nothing until resumed: neither objects, nor the next steps of those that are being processed."""
         self.paused = True
         self.background.pause()
+
+    async def drain(self) -> None:
+        """Return when nobody works any more, after a pause."""
+        while self._tasks or len(self.background):
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            else:
+                await asyncio.sleep(DRAINING_INTERVAL)
 
     def resume(self) -> None:
         """Go on."""

@@ -7,7 +7,7 @@ import pytest
 
 from kopf._cogs.clients import errors
 from kopf._cogs.configs.configuration import OperatorSettings
-from kopf._core.engines.membership import RETRY_DELAY, TAKEOVER_DELAY, Membership
+from kopf._core.engines.membership import RETRY_DELAY, TAKEOVER_TIMEOUT, Membership
 
 pytestmark = pytest.mark.looptime(start=1000)
 
@@ -141,9 +141,59 @@ async def test_those_below_get_time_to_stop(peering_api, join):
     peering_api.put(intern=record(priority=1))
     async with join() as member:
         assert 'me' in peering_api.status
+        await passed(TAKEOVER_TIMEOUT - 0.1)
         assert not member.known
-        await passed(TAKEOVER_DELAY)
+        await passed(0.1)
         assert member.changes == [(True, False)]
+
+
+@pytest.mark.parametrize('news', [
+    {'intern': {**record(priority=1), 'paused': True}}, {'intern': None}, {'intern': record(lifetime=0)},
+], ids=['stopped', 'gone', 'dead'])
+async def test_those_below_are_not_waited_for_longer_than_needed(peering_api, join, news):
+    peering_api.put(intern=record(priority=1))
+    async with join() as member:
+        assert not member.known
+        peering_api.put(**news)
+        await passed(0)
+        assert member.changes == [(True, False)]
+
+
+async def test_those_who_wait_are_told_that_we_have_stopped(peering_api, join):
+    async with join() as member:
+        peering_api.put(boss=record(priority=100))
+        member.halt(True)
+        await passed(0)
+        assert 'paused' not in peering_api.status['me']
+        peering_api.put(boss={**record(priority=100), 'waiting': True})
+        await passed(0)
+        assert peering_api.status['me']['paused'] is True
+        peering_api.put(boss=record(priority=100))
+        await passed(0)
+        assert peering_api.status['me']['paused'] is None
+
+
+async def test_those_below_are_told_that_we_wait(peering_api, join):
+    peering_api.put(intern=record(priority=1))
+    async with join():
+        assert peering_api.status['me']['waiting'] is True
+        peering_api.put(intern={**record(priority=1), 'paused': True})
+        await passed(0)
+        assert peering_api.status['me']['waiting'] is None
+
+
+async def test_those_who_took_over_get_time_to_stop(peering_api, join):
+    async with join() as member:
+        peering_api.error = errors.APIServerError('oops', status=500)
+        await passed(61)
+        assert member.paused
+        peering_api.put(intern=record(priority=1))
+        peering_api.error = None
+        await passed(RETRY_DELAY + 0.1)
+        assert member.paused
+        peering_api.put(intern={**record(priority=1), 'paused': True})
+        await passed(0)
+        assert not member.paused
 
 
 async def test_pause_at_the_start(peering_api, join):

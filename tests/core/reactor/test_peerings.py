@@ -223,6 +223,23 @@ async def test_takeover_also_where_there_is_no_peering(world):
             assert len(watching) == 1
 
 
+async def test_takeover_waits_for_those_who_still_work(world):
+    await world.join()
+    world.gate.clear()
+    async with world.operator('low', priority=1):
+        await world.create('a', field='1')
+        await world.until(lambda: ('low', 'create', 'a') in world.calls)
+        async with world.operator('high', priority=2):
+            await world.paused()
+            await asyncio.sleep(0.3)
+            assert not [call for call in world.calls if call[0] == 'high']
+            world.gate.set()
+            await world.until(lambda: ('high', 'resume', 'a') in world.calls)
+            await world.aio.wait_for('kopfpeerings', 'default', lambda body: all(
+                not {'paused', 'waiting'} & set(record) for record in body['status'].values()))
+    assert [call for call in world.calls if call[1] != 'resume'] == [('low', 'create', 'a')]
+
+
 async def test_takeover_from_the_dead(world):
     await world.join()
     await world.put('dead', priority=100, lifetime=1)
