@@ -3,22 +3,26 @@ Running a command of ``kopf`` in the background of a test, while the test does i
 
 It is the same command as in a shell, with the same options, but in a thread: so its output and its errors are at hand,
 and debuggers and coverage see it. The standard output and the logging of the whole process are redirected meanwhile.
+Operators that are embedded into other programs are run by the functions of those programs, instead of a command.
 """
 import asyncio
 import concurrent.futures
 import contextlib
 import importlib
+import inspect
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.loaders import LoadError
+from kopf._core.actions import loggers
 from kopf._core.intents.registries import OperatorRegistry
 
 if TYPE_CHECKING:
+    from click import Command
     from click.testing import Result
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
@@ -35,7 +39,15 @@ class KopfRunner:
         assert runner.exit_code == 0
         assert 'And here we are!' in runner.output
 
-    :param args: (and all other arguments) the arguments of ``click.testing.CliRunner.invoke``, the command line first.
+    Embedded operators are run without a command line: by a function, which can be a coroutine function, and which is
+    called with the flags to give to the operator, the registry and the settings if there are any, and all other
+    arguments. It can be `kopf.operator` itself. The framework logs as it does by default::
+
+        with KopfRunner(kopf.operator, registry=registry, namespaces=['default']) as runner:
+            ...
+
+    :param args: (and all other arguments) the arguments of ``click.testing.CliRunner.invoke``, the command line first;
+        or the function that runs the operator, with its arguments.
     :param reraise: whether to raise in the end what the operator has failed with.
     :param timeout: for how long (in seconds) to wait until the operator begins, and until it stops; forever by default.
     :param registry: the handlers to begin with; those in the files of the command line are added there.
@@ -100,9 +112,26 @@ class KopfRunner:
         controls = cli.CLIControls(
             ready_flag=self._ready, stop_flag=self._stop, registry=self.registry, settings=self.settings, loop=loop)
         with contextlib.closing(loop), _restored_logging():
-            result = CliRunner().invoke(cli.main, *self.args, obj=controls, **self.kwargs)
+            if self.args and callable(self.args[0]):
+                result = CliRunner().invoke(self._make_command(*self.args), [])
+            else:
+                result = CliRunner().invoke(cli.main, *self.args, obj=controls, **self.kwargs)
             loop.run_until_complete(loop.shutdown_asyncgens())
             return result
+
+    def _make_command(self, fn: Callable[..., Any], *args: Any) -> 'Command':
+        """Make a command of the function: for the output and the errors to be the same as of other commands."""
+        import click
+        given = {key: value for key, value in [('registry', self.registry), ('settings', self.settings)]
+                 if value is not None}
+
+        @click.command
+        def embedded() -> None:
+            loggers.configure()
+            result = fn(*args, ready_flag=self._ready, stop_flag=self._stop, **given, **self.kwargs)
+            if inspect.isawaitable(result):
+                asyncio.run(wait_for_end(result))
+        return embedded
 
     @property
     def future(self) -> 'concurrent.futures.Future[Result]':
@@ -155,14 +184,18 @@ class KopfRunner:
             type(error), error, error.__traceback__)
 
 
+async def wait_for_end(awaitable: Awaitable[Any]) -> None:
+    await awaitable
+
+
 @contextlib.contextmanager
 def _restored_logging() -> Iterator[None]:
     """Let no handler outlive the streams that it writes to."""
-    loggers = [logging.getLogger(name) for name in (None, 'asyncio', 'aiohttp')]
-    levels, handlers = [logger.level for logger in loggers], list(loggers[0].handlers)
+    affected = [logging.getLogger(name) for name in (None, 'asyncio', 'aiohttp')]
+    levels, handlers = [logger.level for logger in affected], list(affected[0].handlers)
     try:
         yield
     finally:
-        loggers[0].handlers[:] = handlers
-        for logger, level in zip(loggers, levels, strict=True):
+        affected[0].handlers[:] = handlers
+        for logger, level in zip(affected, levels, strict=True):
             logger.setLevel(level)

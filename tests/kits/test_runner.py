@@ -161,3 +161,53 @@ def test_logging_is_restored(sandbox):
     with KopfRunner(['run', '-n', 'default', '--debug', 'handlers.py'], timeout=20):
         pass
     assert (root.handlers, root.level) == (handlers, level)
+
+
+# Embedded operators.
+
+@pytest.fixture
+def registry():
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.create('kopfexamples', registry=registry)
+    def created(**_):
+        print("And here we are!")
+        return 'embedded'
+
+    return registry
+
+
+async def operate(*namespaces, **kwargs):
+    await kopf.operator(namespaces=namespaces, standalone=True, **kwargs)
+
+
+def operate_synchronously(*namespaces, **kwargs):
+    kopf.run(namespaces=namespaces, standalone=True, **kwargs)
+
+
+@pytest.mark.parametrize('fn', [operate, operate_synchronously])
+def test_embedded_operators(sandbox, registry, fn):
+    settings = kopf.OperatorSettings()
+    settings.persistence.finalizer = 'example.com/mine'
+    kopf.daemon('kopfexamples', registry=registry)(lambda **_: None)
+    with KopfRunner(fn, 'default', registry=registry, settings=settings, timeout=20) as runner:
+        sandbox.create(KEX)
+        body = sandbox.wait_for('kopfexamples', 'a', lambda body: body.get('status'))
+        assert body['metadata']['finalizers'] == ['example.com/mine']
+    assert (runner.exit_code, runner.exception) == (0, None)
+    assert runner.stdout == "And here we are!\n"
+    assert "succeeded." in runner.stderr
+
+
+def test_embedded_operators_that_fail(sandbox, registry):
+    @kopf.on.startup(registry=registry)
+    def fail(**_):
+        raise kopf.PermanentError("boo")
+
+    with KopfRunner(kopf.operator, namespaces=['default'], registry=registry, reraise=False, timeout=20) as runner:
+        pass
+    assert runner.exit_code == 1
+    assert "boo" in str(runner.exception)
+    with pytest.raises(Exception, match="boo"):
+        with KopfRunner(kopf.operator, namespaces=['default'], registry=registry, timeout=20):
+            pass
