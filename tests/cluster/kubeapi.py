@@ -53,7 +53,17 @@ class KubeApi:
         """What the API has warned about in its last answer."""
 
     def request(self, method: str, path: str, body: Any = None, content_type: str = "application/json") -> Object:
-        """Send a request, return the decoded answer; ApiError if it is refused."""
+        """Send a request, return the decoded answer; ApiError if it is refused, and not only for a while."""
+        for _ in range(50):
+            try:
+                return self._request(method, path, body, content_type)
+            except ApiError as error:
+                if error.status != 429:  # e.g. when another version of a kind has just appeared
+                    raise
+            time.sleep(0.2)
+        return self._request(method, path, body, content_type)
+
+    def _request(self, method: str, path: str, body: Any, content_type: str) -> Object:
         data = None if body is None else json.dumps(body).encode()
         headers = {**self._headers, "Accept": "application/json", **({"Content-Type": content_type} if data else {})}
         request = urllib.request.Request(self._server + path, data, headers, method=method)

@@ -16,6 +16,9 @@ Body = Mapping[str, Any]
 LAST_HANDLED = 'kopf.zalando.org/last-handled-configuration'
 OURS = 'kopf.zalando.org/'
 HANDLERS = ('slow', 'threaded')
+WARMING_UP = 60
+"""How many samples tell nothing about the memory: there is one a second."""
+
 GROWTH = 5 * 2 ** 20
 """How much memory may come and go (in bytes): the allocator does not give everything back at once."""
 
@@ -75,6 +78,8 @@ def find_overlaps(lines: Iterable[Line]) -> Iterator[str]:
 
 def find_growth(samples: Sequence[int]) -> Iterator[str]:
     """Whether the last quarter of the samples (in bytes) is above the second; the first one is for warming up."""
+    if len(samples) < WARMING_UP:
+        return
     quarter = len(samples) // 4
     before, after = (statistics.median(samples[quarter * n:quarter * (n + 1)]) for n in (1, 3))
     if after - before > GROWTH:

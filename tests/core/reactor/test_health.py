@@ -1,6 +1,7 @@
 """What the probes of a running operator answer, when its watches go wrong."""
 import asyncio
 import json
+import pathlib
 import socket
 import urllib.error
 import urllib.request
@@ -10,6 +11,7 @@ import pytest
 import kopf
 from kopf.testing import Sandbox
 
+PEERINGS = pathlib.Path(__file__).resolve().parents[3] / 'peering.yaml'
 CRD = {
     'apiVersion': 'apiextensions.k8s.io/v1', 'kind': 'CustomResourceDefinition',
     'metadata': {'name': 'kopfexamples.kopf.dev'},
@@ -23,7 +25,7 @@ CRD = {
 
 @pytest.fixture
 def sandbox(monkeypatch):
-    with Sandbox(crds=[CRD]) as sandbox:
+    with Sandbox(crds=[CRD, PEERINGS]) as sandbox:
         monkeypatch.setenv('KUBECONFIG', str(sandbox.kubeconfig))
         yield sandbox
 
@@ -66,7 +68,7 @@ async def ask(sandbox, settings):
 
     stop = asyncio.Event()
     task = asyncio.create_task(kopf.operator(
-        registry=registry, settings=settings, namespaces=['default'], standalone=True, stop_flag=stop,
+        registry=registry, settings=settings, namespaces=['default'], stop_flag=stop,
         liveness_endpoint=f'http://:{port}/healthz'))
     yield ask
     stop.set()
@@ -101,3 +103,20 @@ async def test_not_listed_yet(sandbox, ask):
     await ask('/readyz', 503)
     sandbox.faults.clear()
     await ask('/readyz', 200)
+
+
+@pytest.mark.parametrize('resource', ['namespaces', 'customresourcedefinitions', 'kopfpeerings'])
+async def test_failing_observers(sandbox, settings, ask, resource):
+    await ask('/readyz', 200)
+    sandbox.faults.error(500, times=None, resource=resource)
+    sandbox.faults.drop_watches()
+    await ask('/healthz', 503, f"The watch-stream for {resource}")
+    sandbox.faults.clear()
+    await ask('/healthz', 200)
+
+
+async def test_observers_without_rights_are_not_waited_for(sandbox, ask):
+    for resource in ['namespaces', 'customresourcedefinitions', 'kopfpeerings']:
+        sandbox.faults.error(403, times=None, resource=resource)
+    await ask('/readyz', 200)
+    await ask('/healthz', 200)
