@@ -9,6 +9,8 @@ import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
+from kopf._core.actions.invocation import is_async_fn
+
 ActivityFn = Callable[..., Any]
 IndexingFn = Callable[..., Any]
 WatchingFn = Callable[..., Any]
@@ -40,6 +42,8 @@ FnT = TypeVar('FnT', bound=Callable[..., bool])
 
 def not_(fn: FnT) -> FnT:
     """Make a callback that passes if the function does not."""
+    _check('not_', [fn])
+
     @functools.wraps(fn)
     def not_fn(*args: Any, **kwargs: Any) -> bool:
         return not fn(*args, **kwargs)
@@ -48,6 +52,8 @@ def not_(fn: FnT) -> FnT:
 
 def all_(fns: Collection[Callable[..., bool]]) -> Callable[..., bool]:
     """Make a callback that passes if all the functions do; with no functions, it passes."""
+    _check('all_', fns)
+
     def all_fn(*args: Any, **kwargs: Any) -> bool:
         return all(fn(*args, **kwargs) for fn in fns)
     return all_fn
@@ -55,6 +61,8 @@ def all_(fns: Collection[Callable[..., bool]]) -> Callable[..., bool]:
 
 def any_(fns: Collection[Callable[..., bool]]) -> Callable[..., bool]:
     """Make a callback that passes if at least one of the functions does."""
+    _check('any_', fns)
+
     def any_fn(*args: Any, **kwargs: Any) -> bool:
         return any(fn(*args, **kwargs) for fn in fns)
     return any_fn
@@ -62,6 +70,13 @@ def any_(fns: Collection[Callable[..., bool]]) -> Callable[..., bool]:
 
 def none_(fns: Collection[Callable[..., bool]]) -> Callable[..., bool]:
     """Make a callback that passes if none of the functions does."""
+    _check('none_', fns)
+
     def none_fn(*args: Any, **kwargs: Any) -> bool:
         return not any(fn(*args, **kwargs) for fn in fns)
     return none_fn
+
+
+def _check(name: str, fns: Collection[Callable[..., Any]]) -> None:
+    if any(is_async_fn(fn) for fn in fns):
+        raise TypeError(f"kopf.{name}() can't take async functions: filters are evaluated at once.")

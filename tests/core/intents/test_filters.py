@@ -118,6 +118,15 @@ def test_combinations_of_callbacks(results: list[bool]) -> None:
         assert prematch(declare(kopf.on.event, when=kopf.not_(combine(fns)))) is not expected
 
 
+@pytest.mark.parametrize('combine', [kopf.all_, kopf.any_, kopf.none_, lambda fns: kopf.not_(fns[0])])
+def test_async_callbacks_can_not_be_combined(combine: Any) -> None:
+    async def fn(**_: Any) -> bool:
+        return False
+
+    with pytest.raises(TypeError, match='async'):
+        combine([fn, lambda **_: True])
+
+
 def test_callbacks_get_the_value_and_the_kwargs() -> None:
     calls: list[Any] = []
 
