@@ -526,7 +526,7 @@ def test_certificates_of_clients(operate, webhooks, create, kubeapi, tmp_path):
     """, f"""dict(
         verify_cafile={str(tmp_path / 'client.pem')!r}, verify_mode=ssl.CERT_REQUIRED,
         cadump={str(tmp_path / 'ca.pem')!r})""")
-    url = webhooks("Validating")["validating"]["clientConfig"]["url"]
+    url = wait(lambda: webhooks("Validating"), "the webhook")["validating"]["clientConfig"]["url"]
     review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
         "uid": "uid1", "operation": "CREATE", "userInfo": {}, "object": {"metadata": {"name": "x"}, "spec": {}},
         "resource": {"group": "kopf.dev", "version": "v1", "resource": "kopfexamples"}}}

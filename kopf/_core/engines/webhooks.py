@@ -57,23 +57,20 @@ class Configurations(Upkeep):
         self._changed.set()
 
     async def write(self, client_config: WebhookClientConfig) -> None:
-        for type in WebhookType:
-            await self._update(type, client_config)
+        built = {type: self._build(type, client_config) for type in WebhookType}
+        changed = {type: webhooks for type, webhooks in built.items() if self._written.get(type) != webhooks}
+        for type in changed:
+            logger.info("Reconfiguring the %s webhook %s.", type.value, self._name)
+            if type not in self._written:
+                await self._create(type)
+        for type, webhooks in changed.items():
+            await self._write(type, webhooks)
 
     async def remove(self, client_config: WebhookClientConfig) -> None:
         for type in WebhookType:
             if type in self._written:
                 logger.info("Cleaning up the admission webhook %s.", self._name)
                 await self._write(type, self._build(type, client_config, persistent_only=True))
-
-    async def _update(self, type: WebhookType, client_config: WebhookClientConfig) -> None:
-        webhooks = self._build(type, client_config)
-        if self._written.get(type) == webhooks:
-            return
-        logger.info("Reconfiguring the %s webhook %s.", type.value, self._name)
-        if type not in self._written:
-            await self._create(type)
-        await self._write(type, webhooks)
 
     async def _create(self, type: WebhookType) -> None:
         kind, plural = _KINDS[type]
