@@ -32,6 +32,8 @@ class Log(logging.Handler):
 class World:
     """The cluster, the operators with their handlers, and what they have done."""
 
+    root = ROOT
+
     def __init__(self, sandbox):
         self.sandbox = sandbox
         self.aio = sandbox.aio

@@ -113,13 +113,14 @@ class HandlerState(NamedTuple):
 class State(Mapping[HandlerId, HandlerState]):
     """The progress of all the handlers of one cycle, sub-handlers included."""
 
-    __slots__ = ('_dirty', '_stored', '_states', 'purpose')
+    __slots__ = ('_dirty', '_stored', '_states', '_unsure', 'purpose')
 
     def __init__(self, purpose: str | None = None) -> None:
         self.purpose = purpose
         self._states: dict[HandlerId, HandlerState] = {}
         self._stored: set[HandlerId] = set()  # what the object is known to have
         self._dirty: set[HandlerId] = set()  # what differs from what is stored
+        self._unsure = False  # whether the object can have more than it is known to have
 
     def __getitem__(self, key: HandlerId) -> HandlerState:
         return self._states[key]
@@ -208,13 +209,19 @@ class State(Mapping[HandlerId, HandlerState]):
         self._dirty.clear()
 
     def purge(self, *, storage: ProgressStorage, body: Body, patch: Patch) -> None:
-        """Let the patch remove all that is stored."""
+        """Let the patch remove all that is stored, or could have been."""
+        if self._unsure:
+            possible = Patch()
+            for key, state in self._states.items():
+                storage.store(key=key, record=state.as_record(), body=body, patch=possible)
+            body = Body(possible.applied_to(body))
         for key in sorted(self._stored | set(self._states)):
             storage.purge(key=key, body=body, patch=patch)
 
     def mark_unsaved(self) -> None:
-        """Know that the last patch with the records has failed: they are to be stored again."""
+        """Know that the last patch with the records has failed, or only its answer was lost: store them again."""
         self._dirty.update(self._states)
+        self._unsure = True
 
     @property
     def stored(self) -> bool:

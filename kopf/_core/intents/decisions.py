@@ -41,6 +41,7 @@ TITLES = {
 
 
 _STORING = (Reason.CREATE, Reason.UPDATE, Reason.DELETE)
+_UNCHANGED = (Reason.NOOP, Reason.RESUME)
 _SECRET_FIELDS = ('data', 'stringData')
 
 
@@ -152,7 +153,7 @@ class Decider:
             return None
 
         cycle = self._continue_cycle(cycle, cause, essence, last, now)
-        if reason is Reason.NOOP and relevant and (cycle.missed or cycle.revived):
+        if reason in _UNCHANGED and relevant and (cycle.missed or cycle.revived):
             # The edits have reverted each other, but some have seen only one of them.
             reason = Reason.UPDATE
             cause = dataclasses.replace(cause, reason=reason)
@@ -212,7 +213,7 @@ class Decider:
             now: datetime.datetime,
     ) -> Cycle:
         if cycle is None or (cycle.state.purpose != cause.reason and not (
-                cause.reason is Reason.NOOP and cycle.state.purpose == Reason.UPDATE)):
+                cause.reason in _UNCHANGED and cycle.state.purpose == Reason.UPDATE)):
             return self._load_cycle(cause, essence, last, now)
         if essence != cycle.known:
             self._notice_edit(cycle, essence)
@@ -222,7 +223,17 @@ class Decider:
             self, cause: ChangingCause, essence: BodyEssence, last: BodyEssence | None, now: datetime.datetime,
     ) -> Cycle:
         """Begin a new cycle, or go on with the one that the object has the records of."""
-        purpose = Reason.UPDATE if cause.reason is Reason.NOOP else cause.reason
+        if cause.reason in _UNCHANGED:
+            # Nothing has changed since the last update, but some handlers can have seen what was in between.
+            cycle = self._load_cycle_of(Reason.UPDATE, cause, essence, last, now)
+            if cause.reason is Reason.NOOP or cycle.missed or cycle.revived:
+                return cycle
+        return self._load_cycle_of(cause.reason, cause, essence, last, now)
+
+    def _load_cycle_of(
+            self, purpose: Reason, cause: ChangingCause, essence: BodyEssence, last: BodyEssence | None,
+            now: datetime.datetime,
+    ) -> Cycle:
         state = State(purpose=purpose)
         state.load(self.table.changing_ids, storage=self.progress, body=cause.body, now=now,
                    keep=self.table.only_resuming_ids)

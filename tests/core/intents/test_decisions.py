@@ -475,3 +475,32 @@ def test_a_downtime_without_edits_while_a_creation_is_put_off_is_no_reason_for_a
     sim.restart()
     sim.settle()
     assert [id for id, _, _, success in sim.runs if success] == ['create1', 'create2']
+
+
+@pytest.mark.parametrize('restarting', [False, True])
+def test_reverted_edits_are_shown_to_those_who_saw_them_also_while_resuming(restarting):
+    sim = Simulation(*updates(), make_handler('resume', initial=True))
+    sim.settle()
+    sim.runs.clear()
+    sim.restart()
+    sim.edit(a=1)
+    sim.step()
+    if restarting:
+        sim.restart()
+    sim.edit(a=0)
+    sim.settle()
+    assert [(id, spec['a']) for id, _, spec, _ in sim.runs if id == 'first'] == [('first', 1), ('first', 0)]
+    assert [id for id, *_ in sim.runs].count('resume') == 1
+
+
+def test_records_of_patches_whose_answers_are_lost_are_purged():
+    sim = Simulation(make_handler('create1', reason=Reason.CREATE), make_handler('create2', reason=Reason.CREATE))
+    before = sim.raw
+    sim.step()
+    sim.raw, stored = before, sim.raw
+    sim.cycle.state.mark_unsaved()
+    decision = sim.decide()
+    sim.cycle.state.conclude(HandlerId('create2'), OUTCOMES['success'], sim.now)
+    patch = Patch()
+    sim.decider.conclude(decision, patch, done=True)
+    assert list(patch.applied_to(stored)['metadata']['annotations']) == [LAST_HANDLED]

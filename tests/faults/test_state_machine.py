@@ -1,0 +1,352 @@
+"""
+"No update is lost" and "nothing runs twice", for any order of what can happen to one object and one operator.
+
+The reactor is real, from the watch to the patches; the API is in memory and the time is virtual, so that hypothesis can
+decide on everything: edits, outcomes, crashes, patches that are refused or whose answers are lost, events that come as
+late as it likes, or never, as the stream breaks and everything is listed anew.
+"""
+import asyncio
+import contextlib
+import datetime
+import itertools
+import json
+import logging
+import random
+import types
+
+import jsonpatch
+import looptime
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+import kopf
+from kopf._cogs.clients import errors, patching
+from kopf._cogs.structs.patches import Patch
+from kopf._cogs.structs.references import Resource
+from kopf._core.actions import execution
+from kopf._core.engines import handling
+from kopf._core.intents.registries import HandlerTable
+from kopf._core.reactor import processing, throttling, watches
+from kopf._core.reactor.intake import Indexation
+from kopf._core.reactor.processing import Processor
+from kopf._core.reactor.watches import ResourceWatch
+from kopf._core.reactor.workforce import Workforce
+
+RESOURCE = Resource('kopf.dev', 'v1', 'kopfexamples', kind='KopfExample', verbs=frozenset({'list', 'watch', 'patch'}))
+LAST_HANDLED = 'kopf.zalando.org/last-handled-configuration'
+START = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
+REST = 2000.0  # seconds without anything new, after which everything must be at rest
+
+
+class Server:
+    """The API with one object: as much of it as the reactor needs. It is the client for it, too."""
+
+    def __init__(self):
+        self.version = 100
+        self.raw = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample',
+                    'metadata': {'name': 'obj', 'uid': 'uid1', 'resourceVersion': '100'}, 'spec': {'a': 0, 'b': 0}}
+        self.log = []  # the versions and the lines of all changes
+        self.visible = 100
+        """Up to which version the streams show what has happened."""
+        self.changed = asyncio.Event()
+        self.broken = False
+        """Whether the next read of a stream fails, and everything is to be listed anew."""
+        self.faults = []
+        self.patches = 0
+
+    def put(self, raw):
+        raw = json.loads(json.dumps(raw))
+        if {**raw['metadata'], 'resourceVersion': ''} == {**self.raw['metadata'], 'resourceVersion': ''} and (
+                raw['spec'] == self.raw['spec'] and raw.get('status') == self.raw.get('status')):
+            return  # as in Kubernetes, this is no change
+        self.version += random.Random(self.version).randint(1, 3)
+        raw['metadata']['resourceVersion'] = str(self.version)
+        self.raw = raw
+        self.log.append((self.version, json.dumps({'type': 'MODIFIED', 'object': raw}).encode()))
+
+    def show(self, count=None):
+        hidden = [version for version, _ in self.log if version > self.visible]
+        if hidden:
+            self.visible = hidden[-1] if count is None else hidden[min(count, len(hidden)) - 1]
+        self.changed.set()
+
+    def break_streams(self):
+        self.broken = True
+        self.changed.set()
+
+    # As the client.
+
+    async def get_json(self, path, params=None, *, logger=None):
+        await asyncio.sleep(0.01)
+        if path.endswith('/obj'):
+            return self.raw
+        self.visible = self.version  # a list is never older than what is read directly
+        return {'kind': 'KopfExampleList', 'metadata': {'resourceVersion': str(self.version)}, 'items': [self.raw]}
+
+    async def patch(self, path, payload, content_type, *, logger=None):
+        fault = self.faults.pop(0) if self.faults else None
+        await asyncio.sleep(0.01)
+        if fault == 'refused':
+            raise errors.APIServerError('down', status=500)
+        if content_type == patching._JSON:
+            try:
+                self.put(jsonpatch.apply_patch(self.raw, payload))
+            except jsonpatch.JsonPatchTestFailed as error:
+                raise errors.APIUnprocessableError('the test has failed', status=422) from error
+        else:
+            assert payload['metadata']['uid'] == 'uid1'
+            self.put(Patch(payload).applied_to(self.raw))
+        self.patches += 1
+        result = self.raw
+        await asyncio.sleep(0.01)
+        if fault == 'lost':
+            raise errors.APIConnectionError('reset')
+        return result
+
+    @contextlib.asynccontextmanager
+    async def stream(self, path, params):
+        self.broken = False
+        yield self._iterate(int(params['resourceVersion']))
+
+    async def _iterate(self, since):
+        while True:
+            if self.broken:
+                raise errors.APIGoneError('too old', status=410)
+            lines = [(version, line) for version, line in self.log if since < version <= self.visible]
+            for version, line in lines:
+                since = version
+                yield [line]
+            if not lines:
+                self.changed.clear()
+                await self.changed.wait()
+
+
+class Process:
+    """One life of an operator, until it is killed."""
+
+    def __init__(self, server, registry):
+        options = kopf.OperatorSettings()
+        options.watching.streaming_lists = False
+        options.watching.inactivity_timeout = 1e9
+        table = HandlerTable.build(registry, RESOURCE, set(registry.iter_selectors()))
+        self.workforce = Workforce(options, Indexation())
+        processor = Processor(client=server, settings=options, table=table, workforce=self.workforce,
+                              lifecycle=kopf.lifecycles.asap, memo=kopf.Memo(), indices={})
+        self.watch = ResourceWatch(server, options, RESOURCE, None, processor)
+        self.task = asyncio.create_task(self.watch.run())
+
+    async def kill(self):
+        loop = asyncio.get_running_loop()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for record in self.watch.records.values():
+            record.cancel_wakeup()
+        self.workforce._closed = True
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        assert loop.time() < 1e6
+
+
+class Operator(RuleBasedStateMachine):
+    """What happens, in any order."""
+
+    fields = st.sampled_from(['a', 'b'])
+
+    def __init__(self):
+        super().__init__()
+        self.stack = contextlib.ExitStack()
+        self.plan = []
+        self.runs = []  # the handler, the spec it has seen, how many patches there were by then; if it has succeeded
+        self.history = []
+        self.running = 0
+        self.process = None
+
+    def open(self):
+        """Begin a time of its own."""
+        self.loop = looptime.new_event_loop(start=0)
+        self.stack.callback(self.loop.close)
+        logger = logging.getLogger('kopf')
+        self.stack.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.CRITICAL)
+        patching = self.stack.enter_context(pytest.MonkeyPatch.context())
+        for module in (processing, throttling, watches):
+            patching.setattr(module, 'time', types.SimpleNamespace(monotonic=self.loop.time))
+        for module in (execution, processing, handling):
+            patching.setattr(module, 'utcnow', self.now)
+
+    def now(self):
+        return START + datetime.timedelta(seconds=self.loop.time())
+
+    def run(self, coro):
+        return self.loop.run_until_complete(coro)
+
+    @initialize(creating=st.booleans())
+    def start(self, creating):
+        async def begin():
+            self.server = Server()
+            self.registry = kopf.OperatorRegistry()
+            decorators = {
+                'create1': kopf.on.create, 'create2': kopf.on.create, 'update1': kopf.on.update,
+                'update2': kopf.on.update, 'update3': kopf.on.update, 'resume': kopf.on.resume}
+            for id, decorator in decorators.items():
+                decorator('kopfexamples', id=id, registry=self.registry)(self.make_handler(id))
+            field = kopf.on.field('kopfexamples', field='spec.a', id='field', registry=self.registry)
+            field(self.make_handler('field'))
+            self.note()
+            self.process = Process(self.server, self.registry)
+            if not creating:
+                await asyncio.sleep(10)
+                self.server.show()
+        self.open()
+        self.run(begin())
+
+    def make_handler(self, id):
+        async def fn(spec, patch, **_):
+            assert not self.running, "two handlers of the object run at the same time"
+            self.running += 1
+            try:
+                await self.handle(id, dict(spec), patch)
+            finally:
+                self.running -= 1
+        return fn
+
+    async def handle(self, id, spec, patch):
+        outcome, edit = self.plan.pop(0) if self.plan else ('success', None)
+        self.runs.append((id, spec, self.server.patches, False))
+        await asyncio.sleep(0.05)
+        if edit is not None:
+            self.do_edit(**edit)
+        if outcome == 'retry':
+            raise kopf.TemporaryError('later', delay=3)
+        if outcome == 'fail':
+            raise ValueError('try again')
+        if outcome == 'hang':
+            await asyncio.sleep(1e5)
+        if outcome == 'patch':
+            patch.status['seen'] = spec['a']
+        self.runs[-1] = (id, spec, self.server.patches, True)
+
+    def note(self):
+        self.history.append(dict(self.server.raw['spec']))
+
+    def do_edit(self, **spec):
+        self.server.put({**self.server.raw, 'spec': {**self.server.raw['spec'], **spec}})
+        self.note()
+
+    # What others do.
+
+    @rule(field=fields, value=st.integers(0, 2))
+    def edit(self, field, value):
+        self.do_edit(**{field: value})
+
+    @rule()
+    def change_the_status(self):
+        self.server.put({**self.server.raw, 'status': {'foreign': self.server.version}})
+
+    @rule(plan=st.lists(st.tuples(
+        st.sampled_from(['success', 'retry', 'fail', 'patch']),
+        st.none() | st.builds(lambda field, value: {field: value}, fields, st.integers(0, 2))), min_size=1, max_size=4))
+    def let_handlers_do(self, plan):
+        self.plan = plan
+
+    @rule(faults=st.lists(st.sampled_from(['refused', 'lost']), min_size=1, max_size=3))
+    def let_patches_fail(self, faults):
+        self.server.faults = faults
+
+    # What the network does.
+
+    @rule(count=st.none() | st.integers(1, 3), seconds=st.sampled_from([0.02, 0.2, 2, 20, 100]))
+    def show_events(self, count, seconds):
+        self.server.show(count)
+        self.run(asyncio.sleep(seconds))
+
+    @rule(seconds=st.sampled_from([0.001, 0.03, 0.07, 0.5, 7, 100]))
+    def wait_without_events(self, seconds):
+        self.run(asyncio.sleep(seconds))
+
+    @rule(seconds=st.sampled_from([0.001, 0.03, 0.2, 5]))
+    def list_anew(self, seconds):
+        self.server.break_streams()
+        self.run(asyncio.sleep(seconds))
+
+    # What the operator does.
+
+    @rule(seconds=st.sampled_from([0, 0.06, 1]), hang=st.booleans())
+    def crash(self, seconds, hang):
+        if hang:
+            self.plan = [('hang', None)]
+        self.run(self.restart(seconds))
+
+    @precondition(lambda self: self.is_created)
+    @rule(field=fields, value=st.integers(0, 2))
+    def crash_and_edit(self, field, value):
+        self.run(self.restart(0, {field: value}))
+
+    async def restart(self, seconds, edit=None):
+        await asyncio.sleep(seconds)
+        await self.process.kill()
+        self.plan = []
+        # A success that could not be stored before the crash is unknown to the next process.
+        self.runs = [run for run in self.runs if not (run[3] and run[2] == self.server.patches)]
+        if edit is not None:
+            self.do_edit(**edit)
+        self.process = Process(self.server, self.registry)
+        if edit is None:
+            await asyncio.sleep(0.5)  # what is edited in a downtime within a creation is another story
+
+    @property
+    def is_created(self):
+        return LAST_HANDLED in self.server.raw['metadata'].get('annotations', {})
+
+    # What must be true in the end.
+
+    def teardown(self):
+        try:
+            if self.process is not None:
+                self.run(self.come_to_rest())
+                self.check()
+        finally:
+            if self.process is not None:
+                self.run(self.process.kill())
+            self.stack.close()
+
+    async def come_to_rest(self):
+        self.plan, self.server.faults = [], []
+        for _ in range(20):
+            self.server.show()
+            await asyncio.sleep(REST / 20)
+        self.patched = self.server.patches
+        self.server.show()
+        await asyncio.sleep(REST)
+        assert self.server.patches == self.patched, "it is not at rest"
+
+    def check(self):
+        final = self.server.raw['spec']
+        annotations = self.server.raw['metadata']['annotations']
+        assert list(annotations) == [LAST_HANDLED]
+        assert json.loads(annotations[LAST_HANDLED])['spec'] == final
+        [record] = self.process.watch.records.values()
+        assert record.body is record.cycle is record.unsent is record.pending is record.wakeup is None
+        assert not record.employed and not record.throttled
+        successes = {id: [spec for other, spec, _, success in self.runs if other == id and success]
+                     for id in ('create1', 'create2', 'update1', 'update2', 'update3', 'field', 'resume')}
+        assert len(successes['create1']) <= 1 and len(successes['create2']) <= 1
+        created_with = next(spec for id, spec, _, success in self.runs if success and not id.startswith('update'))
+        for id in ('update1', 'update2', 'update3'):
+            assert (successes[id][-1] if successes[id] else created_with) == final, f"{id} has missed an update"
+        assert successes['field'][-1]['a'] == final['a'], "the field's handler has missed an update"
+        for id in ('update1', 'update2', 'update3'):
+            for one, other in itertools.pairwise(successes[id]):
+                assert one != other or self.has_moved(one), f"{id} has run twice for {one}"
+
+    def has_moved(self, spec):
+        """Tell if the spec has come back after it was something else."""
+        return [state for state, _ in itertools.groupby(self.history)].count(spec) > 1
+
+
+# Without the explanation of failures: it would trace every line of the reactor.
+Operator.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=20, deadline=None, phases=set(Phase) - {Phase.explain})
+test_no_update_is_lost_and_nothing_runs_twice = Operator.TestCase
