@@ -27,11 +27,18 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 def pytest_configure(config: pytest.Config) -> None:
     # Otherwise, looptime asks for a loop in tests that have none; it would be made, and never closed.
     asyncio.set_event_loop(None)
+    config.addinivalue_line("markers", "thorough: takes long, and is run only with --thorough")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cluster", choices=["sandbox", "real", "both"], default="sandbox",
                      help="what the end-to-end tests run on; the real one is that of KUBECONFIG, or is built with Go")
+    parser.addoption("--thorough", action="store_true", help="also run the tests that take long")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("thorough") and not item.config.getoption("--thorough"):
+        pytest.skip("run with --thorough")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

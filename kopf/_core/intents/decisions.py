@@ -107,8 +107,8 @@ class Decider:
         resource = table.resource
         self._revealing = resource.group == '' and resource.plural == 'secrets'
         self._concealing = self._revealing and not persistence.store_secrets
-        # Whether there is anybody to tell of an edit in the middle of a creation.
-        self._updating = any(map(_is_for_updates, table.changing))
+        # Who is to be told of an edit in the middle of a creation.
+        self._updating = frozenset(handler.id for handler in table.changing if _is_for_updates(handler))
         # Whether objects at rest have our finalizer; None if it depends on the object.
         self._held_if_settled: bool | None = False if not table.finalizing else None
         if any(filters.is_unconditional(handler) for handler in table.finalizing):
@@ -257,7 +257,8 @@ class Decider:
                 cycle.edited = True
             else:
                 cycle.base = essence
-        elif cycle.state.purpose == Reason.UPDATE:
+            finished = [key for key in finished if key in self._updating]
+        if cycle.state.purpose in (Reason.CREATE, Reason.UPDATE):
             for key in finished:
                 cycle.missed.setdefault(key, cycle.known)
             for key in [key for key, seen in cycle.missed.items() if seen == essence]:
@@ -279,7 +280,8 @@ class Decider:
                 seen = cycle.missed.pop(handler.id)
                 if seen is None or filters.match(handler, dataclasses.replace(
                         cause, old=seen, diff=diff(seen, decision.essence))):
-                    cycle.state.restart(handler.id, now)
+                    if handler.id in cycle.state:
+                        cycle.state.restart(handler.id, now)
                     cycle.revived[handler.id] = seen
         for key in [key for key in cycle.missed if key not in self.table.changing_ids]:
             del cycle.missed[key]  # a sub-handler of an unfinished parent
@@ -302,6 +304,17 @@ class Decider:
         cycle.state.store(storage=self.progress, body=body, patch=patch)
         if cycle.edited and cycle.base != decision.last:
             self._store_last(body, cycle.base, patch)
+
+    def follow(self, decision: Decision) -> Cycle | None:
+        """
+        Give the cycle that goes on when this one is done, if any does.
+
+        Of an edited creation, some handlers have seen other states than the first one did, from which the update is.
+        """
+        cycle = decision.cycle
+        if cycle.state.purpose != Reason.CREATE or not cycle.missed:
+            return None
+        return Cycle(State(Reason.UPDATE), known=decision.essence, base=decision.essence, missed=cycle.missed)
 
     def _move_along(self, decision: Decision, patch: Patch) -> None:
         """Let all the handlers count as having seen what the patch changes."""

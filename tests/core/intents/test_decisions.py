@@ -121,7 +121,7 @@ class Simulation:
         if patch and not done:
             self.decider.notice_patched(decision, patch, Body(self.raw))
         if done:
-            self.cycle, self.initial = None, False
+            self.cycle, self.initial = self.decider.follow(decision), False
             if decision.reason is Reason.DELETE or decision.remove_finalizer:
                 finalizers = [item for item in self.raw['metadata'].get('finalizers', ())
                               if item != self.decider.finalizer]
@@ -504,3 +504,21 @@ def test_records_of_patches_whose_answers_are_lost_are_purged():
     patch = Patch()
     sim.decider.conclude(decision, patch, done=True)
     assert list(patch.applied_to(stored)['metadata']['annotations']) == [LAST_HANDLED]
+
+
+@pytest.mark.parametrize('edits', [[{'a': 0}], [{'a': 0, 'b': 1}], [{'a': 2}, {'a': 0}], [{'a': 1}]])
+def test_handlers_that_saw_more_of_an_edited_creation_than_the_first_one_are_told_of_the_end(edits):
+    sim = Simulation(
+        make_handler('create', reason=Reason.CREATE),
+        make_handler('field/spec.a', field=('spec', 'a'), needs_change=True),
+        make_handler('last', reason=Reason.CREATE),
+        make_handler('update', reason=Reason.UPDATE, needs_change=True))
+    sim.step(edit_meanwhile={'a': 1})
+    sim.step()
+    for edit in edits:
+        sim.edit(**edit)
+    sim.settle()
+    seen = [spec['a'] for id, _, spec, _ in sim.runs if id == 'field/spec.a']
+    assert seen == ([1, 0] if sim.raw['spec']['a'] == 0 else [1, 1])
+    assert [id for id, reason, _, _ in sim.runs if reason == 'create'] == ['create', 'field/spec.a', 'last']
+    assert sim.cycle is None

@@ -1,0 +1,317 @@
+"""Handling under faults: own echoes, sleepers, threads, and objects that others break, delete and create anew."""
+import asyncio
+import json
+import threading
+
+import aiohttp
+import pytest
+
+import kopf
+
+LAST_HANDLED = 'kopf.zalando.org/last-handled-configuration'
+FINALIZER = 'kopf.zalando.org/KopfFinalizerMarker'
+
+
+def diffs(kwargs):
+    return [(op, '.'.join(field), old, new) for op, field, old, new in kwargs['diff']]
+
+
+def annotations_of(body):
+    return body['metadata'].get('annotations') or {}
+
+
+def is_held(body):
+    return FINALIZER in body['metadata'].get('finalizers', ())
+
+
+# Own echoes.
+
+async def test_a_relist_right_after_an_own_patch_stalls_nothing(world):
+    world.declare(kopf.on.create, 'create1')
+    world.declare(kopf.on.create, 'create2', does=[kopf.TemporaryError('later', delay=0.3)])
+    world.declare(kopf.on.update, 'update')
+    loop = asyncio.get_running_loop()
+    async with world.operator():
+        world.sandbox.faults.freeze_watches(1.0, times=1, resource='kopfexamples')  # the echoes do not come...
+        await world.create()
+        await world.until_called('create2')
+        world.sandbox.faults.forget_history()
+        world.sandbox.faults.drop_watches()  # ... and everything is listed instead
+        began = loop.time()
+        await world.handled()
+        await world.edit(field='v2')
+        await world.until_called('update')
+        assert loop.time() - began < 4
+    assert world.ids == ['create1', 'create2', 'create2', 'update']
+
+
+async def test_stale_events_after_own_patches_are_dropped(world):
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.update, 'update')
+    async with world.operator():
+        await world.create(spec={'field': 0})
+        await world.handled()
+        world.sandbox.faults.freeze_watches(0.5, times=1, resource='kopfexamples')
+        for number in range(1, 6):
+            await world.edit(field=number)
+        await world.handled(field=5)
+        await world.settled()
+    assert world.called('update')[-1]['new']['spec'] == {'field': 5}
+    assert [old for kwargs in world.called('update')[1:] for _, _, old, _ in diffs(kwargs)] == [
+        new for kwargs in world.called('update')[:-1] for _, _, _, new in diffs(kwargs)]  # without gaps and repetitions
+
+
+# Those who sleep, and those who take long.
+
+async def test_retries_of_a_thousand_objects_hold_nothing(world):
+    world.settings.execution.max_workers = 4
+    world.declare(kopf.on.create, 'create', does=kopf.TemporaryError('later', delay=600), labels={'x': 'y'})
+
+    @kopf.on.create('kopfexamples', registry=world.registry, labels={'x': 'z'}, id='sync')
+    def sync(name, **_):
+        world.note('sync', name)
+        raise kopf.TemporaryError('later', delay=600)
+    async with world.operator():
+        tasks, threads = len(asyncio.all_tasks()), threading.active_count()
+        for number in range(1000):
+            await world.create(f'obj-{number}', labels={'x': 'y' if number % 2 else 'z'})
+        await world.until(lambda: len(world.calls) == 1000, timeout=25)
+        await world.aio.wait_for('kopfexamples', 'obj-999', annotations_of)
+        async with asyncio.timeout(10):
+            while len(asyncio.all_tasks()) > tasks + 2:
+                await asyncio.sleep(0.05)
+        assert threading.active_count() <= threads + 4
+
+
+async def test_two_places_with_two_who_sleep_serve_a_third(world):
+    world.settings.queueing.worker_limit = 2
+    world.declare(kopf.on.create, 'create', does=kopf.TemporaryError('later', delay=600), labels={'x': 'sleeper'})
+    world.declare(kopf.on.create, 'third', labels={'x': 'third'})
+    async with world.operator():
+        await world.create('one', labels={'x': 'sleeper'})
+        await world.create('two', labels={'x': 'sleeper'})
+        await world.until_called('create', 2)
+        await world.create('three', labels={'x': 'third'})
+        await world.handled('three')
+
+
+async def test_eight_sync_daemons_on_four_threads(world):
+    world.settings.execution.max_workers = 4
+    running = []
+
+    @kopf.daemon('kopfexamples', registry=world.registry)
+    def daemon(name, stopped, **_):
+        running.append(name)
+        stopped.wait()
+
+    @kopf.on.update('kopfexamples', registry=world.registry, id='update')
+    def update(name, **_):
+        world.note('update', name)
+    loop = asyncio.get_running_loop()
+    async with world.operator():
+        for number in range(8):
+            await world.create(f'obj-{number}')
+        async with asyncio.timeout(10):
+            while len(running) < 8:
+                await asyncio.sleep(0.02)
+        await world.edit('obj-0', field='v2')
+        await world.until_called('update')
+        began = loop.time()
+    assert loop.time() - began < 4
+    assert not any('orphaned' in line for line in world.log.texts)
+
+
+# Objects that others change in unusual ways.
+
+async def test_created_anew_while_the_predecessor_is_handled(world):
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    async def work(body, patch, **_):
+        entered.set()
+        await leave.wait()
+        patch.status['seen'] = body['spec']['field']
+    world.declare(kopf.on.create, 'create', does=[work, work])
+    async with world.operator():
+        await world.create(spec={'field': 'old'})
+        await entered.wait()
+        await world.delete()
+        await world.create(spec={'field': 'new'})
+        await world.until_called('create', 2)
+        leave.set()
+        body = await world.handled(field='new')
+    assert body['status'] == {'seen': 'new'}
+    assert [kwargs['spec']['field'] for kwargs in world.called('create')] == ['old', 'new']
+
+
+async def test_deleted_by_its_own_handler(world):
+    async def work(name, patch, **_):
+        patch.status['done'] = True
+        await world.delete(name)
+    world.declare(kopf.on.create, 'create', does=work)
+    async with world.operator():
+        await world.create()
+        await world.until_called('create')
+        await world.gone()
+        await world.create('another')
+        await world.until_called('create', name='another')
+        await world.gone('another')
+    assert not any('Throttling' in line for line in world.log.texts)
+
+
+async def test_finalizers_that_others_remove_are_put_back(world):
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.delete, 'delete')
+    async with world.operator():
+        await world.create()
+        await world.handled()
+        await world.edit(metadata={'finalizers': []})
+        await world.aio.wait_for('kopfexamples', 'obj', is_held)
+        await world.delete()
+        await world.gone()
+    assert world.ids == ['create', 'delete']
+
+
+async def test_finalizers_that_others_remove_from_a_deleted_object_let_it_go(world):
+    world.declare(kopf.on.delete, 'delete', does=[kopf.TemporaryError('later', delay=600)])
+    async with world.operator():
+        await world.create()
+        await world.aio.wait_for('kopfexamples', 'obj', is_held)
+        await world.delete()
+        await world.until_called('delete')
+        await world.edit(metadata={'finalizers': []})
+        await world.gone()
+        await world.create()
+        await world.aio.wait_for('kopfexamples', 'obj', is_held)
+        await world.edit(metadata={'finalizers': []})
+    assert len(world.called('delete')) == 1
+
+
+@pytest.mark.parametrize('value, expected, warned', [
+    (None, 'create', False), ('{not json', 'create', True), ('[1]', 'create', True), ('null', 'create', False),
+    ('{"spec":{"field":"older"}}', 'update', False),
+])
+async def test_last_handled_configurations_that_are_lost_broken_or_edited(world, value, expected, warned):
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.update, 'update')
+    async with world.operator():
+        await world.create()
+        await world.handled()
+        world.calls.clear()
+        await world.edit(metadata={'annotations': {LAST_HANDLED: value}})
+        await world.until_called(expected)
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: (
+            annotations_of(body).get(LAST_HANDLED) == '{"spec":{"field":"value"}}\n'))
+        await world.settled()
+    assert [call.id for call in world.calls if call.name == 'obj'] == [expected]
+    assert any(LAST_HANDLED in line and 'obj' in line for line in world.log.texts) is warned
+    if expected == 'update':
+        assert diffs(world.called('update')[0]) == [('change', 'spec.field', 'older', 'value')]
+
+
+@pytest.mark.parametrize('text', ['{not json', '[]', '"x"', '{"retries":"many"}', '{"started":"yesterday"}', ''])
+async def test_progress_that_makes_no_sense_is_absent_with_a_warning(world, text):
+    world.declare(kopf.on.create, 'create')
+    await world.create(annotations={'kopf.zalando.org/create': text})
+    async with world.operator():
+        await world.handled()
+    assert world.ids == ['create']
+    assert any('kopf.zalando.org/create' in line and 'obj' in line for line in world.log.texts)
+
+
+async def test_times_without_offsets_are_in_utc(world):
+    world.declare(kopf.on.create, 'create')
+    record = {'started': '2020-01-01T00:00:00.123456', 'delayed': '2020-01-01T00:01:00', 'purpose': 'create',
+              'retries': 3}
+    await world.create(annotations={'kopf.zalando.org/create': json.dumps(record)})
+    async with world.operator():
+        await world.handled()
+    [kwargs] = world.called('create')
+    assert kwargs['retry'] == 3 and kwargs['started'].isoformat() == '2020-01-01T00:00:00.123456+00:00'
+
+
+async def test_verbose_progress_is_retried(world):
+    world.settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(verbose=True)
+    world.declare(kopf.on.create, 'create', does=[kopf.TemporaryError('later', delay=0.05)] * 3)
+    async with world.operator():
+        await world.create()
+        await world.handled()
+    assert [kwargs['retry'] for kwargs in world.called('create')] == [0, 1, 2, 3]
+
+
+async def test_callbacks_for_absent_fields_get_none(world):
+    values = []
+
+    def is_absent(value, **_):
+        values.append(value)
+        return value is None
+    for decorator, id in ((kopf.on.event, 'event'), (kopf.on.create, 'create'), (kopf.on.resume, 'resume')):
+        world.declare(decorator, id, field='spec.absent', value=is_absent)
+    await world.create()
+    async with world.operator():
+        await world.until_called('create')
+        await world.until_called('event')
+    assert set(values) == {None}
+
+
+# Other promises.
+
+async def test_events_are_not_posted_if_posting_is_disabled(world):
+    async def work(body, logger, **_):
+        kopf.warn(body, reason='X', message='m')
+        kopf.info(body, reason='X', message='m')
+        kopf.event(body, type='Any', reason='X', message='m')
+        logger.warning('logged')
+    world.declare(kopf.on.create, 'create', does=work)
+    async with world.operator():
+        await world.create()
+        await world.handled()
+    assert not [request for request in world.sandbox.requests if request.resource == 'events']
+
+
+async def test_daemons_without_options_free_the_object_as_soon_as_they_end(world):
+    stopped_at = []
+    loop = asyncio.get_running_loop()
+
+    async def run(stopped, **_):
+        await stopped.wait()
+        await asyncio.sleep(0.3)
+        stopped_at.append(loop.time())
+    world.declare(kopf.daemon, 'daemon', does=run)
+    async with world.operator():
+        await world.create()
+        await world.until_called('daemon')
+        await world.delete()
+        await world.gone()
+        assert stopped_at and loop.time() - stopped_at[0] < 2
+
+
+async def test_tasks_of_the_caller_are_not_cancelled(world):
+    stop = asyncio.Event()
+    own = asyncio.create_task(asyncio.Event().wait())
+    tasks = await kopf.spawn_tasks(
+        registry=world.registry, settings=world.settings, standalone=True, stop_flag=stop, clusterwide=True)
+    asyncio.get_running_loop().call_later(0.1, stop.set)
+    await kopf.run_tasks(tasks)
+    assert not own.done()
+    own.cancel()
+
+
+async def test_a_registry_of_ones_own_can_log_in(world):
+    registry = kopf.OperatorRegistry()
+    kopf.on.create('kopfexamples', registry=registry, id='x')(lambda **_: world.note('x', 'obj'))
+    async with world.operator(registry=registry):
+        await world.create()
+        await world.until_called('x')
+
+
+async def test_a_probe_that_raises_is_answered(world, unused_tcp_port):
+    @kopf.on.probe(registry=world.registry, id='broken')
+    def broken(**_):
+        raise RuntimeError('boo')
+    loop = asyncio.get_running_loop()
+    async with world.operator(liveness_endpoint=f'http://127.0.0.1:{unused_tcp_port}/healthz'):
+        began = loop.time()
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f'http://127.0.0.1:{unused_tcp_port}/healthz') as response:
+                assert response.status == 503 and 'boo' in await response.text()
+        assert loop.time() - began < 5
