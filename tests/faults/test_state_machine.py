@@ -19,7 +19,7 @@ import looptime
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 import kopf
 from kopf._cogs.clients import errors, patching
@@ -279,7 +279,6 @@ class Operator(RuleBasedStateMachine):
             self.plan = [('hang', None)]
         self.run(self.restart(seconds))
 
-    @precondition(lambda self: self.is_created)
     @rule(field=fields, value=st.integers(0, 2))
     def crash_and_edit(self, field, value):
         self.run(self.restart(0, {field: value}))
@@ -293,12 +292,6 @@ class Operator(RuleBasedStateMachine):
         if edit is not None:
             self.do_edit(**edit)
         self.process = Process(self.server, self.registry)
-        if edit is None:
-            await asyncio.sleep(0.5)  # what is edited in a downtime within a creation is another story
-
-    @property
-    def is_created(self):
-        return LAST_HANDLED in self.server.raw['metadata'].get('annotations', {})
 
     # What must be true in the end.
 

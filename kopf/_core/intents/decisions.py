@@ -8,9 +8,8 @@ is what makes "no update is lost" and "nothing runs twice" true.
 Edits by others in the middle of a cycle:
 
 - of an update: handlers that had finished and would match the edit are due again; those that run later see it anyway;
-- of a creation: an update follows, from the state that the first finished handler has seen. If the operator was not
-  running then, and the creation was put off for long, the update is from nothing, as that state is not known. Only
-  between handlers that follow each other soon, such an edit is not noticed: the records there are as they always were.
+- of a creation: an update follows, from the state that the first finished handler has seen; or from nothing, if the
+  operator was not running then, so that the state is not known.
 
 What our own patches change counts as seen by all.
 """
@@ -244,9 +243,11 @@ class Decider:
         if purpose is Reason.UPDATE:
             for key in outdated:
                 (cycle.missed if state[key].finished else cycle.revived)[key] = None
-        elif purpose is Reason.CREATE and outdated and last is None:
-            # It was edited while nobody was there to remember what it was before. All of it counts as changed then.
-            cycle.base, cycle.edited = BodyEssence(), True
+        elif purpose is Reason.CREATE:
+            cycle.missed = {key: None for key in outdated if key in self._updating}
+            if outdated and last is None:
+                # It was edited while nobody was there to remember what it was before. All of it counts as changed then.
+                cycle.base, cycle.edited = BodyEssence(), True
         return cycle
 
     def _notice_edit(self, cycle: Cycle, essence: BodyEssence) -> None:
@@ -331,7 +332,7 @@ class Decider:
 
     def _can_miss_edits(self, cycle: Cycle) -> bool:
         """Tell if edits matter to a creation: another operator can go on with it at any time, with no idea of them."""
-        return cycle.state.purpose == Reason.CREATE and self._updating and not cycle.edited
+        return cycle.state.purpose == Reason.CREATE and bool(self._updating)
 
     def predict(self, body: Body, patch: Patch) -> BodyEssence:
         """The essence that the object has once it is patched, if nobody else changes it."""
