@@ -87,6 +87,7 @@ class Soak:
     def outrank(self) -> float:
         """Let the upper operator come, work for a while, and go."""
         with self.operator(UPPER) as upper:
+            upper.wait_output('authentication')  # before that, signals end it as any other process
             self.world.stop.wait(self._chances.uniform(10, 30))
             self.stop(upper)
         self.world.counts['takeovers'] += 1
