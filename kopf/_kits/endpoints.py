@@ -109,7 +109,13 @@ class Endpoint:
         """Stop to listen, and let the answers under way be given."""
         runner, self._runner = self._runner, None
         if runner is not None:
+            connections = runner.server.connections if runner.server is not None else []
+            transports = [handler.transport for handler in connections if handler.transport is not None]
             await runner.cleanup()
+            # Those that use TLS would wait for their clients to say goodbye, and be left open when the loop is closed.
+            for transport in transports:
+                transport.abort()
+            await asyncio.sleep(0)
         self._close_sockets()
 
     def _close_sockets(self) -> None:
