@@ -30,9 +30,9 @@ lint: $(STAMP)  ## check style, types and layers
 demo: $(STAMP)  ## run the first example in a sandbox: needs no cluster
 	@$(VENV)/bin/python scripts/demo.py
 
-docs: $(STAMP)  ## render docs/ into docs/_build
-	$(VENV)/bin/python -m pip install --quiet --editable '.[docs]'
-	$(VENV)/bin/python -m sphinx -W -q docs docs/_build
+docs: $(STAMP)  ## render docs/ into docs/_build; fails if a link leads nowhere
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(VENV)/bin/python -m sphinx -W --keep-going -q docs docs/_build
 
 # An interrupted attempt leaves a .venv without pip behind, which is then completed.
 $(STAMP): pyproject.toml

@@ -1,0 +1,52 @@
+"""One sandbox for all pages; one namespace for each check."""
+import itertools
+
+import pytest
+from snippets import ROOT
+from stage import pointing
+
+from kopf.testing import Sandbox
+
+CRDS = [ROOT / "examples" / "crd.yaml", ROOT / "peering.yaml"]
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    """The current folder: it has what users find in the repository."""
+    for name in ("examples", "peering.yaml"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def kubeconfig(tmp_path_factory):
+    """The value of KUBECONFIG, the same for all sandboxes: client libraries remember it for ever."""
+    path = tmp_path_factory.mktemp("kubeconfig") / "kubeconfig"
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setenv("KUBECONFIG", str(path))
+        yield path
+
+
+@pytest.fixture(scope="session")
+def sandbox(kubeconfig):
+    """A sandbox that knows the kinds of the examples and of peering, to which KUBECONFIG points."""
+    with Sandbox(crds=CRDS) as sandbox, pointing(kubeconfig, sandbox):
+        yield sandbox
+
+
+@pytest.fixture
+def empty_sandbox(sandbox, kubeconfig):
+    """Another one that has no objects yet."""
+    with Sandbox(crds=CRDS) as empty_sandbox, pointing(kubeconfig, empty_sandbox):
+        yield empty_sandbox
+
+
+@pytest.fixture
+def namespace(sandbox):
+    """A new namespace."""
+    name = f"docs-{next(_numbers)}"
+    sandbox.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    return name

@@ -1,0 +1,208 @@
+"""The commands of a page, run as users run them, in a folder with the files that the page shows.
+
+``kopf run`` does not end by itself: it is run until the next one, or the end of the page; in a thread of this process,
+since that is much faster than a process. All other commands are run by bash.
+"""
+import contextlib
+import io
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import time
+
+from snippets import Block
+from stage import assert_shows, new_loop
+
+from kopf import cli
+
+SECONDS = 5.0
+_LASTING = re.compile(r"kopf (run|sandbox)\b(?!.*--help)")
+_FAILING = re.compile(r"^error\b", re.MULTILINE | re.IGNORECASE)
+
+
+class Shell:
+    """The terminals of one page. Close it in the end.
+
+    :param folder: where the commands are run.
+    :param files: the blocks with captions, which are the names of files.
+    """
+
+    def __init__(self, folder: pathlib.Path, files: list[Block]) -> None:
+        self._folder = folder
+        self._operator: Foreground | None = None
+        self._path = list(sys.path)
+        for block in files:
+            path = folder / block.caption
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+
+    def run(self, block: Block) -> None:
+        """Run all commands of a block, each of which has to succeed and to print what is shown."""
+        for command, shown in commands(block):
+            if _LASTING.match(command) and not _FAILING.search(shown):
+                self.close()
+                alone = "sandbox" in command  # it is ended by signals, which are for processes
+                self._operator = (Process if alone else Thread)(command, self._folder, block.place)
+                self._operator.wait_for(shown, block.place)
+            else:
+                self._run(command, shown, block.place)
+
+    def close(self) -> None:
+        """Stop what runs, and forget where its files are."""
+        if self._operator is not None:
+            self._operator.stop()
+            self._operator = None
+            sys.path[:] = self._path
+
+    def _run(self, command: str, shown: str, place: str) -> None:
+        deadline = time.monotonic() + SECONDS
+        while True:
+            process = subprocess.run(["bash", "-c", command], cwd=self._folder, stdout=subprocess.PIPE,
+                                     stderr=subprocess.STDOUT, text=True, timeout=20)
+            output = process.stdout
+            try:
+                # A command that shows an error is there for the error.
+                failed = process.returncode != 0
+                assert failed == bool(_FAILING.search(shown)), f"{place}: {command}: {output}"
+                assert_shows(shown, output, place)
+                return
+            except AssertionError as error:
+                if not shown or time.monotonic() > deadline:
+                    details = self._operator.output if self._operator is not None else "(no operator)"
+                    raise AssertionError(f"{error}\nThe operator:\n{details}") from None
+            time.sleep(0.1)
+
+
+class Foreground:
+    """A command of kopf that runs until it is stopped."""
+
+    @property
+    def output(self) -> str:
+        """All that it has printed so far."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Stop it; it must end well."""
+        raise NotImplementedError
+
+    def wait_for(self, shown: str, place: str) -> None:
+        """Wait until the lines are there."""
+        deadline = time.monotonic() + SECONDS
+        while True:
+            try:
+                return assert_shows(shown, self.output, place)
+            except AssertionError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.01)
+
+
+class Thread(Foreground):
+    """In a thread of this process."""
+
+    def __init__(self, command: str, folder: pathlib.Path, place: str) -> None:
+        # The shell knows best what its words mean.
+        line = re.sub(r"^kopf ", "", command)
+        words = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], cwd=folder, capture_output=True, check=True)
+        self._stream = io.StringIO()
+        self._error: BaseException | None = None
+        self._stop = threading.Event()
+        ready = threading.Event()
+        controls = cli.CLIControls(ready_flag=ready, stop_flag=self._stop)
+
+        def run() -> None:
+            try:
+                with (contextlib.redirect_stdout(self._stream), contextlib.redirect_stderr(self._stream),
+                      new_loop() as controls.loop):
+                    cli.main(words.stdout.decode().split("\0")[:-1], prog_name="kopf", obj=controls,
+                             standalone_mode=False)
+            except BaseException as error:
+                self._error = error
+            finally:
+                ready.set()
+
+        self._thread = threading.Thread(target=run, name=command, daemon=True)
+        self._thread.start()
+        assert ready.wait(SECONDS) and self._error is None, f"{place}: {command}: {self._error!r}\n{self.output}"
+
+    @property
+    def output(self) -> str:
+        return self._stream.getvalue()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(10)
+        assert not self._thread.is_alive() and self._error is None, f"{self._error!r}\n{self.output}"
+
+
+class Process(Foreground):
+    """In a process."""
+
+    def __init__(self, command: str, folder: pathlib.Path, place: str) -> None:
+        self._log = folder / "process.log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(["bash", "-c", f"exec {command}"], cwd=folder, stdin=subprocess.DEVNULL,
+                                             stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        self.wait_for("The sandbox is at ...", place)
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text()
+
+    def stop(self) -> None:
+        self._process.terminate()
+        try:
+            code = self._process.wait(10)
+        finally:
+            self._process.kill()
+        assert code == 0, self.output
+
+
+def commands(block: Block):
+    """Take a block apart: give the commands, each with the output that is shown for it."""
+    lines = block.text.splitlines()
+    if block.kind == "bash":
+        lines = [line if continued else f"$ {line}" for line, continued in _with_continuations(lines)]
+    command, shown = None, []
+    for line in lines:
+        if line.startswith("$ "):
+            if command is not None:
+                yield command, "\n".join(shown)
+            command, shown = line[2:], []
+        elif command is not None and (command.endswith("\\") or _is_open(command)):
+            command += f"\n{line}"
+        else:
+            shown.append(line)
+    if command is not None:
+        yield command, "\n".join(shown)
+
+
+def _with_continuations(lines):
+    command = ""
+    for line in lines:
+        continued = bool(command) and (command.endswith("\\") or _is_open(command))
+        if not continued and (not line.strip() or line.startswith("#")):
+            continue
+        command = f"{command}\n{line}" if continued else line
+        yield line, continued
+
+
+def _is_open(command: str) -> bool:
+    """Whether a quote or a here-document goes on in the next line."""
+    if found := re.search(r"<<\s*'?(\w+)'?", command):
+        return not command.rstrip().endswith(f"\n{found[1]}")
+    try:
+        shlex.split(command, comments=True)
+    except ValueError:
+        return True
+    return False
+
+
+def environment() -> dict[str, str]:
+    """The variables of the commands that differ from those of the tests."""
+    scripts = pathlib.Path(sys.executable).parent
+    return {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"}

@@ -1,0 +1,55 @@
+"""The pages as a whole: they are linked, complete, and keep to the convention. `make docs` checks more, with Sphinx."""
+import dataclasses
+import re
+
+import pytest
+from snippets import PAGES, ROOT, PageError, read_page
+
+import kopf
+import kopf.testing
+
+DOCS = ROOT / "docs"
+NAMES = {path.stem for path in DOCS.glob("*.rst")}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_lead_to_pages(path):
+    text = path.read_text()
+    linked = re.findall(r":doc:`(?:[^`<]*<)?([^`<>]+)>?`", text)
+    assert set(linked) <= NAMES
+    relative = re.findall(r"\]\((?!https?:)([^)#]+)\)", text) if path.suffix == ".md" else []
+    assert all((path.parent / target).exists() for target in relative)
+
+
+def test_all_pages_are_in_the_table_of_contents():
+    listed = re.findall(r"^   (\w+)$", (DOCS / "index.rst").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(NAMES - {"index"})
+
+
+@pytest.mark.parametrize("module", [kopf, kopf.testing], ids=lambda module: module.__name__)
+def test_the_reference_has_all_public_names(module):
+    text = (DOCS / "api.rst").read_text()
+    modules = {"on", "lifecycles", "__version__"}
+    assert {name for name in set(module.__all__) - modules if not re.search(rf"\b{name}\b", text)} == set()
+
+
+def test_all_groups_of_settings_are_spoken_of():
+    text = "".join(path.read_text() for path in DOCS.glob("*.rst"))
+    groups = {field.name for field in dataclasses.fields(kopf.OperatorSettings)}
+    assert {group for group in groups if f"settings.{group}." not in text} == set()
+
+
+@pytest.mark.parametrize("text, problem", [
+    (".. code-block:: python\n\n    print()\n", "no check follows"),
+    ("Like this::\n\n    print()\n", "which language"),
+    (".. code-block:: python\n\n    x\n\n.. not run:\n", "has a reason"),
+    (".. check:\n\n    print()\n", "no Python code"),
+    (".. code-block:: text\n\n    x\n", "nothing is done"),
+    (".. code-block:: dockerfile\n\n    FROM x\n", "nothing is done"),
+])
+def test_code_cannot_be_left_out_silently(text, problem, monkeypatch, tmp_path):
+    monkeypatch.setattr("snippets.ROOT", tmp_path)
+    path = tmp_path / "page.rst"
+    path.write_text(text)
+    with pytest.raises(PageError, match=problem):
+        read_page(path)
