@@ -140,6 +140,7 @@ async def test_created_anew_while_the_predecessor_is_handled(world):
         leave.set()
         body = await world.handled(field='new')
     assert body['status'] == {'seen': 'new'}
+    assert [request.status for request in world.sandbox.requests if b'"seen":"old"' in request.body] in ([409], [422])
     assert [kwargs['spec']['field'] for kwargs in world.called('create')] == ['old', 'new']
 
 

@@ -247,9 +247,13 @@ class Operator(RuleBasedStateMachine):
 
     @rule(plan=st.lists(st.tuples(
         st.sampled_from(['success', 'retry', 'fail', 'patch']),
-        st.none() | st.builds(lambda field, value: {field: value}, fields, st.integers(0, 2))), min_size=1, max_size=4))
-    def let_handlers_do(self, plan):
+        st.none() | st.builds(lambda field, value: {field: value}, fields, st.integers(0, 2))), min_size=1, max_size=4),
+        seconds=st.sampled_from([0, 0.1, 2]))
+    def let_handlers_do(self, plan, seconds):
         self.plan = plan
+        self.do_edit(a=(self.server.raw['spec']['a'] + 1) % 3)
+        self.server.show()
+        self.run(asyncio.sleep(seconds))
 
     @rule(faults=st.lists(st.sampled_from(['refused', 'lost']), min_size=1, max_size=3))
     def let_patches_fail(self, faults):
