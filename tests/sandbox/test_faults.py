@@ -28,7 +28,7 @@ async def test_too_many_requests(client, faults):
     ({"method": "POST"}, False), ({"method": "get"}, True), ({"verb": "list"}, True), ({"verb": "watch"}, False),
     ({"resource": "things"}, True), ({"resource": "pods"}, False), ({"path": r"/things$"}, True),
     ({"namespace": "other"}, False), ({"name": "a"}, False), ({"user_agent": "kopf/"}, False),
-    ({"user_agent": "Python"}, True),
+    ({"user_agent": "Python"}, True), ({"query": "limit=7"}, False),
 ])
 async def test_conditions(client, faults, conditions, hit):
     faults.error(503, **conditions)
@@ -145,6 +145,28 @@ async def test_groups_that_are_down(client, faults, accept):
     faults.bring_up("things.example.dev")
     assert await discover() == before
     assert (await client("GET", client.things)).status == 200
+
+
+async def test_conditions_by_query(client, faults):
+    faults.error(503, query="limit=[0-9]")
+    assert (await client("GET", client.things)).status == 200
+    assert (await client("GET", f"{client.things}?limit=7")).status == 503
+
+
+async def test_discovery_that_lags_behind(client, faults):
+    before = (await client("GET", "/apis")).body
+    faults.freeze_discovery()
+    crd = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+           "metadata": {"name": "late.example.org"},
+           "spec": {"group": "example.org", "scope": "Cluster", "names": {"plural": "late", "kind": "Late"},
+                    "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {
+                        "type": "object"}}}]}}
+    await client("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
+    assert (await client("GET", "/apis/example.org/v1/late")).status == 200
+    assert (await client("GET", "/apis")).body == before
+    faults.freeze_discovery(False)
+    assert (await client("GET", "/apis")).body != before
+    await client("DELETE", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/late.example.org")
 
 
 async def test_faults_of_watches_leave_other_requests_alone(client, faults):

@@ -93,6 +93,10 @@ class Api:
             return raw_response(self._discovery.version('', rest))
         raise statuses.UnknownPath
 
+    def freeze_discovery(self, frozen: bool) -> None:
+        """Let the discovery lag behind, or catch up."""
+        self._discovery.frozen = frozen
+
     def set_availability(self, group: str, available: bool) -> None:
         """Let the group be served, or be as if its own server was away."""
         self._discovery.set_availability(group, available)

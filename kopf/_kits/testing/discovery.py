@@ -34,6 +34,8 @@ class Discovery:
         self._revision = -1
         self._cache: dict[str, bytes] = {}
         self._unavailable: set[str] = set()
+        self.frozen = False
+        """Whether the documents stay as they are, as if the server had not noticed yet what has changed."""
 
     def set_availability(self, group: str, available: bool) -> None:
         """Let the group be described, or be only known to exist."""
@@ -78,7 +80,7 @@ class Discovery:
         return sorted(paths)
 
     def _cached(self, key: str, make: Callable[[], Any]) -> bytes:
-        if self._revision != self._catalog.revision:
+        if self._revision != self._catalog.revision and not self.frozen:
             self._cache.clear()
             self._revision = self._catalog.revision
         if key not in self._cache:

@@ -45,13 +45,14 @@ class Fault:
     """
     One rule: what is to be done, to which requests, and how often (``times``; None for always).
 
-    Conditions that are empty match everything; ``path`` is a regular expression that is searched for.
+    Conditions that are empty match everything; ``path`` and ``query`` are regular expressions that are searched for.
     ``seconds`` is the length of a delay, or of a freeze (None: until `Faults.clear`); ``line`` is what to say.
     """
     action: Action
     times: int | None = 1
     method: str = ''
     path: str = ''
+    query: str = ''
     verb: str = ''
     resource: str = ''
     namespace: str = ''
@@ -70,7 +71,10 @@ class Fault:
             wanted = getattr(self, field)
             if wanted and wanted.lower() != getattr(request, field).lower():
                 return False
-        return (not self.path or re.search(self.path, request.path) is not None) and (
+        query = '&'.join(f'{key}={value}' for key, value in request.query.items()) if self.query else ''
+        return (
+            (not self.path or re.search(self.path, request.path) is not None) and
+            (not self.query or re.search(self.query, query) is not None) and
             self.user_agent in request.user_agent)
 
 
@@ -159,6 +163,10 @@ class Faults:
         """Let the API group be unavailable, as if it had a server of its own, and that server was away."""
         self._controls.call(lambda: self._controls.set_availability(group, False))
 
+    def freeze_discovery(self, frozen: bool = True) -> None:
+        """Go on telling what was served at the first time when it was asked for, whatever kinds come and go."""
+        self._controls.call(lambda: self._controls.freeze_discovery(frozen))
+
     def bring_up(self, group: str) -> None:
         """Let the API group be available again."""
         self._controls.call(lambda: self._controls.set_availability(group, True))
@@ -216,6 +224,10 @@ class Controls:
 
     def forget_history(self) -> None:
         """Drop the history of all resources."""
+        raise NotImplementedError
+
+    def freeze_discovery(self, frozen: bool) -> None:
+        """Let the discovery lag behind, or catch up."""
         raise NotImplementedError
 
     def set_availability(self, group: str, available: bool) -> None:

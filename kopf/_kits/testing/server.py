@@ -119,6 +119,10 @@ class Server(Controls):
         for table in self.api.storage:
             table.forget_before(self.api.storage.version)
 
+    def freeze_discovery(self, frozen: bool) -> None:
+        """Let the discovery lag behind, or catch up."""
+        self.api.freeze_discovery(frozen)
+
     def set_availability(self, group: str, available: bool) -> None:
         """Let the API group be served, or not."""
         self.api.set_availability(group, available)

@@ -1,0 +1,157 @@
+"""Which resources are served, while kinds come and go, groups are down, and the API itself lags behind."""
+import asyncio
+
+import pytest
+
+import kopf
+from kopf._core.reactor import operators
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch):
+    """The same as in clusters, but faster."""
+    monkeypatch.setattr(operators, 'SETTLING_DELAYS', (0.05, 0.1, 0.2, 0.2))
+
+
+def define(plural, group='other.dev'):
+    kind = plural.removesuffix('s').capitalize()
+    return {
+        'apiVersion': 'apiextensions.k8s.io/v1', 'kind': 'CustomResourceDefinition',
+        'metadata': {'name': f'{plural}.{group}'},
+        'spec': {'group': group, 'scope': 'Namespaced', 'names': {'plural': plural, 'kind': kind}, 'versions': [{
+            'name': 'v1', 'served': True, 'storage': True, 'schema': {
+                'openAPIV3Schema': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}}}]}}
+
+
+async def create(world, plural, name='obj', group='other.dev'):
+    kind = plural.removesuffix('s').capitalize()
+    return await world.aio.create({'apiVersion': f'{group}/v1', 'kind': kind, 'metadata': {'name': name}})
+
+
+# A discovery that lags behind.
+
+@pytest.mark.parametrize('name', [('things',), ('other.dev', 'things'), ('other.dev', 'v1', 'things')],
+                         ids=['plural', 'group', 'version'])
+async def test_kinds_that_are_known_late_are_served(world, name):
+    world.declare(kopf.on.event, 'thing', *name[1:], resource=name[0])
+    world.declare(kopf.on.event, 'neighbour', resource='configmaps')
+    async with world.operator():
+        await world.aio.create({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': 'map'}})
+        await world.until_called('neighbour', 1, 'map')
+        world.sandbox.faults.freeze_discovery()
+        await world.aio.create(define('things'))
+        await create(world, 'things')
+        await asyncio.sleep(0.5)  # it has looked several times by now, in vain
+        assert 'thing' not in world.ids
+        world.sandbox.faults.freeze_discovery(False)
+        await world.until_called('thing', 1, 'obj')
+
+
+async def test_kinds_that_are_gone_late_are_not_served(world):
+    world.declare(kopf.on.event, 'thing', resource='things')
+    world.declare(kopf.on.event, 'neighbour', resource='configmaps')
+    await world.aio.create(define('things'))
+    await create(world, 'things')
+    async with world.operator():
+        await world.until_called('thing', 1, 'obj')
+        world.sandbox.faults.freeze_discovery()
+        await world.aio.delete('customresourcedefinitions', 'things.other.dev')
+        await asyncio.sleep(0.5)
+        world.sandbox.faults.freeze_discovery(False)
+        await asyncio.sleep(0.5)
+        before = len([seen for seen in world.sandbox.requests if seen.resource == 'things'])
+        await asyncio.sleep(1)
+        assert len([seen for seen in world.sandbox.requests if seen.resource == 'things']) == before
+        discoveries = len([seen for seen in world.sandbox.requests if seen.path == '/apis'])
+        await asyncio.sleep(0.5)
+        assert len([seen for seen in world.sandbox.requests if seen.path == '/apis']) == discoveries  # it is settled
+
+
+async def test_a_failing_discovery_is_repeated(world):
+    world.declare(kopf.on.event, 'thing', resource='things')
+    async with world.operator():
+        world.sandbox.faults.error(500, times=3, path='^/apis$')
+        await world.aio.create(define('things'))
+        await create(world, 'things')
+        await world.until_called('thing', 1, 'obj')
+    assert world.sandbox.faults.pending() == []
+
+
+# Groups that are down.
+
+async def test_others_are_served_while_a_group_is_down(world):
+    world.declare(kopf.on.event, 'by plural', resource='kopfexamples')
+    world.declare(kopf.on.event, 'by group', 'kopfexamples', resource='kopf.dev')
+    world.declare(kopf.on.event, 'core', resource='configmaps')
+    world.declare(kopf.on.event, 'down', 'things', resource='other.dev')
+    await world.aio.create(define('things'))
+    await create(world, 'things')
+    world.sandbox.faults.take_down('other.dev')
+    async with world.operator():
+        await world.create()
+        await world.aio.create({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': 'map'}})
+        await world.until_called('by plural')
+        await world.until_called('by group')
+        await world.until_called('core', 1, 'map')
+        assert 'down' not in world.ids
+        world.sandbox.faults.bring_up('other.dev')
+        await world.until_called('down')
+
+
+@pytest.mark.parametrize('args', [{'resource': 'things'}, {'resource': kopf.EVERYTHING}], ids=['plural', 'everything'])
+async def test_resources_of_a_group_that_was_down_at_the_start(world, args):
+    world.declare(kopf.on.event, 'event', **args)
+    await world.aio.create(define('things'))
+    await create(world, 'things', 'thing')
+    world.sandbox.faults.take_down('other.dev')
+    async with world.operator():
+        await asyncio.sleep(0.5)
+        assert not world.called('event', 'thing')
+        world.sandbox.faults.bring_up('other.dev')
+        await world.until_called('event', 1, 'thing')
+
+
+async def test_a_group_that_goes_down_and_comes_back(world, monkeypatch):
+    monkeypatch.setattr('kopf._core.reactor.watches.MIN_BACKOFF', 0.05)
+    world.declare(kopf.on.create, 'thing', resource='things')
+    world.declare(kopf.on.event, 'neighbour', resource='configmaps')
+    await world.aio.create(define('things'))
+    async with world.operator():
+        await create(world, 'things', 'before')
+        await world.until_called('thing', 1, 'before')
+        world.sandbox.faults.take_down('other.dev')
+        world.sandbox.faults.end_watches(resource='things')
+        await create(world, 'things', 'meanwhile')
+        await world.aio.create(define('widgets', 'third.dev'))  # the kinds are looked for again
+        await world.aio.create({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': 'map'}})
+        await world.until_called('neighbour', 1, 'map')
+        await asyncio.sleep(0.3)
+        assert not world.called('thing', 'meanwhile')
+        world.sandbox.faults.bring_up('other.dev')
+        await world.until_called('thing', 1, 'meanwhile')
+    assert len(world.called('thing', 'before')) == 1
+
+
+# Ambiguous names.
+
+async def test_ambiguous_names_take_nothing_from_others(world):
+    world.declare(kopf.on.event, 'ambiguous', resource='things')
+    world.declare(kopf.on.event, 'one', 'things', resource='one.dev')
+    world.declare(kopf.on.event, 'two', 'things', resource='two.dev')
+    world.declare(kopf.on.event, 'neighbour', resource='kopfexamples')
+    await world.aio.create(define('things', 'one.dev'))
+    async with world.operator():
+        await create(world, 'things', 'a', 'one.dev')
+        await world.until_called('ambiguous', 1, 'a')
+        await world.until_called('one', 1, 'a')
+        await world.aio.create(define('things', 'two.dev'))
+        await world.until_logged('Ambiguous resources will not be served')
+        await create(world, 'things', 'b', 'one.dev')
+        await create(world, 'things', 'c', 'two.dev')
+        await world.create('d')
+        await world.until_called('one', 1, 'b')
+        await world.until_called('two', 1, 'c')
+        await world.until_called('neighbour', 1, 'd')
+        assert not world.called('ambiguous', 'b') and not world.called('ambiguous', 'c')
+        await world.aio.delete('customresourcedefinitions', 'things.one.dev')
+        await world.until_called('ambiguous', 1, 'c')  # there is only one of them now

@@ -1,0 +1,79 @@
+"""Servers that are asked too much: what operators do when they are told so, and how they avoid it."""
+import asyncio
+
+import kopf
+
+
+def requests(world):
+    """What the operator has asked for, in the order in which it has come."""
+    return [seen for seen in world.sandbox.requests if seen.user_agent.startswith('kopf/')]
+
+
+async def test_everybody_waits_when_one_is_told_to(world):
+    world.settings.networking.error_backoffs = [0.1]
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.event, 'event', resource='configmaps')
+    async with world.operator():
+        await world.create('first')
+        await world.handled('first')
+        world.sandbox.faults.error(429, retry_after=1, verb='patch')
+        world.sandbox.faults.end_watches(resource='configmaps')  # there will be a new one
+        for number in range(10):
+            await world.create(f'obj{number}')
+        for number in range(10):
+            await world.handled(f'obj{number}')
+    told = next(seen for seen in requests(world) if seen.status == 429)
+    at_once = [seen for seen in requests(world) if told.time < seen.time < told.time + 0.95]
+    # Those that were on their way already, at the same time as the one that was refused.
+    assert all(seen.time < told.time + 0.1 for seen in at_once)
+    assert sorted(call.name for call in world.calls if call.id == 'create') == sorted(
+        ['first', *(f'obj{number}' for number in range(10))])  # nobody is called again for that
+    assert any('asks to wait for 1 seconds' in text for text in world.log.texts)
+
+
+async def test_refusals_again_and_again_lose_nothing(world):
+    world.settings.networking.error_backoffs = [0.1]
+    world.sandbox.faults.error(429, retry_after=0, times=20, verb='patch')
+    world.declare(kopf.on.create, 'create')
+    world.settings.queueing.error_delays = [0.1]
+    for number in range(5):
+        await world.create(f'old{number}')
+
+    async with world.operator():
+        await world.create('new')
+        for name in [*(f'old{number}' for number in range(5)), 'new']:
+            await world.handled(name)
+    assert world.sandbox.faults.pending() == []
+    assert len(world.called('create')) == 6
+
+
+async def test_patches_of_live_changes_go_first(world):
+    names = [f'old{number:02}' for number in range(40)]
+    for name in names:
+        await world.create(name)
+    world.settings.networking.max_connections = 1
+    world.sandbox.faults.delay(0.03, times=None, verb='patch')
+    world.declare(kopf.on.create, 'create')
+    async with world.operator():
+        await world.until_called('create', 40)
+        await world.create('new')
+        for name in [*names, 'new']:
+            await world.handled(name)
+    order = [seen.name for seen in requests(world) if seen.verb == 'patch']
+    assert order.index('new') < 20
+    assert len(order) == 41
+
+
+async def test_as_many_at_once_and_a_second_as_the_settings_say(world):
+    world.settings.networking.requests_per_second = 50
+    world.settings.networking.requests_burst = 10
+    for number in range(60):
+        await world.create(f'obj{number}')
+    world.declare(kopf.on.create, 'create')
+    async with world.operator():
+        async with asyncio.timeout(20):
+            for number in range(60):
+                await world.handled(f'obj{number}')
+    times = [seen.time for seen in requests(world)]
+    assert len(times) >= 60
+    assert times[-1] - times[0] > (len(times) - 10) / 50 - 0.1
