@@ -5,8 +5,8 @@ Thousands of objects, and an API that fails all the time: is anything lost, is a
 
 Objects are created, edited and deleted while the API fails at random: streams that break, freeze and expire, refusals
 of all kinds, slow answers, lost answers, servers that restart. Then all faults end, and everything must come to rest.
-Each value of each object is unique, so that each call of a handler tells what it has seen. The exit code is 1 if anything is
-lost or done twice, if the memory grows, or if there are more requests than can be explained.
+Each value of each object is unique, so that each call of a handler tells what it has seen. The exit code is 1 if
+anything is lost or done twice, if the memory grows, or if there are more requests than can be explained.
 """
 import argparse
 import asyncio

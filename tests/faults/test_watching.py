@@ -372,3 +372,45 @@ async def test_deleted_in_a_gap(world, neighbour):
             while memo() is not None:
                 gc.collect()
                 await asyncio.sleep(0.05)
+
+
+async def test_conflicts_are_solved_without_the_stream(world):
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.delete, 'delete')  # so that there is a finalizer, by a patch that fits to one version only
+    async with world.operator():
+        await streaming(world)
+        world.sandbox.faults.delay(0.3, verb='patch')
+        await world.create()
+        async with asyncio.timeout(5):
+            while not any(seen.verb == 'patch' for seen in world.sandbox.requests):
+                await asyncio.sleep(0.01)
+        world.sandbox.faults.freeze_watches(resource='kopfexamples')
+        await world.edit(field='v2')
+        await world.handled(field='v2')
+        assert [seen.status for seen in world.sandbox.requests if seen.verb == 'patch'] == [422, 200, 200]
+        assert len([seen for seen in world.sandbox.requests if seen.verb == 'get' and seen.name == 'obj']) == 1
+        world.sandbox.faults.clear()
+        await world.delete()
+        await world.gone()
+    assert world.ids == ['create', 'delete']
+
+
+async def test_gone_in_a_conflict_without_the_stream(world):
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.delete, 'delete')
+    async with world.operator():
+        await streaming(world)
+        world.sandbox.faults.delay(0.3, verb='patch')
+        await world.create()
+        async with asyncio.timeout(5):
+            while not any(seen.verb == 'patch' for seen in world.sandbox.requests):
+                await asyncio.sleep(0.01)
+        world.sandbox.faults.freeze_watches(resource='kopfexamples')
+        await world.delete()
+        await world.create(spec={'field': 'successor'})
+        async with asyncio.timeout(5):
+            while not any(seen.verb == 'get' and seen.name == 'obj' for seen in world.sandbox.requests):
+                await asyncio.sleep(0.01)
+        world.sandbox.faults.clear()
+        await world.handled(field='successor')
+    assert [call.kwargs['spec'] for call in world.calls] == [{'field': 'successor'}]

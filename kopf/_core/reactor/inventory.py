@@ -24,7 +24,7 @@ class ObjectRecord:
 
     __slots__ = (
         'again', 'body', 'cycle', 'daemons', 'deadline', 'employed', 'indexing', 'initial', 'memo', 'name', 'namespace',
-        'pending', 'released', 'throttle', 'throttled', 'uid', 'unsent', 'unsure', 'version', 'wakeup')
+        'outdated', 'pending', 'released', 'throttle', 'throttled', 'uid', 'unsent', 'unsure', 'version', 'wakeup')
 
     def __init__(self, uid: str, namespace: str | None, name: str, *, initial: bool) -> None:
         self.uid = uid
@@ -44,6 +44,8 @@ class ObjectRecord:
         """The newest event that is not looked at yet."""
         self.body: RawBody | None = None
         """The newest state known, while there is something to be done about it."""
+        self.outdated = False
+        """That state is known to be not the newest, as our patch did not fit to it."""
         self.again = False
         """There is something to be done now, event or not."""
         self.employed = False

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from kopf._cogs.clients import patching
 from kopf._cogs.clients.api import ApiClient
+from kopf._cogs.clients.errors import APIForbiddenError, APINotFoundError
 from kopf._cogs.clients.pacing import background
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody, RawEvent
@@ -202,6 +203,8 @@ class Processor(ObjectSink):
     async def _process(self, record: ObjectRecord, event: RawEvent | None) -> None:
         again, record.again = record.again, False
         if event is None:
+            if record.outdated and record.body is not None:
+                await self._reload(record, record.body)
             if record.body is not None:
                 await self._step(record, Patch(body=Body(record.body)), deciding=True)
             return
@@ -216,7 +219,7 @@ class Processor(ObjectSink):
             return
         stale = self._is_stale(record, event)
         if not stale:
-            record.body = event['object']
+            record.body, record.outdated = event['object'], False
         if patch or again or not stale:
             deciding = record.body is not None
             record.body = record.body or event['object']
@@ -368,7 +371,9 @@ class Processor(ObjectSink):
                 self._decider.notice_patched(decision, patch, Body(result.body))
             record.again = record.again or (self.table.managing and not result.remaining_fns)
         if result.remaining_fns and not record.again and record.wakeup is None:
-            # Usually, an event brings the state that they fit to; if the refusal had another reason, none comes.
+            # Usually, an event brings the state that they fit to. If it is late, or if there was another reason for
+            # the refusal, then the state is asked for: otherwise, the same patch would be refused again and again.
+            record.outdated = True
             record.wakeup = asyncio.get_running_loop().call_later(CONFLICT_DELAYS[-1], self._wake, record)
         return True
 
@@ -377,6 +382,21 @@ class Processor(ObjectSink):
         record.unsent = wanted if wanted else None
         if record.cycle is not None:
             record.cycle.state.mark_unsaved()
+
+    async def _reload(self, record: ObjectRecord, known: RawBody) -> None:
+        """Ask for the state of the object, as no event brings it."""
+        record.outdated = False
+        url = self.table.resource.get_url(namespace=record.namespace, name=record.name)
+        try:
+            raw = await self._client.get_json(url, logger=self._get_logger(record))
+        except APIForbiddenError:
+            return  # there are rights to watch, but not to get: only an event can help
+        except APINotFoundError:
+            raw = None
+        if raw is not None and raw['metadata'].get('uid') == known['metadata'].get('uid'):
+            self._accept(record, raw, Patch())
+        else:  # gone: what is to be done about that, is done when it is seen in the stream
+            record.body = record.cycle = record.unsent = None
 
     def _accept(self, record: ObjectRecord, raw: RawBody, patch: Patch) -> None:
         """Go on with the state that has come of our patch; its echo will be recognised by its version."""
