@@ -4,13 +4,13 @@ import asyncio
 import pytest
 
 import kopf
-from kopf._core.reactor import operators
+from kopf._core.reactor import orchestration
 
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch):
     """The same as in clusters, but faster."""
-    monkeypatch.setattr(operators, 'SETTLING_DELAYS', (0.05, 0.1, 0.2, 0.2))
+    monkeypatch.setattr(orchestration, 'SETTLING_DELAYS', (0.05, 0.1, 0.2, 0.2))
 
 
 def define(plural, group='other.dev'):
