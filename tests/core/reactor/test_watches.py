@@ -577,6 +577,16 @@ async def test_back_off_grows_and_ends(clock, settings, sink):
 
 
 @pytest.mark.looptime
+async def test_pauses_differ(settings, sink):
+    # Otherwise, all the watches of all the operators would come back at the same moment.
+    clients = [Client(default=errors.APIServerError('x', status=500)) for _ in range(5)]
+    await asyncio.gather(*[watch_for(client, settings, sink, 3) for client in clients])
+    firsts = [client.delays[0] for client in clients]
+    assert all(0.63 < delay < 0.97 for delay in firsts)
+    assert max(firsts) - min(firsts) > 0.01
+
+
+@pytest.mark.looptime
 @pytest.mark.parametrize('nothing', [[], [bookmark(2)]], ids=['empty', 'bookmarks only'])
 async def test_closed_at_once(clock, settings, sink, nothing):
     client = Client(START, default=nothing)
