@@ -89,7 +89,7 @@ async def run(objects: int, seconds: float, seed: int) -> list[str]:
                 half = await load.measure()
         load.sandbox.faults.clear()
         began = time.monotonic()
-        await load.settle(60 + objects / 50)
+        await load.settle(120)
         settling = time.monotonic() - began
         last = await load.measure()
         problems = load.judge()

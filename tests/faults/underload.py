@@ -145,14 +145,18 @@ class Load:
         return False
 
     async def settle(self, timeout: float) -> None:
-        """Wait until each object is handled in its last state, and those deleted are gone."""
-        deadline = time.monotonic() + timeout
+        """Wait until each object is handled in its last state, and those deleted are gone; the time is for a step."""
+        deadline, fewest = 0.0, sys.maxsize
         while left := await self.unsettled():
+            now = time.monotonic()
+            if len(left) < fewest:
+                deadline, fewest = now + timeout, len(left)
             self.read()
             self.check_alive()
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"{len(left)} objects are not handled after {timeout} s, such as: {left[:3]}")
-            await asyncio.sleep(0.2)
+            if now > deadline:
+                raise RuntimeError(f"{len(left)} objects are not handled, such as {left[:3]}; nothing has happened for "
+                                   f"{timeout} s; the end of the log: {self.log.read_text(errors='replace')[-3000:]}")
+            await asyncio.sleep(0.1 + len(self.objects) / 1000)  # looking at all of them takes the server's time
 
     async def unsettled(self) -> list[Any]:
         left = []
