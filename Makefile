@@ -9,7 +9,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 py
 	$(shell $(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $(name))))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test e2e lint demo docs
+.PHONY: help venv test e2e lint demo docs bench
 
 help:  ## show this list
 	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/  make \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
@@ -29,6 +29,9 @@ lint: $(STAMP)  ## check style, types and layers
 
 demo: $(STAMP)  ## run the first example in a sandbox: needs no cluster
 	@$(VENV)/bin/python scripts/demo.py
+
+bench: $(STAMP)  ## compare CPU and memory with upstream kopf, and the ratios with the recorded ones; needs Go
+	@scripts/bench.sh
 
 docs: $(STAMP)  ## render docs/ into docs/_build; fails if a link leads nowhere
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'

@@ -346,21 +346,20 @@ class Pool:
         self._sweeping = loop.call_later(self._keepalive, self._sweep) if kept else None
 
     async def _connect(self, timeout: float | None) -> Connection:
-        host, port, context, server_hostname = self._origin
+        host, port, context, hostname = self._origin
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(timeout):
-            if _is_address(host):
-                _, connection = await loop.create_connection(
-                    Connection, host, port, ssl=context, server_hostname=server_hostname)
-                return connection
-            sock = await _open_socket(host, port)
-            try:
-                _, connection = await loop.create_connection(
-                    Connection, sock=sock, ssl=context, server_hostname=server_hostname)
-            except BaseException:
-                sock.close()
-                raise
-            return connection
+        connection = Connection()
+        try:
+            async with asyncio.timeout(timeout):
+                if _is_address(host):
+                    await loop.create_connection(lambda: connection, host, port, ssl=context, server_hostname=hostname)
+                else:
+                    sock = await _open_socket(host, port)
+                    await loop.create_connection(lambda: connection, sock=sock, ssl=context, server_hostname=hostname)
+        except BaseException:
+            connection.abort()  # it can be there already when the wait for it is cancelled
+            raise
+        return connection
 
 
 async def _open_socket(host: str, port: int) -> socket.socket:
