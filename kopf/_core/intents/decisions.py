@@ -9,7 +9,8 @@ Edits by others in the middle of a cycle:
 
 - of an update: handlers that had finished and would match the edit are due again; those that run later see it anyway;
 - of a creation: an update follows, from the state that the first finished handler has seen; or from nothing, if the
-  operator was not running then, so that the state is not known.
+  operator was not running then, so that the state is not known. While handlers of a creation follow each other soon,
+  their records have no digests, for they are as they always were: the object's generation tells of an edit then.
 
 What our own patches change counts as seen by all.
 """
@@ -38,6 +39,9 @@ TITLES = {
     Reason.RESUME: 'Resuming',
 }
 
+
+LONG_DELAY = 1.0
+"""How far from each other creation handlers must be for what they have seen to be stored between them (in seconds)."""
 
 _STORING = (Reason.CREATE, Reason.UPDATE, Reason.DELETE)
 _UNCHANGED = (Reason.NOOP, Reason.RESUME)
@@ -244,6 +248,8 @@ class Decider:
             for key in outdated:
                 (cycle.missed if state[key].finished else cycle.revived)[key] = None
         elif purpose is Reason.CREATE:
+            if digest is None and last is None and _is_changed_since_created(cause.body):
+                outdated = [key for key, record in state.items() if record.finished]
             cycle.missed = {key: None for key in outdated if key in self._updating}
             if outdated and last is None:
                 # It was edited while nobody was there to remember what it was before. All of it counts as changed then.
@@ -325,14 +331,21 @@ class Decider:
             same = cycle.base == essence
             cycle.base = moved if same else self._predict_essence(cycle.base, patch)
         cycle.known = moved
-        if cycle.state.purpose == Reason.UPDATE or self._can_miss_edits(cycle):
+        if cycle.state.purpose == Reason.UPDATE or self._is_creation_put_off(cycle):
             finished = [key for key, record in cycle.state.items() if record.finished and key not in cycle.missed]
             if finished:
                 cycle.state.see(finished, digest_essence(moved))
 
-    def _can_miss_edits(self, cycle: Cycle) -> bool:
-        """Tell if edits matter to a creation: another operator can go on with it at any time, with no idea of them."""
-        return cycle.state.purpose == Reason.CREATE and bool(self._updating)
+    def _is_creation_put_off(self, cycle: Cycle) -> bool:
+        """Tell if another operator can well go on with the creation later, with no idea of the edits until then."""
+        if cycle.state.purpose != Reason.CREATE or not self._updating:
+            return False
+        if any(record.digest is not None for record in cycle.state.values()):
+            return True
+        stopped = max((record.stopped for record in cycle.state.values() if record.stopped is not None), default=None)
+        return stopped is not None and all(
+            record.delayed is not None and (record.delayed - stopped).total_seconds() >= LONG_DELAY
+            for record in cycle.state.values() if not record.finished)
 
     def predict(self, body: Body, patch: Patch) -> BodyEssence:
         """The essence that the object has once it is patched, if nobody else changes it."""
@@ -394,3 +407,9 @@ def deliver_results(outcomes: Mapping[HandlerId, Outcome], patch: Patch) -> None
             patch.status[key] = {**(known if isinstance(known, Mapping) else {}), **outcome.result}
         else:
             patch.status[key] = outcome.result
+
+
+def _is_changed_since_created(body: Body) -> bool:
+    """Tell if the specification was ever changed, of those resources that have generations; labels do not count."""
+    generation = body.metadata.get('generation')
+    return isinstance(generation, int) and generation > 1

@@ -522,3 +522,19 @@ def test_handlers_that_saw_more_of_an_edited_creation_than_the_first_one_are_tol
     assert seen == ([1, 0] if sim.raw['spec']['a'] == 0 else [1, 1])
     assert [id for id, reason, _, _ in sim.runs if reason == 'create'] == ['create', 'field/spec.a', 'last']
     assert sim.cycle is None
+
+
+@pytest.mark.parametrize('generation, told', [(2, True), (1, False), (None, False)])
+def test_edits_in_a_downtime_right_after_a_handler_are_known_by_the_generation(generation, told):
+    sim = Simulation(
+        make_handler('create1', reason=Reason.CREATE), make_handler('create2', reason=Reason.CREATE),
+        make_handler('update', reason=Reason.UPDATE, needs_change=True))
+    sim.raw['metadata']['generation'] = 1
+    sim.step()
+    assert 'digest' not in str(sim.raw)
+    sim.restart()
+    sim.edit(a=1)
+    sim.raw['metadata']['generation'] = generation
+    sim.settle()
+    assert [(id, spec['a']) for id, _, spec, _ in sim.runs] == [
+        ('create1', 0), ('create2', 1), *([('update', 1)] if told else [])]
