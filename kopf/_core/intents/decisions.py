@@ -248,7 +248,7 @@ class Decider:
             for key in outdated:
                 (cycle.missed if state[key].finished else cycle.revived)[key] = None
         elif purpose is Reason.CREATE:
-            if digest is None and last is None and _is_changed_since_created(cause.body):
+            if digest is None and last is None and self._is_changed_since_created(cause.body):
                 outdated = [key for key, record in state.items() if record.finished]
             cycle.missed = {key: None for key in outdated if key in self._updating}
             if outdated and last is None:
@@ -336,6 +336,12 @@ class Decider:
             if finished:
                 cycle.state.see(finished, digest_essence(moved))
 
+    def _is_changed_since_created(self, body: Body) -> bool:
+        """Tell if the specification was ever changed, where it is known; labels and annotations do not count."""
+        # Without the subresource, the generation also grows with the status, e.g. with the results of handlers.
+        generation = body.metadata.get('generation') if 'status' in self.table.resource.subresources else None
+        return isinstance(generation, int) and generation > 1
+
     def _is_creation_put_off(self, cycle: Cycle) -> bool:
         """Tell if another operator can well go on with the creation later, with no idea of the edits until then."""
         if cycle.state.purpose != Reason.CREATE or not self._updating:
@@ -407,9 +413,3 @@ def deliver_results(outcomes: Mapping[HandlerId, Outcome], patch: Patch) -> None
             patch.status[key] = {**(known if isinstance(known, Mapping) else {}), **outcome.result}
         else:
             patch.status[key] = outcome.result
-
-
-def _is_changed_since_created(body: Body) -> bool:
-    """Tell if the specification was ever changed, of those resources that have generations; labels do not count."""
-    generation = body.metadata.get('generation')
-    return isinstance(generation, int) and generation > 1
