@@ -339,7 +339,8 @@ class Decider:
     def _is_changed_since_created(self, body: Body) -> bool:
         """Tell if the specification was ever changed, where it is known; labels and annotations do not count."""
         # Without the subresource, the generation also grows with the status, e.g. with the results of handlers.
-        generation = body.metadata.get('generation') if 'status' in self.table.resource.subresources else None
+        counted = 'status' in self.table.resource.subresources or not body.get('status')
+        generation = body.metadata.get('generation') if counted else None
         return isinstance(generation, int) and generation > 1
 
     def _is_creation_put_off(self, cycle: Cycle) -> bool:

@@ -494,11 +494,11 @@ async def test_backoffs_of_one_request(client, server, sleeps):
     assert sleeps == [7, 8, 9]
 
 
-@pytest.mark.parametrize('enforce, expected', [(False, [10, 15]), (True, [10, 10])])
+@pytest.mark.parametrize('enforce, expected', [(False, [.02, .03]), (True, [.02, .02])])
 async def test_too_many_requests(client, server, settings, sleeps, enforce, expected):
-    settings.networking.error_backoffs = [5, 15]
+    settings.networking.error_backoffs = [.01, .03]
     settings.networking.enforce_retry_after = enforce
-    server.add('GET', '/x', (429, {}, {'Retry-After': '10'}), (429, {'details': {'retryAfterSeconds': 10}}), {})
+    server.add('GET', '/x', (429, {}, {'Retry-After': '.02'}), (429, {'details': {'retryAfterSeconds': .02}}), {})
     assert await client.get_json('/x') == {}
     assert sleeps == expected
 

@@ -526,17 +526,19 @@ def test_handlers_that_saw_more_of_an_edited_creation_than_the_first_one_are_tol
     assert sim.cycle is None
 
 
-@pytest.mark.parametrize('generation, subresources, told', [
-    (2, {'status'}, True), (1, {'status'}, False), (None, {'status'}, False),
-    (2, {}, False),  # it may be the results of handlers
+@pytest.mark.parametrize('generation, subresources, status, told', [
+    (2, {'status'}, {}, True), (2, {'status'}, {'x': 1}, True), (1, {'status'}, {}, False), (None, {'status'}, {}, False),
+    (2, {}, {}, True),
+    (2, {}, {'x': 1}, False),  # it may be the results of handlers that have changed the generation
 ])
-def test_edits_in_a_downtime_right_after_a_handler_are_known_by_the_generation(generation, subresources, told):
+def test_edits_in_a_downtime_right_after_a_handler_are_known_by_the_generation(generation, subresources, status, told):
     sim = Simulation(
         make_handler('create1', reason=Reason.CREATE), make_handler('create2', reason=Reason.CREATE),
         make_handler('update', reason=Reason.UPDATE, needs_change=True))
     sim.decider.table = sim.table = sim.table._replace(
         resource=dataclasses.replace(RESOURCE, subresources=frozenset(subresources)))
     sim.raw['metadata']['generation'] = 1
+    sim.raw['status'] = status
     sim.step()
     assert 'digest' not in str(sim.raw)
     sim.restart()
