@@ -4,6 +4,10 @@ VENV   := .venv
 STAMP  := $(VENV)/.installed
 EXTRAS := test
 
+# Most tests wait for servers and clocks, so there may be more of them at once than there are cores. What fails while the
+# machine is busy is tried once again; the summary tells of it.
+PARALLEL := -n 4 --dist loadfile --reruns 1 -r R
+
 # Deferred on purpose: looked for only when .venv has to be made.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,\
 	$(shell $(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $(name))))
@@ -17,7 +21,7 @@ help:  ## show this list
 venv: $(STAMP)  ## make .venv with everything for development
 
 test: $(STAMP)  ## run all tests, on the sandbox where they need a cluster
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest $(PARALLEL)
 
 e2e: $(STAMP)  ## run the end-to-end tests on a real control plane: that of KUBECONFIG, or with Go one of their own
 	$(VENV)/bin/python -m pytest --cluster=real tests/e2e
