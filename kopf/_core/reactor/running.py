@@ -8,6 +8,7 @@ Specified in the documentation's "Embedding".
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import threading
 from collections.abc import Collection, Iterator
@@ -128,7 +129,8 @@ class _Signals:
     """
     The signals of one event loop: the first one stops all the operators there, the second one ends the process.
 
-    What was there before is restored when the last of the operators ends.
+    If they are still stopping when the time-out of ``settings.process`` is over, the process is killed: what keeps them
+    may be as well the event loop itself. What was there before is restored when the last of the operators ends.
     """
     numbers = (signal.SIGINT, signal.SIGTERM)
 
@@ -136,6 +138,7 @@ class _Signals:
         self._loop = loop
         self._operators: set[Operator] = set()
         self._previous: dict[signal.Signals, Any] = {}
+        self._killing: threading.Timer | None = None
 
     def add(self, instance: Operator) -> None:
         if not self._operators:
@@ -147,6 +150,8 @@ class _Signals:
     def discard(self, instance: Operator) -> None:
         self._operators.discard(instance)
         if not self._operators:
+            if self._killing is not None:
+                self._killing.cancel()
             for number, handler in self._previous.items():
                 self._loop.remove_signal_handler(number)
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -159,6 +164,18 @@ class _Signals:
         logger.info("Signal %s is received. Operator is stopping.", number.name)
         for instance in self._operators:
             instance.stop()
+        timeouts = [instance.settings.process.ultimate_exiting_timeout for instance in self._operators]
+        patience = max((timeout for timeout in timeouts if timeout is not None), default=None)
+        if patience is not None and None not in timeouts:
+            self._killing = threading.Timer(patience, _kill, [patience])
+            self._killing.daemon = True
+            self._killing.start()
+
+
+def _kill(patience: float) -> None:
+    logger.critical("The operator is still stopping after %g seconds "
+                    "(settings.process.ultimate_exiting_timeout). The process is killed.", patience)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 _signals: dict[asyncio.AbstractEventLoop, _Signals] = {}

@@ -527,8 +527,8 @@ def test_handlers_that_saw_more_of_an_edited_creation_than_the_first_one_are_tol
 
 
 @pytest.mark.parametrize('generation, subresources, status, told', [
-    (2, {'status'}, {}, True), (2, {'status'}, {'x': 1}, True), (1, {'status'}, {}, False), (None, {'status'}, {}, False),
-    (2, {}, {}, True),
+    (2, {'status'}, {}, True), (2, {'status'}, {'x': 1}, True), (2, {}, {}, True),
+    (1, {'status'}, {}, False), (None, {'status'}, {}, False),
     (2, {}, {'x': 1}, False),  # it may be the results of handlers that have changed the generation
 ])
 def test_edits_in_a_downtime_right_after_a_handler_are_known_by_the_generation(generation, subresources, status, told):

@@ -328,6 +328,26 @@ async def test_signals(process, number):
     assert 'CLEANUP' in process.output and f'Signal {number.name} is received.' in process.output
 
 
+@pytest.mark.parametrize('hanging', ['await asyncio.sleep(60)', 'time.sleep(60)'])
+async def test_operators_that_stop_for_too_long_are_killed(process, hanging):
+    await process.start(f'''
+        import asyncio, kopf, time
+        @kopf.on.startup()
+        async def configure(settings, **_): settings.process.ultimate_exiting_timeout = 0.3
+        @kopf.on.cleanup()
+        async def cleanup(**_): {hanging}
+        @kopf.on.event('kopfexamples')
+        def event(**_): pass
+        @kopf.on.event('configmaps')
+        def configmap(**_): print('READY', flush=True)
+    ''')
+    await process.world.aio.create({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': 'x'}})
+    await process.until('READY')
+    process.signal()
+    assert await process.end() == -signal.SIGKILL
+    assert 'still stopping after 0.3 seconds' in process.output
+
+
 async def test_signals_while_handlers_hang(process):
     await process.start('''
         import asyncio, kopf, time, threading
