@@ -252,8 +252,10 @@ def test_configurations(operate, settled, webhooks, create):
     create("afterwards", metadata={"labels": {"x": "y"}})  # nobody answers, which is to be ignored
 
 
-def test_webhooks_of_the_killed_are_served_by_the_next(operate, create, unused_tcp_port):
-    operate(MARK, f"{{'port': {unused_tcp_port}}}").stop(signal.SIGKILL)  # where nobody else listens after it
+def test_webhooks_of_the_killed_are_served_by_the_next(operate, create, settled, unused_tcp_port):
+    operator = operate(MARK, f"{{'port': {unused_tcp_port}}}")  # where nobody else listens after it
+    settled(is_marked)
+    operator.stop(signal.SIGKILL)
     wait(lambda: refusal(create)[0] == 500, "the refusal, as nobody answers")
     operate(MARK)
     wait(lambda: is_served(create), "the webhooks to be served")
