@@ -43,8 +43,9 @@ class Step:
         pick = lifecycle if lifecycle is not None else self.lifecycle
         for handler in pick(due, **{**self.cause.base_kwargs(), 'state': self.state}):
             outcome = await self._run_one(handler)
-            self.outcomes[handler.id] = outcome
             self.state.conclude(handler.id, outcome, utcnow())
+            # The frames of a traceback refer to this step: a cycle that only the garbage collector would break.
+            self.outcomes[handler.id] = outcome._replace(exception=None)
 
     async def _run_one(self, handler: ChangingHandler) -> Outcome:
         children, state = Children(self, handler), self.state[handler.id]

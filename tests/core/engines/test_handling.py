@@ -1,7 +1,9 @@
 """One step of a change: which handlers are run, sub-handlers included, and what is remembered of them."""
 import asyncio
 import datetime
+import gc
 import logging
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -312,3 +314,27 @@ async def test_outside_of_handlers():
         kopf.subhandler()(lambda **_: None)
     with pytest.raises(LookupError, match='only inside of change-detecting handlers'):
         await kopf.execute(fns=[])
+
+
+async def test_errors_are_freed_without_the_garbage_collector(steps):
+    class Boo(kopf.TemporaryError):
+        """It is logged without its traceback: otherwise, the captured logs would keep it."""
+
+    references = []
+
+    async def fail(**_):
+        error = Boo("boo")
+        references.append(weakref.ref(error))
+        try:
+            raise error
+        finally:
+            del error
+
+    steps.declare('fail', fail)
+    gc.disable()
+    try:
+        outcomes = await steps.step()
+        assert list(outcomes) == ['fail']
+        assert [reference() for reference in references] == [None]
+    finally:
+        gc.enable()
