@@ -107,6 +107,7 @@ def _do(future: Future[Any], fn: Callable[[], Any], places: _Places) -> None:
     except BaseException as error:
         places.change(+1)  # before anybody is told: who calls again at once finds the thread free
         future.set_exception(error)
+        del future  # this frame is in the traceback of what the future has: a cycle for the garbage collector
     else:
         places.change(+1)
         future.set_result(result)

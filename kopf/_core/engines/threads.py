@@ -78,5 +78,6 @@ def _run(future: Future[Any], fn: Callable[..., Any], args: tuple[Any, ...], kwa
         result = fn(*args, **kwargs)
     except BaseException as error:
         future.set_exception(error)
+        del future  # this frame is in the traceback of what the future has: a cycle for the garbage collector
     else:
         future.set_result(result)

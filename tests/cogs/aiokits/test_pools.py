@@ -4,6 +4,7 @@ import gc
 import subprocess
 import sys
 import threading
+import weakref
 
 import pytest
 
@@ -97,3 +98,22 @@ def test_the_process_does_not_wait():
     code = ("import threading; from kopf._cogs.aiokits.pools import DaemonicThreadPool; "
             "DaemonicThreadPool(1).submit(threading.Event().wait); print('end')")
     assert subprocess.run([sys.executable, '-c', code], timeout=10, stdout=subprocess.PIPE).stdout == b'end\n'
+
+
+def test_errors_are_freed_without_the_garbage_collector(pool):
+    class Boo(Exception):
+        pass
+
+    def fail():
+        raise Boo
+
+    gc.disable()
+    try:
+        future = pool.submit(fail)
+        reference = weakref.ref(future.exception(5))
+        del future
+        with pool:  # the threads have ended, and hold nothing
+            pass
+        assert reference() is None
+    finally:
+        gc.enable()
