@@ -15,7 +15,7 @@ import threading
 import time
 
 from snippets import Block
-from stage import assert_shows, new_loop
+from stage import assert_shows
 
 from kopf import cli
 
@@ -116,8 +116,7 @@ class Thread(Foreground):
 
         def run() -> None:
             try:
-                with (contextlib.redirect_stdout(self._stream), contextlib.redirect_stderr(self._stream),
-                      new_loop() as controls.loop):
+                with contextlib.redirect_stdout(self._stream), contextlib.redirect_stderr(self._stream):
                     cli.main(words.stdout.decode().split("\0")[:-1], prog_name="kopf", obj=controls,
                              standalone_mode=False)
             except BaseException as error:

@@ -3,7 +3,6 @@
 The operator runs in a thread of this process, which takes hundredths of a second. The checks are Python code; what they
 can call are the public methods of `Stage`, by their names.
 """
-import asyncio
 import contextlib
 import functools
 import inspect
@@ -118,8 +117,7 @@ class Stage:
 
         def run() -> None:
             try:
-                with new_loop() as loop:
-                    kopf.run(loop=loop, **options)
+                kopf.run(**options)
             except BaseException as error:
                 self._error = error
             finally:
@@ -272,17 +270,6 @@ class Stage:
     def shown(self, text: str) -> None:
         """Wait until the code has printed the text; "..." stands for anything."""
         self.until(lambda: re.search(_pattern(text), self.printed(), re.DOTALL))
-
-
-@contextlib.contextmanager
-def new_loop():
-    """An event loop that is closed only when all connections are: some are still being opened when operators stop."""
-    with contextlib.closing(asyncio.new_event_loop()) as loop:
-        try:
-            yield loop
-        finally:
-            loop.run_until_complete(asyncio.sleep(0.02))
-            loop.run_until_complete(loop.shutdown_asyncgens())
 
 
 def _pattern(text: str) -> str:
