@@ -236,6 +236,7 @@ class Orchestrator:
                 wanted[resource, None] = table
         for scope in [scope for scope in self._watches if not self._is_served_as(scope, wanted.get(scope))]:
             watch, sink, task = self._watches.pop(scope)
+            del self._served[scope]
             task.cancel()
             sink.dropped(watch)
             self._leaving[get_place(*scope)] = watch, self._tasks.create_task(
