@@ -13,6 +13,7 @@ import ipaddress
 import socket
 import ssl
 import urllib.parse
+import weakref
 from collections.abc import Mapping
 from typing import NamedTuple, cast
 
@@ -82,12 +83,16 @@ class Connection(asyncio.Protocol):
     @property
     def usable(self) -> bool:
         """Whether another request can be sent."""
-        return self._error is None and not self._streaming and self._transport is not None
+        transport = self._transport
+        return (self._error is None and not self._streaming
+                and transport is not None and not transport.is_closing())
 
     @property
     def reusable(self) -> bool:
-        """Whether another request can be sent after this response; the server may have asked not to."""
-        return self._reusable and self.usable
+        """Whether another request can be sent after this response; the server may not want it, or not read this one."""
+        transport = self._transport
+        return (self._reusable and self.usable
+                and transport is not None and transport.get_write_buffer_size() == 0)
 
     async def request(self, data: bytes) -> Response:
         """
@@ -193,7 +198,7 @@ class Connection(asyncio.Protocol):
             return
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as e:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as e:
             self._fail(ConnectionError(f"The response is not HTTP: {e}"))
             self.abort()
         if self._streaming:
@@ -201,6 +206,13 @@ class Connection(asyncio.Protocol):
         if self._streaming and self._size > _READ_AHEAD and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
+
+    def eof_received(self) -> None:
+        # The default would wait until the request is sent, which the server may never read.
+        transport = self._transport
+        self.connection_lost(None)
+        if transport is not None:
+            transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -259,13 +271,16 @@ class Pool:
         self._keepalive = keepalive
         self._idle: list[Connection] = []  # the last used is the first to be used again, so that the others may expire
         self._busy: set[Connection] = set()
+        self._streams: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._closed = False
         self._sweeping: asyncio.TimerHandle | None = None
 
     def close(self) -> None:
-        """Break off all connections, together with what is in flight."""
+        """Break off all connections, together with what is in flight; there can be no new ones."""
+        self._closed = True
         if self._sweeping is not None:
             self._sweeping.cancel()
-        for connection in (*self._idle, *self._busy):
+        for connection in (*self._idle, *self._busy, *self._streams):
             connection.abort()
         self._idle.clear()
 
@@ -315,6 +330,7 @@ class Pool:
             OSError: if the network or the server does not allow for that, time-outs of connecting included.
         """
         connection = await self._connect(connect_timeout)
+        self._streams.add(connection)
         return await connection.stream(data, timeout=total_timeout), connection
 
     def _take(self) -> Connection | None:
@@ -327,7 +343,7 @@ class Pool:
         return None
 
     def _put(self, connection: Connection) -> None:
-        if not connection.reusable:
+        if self._closed or not connection.reusable:
             connection.abort()
             return
         loop = asyncio.get_running_loop()
@@ -350,22 +366,31 @@ class Pool:
         loop = asyncio.get_running_loop()
         connection = Connection()
         try:
+            self._check_open()
             async with asyncio.timeout(timeout):
                 if _is_address(host):
                     await loop.create_connection(lambda: connection, host, port, ssl=context, server_hostname=hostname)
                 else:
                     sock = await _open_socket(host, port)
                     await loop.create_connection(lambda: connection, sock=sock, ssl=context, server_hostname=hostname)
+            self._check_open()
         except BaseException:
             connection.abort()  # it can be there already when the wait for it is cancelled
             raise
         return connection
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConnectionAbortedError("The session is closed.")
+
 
 async def _open_socket(host: str, port: int) -> socket.socket:
     """Connect to whichever address of the host answers first."""
     import aiohappyeyeballs
-    addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    try:
+        addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as e:  # e.g. a part of the name is too long
+        raise OSError(f"The host {host!r} is not a valid name: {e}") from e
     return await aiohappyeyeballs.start_connection(addresses, happy_eyeballs_delay=_NEXT_ADDRESS_DELAY, interleave=1)
 
 

@@ -12,6 +12,9 @@ from typing import Any
 
 _SNIPPET = 200
 
+# Everybody waits for it; a proxy that means "tomorrow", or says nonsense, must not stop an operator for so long.
+_LONGEST_RETRY_AFTER = 300.0
+
 
 class APIError(Exception):
     """
@@ -24,7 +27,7 @@ class APIError(Exception):
         reason: the machine-readable reason, e.g. ``AlreadyExists``.
         details: the details of the Status object, maybe empty.
         headers: the headers of the response.
-        retry_after: how long the server asks to wait before the next attempt (seconds).
+        retry_after: how long the server asks to wait before the next attempt (seconds; at most 5 minutes).
     """
     status: int
 
@@ -56,9 +59,9 @@ class APIError(Exception):
         if header is not None:
             seconds = _parse_retry_after(header)
             if seconds is not None:
-                return seconds
+                return min(seconds, _LONGEST_RETRY_AFTER)
         value = self.details.get('retryAfterSeconds')
-        return float(value) if isinstance(value, (int, float)) and value > 0 else None
+        return min(float(value), _LONGEST_RETRY_AFTER) if isinstance(value, (int, float)) and value > 0 else None
 
 
 class APIConnectionError(APIError):

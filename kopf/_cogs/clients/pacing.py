@@ -78,11 +78,15 @@ class Gate:
 
     async def pass_by(self) -> bool:
         """Wait until a stream can be opened; tell if there was a wait. Streams do not count as requests in flight."""
-        waited = False
-        while (delay := self._delay()) > 0:
-            await asyncio.sleep(delay)
-            waited = True
-        self._tokens -= 1
+        waited, delay = False, self._delay()
+        self._tokens -= 1  # at once: those who queue would take all of them while this one sleeps
+        try:
+            while delay > 0:
+                await asyncio.sleep(delay)
+                waited, delay = True, self._held_until - self._loop.time()
+        except asyncio.CancelledError:
+            self._tokens += 1
+            raise
         return waited
 
     def hold(self, seconds: float | None) -> None:

@@ -123,7 +123,8 @@ class Headers:
             self._refreshed = time.monotonic()
             with contextlib.suppress(OSError, ValueError):  # the old token may be good for a while
                 headers = _identify(self._info)
-                if headers != self._headers:
+                # An empty file is one that is being written just now.
+                if headers != self._headers and len(headers) >= len(self._headers):
                     self._headers = headers
                     self.version += 1
         return self.version
@@ -149,6 +150,8 @@ class DirectSession(Session):
     def __init__(self, key: credentials.VaultKey, info: credentials.ConnectionInfo) -> None:
         from kopf._cogs.clients import connections
         super().__init__(key, info)
+        if not self.server.isascii() or not self.server.isprintable() or ' ' in self.server:
+            raise ValueError("only ASCII characters without spaces are possible in the address")
         parts, host, port = connections.split_url(self.server)
         self._prefix = parts.path
         self._host = parts.netloc

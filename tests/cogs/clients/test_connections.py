@@ -156,6 +156,55 @@ async def test_unexpected_data_close_the_connection(server, pool):
     assert server.connections == [1, 1]
 
 
+HUGE = REQUEST.replace(b'\r\n\r\n', b'\r\nContent-Length: 20000000\r\n\r\n') + b'x' * 20_000_000
+
+
+async def never(writer):
+    await asyncio.sleep(60)
+
+
+async def half_close(writer):
+    writer.write_eof()
+    await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize('steps', [
+    [b'HTTP/1.1 413 Large\r\nContent-Length: 2\r\n\r\nno', never],
+    [b'HTTP/1.1 413 Large\r\nConnection: close\r\n\r\nno', half_close],
+])
+async def test_requests_that_are_answered_before_they_are_read(server, pool, steps):
+    server.scripts = [steps]
+    async with asyncio.timeout(5):
+        response = await pool.request(HUGE, connect_timeout=5, repeatable=False)
+        assert (response.status, response.body) == (413, b'no')
+        assert (await get(pool)).body == b'ok'
+    assert server.connections == [1, 1]
+
+
+async def test_old_connections_that_are_being_closed_are_not_used(server, pool):
+    async def close_soon(writer):
+        asyncio.get_running_loop().call_later(0.01, writer.close)
+
+    server.scripts = [[OK, close_soon]]
+    await get(pool)
+    await asyncio.sleep(0.1)
+    assert (await get(pool, repeatable=False)).body == b'ok'
+    assert server.connections == [1, 1]
+
+
+async def test_closed_pools_open_nothing(server, pool):
+    await get(pool)
+    _, stream = await pool.stream(REQUEST, connect_timeout=5, total_timeout=None)
+    opening = asyncio.create_task(pool.stream(REQUEST, connect_timeout=5, total_timeout=None))
+    await asyncio.sleep(0)
+    pool.close()
+    for wait in [get(pool), opening]:
+        with pytest.raises(ConnectionError):
+            await wait
+    while await stream.read():  # what has come before
+        pass
+
+
 async def test_parallel_requests_have_connections_of_their_own(server, pool):
     responses = await asyncio.gather(*[get(pool) for _ in range(5)])
     assert [response.body for response in responses] == [b'ok'] * 5
@@ -292,6 +341,12 @@ class FakeTransport(asyncio.Transport):
 
     def abort(self):
         pass
+
+    def is_closing(self):
+        return False
+
+    def get_write_buffer_size(self):
+        return 0
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

@@ -3,6 +3,7 @@ import asyncio
 import functools
 import time
 
+import orjson
 import pytest
 from aiohttp import web
 
@@ -262,6 +263,13 @@ async def test_the_rate_as_seen_by_the_server(client, server, settings):
     began = time.monotonic()
     await asyncio.gather(*[client.get_json('/x') for _ in range(40)])
     assert time.monotonic() - began > 0.28
+
+
+@pytest.mark.parametrize('headers, details', [
+    ({'Retry-After': '1e999'}, {}), ({'Retry-After': '86400'}, {}), ({}, {'retryAfterSeconds': 1e9}),
+])
+def test_nobody_waits_for_as_long_as_a_server_likes(headers, details):
+    assert errors.build_error(429, headers, orjson.dumps({'details': details})).retry_after == 300
 
 
 async def test_a_closed_client_leaves_no_timers(vault, server, settings):
