@@ -100,13 +100,15 @@ class Decider:
     """Decides for all the objects of one resource."""
 
     __slots__ = (
-        '_concealing', '_held_if_settled', '_revealing', '_updating', 'diffbase', 'finalizer', 'progress', 'table')
+        '_concealing', '_held_if_settled', '_latest', '_revealing', '_updating', 'diffbase', 'finalizer', 'progress',
+        'table')
 
     def __init__(self, table: HandlerTable, persistence: PersistenceSettings) -> None:
         self.table = table
         self.finalizer = persistence.finalizer
         self.progress = persistence.progress_storage
         self.diffbase = persistence.diffbase_storage
+        self._latest: tuple[Mapping[str, Any] | None, BodyEssence] = None, BodyEssence()
         resource = table.resource
         self._revealing = resource.group == '' and resource.plural == 'secrets'
         self._concealing = self._revealing and not persistence.store_secrets
@@ -117,8 +119,18 @@ class Decider:
         if any(filters.is_unconditional(handler) for handler in table.finalizing):
             self._held_if_settled = True
 
+    def revise(self, table: HandlerTable) -> None:
+        """Go on with the resource as it is defined now, with the same handlers."""
+        self.table = table
+        self._latest = None, BodyEssence()
+
     def essence_of(self, body: Body) -> BodyEssence:
-        return self.progress.clear(essence=self.diffbase.build(body=body, extra_fields=self.table.extra_fields))
+        raw = body._data()
+        latest, essence = self._latest
+        if raw is not latest:  # the same state is usually looked at twice in a row
+            essence = self.progress.clear(essence=self.diffbase.build(body=body, extra_fields=self.table.extra_fields))
+            self._latest = raw, essence
+        return essence
 
     def _fetch_last(self, body: Body, essence: BodyEssence) -> BodyEssence | None:
         last = self.diffbase.fetch(body=body)
@@ -185,9 +197,11 @@ class Decider:
         if not self.table.changing:
             return True
         essence = self.essence_of(body)
-        last = self._fetch_last(body, essence)
-        return last is not None and last == essence and not any(
-            self.progress.fetch(key=key, body=body) is not None for key in self.table.changing_ids)
+        if not self.diffbase.matches(body=body, essence=essence):
+            last = self._fetch_last(body, essence)
+            if last is None or last != essence:
+                return False
+        return not any(self.progress.fetch(key=key, body=body) is not None for key in self.table.changing_ids)
 
     def _detect(
             self, body: Body, cycle: Cycle | None, essence: BodyEssence, last: BodyEssence | None, *,

@@ -102,7 +102,8 @@ class Processor(ObjectSink):
 
     def revise(self, table: HandlerTable) -> None:
         """Go on with the resource as it is defined now: with other subresources, for example, but the same handlers."""
-        self.table = self._decider.table = table
+        self.table = table
+        self._decider.revise(table)
         if self._spawner is not None:
             self._spawner.table = table
 
