@@ -79,6 +79,23 @@ def test_the_life_of_an_object(kubectl):
     assert "deleted" in kubectl("delete", "nt", "n")
 
 
+def test_generators(kubectl):
+    kubectl("create", "secret", "generic", "s", "--from-literal=a=b")
+    assert "Opaque" in kubectl("get", "secret", "s")
+    kubectl("create", "deployment", "d", "--image=x")
+    kubectl("scale", "deployment", "d", "--replicas=3")
+    assert kubectl("get", "deployment", "d", "-o", "jsonpath={.spec.replicas}") == "3"
+    assert "d" in kubectl("rollout", "history", "deployment/d")
+    kubectl("create", "job", "j", "--image=x")
+    kubectl("create", "serviceaccount", "a")
+    assert kubectl("create", "token", "a").strip()
+    kubectl("create", "role", "r", "--verb=get", "--resource=pods")
+    kubectl("create", "rolebinding", "b", "--role=r", "--serviceaccount=default:a")
+    kubectl("create", "quota", "q", "--hard=pods=2")
+    assert kubectl("auth", "can-i", "list", "pods").strip() == "yes"
+    assert "sandbox" in kubectl("auth", "whoami")
+
+
 def test_builtin_kinds(kubectl):
     kubectl("create", "-f", {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"a": "b"}})
     assert kubectl("get", "configmap", "c", "--no-headers").split()[:2] == ["c", "1"]

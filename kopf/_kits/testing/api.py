@@ -17,6 +17,7 @@ from kopf._kits.testing import (
     objects,
     openapi,
     patches,
+    protobuf,
     rest,
     routes,
     statuses,
@@ -231,9 +232,13 @@ def _read_options(seen: SeenRequest, verb: str, options: Options) -> None:
 
 
 def _decoded(seen: SeenRequest, kind: Kind) -> Any:
-    _check_media(seen)
+    _check_media(seen, ACCEPTED if kind.custom else (*ACCEPTED, protobuf.MEDIA))
     try:
         return _load(seen.body, seen.content_type)
+    except protobuf.ProtobufError as error:
+        raise statuses.bad_request(
+            f'the object provided is unrecognized (must be of type {kind.name}): {error} '
+            f'({seen.body.hex()[:40]})') from None
     except ValueError as error:
         excerpt = seen.body[:30].decode(errors='replace') or '<empty>'
         raise statuses.bad_request(
@@ -244,9 +249,11 @@ def _decoded(seen: SeenRequest, kind: Kind) -> Any:
 def _decoded_options(seen: SeenRequest) -> Any:
     if not seen.body:
         return {}
-    _check_media(seen)
+    _check_media(seen, (*ACCEPTED, protobuf.MEDIA))
     try:
         return _load(seen.body, seen.content_type)
+    except protobuf.ProtobufError as error:
+        raise statuses.bad_request(str(error)) from None
     except ValueError as error:
         raise statuses.bad_request(f'couldn\'t get version/kind; json parse error: {_complaint(error)}') from None
 
@@ -280,11 +287,9 @@ def _changed(seen: SeenRequest, kind: Kind, scale: Body) -> Body:
         raise statuses.rejected() from None
 
 
-def _check_media(seen: SeenRequest) -> None:
-    if seen.content_type == 'application/vnd.kubernetes.protobuf':
-        raise statuses.unsupported_media(ACCEPTED, 'the sandbox does not read protobuf yet: send JSON')
-    if seen.content_type not in (*ACCEPTED, 'application/octet-stream'):
-        raise statuses.unsupported_media((*ACCEPTED, 'application/vnd.kubernetes.protobuf'))
+def _check_media(seen: SeenRequest, accepted: tuple[str, ...]) -> None:
+    if seen.content_type not in (*accepted, 'application/octet-stream'):
+        raise statuses.unsupported_media(accepted)
 
 
 def _complaint(error: ValueError) -> str:
@@ -299,6 +304,8 @@ def _complaint(error: ValueError) -> str:
 
 
 def _load(body: bytes, content_type: str) -> Any:
+    if content_type == protobuf.MEDIA:
+        return protobuf.loads(body)
     if content_type != 'application/yaml':
         return orjson.loads(body)
     import yaml

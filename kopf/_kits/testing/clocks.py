@@ -12,7 +12,12 @@ def now() -> str:
 
 def after(seconds: float) -> str:
     """The time in so many seconds."""
-    return time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(time.time() + seconds))
+    return at(time.time() + seconds)
+
+
+def at(timestamp: float) -> str:
+    """The time so many seconds after the beginning of 1970."""
+    return time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(timestamp))
 
 
 def age(timestamp: str) -> str:

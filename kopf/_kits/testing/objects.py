@@ -31,8 +31,9 @@ def decode(body: Any, kind: Kind, text: bytes) -> Body:
     if kind.custom:
         _check_custom(api_version, name, kind, body, text)
     elif name not in ('', kind.name) or api_version not in ('', kind.api_version):
+        version = (api_version or kind.api_version).rpartition('/')[2]
         raise statuses.bad_request(
-            f'{name or kind.name} in version "{kind.version}" cannot be handled as a {kind.name}: no kind '
+            f'{name or kind.name} in version "{version}" cannot be handled as a {kind.name}: no kind '
             f'"{name or kind.name}" is registered for version "{api_version or kind.api_version}" in scheme '
             '"pkg/runtime/scheme.go:111"')
     meta = body.get('metadata')
