@@ -259,6 +259,8 @@ def run(
               help="The port to listen on; by default, any free one.")
 @click.option('--kubeconfig', type=click.Path(dir_okay=False), metavar='FILE',
               help="Where to write the credentials; by default, a temporary file.")
+@click.option('--rbac', is_flag=True,
+              help="Let roles and bindings decide who may do what; by default, everybody may do everything.")
 @sandbox_options
 def sandbox(**options: Any) -> None:
     """Emulate a Kubernetes API, for development and tests."""

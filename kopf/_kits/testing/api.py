@@ -17,11 +17,13 @@ from kopf._kits.testing import (
     objects,
     openapi,
     patches,
+    permissions,
     protobuf,
     rest,
     routes,
     statuses,
     subresources,
+    users,
     watching,
 )
 from kopf._kits.testing.admission import Webhooks
@@ -31,8 +33,11 @@ from kopf._kits.testing.exchanges import Response
 from kopf._kits.testing.faults import SeenRequest
 from kopf._kits.testing.kinds import Body, Catalog, Kind, builtin_kinds
 from kopf._kits.testing.rest import Objects, Options
+from kopf._kits.testing.reviews import Reviews
+from kopf._kits.testing.roles import Guard
 from kopf._kits.testing.routes import Place
 from kopf._kits.testing.storage import Storage, Table
+from kopf._kits.testing.users import Tokens, User
 
 NAMESPACES = ('default', 'kube-node-lease', 'kube-public', 'kube-system')
 ACCEPTED = ('application/json', 'application/yaml')
@@ -46,13 +51,17 @@ VERSION = {
 class Api:
     """A whole cluster, without the network."""
 
-    def __init__(self, *, history: int, lookup: subresources.Lookup, issue: subresources.Issue) -> None:
+    def __init__(self, *, history: int, tokens: Tokens, rbac: bool = False) -> None:
         self.storage = Storage(history=history)
         self.catalog = Catalog()
         self.webhooks = Webhooks(self.storage, self.catalog)
-        self.objects = Objects(self.storage, self.catalog, self.webhooks)
-        self._lookup = lookup
-        self._issue = issue
+        rules = permissions.Rbac(self.storage) if rbac else None
+        self.authorizer: permissions.Authorizer = rules or permissions.Everybody()
+        guard = Guard(rules) if rules is not None else None
+        self.objects = Objects(self.storage, self.catalog, self.webhooks, guard)
+        self._rbac = rbac
+        self._tokens = tokens
+        self._reviews = Reviews(self.authorizer, self.user_of)
         self._discovery = Discovery(self.catalog)
         self._openapi = openapi.OpenApi(self.catalog)
         self._scales = subresources.Scales(self.objects)
@@ -65,6 +74,19 @@ class Api:
         kind = self.catalog.named('namespaces')
         for name in NAMESPACES:
             await self.objects.create(kind, '', objects.decode({'metadata': {'name': name}}, kind, b''), Options())
+        for body in permissions.recorded() if self._rbac else ():
+            kind = self.catalog.of_object(body['apiVersion'], body['kind'])
+            place = body['metadata'].get('namespace', '')
+            await self.objects.create(kind, place, objects.decode(body, kind, b''), Options())
+        self._controllers.aggregate_roles()
+
+    def user_of(self, token: str) -> User | None:
+        """Whom a token belongs to; None if it is not known, has expired, or its service account is gone."""
+        user = self._tokens.lookup(token)
+        if user is None or not user.uid or (place := users.split_account(user.name)) is None:
+            return user
+        account = self.storage.table('', 'serviceaccounts').get(*place)
+        return user if account is not None and account.uid == user.uid else None
 
     def document(self, path: str, accept: str, address: str) -> Response:
         """The answer to everything that is not about objects: health, versions, discovery, OpenAPI."""
@@ -164,7 +186,7 @@ class Api:
     async def _special(self, kind: Kind, place: Place, seen: SeenRequest, options: Options) -> tuple[int, bytes]:
         namespace, name = place.namespace, place.name
         if kind.table is None:
-            answer = subresources.review(kind, _decoded(seen, kind), options.user, self._lookup)
+            answer = self._reviews.answer(kind, namespace, _decoded(seen, kind), options.user)
             return 201, orjson.dumps(answer)
         match place.subresource, place.verb:
             case 'scale', 'get':
@@ -173,8 +195,8 @@ class Api:
                 change = functools.partial(_changed, seen, kind)
                 return 200, orjson.dumps(await self._scales.change(kind, namespace, name, change, options))
             case 'token', _:
-                self.objects.get(kind, namespace, name)
-                answer = subresources.token_request(namespace, name, _decoded(seen, kind), self._issue)
+                account = kind.body(self.objects.get(kind, namespace, name))
+                answer = subresources.token_request(namespace, account, _decoded(seen, kind), self._tokens)
                 return 201, orjson.dumps(answer)
             case 'eviction', _:
                 await self.objects.delete(kind, namespace, name, options)

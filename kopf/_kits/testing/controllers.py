@@ -8,13 +8,14 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Hashable
 
-from kopf._kits.testing import crds, objects, schemas
+from kopf._kits.testing import crds, objects, permissions, roles, schemas
 from kopf._kits.testing.kinds import VERBS, Body, Catalog, Kind
 from kopf._kits.testing.rest import Objects
-from kopf._kits.testing.storage import Change, Record, Storage, Table
+from kopf._kits.testing.storage import Change, Record, Storage, Table, TableName
 
 #: How long watches go on when their CRD is gone: as on a real server, so that clients learn it from the CRD first.
 STREAMS_OUTLIVE = 1.0
+ROLES = TableName(permissions.GROUP, 'clusterroles')
 FOREGROUND, ORPHAN = 'foregroundDeletion', 'orphan'
 _ENDING = tuple(verb for verb in VERBS if verb != 'create')
 
@@ -34,6 +35,8 @@ class Controllers:
 
     def _observe(self, table: Table, change: Change) -> None:
         record = change.record
+        if table.name == ROLES:
+            self._later(self._aggregate_roles, ROLES)
         if table.name == (crds.GROUP, crds.PLURAL):
             self._crd_changed(table, change)
         elif table.name == ('', 'namespaces') and record.deleting and change.type != 'DELETED':
@@ -54,7 +57,7 @@ class Controllers:
             self._later(self._foreground, record.uid)
             self._later(self._orphan, record.uid)
 
-    def _later(self, work: Callable[..., None], subject: Hashable) -> None:
+    def _later(self, work: Callable[..., object], subject: Hashable) -> None:
         key = (work.__name__, subject)
         if key in self._scheduled:
             return
@@ -157,6 +160,22 @@ class Controllers:
         body['spec'] = {}
         finalizers = body['metadata'].get('finalizers')
         self._storage.commit(namespaces, 'MODIFIED' if finalizers else 'DELETED', body)
+
+    # -- Roles
+
+    def aggregate_roles(self) -> None:
+        """Give the roles that are made of others their rules, until nothing changes any more."""
+        while self._aggregate_roles(ROLES):
+            pass
+
+    def _aggregate_roles(self, name: TableName) -> bool:
+        table, changed = self._storage.table(*name), False
+        every = [record.body() for record in table.records()]
+        for body in every:
+            if body.get('aggregationRule') and (rules := roles.aggregated(body, every)) != (body.get('rules') or []):
+                self._storage.commit(table, 'MODIFIED', {**body, 'rules': rules})
+                changed = True
+        return changed
 
     # -- Garbage
 

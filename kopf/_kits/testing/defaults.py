@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from kopf._kits.testing import crds, statuses
+from kopf._kits.testing import crds, roles, statuses
 from kopf._kits.testing.kinds import Body, Kind
 from kopf._kits.testing.statuses import Cause
 
@@ -56,6 +56,8 @@ def apply(body: Body, kind: Kind) -> None:
             body['metadata'].setdefault('labels', {})['kubernetes.io/metadata.name'] = body['metadata'].get('name', '')
         case 'services':
             _complete_service(body)
+        case 'roles' | 'clusterroles' | 'rolebindings' | 'clusterrolebindings':
+            roles.complete(body, kind)
         case 'deployments' | 'statefulsets' | 'replicasets' | 'replicationcontrollers':
             _spec(body).setdefault('replicas', 1)
         case 'jobs':
@@ -99,6 +101,8 @@ def problems(body: Body, kind: Kind) -> Iterator[Cause]:
             if namespace != own and (namespace or own != 'default'):
                 yield statuses.value_invalid('involvedObject.namespace', f'"{namespace}"',
                                              'does not match event.namespace')
+        case 'roles' | 'clusterroles' | 'rolebindings' | 'clusterrolebindings':
+            yield from roles.problems(body, kind)
         case 'pods':
             if not (body.get('spec') or {}).get('containers'):
                 yield statuses.value_required('spec.containers')

@@ -164,7 +164,10 @@ class Connection(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.setdefault(name.decode('latin-1').lower(), value.decode('utf-8', 'surrogateescape'))
+        key, text = name.decode('latin-1').lower(), value.decode('utf-8', 'surrogateescape')
+        if key in self._headers and key.startswith('impersonate-'):  # The only ones that are repeated; as lines.
+            text = f'{self._headers.pop(key)}\n{text}'
+        self._headers.setdefault(key, text)
 
     def on_headers_complete(self) -> None:
         if self._headers.get('expect', '').lower() == '100-continue' and self._transport is not None:

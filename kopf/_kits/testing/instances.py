@@ -29,13 +29,14 @@ class Instance:
     def __init__(
             self, *, port: int = 0, kubeconfig: str | os.PathLike[str] | None = None,
             crds: Iterable[Source] = (), loads: Iterable[Source] = (), history: int = 2000,
-            audit: str | os.PathLike[str] | None = None,
+            audit: str | os.PathLike[str] | None = None, rbac: bool = False,
     ) -> None:
         self._port = port
         self._crds = list(crds)
         self._loads = list(loads)
-        self.server = Server(history=history, audit=audit)
+        self.server = Server(history=history, audit=audit, rbac=rbac)
         self.door = Door(self.server.api)
+        self._others: list[tempfile.TemporaryDirectory[str]] = []
         self._folder = None if kubeconfig is not None else tempfile.mkdtemp(prefix='kopf-sandbox-')
         self.kubeconfig = Path(kubeconfig) if kubeconfig is not None else Path(self._folder or '', 'kubeconfig')
 
@@ -55,6 +56,8 @@ class Instance:
     async def stop(self) -> None:
         """Close everything; the kubeconfig is removed unless its place was given."""
         await self.server.stop()
+        for folder in self._others:
+            folder.cleanup()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -69,21 +72,31 @@ class Instance:
                 errno.EEXIST, f'not a kubeconfig of a sandbox, and so not overwritten: {self.kubeconfig}')
 
     def _write(self) -> None:
+        self._write_to(self.kubeconfig, self.server.token)
+
+    def write_kubeconfig(self, token: str) -> Path:
+        """One more kubeconfig, with another token; it is removed in the end."""
+        self._others.append(tempfile.TemporaryDirectory(prefix='kopf-sandbox-'))
+        path = Path(self._others[-1].name, 'kubeconfig')
+        self._write_to(path, token)
+        return path
+
+    def _write_to(self, path: Path, token: str) -> None:
         """Written anew and moved into place, so that nobody reads half a file."""
         authority = base64.b64encode(self.server.authority.certificate).decode()
         config = {
             'apiVersion': 'v1', 'kind': 'Config', 'current-context': 'sandbox',
             'clusters': [{'name': 'sandbox', 'cluster': {
                 'server': self.server.url, 'certificate-authority-data': authority}}],
-            'users': [{'name': 'sandbox', 'user': {'token': self.server.token}}],
+            'users': [{'name': 'sandbox', 'user': {'token': token}}],
             'contexts': [{'name': 'sandbox', 'context': {
                 'cluster': 'sandbox', 'user': 'sandbox', 'namespace': 'default'}}],
         }
-        self.kubeconfig.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=self.kubeconfig.parent, prefix='.kubeconfig-')
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix='.kubeconfig-')
         with os.fdopen(handle, 'wb') as file:
             file.write(orjson.dumps(config, option=orjson.OPT_INDENT_2) + b'\n')
-        os.replace(name, self.kubeconfig)
+        os.replace(name, path)
 
 
 class Runner:

@@ -26,13 +26,16 @@ from kopf._kits.testing.sandbox import Sandbox
 _IN_CLUSTER = ('KUBERNETES_SERVICE_HOST', 'KUBERNETES_SERVICE_PORT')
 
 
-def serve(*, port: int, kubeconfig: str | None, crds: Collection[str], loads: Collection[str]) -> None:
+def serve(
+        *, port: int, kubeconfig: str | None, rbac: bool, crds: Collection[str], loads: Collection[str],
+) -> None:
     """
     Run a sandbox until SIGINT or SIGTERM; the parameters are those of `Sandbox`.
 
     :raises click.ClickException: if it does not start; the message says why.
     """
-    with _ended_by_signals(), _started(Sandbox(port=port, kubeconfig=kubeconfig, crds=crds, loads=loads)):
+    with _ended_by_signals(), _started(
+            Sandbox(port=port, kubeconfig=kubeconfig, rbac=rbac, crds=crds, loads=loads)):
         threading.Event().wait()
 
 

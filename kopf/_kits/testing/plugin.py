@@ -22,11 +22,21 @@ if TYPE_CHECKING:
     from kopf._kits.testing.sandbox import Sandbox
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known."""
+    config.addinivalue_line('markers', 'kopf_sandbox(**options): the options of the sandbox for this test')
+
+
 @pytest.fixture
-def kopf_sandbox(monkeypatch: pytest.MonkeyPatch) -> 'Iterator[Sandbox]':
-    """An empty embedded Kubernetes API of its own; ``$KUBECONFIG`` points to it for the time of the test."""
+def kopf_sandbox(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 'Iterator[Sandbox]':
+    """
+    An empty embedded Kubernetes API of its own; ``$KUBECONFIG`` points to it for the time of the test.
+
+    The options of `Sandbox` are those of the marker: ``@pytest.mark.kopf_sandbox(rbac=True)``.
+    """
     from kopf._kits.testing.sandbox import Sandbox
-    with Sandbox() as sandbox:
+    marker = request.node.get_closest_marker('kopf_sandbox')
+    with Sandbox(**(marker.kwargs if marker is not None else {})) as sandbox:
         monkeypatch.setenv('KUBECONFIG', str(sandbox.kubeconfig))
         yield sandbox
 

@@ -11,10 +11,11 @@ from typing import Any, Protocol
 
 import orjson
 
-from kopf._kits.testing import clocks, crds, objects, patches, statuses
+from kopf._kits.testing import clocks, crds, objects, patches, permissions, roles, statuses
 from kopf._kits.testing.kinds import Body, Catalog, Kind
 from kopf._kits.testing.selectors import Selector
 from kopf._kits.testing.storage import Record, Storage
+from kopf._kits.testing.users import User
 
 ATTEMPTS = 6
 MERGE_PATCH = 'application/merge-patch+json'
@@ -28,12 +29,11 @@ CREATED_ON_UPDATE = frozenset({
     'clusterroles', 'clusterrolebindings', 'runtimeclasses',
 })
 
-
-@dataclasses.dataclass(frozen=True)
-class User:
-    """Who asks."""
-    name: str = 'sandbox'
-    groups: tuple[str, ...] = ('system:masters', 'system:authenticated')
+#: Kinds of which the deletion is answered with the object itself.
+RETURNED_ON_DELETION = frozenset({
+    'csidrivers', 'csinodes', 'namespaces', 'persistentvolumeclaims', 'persistentvolumes', 'pods', 'podtemplates',
+    'resourcequotas', 'serviceaccounts', 'services', 'storageclasses', 'volumeattachments', 'volumeattributesclasses',
+})
 
 
 @dataclasses.dataclass(slots=True)
@@ -74,6 +74,13 @@ class Review:
     options: Options
 
 
+class Guard(Protocol):
+    """Who may give permissions away; see `kopf._kits.testing.roles`."""
+
+    def check(self, kind: Kind, namespace: str, body: Body, old: Body | None, user: User) -> None:
+        """Refuse the object if its author may not write it."""
+
+
 Change = Callable[[Body], Body]
 Revise = Callable[[Body], Awaitable[Body]]
 
@@ -81,10 +88,13 @@ Revise = Callable[[Body], Awaitable[Body]]
 class Objects:
     """The door to single objects; answers are JSON texts in the version of the kind that was asked for."""
 
-    def __init__(self, storage: Storage, catalog: Catalog, admission: Admission) -> None:
+    def __init__(
+            self, storage: Storage, catalog: Catalog, admission: Admission, guard: Guard | None = None,
+    ) -> None:
         self._storage = storage
         self._catalog = catalog
         self._admission = admission
+        self._guard = guard
 
     def get(self, kind: Kind, namespace: str, name: str) -> Record:
         """The object; 404 if there is none."""
@@ -101,6 +111,8 @@ class Objects:
         self._tidy(body, kind, options)
         objects.prepare_new(body, kind, str(uuid.uuid4()))
         name = body['metadata'].get('name', '')
+        if self._guard is not None:
+            self._guard.check(kind, namespace, body, None, options.user)
         if self._admission.concerns(kind, 'CREATE', ''):
             review = Review(kind, 'CREATE', '', namespace, name, body, None, options)
             body = await self._admit(review)
@@ -192,7 +204,7 @@ class Objects:
             self._storage.commit(kind.store, 'MODIFIED', body)
         if not held:
             change = self._storage.commit(kind.store, 'DELETED', body)
-            if kind.plural in ('pods', 'services', 'namespaces'):
+            if kind.plural in RETURNED_ON_DELETION:
                 return kind.raw(change.record)
             return statuses.success(kind.group, kind.plural, record.name, record.uid)
         if record.deleting:
@@ -234,6 +246,8 @@ class Objects:
             self._tidy(body, kind, options)
             objects.prepare_changed(body, old, kind, subresource)
             body['metadata']['resourceVersion'] = old['metadata']['resourceVersion']
+            if self._guard is not None:
+                self._guard.check(kind, namespace, body, old, options.user)
             if self._admission.concerns(kind, 'UPDATE', subresource):
                 body = await self._admit(Review(kind, 'UPDATE', subresource, namespace, name, body, old, options))
                 if kind.store.get(namespace, name) is not record:
@@ -284,6 +298,7 @@ class Objects:
         if old is not None:
             causes += objects.change_problems(body, old)
             causes += objects.meta_problems(body['metadata']) if kind.custom else ()
+            causes += roles.change_problems(body, old, kind) if kind.group == permissions.GROUP else ()
         if causes:
             raise statuses.invalid(kind.group, kind.name, body['metadata'].get('name', ''), causes)
 

@@ -2,12 +2,14 @@
 From a URL to what is meant by it: the kind, the namespace, the name, the subresource, and the verb.
 """
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from urllib.parse import unquote
 
 from kopf._kits.testing import statuses
 from kopf._kits.testing.discovery import SUBRESOURCES
 from kopf._kits.testing.kinds import Catalog, Kind
+from kopf._kits.testing.permissions import Attributes
 
 ONE = {'GET': 'get', 'HEAD': 'get', 'PUT': 'update', 'PATCH': 'patch', 'DELETE': 'delete'}
 ALL = {'GET': 'list', 'HEAD': 'list', 'POST': 'create', 'DELETE': 'deletecollection'}
@@ -49,6 +51,18 @@ def locate(method: str, path: str, query: Mapping[str, str]) -> Place:
     if place.verb == 'list' and watch:
         place.verb = 'watch'
     return place
+
+
+def attributes(place: Place | None, method: str, path: str, query: Mapping[str, str]) -> Attributes:
+    """What a request is to those who decide on it: before anybody knows whether there is such a resource."""
+    if place is None or not place.plural:
+        return Attributes(method.lower(), path=path)
+    verb, name = place.verb or {'POST': 'create'}.get(method, ONE.get(method, method.lower())), place.name
+    namespace = place.namespace or (place.name if place.plural == 'namespaces' else '')
+    if verb in ('list', 'watch', 'deletecollection'):
+        names = re.findall(r'(?:^|,)metadata\.name==?([^,]+)', query.get('fieldSelector', ''))
+        name = names[0] if len(names) == 1 else name
+    return Attributes(verb, place.group, place.plural, place.subresource, namespace, name)
 
 
 def resolve(catalog: Catalog, place: Place, method: str) -> Kind:

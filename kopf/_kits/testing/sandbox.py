@@ -12,13 +12,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from kopf._kits.testing import users
 from kopf._kits.testing.certificates import Pair
 from kopf._kits.testing.doors import Door, Predicate, ResourceName
 from kopf._kits.testing.faults import Faults, SeenRequest
 from kopf._kits.testing.instances import Instance, Runner
 from kopf._kits.testing.kinds import Bodies, Body
 from kopf._kits.testing.manifests import Source, each
-from kopf._kits.testing.rest import User
+from kopf._kits.testing.users import User
 
 
 class _Common:
@@ -60,11 +61,25 @@ class _Common:
     def issue_token(self, user: str, groups: Sequence[str] = (), *, token: str = '') -> str:
         """A token (a random one unless given) by which a client is this user of these groups."""
         server = self._runner.instance.server
-        return server.call(lambda: server.issue_token(User(user, (*groups, 'system:authenticated')), token))
+        return server.call(lambda: server.issue_token(_user(user, groups), token))
+
+    def kubeconfig_for(self, user: str, groups: Sequence[str] = ()) -> Path:
+        """
+        A kubeconfig by which a client is this user of these groups; the file is removed when the sandbox ends.
+
+        The user ``system:serviceaccount:NAMESPACE:NAME`` is in the groups of service accounts, too.
+        """
+        instance = self._runner.instance
+        return instance.server.call(lambda: instance.write_kubeconfig(instance.server.issue_token(_user(user, groups))))
 
     def client_certificate(self, user: str = 'sandbox', groups: Sequence[str] = ('system:masters',)) -> Pair:
         """A certificate and a key, both as PEM, by which a client is this user of these groups."""
         return self._runner.instance.server.authority.client(user, tuple(groups))
+
+
+def _user(name: str, groups: Sequence[str]) -> User:
+    place = users.split_account(name)
+    return User(name, (*groups, *(users.account_groups(place[0]) if place else (users.AUTHENTICATED,))))
 
 
 class AsyncSandbox(_Common):
@@ -143,7 +158,8 @@ class Sandbox(_Common):
     ``crds`` and ``loads`` are applied at the start, in this order: files, folders, texts of YAML, or dicts. ``port``
     is a free one by default; ``kubeconfig`` is where that file is written (by default a temporary folder, removed in
     the end). ``history`` is how many changes of each resource are remembered for watches; ``audit`` is a file that
-    gets a line for each request, in the format of Kubernetes' audit log.
+    gets a line for each request, in the format of Kubernetes' audit log. With ``rbac``, roles and bindings decide who
+    may do what, as in a real cluster; otherwise everybody may do everything.
 
     Refused requests raise `Refusal` with ``code``, ``reason`` and ``message``; a port that is taken, or
     a ``kubeconfig`` that is not of a sandbox, raises OSError; objects that cannot be applied at the start raise
@@ -159,10 +175,11 @@ class Sandbox(_Common):
             kubeconfig: str | os.PathLike[str] | None = None,
             history: int = 2000,
             audit: str | os.PathLike[str] | None = None,
+            rbac: bool = False,
     ) -> None:
         super().__init__(Runner(lambda: Instance(
             port=port, kubeconfig=kubeconfig, crds=each(crds), loads=each(loads), history=history,
-            audit=audit)))
+            audit=audit, rbac=rbac)))
         self.aio = AsyncSandbox(self._runner)
 
     def __enter__(self) -> Self:

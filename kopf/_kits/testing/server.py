@@ -15,15 +15,17 @@ from typing import Any, TypeVar
 
 import orjson
 
-from kopf._kits.testing import routes, statuses, subresources, watching
+from kopf._kits.testing import permissions, routes, statuses, users, watching
 from kopf._kits.testing.api import Api, json_response, text_response
 from kopf._kits.testing.audits import AuditLog
 from kopf._kits.testing.certificates import Authority
 from kopf._kits.testing.exchanges import Connection, Dropped, Listener, Request, Response
 from kopf._kits.testing.faults import REASONS, Controls, Fault, Faults, SeenRequest
+from kopf._kits.testing.impersonation import Impersonation
 from kopf._kits.testing.kinds import Kind
-from kopf._kits.testing.rest import Options, User
+from kopf._kits.testing.rest import Options
 from kopf._kits.testing.routes import Place
+from kopf._kits.testing.users import Tokens, User
 
 T = TypeVar('T')
 
@@ -33,7 +35,6 @@ HOST = '127.0.0.1'
 ADMIN = '/_sandbox/'
 MAX_BODY = 3 * 1024 * 1024
 CACHING = ('Cache-Control', 'no-cache, private')
-OPEN_PATHS = frozenset({'/healthz', '/livez', '/readyz', '/version'})
 
 
 class Server(Controls):
@@ -41,19 +42,23 @@ class Server(Controls):
     The server; see `kopf.testing.Sandbox` for the door to it.
 
     ``history`` is the number of changes that are remembered a resource, ``log`` that of requests; ``audit`` is a file
-    for the audit log, if there is to be one.
+    for the audit log, if there is to be one. With ``rbac``, roles and bindings decide who may do what.
     """
 
-    def __init__(self, *, history: int = 2000, log: int = 5000, audit: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+            self, *, history: int = 2000, log: int = 5000, audit: str | os.PathLike[str] | None = None,
+            rbac: bool = False,
+    ) -> None:
         self._audit = AuditLog(audit) if audit is not None else None
         self.authority = Authority()
         self.faults = Faults(self)
         self.requests: deque[SeenRequest] = deque(maxlen=log)
         self.port = 0
         self.on_token: Callable[[], None] = lambda: None
-        self._tokens: dict[str, User] = {}
-        self.api = Api(history=history, lookup=self._tokens.get, issue=self.issue_token)
-        self.token = self.issue_token(User())
+        self._tokens = Tokens()
+        self.api = Api(history=history, tokens=self._tokens, rbac=rbac)
+        self._impersonation = Impersonation(self.api.authorizer)
+        self.token = self._tokens.issue(User())
         self._streams: set[Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -130,7 +135,7 @@ class Server(Controls):
     def expire_tokens(self) -> None:
         """Replace the token."""
         self._tokens.clear()
-        self.token = self.issue_token(User())
+        self.token = self._tokens.issue(User())
         self.on_token()
 
     async def refuse_connections(self, seconds: float | None = None) -> None:
@@ -184,7 +189,7 @@ class Server(Controls):
     async def _answer(self, request: Request, seen: SeenRequest, options: Options) -> Response | None:
         path = seen.path
         if path.startswith(ADMIN):
-            self._authenticate(request, seen)
+            self._identify(request, seen, None)
             return self._administer(request, path.removeprefix(ADMIN))
         place = None
         if path.startswith(('/api/', '/apis/')):
@@ -197,7 +202,7 @@ class Server(Controls):
         self.requests.append(seen)
         if (rule := self.faults.take(seen)) is not None:
             await _suffer(rule)
-        options.user = self._authenticate(request, seen)
+        options.user = self._identify(request, seen, place)
         accept = request.headers.get('accept', '')
         if place is None or not place.plural:
             return self.api.document(path.rstrip('/') or '/', accept, f'{HOST}:{self.port}')
@@ -264,24 +269,15 @@ class Server(Controls):
 
     def issue_token(self, user: User, token: str = '') -> str:
         """Let whoever shows the token (a random one if empty) be that user; returns the token."""
-        token = token or subresources.new_token()
-        self._tokens[token] = user
-        return token
+        return self._tokens.issue(user, token)
 
-    def _authenticate(self, request: Request, seen: SeenRequest) -> User:
-        scheme, _, token = request.headers.get('authorization', '').partition(' ')
-        user = None
-        if scheme:
-            user = self._tokens.get(token.strip()) if scheme.lower() == 'bearer' else None
-            if user is None:
-                raise statuses.unauthorized()
-        elif certificate := request.certificate:
-            user = _certified(certificate)
-        if user is None:
-            user = User('system:anonymous', ('system:unauthenticated',))
-            if seen.path.rstrip('/') not in OPEN_PATHS:
-                raise _anonymous(seen)
+    def _identify(self, request: Request, seen: SeenRequest, place: Place | None) -> User:
+        """Who asks, or whom they act for; 401 and 403 if they are not known or may not do it."""
+        user = users.authenticate(request.headers, request.certificate, self.api.user_of)
+        attributes = routes.attributes(place, seen.method, seen.path, seen.query)
+        user = self._impersonation.act_as(user, request.headers, attributes)
         seen.user = user.name
+        permissions.check(self.api.authorizer, user, attributes)
         return user
 
     # The admin endpoint: what `Faults` and the log of requests are for Python, for all others.
@@ -342,23 +338,6 @@ def _refusal(rule: Fault) -> statuses.Refusal:
 async def _nothing() -> AsyncIterator[bytes]:
     return
     yield
-
-
-def _certified(certificate: Mapping[str, Any]) -> User:
-    pairs = [pair for group in certificate.get('subject', ()) for pair in group]
-    name = next((value for key, value in pairs if key == 'commonName'), '')
-    groups = tuple(value for key, value in pairs if key == 'organizationName')
-    return User(name, (*groups, 'system:authenticated'))
-
-
-def _anonymous(seen: SeenRequest) -> statuses.Refusal:
-    if not seen.resource:
-        return statuses.Refusal(403, 'Forbidden', 'forbidden: User "system:anonymous" cannot '
-                                                  f'{seen.method.lower()} path "{seen.path}"', {})
-    scope = f'in the namespace "{seen.namespace}"' if seen.namespace else 'at the cluster scope'
-    return statuses.forbidden(seen.group, seen.resource, seen.name,
-                              f'User "system:anonymous" cannot {seen.verb} resource "{seen.resource}" in API group '
-                              f'"{seen.group}" {scope}')
 
 
 def _seconds(body: bytes) -> float:

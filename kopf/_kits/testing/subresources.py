@@ -1,68 +1,39 @@
 """
-Questions and views that are not objects of their own: reviews of access and tokens, scales, tokens of accounts.
-
-Everything is allowed to everybody who has credentials; the reviews say so.
+Views of objects that are not objects of their own: scales, and tokens of service accounts.
 """
-import secrets
+import dataclasses
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kopf._kits.testing import clocks, statuses, tables
+from kopf._kits.testing import clocks, statuses, tables, users
 from kopf._kits.testing.kinds import Body, Kind
-from kopf._kits.testing.rest import Objects, Options, User
+from kopf._kits.testing.rest import Objects, Options
+from kopf._kits.testing.reviews import AUDIENCE
+from kopf._kits.testing.users import Tokens
 
-#: Which user a token belongs to, or None if it is not known; and how to issue one.
-Lookup = Callable[[str], User | None]
-Issue = Callable[[User], str]
-
-READABLE = ['/api', '/api/*', '/apis', '/apis/*', '/healthz', '/livez', '/openapi', '/openapi/*', '/readyz', '/version',
-            '/version/']
+#: The shortest time that a token can be asked for, in seconds.
+SHORTEST = 600
 
 
-def review(kind: Kind, body: Any, user: User, lookup: Lookup) -> Body:
-    """The answer to an object that is a question."""
-    asked: Mapping[str, Any] = body if isinstance(body, dict) else {}
-    spec = asked.get('spec') or {}
-    status: dict[str, Any] = {'allowed': True, 'reason': 'the sandbox allows everything'}
-    match kind.plural:
-        case 'selfsubjectreviews':
-            status = {'userInfo': _user_info(user)}
-        case 'tokenreviews':
-            known = lookup(str(spec.get('token', '')))
-            status = {'user': {}, 'error': 'invalid bearer token'}
-            if known is not None:
-                status = {'authenticated': True, 'user': _user_info(known)}
-        case 'selfsubjectrulesreviews':
-            status = {
-                'resourceRules': [{'verbs': ['*'], 'apiGroups': ['*'], 'resources': ['*']}],
-                'nonResourceRules': [{'verbs': ['*'], 'nonResourceURLs': ['*']},
-                                     {'verbs': ['get'], 'nonResourceURLs': READABLE}],
-                'incomplete': False,
-            }
-    answer: Body = {'kind': kind.name, 'apiVersion': kind.api_version, 'metadata': {}}
-    if kind.plural != 'selfsubjectreviews':
-        answer['spec'] = spec
-    return {**answer, 'status': status}
-
-
-def token_request(namespace: str, name: str, body: Any, issue: Issue) -> Body:
+def token_request(namespace: str, account: Body, body: Any, tokens: Tokens) -> Body:
     """A token for a service account."""
     asked: Mapping[str, Any] = body if isinstance(body, dict) else {}
+    meta = account['metadata']
     seconds = (asked.get('spec') or {}).get('expirationSeconds') or 3600
-    account = f'system:serviceaccount:{namespace}:{name}'
-    groups = ('system:serviceaccounts', f'system:serviceaccounts:{namespace}', 'system:authenticated')
-    token = issue(User(account, groups))
+    for wrong, word in ((seconds < SHORTEST, 'less than 10 minutes'), (seconds > 2**32, 'larger than 2^32 seconds')):
+        if wrong:
+            raise statuses.invalid('authentication.k8s.io', 'TokenRequest', '', [statuses.value_invalid(
+                'spec.expirationSeconds', str(seconds), f'may not specify a duration {word}')])
+    user = users.service_account(namespace, meta['name'], meta['uid'])
+    user = dataclasses.replace(user, extra={users.CREDENTIAL: [f'JTI={uuid.uuid4()}']})
     return {
         'kind': 'TokenRequest', 'apiVersion': 'authentication.k8s.io/v1',
-        'metadata': {'name': name, 'namespace': namespace, 'creationTimestamp': clocks.now()},
-        'spec': {'audiences': ['https://kubernetes.default.svc'], 'expirationSeconds': seconds, 'boundObjectRef': None},
-        'status': {'token': token, 'expirationTimestamp': clocks.after(seconds)},
+        'metadata': {'name': meta['name'], 'namespace': namespace, 'uid': meta['uid'],
+                     'creationTimestamp': clocks.now()},
+        'spec': {'audiences': [AUDIENCE], 'expirationSeconds': seconds, 'boundObjectRef': None},
+        'status': {'token': tokens.issue(user, seconds=seconds), 'expirationTimestamp': clocks.after(seconds)},
     }
-
-
-def new_token() -> str:
-    """A token that nobody can guess."""
-    return secrets.token_urlsafe(24)
 
 
 class Scales:
@@ -110,6 +81,3 @@ class Scales:
             'spec': {'replicas': next(tables.find(body, kind.scale['spec']), 0)}, 'status': status,
         }
 
-
-def _user_info(user: User) -> dict[str, Any]:
-    return {'username': user.name, 'groups': list(user.groups)}
