@@ -31,6 +31,8 @@ class ApiClient:
     """
     The client of the Kubernetes API; an async context manager.
 
+    When it is closed, all that is in flight fails with `errors.APIConnectionError`, as does what waits for its turn.
+
     Args:
         vault: where credentials come from and where the refused ones are reported to.
         settings: the settings, mostly ``settings.networking``.
@@ -43,6 +45,7 @@ class ApiClient:
         self._retired: set[sessions.Session] = set()
         self._gates: dict[str, pacing.Gate] = {}  # by server
         self._default_namespace: str | None = None
+        self._closed = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -53,6 +56,7 @@ class ApiClient:
             exc: BaseException | None,
             traceback: TracebackType | None,
     ) -> None:
+        self._closed = True
         everything = [*self._sessions.values(), *self._retired]
         self._sessions.clear()
         self._retired.clear()
@@ -223,6 +227,8 @@ class ApiClient:
 
     async def _acquire(self) -> sessions.Session:
         key, info = await self._vault.select()
+        if self._closed:
+            raise errors.APIConnectionError(f"The client of the server {info.server} is closed.")
         session = self._sessions.get(key)
         if session is not None and session.info is info:
             session.users += 1

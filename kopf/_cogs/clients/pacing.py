@@ -15,6 +15,7 @@ import logging
 from collections.abc import Iterator
 
 from kopf._cogs.aiokits.lanes import Lanes
+from kopf._cogs.clients import errors
 from kopf._cogs.configs.configuration import OperatorSettings
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,8 @@ def background(yielding: bool = True) -> Iterator[None]:
 class Gate:
     """The entrance to one server; all methods are for the event loop only."""
 
-    __slots__ = ('_count', '_held_until', '_loop', '_server', '_settings', '_timer', '_tokens', '_updated', '_waiting')
+    __slots__ = ('_closing', '_count', '_held_until', '_loop', '_server', '_settings', '_timer', '_tokens', '_updated',
+                 '_waiting')
 
     def __init__(self, server: str, settings: OperatorSettings) -> None:
         self._server = server
@@ -51,9 +53,16 @@ class Gate:
         self._updated = self._loop.time()
         self._held_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._closing: asyncio.Future[None] = self._loop.create_future()
 
     async def enter(self) -> bool:
-        """Wait until a request can be made; tell if there was a wait. To be followed by `leave`."""
+        """
+        Wait until a request can be made; tell if there was a wait. To be followed by `leave`.
+
+        Raises:
+            errors.APIConnectionError: if the gate is closed, before or meanwhile.
+        """
+        self._check_open()
         if not self._waiting and self._count < self._limit and self._delay() <= 0:
             self._take()
             return False
@@ -63,10 +72,10 @@ class Gate:
         try:
             await future
         except asyncio.CancelledError:
-            if future.done() and not future.cancelled():
-                self.leave()  # admitted at the very moment when it is not needed any more
-            else:
+            if not future.done() or future.cancelled():
                 self._waiting.discard(future)
+            elif future.exception() is None:
+                self.leave()  # admitted at the very moment when it is not needed any more
             raise
         return True
 
@@ -77,12 +86,19 @@ class Gate:
             self._admit()
 
     async def pass_by(self) -> bool:
-        """Wait until a stream can be opened; tell if there was a wait. Streams do not count as requests in flight."""
+        """
+        Wait until a stream can be opened; tell if there was a wait. Streams do not count as requests in flight.
+
+        Raises:
+            errors.APIConnectionError: if the gate is closed, before or meanwhile.
+        """
+        self._check_open()
         waited, delay = False, self._delay()
         self._tokens -= 1  # at once: those who queue would take all of them while this one sleeps
         try:
             while delay > 0:
-                await asyncio.sleep(delay)
+                await asyncio.wait({self._closing}, timeout=delay)
+                self._check_open()
                 waited, delay = True, self._held_until - self._loop.time()
         except asyncio.CancelledError:
             self._tokens += 1
@@ -99,10 +115,23 @@ class Gate:
         self._held_until = max(self._held_until, now + seconds)
 
     def close(self) -> None:
-        """Leave no timer behind."""
+        """Let nobody in any more, those who wait included; leave no timer behind."""
+        if not self._closing.done():
+            self._closing.set_result(None)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        while self._waiting:
+            future, _ = self._waiting.pop()
+            if not future.done():
+                future.set_exception(self._make_error())
+
+    def _check_open(self) -> None:
+        if self._closing.done():
+            raise self._make_error()
+
+    def _make_error(self) -> errors.APIConnectionError:
+        return errors.APIConnectionError(f"The client of the server {self._server} is closed.")
 
     @property
     def _limit(self) -> int:

@@ -148,11 +148,11 @@ class DirectSession(Session):
     """A session on connections of our own: the usual one."""
 
     def __init__(self, key: credentials.VaultKey, info: credentials.ConnectionInfo) -> None:
-        from kopf._cogs.clients import connections
+        from kopf._cogs.clients import pools
         super().__init__(key, info)
         if not self.server.isascii() or not self.server.isprintable() or ' ' in self.server:
             raise ValueError("only ASCII characters without spaces are possible in the address")
-        parts, host, port = connections.split_url(self.server)
+        parts, host, port = pools.split_url(self.server)
         self._prefix = parts.path
         self._host = parts.netloc
         self._headers = Headers(info)
@@ -160,7 +160,7 @@ class DirectSession(Session):
         self._version = self._headers.version
         context = info.as_ssl_context() if parts.scheme == 'https' else None
         hostname = (info.tls_server_name or host).rstrip('.') if context is not None else None
-        self._pool = connections.Pool(connections.Origin(host, port, context, hostname), keepalive=KEEPALIVE)
+        self._pool = pools.Pool(pools.Origin(host, port, context, hostname), keepalive=KEEPALIVE)
 
     async def close(self) -> None:
         self._pool.close()

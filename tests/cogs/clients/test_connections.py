@@ -4,38 +4,10 @@ import asyncio
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies
 
-from kopf._cogs.clients.connections import Connection, ConnectionLost, Origin, Pool
+from kopf._cogs.clients.connections import Connection
 
 OK = b'HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok'
 REQUEST = b'GET /x HTTP/1.1\r\nHost: h\r\n\r\n'
-
-
-class RawServer:
-    """Answers the requests of all connections with what is scripted: bytes to be sent one after another, or actions."""
-
-    def __init__(self):
-        self.scripts = []
-        self.connections = []  # the numbers of requests in each
-        self.received = []
-
-    async def serve(self, reader, writer):
-        self.connections.append(0)
-        number = len(self.connections) - 1
-        try:
-            while True:
-                self.received.append(await reader.readuntil(b'\r\n\r\n'))
-                self.connections[number] += 1
-                for step in self.scripts.pop(0) if self.scripts else [OK]:
-                    if isinstance(step, bytes):
-                        writer.write(step)
-                        await writer.drain()
-                        await asyncio.sleep(0)
-                    elif await step(writer):
-                        return
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            writer.transport.close()
 
 
 async def close(writer):
@@ -46,24 +18,6 @@ async def close(writer):
 async def reset(writer):
     writer.transport.abort()
     return True
-
-
-@pytest.fixture
-async def server():
-    server = RawServer()
-    async with await asyncio.start_server(server.serve, '127.0.0.1', 0) as listener:
-        server.port = listener.sockets[0].getsockname()[1]
-        yield server
-        listener.close()
-        if hasattr(listener, 'close_clients'):
-            listener.close_clients()
-
-
-@pytest.fixture
-async def pool(server):
-    pool = Pool(Origin('127.0.0.1', server.port, None, None), keepalive=30)
-    yield pool
-    pool.close()
 
 
 def get(pool, *, repeatable=True):
@@ -84,11 +38,11 @@ async def until(predicate):
     ([b'HTTP/1.1 100 Continue\r\n\r\n', OK], b'ok'),
     ([b'HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n' + OK], b'ok'),
 ])
-async def test_connections_are_kept(server, pool, steps, body):
-    server.scripts = [steps, steps]
+async def test_connections_are_kept(raw_server, pool, steps, body):
+    raw_server.scripts = [steps, steps]
     assert (await get(pool)).body == body
     assert (await get(pool)).body == body
-    assert server.connections == [2]
+    assert raw_server.connections == [2]
 
 
 @pytest.mark.parametrize('steps', [
@@ -96,15 +50,15 @@ async def test_connections_are_kept(server, pool, steps, body):
     [b'HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok', close],
     [b'HTTP/1.1 200 OK\r\n\r\no', b'k', close],  # the end of the body is the end of the connection
 ])
-async def test_connections_are_not_kept_if_the_server_says_so(server, pool, steps):
-    server.scripts = [steps, steps]
+async def test_connections_are_not_kept_if_the_server_says_so(raw_server, pool, steps):
+    raw_server.scripts = [steps, steps]
     assert (await get(pool)).body == b'ok'
     assert (await get(pool)).body == b'ok'
-    assert server.connections == [1, 1]
+    assert raw_server.connections == [1, 1]
 
 
-async def test_status_and_headers(server, pool):
-    server.scripts = [[b'HTTP/1.1 429 Too Many\r\nretry-after: 5\r\nX-ONE: 1\r\nContent-Length: 0\r\n\r\n']]
+async def test_status_and_headers(raw_server, pool):
+    raw_server.scripts = [[b'HTTP/1.1 429 Too Many\r\nretry-after: 5\r\nX-ONE: 1\r\nContent-Length: 0\r\n\r\n']]
     response = await get(pool)
     assert response.status == 429
     assert response.as_mapping() == {'Retry-After': '5', 'X-One': '1', 'Content-Length': '0'}
@@ -119,41 +73,19 @@ async def test_status_and_headers(server, pool):
     [b'220 mail.example.com ESMTP\r\n'],
     [b'HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n'],
 ])
-async def test_broken_responses(server, pool, steps):
-    server.scripts = [steps, steps]
+async def test_broken_responses(raw_server, pool, steps):
+    raw_server.scripts = [steps, steps]
     with pytest.raises(ConnectionError):
         await get(pool, repeatable=False)
-    server.scripts = []
+    raw_server.scripts = []
     assert (await get(pool)).body == b'ok'  # the next request is not affected
 
 
-async def test_requests_are_repeated_if_old_connections_are_closed_meanwhile(server, pool):
-    await get(pool)
-    server.scripts = [[close]]
-    assert (await get(pool)).body == b'ok'
-    assert server.connections == [2, 1]
-
-
-async def test_writes_are_not_repeated(server, pool):
-    await get(pool)
-    server.scripts = [[close]]
-    with pytest.raises(ConnectionLost) as e:
-        await get(pool, repeatable=False)
-    assert e.value.early
-
-
-async def test_requests_are_not_repeated_on_new_connections(server, pool):
-    server.scripts = [[close], [close]]
-    with pytest.raises(ConnectionLost):
-        await get(pool)
-    assert server.connections == [1]
-
-
-async def test_unexpected_data_close_the_connection(server, pool):
-    server.scripts = [[OK + b'HTTP/1.1 408 Request Timeout\r\n\r\n'], [OK]]
+async def test_unexpected_data_close_the_connection(raw_server, pool):
+    raw_server.scripts = [[OK + b'HTTP/1.1 408 Request Timeout\r\n\r\n'], [OK]]
     assert (await get(pool)).body == b'ok'
     assert (await get(pool)).body == b'ok'
-    assert server.connections == [1, 1]
+    assert raw_server.connections == [1, 1]
 
 
 HUGE = REQUEST.replace(b'\r\n\r\n', b'\r\nContent-Length: 20000000\r\n\r\n') + b'x' * 20_000_000
@@ -172,79 +104,24 @@ async def half_close(writer):
     [b'HTTP/1.1 413 Large\r\nContent-Length: 2\r\n\r\nno', never],
     [b'HTTP/1.1 413 Large\r\nConnection: close\r\n\r\nno', half_close],
 ])
-async def test_requests_that_are_answered_before_they_are_read(server, pool, steps):
-    server.scripts = [steps]
+async def test_requests_that_are_answered_before_they_are_read(raw_server, pool, steps):
+    raw_server.scripts = [steps]
     async with asyncio.timeout(5):
         response = await pool.request(HUGE, connect_timeout=5, repeatable=False)
         assert (response.status, response.body) == (413, b'no')
         assert (await get(pool)).body == b'ok'
-    assert server.connections == [1, 1]
+    assert raw_server.connections == [1, 1]
 
 
-async def test_old_connections_that_are_being_closed_are_not_used(server, pool):
-    async def close_soon(writer):
-        asyncio.get_running_loop().call_later(0.01, writer.close)
-
-    server.scripts = [[OK, close_soon]]
-    await get(pool)
-    await asyncio.sleep(0.1)
-    assert (await get(pool, repeatable=False)).body == b'ok'
-    assert server.connections == [1, 1]
-
-
-async def test_closed_pools_open_nothing(server, pool):
-    await get(pool)
-    _, stream = await pool.stream(REQUEST, connect_timeout=5, total_timeout=None)
-    opening = asyncio.create_task(pool.stream(REQUEST, connect_timeout=5, total_timeout=None))
-    await asyncio.sleep(0)
-    pool.close()
-    for wait in [get(pool), opening]:
-        with pytest.raises(ConnectionError):
-            await wait
-    while await stream.read():  # what has come before
-        pass
-
-
-async def test_parallel_requests_have_connections_of_their_own(server, pool):
-    responses = await asyncio.gather(*[get(pool) for _ in range(5)])
-    assert [response.body for response in responses] == [b'ok'] * 5
-    assert server.connections == [1] * 5
-    for _ in range(5):
-        await get(pool)
-    assert sorted(server.connections) == [1, 1, 1, 1, 6]
-
-
-async def test_unused_connections_expire(server):
-    pool = Pool(Origin('127.0.0.1', server.port, None, None), keepalive=0.05)
-    await get(pool)
-    server.scripts = [[OK]]
-    await until(lambda: not pool._idle)
-    await get(pool)
-    assert server.connections == [1, 1]
-    pool.close()
-
-
-async def test_cancelled_requests_break_their_connections(server, pool):
-    server.scripts = [[b'HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\no']]
+async def test_cancelled_requests_break_their_connections(raw_server, pool):
+    raw_server.scripts = [[b'HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\no']]
     task = asyncio.create_task(get(pool))
-    await until(lambda: server.received)
+    await until(lambda: raw_server.received)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert (await get(pool)).body == b'ok'
-    assert server.connections == [1, 1]
-
-
-async def test_hosts_by_name(server):
-    pool = Pool(Origin('localhost', server.port, None, None), keepalive=30)  # which may also be ::1
-    assert (await get(pool)).body == b'ok'
-    pool.close()
-
-
-async def test_time_outs_of_connecting(server):
-    pool = Pool(Origin('192.0.2.1', 81, None, None), keepalive=30)  # nobody's address; either refused or silent
-    with pytest.raises(OSError):
-        await pool.request(REQUEST, connect_timeout=0.01, repeatable=True)
+    assert raw_server.connections == [1, 1]
 
 
 CHUNKED = b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n'
@@ -257,8 +134,8 @@ async def read_all(stream):
     return b''.join(result)
 
 
-async def test_streams(server, pool):
-    server.scripts = [[CHUNKED, b'4\r\nabc\n\r\n', b'4\r\ndef\n\r\n', b'0\r\n\r\n']]
+async def test_streams(raw_server, pool):
+    raw_server.scripts = [[CHUNKED, b'4\r\nabc\n\r\n', b'4\r\ndef\n\r\n', b'0\r\n\r\n']]
     response, stream = await pool.stream(REQUEST, connect_timeout=5, total_timeout=None)
     assert response.status == 200
     assert await read_all(stream) == b'abc\ndef\n'
@@ -271,8 +148,8 @@ async def test_streams(server, pool):
     [CHUNKED, b'4\r\nabc\n\r\n', reset],
     [CHUNKED, b'4\r\nabc\n\r\n', b'what?\r\n'],
 ])
-async def test_broken_streams_give_what_has_come_first(server, pool, steps):
-    server.scripts = [steps]
+async def test_broken_streams_give_what_has_come_first(raw_server, pool, steps):
+    raw_server.scripts = [steps]
     _, stream = await pool.stream(REQUEST, connect_timeout=5, total_timeout=None)
     data = b''
     with pytest.raises(ConnectionError):
@@ -282,19 +159,19 @@ async def test_broken_streams_give_what_has_come_first(server, pool, steps):
     stream.abort()
 
 
-async def test_streams_without_a_length_end_with_the_connection(server, pool):
-    server.scripts = [[b'HTTP/1.1 200 OK\r\n\r\nabc\n', b'def', close]]
+async def test_streams_without_a_length_end_with_the_connection(raw_server, pool):
+    raw_server.scripts = [[b'HTTP/1.1 200 OK\r\n\r\nabc\n', b'def', close]]
     _, stream = await pool.stream(REQUEST, connect_timeout=5, total_timeout=None)
     assert await read_all(stream) == b'abc\ndef'
 
 
-async def test_reads_can_be_cancelled_and_lose_nothing(server, pool):
+async def test_reads_can_be_cancelled_and_lose_nothing(raw_server, pool):
     go = asyncio.Event()
 
     async def wait(writer):
         await go.wait()
 
-    server.scripts = [[CHUNKED, wait, b'4\r\nabc\n\r\n', b'0\r\n\r\n']]
+    raw_server.scripts = [[CHUNKED, wait, b'4\r\nabc\n\r\n', b'0\r\n\r\n']]
     _, stream = await pool.stream(REQUEST, connect_timeout=5, total_timeout=None)
     for _ in range(3):
         with pytest.raises(TimeoutError):
@@ -303,18 +180,18 @@ async def test_reads_can_be_cancelled_and_lose_nothing(server, pool):
     assert await read_all(stream) == b'abc\n'
 
 
-async def test_streams_last_for_a_limited_time(server, pool):
+async def test_streams_last_for_a_limited_time(raw_server, pool):
     async def wait(writer):
         await asyncio.sleep(60)
 
-    server.scripts = [[CHUNKED, b'4\r\nabc\n\r\n', wait]]
+    raw_server.scripts = [[CHUNKED, b'4\r\nabc\n\r\n', wait]]
     _, stream = await pool.stream(REQUEST, connect_timeout=5, total_timeout=0.05)
     assert await stream.read() == b'abc\n'
     with pytest.raises(TimeoutError):
         await stream.read()
 
 
-async def test_streams_are_not_read_far_ahead_of_their_consumer(server, pool):
+async def test_streams_are_not_read_far_ahead_of_their_consumer(raw_server, pool):
     sent = []
 
     async def flood(writer):
@@ -324,7 +201,7 @@ async def test_streams_are_not_read_far_ahead_of_their_consumer(server, pool):
             sent.append(number)
         writer.write(b'0\r\n\r\n')
 
-    server.scripts = [[CHUNKED, flood]]
+    raw_server.scripts = [[CHUNKED, flood]]
     _, stream = await pool.stream(REQUEST, connect_timeout=5, total_timeout=None)
     count = -1
     while count != len(sent):  # until it stalls

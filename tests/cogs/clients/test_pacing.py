@@ -284,3 +284,45 @@ async def test_a_closed_client_leaves_no_timers(vault, server, settings):
         await asyncio.wait([task])
     handles = asyncio.get_running_loop()._scheduled
     assert not [handle for handle in handles if not handle.cancelled() and 'Gate' in repr(handle)]
+
+
+@pytest.mark.parametrize('passing_by', [False, True])
+@pytest.mark.looptime
+async def test_a_closed_gate_keeps_nobody_waiting(settings, passing_by):
+    gate = pacing.Gate('server', settings)
+    gate.hold(3600)
+    enter = gate.pass_by if passing_by else gate.enter
+    tasks = [asyncio.create_task(enter()) for _ in range(3)]
+    await asyncio.sleep(1)
+    gate.close()
+    tasks[0].cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(error) for error in results] == [asyncio.CancelledError] + [errors.APIConnectionError] * 2
+    with pytest.raises(errors.APIConnectionError, match='server is closed'):
+        await enter()
+    assert asyncio.get_running_loop().time() < 2
+
+
+async def test_a_closed_client_keeps_nobody_waiting(vault, server, settings):
+    settings.networking.error_backoffs = [0, 0]
+    settings.networking.max_connections = 1
+    coming, asked = asyncio.Event(), []
+
+    async def hang(request):
+        asked.append(request.path)
+        coming.set()
+        await asyncio.Event().wait()
+
+    server.add('GET', '/x', hang)
+    async with api.ApiClient(vault, settings) as client:
+        tasks = [asyncio.create_task(client.get_json('/x')) for _ in range(3)]  # in flight, and behind it
+        await coming.wait()
+    async with asyncio.timeout(5):
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        with pytest.raises(errors.APIConnectionError, match='is closed'):
+            await client.get_json('/x')
+        with pytest.raises(errors.APIConnectionError, match='is closed'):
+            async with client.stream('/x'):
+                pass
+    assert [type(error) for error in results] == [errors.APIConnectionError] * 3
+    assert asked == ['/x']

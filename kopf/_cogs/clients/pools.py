@@ -1,0 +1,187 @@
+"""
+Pools of connections with one server: they are opened when there is need, and kept for the next requests.
+
+A new connection costs more than several requests, so there is never one a request; and it must never be noticed that
+the server has closed an old one meanwhile. Proxies, and sessions with anything else inside, are not for here: see
+`aiosessions`.
+"""
+import asyncio
+import functools
+import ipaddress
+import socket
+import ssl
+import urllib.parse
+import weakref
+from typing import NamedTuple
+
+from kopf._cogs.clients.connections import Connection, ConnectionLost, Response
+
+# The delay until the next address of the same host is tried in parallel (seconds; RFC 8305, section 5).
+_NEXT_ADDRESS_DELAY = 0.25
+
+
+class Origin(NamedTuple):
+    """Where and how to connect."""
+    host: str
+    port: int
+    context: ssl.SSLContext | None
+    server_hostname: str | None
+
+
+class Pool:
+    """
+    The connections with one server.
+
+    Args:
+        origin: where to connect.
+        keepalive: for how long an unused connection is kept (seconds).
+    """
+
+    def __init__(self, origin: Origin, *, keepalive: float) -> None:
+        self._origin = origin
+        self._keepalive = keepalive
+        self._idle: list[Connection] = []  # the last used is the first to be used again, so that the others may expire
+        self._busy: set[Connection] = set()
+        self._streams: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._closed = False
+        self._sweeping: asyncio.TimerHandle | None = None
+
+    def close(self) -> None:
+        """Break off all connections, together with what is in flight; there can be no new ones."""
+        self._closed = True
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        for connection in (*self._idle, *self._busy, *self._streams):
+            connection.abort()
+        self._idle.clear()
+
+    async def request(self, data: bytes, *, connect_timeout: float | None, repeatable: bool) -> Response:
+        """
+        Send a request, get its response.
+
+        Args:
+            data: the whole request.
+            connect_timeout: the limit for a new connection if one is needed (seconds).
+            repeatable: whether it does no harm to send it again, if an old connection is closed at the same time.
+
+        Raises:
+            OSError: if the network or the server does not allow for that, time-outs of connecting included.
+        """
+        while True:
+            connection = self._take() or await self._connect(connect_timeout)
+            used = connection.used
+            self._busy.add(connection)
+            try:
+                response = await connection.request(data)
+            except ConnectionLost as e:
+                if used and e.early and repeatable:
+                    continue
+                raise
+            finally:
+                self._busy.discard(connection)
+            self._put(connection)
+            return response
+
+    async def stream(
+            self,
+            data: bytes,
+            *,
+            connect_timeout: float | None,
+            total_timeout: float | None,
+    ) -> tuple[Response, Connection]:
+        """
+        Open a stream on a connection of its own, which is then the caller's to abort.
+
+        Args:
+            data: the whole request.
+            connect_timeout: the limit for the new connection (seconds).
+            total_timeout: how long the stream may last (seconds).
+
+        Raises:
+            OSError: if the network or the server does not allow for that, time-outs of connecting included.
+        """
+        connection = await self._connect(connect_timeout)
+        self._streams.add(connection)
+        return await connection.stream(data, timeout=total_timeout), connection
+
+    def _take(self) -> Connection | None:
+        oldest = asyncio.get_running_loop().time() - self._keepalive
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable and connection.idle_since >= oldest:
+                return connection
+            connection.abort()
+        return None
+
+    def _put(self, connection: Connection) -> None:
+        if self._closed or not connection.reusable:
+            connection.abort()
+            return
+        loop = asyncio.get_running_loop()
+        connection.idle_since = loop.time()
+        self._idle.append(connection)
+        if self._sweeping is None:
+            self._sweeping = loop.call_later(self._keepalive, self._sweep)
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        oldest = loop.time() - self._keepalive
+        kept = [connection for connection in self._idle if connection.usable and connection.idle_since > oldest]
+        for connection in set(self._idle) - set(kept):
+            connection.abort()
+        self._idle = kept
+        self._sweeping = loop.call_later(self._keepalive, self._sweep) if kept else None
+
+    async def _connect(self, timeout: float | None) -> Connection:
+        host, port, context, hostname = self._origin
+        loop = asyncio.get_running_loop()
+        connection = Connection()
+        try:
+            self._check_open()
+            async with asyncio.timeout(timeout):
+                if _is_address(host):
+                    await loop.create_connection(lambda: connection, host, port, ssl=context, server_hostname=hostname)
+                else:
+                    sock = await _open_socket(host, port)
+                    await loop.create_connection(lambda: connection, sock=sock, ssl=context, server_hostname=hostname)
+            self._check_open()
+        except BaseException:
+            connection.abort()  # it can be there already when the wait for it is cancelled
+            raise
+        return connection
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConnectionAbortedError("The session is closed.")
+
+
+async def _open_socket(host: str, port: int) -> socket.socket:
+    """Connect to whichever address of the host answers first."""
+    import aiohappyeyeballs
+    try:
+        addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as e:  # e.g. a part of the name is too long
+        raise OSError(f"The host {host!r} is not a valid name: {e}") from e
+    return await aiohappyeyeballs.start_connection(addresses, happy_eyeballs_delay=_NEXT_ADDRESS_DELAY, interleave=1)
+
+
+@functools.cache
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def split_url(url: str) -> tuple[urllib.parse.SplitResult, str, int]:
+    """
+    Split the URL of a server to its parts, the host, and the port.
+
+    Raises:
+        ValueError: if there is no host, or the port is not a number.
+    """
+    parts = urllib.parse.urlsplit(url)
+    if not parts.hostname:
+        raise ValueError("no host in it")
+    return parts, parts.hostname, parts.port or (443 if parts.scheme == 'https' else 80)
