@@ -2,8 +2,9 @@
 Our membership in one peering object: telling the others that we are alive, and seeing who else is.
 
 The verdict follows from the records: whether this operator has to pause. It is reached at once when a record changes,
-and again when a record's lifetime ends. An operator that can't renew its own record in time pauses, too: the others
-must think that it is dead, and take over. Nothing is requested while the peering object is absent.
+and at the very moment when a record's lifetime ends, whatever is being requested meanwhile: at that moment, the next
+one begins to act, so nobody may go on for longer. An operator that can't renew its own record in time pauses, too:
+the others must think that it is dead, and take over. Nothing is requested while the peering object is absent.
 """
 import asyncio
 import contextlib
@@ -76,6 +77,7 @@ class Membership:
         self._expiry: float | None = None
         self._reason: object = None
         self._nudge = asyncio.Event()
+        self._alarm: asyncio.TimerHandle | None = None
 
     @property
     def mandatory(self) -> bool:
@@ -97,9 +99,7 @@ class Membership:
             self._version = (body.get('metadata') or {}).get('resourceVersion')
             status = body.get('status')
             self._read(status if isinstance(status, Mapping) else {}, first=first)
-        if self.known:
-            self._judge()
-        self._nudge.set()
+        self._reconsider()
 
     def settle(self) -> None:
         """Know that everything has been seen: if there was no such object, then there is none."""
@@ -142,6 +142,33 @@ class Membership:
 
     # What follows.
 
+    def _set_alarm(self, now: float) -> None:
+        """See to it that the next end of a lifetime is not missed."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        ends = [sighting.until for sighting in self._sightings.values()]
+        if self._expiry is not None:
+            ends.append(self._expiry)
+        end = min((end for end in ends if self._present and end > now), default=None)
+        self._alarm = None if end is None else asyncio.get_running_loop().call_at(end, self._note_end, end)
+
+    def _note_end(self, end: float) -> None:
+        now = asyncio.get_running_loop().time()
+        # Timers can be early by as much as the clock can't tell; there must be no doubt that it is over.
+        if self._expiry is not None and self._expiry <= end:
+            self._expiry = min(self._expiry, now)
+        for sighting in self._sightings.values():
+            if sighting.until <= end:
+                sighting.until = min(sighting.until, now)
+        self._reconsider()
+
+    def _reconsider(self) -> None:
+        if self.known:
+            self._judge()
+        else:
+            self._set_alarm(asyncio.get_running_loop().time())
+        self._nudge.set()
+
     def _judge(self) -> None:
         """Decide whether to pause, and why; tell about it if it has changed."""
         was = (self.known, self.paused)
@@ -163,6 +190,7 @@ class Membership:
         else:
             self._conclude(False, None)
         self.known = True
+        self._set_alarm(now)
         if (self.known, self.paused) != was:
             self._changed()
 
@@ -193,16 +221,20 @@ class Membership:
 
     async def run(self) -> None:
         """Keep our record alive, remove those of the dead, and see when they die; until cancelled."""
-        while True:
-            if self._present is not None:
-                if self._present:
-                    await self._care()
-                if not self.known:
-                    await self._take_over()
-                self._judge()
-                if self._present and not self._failing and self._get_notes() != self._told:
-                    continue
-            await self._rest()
+        try:
+            while True:
+                if self._present is not None:
+                    if self._present:
+                        await self._care()
+                    if not self.known:
+                        await self._take_over()
+                    self._judge()
+                    if self._present and not self._failing and self._get_notes() != self._told:
+                        continue
+                await self._rest()
+        finally:
+            if self._alarm is not None:
+                self._alarm.cancel()
 
     async def _rest(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -218,9 +250,6 @@ class Membership:
         if self._present:
             yield self._renewal
             yield self._removal
-            if self._expiry is not None:
-                yield self._expiry
-            yield from (sighting.until for sighting in self._sightings.values())
 
     async def _take_over(self) -> None:
         """Wait until those of lower priorities have stopped, or are dead, or do not tell: as other frameworks."""

@@ -1,4 +1,5 @@
 """Objects without a cluster: for tests in which the time is faked, so that there can be no network."""
+import asyncio
 import json
 import types
 
@@ -23,6 +24,7 @@ class PeeringApi:
         self.version = 1
         self.exists = True
         self.error = None
+        self.delay = 0
         self.patches = []
         self.observers = []
         self.namespaces = []
@@ -42,6 +44,7 @@ class PeeringApi:
         assert (method, content_type) == ('PATCH', 'application/merge-patch+json')
         patch = json.loads(payload)
         self.patches.append((path, patch))
+        await asyncio.sleep(self.delay)
         if self.error is not None:
             raise self.error
         if not self.exists:

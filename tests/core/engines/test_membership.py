@@ -29,11 +29,13 @@ def join(peering_api, peering_resource, settings):
     """Become a member, and let everything happen that happens without waiting."""
     @contextlib.asynccontextmanager
     async def join():
-        changes = []
+        def changed():
+            member.changes.append((member.known, member.paused))
+            member.verdicts.append((asyncio.get_running_loop().time(), member.paused))
+
         member = Membership(
-            peering_api, settings, resource=peering_resource, namespace='ns1', identity='me',
-            changed=lambda: changes.append((member.known, member.paused)))
-        member.changes = changes
+            peering_api, settings, resource=peering_resource, namespace='ns1', identity='me', changed=changed)
+        member.changes, member.verdicts = [], []
         peering_api.observers.append(member.see)
         task = asyncio.create_task(member.run())
         member.see(peering_api.body if peering_api.exists else None)
@@ -240,6 +242,24 @@ async def test_takeover_from_the_dead(peering_api, join):
         await passed(0.2)
         assert not member.paused
         assert 'boss' not in peering_api.status
+
+
+@pytest.mark.parametrize('delay', [0, 1, 9, 100])
+async def test_takeover_at_the_very_end_of_the_lifetime(peering_api, join, settings, delay):
+    settings.peering.lifetime = 1000
+    async with join() as member:
+        await passed(12.3)
+        peering_api.put(boss=record(priority=100))
+        peering_api.delay = delay  # however long the requests take that are made meanwhile
+        await passed(60.1)
+    assert member.verdicts == [(1000, False), (1012.3, True), (pytest.approx(1072.3, abs=1e-5), False)]
+
+
+async def test_pause_at_the_very_end_of_the_own_lifetime(peering_api, join):
+    async with join() as member:
+        peering_api.delay = 100
+        await passed(60.1)
+    assert member.verdicts == [(1000, False), (pytest.approx(1060, abs=1e-5), True)]
 
 
 @pytest.mark.parametrize('skew', [-10000, -61, 61, 10000])
