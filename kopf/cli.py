@@ -354,6 +354,7 @@ def _run_command(
 def launch() -> None:
     """Run the command line as a program of its own; raises `SystemExit`."""
     # What comes with events is freed without the collector, as it has no cycles. With the default thresholds, a third
-    # of the time of large lists goes into looking for some.
-    gc.set_threshold(50_000, 20, 20)
+    # of the time of large lists goes into looking for some. But handlers and their libraries do make cycles: so not
+    # too rarely either, or they pile up to megabytes, which are never given back to the system.
+    gc.set_threshold(10_000, 10, 10)
     main(prog_name='kopf')

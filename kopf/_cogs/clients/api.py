@@ -147,10 +147,13 @@ class ApiClient:
                 await self._release(session)
 
             # Nothing is held while waiting: neither a session, nor a place among the requests in flight.
-            if refusal is not None:
-                await self._replace(session, refusal)
-            elif failure is not None:
-                await attempts.wait(failure, method, session.server + query)
+            try:
+                if refusal is not None:
+                    await self._replace(session, refusal)
+                elif failure is not None:
+                    await attempts.wait(failure, method, session.server + query)
+            finally:
+                refusal = failure = None  # or else, this frame and their tracebacks would keep each other
 
     @contextlib.asynccontextmanager
     async def stream(
@@ -196,7 +199,10 @@ class ApiClient:
             finally:
                 await self._release(session)
             (logger or default_logger).debug("The stream needs other credentials: %r", refusal)
-            await self._replace(session, refusal)
+            try:
+                await self._replace(session, refusal)
+            finally:
+                del refusal  # or else, this frame and its traceback would keep each other
 
     async def _open(self, session: sessions.Session, query: str) -> sessions.Stream:
         networking, watching = self._settings.networking, self._settings.watching

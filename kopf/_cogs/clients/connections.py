@@ -44,7 +44,7 @@ class Connection(asyncio.Protocol):
         self.used = False
         self.idle_since = 0.0
         self._loop = asyncio.get_running_loop()
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._error: BaseException | None = None
@@ -130,11 +130,19 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Break off, without the ceremonies of TLS: they would outlive the session and the loop."""
+        self._break()
+        self._fail(ConnectionAbortedError("The connection is closed."))
+        # The former error refers to those who have got it, and they to the connection. Nobody but the garbage collector
+        # would ever free them, and it comes rarely: connections come and go, day after day.
+        self._error = ConnectionAbortedError("The connection is closed.")
+
+    def _break(self) -> None:
+        self._parser = None  # it refers to the connection, too
         if self._expiry is not None:
             self._expiry.cancel()
+            self._expiry = None
         if self._transport is not None:
             self._transport.abort()
-        self._fail(ConnectionAbortedError("The connection is closed."))
 
     async def _send(self, data: bytes) -> None:
         assert self._transport is not None
@@ -161,7 +169,7 @@ class Connection(asyncio.Protocol):
 
     def _expire(self) -> None:
         self._fail(TimeoutError("The stream has lasted for as long as it may."))
-        self.abort()
+        self._break()
 
     def _fail(self, error: BaseException) -> None:
         if self._error is None:
@@ -177,6 +185,8 @@ class Connection(asyncio.Protocol):
             transport.get_extra_info('socket').setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def data_received(self, data: bytes) -> None:
+        if self._parser is None:
+            return
         if self._complete or self._waiter is None and not self._streaming:  # e.g. the server says why it is leaving
             self.abort()
             return
@@ -184,7 +194,7 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as e:
             self._fail(ConnectionError(f"The response is not HTTP: {e}"))
-            self.abort()
+            self._break()
         if self._streaming:
             self._wake()
         if self._streaming and self._size > _READ_AHEAD and not self._paused and self._transport is not None:
@@ -223,6 +233,7 @@ class Connection(asyncio.Protocol):
         self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        assert self._parser is not None
         status = self._parser.get_status_code()
         if status < 200:  # the real response is yet to come
             self._headers = []
@@ -235,6 +246,7 @@ class Connection(asyncio.Protocol):
         self._size += len(body)
 
     def on_message_complete(self) -> None:
+        assert self._parser is not None
         if self._began:
             self._complete = True
             self._wake()

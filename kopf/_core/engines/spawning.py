@@ -131,6 +131,11 @@ class ObjectDaemons:
         return iter([daemon for daemon in self.known.values() if daemon is not None])
 
     @property
+    def alive(self) -> bool:
+        """Whether there are any that run, or wait for their time."""
+        return any(daemon is not None for daemon in self.known.values())
+
+    @property
     def holding(self) -> bool:
         """Whether the object must stay because of those that run."""
         return any(not daemon.abandoned for daemon in self)

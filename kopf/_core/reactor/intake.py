@@ -46,6 +46,10 @@ class ObjectSink(EventSink):
         """Know that something else is possible with the resource now; the handlers are the same."""
         raise NotImplementedError
 
+    def released(self, watch: ResourceWatch) -> None:
+        """Know that nobody works on the objects any more, after they were dropped: let go of everything."""
+        raise NotImplementedError
+
 
 class Indexation:
     """
@@ -215,6 +219,9 @@ class Intake(ObjectSink):
             self._discard(record)
         self._stop_waiting()
         self._sink.dropped(watch)
+
+    def released(self, watch: ResourceWatch) -> None:
+        self._sink.released(watch)
 
     def _stop_waiting(self) -> None:
         self._counting = False

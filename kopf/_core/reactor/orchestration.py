@@ -240,7 +240,7 @@ class Orchestrator:
             task.cancel()
             sink.dropped(watch)
             self._leaving[get_place(*scope)] = watch, self._tasks.create_task(
-                self._tools.workforce.release(watch.records.values()), name=f'end of {watch}')
+                self._release(watch, sink), name=f'end of {watch}')
         if self.peerings.paused != self._paused:
             self._paused = self.peerings.paused
             if self._paused:
@@ -288,6 +288,11 @@ class Orchestrator:
 
     def _run_watch(self, watch: ResourceWatch) -> asyncio.Task[None]:
         return self._tasks.create_task(watch.run(), name=f'watch of {watch}')
+
+    async def _release(self, watch: ResourceWatch, sink: ObjectSink) -> None:
+        """Let those who work on the objects finish; then, nothing is to be left of the watch."""
+        await self._tools.workforce.release(watch.records.values())
+        sink.released(watch)
 
     async def _succeed(self, watch: ResourceWatch, predecessor: ResourceWatch, leaving: asyncio.Task[None]) -> None:
         """Watch the objects from when nobody works on them any more, e.g. on another version of them."""

@@ -117,6 +117,13 @@ class Processor(ObjectSink):
             if record.daemons is not None:
                 record.daemons.forget()
 
+    def released(self, watch: ResourceWatch) -> None:
+        """Break what refers to each other: kinds and namespaces come and go, and nobody else would free it soon."""
+        self._spawner = None
+        for record in watch.records.values():
+            if record.daemons is not None and not record.daemons.alive:
+                record.daemons = None
+
     def _needs_work(self, record: ObjectRecord, event: RawEvent) -> bool:
         if not self._observing and not self.table.managing:
             return False
