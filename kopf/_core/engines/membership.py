@@ -153,14 +153,21 @@ class Membership:
         self._alarm = None if end is None else asyncio.get_running_loop().call_at(end, self._note_end, end)
 
     def _note_end(self, end: float) -> None:
+        self._reach(end)
+        self._reconsider()
+
+    def _reach(self, moment: float) -> None:
+        """Leave no doubt that it is as late as that: timers can be early, by as much as the clock can't tell."""
         now = asyncio.get_running_loop().time()
-        # Timers can be early by as much as the clock can't tell; there must be no doubt that it is over.
-        if self._expiry is not None and self._expiry <= end:
+        if self._renewal <= moment:
+            self._renewal = min(self._renewal, now)
+        if self._removal <= moment:
+            self._removal = min(self._removal, now)
+        if self._expiry is not None and self._expiry <= moment:
             self._expiry = min(self._expiry, now)
         for sighting in self._sightings.values():
-            if sighting.until <= end:
+            if sighting.until <= moment:
                 sighting.until = min(sighting.until, now)
-        self._reconsider()
 
     def _reconsider(self) -> None:
         if self.known:
@@ -243,7 +250,8 @@ class Membership:
             async with asyncio.timeout_at(moment):
                 await self._nudge.wait()
         except TimeoutError:
-            pass
+            if moment is not None:
+                self._reach(moment)
         self._nudge.clear()
 
     def _moments(self) -> Iterator[float]:

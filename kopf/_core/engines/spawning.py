@@ -157,6 +157,7 @@ class ObjectDaemons:
         """Know that the object is gone: whatever has been holding it."""
         self.gone = True
         self.stop(DaemonStoppingReason.RESOURCE_DELETED)
+        self._let_go()
 
     def renew(self, raw: RawBody, patch: Patch | None = None) -> bool:
         """
@@ -187,6 +188,12 @@ class ObjectDaemons:
         else:
             del self.known[key]
         self.notify(daemon)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Break what refers to each other when it is over: objects come and go, and nobody else would free it soon."""
+        if self.gone and not self.alive:
+            self.record.daemons = None
 
     def notify(self, daemon: Daemon) -> None:
         """Let the object be looked at, as a daemon does not hold it any more: it can be freed, or get a new daemon."""
