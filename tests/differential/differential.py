@@ -105,13 +105,14 @@ class Run:
         memories = [Memory(), Memory()]
         names = [normal.Names(managed=self._options.applies) for _ in memories]
         results = []
+        await self._twins.ask(Step("-", "GET", f"/api/v1/namespaces/{episode.namespace}", until=404), memories)
         for step in episode.steps():
             answers = await self._twins.ask(step, memories)
             bodies = [name.normal(answer.body) for name, answer in zip(names, answers, strict=True)]
             headers = [_headers(name, answer) for name, answer in zip(names, answers, strict=True)]
             result = Comparison(episode.name, step, answers, bodies, headers)
             results.append(result)
-            if not result.same_status and step.method != "GET" and step.target and any(
+            if not result.same_status and step.method != "GET" and step.target[:1] == "/" and any(
                     answer.status < 300 for answer in answers):
                 await self._forget(step.target, memories)
         for step in episode.cleanup():
@@ -131,6 +132,7 @@ async def prepare(twins: Twins) -> None:
     memories = [Memory(), Memory()]
     for body in worlds.DEFINITIONS:
         name = body["metadata"]["name"]
+        await _release(twins, f"/apis/{worlds.GROUP}/v1/{body['spec']['names']['plural']}")
         await twins.ask(Step("-", "DELETE", f"{base}/{name}"), memories)
         await twins.ask(Step("-", "GET", f"{base}/{name}", until=404), memories)
         for answer in await twins.ask(Step("-", "POST", base, body=body), memories):
@@ -139,6 +141,18 @@ async def prepare(twins: Twins) -> None:
         collection = f"/apis/{worlds.GROUP}/v1/{body['spec']['names']['plural']}"
         await twins.ask(Step("-", "GET", collection, until=200), memories)
     await asyncio.sleep(1)  # Until the last one is in the discovery, too.
+
+
+async def _release(twins: Twins, collection: str) -> None:
+    """Let go of what a run before, if it was broken off, has left with finalizers."""
+    for server in twins.servers:
+        listed = (await server.ask(Step("-", "GET", collection), Memory())).body
+        for item in listed.get("items", ()) if isinstance(listed, dict) else ():
+            meta = item["metadata"]
+            base, _, plural = collection.rpartition("/")
+            place = f"{base}/namespaces/{meta['namespace']}/{plural}" if "namespace" in meta else collection
+            await server.ask(Step("-", "PATCH", f"{place}/{meta['name']}", body={"metadata": {"finalizers": None}},
+                                  type="application/merge-patch+json"), Memory())
 
 
 def report(results: list[Comparison], options: argparse.Namespace) -> tuple[float, float]:

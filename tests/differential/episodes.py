@@ -6,6 +6,7 @@ servers are asked the same, whatever they say.
 import copy
 import json
 import random
+import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -137,7 +138,7 @@ class Episode:
         step = Step(f"create {resource.plural} {label}", "POST", resource.collection(self.namespace), params, body,
                     type)
         if isinstance(body, dict) and isinstance(body.get("metadata"), dict):
-            step.target = self._path(resource, str(body["metadata"].get("name")))
+            step.target = self._path(resource, urllib.parse.quote(str(body["metadata"].get("name")), safe=""))
         return step
 
     def _other_type(self, body: Body) -> tuple[str, str, Any]:
