@@ -19,6 +19,7 @@ import pathlib
 import re
 import sys
 import tempfile
+import urllib.parse
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
@@ -66,6 +67,17 @@ class Comparison:
             return list(normal.differences(*self.bodies))
         return [(f"header {key}", *pair) for key in HEADERS
                 if (pair := tuple(headers.get(key) for headers in self.headers))[0] != pair[1]]
+
+    def as_line(self) -> str:
+        """All of it, as a line of JSON."""
+        step = self.step
+        body = step.body.decode(errors="replace") if isinstance(step.body, bytes) else step.body
+        return json.dumps({
+            "episode": self.episode, "label": step.label, "method": step.method, "path": step.path,
+            "params": step.params, "accept": step.accept, "type": step.type, "body": body, "same_status": self.same_status, "same_body":
+            self.same_body, "statuses": [[answer.status, answer.reason, _message(answer)] for answer in self.answers],
+            "differences": [(path, _short(one), _short(other)) for path, one, other in self.differences()],
+        }, default=lambda _: "(given by the server)")
 
     def signature(self) -> str:
         """What the difference is, without the names."""
@@ -115,6 +127,8 @@ class Run:
             if not result.same_status and step.method != "GET" and step.target[:1] == "/" and any(
                     answer.status < 300 for answer in answers):
                 await self._forget(step.target, memories)
+        for collection in episode.collections():
+            await _release(self._twins, collection)
         for step in episode.cleanup():
             await self._twins.ask(step, memories)
         self.results += results
@@ -144,14 +158,17 @@ async def prepare(twins: Twins) -> None:
 
 
 async def _release(twins: Twins, collection: str) -> None:
-    """Let go of what a run before, if it was broken off, has left with finalizers."""
+    """Let go of what is held by finalizers."""
     for server in twins.servers:
         listed = (await server.ask(Step("-", "GET", collection), Memory())).body
         for item in listed.get("items", ()) if isinstance(listed, dict) else ():
-            meta = item["metadata"]
+            if not (meta := item["metadata"]).get("finalizers"):
+                continue
             base, _, plural = collection.rpartition("/")
-            place = f"{base}/namespaces/{meta['namespace']}/{plural}" if "namespace" in meta else collection
-            await server.ask(Step("-", "PATCH", f"{place}/{meta['name']}", body={"metadata": {"finalizers": None}},
+            inside = "namespace" in meta and "/namespaces/" not in collection
+            place = f"{base}/namespaces/{meta['namespace']}/{plural}" if inside else collection
+            path = f"{place}/{urllib.parse.quote(meta['name'])}"
+            await server.ask(Step("-", "PATCH", path, body={"metadata": {"finalizers": None}},
                                   type="application/merge-patch+json"), Memory())
 
 
@@ -212,6 +229,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--show", type=int, default=25, help="how many kinds of differences")
     parser.add_argument("--each", type=int, default=2, help="how many examples of each")
     parser.add_argument("--lines", type=int, default=3, help="how many differences of each example")
+    parser.add_argument("--output", type=pathlib.Path, help="a file for all differences, a line of JSON for each")
     parser.add_argument("--all", action="store_true", help="show all requests of the episode")
     parser.add_argument("--least", type=float, nargs=2, default=(0, 0), metavar=("STATUS", "BODY"),
                         help="fail below these shares, in percent")
@@ -236,6 +254,8 @@ async def main(options: argparse.Namespace) -> int:
         for number, result in enumerate(itertools.chain(results)):
             verdict = "ok " if result.same_body else "BAD"
             print(number, verdict, result.step.label, result.step, result.answers[REAL].status)
+    if options.output:
+        options.output.write_text("".join(f"{result.as_line()}\n" for result in results if result.differences()))
     print(f"seeds: {' '.join(map(str, seeds))}")
     status, body = report(results, options)
     print(f"\nagreement: status and reason {status:.2f} %, bodies {body:.2f} %")

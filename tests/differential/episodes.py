@@ -66,13 +66,14 @@ class Episode:
     def cleanup(self) -> Iterator[Step]:
         """Leave nothing behind."""
         for resource in self._resources:
-            selector = [("labelSelector", f"twins={self.name}")]
-            for name in self._models.get(resource, {}):
-                path = f"{resource.collection(self.namespace)}/{name}"
-                yield Step("-", "PATCH", path, body={"metadata": {"finalizers": None}}, type=MERGE, compared=False)
             if not resource.namespaced:
+                selector = [("labelSelector", f"twins={self.name}")]
                 yield Step("-", "DELETE", resource.collection(""), selector, compared=False)
         yield Step("-", "DELETE", f"/api/v1/namespaces/{self.namespace}", compared=False)
+
+    def collections(self) -> Iterator[str]:
+        """Where objects have been made."""
+        return (resource.collection(self.namespace) for resource in self._resources)
 
     # What the requests are about.
 

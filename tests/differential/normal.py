@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import yaml
+
 UID = re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b")
 TIME = re.compile(r"\b(\d{4})-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|( \+0000 UTC))(?: m=\+[0-9.]+)?")
 GENERATED = re.compile(r"\b(gen-(?:[a-z0-9]+-)*)[bcdfghjklmnpqrstvwxz2456789]{5}\b")
@@ -42,13 +44,15 @@ class Names:
 
     def _object(self, value: dict[str, Any]) -> dict[str, Any]:
         self._name_version(value)
+        if value.get("kind") == "APIResourceList":  # Those of definitions come in no order.
+            value = {**value, "resources": sorted(value["resources"], key=lambda item: str(item["name"]))}
         result = {}
         for key in sorted(value):
             item = value[key]
             if key == "managedFields" and not self._managed:
                 continue
             if key == "resourceVersion" and isinstance(item, str) and item.isdigit():
-                result[key] = self._versions.get(item, "<version>")
+                result[key] = self._versions.get(item, "<version>") if "uid" in value else "<version>"
             elif key == "continue" and item:
                 result[key] = "<token>"
             elif key == "nodePort" and isinstance(item, int) and 30000 <= item < 32768:
@@ -87,8 +91,10 @@ def _time(found: re.Match[str]) -> str:
     return "<microtime>" if found[2] else "<time>"
 
 
-def decoded(text: str) -> Any:
-    """The body of an answer: JSON, the lines of a watch, or text."""
+def decoded(text: str, content_type: str) -> Any:
+    """The body of an answer: JSON, YAML, the lines of a watch, or text."""
+    if content_type.startswith("application/yaml"):
+        return yaml.load(text, yaml.BaseLoader)
     try:
         return json.loads(text)
     except ValueError:

@@ -52,7 +52,8 @@ class Server:
                     step.method, url, data=data, headers=headers, allow_redirects=False,
                     skip_auto_headers=["Content-Type"], timeout=aiohttp.ClientTimeout(total=PATIENCE)) as response:
                 text = await response.text(errors="replace")
-                return Answer(response.status, normal.decoded(text), response.headers)
+                return Answer(
+                    response.status, normal.decoded(text, response.headers.get("Content-Type", "")), response.headers)
         except (aiohttp.ClientError, TimeoutError) as error:
             return Answer(0, f"{type(error).__name__}: {error}", {})
 

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from kopf._kits.testing import crds, roles, statuses
+from kopf._kits.testing import crds, defaulting, podspecs, roles, statuses
 from kopf._kits.testing.kinds import Body, Kind
 from kopf._kits.testing.statuses import Cause
 
@@ -58,16 +58,13 @@ def apply(body: Body, kind: Kind) -> None:
             _complete_service(body)
         case 'roles' | 'clusterroles' | 'rolebindings' | 'clusterrolebindings':
             roles.complete(body, kind)
-        case 'deployments' | 'statefulsets' | 'replicasets' | 'replicationcontrollers':
-            _spec(body).setdefault('replicas', 1)
-        case 'jobs':
-            for key in ('parallelism', 'completions'):
-                _spec(body).setdefault(key, 1)
         case 'mutatingwebhookconfigurations' | 'validatingwebhookconfigurations':
             for webhook in body.get('webhooks') or ():
                 _complete_webhook(webhook, kind)
             if not body.get('webhooks'):
                 body.pop('webhooks', None)
+        case _:
+            defaulting.apply(body, kind.plural)
 
 
 def begin(body: Body, kind: Kind) -> None:
@@ -76,17 +73,13 @@ def begin(body: Body, kind: Kind) -> None:
         case 'namespaces':
             body['spec'] = {'finalizers': ['kubernetes']}
             body['status'] = {'phase': 'Active'}
-        case 'pods':
-            body['status'] = {'phase': 'Pending', 'qosClass': 'BestEffort'}
-        case 'persistentvolumes' | 'persistentvolumeclaims':
-            body['status'] = {'phase': 'Pending'}
-        case 'services':
-            body['status'] = {'loadBalancer': {}}
         case crds.PLURAL:
             body['status'] = {}
             crds.complete(body)
-        case _ if 'status' in kind.subresources and not kind.custom and kind.plural != 'nodes':
-            body['status'] = {}
+        case _ if not kind.custom:
+            if 'status' in kind.subresources and kind.plural != 'nodes':
+                body['status'] = {}
+            defaulting.begin(body, kind.plural)
 
 
 def problems(body: Body, kind: Kind) -> Iterator[Cause]:
@@ -142,16 +135,31 @@ def _complete_webhook(webhook: dict[str, Any], kind: Kind) -> None:
 
 def _complete_service(body: Body) -> None:
     spec = _spec(body)
-    spec.setdefault('type', 'ClusterIP')
-    spec.setdefault('sessionAffinity', 'None')
-    for port in spec.get('ports') or ():
+    type = spec.setdefault('type', 'ClusterIP')
+    if spec.setdefault('sessionAffinity', 'None') == 'ClientIP':
+        config = spec.setdefault('sessionAffinityConfig', {'clientIP': {'timeoutSeconds': 10800}})
+        if isinstance(config, dict) and isinstance(config.setdefault('clientIP', {}), dict):
+            config['clientIP'].setdefault('timeoutSeconds', 10800)
+    for port in podspecs.maps(spec.get('ports')):
         port.setdefault('protocol', 'TCP')
         port.setdefault('targetPort', port.get('port'))
-    if spec['type'] != 'ExternalName' and not spec.get('clusterIP'):
-        meta = body['metadata']
-        number = zlib.crc32(f'{meta.get("namespace")}/{meta.get("name")}'.encode())
+    if type == 'ExternalName':
+        return
+    headless = spec.get('clusterIP') == 'None'
+    meta = body['metadata']
+    number = zlib.crc32(f'{meta.get("namespace")}/{meta.get("name")}'.encode())
+    if not spec.get('clusterIP'):
         spec['clusterIP'] = f'10.0.{number % 256}.{number // 256 % 254 + 1}'
-        spec['clusterIPs'] = [spec['clusterIP']]
+    spec.setdefault('clusterIPs', [spec['clusterIP']])
+    spec.setdefault('internalTrafficPolicy', 'Cluster')
+    spec.setdefault('ipFamilies', ['IPv4'])
+    spec.setdefault('ipFamilyPolicy', 'RequireDualStack' if headless and not spec.get('selector') else 'SingleStack')
+    if type in ('NodePort', 'LoadBalancer'):
+        spec.setdefault('externalTrafficPolicy', 'Cluster')
+        for index, port in enumerate(podspecs.maps(spec.get('ports'))):
+            port.setdefault('nodePort', 30000 + (number + index) % 2768)
+    if type == 'LoadBalancer':
+        spec.setdefault('allocateLoadBalancerNodePorts', True)
 
 
 def _spec(body: Body) -> dict[str, Any]:
