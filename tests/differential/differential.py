@@ -74,8 +74,9 @@ class Comparison:
         body = step.body.decode(errors="replace") if isinstance(step.body, bytes) else step.body
         return json.dumps({
             "episode": self.episode, "label": step.label, "method": step.method, "path": step.path,
-            "params": step.params, "accept": step.accept, "type": step.type, "body": body, "same_status": self.same_status, "same_body":
-            self.same_body, "statuses": [[answer.status, answer.reason, _message(answer)] for answer in self.answers],
+            "params": step.params, "accept": step.accept, "type": step.type, "body": body,
+            "same_status": self.same_status, "same_body": self.same_body,
+            "statuses": [[answer.status, answer.reason, _message(answer)] for answer in self.answers],
             "differences": [(path, _short(one), _short(other)) for path, one, other in self.differences()],
         }, default=lambda _: "(given by the server)")
 

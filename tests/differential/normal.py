@@ -44,7 +44,7 @@ class Names:
 
     def _object(self, value: dict[str, Any]) -> dict[str, Any]:
         self._name_version(value)
-        if value.get("kind") == "APIResourceList":  # Those of definitions come in no order.
+        if value.get("kind") == "APIResourceList" and "resources" in value:  # Those of definitions come in no order.
             value = {**value, "resources": sorted(value["resources"], key=lambda item: str(item["name"]))}
         result = {}
         for key in sorted(value):

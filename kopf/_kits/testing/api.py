@@ -13,14 +13,17 @@ import orjson
 from kopf._kits.testing import (
     defaults,
     forms,
+    jsontexts,
     listing,
     objects,
     openapi,
     patches,
     permissions,
     protobuf,
+    queries,
     rest,
     routes,
+    selectors,
     statuses,
     subresources,
     users,
@@ -135,11 +138,12 @@ class Api:
     def watch(self, kind: Kind, place: Place, seen: SeenRequest, accept: str) -> AsyncIterator[bytes]:
         """The stream of a watch."""
         form, _ = forms.negotiate(accept, seen.query)
-        options = listing.list_options(seen.query, _known_fields(kind), watch=True)
+        options = _list_options(kind, seen, watch=True)
         return watching.Watch(self.storage, kind, place.namespace, options, form).lines()
 
     async def act(self, kind: Kind, place: Place, seen: SeenRequest, accept: str, options: Options) -> Response:
         """Do what a request asks for (all verbs but watches), and answer it."""
+        queries.check_timeout(seen.query)
         form, syntax = forms.negotiate(accept, seen.query)
         _read_options(seen, place.verb, options)
         status = 200
@@ -150,7 +154,7 @@ class Api:
                 case 'get':
                     raw = form.object(kind, self.objects.get(kind, place.namespace, place.name))
                 case 'list':
-                    listed = listing.list_options(seen.query, _known_fields(kind), watch=False)
+                    listed = _list_options(kind, seen)
                     raw = listing.answer(self.storage, kind, place.namespace, listed, form)
                 case _:
                     status, raw = await self._write(kind, place, seen, options)
@@ -177,7 +181,7 @@ class Api:
                 answer = await self.objects.delete(kind, namespace, name, options)
                 return 200, answer if isinstance(answer, bytes) else orjson.dumps(answer)
         rest.decode_options(_decoded_options(seen), seen.query, options)
-        selected = listing.list_options(seen.query, _known_fields(kind), watch=False)
+        selected = _list_options(kind, seen)
         gone = await self.objects.delete_collection(kind, namespace, selected.selector, options)
         head = orjson.dumps({'kind': kind.list_kind, 'apiVersion': kind.api_version,
                              'metadata': {'resourceVersion': str(self.storage.version)}})
@@ -238,19 +242,21 @@ def _known_fields(kind: Kind) -> frozenset[str]:
     return frozenset() if kind.custom else frozenset(defaults.SELECTABLE.get(kind.plural, ()))
 
 
+def _list_options(kind: Kind, seen: SeenRequest, *, watch: bool = False) -> listing.ListOptions:
+    try:
+        return listing.list_options(seen.query, _known_fields(kind), watch=watch)
+    except selectors.UnknownField as error:
+        if kind.custom:
+            raise
+        complaint = defaults.COMPLAINTS.get(kind.plural, defaults.COMPLAINT)
+        raise statuses.bad_request(complaint.format(error.field)) from None
+
+
 def _read_options(seen: SeenRequest, verb: str, options: Options) -> None:
-    if verb not in ('create', 'update', 'patch', 'delete', 'deletecollection'):
-        return
-    name = {'create': 'CreateOptions', 'update': 'UpdateOptions', 'patch': 'PatchOptions'}.get(verb, 'DeleteOptions')
-    if dry_run := seen.query.get('dryRun'):
-        if dry_run != 'All':
-            raise statuses.invalid_options(name, statuses.value_unsupported('dryRun', f'["{dry_run}"]', ['"All"']))
-        options.dry_run = True
-    if validation := seen.query.get('fieldValidation'):
-        if validation not in ('Ignore', 'Strict', 'Warn'):
-            raise statuses.invalid_options(name, statuses.value_unsupported(
-                'fieldValidation', f'"{validation}"', ['""', '"Ignore"', '"Strict"', '"Warn"']))
-        options.field_validation = validation
+    if verb in queries.OPTIONS:
+        queries.check_write(verb, seen.query)
+        options.dry_run = 'dryRun' in seen.query
+        options.field_validation = seen.query.get('fieldValidation') or options.field_validation
 
 
 def _decoded(seen: SeenRequest, kind: Kind) -> Any:
@@ -262,22 +268,21 @@ def _decoded(seen: SeenRequest, kind: Kind) -> Any:
             f'the object provided is unrecognized (must be of type {kind.name}): {error} '
             f'({seen.body.hex()[:40]})') from None
     except ValueError as error:
-        excerpt = seen.body[:30].decode(errors='replace') or '<empty>'
         raise statuses.bad_request(
             f'the object provided is unrecognized (must be of type {kind.name}): couldn\'t get version/kind; json '
-            f'parse error: {_complaint(error)} ({excerpt})') from None
+            f'parse error: {error} ({jsontexts.excerpt(seen.body)})') from None
 
 
 def _decoded_options(seen: SeenRequest) -> Any:
     if not seen.body:
-        return {}
+        return None
     _check_media(seen, (*ACCEPTED, protobuf.MEDIA))
     try:
         return _load(seen.body, seen.content_type)
     except protobuf.ProtobufError as error:
         raise statuses.bad_request(str(error)) from None
     except ValueError as error:
-        raise statuses.bad_request(f'couldn\'t get version/kind; json parse error: {_complaint(error)}') from None
+        raise statuses.bad_request(f'couldn\'t get version/kind; json parse error: {error}') from None
 
 
 def _decoded_patch(seen: SeenRequest, kind: Kind) -> Any:
@@ -292,9 +297,9 @@ def _decoded_patch(seen: SeenRequest, kind: Kind) -> Any:
         case other if other not in PATCHES:
             raise statuses.unsupported_media(accepted)
     try:
-        return orjson.loads(seen.body)
+        return jsontexts.loads(seen.body)
     except ValueError as error:
-        raise statuses.bad_request(f'error decoding patch: {_complaint(error)}') from None
+        raise statuses.bad_request(f'error decoding patch: {error}') from None
 
 
 def _changed(seen: SeenRequest, kind: Kind, scale: Body) -> Body:
@@ -314,24 +319,7 @@ def _check_media(seen: SeenRequest, accepted: tuple[str, ...]) -> None:
         raise statuses.unsupported_media(accepted)
 
 
-def _complaint(error: ValueError) -> str:
-    """What is wrong with a JSON text, as Go says it."""
-    text, position = getattr(error, 'doc', None), getattr(error, 'pos', 0)
-    if text is None:
-        return str(error)
-    if position >= len(text) - 1:
-        return 'unexpected end of JSON input'
-    place = 'object key string' if 'string key' in str(error) else 'value'
-    return f"invalid character '{text[position]}' looking for beginning of {place}"
-
-
 def _load(body: bytes, content_type: str) -> Any:
     if content_type == protobuf.MEDIA:
         return protobuf.loads(body)
-    if content_type != 'application/yaml':
-        return orjson.loads(body)
-    import yaml
-    try:
-        return yaml.safe_load(body)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from None
+    return jsontexts.load_yaml(body) if content_type == 'application/yaml' else jsontexts.loads(body)

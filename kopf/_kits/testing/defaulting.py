@@ -11,7 +11,6 @@ from kopf._kits.testing import podspecs, quantities
 from kopf._kits.testing.podspecs import Fields, maps
 
 Body = dict[str, Any]
-RBAC = 'rbac.authorization.k8s.io'
 
 
 def apply(body: Body, plural: str) -> None:
@@ -202,18 +201,6 @@ def _event(body: Body, _: Fields) -> None:
         body.setdefault(key, '')
 
 
-def _role(body: Body, _: Fields) -> None:
-    body.setdefault('rules', None)
-
-
-def _binding(body: Body, _: Fields) -> None:
-    reference = _mapping(body, 'roleRef')
-    reference.setdefault('apiGroup', RBAC)
-    for subject in maps(body.get('subjects')):
-        if subject.get('kind') in ('User', 'Group'):
-            subject.setdefault('apiGroup', RBAC)
-
-
 def _policy(body: Body, spec: Fields) -> None:
     _mapping(spec, 'podSelector')
     if not spec.get('policyTypes'):
@@ -275,12 +262,11 @@ _COMPLETE: Mapping[str, Callable[[Body, Fields], None]] = {
     'pods': _pod, 'deployments': _deployment, 'statefulsets': _statefulset, 'daemonsets': _daemonset,
     'replicasets': _replicaset, 'replicationcontrollers': _replicationcontroller, 'jobs': _job, 'cronjobs': _cronjob,
     'podtemplates': _podtemplate, 'persistentvolumeclaims': _claim, 'persistentvolumes': _volume, 'nodes': _node,
-    'events': _event, 'roles': _role, 'clusterroles': _role, 'rolebindings': _binding, 'clusterrolebindings': _binding,
+    'events': _event,
     'networkpolicies': _policy, 'horizontalpodautoscalers': _autoscaler, 'endpointslices': _slice,
     'endpoints': _endpoints, 'priorityclasses': _priorityclass, 'storageclasses': _storageclass, 'leases': _spec_only,
     'poddisruptionbudgets': _spec_only, 'ingresses': _spec_only, 'ingressclasses': _spec_only,
 }
 _WITHOUT_SPEC = frozenset({
-    'events', 'roles', 'clusterroles', 'rolebindings', 'clusterrolebindings', 'endpointslices', 'endpoints',
-    'priorityclasses', 'storageclasses', 'podtemplates',
+    'events', 'endpointslices', 'endpoints', 'priorityclasses', 'storageclasses', 'podtemplates',
 })

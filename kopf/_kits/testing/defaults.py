@@ -31,6 +31,14 @@ SELECTABLE: Mapping[str, tuple[str, ...]] = {
 }
 
 
+#: The kinds with fields of their own, and what is said of the fields that they do not have.
+COMPLAINTS = dict.fromkeys(
+    ('pods', 'events', 'namespaces', 'secrets', 'nodes', 'services', 'replicationcontrollers',
+     'certificatesigningrequests'), 'field label not supported: {}') | {
+    'jobs': 'field label "{}" not supported for batchv1.Job'}
+COMPLAINT = '"{}" is not a known field selector: only "metadata.name", "metadata.namespace"'
+
+
 def fields_of(plural: str) -> Callable[[Mapping[str, Any]], Mapping[str, str]] | None:
     """A function that picks the selectable fields of an object, or None if the kind has none."""
     paths = SELECTABLE.get(plural)

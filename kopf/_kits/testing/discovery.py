@@ -3,6 +3,7 @@ Discovery: what is served, in the two forms that clients ask for: a document a v
 
 The documents are made once for each revision of the catalog.
 """
+import base64
 import hashlib
 from collections.abc import Callable
 from typing import Any
@@ -111,8 +112,8 @@ class Discovery:
             if kind.categories:
                 resource['categories'] = kind.categories
             if kind.table is not None:
-                digest = hashlib.sha256(f'{kind.group}/{kind.stored_version}/{kind.name}'.encode()).hexdigest()
-                resource['storageVersionHash'] = f'{digest[:11]}='
+                digest = hashlib.sha256(f'{kind.group}/{kind.stored_version}/{kind.name}'.encode()).digest()
+                resource['storageVersionHash'] = base64.b64encode(digest[:8]).decode()
             resources.append(resource)
             for name in sorted(kind.subresources):
                 verbs, spoken = SUBRESOURCES[name]

@@ -194,6 +194,9 @@ class Catalog:
         """The kind at that place of the URL; 404 in the form of a real server otherwise."""
         resources = self._kinds.get((group, version))
         if resources is None:
+            if any(known == group and any(not kind.custom for kind in kinds.values())
+                   for (known, _), kinds in self._kinds.items()):
+                raise statuses.no_resource()
             raise statuses.UnknownPath
         if (kind := resources.get(plural)) is None:
             if any(other.custom for other in resources.values()):

@@ -5,14 +5,14 @@ A continue token names the version of the first chunk, so that all chunks togeth
 the history goes back so far.
 """
 import base64
-import binascii
 import dataclasses
 import itertools
+import re
 from collections.abc import Iterable, Mapping
 
 import orjson
 
-from kopf._kits.testing import statuses
+from kopf._kits.testing import jsontexts, queries, statuses
 from kopf._kits.testing.forms import Form
 from kopf._kits.testing.kinds import Kind
 from kopf._kits.testing.selectors import Selector
@@ -40,17 +40,20 @@ class ListOptions:
 
 def list_options(params: Mapping[str, str], known: frozenset[str], *, watch: bool) -> ListOptions:
     """Decode the parameters; 400 and 422 as a real server."""
+    queries.integer(params, 'timeoutSeconds')
+    queries.integer(params, 'limit')
     options = ListOptions(
-        selector=Selector(params.get('labelSelector', ''), params.get('fieldSelector', ''), known=known),
-        limit=_integer(params.get('limit', '')), continued=params.get('continue', ''),
+        selector=Selector(params.get('labelSelector', ''), params.get('fieldSelector', ''), known=None),
+        limit=queries.integer(params, 'limit'), continued=params.get('continue', ''),
         version=params.get('resourceVersion', ''), match=params.get('resourceVersionMatch', ''),
-        initial_events=_boolean(params.get('sendInitialEvents')),
-        bookmarks=bool(_boolean(params.get('allowWatchBookmarks'))),
-        timeout=_integer(params.get('timeoutSeconds', '')),
+        initial_events=queries.boolean(params, 'sendInitialEvents'),
+        bookmarks=bool(queries.boolean(params, 'allowWatchBookmarks')),
+        timeout=queries.integer(params, 'timeoutSeconds'),
     )
     causes = list(_watch_causes(options) if watch else _list_causes(options))
     if causes:
         raise statuses.invalid_options('ListOptions', *causes)
+    options.selector.check_fields(known)
     return options
 
 
@@ -133,11 +136,27 @@ def _encode(version: int, start: str) -> str:
 
 
 def _decode(token: str) -> tuple[int, str]:
+    text = b''
     try:
-        decoded = orjson.loads(base64.urlsafe_b64decode(token + '=' * (-len(token) % 4)))
+        text = _decode_base64(token)
+        decoded = orjson.loads(text)
+        version = decoded.get('v', '') if isinstance(decoded, dict) else ''
+        if version != 'meta.k8s.io/v1':
+            raise ValueError(f'server does not recognize this encoded version {version}')
         return int(decoded['rv']), str(decoded['start']).removeprefix('/')
-    except (binascii.Error, ValueError, KeyError, TypeError):
-        raise statuses.bad_request('invalid continue token: continue key is not valid') from None
+    except (ValueError, KeyError, TypeError) as error:
+        why: object = error
+        if isinstance(error, orjson.JSONDecodeError):
+            why = jsontexts.complaint(text.decode(errors='replace'))
+        raise statuses.bad_request(f'invalid continue token: continue key is not valid: {why}') from None
+
+
+def _decode_base64(token: str) -> bytes:
+    wrong = re.search(r'[^A-Za-z0-9_-]', token)
+    if wrong is not None or len(token) % 4 == 1:
+        place = wrong.start() if wrong is not None else len(token) - 1
+        raise ValueError(f'illegal base64 data at input byte {place}')
+    return base64.urlsafe_b64decode(token + '=' * (-len(token) % 4))
 
 
 def _with_token(refusal: statuses.Refusal, token: str) -> statuses.Refusal:
@@ -149,19 +168,7 @@ def _with_token(refusal: statuses.Refusal, token: str) -> statuses.Refusal:
 def _asked(version: str) -> int:
     if not version:
         return 0
-    try:
+    if version.isascii() and version.isdigit():
         return int(version)
-    except ValueError:
-        raise statuses.bad_request(f'invalid resource version: resourceVersion: Invalid value: "{version}": '
-                                   f'strconv.ParseUint: parsing "{version}": invalid syntax') from None
-
-
-def _integer(text: str) -> int:
-    try:
-        return int(text or 0)
-    except ValueError:
-        raise statuses.bad_request(f'strconv.ParseInt: parsing "{text}": invalid syntax') from None
-
-
-def _boolean(text: str | None) -> bool | None:
-    return None if text is None else text.lower() not in ('0', 'false', 'f')
+    raise statuses.bad_request(f'invalid resource version: resourceVersion: Invalid value: "{version}": '
+                               f'strconv.ParseUint: parsing "{version}": invalid syntax')

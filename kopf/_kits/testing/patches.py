@@ -36,20 +36,25 @@ def apply(document: Any, operations: Sequence[Mapping[str, Any]]) -> Any:
     for operation in operations:
         try:
             _apply_one(root, operation)
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise PatchError(f'{operation.get("op")} {operation.get("path")}: {error}') from error
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+            raise PatchError(f'{operation}: {error}') from error
     return root['']
 
 
 def check_operations(value: Any) -> list[Mapping[str, Any]]:
     """The operations of a decoded JSON patch; 400 if it is something else."""
+    if value is None:
+        return []
     if not isinstance(value, list):
         raise statuses.bad_request('error decoding patch: json: cannot unmarshal '
                                    f'{json_type(value)} into Go value of type []handlers.jsonPatchOp')
     for item in value:
-        if not isinstance(item, Mapping):
+        if item is not None and not isinstance(item, Mapping):
             raise statuses.bad_request('error decoding patch: json: cannot unmarshal '
                                        f'{json_type(item)} into Go value of type handlers.jsonPatchOp')
+        if item and not isinstance(operation := item.get('op'), (str, type(None))):
+            raise statuses.bad_request('error decoding patch: json: cannot unmarshal '
+                                       f'{json_type(operation)} into Go struct field jsonPatchOp.op of type string')
     return value
 
 

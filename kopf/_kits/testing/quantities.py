@@ -1,7 +1,7 @@
 """
 Amounts of resources, as the API writes them: ``1024Mi`` is stored and sent as ``1Gi``, ``0.5`` as ``500m``.
 
-A quantity keeps its notation (decimal, binary, with an exponent) and gets the largest unit in which it is a whole number.
+A quantity keeps its notation (decimal, binary, with an exponent) and gets the largest unit in which it is whole.
 """
 import re
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ def amount(value: Any) -> Decimal:
     assert match is not None
     number, suffix = Decimal(match[1]), match[2]
     if suffix in _BINARY:
-        return number * 1024 ** _BINARY[suffix]
+        return number * Decimal(1024 ** _BINARY[suffix])
     return number.scaleb(_DECIMAL[suffix] if suffix in _DECIMAL else int(suffix[1:]))
 
 

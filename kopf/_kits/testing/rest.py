@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from kopf._kits.testing import clocks, crds, objects, patches, permissions, roles, statuses
+from kopf._kits.testing import clocks, crds, objects, patches, permissions, queries, roles, statuses
 from kopf._kits.testing.kinds import Body, Catalog, Kind
 from kopf._kits.testing.selectors import Selector
 from kopf._kits.testing.storage import Record, Storage
@@ -324,21 +324,13 @@ class Objects:
 
 def decode_options(body: Any, params: Mapping[str, str], options: Options) -> None:
     """Take over ``DeleteOptions``, from the body of a request or from its query; 4xx if they are wrong."""
-    given: Mapping[str, Any] = body if isinstance(body, dict) else {}
-    if given.get('kind', 'DeleteOptions') != 'DeleteOptions':
-        raise statuses.bad_request(f'no kind "{given["kind"]}" is registered for version "{given.get("apiVersion")}" '
+    if isinstance(body, dict) and body.get('kind', 'DeleteOptions') != 'DeleteOptions':
+        raise statuses.bad_request(f'no kind "{body["kind"]}" is registered for version "{body.get("apiVersion")}" '
                                    'in scheme "pkg/runtime/scheme.go:111"')
-    propagation = given.get('propagationPolicy') or params.get('propagationPolicy') or ''
-    if propagation not in ('', 'Foreground', 'Background', 'Orphan'):
-        raise statuses.invalid_options('DeleteOptions', statuses.value_unsupported(
-            'propagationPolicy', f'"{propagation}"', ['"Foreground"', '"Background"', '"Orphan"', '"nil"']))
-    options.propagation = propagation
-    if given.get('orphanDependents') or params.get('orphanDependents') == 'true':
-        options.propagation = 'Orphan'
-    preconditions = given.get('preconditions') or {}
-    options.uid = preconditions.get('uid') or ''
-    options.version = preconditions.get('resourceVersion') or ''
-    options.dry_run = options.dry_run or 'All' in (given.get('dryRun') or ())
+    given = queries.Deletion(body, params)
+    options.propagation = 'Orphan' if given.orphan else given.propagation or ''
+    options.uid, options.version = given.uid, given.version
+    options.dry_run = bool(given.dry_run)
 
 
 def _patched(new: Any, kind: Kind, namespace: str, name: str) -> Body:

@@ -37,7 +37,7 @@ def locate(method: str, path: str, query: Mapping[str, str]) -> Place:
     else:
         place.group = parts[1] if len(parts) > 1 else ''
         place.version, rest = parts[2] if len(parts) > 2 else '', parts[3:]
-    watch = query.get('watch', '').lower() in ('1', 'true', 't')
+    watch = query.get('watch', 'false').lower() not in ('0', 'false')
     if rest and rest[0] == 'watch':
         watch, rest = True, rest[1:]
     namespaced = len(rest) >= 3 and rest[0] == 'namespaces'
@@ -69,7 +69,9 @@ def resolve(catalog: Catalog, place: Place, method: str) -> Kind:
     """The kind that is meant; refused as a real server does if there is none, or not here, or not with this verb."""
     kind = catalog.find(place.group, place.version, place.plural)
     nowhere = statuses.UnknownPath() if kind.custom else statuses.no_resource()
-    if place.extra or bool(place.namespace) > kind.namespaced:
+    if method == 'HEAD' and not kind.custom:
+        raise statuses.no_method()
+    if place.extra and not kind.custom or bool(place.namespace) > kind.namespaced:
         raise nowhere
     if kind.namespaced and not place.namespace and kind.table is not None:
         if place.name:

@@ -11,6 +11,14 @@ from kopf._kits.testing import names, statuses
 from kopf._kits.testing.storage import Record
 
 
+class UnknownField(statuses.Refusal):
+    """Objects of this kind cannot be selected by that field."""
+
+    def __init__(self, field: str) -> None:
+        super().__init__(400, 'BadRequest', f'field label not supported: {field}')
+        self.field = field
+
+
 class Requirement(NamedTuple):
     """One condition of a label selector."""
     key: str
@@ -36,11 +44,24 @@ class Requirement(NamedTuple):
 
 
 class Selector:
-    """Both selectors of a request in one; ``metadata.name`` and ``metadata.namespace`` are known for all kinds."""
+    """
+    Both selectors of a request in one; ``metadata.name`` and ``metadata.namespace`` are known for all kinds.
 
-    def __init__(self, labels: str = '', fields: str = '', *, known: frozenset[str] = frozenset()) -> None:
+    The fields are checked at once, unless ``known`` is None: then by `check_fields` later.
+    """
+
+    def __init__(self, labels: str = '', fields: str = '', *, known: frozenset[str] | None = frozenset()) -> None:
         self._labels = parse_labels(labels)
-        self._fields = list(parse_fields(fields, known))
+        self._fields = list(parse_fields(fields))
+        if known is not None:
+            self.check_fields(known)
+
+    def check_fields(self, known: frozenset[str]) -> None:
+        """Refuse fields that are not known; the empty one of the empty value selects everything."""
+        for field, _, value in self._fields:
+            if field not in ('metadata.name', 'metadata.namespace') and field not in known and (field or value):
+                raise UnknownField(field)
+        self._fields = [item for item in self._fields if item[0] or item[2]]
 
     def __bool__(self) -> bool:
         return bool(self._labels or self._fields)
@@ -68,14 +89,12 @@ def parse_labels(text: str) -> list[Requirement]:
     return list(_Parser(text).requirements()) if text else []
 
 
-def parse_fields(text: str, known: frozenset[str]) -> Iterator[tuple[str, bool, str]]:
-    """The conditions of a field selector as field, equal or not, value; 400 for unknown fields."""
-    for term in filter(None, re.split(r'(?<!\\),', text)):
+def parse_fields(text: str) -> Iterator[tuple[str, bool, str]]:
+    """The conditions of a field selector as field, equal or not, value, in the order of their texts."""
+    for term in sorted(filter(None, re.split(r'(?<!\\),', text))):
         if (match := re.fullmatch(r'(.*?)(!=|==|=)(.*)', term)) is None:
             raise statuses.bad_request(f"invalid selector: '{text}'; can't understand '{term}'")
         field, operator, value = match.groups()
-        if field not in ('metadata.name', 'metadata.namespace') and field not in known:
-            raise statuses.bad_request(f'field label not supported: {field}')
         yield field, operator != '!=', re.sub(r'\\(.)', r'\1', value)
 
 

@@ -8,6 +8,8 @@ the HTTP server turns it into an answer, the Python door of the sandbox raises i
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+import orjson
+
 
 class Cause(NamedTuple):
     """One broken rule of an object: the path of the field, the machine's reason, the text for people."""
@@ -205,6 +207,11 @@ def value_unsupported(field: str, value: str, supported: Iterable[str]) -> Cause
 def value_forbidden(field: str, text: str) -> Cause:
     """A field may not be set here."""
     return Cause(field, 'FieldValueForbidden', f'Forbidden: {text}')
+
+
+def text(value: Any) -> str:
+    """A value as messages quote it: as JSON."""
+    return orjson.dumps(value).decode()
 
 
 def _causes(causes: Iterable[Cause]) -> list[dict[str, str]]:

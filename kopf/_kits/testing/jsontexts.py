@@ -1,0 +1,200 @@
+"""
+JSON and YAML as clients send them: decoded, or refused with the words of a real server.
+
+The fast parser's own complaints are not those of Go's one, so a text that it refuses is looked through once more, by
+the rules of Go's scanner. YAML is read by the rules of the server's library: ``n`` and ``off`` are booleans there (as
+keys, too), and times are texts.
+"""
+import functools
+import re
+from typing import Any
+
+import orjson
+
+_SPACES = ' \t\r\n'
+_NUMBER = re.compile(r'-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?')
+_LITERALS = {'t': 'true', 'f': 'false', 'n': 'null'}
+_ESCAPES = {'\\': '\\\\', "'": "\\'", '"': '"', '\n': '\\n', '\r': '\\r', '\t': '\\t', '\0': '\\x00', '\b': '\\b',
+            '\f': '\\f', '\a': '\\a', '\v': '\\v'}
+END = 'unexpected end of JSON input'
+
+
+def loads(text: bytes) -> Any:
+    """The value of a JSON text; ValueError with the words of Go."""
+    try:
+        return orjson.loads(text)
+    except ValueError:
+        pass
+    decoded = text.decode('utf-8', 'replace')  # Bytes that are no text are replaced, as Go does.
+    if (problem := complaint(decoded)) is not None:
+        raise ValueError(problem)
+    import json
+    return json.loads(decoded, strict=False)
+
+
+def load_yaml(text: bytes) -> Any:
+    """The value of a YAML text; ValueError if it is none."""
+    import yaml
+    try:
+        return _plain(yaml.load(text, _yaml_loader()))
+    except yaml.YAMLError as error:
+        mark = getattr(error, 'problem_mark', None)
+        place = f'line {mark.line + 1}: ' if mark is not None else ''
+        raise ValueError(f'error converting YAML to JSON: yaml: {place}{getattr(error, "problem", error)}') from None
+
+
+def excerpt(text: bytes) -> str:
+    """The beginning of a text for messages."""
+    if not text:
+        return '<empty>'
+    short = text[:30]
+    shown = short.decode(errors='replace') if text.startswith(b'{') else short.hex()
+    return shown if len(text) <= 30 else f'{shown} ...'
+
+
+def complaint(text: str) -> str | None:
+    """What is wrong with a JSON text, or None if nothing is."""
+    try:
+        place = _value(text, 0)
+        place = _skip(text, place)
+        if place < len(text):
+            raise _Problem(f'invalid character {_quoted(text[place])} after top-level value')
+    except _Problem as problem:
+        return str(problem)
+    return None
+
+
+class _Problem(Exception):
+    """The text is no JSON."""
+
+
+def _skip(text: str, place: int) -> int:
+    while place < len(text) and text[place] in _SPACES:
+        place += 1
+    return place
+
+
+def _at(text: str, place: int) -> str:
+    if place >= len(text):
+        raise _Problem(END)
+    return text[place]
+
+
+def _value(text: str, place: int) -> int:
+    place = _skip(text, place)
+    character = _at(text, place)
+    match character:
+        case '{':
+            return _object(text, place + 1)
+        case '[':
+            return _array(text, place + 1)
+        case '"':
+            return _string(text, place + 1)
+        case 't' | 'f' | 'n':
+            word = _LITERALS[character]
+            for index, wanted in enumerate(word):
+                if _at(text, place + index) != wanted:
+                    raise _Problem(f'invalid character {_quoted(text[place + index])} in literal {word} '
+                                   f'(expecting {_quoted(wanted)})')
+            return place + len(word)
+    if character == '-' or character.isdigit() and character.isascii():
+        return _number(text, place)
+    raise _Problem(f'invalid character {_quoted(character)} looking for beginning of value')
+
+
+def _number(text: str, place: int) -> int:
+    match = _NUMBER.match(text, place)
+    if match is None:  # A minus and nothing after it.
+        raise _Problem(f'invalid character {_quoted(_at(text, place + 1))} in numeric literal')
+    end = match.end()
+    if end < len(text) and (text[end] == '.' or text[end] in 'eE'):
+        where = 'after decimal point in numeric literal' if text[end] == '.' else 'in exponent of numeric literal'
+        after = end + 1 + (text[end] in 'eE' and text[end + 1:end + 2] in ('+', '-'))
+        raise _Problem(f'invalid character {_quoted(_at(text, after))} {where}')
+    return end
+
+
+def _string(text: str, place: int) -> int:
+    while (character := _at(text, place)) != '"':
+        if character == '\\':
+            place += 1
+            escape = _at(text, place)
+            if escape == 'u':
+                for _ in range(4):
+                    place += 1
+                    if (digit := _at(text, place)) not in '0123456789abcdefABCDEF':
+                        raise _Problem(f'invalid character {_quoted(digit)} in \\u hexadecimal character escape')
+            elif escape not in '"\\/bfnrt':
+                raise _Problem(f'invalid character {_quoted(escape)} in string escape code')
+        elif character < ' ':
+            raise _Problem(f'invalid character {_quoted(character)} in string literal')
+        place += 1
+    return place + 1
+
+
+def _object(text: str, place: int) -> int:
+    place = _skip(text, place)
+    if _at(text, place) == '}':
+        return place + 1
+    while True:
+        if (character := _at(text, place)) != '"':
+            raise _Problem(f'invalid character {_quoted(character)} looking for beginning of object key string')
+        place = _skip(text, _string(text, place + 1))
+        if (character := _at(text, place)) != ':':
+            raise _Problem(f'invalid character {_quoted(character)} after object key')
+        place = _skip(text, _value(text, place + 1))
+        match _at(text, place):
+            case '}':
+                return place + 1
+            case ',':
+                place = _skip(text, place + 1)
+            case character:
+                raise _Problem(f'invalid character {_quoted(character)} after object key:value pair')
+
+
+def _array(text: str, place: int) -> int:
+    place = _skip(text, place)
+    if _at(text, place) == ']':
+        return place + 1
+    while True:
+        place = _skip(text, _value(text, place))
+        match _at(text, place):
+            case ']':
+                return place + 1
+            case ',':
+                place += 1
+            case character:
+                raise _Problem(f'invalid character {_quoted(character)} after array element')
+
+
+def _quoted(character: str) -> str:
+    if character not in _ESCAPES and ord(character) < 0x20:
+        return f"'\\x{ord(character):02x}'"
+    return f"'{_ESCAPES.get(character, character)}'"
+
+
+@functools.cache
+def _yaml_loader() -> Any:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """YAML 1.1 as the server's library reads it."""
+
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((':timestamp', ':bool'))]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+    words = r'y|Y|yes|Yes|YES|on|On|ON|n|N|no|No|NO|off|Off|OFF|true|True|TRUE|false|False|FALSE'
+    Loader.add_implicit_resolver('tag:yaml.org,2002:bool', re.compile(f'^(?:{words})$'), list('yYoOnNtTfF'))
+    Loader.bool_values = {**yaml.SafeLoader.bool_values, 'y': True, 'n': False}
+    return Loader
+
+
+def _plain(value: Any) -> Any:
+    """The keys of JSON are texts."""
+    if isinstance(value, dict):
+        return {_key(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _key(key: Any) -> str:
+    return str(key).lower() if isinstance(key, bool) else str(key)
