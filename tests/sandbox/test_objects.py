@@ -30,7 +30,7 @@ async def test_yaml_in_and_out(client):
     text = "apiVersion: things.example.dev/v1\nkind: Thing\nmetadata: {name: why}\nspec: {size: 4}\n"
     answer = await client("POST", client.things, data=text, type="application/yaml")
     assert (answer.status, answer.body["spec"]["size"]) == (201, 4)
-    answer = await client("GET", f"{client.things}/y", headers={"Accept": "application/yaml"})
+    answer = await client("GET", f"{client.things}/why", headers={"Accept": "application/yaml"})
     assert answer.headers["Content-Type"] == "application/yaml"
     assert "\n  size: 4\n" in answer.body
 
