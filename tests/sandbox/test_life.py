@@ -164,3 +164,88 @@ async def test_definitions_take_their_objects_with_them(client, make_crd, gone):
     await client("PATCH", f"{brieves}/held", {"metadata": {"finalizers": []}}, type=MERGE)
     await gone(definition)
     assert (await client("GET", brieves)).status == 404
+
+
+@pytest.mark.parametrize("finalizers, options, expected", [
+    (["orphan"], {}, ["orphan"]),
+    (["orphan"], {"propagationPolicy": "Background"}, None),
+    (["orphan", "x.dev/y"], {"propagationPolicy": "Foreground"}, ["x.dev/y", "foregroundDeletion"]),
+    (["x.dev/y"], {"orphanDependents": True}, ["x.dev/y", "orphan"]),
+    (["foregroundDeletion", "x.dev/y"], {"orphanDependents": False}, ["x.dev/y"]),
+])
+async def test_each_deletion_decides_what_becomes_of_dependents(client, finalizers, options, expected):
+    await client.create("a", finalizers=finalizers)
+    answer = await client("DELETE", f"{client.things}/a", {"dryRun": ["All"], **options})
+    assert answer.body["metadata"].get("finalizers") == expected
+    assert (await client("GET", f"{client.things}/a")).body["metadata"]["finalizers"] == finalizers
+    answer = await client("DELETE", f"{client.things}/a", options)
+    assert (answer.body["metadata"].get("finalizers"), answer.body["kind"]) == (
+        expected, "Thing" if expected else "Status")
+
+
+async def test_a_later_deletion_can_decide_otherwise(client, gone):
+    owner = await client.create("one", finalizers=["x.dev/y"])
+    await client("POST", client.configmaps, owned("child", owner))
+    await client("DELETE", f"{client.things}/one")
+    answer = await client("DELETE", f"{client.things}/one", {"propagationPolicy": "Foreground"})
+    assert answer.body["metadata"]["finalizers"] == ["x.dev/y", "foregroundDeletion"]
+    await gone(f"{client.configmaps}/child")
+    async with asyncio.timeout(5):
+        while len((await client("GET", f"{client.things}/one")).body["metadata"]["finalizers"]) > 1:
+            await asyncio.sleep(0)
+
+
+async def test_foreground_deletion_spares_dependents_with_other_owners(client, gone):
+    one, two = await client.create("one"), await client.create("two")
+    await client("POST", client.configmaps, owned("child", one, two, blockOwnerDeletion=True))
+    await client("DELETE", f"{client.things}/one", {"propagationPolicy": "Foreground"})
+    await gone(f"{client.things}/one")
+    left = (await client("GET", f"{client.configmaps}/child")).body["metadata"]["ownerReferences"]
+    assert [reference["name"] for reference in left] == ["two"]
+
+
+async def test_foreground_deletion_in_generations(client, gone):
+    one = await client.create("one")
+    child = (await client("POST", client.configmaps, owned("child", one, blockOwnerDeletion=True))).body
+    await client("POST", client.configmaps, owned("grandchild", child, blockOwnerDeletion=True))
+    async with client.watch(client.configmaps, resourceVersion=await client.version()) as watch:
+        await client("DELETE", f"{client.things}/one", {"propagationPolicy": "Foreground"})
+        assert await watch.until(3) == [("MODIFIED", "child"), ("DELETED", "grandchild"), ("DELETED", "child")]
+    await gone(f"{client.things}/one")
+
+
+async def test_owners_are_looked_for_in_the_same_namespace(client, gone, sandbox):
+    other = sandbox.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "elsewhere"}})
+    await client("POST", client.configmaps, owned("child", other))
+    await gone(f"{client.configmaps}/child")
+
+
+async def test_the_last_event_shows_the_object_as_it_was_stored(client):
+    await client.create("a", finalizers=["x.dev/y"])
+    await client("DELETE", f"{client.things}/a")
+    async with client.watch(resourceVersion=await client.version()) as watch:
+        answer = await client("PATCH", f"{client.things}/a", {"metadata": {"finalizers": None}}, type=MERGE)
+        assert "finalizers" not in answer.body["metadata"]
+        event = await watch.next()
+    assert (event["type"], event["object"]["metadata"]["finalizers"]) == ("DELETED", ["x.dev/y"])
+
+
+@pytest.mark.parametrize("query, options, status, message", [
+    ({}, {"propagationPolicy": "Orphan", "orphanDependents": True}, 422, "cannot be both set"),
+    ({}, {"propagationPolicy": 5}, 400, "cannot unmarshal number into Go struct field DeleteOptions.propagationPolicy"),
+    ({}, {"dryRun": ["Some"]}, 422, 'Unsupported value: ["Some"]'),
+    ({}, [], 400, "json: cannot unmarshal array"),
+    ({"propagationPolicy": "Some"}, None, 422, 'Unsupported value: "Some"'),
+    ({"gracePeriodSeconds": "x"}, None, 400, 'strconv.ParseInt: parsing "x": invalid syntax'),
+])
+async def test_options_that_make_no_sense(client, query, options, status, message):
+    answer = await client("DELETE", f"{client.things}/absent", options, **query)
+    assert (answer.status, message in answer.message) == (status, True)
+
+
+async def test_what_is_being_deleted_is_in_the_way(client, make_thing):
+    await client.create("a", finalizers=["x.dev/y"])
+    await client("DELETE", f"{client.things}/a")
+    answer = await client("POST", client.things, make_thing("a"))
+    assert (answer.status, answer.message) == (
+        409, 'object is being deleted: things.things.example.dev "a" already exists')

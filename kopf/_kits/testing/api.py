@@ -183,8 +183,8 @@ class Api:
         rest.decode_options(_decoded_options(seen), seen.query, options)
         selected = _list_options(kind, seen)
         gone = await self.objects.delete_collection(kind, namespace, selected.selector, options)
-        head = orjson.dumps({'kind': kind.list_kind, 'apiVersion': kind.api_version,
-                             'metadata': {'resourceVersion': str(self.storage.version)}})
+        meta = {**({'continue': ''} if kind.custom else {}), 'resourceVersion': str(self.storage.version)}
+        head = orjson.dumps({'kind': kind.list_kind, 'apiVersion': kind.api_version, 'metadata': meta})
         return 200, head[:-1] + b',"items":[' + b','.join(gone) + b']}'
 
     async def _special(self, kind: Kind, place: Place, seen: SeenRequest, options: Options) -> tuple[int, bytes]:

@@ -9,14 +9,14 @@ import dataclasses
 from collections.abc import Callable, Hashable
 
 from kopf._kits.testing import crds, objects, permissions, roles, schemas
-from kopf._kits.testing.kinds import VERBS, Body, Catalog, Kind
+from kopf._kits.testing.garbage import GarbageCollector
+from kopf._kits.testing.kinds import VERBS, Body, Catalog
 from kopf._kits.testing.rest import Objects
-from kopf._kits.testing.storage import Change, Record, Storage, Table, TableName
+from kopf._kits.testing.storage import Change, Storage, Table, TableName
 
 #: How long watches go on when their CRD is gone: as on a real server, so that clients learn it from the CRD first.
 STREAMS_OUTLIVE = 1.0
 ROLES = TableName(permissions.GROUP, 'clusterroles')
-FOREGROUND, ORPHAN = 'foregroundDeletion', 'orphan'
 _ENDING = tuple(verb for verb in VERBS if verb != 'create')
 
 
@@ -31,6 +31,7 @@ class Controllers:
         self._scheduled: set[Hashable] = set()
         self._terminating: set[str] = set()
         self._schemas: dict[str, object] = {}
+        self._garbage = GarbageCollector(storage, catalog, rest, self._later)
         storage.observers.append(self._observe)
 
     def _observe(self, table: Table, change: Change) -> None:
@@ -42,20 +43,12 @@ class Controllers:
         elif table.name == ('', 'namespaces') and record.deleting and change.type != 'DELETED':
             self._terminating.add(record.name)
             self._later(self._empty_namespace, record.name)
+        self._garbage.observe(table, change)
         if change.type == 'DELETED':
-            self._later(self._collect, record.uid)
-            for uid in record.owners:
-                self._later(self._foreground, uid)
             if record.namespace in self._terminating:
                 self._later(self._empty_namespace, record.namespace)
             if self._is_leaving(table):
                 self._later(self._empty_crd, f'{table.name.plural}.{table.name.group}')
-            return
-        if record.owners and (change.previous is None or change.previous.owners != record.owners):
-            self._later(self._check_owners, (table, record.namespace, record.name))
-        if record.deleting:
-            self._later(self._foreground, record.uid)
-            self._later(self._orphan, record.uid)
 
     def _later(self, work: Callable[..., object], subject: Hashable) -> None:
         key = (work.__name__, subject)
@@ -67,9 +60,6 @@ class Controllers:
             self._scheduled.discard(key)
             work(subject)
         asyncio.get_running_loop().call_later(self._delay, run)
-
-    def _kind(self, table: Table) -> Kind | None:
-        return next((kind for kind in self._catalog if kind.table is table), None)
 
     # -- CRDs
 
@@ -131,12 +121,12 @@ class Controllers:
             table = self._storage.table(body['spec']['group'], body['spec']['names']['plural'])
         except KeyError:
             table = None
-        if table is not None and (kind := self._kind(table)) is not None:
+        if table is not None and (kind := self._garbage.kind_of(table)) is not None:
             for record in list(table.records()):
                 self._rest.remove(kind, record)
             if len(table):
                 return
-        self._release(definitions, crd, crds.FINALIZER)
+        self._garbage.release(definitions, crd, crds.FINALIZER)
 
     # -- Namespaces
 
@@ -149,7 +139,7 @@ class Controllers:
         left = 0
         for table in self._storage:
             records = list(table.records(name))
-            if records and (kind := self._kind(table)) is not None and kind.namespaced:
+            if records and (kind := self._garbage.kind_of(table)) is not None and kind.namespaced:
                 for record in records:
                     self._rest.remove(kind, record)
                 left += sum(1 for _ in table.records(name))
@@ -176,63 +166,6 @@ class Controllers:
                 self._storage.commit(table, 'MODIFIED', {**body, 'rules': rules})
                 changed = True
         return changed
-
-    # -- Garbage
-
-    def _collect(self, uid: str) -> None:
-        for table, record in self._storage.dependents(uid):
-            self._check_owners((table, record.namespace, record.name))
-
-    def _check_owners(self, place: tuple[Table, str, str]) -> None:
-        table, namespace, name = place
-        record = table.get(namespace, name)
-        if record is None or not record.owners or (kind := self._kind(table)) is None:
-            return
-        present = [uid for uid in record.owners if self._storage.owner(uid) is not None]
-        if not present:
-            if not record.deleting:
-                self._rest.remove(kind, record)
-        elif len(present) < len(record.owners):
-            self._keep_owners(table, record, present)
-
-    def _keep_owners(self, table: Table, record: Record, uids: list[str]) -> None:
-        body = record.body()
-        owners = [owner for owner in body['metadata']['ownerReferences'] if owner['uid'] in uids]
-        del body['metadata']['ownerReferences']
-        if owners:
-            body['metadata']['ownerReferences'] = owners
-        self._storage.commit(table, 'MODIFIED', body)
-
-    def _foreground(self, uid: str) -> None:
-        owner = self._storage.owner(uid)
-        if owner is None or not owner.deleting or FOREGROUND not in owner.body()['metadata'].get('finalizers', ()):
-            return
-        blocked = False
-        for table, record in self._storage.dependents(uid):
-            body = record.body()
-            reference = next(item for item in body['metadata']['ownerReferences'] if item['uid'] == uid)
-            blocked = blocked or bool(reference.get('blockOwnerDeletion'))
-            if not record.deleting and (kind := self._kind(table)) is not None:
-                self._rest.remove(kind, record, 'Foreground')
-        if not blocked and (place := self._storage.place(uid)) is not None:
-            self._release(place, owner, FOREGROUND)
-
-    def _orphan(self, uid: str) -> None:
-        owner = self._storage.owner(uid)
-        if owner is None or not owner.deleting or ORPHAN not in owner.body()['metadata'].get('finalizers', ()):
-            return
-        for table, record in self._storage.dependents(uid):
-            self._keep_owners(table, record, [other for other in record.owners if other != uid])
-        if (place := self._storage.place(uid)) is not None:
-            self._release(place, owner, ORPHAN)
-
-    def _release(self, table: Table, record: Record, finalizer: str) -> None:
-        body = record.body()
-        finalizers = [item for item in body['metadata'].get('finalizers', ()) if item != finalizer]
-        body['metadata'].pop('finalizers', None)
-        if finalizers:
-            body['metadata']['finalizers'] = finalizers
-        self._storage.commit(table, 'MODIFIED' if finalizers else 'DELETED', body)
 
 
 def _conform(body: Body, schema: schemas.Schema) -> Body:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from kopf._kits.testing import clocks, crds, objects, patches, permissions, queries, roles, statuses
+from kopf._kits.testing import clocks, deletion, objects, patches, permissions, queries, roles, statuses
 from kopf._kits.testing.kinds import Body, Catalog, Kind
 from kopf._kits.testing.selectors import Selector
 from kopf._kits.testing.storage import Record, Storage
@@ -119,8 +119,8 @@ class Objects:
         else:
             self._validate(body, kind)
         table = kind.store
-        if table.get(namespace, name) is not None:
-            raise statuses.exists(kind.group, kind.plural, name)
+        if (present := table.get(namespace, name)) is not None:
+            raise statuses.exists(kind.group, kind.plural, name, deleting=present.deleting)
         if table.closed:
             raise statuses.UnknownPath
         if options.dry_run:
@@ -182,50 +182,36 @@ class Objects:
             record = self.get(kind, namespace, name)
         if kind.plural == 'namespaces' and name in ('default', 'kube-system', 'kube-public'):
             raise statuses.forbidden(kind.group, kind.plural, name, 'this namespace may not be deleted')
-        if options.dry_run:
-            return statuses.success(kind.group, kind.plural, name, record.uid)
-        return self.remove(kind, record, options.propagation)
+        return self.remove(kind, record, options.propagation, dry_run=options.dry_run)
 
-    def remove(self, kind: Kind, record: Record, propagation: str = '') -> dict[str, Any] | bytes:
+    def remove(
+            self, kind: Kind, record: Record, propagation: str = '', *, dry_run: bool = False,
+    ) -> dict[str, Any] | bytes:
         """Delete or mark an object without asking anybody."""
         body = record.body()
-        meta = body['metadata']
-        finalizers = list(meta.get('finalizers') or ())
-        gate = {'Foreground': 'foregroundDeletion', 'Orphan': 'orphan'}.get(propagation)
-        if gate is not None and gate not in finalizers and not record.deleting:
-            finalizers.append(gate)
-        if kind.plural == crds.PLURAL and not record.deleting and crds.FINALIZER not in finalizers:
-            finalizers.append(crds.FINALIZER)
-            crds.terminate(body)
-        held = bool(finalizers) or (kind.plural == 'namespaces' and body['spec'].get('finalizers'))
-        if not held and kind.plural == 'pods' and not record.deleting:
+        success = statuses.success(kind.group, kind.plural, record.name, record.uid)
+        if deletion.mark(body, kind, propagation):
+            if objects.same(body, record.body()):
+                return kind.raw(record)
+            if dry_run:
+                return orjson.dumps({'apiVersion': kind.api_version, 'kind': kind.name, **body})
+            return kind.raw(self._storage.commit(kind.store, 'MODIFIED', body).record)
+        if dry_run:
+            return success
+        if kind.plural == 'pods' and not record.deleting:
+            meta = body['metadata']
             meta['deletionTimestamp'], meta['deletionGracePeriodSeconds'] = clocks.now(), 0
             meta['generation'] = meta.get('generation', 0) + 1
             self._storage.commit(kind.store, 'MODIFIED', body)
-        if not held:
-            change = self._storage.commit(kind.store, 'DELETED', body)
-            if kind.plural in RETURNED_ON_DELETION:
-                return kind.raw(change.record)
-            return statuses.success(kind.group, kind.plural, record.name, record.uid)
-        if record.deleting:
-            return kind.raw(record)
-        if finalizers:
-            meta['finalizers'] = finalizers
-        meta['deletionTimestamp'] = clocks.now()
-        if kind.plural == 'namespaces':
-            body['status'] = {'phase': 'Terminating'}
-        elif kind.plural != crds.PLURAL:
-            meta['deletionGracePeriodSeconds'] = 0
-            if meta.get('generation'):
-                meta['generation'] += 1
-        return kind.raw(self._storage.commit(kind.store, 'MODIFIED', body).record)
+        change = self._storage.commit(kind.store, 'DELETED', body)
+        return kind.raw(change.record) if kind.plural in RETURNED_ON_DELETION else success
 
     async def delete_collection(
             self, kind: Kind, namespace: str, selector: Selector, options: Options,
     ) -> list[bytes]:
         """Delete all selected objects; answers with them as they were before."""
         chosen = [record for record in kind.store.records(namespace) if selector.matches(record)]
-        gone = [kind.raw(record) for record in chosen]
+        gone = [kind.raw(record) if kind.custom else b'{' + record.rest for record in chosen]
         for record in chosen:
             try:
                 await self.delete(kind, record.namespace, record.name, options)
@@ -269,9 +255,8 @@ class Objects:
             meta['generation'] = old['metadata'].get('generation', 0)
             if not meta['generation']:
                 del meta['generation']
-            answer = orjson.dumps(body)
-            self._storage.commit(kind.store, 'DELETED', stored)
-            return answer
+            self._storage.commit(kind.store, 'DELETED', record.body())
+            return orjson.dumps(body)
         return kind.raw(self._storage.commit(kind.store, 'MODIFIED', stored).record)
 
     async def _admit(self, review: Review) -> Body:
@@ -328,7 +313,7 @@ def decode_options(body: Any, params: Mapping[str, str], options: Options) -> No
         raise statuses.bad_request(f'no kind "{body["kind"]}" is registered for version "{body.get("apiVersion")}" '
                                    'in scheme "pkg/runtime/scheme.go:111"')
     given = queries.Deletion(body, params)
-    options.propagation = 'Orphan' if given.orphan else given.propagation or ''
+    options.propagation = given.propagation or {None: '', True: 'Orphan', False: 'Background'}[given.orphan]
     options.uid, options.version = given.uid, given.version
     options.dry_run = bool(given.dry_run)
 

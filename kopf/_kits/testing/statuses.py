@@ -122,9 +122,10 @@ def not_acceptable(message: str = '') -> Refusal:
     return Refusal(406, 'NotAcceptable', message or accepted)
 
 
-def exists(group: str, plural: str, name: str) -> Refusal:
+def exists(group: str, plural: str, name: str, *, deleting: bool = False) -> Refusal:
     """409: the name is taken."""
-    return Refusal(409, 'AlreadyExists', f'{qualified(group, plural)} "{name}" already exists',
+    prefix = 'object is being deleted: ' if deleting else ''
+    return Refusal(409, 'AlreadyExists', f'{prefix}{qualified(group, plural)} "{name}" already exists',
                    about(group, plural, name))
 
 
