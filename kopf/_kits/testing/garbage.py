@@ -46,8 +46,7 @@ class GarbageCollector:
             if (owner := self._storage.owner(uid)) is not None and owner.deleting:
                 self._later(self._visit_owner, uid)
         if record.deleting:
-            self._later(self._visit_owner, record.uid)
-            self._later(self._visit_dependents, record.uid)
+            self._later(self._visit_waiting, record.uid)
 
     def kind_of(self, table: Table) -> Kind | None:
         """Some kind that shows the objects of the table; None if none is served."""
@@ -62,6 +61,11 @@ class GarbageCollector:
             return
         body['metadata']['finalizers'] = left
         self._storage.commit(table, 'MODIFIED', body)
+
+    def _visit_waiting(self, uid: str) -> None:
+        """First the dependents, as long as they are told to go; then their owner, which may wait for them."""
+        self._visit_dependents(uid)
+        self._visit_owner(uid)
 
     def _visit_dependents(self, uid: str) -> None:
         owner = self._storage.owner(uid)
