@@ -8,39 +8,30 @@ are written.
 import asyncio
 import base64
 import binascii
-import functools
-import ssl
 import uuid
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
 from kopf._kits.testing import patches, statuses
+from kopf._kits.testing.callouts import CalloutError, Callouts
 from kopf._kits.testing.kinds import Body, Catalog, Kind
 from kopf._kits.testing.rest import Review
 from kopf._kits.testing.selectors import label_selector
 from kopf._kits.testing.storage import Storage
-
-if TYPE_CHECKING:
-    import aiohttp
 
 GROUP = 'admissionregistration.k8s.io'
 MUTATING, VALIDATING = 'mutatingwebhookconfigurations', 'validatingwebhookconfigurations'
 
 
 class Webhooks:
-    """All webhooks that are configured; close it in the end."""
+    """All webhooks that are configured."""
 
-    def __init__(self, storage: Storage, catalog: Catalog) -> None:
+    def __init__(self, storage: Storage, catalog: Catalog, callouts: Callouts) -> None:
         self._storage = storage
         self._catalog = catalog
-        self._session: aiohttp.ClientSession | None = None
-
-    async def close(self) -> None:
-        """Close the connections to the webhooks."""
-        if self._session is not None:
-            await self._session.close()
+        self._callouts = callouts
 
     def concerns(self, kind: Kind, operation: str, subresource: str) -> bool:
         """Whether any webhook could be asked; cheap, since this is asked at every write."""
@@ -106,12 +97,13 @@ class Webhooks:
             raise statuses.bad_request(f'admission webhook "{name}" does not support dry run')
         request = _request(review)
         try:
-            answer = await self._post(webhook, request, review.options.dry_run)
+            answer = await self._post(webhook, request)
             response = _response(answer, request['uid'])
         except Exception as error:
             if isinstance(error, asyncio.CancelledError):
                 raise
-            message = f'failed calling webhook "{name}": {_reason(error, webhook)}'
+            calling = 'failed to call webhook: ' if isinstance(error, CalloutError) else ''
+            message = f'failed calling webhook "{name}": {calling}{error}'
             if webhook.get('failurePolicy', 'Fail') == 'Ignore':
                 return None
             raise statuses.Refusal(500, 'InternalError', f'Internal error occurred: {message}', {
@@ -121,41 +113,11 @@ class Webhooks:
             raise _denial(name, response)
         return response
 
-    async def _post(self, webhook: Mapping[str, Any], request: Mapping[str, Any], dry_run: bool) -> Any:
-        import aiohttp
-        if self._session is None:
-            self._session = aiohttp.ClientSession(headers={'User-Agent': 'kube-apiserver-admission'})
-        client = webhook['clientConfig']
-        url, hostname = self._locate(client)
-        seconds = webhook.get('timeoutSeconds', 10)
+    async def _post(self, webhook: Mapping[str, Any], request: Mapping[str, Any]) -> Any:
+        client, seconds = webhook['clientConfig'], webhook.get('timeoutSeconds', 10)
         version = 'v1' if 'v1' in webhook['admissionReviewVersions'] else 'v1beta1'
         review = {'kind': 'AdmissionReview', 'apiVersion': f'admission.k8s.io/{version}', 'request': request}
-        async with self._session.post(
-                url, data=orjson.dumps(review), ssl=_ssl_context(client.get('caBundle', '')), server_hostname=hostname,
-                params={'timeout': f'{seconds}s'}, timeout=aiohttp.ClientTimeout(total=seconds),
-                headers={'Content-Type': 'application/json', 'Accept': 'application/json, */*'},
-        ) as answer:
-            body = await answer.read()
-            if answer.status != 200:
-                raise ValueError(f'an error on the server ({body.decode(errors="replace")[:200]}) has prevented the '
-                                 f'request from succeeding (status {answer.status})')
-            return orjson.loads(body)
-
-    def _locate(self, client: Mapping[str, Any]) -> tuple[str, str | None]:
-        """Where to call, and whose certificate to expect there. Of services, only aliases lead out of the sandbox."""
-        if 'url' in client:
-            return client['url'], None
-        service = client['service']
-        name, namespace = service['name'], service['namespace']
-        record = self._storage.table('', 'services').get(namespace, name)
-        spec = {} if record is None else record.body().get('spec') or {}
-        if record is None:
-            raise ConnectionError(f'service "{name}" not found')
-        if spec.get('type') != 'ExternalName':
-            raise ConnectionError(f'services are not reachable in the sandbox: {namespace}/{name}; use a URL in the '
-                                  f'client configuration, or a service of the type ExternalName')
-        path = (service.get('path') or '').lstrip('/')
-        return f'https://{spec["externalName"]}:{service.get("port") or 443}/{path}', f'{name}.{namespace}.svc'
+        return orjson.loads(await self._callouts.post(client, review, seconds))
 
 
 def _request(review: Review) -> dict[str, Any]:
@@ -214,13 +176,6 @@ def _denial(name: str, response: Mapping[str, Any]) -> statuses.Refusal:
     return refusal
 
 
-def _reason(error: Exception, webhook: Mapping[str, Any]) -> str:
-    url = webhook['clientConfig'].get('url', 'service')
-    if isinstance(error, TimeoutError):
-        return f'Post "{url}": context deadline exceeded'
-    return f'Post "{url}": {error}'
-
-
 def _listed(word: str, patterns: Any) -> bool:
     return bool(patterns) and ('*' in patterns or word in patterns)
 
@@ -232,11 +187,3 @@ def _resource_matches(pattern: str, plural: str, subresource: str) -> bool:
     if resource not in ('*', plural):
         return False
     return sub in ('*', subresource) if slash else not subresource
-
-
-@functools.lru_cache(maxsize=100)
-def _ssl_context(bundle: str) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    if bundle:
-        context = ssl.create_default_context(cadata=base64.b64decode(bundle).decode())
-    return context

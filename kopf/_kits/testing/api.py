@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from kopf._kits.testing import (
+    conversions,
     defaults,
     forms,
     jsontexts,
@@ -30,6 +31,7 @@ from kopf._kits.testing import (
     watching,
 )
 from kopf._kits.testing.admission import Webhooks
+from kopf._kits.testing.callouts import Callouts
 from kopf._kits.testing.controllers import Controllers
 from kopf._kits.testing.discovery import Discovery
 from kopf._kits.testing.exchanges import Response
@@ -57,7 +59,8 @@ class Api:
     def __init__(self, *, history: int, tokens: Tokens, rbac: bool = False) -> None:
         self.storage = Storage(history=history)
         self.catalog = Catalog()
-        self.webhooks = Webhooks(self.storage, self.catalog)
+        self.callouts = Callouts(self.storage)
+        self.webhooks = Webhooks(self.storage, self.catalog, self.callouts)
         rules = permissions.Rbac(self.storage) if rbac else None
         self.authorizer: permissions.Authorizer = rules or permissions.Everybody()
         guard = Guard(rules) if rules is not None else None
@@ -68,7 +71,7 @@ class Api:
         self._discovery = Discovery(self.catalog)
         self._openapi = openapi.OpenApi(self.catalog)
         self._scales = subresources.Scales(self.objects)
-        self._controllers = Controllers(self.storage, self.catalog, self.objects)
+        self._controllers = Controllers(self.storage, self.catalog, self.objects, conversions.factory(self.callouts))
         for kind in builtin_kinds(self._open):
             self.catalog.add(kind)
 
@@ -152,10 +155,10 @@ class Api:
         else:
             match place.verb:
                 case 'get':
-                    raw = form.object(kind, self.objects.get(kind, place.namespace, place.name))
+                    raw = form.object(kind, await self.objects.read(kind, place.namespace, place.name))
                 case 'list':
                     listed = _list_options(kind, seen)
-                    raw = listing.answer(self.storage, kind, place.namespace, listed, form)
+                    raw = await listing.answer(self.storage, kind, place.namespace, listed, form)
                 case _:
                     status, raw = await self._write(kind, place, seen, options)
                     if form is not forms.PLAIN and 'delete' not in place.verb:
@@ -192,6 +195,8 @@ class Api:
         if kind.table is None:
             answer = self._reviews.answer(kind, namespace, _decoded(seen, kind), options.user)
             return 201, orjson.dumps(answer)
+        if kind.conversion is not None:
+            await self.objects.read(kind, namespace, name)
         match place.subresource, place.verb:
             case 'scale', 'get':
                 return 200, orjson.dumps(self._scales.get(kind, namespace, name))

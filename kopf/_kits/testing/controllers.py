@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 
 from kopf._kits.testing import crds, objects, permissions, roles, schemas
 from kopf._kits.testing.garbage import GarbageCollector
-from kopf._kits.testing.kinds import VERBS, Body, Catalog
+from kopf._kits.testing.kinds import VERBS, Body, Catalog, ConversionFactory, Schemas, Service
 from kopf._kits.testing.rest import Objects
 from kopf._kits.testing.storage import Change, Storage, Table, TableName
 
@@ -23,14 +23,19 @@ _ENDING = tuple(verb for verb in VERBS if verb != 'create')
 class Controllers:
     """All of them; ``delay`` is how long the background work waits, in seconds."""
 
-    def __init__(self, storage: Storage, catalog: Catalog, rest: Objects, *, delay: float = 0.01) -> None:
+    def __init__(
+            self, storage: Storage, catalog: Catalog, rest: Objects, converting: ConversionFactory,
+            *, delay: float = 0.01,
+    ) -> None:
         self._storage = storage
         self._catalog = catalog
         self._rest = rest
         self._delay = delay
         self._scheduled: set[Hashable] = set()
         self._terminating: set[str] = set()
-        self._schemas: dict[str, object] = {}
+        self._converting = converting
+        self._schemas: dict[str, Schemas] = {}
+        self._services: dict[str, tuple[Body, Service]] = {}
         self._garbage = GarbageCollector(storage, catalog, rest, self._later)
         storage.observers.append(self._observe)
 
@@ -69,6 +74,7 @@ class Controllers:
         if change.type == 'DELETED':
             self._catalog.remove(group, plural)
             self._schemas.pop(change.record.name, None)
+            self._services.pop(change.record.name, None)
             if (abandoned := self._storage.close(group, plural)) is not None:
                 asyncio.get_running_loop().call_later(STREAMS_OUTLIVE, abandoned.end)
             return
@@ -96,15 +102,23 @@ class Controllers:
             return
         spec = body['spec']
         group, plural = spec['group'], spec['names']['plural']
-        table = self._storage.open(group, plural)
+        name, table = body['metadata']['name'], self._storage.open(group, plural)
+        served = {'spec': spec, 'names': body['status']['acceptedNames']}
+        before, service = self._services.get(name, ({}, Service()))
+        if served == before and not terminating:
+            return
+        if before and served != before:
+            # As on a real server: watches of what was served before end a little later, and their clients come again.
+            asyncio.get_running_loop().call_later(STREAMS_OUTLIVE, _end, service, table)
         self._catalog.remove(group, plural)
-        for kind in crds.kinds_of(body, table):
+        for kind in crds.kinds_of(body, table, self._converting):
+            service = kind.service
             self._catalog.add(dataclasses.replace(kind, verbs=_ENDING) if terminating else kind)
-        schema = next(version['schema']['openAPIV3Schema'] for version in spec['versions'] if version.get('storage'))
-        name = body['metadata']['name']
-        if self._schemas.setdefault(name, schema) != schema:
-            self._schemas[name] = schema
-            table.rewrite(lambda stored: _conform(stored, schema))
+        self._services[name] = served, service
+        schemas_of = crds.schemas_of(body)
+        if self._schemas.setdefault(name, schemas_of) != schemas_of:
+            self._schemas[name] = schemas_of
+            table.rewrite(lambda stored, version: _conform(stored, schemas_of.get(version)))
         table.wake()
 
     def _is_leaving(self, table: Table) -> bool:
@@ -168,7 +182,14 @@ class Controllers:
         return changed
 
 
-def _conform(body: Body, schema: schemas.Schema) -> Body:
+def _end(service: Service, table: Table) -> None:
+    service.ended = True
+    table.wake()
+
+
+def _conform(body: Body, schema: schemas.Schema | None) -> Body:
+    if schema is None:  # The version that it was written in is gone.
+        return body
     for _ in schemas.prune(body, schema):
         pass
     schemas.fill(body, schema)

@@ -6,8 +6,8 @@ from typing import Any
 
 import orjson
 
-from kopf._kits.testing import clocks, names, schemas, statuses
-from kopf._kits.testing.kinds import VERBS, Body, Kind, priority
+from kopf._kits.testing import clientconfigs, clocks, names, schemas, statuses
+from kopf._kits.testing.kinds import VERBS, Body, ConversionFactory, Kind, Schemas, Service, priority
 from kopf._kits.testing.statuses import Cause
 from kopf._kits.testing.storage import Table
 
@@ -23,12 +23,19 @@ def complete(body: Body) -> None:
     if kind := wanted.get('kind'):
         wanted.setdefault('singular', kind.lower())
         wanted.setdefault('listKind', f'{kind}List')
-    spec.setdefault('conversion', {'strategy': 'None'})
+    clientconfigs.complete(spec)
     status = body.setdefault('status', {})
     status.setdefault('conditions', None)
     status.setdefault('acceptedNames', {'plural': '', 'kind': ''})
-    stored = status.setdefault('storedVersions', [])
-    for version in _versions(spec):
+    if not status.get('storedVersions'):
+        status['storedVersions'] = []
+        note_storage(body)
+
+
+def note_storage(body: Body) -> None:
+    """Add the version that objects are stored in to those that they may be stored in."""
+    stored = body['status']['storedVersions']
+    for version in _versions(body['spec']):
         if version.get('storage') and version.get('name') not in stored:
             stored.append(version['name'])
 
@@ -60,8 +67,22 @@ def _problems(body: Body) -> Iterator[Cause]:
             yield statuses.value_required(f'spec.names.{key}')
         elif (problem := names.label_problem(word.lower())) is not None:
             yield statuses.value_invalid(f'spec.names.{key}', f'"{word}"', problem)
+    yield from clientconfigs.problems(spec.get('conversion') or {})
     if not body['status']['storedVersions']:
         yield statuses.value_invalid('status.storedVersions', 'null', 'must have at least one stored version')
+
+
+def change_problems(body: Body, old: Body) -> Iterator[Cause]:
+    """Everything that is wrong with the difference between two versions of a CRD."""
+    declared = {version.get('name') for version in _versions(body['spec'])}
+    if body['spec'] == old['spec']:
+        return
+    for index, version in enumerate(body['status']['storedVersions'] or ()):
+        if version not in declared:
+            yield statuses.value_invalid(
+                f'status.storedVersions[{index}]', f'"{version}"', f'missing from spec.versions; {version} was '
+                f'previously a storage version, and must remain in spec.versions until a storage migration ensures no '
+                f'data remains persisted in {version} and removes {version} from status.storedVersions')
 
 
 def _version_problems(spec: Mapping[str, Any]) -> Iterator[Cause]:
@@ -151,17 +172,25 @@ def is_established(body: Mapping[str, Any]) -> bool:
     return any(item['type'] == 'Established' and item['status'] == 'True' for item in conditions)
 
 
-def kinds_of(body: Mapping[str, Any], table: Table) -> Iterator[Kind]:
+def schemas_of(body: Mapping[str, Any]) -> Schemas:
+    """The schemas of all versions of a CRD, by their API versions."""
+    group, versions = body['spec']['group'], body['spec']['versions']
+    return {f'{group}/{version["name"]}': version['schema']['openAPIV3Schema'] for version in versions}
+
+
+def kinds_of(body: Body, table: Table, converting: ConversionFactory) -> Iterator[Kind]:
     """The kinds that an established CRD defines, one for each of its served versions."""
     spec, accepted = body['spec'], body['status']['acceptedNames']
-    versions = spec['versions']
+    versions, service, all_schemas = spec['versions'], Service(), schemas_of(body)
     stored = next(version['name'] for version in versions if version.get('storage'))
     preferred = min((version['name'] for version in versions if version.get('served')), key=priority, default='')
     for version in versions:
         if not version.get('served'):
             continue
         name, subresources = version['name'], version.get('subresources') or {}
-        schema = version['schema']['openAPIV3Schema']
+        api_version = f'{spec["group"]}/{name}'
+        schema = all_schemas[api_version]
+        ready = all(record.stored == api_version for record in table.records())
         warning = ''
         if version.get('deprecated'):
             replacement = f'; use {spec["group"]}/{preferred} {accepted["kind"]}' if preferred != name else ''
@@ -173,17 +202,9 @@ def kinds_of(body: Mapping[str, Any], table: Table) -> Iterator[Kind]:
             short_names=tuple(accepted.get('shortNames') or ()), categories=tuple(accepted.get('categories') or ()),
             verbs=VERBS, subresources=frozenset(subresources), counted=True, table=table, custom=True, schema=schema,
             columns=version.get('additionalPrinterColumns') or (), warning=warning, stored_version=stored,
-            outward=None if name == stored else _reader(schema), scale=_scale(subresources.get('scale') or {}),
+            scale=_scale(subresources.get('scale') or {}), service=service,
+            conversion=converting(body, api_version, all_schemas, ready) if len(versions) > 1 else None,
         )
-
-
-def _reader(schema: schemas.Schema) -> Any:
-    def read(body: Body) -> Body:
-        for _ in schemas.prune(body, schema):
-            pass
-        schemas.fill(body, schema)
-        return body
-    return read
 
 
 def _scale(declared: Mapping[str, str]) -> dict[str, str]:

@@ -37,7 +37,7 @@ class Door:
     async def get(self, resource: ResourceName, name: str, namespace: str | None) -> Body:
         """Read one object."""
         kind = self._api.catalog.named(resource)
-        return kind.body(self._api.objects.get(kind, self._namespace(kind, namespace), name))
+        return kind.body(await self._api.objects.read(kind, self._namespace(kind, namespace), name))
 
     async def list(
             self, resource: ResourceName, namespace: str | None, labels: str, fields: str,
@@ -45,7 +45,9 @@ class Door:
         """Read all objects, of one namespace or of all."""
         kind = self._api.catalog.named(resource)
         selector = Selector(labels, fields)
-        return [kind.body(record) for record in kind.store.records(namespace or '') if selector.matches(record)]
+        chosen = [record for record in kind.store.records(namespace or '') if selector.matches(record)]
+        await kind.ready(*chosen)
+        return [kind.body(record) for record in chosen]
 
     async def patch(
             self, resource: ResourceName, name: str, patch: Mapping[str, Any] | Sequence[Mapping[str, Any]],
@@ -96,6 +98,7 @@ class Door:
                     kind = await self._served(resource)
                     table = kind.store
                     record = table.get(self._namespace(kind, namespace), name)
+                    await kind.ready(*[record] if record is not None else [])
                     last = kind.body(record) if record is not None else None
                     if gone and last is None:
                         return None

@@ -49,7 +49,7 @@ class Metadata(Form):
 
     def object(self, kind: Kind, record: Record) -> bytes:
         """One object."""
-        return self.raw(kind, b'{' + record.rest)
+        return self.raw(kind, kind.raw(record))
 
     def raw(self, kind: Kind, raw: bytes) -> bytes:
         """The same for an object that is JSON already."""
@@ -64,7 +64,7 @@ class Metadata(Form):
                                           '(*unstructured.UnstructuredList)')
         return orjson.dumps({
             'kind': 'PartialObjectMetadataList', 'apiVersion': 'meta.k8s.io/v1', 'metadata': meta,
-            'items': [_partial(record.body()) for record in records],
+            'items': [_partial(kind.body(record)) for record in records],
         })
 
 

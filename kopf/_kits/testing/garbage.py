@@ -4,6 +4,7 @@ The garbage collector: objects go with their last owner, before it, or stay as o
 It works as the real one: whenever an object has changed that others depend on, those are looked at, and what is to be
 done follows from the state of their owners alone.
 """
+import dataclasses
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
@@ -50,7 +51,9 @@ class GarbageCollector:
 
     def kind_of(self, table: Table) -> Kind | None:
         """Some kind that shows the objects of the table; None if none is served."""
-        return next((kind for kind in self._catalog if kind.table is table), None)
+        kind = next((kind for kind in self._catalog if kind.table is table), None)
+        # Nothing here has a look into the objects, so nobody is asked to convert any.
+        return kind if kind is None or kind.conversion is None else dataclasses.replace(kind, conversion=None)
 
     def release(self, table: Table, record: Record, finalizer: str) -> None:
         """Remove a finalizer, and the object with its last one."""

@@ -8,8 +8,8 @@ that is all they differ in here: they have no schemas, so the sandbox stores of 
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import orjson
 
@@ -103,6 +103,38 @@ discovery.k8s.io/v1
 
 Body = dict[str, Any]
 Bodies = list[Body]
+Schemas = Mapping[str, Mapping[str, Any]]
+
+
+class Conversion(Protocol):
+    """Between one version of a resource and those that objects are stored in; see `kopf._kits.testing.conversions`."""
+
+    async def prepare(self, records: Iterable[Record], fresh: bool = False) -> None:
+        """Make `outward` possible for these; without ``fresh``, what was converted before will do."""
+
+    def outward(self, record: Record) -> Body:
+        """The object in this version; the caller may change it."""
+        ...
+
+    async def inward(self, body: Body) -> Body:
+        """The object as it is to be stored: another dict."""
+        ...
+
+    async def back(self, stored: Body) -> Body:
+        """The object in this version as it would be after `inward`."""
+        ...
+
+
+#: From a CRD, an API version, the schemas of all its versions, and whether nothing is stored that is to be converted.
+ConversionFactory = Callable[[Body, str, Schemas, bool], Conversion]
+
+
+class Service:
+    """Whether what is served is still what was served when it was asked for."""
+    __slots__ = ('ended',)
+
+    def __init__(self) -> None:
+        self.ended = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -127,14 +159,23 @@ class Kind:
     scale: Mapping[str, str] = dataclasses.field(default_factory=dict)
     warning: str = ''
     stored_version: str = ''
-    #: How a stored object becomes one of this version and back; None if only the name of the version differs.
+    #: How a stored object becomes one of this kind and back; None if only the name of the version differs.
     outward: Callable[[Body], Body] | None = None
     inward: Callable[[Body], Body] | None = None
+    #: The same for kinds that can be stored in several versions.
+    conversion: Conversion | None = None
+    #: Shared by all versions of a resource, until its definition changes.
+    service: Service = dataclasses.field(default_factory=Service)
 
     @functools.cached_property
     def api_version(self) -> str:
         """The group and version as objects name them."""
         return f'{self.group}/{self.version}' if self.group else self.version
+
+    @functools.cached_property
+    def storage_api_version(self) -> str:
+        """The group and version that objects are written in."""
+        return f'{self.group}/{self.stored_version}' if self.group else self.stored_version
 
     @functools.cached_property
     def list_kind(self) -> str:
@@ -155,16 +196,30 @@ class Kind:
 
     def raw(self, record: Record) -> bytes:
         """A stored object as JSON of this version."""
-        if self.outward is None:
+        if self.outward is None and (self.conversion is None or record.stored == self.api_version):
             return self.prefix + record.rest
         return orjson.dumps(self.body(record))
 
     def body(self, record: Record) -> Body:
         """A stored object as one of this version; the caller may change it."""
-        body = record.body()
+        if self.conversion is not None and record.stored != self.api_version:
+            body = self.conversion.outward(record)
+        else:
+            body = record.body()
         if self.outward is not None:
             body = self.outward(body)
-        return {'apiVersion': self.api_version, 'kind': self.name, **body}
+        return {**body, 'apiVersion': self.api_version, 'kind': self.name}
+
+    async def ready(self, *records: Record, fresh: bool = False) -> None:
+        """Convert these, so that they can be had in this version; 500 if somebody else cannot convert them."""
+        if self.conversion is not None:
+            await self.conversion.prepare(records, fresh)
+
+    async def stored(self, body: Body) -> Body:
+        """An object of this version as it is to be stored."""
+        if self.conversion is not None:
+            return await self.conversion.inward(body)
+        return self.inward(body) if self.inward is not None else body
 
 
 class Catalog:

@@ -86,7 +86,7 @@ def _list_causes(options: ListOptions) -> Iterable[statuses.Cause]:
                                                                'resourceVersion "0"')
 
 
-def answer(storage: Storage, kind: Kind, namespace: str, options: ListOptions, form: Form) -> bytes:
+async def answer(storage: Storage, kind: Kind, namespace: str, options: ListOptions, form: Form) -> bytes:
     """The JSON of the list."""
     if options.continued and options.version not in ('', '0'):
         raise statuses.bad_request('specifying resource version is not allowed when using continue')
@@ -122,6 +122,7 @@ def answer(storage: Storage, kind: Kind, namespace: str, options: ListOptions, f
             meta['continue'] = _encode(past or storage.version, f'{last}\0')
             if not options.selector:
                 meta['remainingItemCount'] = 1 + sum(1 for _ in selected)
+    await kind.ready(*chosen)
     return form.list(kind, chosen, meta)
 
 

@@ -126,7 +126,7 @@ def prepare_new(body: Body, kind: Kind, uid: str) -> None:
         meta['generation'] = 1
     if 'generateName' in meta and 'name' not in meta:
         meta['name'] = meta['generateName'][:58] + ''.join(secrets.choice(_ALPHABET) for _ in range(5))
-    if 'status' in kind.subresources and kind.plural not in ('nodes', crds.PLURAL):
+    if 'status' in kind.subresources and kind.plural != 'nodes':
         body.pop('status', None)
     defaults.begin(body, kind)
 
@@ -137,8 +137,10 @@ def prepare_changed(body: Body, old: Body, kind: Kind, subresource: str) -> None
     if subresource == 'status':
         _keep_but_status(body, old, kind)
         meta = body['metadata']
-    elif 'status' in kind.subresources and kind.plural != crds.PLURAL:
+    elif 'status' in kind.subresources:
         _restore(body, old, 'status')
+        if kind.plural == crds.PLURAL:
+            crds.note_storage(body)
     _restore(meta, before, 'generation')
     _restore(meta, before, 'creationTimestamp')
     _restore(meta, before, 'generateName')
@@ -241,6 +243,8 @@ def change_problems(body: Body, old: Body) -> Iterator[Cause]:
             causes.append(statuses.value_forbidden(
                 'metadata.finalizers', 'no new finalizers can be added if the object is being deleted, found new '
                                        f'finalizers []string{{{listed}}}'))
+    if body['kind'] == 'CustomResourceDefinition':
+        yield from crds.change_problems(body, old)
     yield from causes
     yield from causes  # A real server checks this twice, and tells so.
 

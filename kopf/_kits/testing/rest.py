@@ -14,7 +14,7 @@ import orjson
 from kopf._kits.testing import clocks, deletion, objects, patches, permissions, queries, roles, statuses
 from kopf._kits.testing.kinds import Body, Catalog, Kind
 from kopf._kits.testing.selectors import Selector
-from kopf._kits.testing.storage import Record, Storage
+from kopf._kits.testing.storage import ChangeType, Record, Storage
 from kopf._kits.testing.users import User
 
 ATTEMPTS = 6
@@ -102,6 +102,12 @@ class Objects:
             raise statuses.not_found(kind.group, kind.plural, name)
         return record
 
+    async def read(self, kind: Kind, namespace: str, name: str) -> Record:
+        """The object as it can be shown in this version; 404 if there is none, 500 if it cannot be converted."""
+        record = self.get(kind, namespace, name)
+        await kind.ready(record, fresh=True)
+        return record
+
     async def create(self, kind: Kind, namespace: str, body: Body, options: Options) -> bytes:
         """Store a new object (decoded already) and give it back as it was stored."""
         self._check_place(kind, namespace, body)
@@ -119,14 +125,14 @@ class Objects:
         else:
             self._validate(body, kind)
         table = kind.store
+        stored = await kind.stored(body)
         if (present := table.get(namespace, name)) is not None:
             raise statuses.exists(kind.group, kind.plural, name, deleting=present.deleting)
         if table.closed:
             raise statuses.UnknownPath
         if options.dry_run:
-            return orjson.dumps(body)
-        stored = kind.inward(body) if kind.inward is not None else body
-        return kind.raw(self._storage.commit(table, 'ADDED', stored).record)
+            return orjson.dumps(await kind.conversion.back(stored) if kind.conversion is not None else body)
+        return await self._commit(kind, 'ADDED', stored)
 
     async def replace(
             self, kind: Kind, namespace: str, name: str, body: Body, options: Options, subresource: str = '',
@@ -173,29 +179,33 @@ class Objects:
 
     async def delete(self, kind: Kind, namespace: str, name: str, options: Options) -> dict[str, Any] | bytes:
         """Delete an object, or mark it for deletion; answers with the object or with a ``Status`` of success."""
-        record = self.get(kind, namespace, name)
+        record = await self.read(kind, namespace, name)
         _check_preconditions(kind, record, options)
         if self._admission.concerns(kind, 'DELETE', ''):
             review = Review(kind, 'DELETE', '', namespace, name, None, kind.body(record), options)
             await self._admission.mutate(review)
             await self._admission.validate(review)
-            record = self.get(kind, namespace, name)
+            record = await self.read(kind, namespace, name)
         if kind.plural == 'namespaces' and name in ('default', 'kube-system', 'kube-public'):
             raise statuses.forbidden(kind.group, kind.plural, name, 'this namespace may not be deleted')
-        return self.remove(kind, record, options.propagation, dry_run=options.dry_run)
+        removed = self.remove(kind, record, options.propagation, dry_run=options.dry_run)
+        if not isinstance(removed, Record):
+            return removed
+        await kind.ready(removed)
+        return kind.raw(removed)
 
     def remove(
             self, kind: Kind, record: Record, propagation: str = '', *, dry_run: bool = False,
-    ) -> dict[str, Any] | bytes:
-        """Delete or mark an object without asking anybody."""
+    ) -> dict[str, Any] | bytes | Record:
+        """Delete or mark an object without asking anybody; what is left of it, or a ``Status`` of success."""
         body = record.body()
         success = statuses.success(kind.group, kind.plural, record.name, record.uid)
         if deletion.mark(body, kind, propagation):
             if objects.same(body, record.body()):
-                return kind.raw(record)
+                return record
             if dry_run:
                 return orjson.dumps({'apiVersion': kind.api_version, 'kind': kind.name, **body})
-            return kind.raw(self._storage.commit(kind.store, 'MODIFIED', body).record)
+            return self._storage.commit(kind.store, 'MODIFIED', body).record
         if dry_run:
             return success
         if kind.plural == 'pods' and not record.deleting:
@@ -204,13 +214,14 @@ class Objects:
             meta['generation'] = meta.get('generation', 0) + 1
             self._storage.commit(kind.store, 'MODIFIED', body)
         change = self._storage.commit(kind.store, 'DELETED', body)
-        return kind.raw(change.record) if kind.plural in RETURNED_ON_DELETION else success
+        return change.record if kind.plural in RETURNED_ON_DELETION else success
 
     async def delete_collection(
             self, kind: Kind, namespace: str, selector: Selector, options: Options,
     ) -> list[bytes]:
         """Delete all selected objects; answers with them as they were before."""
         chosen = [record for record in kind.store.records(namespace) if selector.matches(record)]
+        await kind.ready(*chosen)
         gone = [kind.raw(record) if kind.custom else b'{' + record.rest for record in chosen]
         for record in chosen:
             try:
@@ -225,6 +236,7 @@ class Objects:
     ) -> bytes:
         for _ in range(ATTEMPTS):
             record = self.get(kind, namespace, name)
+            await kind.ready(record)
             old, body = kind.body(record), change(kind.body(record))
             asked = body['metadata'].get('resourceVersion')
             if _version(asked) not in (0, record.version):
@@ -236,28 +248,41 @@ class Objects:
                 self._guard.check(kind, namespace, body, old, options.user)
             if self._admission.concerns(kind, 'UPDATE', subresource):
                 body = await self._admit(Review(kind, 'UPDATE', subresource, namespace, name, body, old, options))
-                if kind.store.get(namespace, name) is not record:
-                    continue
             else:
                 self._validate(body, kind, old)
-            return self._store(kind, record, body, old, options)
+            if (answer := await self._store(kind, record, body, old, options)) is not None:
+                return answer
         raise statuses.conflict(kind.group, kind.plural, name)
 
-    def _store(self, kind: Kind, record: Record, body: Body, old: Body, options: Options) -> bytes:
-        if objects.same(body, old) and (not record.deleting or body['metadata'].get('finalizers')):
-            return kind.raw(record)
+    async def _store(self, kind: Kind, record: Record, body: Body, old: Body, options: Options) -> bytes | None:
+        """Write it, if there is anything to be written; None if the object has been changed in the meantime."""
+        held = not record.deleting or body['metadata'].get('finalizers')
+        migrated = kind.conversion is None or record.stored == kind.storage_api_version
+        if held and migrated and objects.same(body, old):
+            return kind.raw(record) if kind.store.get(record.namespace, record.name) is record else None
         if options.dry_run:
+            if kind.conversion is not None:
+                body = await kind.conversion.back(await kind.stored(body))
             return orjson.dumps(body)
         meta = body['metadata']
-        stored = kind.inward(body) if kind.inward is not None else body
-        emptied = 'deletionTimestamp' in meta and not meta.get('finalizers')
-        if emptied and not (kind.plural == 'namespaces' and (body.get('spec') or {}).get('finalizers')):
+        gone = 'deletionTimestamp' in meta and not meta.get('finalizers') and not (
+            kind.plural == 'namespaces' and (body.get('spec') or {}).get('finalizers'))
+        if gone:
             meta['generation'] = old['metadata'].get('generation', 0)
             if not meta['generation']:
                 del meta['generation']
+        stored = await kind.stored(body) if not gone else {}
+        if kind.store.get(record.namespace, record.name) is not record:
+            return None
+        if gone:
             self._storage.commit(kind.store, 'DELETED', record.body())
             return orjson.dumps(body)
-        return kind.raw(self._storage.commit(kind.store, 'MODIFIED', stored).record)
+        return await self._commit(kind, 'MODIFIED', stored)
+
+    async def _commit(self, kind: Kind, type: ChangeType, stored: Body) -> bytes:
+        record = self._storage.commit(kind.store, type, stored).record
+        await kind.ready(record)
+        return kind.raw(record)
 
     async def _admit(self, review: Review) -> Body:
         body = await self._admission.mutate(review)

@@ -82,7 +82,7 @@ class Server(Controls):
     async def stop(self) -> None:
         """Close the port and all connections."""
         await self.refuse_connections()
-        await self.api.webhooks.close()
+        await self.api.callouts.close()
         if self._audit is not None:
             self._audit.close()
 

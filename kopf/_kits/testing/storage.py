@@ -36,9 +36,13 @@ class TableName(NamedTuple):
     plural: str
 
 
-@dataclasses.dataclass(slots=True, frozen=True, eq=False)
+@dataclasses.dataclass(slots=True, frozen=True, eq=False, weakref_slot=True)
 class Record:
-    """One version of one object; ``rest`` is its JSON after the opening brace, ``apiVersion`` and ``kind`` left out."""
+    """
+    One version of one object; ``rest`` is its JSON after the opening brace, ``apiVersion`` and ``kind`` left out.
+
+    ``stored`` is the API version that it was written in; see `kopf._kits.testing.conversions`.
+    """
     namespace: str
     name: str
     uid: str
@@ -48,6 +52,7 @@ class Record:
     fields: Mapping[str, str]
     owners: tuple[str, ...]
     deleting: bool
+    stored: str = ''
 
     @property
     def key(self) -> str:
@@ -167,8 +172,10 @@ class Table:
 
     def apply(self, type: ChangeType, body: Mapping[str, Any], version: int) -> Change:
         """Write one change; ``body`` says its new version already and is not kept."""
-        record = self._record(body, version)
-        previous = self._records.get(record.key)
+        meta = body['metadata']
+        previous = self.get(meta.get('namespace', ''), meta['name'])
+        before = previous.stored if previous is not None else ''
+        record = self._record(body, version, body.get('apiVersion') or before)
         if type == 'DELETED':
             del self._records[record.key]
         else:
@@ -182,19 +189,23 @@ class Table:
         self.wake()
         return change
 
-    def rewrite(self, transform: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
-        """Change how the objects are seen from now on, without a new version (as after a change of a schema)."""
-        for key, record in self._records.items():
-            self._records[key] = self._record(transform(record.body()), record.version)
+    def rewrite(self, transform: Callable[[dict[str, Any], str], Mapping[str, Any]]) -> None:
+        """
+        Change how the objects are seen from now on, without a new version (as after a change of a schema).
 
-    def _record(self, body: Mapping[str, Any], version: int) -> Record:
+        The function gets an object and the API version that it is stored in.
+        """
+        for key, record in self._records.items():
+            self._records[key] = self._record(transform(record.body(), record.stored), record.version, record.stored)
+
+    def _record(self, body: Mapping[str, Any], version: int, stored: str) -> Record:
         meta = body['metadata']
         rest = orjson.dumps({key: value for key, value in body.items() if key not in ('apiVersion', 'kind')})
         return Record(
             namespace=meta.get('namespace', ''), name=meta['name'], uid=meta['uid'], version=version, rest=rest[1:],
             labels=meta.get('labels') or {}, fields=self._fields_of(body) if self._fields_of is not None else {},
             owners=tuple(owner['uid'] for owner in meta.get('ownerReferences') or ()),
-            deleting='deletionTimestamp' in meta,
+            deleting='deletionTimestamp' in meta, stored=stored,
         )
 
     def _sorted(self) -> list[str]:

@@ -6,8 +6,9 @@ its selector lets through, and sends it in one piece; the lines themselves are m
 Whoever is slower than the history is long, is told that its version has expired.
 """
 import asyncio
+import dataclasses
 import random
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 import orjson
 
@@ -23,6 +24,11 @@ BOOKMARK_INTERVAL = 60.0
 LAST_BOOKMARK = 1.0
 #: How long a watch goes on if the client does not say: between once and twice as long.
 LONGEST = 1800.0
+#: How often the conversion of objects is tried again, in seconds.
+CONVERSION_RETRY = 1.0
+
+#: The type, the object, and the change if it is to be shown as it is.
+Event = tuple[str, Record, Change | None]
 
 
 class Watch:
@@ -46,30 +52,36 @@ class Watch:
         end = loop.time() + (self._options.timeout or LONGEST * (1 + random.random()))
         bookmark = self._next_bookmark(end)
         try:
-            if (initial := self._initial()) is not None:
-                position = table.position(self._storage.version)
-                yield initial
-            else:
-                position = table.position(min(self._since, self._storage.version))
+            initial = self._initial()
+            position = table.position(min(self._since, self._storage.version))
+            if initial is not None:
+                if not await self._convertible(initial, end):
+                    return
+                yield self._together(initial)
             while True:
                 changes, position = table.changes_from(position)
-                if data := b''.join(self._select(changes)):
+                events = self._select(changes)
+                if self._kind.conversion is not None:
+                    events = list(events)
+                    if not await self._convertible([record for _, record, _ in events], end):
+                        return
+                if data := b''.join([self._line(*event) for event in events]):
                     yield data
                 if changes:
                     continue
                 now = loop.time()
-                if table.ended or now >= end:
+                if table.ended or self._kind.service.ended or now >= end:
                     return
                 if now >= bookmark:
                     bookmark = self._next_bookmark(end)
-                    yield self._bookmark()
+                    yield self._bookmark(self._storage.version)
                 await self._pause(min(end, bookmark))
                 yield b''
         except Expired as error:
             message = str(error) if error.version else 'too old resource version: the watch has fallen behind'
             yield error_line(statuses.expired(message))
 
-    def _initial(self) -> bytes | None:
+    def _initial(self) -> list[Record] | None:
         """What is there already, if that is to be sent."""
         options = self._options
         if self._since and not options.initial_events:
@@ -77,46 +89,61 @@ class Watch:
         if options.initial_events is False:
             self._since = self._storage.version
             return None
-        lines = []
-        for record in self._kind.store.records(self._namespace):
-            if self._selector is None or self._selector.matches(record):
-                lines.append(b'{"type":"ADDED","object":%s}\n' % self._form.object(self._kind, record))
-        if options.initial_events and options.bookmarks:
-            lines.append(self._bookmark({'k8s.io/initial-events-end': 'true'}))
+        records = [record for record in self._kind.store.records(self._namespace)
+                   if self._selector is None or self._selector.matches(record)]
         self._since = self._storage.version
+        return records
+
+    def _together(self, records: Iterable[Record]) -> bytes:
+        lines = [b'{"type":"ADDED","object":%s}\n' % self._form.object(self._kind, record) for record in records]
+        if self._options.initial_events and self._options.bookmarks:
+            lines.append(self._bookmark(self._since, {'k8s.io/initial-events-end': 'true'}))
         return b''.join(lines)
 
-    def _select(self, changes: Iterable[Change]) -> Iterable[bytes]:
+    async def _convertible(self, records: Sequence[Record], end: float) -> bool:
+        """Be silent until the objects can be converted, as on a real server; False if that takes too long."""
+        while True:
+            try:
+                await self._kind.ready(*records)
+                return True
+            except statuses.Refusal:
+                if self._kind.store.ended or self._kind.service.ended or asyncio.get_running_loop().time() >= end:
+                    return False
+                await asyncio.sleep(CONVERSION_RETRY)
+
+    def _select(self, changes: Iterable[Change]) -> Iterable[Event]:
         for change in changes:
             record = change.record
             if self._namespace and record.namespace != self._namespace or change.version <= self._since:
                 continue
             if self._selector is None:
-                yield self._line(change)
+                yield change.type, record, change
                 continue
             before = change.previous is not None and self._selector.matches(change.previous)
             after = change.type != 'DELETED' and self._selector.matches(record)
             if change.type == 'DELETED':
                 if before:
-                    yield self._line(change)
+                    yield change.type, record, change
             elif before and not after and change.previous is not None:
-                yield self._line_of('DELETED', _renumbered(change.previous, record.version))
+                yield 'DELETED', _renumbered(change.previous, record.version), None
             elif after and not before:
-                yield self._line_of('ADDED', record)
+                yield 'ADDED', record, None
             elif after:
-                yield self._line(change)
+                yield change.type, record, change
 
-    def _line(self, change: Change) -> bytes:
+    def _line(self, type: str, record: Record, change: Change | None) -> bytes:
+        if change is None:
+            return self._line_of(type, record)
         key = (self._kind, self._form.name)
         if (line := change.lines.get(key)) is None:
-            line = change.lines[key] = self._line_of(change.type, change.record)
+            line = change.lines[key] = self._line_of(type, record)
         return line
 
     def _line_of(self, type: str, record: Record) -> bytes:
         return b'{"type":"%s","object":%s}\n' % (type.encode(), self._form.object(self._kind, record))
 
-    def _bookmark(self, annotations: dict[str, str] | None = None) -> bytes:
-        meta: dict[str, object] = {'resourceVersion': str(self._storage.version)}
+    def _bookmark(self, version: int, annotations: dict[str, str] | None = None) -> bytes:
+        meta: dict[str, object] = {'resourceVersion': str(version)}
         if annotations:
             meta['annotations'] = annotations
         kind = self._kind
@@ -163,8 +190,7 @@ def _renumbered(record: Record, version: int) -> Record:
     """The last version that was selected, under the number of the version that is not."""
     body = record.body()
     body['metadata']['resourceVersion'] = str(version)
-    return Record(record.namespace, record.name, record.uid, version, orjson.dumps(body)[1:], record.labels,
-                  record.fields, record.owners, record.deleting)
+    return dataclasses.replace(record, version=version, rest=orjson.dumps(body)[1:])
 
 
 def _version(text: str) -> int:
