@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from kopf._kits.testing.manifests import ManifestError
     from kopf._kits.testing.operators import Operator, OperatorFailed
     from kopf._kits.testing.sandbox import AsyncSandbox, Sandbox
+    from kopf._kits.testing.snapshots import Snapshot
+    from kopf._kits.testing.states import StateError
     from kopf._kits.testing.statuses import Refusal
 
 __all__ = [
@@ -25,6 +27,8 @@ __all__ = [
     'Refusal',
     'Sandbox',
     'SeenRequest',
+    'Snapshot',
+    'StateError',
 ]
 
 _MODULES = {
@@ -38,6 +42,8 @@ _MODULES = {
     'Refusal': 'testing.statuses',
     'Sandbox': 'testing.sandbox',
     'SeenRequest': 'testing.faults',
+    'Snapshot': 'testing.snapshots',
+    'StateError': 'testing.states',
 }
 
 

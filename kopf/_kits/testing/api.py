@@ -4,14 +4,16 @@ The API behind the HTTP server: each verb from its request to its answer.
 `Api` owns everything that a cluster consists of here: what is stored, what is served, who is asked, what happens by
 itself. It knows the shape of requests and answers, but nothing of ports, TLS, users and faults.
 """
+import contextlib
 import functools
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
 import orjson
 
 from kopf._kits.testing import (
     conversions,
+    crds,
     defaults,
     forms,
     jsontexts,
@@ -41,6 +43,7 @@ from kopf._kits.testing.rest import Objects, Options
 from kopf._kits.testing.reviews import Reviews
 from kopf._kits.testing.roles import Guard
 from kopf._kits.testing.routes import Place
+from kopf._kits.testing.states import Row, State
 from kopf._kits.testing.storage import Storage, Table
 from kopf._kits.testing.users import Tokens, User
 
@@ -75,15 +78,20 @@ class Api:
         for kind in builtin_kinds(self._open):
             self.catalog.add(kind)
 
-    async def start(self) -> None:
-        """Create what every cluster has from the beginning."""
+    async def start(self, state: State | None = None) -> None:
+        """Go on with the objects of a former sandbox, if any; create what every cluster has from the beginning."""
+        if state is not None:
+            self._resume(state)
+            state.follow(self.storage)
         kind = self.catalog.named('namespaces')
         for name in NAMESPACES:
-            await self.objects.create(kind, '', objects.decode({'metadata': {'name': name}}, kind, b''), Options())
+            if kind.store.get('', name) is None:
+                await self.objects.create(kind, '', objects.decode({'metadata': {'name': name}}, kind, b''), Options())
         for body in permissions.recorded() if self._rbac else ():
             kind = self.catalog.of_object(body['apiVersion'], body['kind'])
-            place = body['metadata'].get('namespace', '')
-            await self.objects.create(kind, place, objects.decode(body, kind, b''), Options())
+            place, name = body['metadata'].get('namespace', ''), body['metadata']['name']
+            if kind.store.get(place, name) is None:
+                await self.objects.create(kind, place, objects.decode(body, kind, b''), Options())
         self._controllers.aggregate_roles()
 
     def user_of(self, token: str) -> User | None:
@@ -93,6 +101,25 @@ class Api:
             return user
         account = self.storage.table('', 'serviceaccounts').get(*place)
         return user if account is not None and account.uid == user.uid else None
+
+    def _resume(self, state: State) -> None:
+        self.storage.version = max(self.storage.version, state.open())
+        rows = list(state.rows())
+        definitions = self.storage.table(crds.GROUP, crds.PLURAL)
+        self._load([row for row in rows if (row.group, row.plural) == definitions.name])
+        self._controllers.resume(definitions)
+        self._load([row for row in rows if (row.group, row.plural) != definitions.name])
+        for table in self.storage:
+            table.forget_before(self.storage.version)
+            if table is not definitions:
+                self._controllers.resume(table)
+
+    def _load(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            # Objects of kinds that are not served cannot be there, but for a file that was changed by hand.
+            with contextlib.suppress(KeyError):
+                table = self.storage.table(row.group, row.plural)
+                self.storage.load(table, orjson.loads(row.body), row.version, row.stored)
 
     def document(self, path: str, accept: str, address: str) -> Response:
         """The answer to everything that is not about objects: health, versions, discovery, OpenAPI."""

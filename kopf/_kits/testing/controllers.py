@@ -55,6 +55,18 @@ class Controllers:
             if self._is_leaving(table):
                 self._later(self._empty_crd, f'{table.name.plural}.{table.name.group}')
 
+    def resume(self, table: Table) -> None:
+        """Go on with what was not finished with the objects of a table when they were stored."""
+        if f'{table.name.plural}.{table.name.group}' in self._schemas:
+            self._conform(table)
+        for record in list(table.records()):
+            self._observe(table, Change('MODIFIED', record, None))
+
+    def _conform(self, table: Table) -> None:
+        """Let the objects of a custom resource follow the present schemas of the versions that they are stored in."""
+        schemas_of = self._schemas[f'{table.name.plural}.{table.name.group}']
+        table.rewrite(lambda stored, version: _conform(stored, schemas_of.get(version)))
+
     def _later(self, work: Callable[..., object], subject: Hashable) -> None:
         key = (work.__name__, subject)
         if key in self._scheduled:
@@ -118,7 +130,7 @@ class Controllers:
         schemas_of = crds.schemas_of(body)
         if self._schemas.setdefault(name, schemas_of) != schemas_of:
             self._schemas[name] = schemas_of
-            table.rewrite(lambda stored, version: _conform(stored, schemas_of.get(version)))
+            self._conform(table)
         table.wake()
 
     def _is_leaving(self, table: Table) -> bool:

@@ -9,11 +9,12 @@ from typing import Any
 
 import orjson
 
-from kopf._kits.testing import manifests, objects, rest, statuses
+from kopf._kits.testing import manifests, objects, rest, snapshots, statuses
 from kopf._kits.testing.api import Api
 from kopf._kits.testing.kinds import Bodies, Body, Kind
 from kopf._kits.testing.rest import Options
 from kopf._kits.testing.selectors import Selector
+from kopf._kits.testing.snapshots import Snapshot
 
 #: ``plural``, ``singular``, ``Kind`` or a short name, with ``.group`` or ``.version.group`` after it where it helps.
 ResourceName = str
@@ -85,6 +86,14 @@ class Door:
                 name = (body.get('metadata') or {}).get('name', '')
                 raise manifests.ManifestError(f'{place}: {body["kind"]} {name!r}: {refusal.message}') from refusal
         return applied
+
+    async def snapshot(self) -> Snapshot:
+        """Take a snapshot."""
+        return snapshots.take(self._api.storage)
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        """Bring everything back as it was."""
+        snapshots.restore(self._api.storage, snapshot)
 
     async def wait_for(
             self, resource: ResourceName, name: str, predicate: Predicate | None, namespace: str | None, gone: bool,

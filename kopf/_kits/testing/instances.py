@@ -19,6 +19,7 @@ import orjson
 from kopf._kits.testing.doors import Door
 from kopf._kits.testing.manifests import Source
 from kopf._kits.testing.server import Server
+from kopf._kits.testing.states import State
 
 T = TypeVar('T')
 
@@ -30,6 +31,7 @@ class Instance:
             self, *, port: int = 0, kubeconfig: str | os.PathLike[str] | None = None,
             crds: Iterable[Source] = (), loads: Iterable[Source] = (), history: int = 2000,
             audit: str | os.PathLike[str] | None = None, rbac: bool = False,
+            state: str | os.PathLike[str] | None = None,
     ) -> None:
         self._port = port
         self._crds = list(crds)
@@ -37,6 +39,7 @@ class Instance:
         self.server = Server(history=history, audit=audit, rbac=rbac)
         self.door = Door(self.server.api)
         self._others: list[tempfile.TemporaryDirectory[str]] = []
+        self._state = State(state) if state is not None else None
         self._folder = None if kubeconfig is not None else tempfile.mkdtemp(prefix='kopf-sandbox-')
         self.kubeconfig = Path(kubeconfig) if kubeconfig is not None else Path(self._folder or '', 'kubeconfig')
 
@@ -44,7 +47,7 @@ class Instance:
         """Listen, write the kubeconfig, and apply what is to be there from the beginning."""
         try:
             self._spare_others()
-            await self.server.start(self._port)
+            await self.server.start(self._port, self._state)
             self.server.on_token = self._write
             self._write()
             for source in [*self._crds, *self._loads]:
@@ -58,6 +61,8 @@ class Instance:
         await self.server.stop()
         for folder in self._others:
             folder.cleanup()
+        if self._state is not None:
+            await self._state.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -21,6 +21,7 @@ from kopf._cogs.structs.ids import HandlerId
 from kopf._kits.testing.certificates import CertificatesUnavailable
 from kopf._kits.testing.manifests import ManifestError
 from kopf._kits.testing.sandbox import Sandbox
+from kopf._kits.testing.states import StateError
 
 # What an operator takes for a sign that it runs in a cluster, i.e. not here.
 _IN_CLUSTER = ('KUBERNETES_SERVICE_HOST', 'KUBERNETES_SERVICE_PORT')
@@ -28,14 +29,15 @@ _IN_CLUSTER = ('KUBERNETES_SERVICE_HOST', 'KUBERNETES_SERVICE_PORT')
 
 def serve(
         *, port: int, kubeconfig: str | None, rbac: bool, crds: Collection[str], loads: Collection[str],
+        state: str | None,
 ) -> None:
     """
     Run a sandbox until SIGINT or SIGTERM; the parameters are those of `Sandbox`.
 
     :raises click.ClickException: if it does not start; the message says why.
     """
-    with _ended_by_signals(), _started(
-            Sandbox(port=port, kubeconfig=kubeconfig, rbac=rbac, crds=crds, loads=loads)):
+    sandbox = Sandbox(port=port, kubeconfig=kubeconfig, rbac=rbac, crds=crds, loads=loads, state=state)
+    with _ended_by_signals(), _started(sandbox, state):
         threading.Event().wait()
 
 
@@ -55,15 +57,16 @@ def serving(*, crds: Collection[str], loads: Collection[str]) -> Iterator[Vault]
 
 
 @contextlib.contextmanager
-def _started(sandbox: Sandbox) -> Iterator[Sandbox]:
+def _started(sandbox: Sandbox, state: str | None = None) -> Iterator[Sandbox]:
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(sandbox)
-        except (CertificatesUnavailable, ManifestError, OSError) as error:
+        except (CertificatesUnavailable, ManifestError, OSError, StateError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise click.ClickException(f'The sandbox does not start: {reason}') from error
+        kept = f'All that is in it is kept in {state}.' if state else 'All that is in it is lost when it ends.'
         click.echo(f'The sandbox is at {sandbox.url}: an emulated Kubernetes API in memory, for development and tests '
-                   'only, reachable from this machine only.\nAll that is in it is lost when it ends. '
+                   f'only, reachable from this machine only.\n{kept} '
                    'To work with it from another terminal:', err=True)
         click.echo(f'export KUBECONFIG={shlex.quote(os.path.abspath(sandbox.kubeconfig))}')
         yield sandbox

@@ -19,6 +19,7 @@ from kopf._kits.testing.faults import Faults, SeenRequest
 from kopf._kits.testing.instances import Instance, Runner
 from kopf._kits.testing.kinds import Bodies, Body
 from kopf._kits.testing.manifests import Source, each
+from kopf._kits.testing.snapshots import Snapshot
 from kopf._kits.testing.users import User
 
 
@@ -123,6 +124,14 @@ class AsyncSandbox(_Common):
         """See `Sandbox.apply`."""
         return await self._runner.later(self._door.apply(source))
 
+    async def snapshot(self) -> Snapshot:
+        """See `Sandbox.snapshot`."""
+        return await self._runner.later(self._door.snapshot())
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        """See `Sandbox.restore`."""
+        await self._runner.later(self._door.restore(snapshot))
+
     async def wait_for(
             self, resource: ResourceName, name: str, predicate: Predicate | None = None,
             *, namespace: str | None = None, timeout: float = 10.0,
@@ -159,11 +168,12 @@ class Sandbox(_Common):
     is a free one by default; ``kubeconfig`` is where that file is written (by default a temporary folder, removed in
     the end). ``history`` is how many changes of each resource are remembered for watches; ``audit`` is a file that
     gets a line for each request, in the format of Kubernetes' audit log. With ``rbac``, roles and bindings decide who
-    may do what, as in a real cluster; otherwise everybody may do everything.
+    may do what, as in a real cluster; otherwise everybody may do everything. ``state`` is a file that keeps the objects
+    when the sandbox ends, for the next one with the same file; without it, all is lost.
 
     Refused requests raise `Refusal` with ``code``, ``reason`` and ``message``; a port that is taken, or
     a ``kubeconfig`` that is not of a sandbox, raises OSError; objects that cannot be applied at the start raise
-    `ManifestError`.
+    `ManifestError`; a ``state`` that is none, or is in use by another sandbox, raises `StateError`.
     """
 
     def __init__(
@@ -176,10 +186,11 @@ class Sandbox(_Common):
             history: int = 2000,
             audit: str | os.PathLike[str] | None = None,
             rbac: bool = False,
+            state: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(Runner(lambda: Instance(
             port=port, kubeconfig=kubeconfig, crds=each(crds), loads=each(loads), history=history,
-            audit=audit, rbac=rbac)))
+            audit=audit, rbac=rbac, state=state)))
         self.aio = AsyncSandbox(self._runner)
 
     def __enter__(self) -> Self:
@@ -245,6 +256,20 @@ class Sandbox(_Common):
     def apply(self, source: Source) -> Bodies:
         """Create or merge all objects of a file, a folder, a text of YAML, or one dict."""
         return self._runner.now(self._door.apply(source))
+
+    def snapshot(self) -> Snapshot:
+        """Note all objects as they are now, for `restore`."""
+        return self._runner.now(self._door.snapshot())
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """
+        Bring all objects back as they were when the snapshot was taken, with the same uids.
+
+        Watches see it as a sequence of ordinary changes with new resource versions: nothing ends or expires. Finalizers
+        and webhooks are not asked. What has not changed is not touched. A snapshot can be brought back many times, also
+        in another sandbox.
+        """
+        self._runner.now(self._door.restore(snapshot))
 
     def wait_for(
             self, resource: ResourceName, name: str, predicate: Predicate | None = None,

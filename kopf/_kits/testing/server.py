@@ -25,6 +25,7 @@ from kopf._kits.testing.impersonation import Impersonation
 from kopf._kits.testing.kinds import Kind
 from kopf._kits.testing.rest import Options
 from kopf._kits.testing.routes import Place
+from kopf._kits.testing.states import State
 from kopf._kits.testing.users import Tokens, User
 
 T = TypeVar('T')
@@ -71,11 +72,11 @@ class Server(Controls):
         """Where the server listens."""
         return f'https://{HOST}:{self.port}'
 
-    async def start(self, port: int = 0) -> None:
-        """Listen on the port, or on any free one; OSError if it is taken."""
+    async def start(self, port: int = 0, state: State | None = None) -> None:
+        """Listen on the port, or on any free one; OSError if it is taken, StateError if the state cannot be used."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        await self.api.start()
+        await self.api.start(state)
         self.port = port
         await self.accept_connections()
 

@@ -104,6 +104,10 @@ class Table:
         """The object as it is now, or None."""
         return self._records.get(f'{namespace}/{name}' if namespace else name)
 
+    def contents(self) -> dict[str, Record]:
+        """All objects as they are now, by their keys: a copy."""
+        return dict(self._records)
+
     def records(self, namespace: str = '', *, start: str = '') -> Iterator[Record]:
         """All objects as they are now, or those of one namespace, in the order of lists, from the key ``start`` on."""
         yield from _pick(self._records, self._sorted(), namespace, start)
@@ -175,7 +179,11 @@ class Table:
         meta = body['metadata']
         previous = self.get(meta.get('namespace', ''), meta['name'])
         before = previous.stored if previous is not None else ''
-        record = self._record(body, version, body.get('apiVersion') or before)
+        return self.write(type, self._record(body, version, body.get('apiVersion') or before))
+
+    def write(self, type: ChangeType, record: Record) -> Change:
+        """The same for what is a record already, with its new version."""
+        previous = self._records.get(record.key)
         if type == 'DELETED':
             del self._records[record.key]
         else:
@@ -188,6 +196,13 @@ class Table:
             self._drop(len(self._log) - self._history)
         self.wake()
         return change
+
+    def load(self, body: Mapping[str, Any], version: int, stored: str) -> Record:
+        """Put an object there as it was in former times: without history."""
+        record = self._record(body, version, stored)
+        self._records[record.key] = record
+        self._keys = None
+        return record
 
     def rewrite(self, transform: Callable[[dict[str, Any], str], Mapping[str, Any]]) -> None:
         """
@@ -255,11 +270,22 @@ class Storage:
         """Write one change under the next version, which is also put into ``body``."""
         self.version += 1
         body['metadata']['resourceVersion'] = str(self.version)
-        change = table.apply(type, body, self.version)
-        self._link(table, change)
-        for observer in self.observers:
-            observer(table, change)
-        return change
+        return self._tell(table, table.apply(type, body, self.version))
+
+    def bring_back(self, table: Table, type: ChangeType, record: Record) -> None:
+        """Write a former version of an object once more, under the next version."""
+        old, new = b'"resourceVersion":"%d"' % record.version, b'"resourceVersion":"%d"' % (self.version + 1)
+        if record.rest.count(old) != 1:  # There is something else of that name and content.
+            self.commit(table, type, {**record.body(), 'apiVersion': record.stored})
+            return
+        self.version += 1
+        self._tell(table, table.write(type, dataclasses.replace(
+            record, version=self.version, rest=record.rest.replace(old, new))))
+
+    def load(self, table: Table, body: dict[str, Any], version: int, stored: str) -> None:
+        """Put an object there as it was in former times: nobody is told of it."""
+        record = table.load(body, version, stored)
+        self._link(table, Change('ADDED', record, None))
 
     def owner(self, uid: str) -> Record | None:
         """The living object of that uid, in whatever table it is."""
@@ -278,6 +304,12 @@ class Storage:
         places = self._dependents.get(uid, {}).values()
         found = [(table, table.get(namespace, name)) for table, namespace, name in places]
         return [(table, record) for table, record in found if record is not None and uid in record.owners]
+
+    def _tell(self, table: Table, change: Change) -> Change:
+        self._link(table, change)
+        for observer in self.observers:
+            observer(table, change)
+        return change
 
     def _link(self, table: Table, change: Change) -> None:
         record, previous = change.record, change.previous

@@ -112,7 +112,7 @@ async def test_new_addresses_are_told_to_the_api(world, server, strategy):
         server.configs.put_nowait({'service': {'name': 'svc', 'namespace': 'ns', 'path': '/root'}, 'caBundle': 'Q0E='})
         found = await strategy(lambda conversion: 'service' in conversion['webhook']['clientConfig'])
         assert found['webhook']['clientConfig'] == {'caBundle': 'Q0E=', 'service': {
-            'name': 'svc', 'namespace': 'ns', 'path': f'/root/convert/{CRD}'}}
+            'name': 'svc', 'namespace': 'ns', 'path': f'/root/convert/{CRD}', 'port': 443}}
 
 
 async def test_what_is_reset_is_written_again(world, server, strategy):
