@@ -5,8 +5,8 @@ The API behind the HTTP server: each verb from its request to its answer.
 itself. It knows the shape of requests and answers, but nothing of ports, TLS, users and faults.
 """
 import contextlib
-import functools
-from collections.abc import AsyncIterator, Iterable, Mapping
+import dataclasses
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
 import orjson
@@ -26,6 +26,7 @@ from kopf._kits.testing import (
     queries,
     rest,
     routes,
+    scales,
     selectors,
     statuses,
     subresources,
@@ -73,7 +74,7 @@ class Api:
         self._reviews = Reviews(self.authorizer, self.user_of)
         self._discovery = Discovery(self.catalog)
         self._openapi = openapi.OpenApi(self.catalog)
-        self._scales = subresources.Scales(self.objects)
+        self._scales = scales.Scales(self.objects)
         self._controllers = Controllers(self.storage, self.catalog, self.objects, conversions.factory(self.callouts))
         for kind in builtin_kinds(self._open):
             self.catalog.add(kind)
@@ -227,9 +228,12 @@ class Api:
         match place.subresource, place.verb:
             case 'scale', 'get':
                 return 200, orjson.dumps(self._scales.get(kind, namespace, name))
+            case 'scale', 'update':
+                scale = _decoded(seen, kind)
+                return 200, orjson.dumps(await self._scales.replace(kind, namespace, name, scale, options))
             case 'scale', _:
-                change = functools.partial(_changed, seen, kind)
-                return 200, orjson.dumps(await self._scales.change(kind, namespace, name, change, options))
+                change = _scale_patch(seen, kind)
+                return 200, orjson.dumps(await self._scales.patch(kind, namespace, name, change, options))
             case 'token', _:
                 account = kind.body(self.objects.get(kind, namespace, name))
                 answer = subresources.token_request(namespace, account, _decoded(seen, kind), self._tokens)
@@ -271,7 +275,7 @@ def _yaml_response(raw: bytes, status: int) -> Response:
 
 
 def _known_fields(kind: Kind) -> frozenset[str]:
-    return frozenset() if kind.custom else frozenset(defaults.SELECTABLE.get(kind.plural, ()))
+    return frozenset(kind.selectable if kind.custom else defaults.SELECTABLE.get(kind.plural, ()))
 
 
 def _list_options(kind: Kind, seen: SeenRequest, *, watch: bool = False) -> listing.ListOptions:
@@ -334,16 +338,21 @@ def _decoded_patch(seen: SeenRequest, kind: Kind) -> Any:
         raise statuses.bad_request(f'error decoding patch: {error}') from None
 
 
-def _changed(seen: SeenRequest, kind: Kind, scale: Body) -> Body:
-    if seen.method == 'PUT':
-        return dict(_decoded(seen, kind))
+def _scale_patch(seen: SeenRequest, kind: Kind) -> Callable[[Body], Any]:
+    """What a patch does to a scale; it has no lists, so strategic merge patches are like the others there."""
+    if seen.content_type == rest.STRATEGIC_PATCH and not kind.custom:
+        seen = dataclasses.replace(seen, content_type=rest.MERGE_PATCH)
     patch = _decoded_patch(seen, kind)
     if seen.content_type == rest.MERGE_PATCH:
-        return dict(patches.merge(scale, patch))
-    try:
-        return dict(patches.apply(scale, patches.check_operations(patch)))
-    except patches.PatchError:
-        raise statuses.rejected() from None
+        return lambda scale: patches.merge(scale, patch)
+    operations = patches.check_operations(patch)
+
+    def change(scale: Body) -> Any:
+        try:
+            return patches.apply(scale, operations)
+        except patches.PatchError:
+            raise statuses.rejected() from None
+    return change
 
 
 def _check_media(seen: SeenRequest, accepted: tuple[str, ...]) -> None:

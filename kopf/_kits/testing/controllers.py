@@ -8,7 +8,7 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Hashable
 
-from kopf._kits.testing import crds, objects, permissions, roles, schemas
+from kopf._kits.testing import crds, objects, permissions, roles, schemas, selectables
 from kopf._kits.testing.garbage import GarbageCollector
 from kopf._kits.testing.kinds import VERBS, Body, Catalog, ConversionFactory, Schemas, Service
 from kopf._kits.testing.rest import Objects
@@ -36,6 +36,7 @@ class Controllers:
         self._converting = converting
         self._schemas: dict[str, Schemas] = {}
         self._services: dict[str, tuple[Body, Service]] = {}
+        self._selectable: dict[Table, list[str]] = {}
         self._garbage = GarbageCollector(storage, catalog, rest, self._later)
         storage.observers.append(self._observe)
 
@@ -88,6 +89,7 @@ class Controllers:
             self._schemas.pop(change.record.name, None)
             self._services.pop(change.record.name, None)
             if (abandoned := self._storage.close(group, plural)) is not None:
+                self._selectable.pop(abandoned, None)
                 asyncio.get_running_loop().call_later(STREAMS_OUTLIVE, abandoned.end)
             return
         if change.record.deleting:
@@ -126,6 +128,10 @@ class Controllers:
         for kind in crds.kinds_of(body, table, self._converting):
             service = kind.service
             self._catalog.add(dataclasses.replace(kind, verbs=_ENDING) if terminating else kind)
+        fields = sorted({path for version in spec['versions'] for path in selectables.paths(version)})
+        if self._selectable.get(table, []) != fields:
+            self._selectable[table] = fields
+            table.select(selectables.picker(fields))
         self._services[name] = served, service
         schemas_of = crds.schemas_of(body)
         if self._schemas.setdefault(name, schemas_of) != schemas_of:

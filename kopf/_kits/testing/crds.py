@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from kopf._kits.testing import clientconfigs, clocks, names, schemas, statuses
+from kopf._kits.testing import clientconfigs, clocks, names, schemas, selectables, statuses
 from kopf._kits.testing.kinds import VERBS, Body, ConversionFactory, Kind, Schemas, Service, priority
 from kopf._kits.testing.statuses import Cause
 from kopf._kits.testing.storage import Table
@@ -105,6 +105,7 @@ def _version_problems(spec: Mapping[str, Any]) -> Iterator[Cause]:
             yield statuses.value_required(f'{place}.schema.openAPIV3Schema')
             continue
         base = 'spec.validation' if len(versions) == 1 else f'{place}.schema'
+        yield from selectables.problems(version, f'{place if len(versions) > 1 else "spec"}.selectableFields')
         yield from _structural_problems(schema, f'{base}.openAPIV3Schema', 'must not be empty at the root')
 
 
@@ -204,6 +205,7 @@ def kinds_of(body: Body, table: Table, converting: ConversionFactory) -> Iterato
             columns=version.get('additionalPrinterColumns') or (), warning=warning, stored_version=stored,
             scale=_scale(subresources.get('scale') or {}), service=service,
             conversion=converting(body, api_version, all_schemas, ready) if len(versions) > 1 else None,
+            selectable=selectables.paths(version),
         )
 
 

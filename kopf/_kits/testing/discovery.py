@@ -115,7 +115,7 @@ class Discovery:
                 digest = hashlib.sha256(f'{kind.group}/{kind.stored_version}/{kind.name}'.encode()).digest()
                 resource['storageVersionHash'] = base64.b64encode(digest[:8]).decode()
             resources.append(resource)
-            for name in sorted(kind.subresources):
+            for name in _subresources(kind):
                 verbs, spoken = SUBRESOURCES[name]
                 sub: dict[str, Any] = {'name': f'{kind.plural}/{name}', 'singularName': '',
                                        'namespaced': kind.namespaced}
@@ -154,7 +154,7 @@ def _aggregated(kind: Kind) -> dict[str, Any]:
     if kind.categories:
         resource['categories'] = kind.categories
     subresources = []
-    for name in sorted(kind.subresources):
+    for name in _subresources(kind):
         verbs, spoken = SUBRESOURCES[name]
         group, version, word = spoken or (*own, kind.name)
         subresources.append({'subresource': name, 'verbs': verbs,
@@ -170,3 +170,8 @@ def _verbs(kind: Kind) -> tuple[str, ...]:
     if kind.custom:
         return ('delete', 'deletecollection', 'get', 'list', 'patch', 'create', 'update', 'watch')
     return tuple(verb for verb in VERBS if verb in kind.verbs)
+
+
+def _subresources(kind: Kind) -> list[str]:
+    """The subresources in their order: by name, but those of CRDs begin with the status."""
+    return sorted(kind.subresources, reverse=kind.custom)

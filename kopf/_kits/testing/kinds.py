@@ -157,6 +157,7 @@ class Kind:
     schema: Mapping[str, Any] | None = None
     columns: Sequence[Mapping[str, Any]] = ()
     scale: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    selectable: tuple[str, ...] = ()
     warning: str = ''
     stored_version: str = ''
     #: How a stored object becomes one of this kind and back; None if only the name of the version differs.

@@ -315,7 +315,7 @@ class Objects:
     def _check_place(self, kind: Kind, namespace: str, body: Body, name: str = '') -> None:
         meta = body['metadata']
         if name:
-            _check_name(meta.get('name') or '', name)
+            check_name(meta.get('name') or '', name)
         if kind.namespaced and (meta.get('namespace') or namespace) != namespace:
             raise statuses.bad_request('the namespace of the provided object does not match the namespace sent on the '
                                        'request')
@@ -359,7 +359,7 @@ def _patched(new: Any, kind: Kind, namespace: str, name: str) -> Body:
         objects.check_types(meta)
     except TypeError as error:
         raise _unreadable(new, str(error)) from None
-    _check_name(meta.get('name') or '', name)
+    check_name(meta.get('name') or '', name)
     if kind.namespaced and (meta.get('namespace') or namespace) != namespace:
         raise statuses.bad_request('the namespace of the provided object does not match the namespace sent on the '
                                    'request')
@@ -372,7 +372,8 @@ def _unreadable(body: Body, why: str) -> statuses.Refusal:
     return statuses.invalid('', '', '', [statuses.value_invalid('patch', text, why)])
 
 
-def _check_name(given: str, name: str) -> None:
+def check_name(given: str, name: str) -> None:
+    """Refuse (400) an object that has no name, or another one than its place."""
     if not given:
         raise statuses.bad_request(f'the name of the object ({name} based on URL) was undeterminable: name must be '
                                    'provided')

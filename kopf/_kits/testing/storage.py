@@ -204,6 +204,11 @@ class Table:
         self._keys = None
         return record
 
+    def select(self, fields_of: FieldsOf | None) -> None:
+        """Let selectors see other fields from now on."""
+        self._fields_of = fields_of
+        self.rewrite(lambda body, stored: body)
+
     def rewrite(self, transform: Callable[[dict[str, Any], str], Mapping[str, Any]]) -> None:
         """
         Change how the objects are seen from now on, without a new version (as after a change of a schema).

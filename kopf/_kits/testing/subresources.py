@@ -1,14 +1,13 @@
 """
-Views of objects that are not objects of their own: scales, and tokens of service accounts.
+Tokens of service accounts: asked for by what looks like a part of the account.
 """
 import dataclasses
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from kopf._kits.testing import clocks, statuses, tables, users
-from kopf._kits.testing.kinds import Body, Kind
-from kopf._kits.testing.rest import Objects, Options
+from kopf._kits.testing import clocks, statuses, users
+from kopf._kits.testing.kinds import Body
 from kopf._kits.testing.reviews import AUDIENCE
 from kopf._kits.testing.users import Tokens
 
@@ -34,50 +33,3 @@ def token_request(namespace: str, account: Body, body: Any, tokens: Tokens) -> B
         'spec': {'audiences': [AUDIENCE], 'expirationSeconds': seconds, 'boundObjectRef': None},
         'status': {'token': tokens.issue(user, seconds=seconds), 'expirationTimestamp': clocks.after(seconds)},
     }
-
-
-class Scales:
-    """The view of an object that only says how many replicas there are and should be."""
-
-    def __init__(self, objects: Objects) -> None:
-        self._objects = objects
-
-    def get(self, kind: Kind, namespace: str, name: str) -> Body:
-        """The scale of an object."""
-        return self._view(kind, kind.body(self._objects.get(kind, namespace, name)))
-
-    async def change(
-            self, kind: Kind, namespace: str, name: str, change: Callable[[Body], Body], options: Options,
-    ) -> Body:
-        """Change the scale by a function of it, and write the result through to the object."""
-        scale = change(self.get(kind, namespace, name))
-        replicas = (scale.get('spec') or {}).get('replicas', 0)
-        if not isinstance(replicas, int) or replicas < 0:
-            raise statuses.invalid('autoscaling', 'Scale', name, [statuses.value_invalid(
-                'spec.replicas', str(replicas), 'must be greater than or equal to 0')])
-        patch: Body = {}
-        node, path = patch, kind.scale['spec'].strip('.').split('.')
-        for part in path[:-1]:
-            node = node.setdefault(part, {})
-        node[path[-1]] = replicas
-        if version := (scale.get('metadata') or {}).get('resourceVersion'):
-            patch.setdefault('metadata', {})['resourceVersion'] = version
-        await self._objects.patch(kind, namespace, name, patch, 'application/merge-patch+json', options)
-        return self.get(kind, namespace, name)
-
-    def _view(self, kind: Kind, body: Body) -> Body:
-        meta = body['metadata']
-        kept = ('name', 'namespace', 'uid', 'resourceVersion', 'creationTimestamp')
-        status: Body = {'replicas': next(tables.find(body, kind.scale['status']), 0)}
-        if path := kind.scale.get('selector'):
-            selector = next(tables.find(body, path), '')
-            if isinstance(selector, Mapping):
-                selector = ','.join(f'{key}={value}' for key, value in (selector.get('matchLabels') or {}).items())
-            if selector:
-                status['selector'] = selector
-        return {
-            'kind': 'Scale', 'apiVersion': 'autoscaling/v1',
-            'metadata': {key: meta[key] for key in kept if key in meta},
-            'spec': {'replicas': next(tables.find(body, kind.scale['spec']), 0)}, 'status': status,
-        }
-

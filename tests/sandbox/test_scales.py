@@ -1,0 +1,107 @@
+"""The scale subresource, of custom and of built-in kinds."""
+import pytest
+
+MERGE = "application/merge-patch+json"
+JSON = "application/json-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
+GROUP = "things.example.dev"
+PATHS = {"specReplicasPath": ".spec.size", "statusReplicasPath": ".status.count", "labelSelectorPath": ".status.labels"}
+SELECTOR = {"matchLabels": {"b": "c", "a": "b"}, "matchExpressions": [
+    {"key": "x", "operator": "In", "values": ["2", "1"]}, {"key": "y", "operator": "Exists"},
+    {"key": "z", "operator": "DoesNotExist"}, {"key": "q", "operator": "NotIn", "values": ["1"]}]}
+
+
+@pytest.fixture
+async def fleets(client, sandbox, make_crd):
+    """The path of a kind that can be scaled to 10 at most, with one object of it."""
+    spec = {"type": "object", "properties": {"size": {"type": "integer", "maximum": 10}}}
+    sandbox.apply(make_crd("fleets", "Fleet", spec=spec, subresources={"status": {}, "scale": PATHS}))
+    path = f"/apis/{GROUP}/v1/namespaces/{client.namespace}/fleets"
+    await client("POST", path, {"apiVersion": f"{GROUP}/v1", "kind": "Fleet", "metadata": {"name": "f"},
+                                "spec": {"size": 2}})
+    return path
+
+
+@pytest.fixture
+async def deployment(client):
+    path = f"/apis/apps/v1/namespaces/{client.namespace}/deployments"
+    labels = {"a": "b", "b": "c", "x": "1", "y": ""}
+    await client("POST", path, {"metadata": {"name": "d"}, "spec": {"replicas": 2, "selector": SELECTOR, "template": {
+        "metadata": {"labels": labels}, "spec": {"containers": [{"name": "c", "image": "i"}]}}}})
+    return f"{path}/d"
+
+
+async def test_what_a_scale_says(client, fleets):
+    await client("PATCH", f"{fleets}/f/status", {"status": {"count": 1, "labels": "a=b"}}, type=MERGE)
+    fleet = (await client("GET", f"{fleets}/f")).body["metadata"]
+    answer = await client("GET", f"{fleets}/f/scale")
+    kept = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
+    assert answer.body == {
+        "apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": {key: fleet[key] for key in kept},
+        "spec": {"replicas": 2}, "status": {"replicas": 1, "selector": "a=b"}}
+
+
+@pytest.mark.parametrize("type, patch", [
+    (MERGE, {"spec": {"replicas": 5}}), (JSON, [{"op": "replace", "path": "/spec/replicas", "value": 5}]),
+])
+async def test_patches(client, fleets, type, patch):
+    answer = await client("PATCH", f"{fleets}/f/scale", patch, type=type)
+    assert (answer.status, answer.body["kind"], answer.body["spec"]) == (200, "Scale", {"replicas": 5})
+    fleet = (await client("GET", f"{fleets}/f")).body
+    assert (fleet["spec"], fleet["metadata"]["generation"]) == ({"size": 5}, 2)
+
+
+async def test_replacements(client, fleets):
+    scale = (await client("GET", f"{fleets}/f/scale")).body
+    scale["spec"] = {}
+    assert (await client("PUT", f"{fleets}/f/scale", scale)).body["spec"] == {}
+    assert (await client("GET", f"{fleets}/f")).body["spec"] == {"size": 0}
+    conflict = await client("PUT", f"{fleets}/f/scale", scale)
+    assert (conflict.status, conflict.body["reason"]) == (409, "Conflict")
+    nameless = await client("PUT", f"{fleets}/f/scale", {})
+    assert (nameless.status, "name must be provided" in nameless.message) == (400, True)
+
+
+async def test_dry_changes(client, fleets):
+    answer = await client("PATCH", f"{fleets}/f/scale", {"spec": {"replicas": 9}}, type=MERGE, dryRun="All")
+    assert answer.body["spec"] == {"replicas": 9}
+    assert (await client("GET", f"{fleets}/f")).body["spec"] == {"size": 2}
+
+
+@pytest.mark.parametrize("replicas, message", [
+    (-1, 'Fleet.things.example.dev "f" is invalid: .spec.size: Invalid value: -1: should be a non-negative integer'),
+    (11, "spec.size in body should be less than or equal to 10"),
+    ("x", "cannot unmarshal string into Go struct field ScaleSpec.spec.replicas of type int32"),
+])
+async def test_numbers_that_are_refused(client, fleets, replicas, message):
+    answer = await client("PATCH", f"{fleets}/f/scale", {"spec": {"replicas": replicas}}, type=MERGE)
+    assert (answer.status, message in answer.message) == (422, True), answer.message
+
+
+async def test_objects_that_do_not_say_how_many(client, fleets):
+    await client("PATCH", f"{fleets}/f", {"spec": {"size": None}}, type=MERGE)
+    answer = await client("GET", f"{fleets}/f/scale")
+    assert (answer.status, answer.body["reason"]) == (500, "InternalError")
+    assert (await client("PATCH", f"{fleets}/f/scale", {"spec": {"replicas": 3}}, type=MERGE)).status == 200
+
+
+async def test_unknown_fields(client, fleets):
+    answer = await client("PATCH", f"{fleets}/f/scale", {"spec": {"foo": 3}, "bar": 1}, type=MERGE)
+    assert answer.headers.getall("Warning") == [r'299 - "unknown field \"bar\""', r'299 - "unknown field \"spec.foo\""']
+
+
+async def test_deployments(client, deployment):
+    answer = await client("GET", f"{deployment}/scale")
+    assert answer.body["status"] == {"replicas": 0, "selector": "a=b,b=c,q notin (1),x in (1,2),y,!z"}
+    for type, number in ((MERGE, 5), (STRATEGIC, 6)):
+        await client("PATCH", f"{deployment}/scale", {"spec": {"replicas": number}}, type=type)
+        assert (await client("GET", deployment)).body["spec"]["replicas"] == number
+    answer = await client("PATCH", f"{deployment}/scale", {"spec": {"replicas": -5}}, type=MERGE)
+    assert answer.message == (
+        'Scale.autoscaling "d" is invalid: spec.replicas: Invalid value: -5: must be greater than or equal to 0')
+
+
+async def test_the_discovery_tells_of_scales(client, fleets):
+    resources = (await client("GET", f"/apis/{GROUP}/v1")).body["resources"]
+    assert [item["name"] for item in resources if item["name"].startswith("fleets")] == [
+        "fleets", "fleets/status", "fleets/scale"]
