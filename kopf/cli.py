@@ -174,6 +174,8 @@ def sandbox_options(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that tell what is in a sandbox to begin with."""
     existing = click.Path(exists=True)
     for option in [
+        click.option('--pods', is_flag=True,
+                     help="Let pods, jobs and deployments of the sandbox live, as if there was a node."),
         click.option('--load', 'loads', multiple=True, metavar='FILE', type=existing,
                      help="Then apply the objects of this file or folder; can be repeated."),
         click.option('--crd', 'crds', multiple=True, metavar='FILE', type=existing,
@@ -225,17 +227,18 @@ def run(
         sandbox: bool,
         crds: tuple[str, ...],
         loads: tuple[str, ...],
+        pods: bool,
         **options: Any,
 ) -> None:
     """Start an operator process and handle all the requests."""
     _check_scope(namespaces, clusterwide=clusterwide)
-    if not sandbox and (crds or loads):
-        raise click.UsageError("--crd and --load are for --sandbox only: nothing is applied to a real cluster.")
+    if not sandbox and (crds or loads or pods):
+        raise click.UsageError("--crd, --load and --pods are for --sandbox only: nothing is done to a real cluster.")
     from kopf._core.reactor import running
     registry = registries.SmartOperatorRegistry() if controls.registry is None else controls.registry
     # The decorators in the files to be loaded add the handlers there.
     registries.set_default_registry(registry)
-    with _credentials(controls, sandbox=sandbox, crds=crds, loads=loads) as vault:
+    with _credentials(controls, sandbox=sandbox, crds=crds, loads=loads, pods=pods) as vault:
         loaders.preload(paths=paths, modules=modules)
         if sandbox and registry.activities.get_handlers(causes.Activity.AUTHENTICATION):
             logger.info("The login handlers are not called: the sandbox has brought its own credentials.")

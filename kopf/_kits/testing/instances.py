@@ -20,6 +20,7 @@ from kopf._kits.testing.doors import Door
 from kopf._kits.testing.manifests import Source
 from kopf._kits.testing.server import Server
 from kopf._kits.testing.states import State
+from kopf._kits.testing.workloads import Workloads
 
 T = TypeVar('T')
 
@@ -31,7 +32,7 @@ class Instance:
             self, *, port: int = 0, kubeconfig: str | os.PathLike[str] | None = None,
             crds: Iterable[Source] = (), loads: Iterable[Source] = (), history: int = 2000,
             audit: str | os.PathLike[str] | None = None, rbac: bool = False,
-            state: str | os.PathLike[str] | None = None,
+            state: str | os.PathLike[str] | None = None, pods: bool = False,
     ) -> None:
         self._port = port
         self._crds = list(crds)
@@ -40,6 +41,8 @@ class Instance:
         self.door = Door(self.server.api)
         self._others: list[tempfile.TemporaryDirectory[str]] = []
         self._state = State(state) if state is not None else None
+        self._pods = pods
+        self._workloads: Workloads | None = None
         self._folder = None if kubeconfig is not None else tempfile.mkdtemp(prefix='kopf-sandbox-')
         self.kubeconfig = Path(kubeconfig) if kubeconfig is not None else Path(self._folder or '', 'kubeconfig')
 
@@ -48,6 +51,10 @@ class Instance:
         try:
             self._spare_others()
             await self.server.start(self._port, self._state)
+            if self._pods:
+                api = self.server.api
+                self._workloads = Workloads(api.storage, api.catalog, api.objects)
+                await self._workloads.start(api.catalog)
             self.server.on_token = self._write
             self._write()
             for source in [*self._crds, *self._loads]:
@@ -58,6 +65,8 @@ class Instance:
 
     async def stop(self) -> None:
         """Close everything; the kubeconfig is removed unless its place was given."""
+        if self._workloads is not None:
+            await self._workloads.stop()
         await self.server.stop()
         for folder in self._others:
             folder.cleanup()

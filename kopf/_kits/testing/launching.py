@@ -29,20 +29,21 @@ _IN_CLUSTER = ('KUBERNETES_SERVICE_HOST', 'KUBERNETES_SERVICE_PORT')
 
 def serve(
         *, port: int, kubeconfig: str | None, rbac: bool, crds: Collection[str], loads: Collection[str],
-        state: str | None,
+        state: str | None, pods: bool,
 ) -> None:
     """
     Run a sandbox until SIGINT or SIGTERM; the parameters are those of `Sandbox`.
 
     :raises click.ClickException: if it does not start; the message says why.
     """
-    sandbox = Sandbox(port=port, kubeconfig=kubeconfig, rbac=rbac, crds=crds, loads=loads, state=state)
+    sandbox = Sandbox(
+        port=port, kubeconfig=kubeconfig, rbac=rbac, crds=crds, loads=loads, state=state, pods=pods)
     with _ended_by_signals(), _started(sandbox, state):
         threading.Event().wait()
 
 
 @contextlib.contextmanager
-def serving(*, crds: Collection[str], loads: Collection[str]) -> Iterator[Vault]:
+def serving(*, crds: Collection[str], loads: Collection[str], pods: bool) -> Iterator[Vault]:
     """
     Run a sandbox for as long as the context lasts; what is given are the credentials for an operator.
 
@@ -51,7 +52,7 @@ def serving(*, crds: Collection[str], loads: Collection[str]) -> Iterator[Vault]
 
     :raises click.ClickException: if it does not start; the message says why.
     """
-    with _ended_by_signals(), _started(Sandbox(crds=crds, loads=loads)) as sandbox:
+    with _ended_by_signals(), _started(Sandbox(crds=crds, loads=loads, pods=pods)) as sandbox:
         with _environment({'KUBECONFIG': str(sandbox.kubeconfig), **dict.fromkeys(_IN_CLUSTER)}):
             yield _credentials(sandbox)
 

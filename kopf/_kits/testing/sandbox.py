@@ -169,7 +169,8 @@ class Sandbox(_Common):
     the end). ``history`` is how many changes of each resource are remembered for watches; ``audit`` is a file that
     gets a line for each request, in the format of Kubernetes' audit log. With ``rbac``, roles and bindings decide who
     may do what, as in a real cluster; otherwise everybody may do everything. ``state`` is a file that keeps the objects
-    when the sandbox ends, for the next one with the same file; without it, all is lost.
+    when the sandbox ends, for the next one with the same file; without it, all is lost. With ``pods``, pods, jobs and
+    deployments live a little, as if there was a node.
 
     Refused requests raise `Refusal` with ``code``, ``reason`` and ``message``; a port that is taken, or
     a ``kubeconfig`` that is not of a sandbox, raises OSError; objects that cannot be applied at the start raise
@@ -187,10 +188,11 @@ class Sandbox(_Common):
             audit: str | os.PathLike[str] | None = None,
             rbac: bool = False,
             state: str | os.PathLike[str] | None = None,
+            pods: bool = False,
     ) -> None:
         super().__init__(Runner(lambda: Instance(
             port=port, kubeconfig=kubeconfig, crds=each(crds), loads=each(loads), history=history,
-            audit=audit, rbac=rbac, state=state)))
+            audit=audit, rbac=rbac, state=state, pods=pods)))
         self.aio = AsyncSandbox(self._runner)
 
     def __enter__(self) -> Self:
