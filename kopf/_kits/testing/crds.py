@@ -53,8 +53,8 @@ def _problems(body: Body) -> Iterator[Cause]:
         yield statuses.value_invalid('metadata.name', f'"{name}"', 'must be spec.names.plural+"."+spec.group')
     if not (group := spec.get('group')):
         yield statuses.value_required('spec.group')
-    elif (problem := names.subdomain_problem(group)) is not None:
-        yield statuses.value_invalid('spec.group', f'"{group}"', problem)
+    elif problems := names.subdomain_problems(group):
+        yield statuses.value_invalid('spec.group', f'"{group}"', problems[0])
     elif '.' not in group:
         yield statuses.value_invalid('spec.group', f'"{group}"', 'should be a domain with at least one dot')
     if not (scope := spec.get('scope')):
@@ -65,8 +65,8 @@ def _problems(body: Body) -> Iterator[Cause]:
     for key in ('plural', 'singular', 'kind', 'listKind'):
         if not (word := wanted.get(key)):
             yield statuses.value_required(f'spec.names.{key}')
-        elif (problem := names.label_problem(word.lower())) is not None:
-            yield statuses.value_invalid(f'spec.names.{key}', f'"{word}"', problem)
+        elif problems := names.word_problems(word if key in ('plural', 'singular') else word.lower()):
+            yield statuses.value_invalid(f'spec.names.{key}', f'"{word}"', '; '.join(problems))
     yield from clientconfigs.problems(spec.get('conversion') or {})
     if not body['status']['storedVersions']:
         yield statuses.value_invalid('status.storedVersions', 'null', 'must have at least one stored version')
@@ -95,8 +95,8 @@ def _version_problems(spec: Mapping[str, Any]) -> Iterator[Cause]:
         place, name = f'spec.versions[{index}]', version.get('name')
         if not name:
             yield statuses.value_required(f'{place}.name')
-        elif (problem := names.label_problem(name)) is not None:
-            yield statuses.value_invalid(f'{place}.name', f'"{name}"', problem)
+        elif problems := names.word_problems(name):
+            yield statuses.value_invalid(f'{place}.name', f'"{name}"', '; '.join(problems))
         elif name in seen:
             yield statuses.value_invalid('spec.versions', f'"{name}"', 'must contain unique version names')
         seen.add(name or '')

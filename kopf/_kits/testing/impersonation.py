@@ -24,7 +24,7 @@ class Mode(NamedTuple):
 
 
 def _is_node(user: User) -> bool:
-    return user.name.startswith(NODE) and names.subdomain_problem(user.name.removeprefix(NODE)) is None
+    return user.name.startswith(NODE) and not names.subdomain_problems(user.name.removeprefix(NODE))
 
 
 def _is_account(user: User) -> bool:

@@ -58,32 +58,32 @@ def list_options(params: Mapping[str, str], known: frozenset[str], *, watch: boo
 
 
 def _watch_causes(options: ListOptions) -> Iterable[statuses.Cause]:
+    field, match = 'resourceVersionMatch', options.match
+    if options.initial_events is not None and match != 'NotOlderThan':
+        yield statuses.value_forbidden(field, 'sendInitialEvents requires setting resourceVersionMatch to NotOlderThan')
+    if not match:
+        return
     if options.initial_events is None:
-        if options.match:
-            yield statuses.value_forbidden('resourceVersionMatch', 'resourceVersionMatch is forbidden for watch unless '
-                                                                   'sendInitialEvents is provided')
-    elif options.match != 'NotOlderThan':
-        yield statuses.value_forbidden('resourceVersionMatch', 'sendInitialEvents requires setting '
-                                                               'resourceVersionMatch to NotOlderThan')
-        if options.match:
-            yield statuses.value_unsupported('resourceVersionMatch', f'"{options.match}"', ['"NotOlderThan"'])
+        yield statuses.value_forbidden(field, 'resourceVersionMatch is forbidden for watch unless sendInitialEvents is '
+                                              'provided')
+    if match != 'NotOlderThan':
+        yield statuses.value_unsupported(field, statuses.text(match), ['"NotOlderThan"'])
+    if options.continued:
+        yield statuses.value_forbidden(field, 'resourceVersionMatch is forbidden when continue is provided')
 
 
 def _list_causes(options: ListOptions) -> Iterable[statuses.Cause]:
+    field, match = 'resourceVersionMatch', options.match
+    if match and not options.version:
+        yield statuses.value_forbidden(field, 'resourceVersionMatch is forbidden unless resourceVersion is provided')
+    if match and options.continued:
+        yield statuses.value_forbidden(field, 'resourceVersionMatch is forbidden when continue is provided')
+    if match not in ('', 'Exact', 'NotOlderThan'):
+        yield statuses.value_unsupported(field, statuses.text(match), ['"Exact"', '"NotOlderThan"', '""'])
+    if match == 'Exact' and options.version == '0':
+        yield statuses.value_forbidden(field, 'resourceVersionMatch "exact" is forbidden for resourceVersion "0"')
     if options.initial_events is not None:
         yield statuses.value_forbidden('sendInitialEvents', 'sendInitialEvents is forbidden for list')
-    elif options.match and not options.version:
-        yield statuses.value_forbidden('resourceVersionMatch', 'resourceVersionMatch is forbidden unless '
-                                                               'resourceVersion is provided')
-    elif options.match and options.continued:
-        yield statuses.value_forbidden('resourceVersionMatch', 'resourceVersionMatch is forbidden when continue is '
-                                                               'provided')
-    elif options.match not in ('', 'Exact', 'NotOlderThan'):
-        yield statuses.value_unsupported('resourceVersionMatch', f'"{options.match}"',
-                                         ['"Exact"', '"NotOlderThan"', '""'])
-    elif options.match == 'Exact' and options.version == '0':
-        yield statuses.value_forbidden('resourceVersionMatch', 'resourceVersionMatch "exact" is forbidden for '
-                                                               'resourceVersion "0"')
 
 
 async def answer(storage: Storage, kind: Kind, namespace: str, options: ListOptions, form: Form) -> bytes:

@@ -7,6 +7,8 @@ _SUBDOMAIN = r'[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*'
 _LABEL = r'[a-z0-9]([-a-z0-9]*[a-z0-9])?'
 _QUALIFIED = r'([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]'
 _VALUE = f'({_QUALIFIED})?'
+_WORD = r'[a-z]([-a-z0-9]*[a-z0-9])?'
+_WORD_RE = re.compile(_WORD)
 _SUBDOMAIN_RE, _LABEL_RE = re.compile(_SUBDOMAIN), re.compile(_LABEL)
 _QUALIFIED_RE, _VALUE_RE = re.compile(_QUALIFIED), re.compile(_VALUE)
 
@@ -16,6 +18,9 @@ _SUBDOMAIN_TEXT = ("a lowercase RFC 1123 subdomain must consist of lower case al
 _LABEL_TEXT = ("a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start "
                "and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is "
                f"'{_LABEL}')")
+_WORD_TEXT = ("a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic "
+              "character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for "
+              f"validation is '{_WORD}')")
 _QUALIFIED_TEXT = ("must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an "
                    "alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation "
                    f"is '{_QUALIFIED}')")
@@ -24,49 +29,54 @@ _VALUE_TEXT = ("a valid label must be an empty string or consist of alphanumeric
                f"for validation is '{_VALUE}')")
 
 
-def subdomain_problem(text: str) -> str | None:
-    """Why this cannot be the name of an object (of most kinds), or None if it can."""
-    if len(text) > 253:
-        return 'must be no more than 253 characters'
-    return None if _SUBDOMAIN_RE.fullmatch(text) else _SUBDOMAIN_TEXT
+def subdomain_problems(text: str) -> list[str]:
+    """Why this cannot be the name of an object (of most kinds); nothing if it can."""
+    problems = ['must be no more than 253 characters'] if len(text) > 253 else []
+    return problems if _SUBDOMAIN_RE.fullmatch(text) else [*problems, _SUBDOMAIN_TEXT]
 
 
-def label_problem(text: str) -> str | None:
-    """Why this cannot be the name of a namespace, or None if it can."""
-    if len(text) > 63:
-        return 'must be no more than 63 bytes'
-    return None if _LABEL_RE.fullmatch(text) else _LABEL_TEXT
+def label_problems(text: str) -> list[str]:
+    """Why this cannot be the name of a namespace; nothing if it can."""
+    problems = ['must be no more than 63 bytes'] if len(text) > 63 else []
+    if _LABEL_RE.fullmatch(text):
+        return problems
+    return [*problems, 'must not contain dots' if _SUBDOMAIN_RE.fullmatch(text) else _LABEL_TEXT]
 
 
-def path_problem(text: str) -> str | None:
-    """Why this cannot be the name of a role or a binding, or None if it can."""
+def word_problems(text: str) -> list[str]:
+    """Why this cannot be the name of a service, or a word in the names of a kind; nothing if it can."""
+    problems = ['must be no more than 63 characters'] if len(text) > 63 else []
+    return problems if _WORD_RE.fullmatch(text) else [*problems, _WORD_TEXT]
+
+
+def path_problems(text: str) -> list[str]:
+    """Why this cannot be a part of a path, as the names of roles must be; nothing if it can."""
     if text in ('.', '..'):
-        return f"may not be '{text}'"
-    for character in '/%':
-        if character in text:
-            return f"may not contain '{character}'"
-    return None
+        return [f"may not be '{text}'"]
+    return [f"may not contain '{character}'" for character in '/%' if character in text]
 
 
-def label_key_problem(text: str) -> str | None:
-    """Why this cannot be the key of a label or an annotation, or None if it can."""
+def label_key_problems(text: str) -> list[str]:
+    """Why this cannot be the key of a label or an annotation; nothing if it can."""
     prefix, slash, name = text.rpartition('/')
     if text.count('/') > 1:
-        return (f"a valid label key {_QUALIFIED_TEXT} with an optional DNS subdomain prefix and '/' "
-                "(e.g. 'example.com/MyName')")
+        return [f"a valid label key {_QUALIFIED_TEXT} with an optional DNS subdomain prefix and '/' "
+                "(e.g. 'example.com/MyName')"]
+    problems = []
     if slash and not prefix:
-        return 'prefix part must be non-empty'
-    if slash and (problem := subdomain_problem(prefix)) is not None:
-        return f'prefix part {problem}'
+        problems.append('prefix part must be non-empty')
+    elif slash:
+        problems += [f'prefix part {problem}' for problem in subdomain_problems(prefix)]
     if not name:
-        return 'name part must be non-empty'
-    if len(name) > 63:
-        return 'name part must be no more than 63 bytes'
-    return None if _QUALIFIED_RE.fullmatch(name) else f'name part {_QUALIFIED_TEXT}'
+        problems.append('name part must be non-empty')
+    elif len(name) > 63:
+        problems.append('name part must be no more than 63 bytes')
+    if not _QUALIFIED_RE.fullmatch(name):
+        problems.append(f'name part {_QUALIFIED_TEXT}')
+    return problems
 
 
-def label_value_problem(text: str) -> str | None:
-    """Why this cannot be the value of a label, or None if it can."""
-    if len(text) > 63:
-        return 'must be no more than 63 bytes'
-    return None if _VALUE_RE.fullmatch(text) else _VALUE_TEXT
+def label_value_problems(text: str) -> list[str]:
+    """Why this cannot be the value of a label; nothing if it can."""
+    problems = ['must be no more than 63 bytes'] if len(text) > 63 else []
+    return problems if _VALUE_RE.fullmatch(text) else [*problems, _VALUE_TEXT]

@@ -10,24 +10,29 @@ from typing import Any
 
 import orjson
 
-from kopf._kits.testing import clocks, crds, defaults, names, schemas, statuses
+from kopf._kits.testing import clocks, crds, defaults, jsontexts, metadata, names, schemas, statuses
 from kopf._kits.testing.kinds import Body, Kind
 from kopf._kits.testing.patches import json_type
 from kopf._kits.testing.statuses import Cause
 
 _ALPHABET = 'bcdfghjklmnpqrstvwxz2456789'
-_STRINGS = ('name', 'generateName', 'namespace', 'uid', 'resourceVersion', 'creationTimestamp', 'deletionTimestamp')
 
 
 def decode(body: Any, kind: Kind, text: bytes) -> Body:
     """Check that a decoded request is an object of this kind, and give it its API version and kind; 400 otherwise."""
     if not isinstance(body, dict):
-        excerpt = text.hex()[:40] if isinstance(body, list) else text[:30].decode(errors='replace')
+        excerpt = jsontexts.excerpt(text)
         raise statuses.bad_request(
             f'the object provided is unrecognized (must be of type {kind.name}): couldn\'t get version/kind; json '
             f'parse error: json: cannot unmarshal {json_type(body)} into Go value of type struct {{ APIVersion string '
             f'"json:\\"apiVersion,omitempty\\""; Kind string "json:\\"kind,omitempty\\"" }} ({excerpt})')
-    api_version, name = body.get('apiVersion', ''), body.get('kind', '')
+    for key in ('apiVersion', 'kind'):
+        if not isinstance(value := body.get(key), (str, type(None))):
+            raise statuses.bad_request(
+                f'the object provided is unrecognized (must be of type {kind.name}): couldn\'t get version/kind; json '
+                f'parse error: json: cannot unmarshal {json_type(value)} into Go struct field .{key} of type string '
+                f'({jsontexts.excerpt(text)})')
+    api_version, name = body.get('apiVersion') or '', body.get('kind') or ''
     if kind.custom:
         _check_custom(api_version, name, kind, body, text)
     elif name not in ('', kind.name) or api_version not in ('', kind.api_version):
@@ -40,7 +45,7 @@ def decode(body: Any, kind: Kind, text: bytes) -> Body:
     if meta is None:
         meta = {}
     try:
-        check_types(meta)
+        metadata.check_types(meta, kind)
     except TypeError as error:
         raise statuses.bad_request(
             f'{kind.name} in version "{kind.version}" cannot be handled as a {kind.name}: {error}') from None
@@ -50,10 +55,9 @@ def decode(body: Any, kind: Kind, text: bytes) -> Body:
 
 def _check_custom(api_version: str, name: str, kind: Kind, body: Mapping[str, Any], text: bytes) -> None:
     if not name:
-        excerpt = text.decode(errors='replace')
-        short = excerpt if len(excerpt) <= 30 else f'{excerpt[:30]} ...'
-        raise statuses.bad_request(f'the object provided is unrecognized (must be of type {kind.name}): Object '
-                                   f'\'Kind\' is missing in \'{excerpt}\' ({short})')
+        raise statuses.bad_request(
+            f'the object provided is unrecognized (must be of type {kind.name}): Object \'Kind\' is missing in '
+            f'\'{text.decode(errors="replace")}\' ({jsontexts.excerpt(text)})')
     if api_version != kind.api_version:
         raise statuses.bad_request(f'the API version in the data ({api_version}) does not match the expected API '
                                    f'version ({kind.api_version})')
@@ -62,37 +66,6 @@ def _check_custom(api_version: str, name: str, kind: Kind, body: Mapping[str, An
         subject = meta.get('name', '') if isinstance(meta, Mapping) else ''
         raise statuses.invalid(kind.group, name, subject,
                                [statuses.value_invalid('kind', f'"{name}"', f'must be {kind.name}')])
-
-
-def check_types(meta: Any) -> None:
-    """Check the types of metadata as Go would when decoding; TypeError with Go's words."""
-    def refuse(value: Any, field: str, type: str) -> None:
-        raise TypeError(f'json: cannot unmarshal {json_type(value)} into Go struct field ObjectMeta.{field} of '
-                        f'type {type}')
-
-    if not isinstance(meta, dict):
-        refuse(meta, 'metadata', 'v1.ObjectMeta')
-    for key in _STRINGS:
-        if not isinstance(meta.get(key), (str, type(None))):
-            refuse(meta[key], key, 'string')
-    for key in ('labels', 'annotations'):
-        if not isinstance(values := meta.get(key), (dict, type(None))):
-            refuse(values, key, 'map[string]string')
-        for name, value in (values or {}).items():
-            if value is None:
-                values[name] = ''
-            elif not isinstance(value, str):
-                refuse(value, key, 'string')
-    if not isinstance(finalizers := meta.get('finalizers'), (list, type(None))):
-        refuse(finalizers, 'finalizers', '[]string')
-    for value in finalizers or ():
-        if not isinstance(value, str):
-            refuse(value, 'finalizers', 'string')
-    if not isinstance(owners := meta.get('ownerReferences'), (list, type(None))):
-        refuse(owners, 'ownerReferences', '[]v1.OwnerReference')
-    for value in owners or ():
-        if not isinstance(value, dict):
-            refuse(value, 'ownerReferences', 'v1.OwnerReference')
 
 
 def tidy(body: Body, kind: Kind) -> list[str]:
@@ -143,7 +116,6 @@ def prepare_changed(body: Body, old: Body, kind: Kind, subresource: str) -> None
             crds.note_storage(body)
     _restore(meta, before, 'generation')
     _restore(meta, before, 'creationTimestamp')
-    _restore(meta, before, 'generateName')
     for key in ('uid', 'deletionTimestamp', 'deletionGracePeriodSeconds', 'resourceVersion', 'namespace'):
         if key in before:
             meta.setdefault(key, before[key])
@@ -181,11 +153,14 @@ def _counts(body: Body, kind: Kind) -> bytes:
 def problems(body: Body, kind: Kind) -> Iterator[Cause]:
     """Everything that is wrong with an object in itself."""
     meta = body['metadata']
+    if prefix := meta.get('generateName'):
+        for problem in _name_problems(prefix[:-1] + 'a' if prefix.endswith('-') else prefix, kind):
+            yield statuses.value_invalid('metadata.generateName', _text(prefix), problem)
     if not (name := meta.get('name')):
         yield statuses.value_required('metadata.name', 'name or generateName is required')
-    elif (problem := _name_problem(name, kind)) is not None:
+    for problem in _name_problems(name, kind) if name else ():
         yield statuses.value_invalid('metadata.name', _text(name), problem)
-    yield from meta_problems(meta)
+    yield from metadata.problems(meta, custom=kind.custom)
     if kind.schema is not None:
         yield from schemas.validate(body, kind.schema)
     elif kind.plural == crds.PLURAL:
@@ -194,39 +169,12 @@ def problems(body: Body, kind: Kind) -> Iterator[Cause]:
         yield from defaults.problems(body, kind)
 
 
-def _name_problem(name: str, kind: Kind) -> str | None:
+def _name_problems(name: str, kind: Kind) -> list[str]:
     if kind.plural == 'namespaces':
-        return names.label_problem(name)
+        return names.label_problems(name)
     if kind.group == 'rbac.authorization.k8s.io':
-        return names.path_problem(name)
-    return names.subdomain_problem(name)
-
-
-def meta_problems(meta: Mapping[str, Any]) -> Iterator[Cause]:
-    """Everything that is wrong with metadata in themselves."""
-    for key, value in (meta.get('labels') or {}).items():
-        if (problem := names.label_key_problem(key)) is not None:
-            yield statuses.value_invalid('metadata.labels', _text(key), problem)
-        if (problem := names.label_value_problem(value)) is not None:
-            yield statuses.value_invalid('metadata.labels', _text(value), problem)
-    for key in meta.get('annotations') or ():
-        if (problem := names.label_key_problem(key.lower())) is not None:
-            yield statuses.value_invalid('metadata.annotations', _text(key), problem)
-    if sum(len(key) + len(value) for key, value in (meta.get('annotations') or {}).items()) > 256 * 1024:
-        yield Cause('metadata.annotations', 'FieldValueTooLong', 'Too long: may not be more than 262144 bytes')
-    for finalizer in meta.get('finalizers') or ():
-        if (problem := names.label_key_problem(finalizer)) is not None:
-            yield statuses.value_invalid('metadata.finalizers', _text(finalizer), problem)
-    owners = meta.get('ownerReferences') or ()
-    for owner in owners:
-        for key in ('apiVersion', 'kind', 'name', 'uid'):
-            if not owner.get(key):
-                yield statuses.value_invalid(f'metadata.ownerReferences.{key}', '""', 'must not be empty')
-    controllers = [f'{owner["kind"]}/{owner["name"]}' for owner in owners if owner.get('controller')]
-    if len(controllers) > 1:
-        yield statuses.value_invalid(
-            'metadata.ownerReferences', _text(owners), 'Only one reference can have Controller set to true. Found '
-            f'"true" in references for {controllers[0]} and {controllers[1]}')
+        return names.path_problems(name)
+    return names.subdomain_problems(name)
 
 
 def change_problems(body: Body, old: Body) -> Iterator[Cause]:

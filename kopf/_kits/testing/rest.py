@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from kopf._kits.testing import clocks, deletion, objects, patches, permissions, queries, roles, statuses
+from kopf._kits.testing import clocks, deletion, metadata, objects, patches, permissions, queries, roles, statuses
 from kopf._kits.testing.kinds import Body, Catalog, Kind
 from kopf._kits.testing.selectors import Selector
 from kopf._kits.testing.storage import ChangeType, Record, Storage
@@ -307,7 +307,7 @@ class Objects:
         causes = list(objects.problems(body, kind))
         if old is not None:
             causes += objects.change_problems(body, old)
-            causes += objects.meta_problems(body['metadata']) if kind.custom else ()
+            causes += metadata.problems(body['metadata'], custom=True) if kind.custom else ()
             causes += roles.change_problems(body, old, kind) if kind.group == permissions.GROUP else ()
         if causes:
             raise statuses.invalid(kind.group, kind.name, body['metadata'].get('name', ''), causes)
@@ -356,7 +356,7 @@ def _patched(new: Any, kind: Kind, namespace: str, name: str) -> Body:
                     field, f'"{given}"', f'must be {expected}')])
             raise _unreadable(new, f'no kind "{new.get("kind")}" is registered for version "{new.get("apiVersion")}"')
     try:
-        objects.check_types(meta)
+        metadata.check_types(meta, kind)
     except TypeError as error:
         raise _unreadable(new, str(error)) from None
     check_name(meta.get('name') or '', name)

@@ -126,8 +126,8 @@ class _Parser:
                 return
             if token != ',':
                 raise statuses.bad_request(f"found '{token}', expected: ',' or 'end of string'")
-            if not self._peek():
-                return
+            if self._peek() in ('', ','):
+                raise statuses.bad_request(f"found '{self._peek()}', expected: identifier after ','")
 
     def _requirement(self) -> Requirement:
         token = self._next()
@@ -136,7 +136,7 @@ class _Parser:
         if not token or not re.match(r'[^\s!=<>(),]', token):
             wanted = 'identifier' if absent else "!, identifier, or 'end of string'"
             raise statuses.bad_request(f"found '{token}', expected: {wanted}")
-        self._check(names.label_key_problem(token), token)
+        self._check(names.label_key_problems(token), token)
         if absent:
             return Requirement(token, 'absent', frozenset())
         if self._peek() in ('', ','):
@@ -144,31 +144,33 @@ class _Parser:
         operator = self._next()
         match operator:
             case 'in' | 'notin':
-                return Requirement(token, operator, self._values())
+                return Requirement(token, operator, self._values(token))
             case '=' | '==' | '!=':
-                return Requirement(token, 'notin' if operator == '!=' else 'in', frozenset([self._value()]))
+                return Requirement(token, 'notin' if operator == '!=' else 'in', frozenset([self._value(token)]))
             case '<' | '>':
                 return Requirement(token, 'gt' if operator == '>' else 'lt', frozenset([self._number()]))
         expected = 'in, notin, =, ==, !=, gt, lt'
         raise statuses.bad_request(f"unable to parse requirement: found '{operator}', expected: {expected}")
 
-    def _value(self) -> str:
+    def _value(self, key: str) -> str:
         if self._peek() in ('', ','):
             return ''
         token = self._next()
         if not re.match(r'[^\s!=<>(),]', token):
             raise statuses.bad_request(f"unable to parse requirement: found '{token}', expected: identifier")
-        self._check(names.label_value_problem(token), token)
+        self._check(names.label_value_problems(token), token, f'values[0][{key}]')
         return token
 
     def _number(self) -> str:
         token = self._next()
+        if not re.match(r'[^\s!=<>(),]', token):
+            raise statuses.bad_request(f"unable to parse requirement: found '{token}', expected: identifier")
         if not re.fullmatch(r'-?\d+', token):
             raise statuses.bad_request('unable to parse requirement: values[0]: Invalid value: '
                                        f'"{token}": for \'Gt\', \'Lt\' operators, the value must be an integer')
         return token
 
-    def _values(self) -> frozenset[str]:
+    def _values(self, key: str) -> frozenset[str]:
         if (token := self._next()) != '(':
             raise statuses.bad_request(f"unable to parse requirement: found '{token}' expected: '('")
         values, token = [], ','
@@ -176,15 +178,16 @@ class _Parser:
             if self._peek() in (',', ')'):
                 values.append('')
             else:
-                values.append(self._value())
+                values.append(self._value(key))
             token = self._next()
         if token != ')':
             raise statuses.bad_request(f"unable to parse requirement: found '{token}', expected: ',' or ')'")
         return frozenset(values)
 
-    def _check(self, problem: str | None, value: str) -> None:
-        if problem is not None:
-            raise statuses.bad_request(f'unable to parse requirement: <nil>: Invalid value: "{value}": {problem}')
+    def _check(self, problems: list[str], value: str, place: str = '<nil>') -> None:
+        if problems:
+            raise statuses.bad_request(f'unable to parse requirement: {place}: Invalid value: "{value}": '
+                                       f'{"; ".join(problems)}')
 
     def _peek(self) -> str:
         return self._tokens[self._position] if self._position < len(self._tokens) else ''
