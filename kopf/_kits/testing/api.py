@@ -48,6 +48,9 @@ from kopf._kits.testing.states import Row, State
 from kopf._kits.testing.storage import Storage, Table
 from kopf._kits.testing.users import Tokens, User
 
+#: The paths that say that all is well.
+HEALTH = frozenset(f'/{name}{check}' for name in ('healthz', 'livez', 'readyz')
+                   for check in ('', '/ping', '/log', '/etcd'))
 NAMESPACES = ('default', 'kube-node-lease', 'kube-public', 'kube-system')
 ACCEPTED = ('application/json', 'application/yaml')
 PATCHES = (rest.JSON_PATCH, rest.MERGE_PATCH)
@@ -122,11 +125,13 @@ class Api:
                 table = self.storage.table(row.group, row.plural)
                 self.storage.load(table, orjson.loads(row.body), row.version, row.stored)
 
-    def document(self, path: str, accept: str, address: str) -> Response:
+    def document(self, method: str, path: str, accept: str, address: str) -> Response:
         """The answer to everything that is not about objects: health, versions, discovery, OpenAPI."""
+        if path in HEALTH:
+            return text_response('ok')
+        if method != 'GET' and self._is_fixed(path):
+            raise statuses.no_method()
         match path:
-            case '/healthz' | '/livez' | '/readyz':
-                return text_response('ok')
             case '/version':
                 return json_response(VERSION)
             case '/':
@@ -150,6 +155,16 @@ class Api:
             return raw_response(self._discovery.version('', rest))
         raise statuses.UnknownPath
 
+    def _is_fixed(self, path: str) -> bool:
+        """Whether the document belongs to the built-in part of a real server, where only GET is allowed."""
+        match path.split('/'):
+            case ['', 'version'] | ['', 'api'] | ['', 'api', _]:
+                return True
+            case ['', 'apis', group, version]:
+                kinds = self.catalog.resources(group, version)
+                return bool(kinds) and not kinds[0].custom
+        return False
+
     def freeze_discovery(self, frozen: bool) -> None:
         """Let the discovery lag behind, or catch up."""
         self._discovery.frozen = frozen
@@ -168,14 +183,18 @@ class Api:
 
     def watch(self, kind: Kind, place: Place, seen: SeenRequest, accept: str) -> AsyncIterator[bytes]:
         """The stream of a watch."""
-        form, _ = forms.negotiate(accept, seen.query)
+        form, _ = forms.negotiate(accept, seen.query, kind, 'watch')
         options = _list_options(kind, seen, watch=True)
         return watching.Watch(self.storage, kind, place.namespace, options, form).lines()
 
     async def act(self, kind: Kind, place: Place, seen: SeenRequest, accept: str, options: Options) -> Response:
         """Do what a request asks for (all verbs but watches), and answer it."""
         queries.check_timeout(seen.query)
-        form, syntax = forms.negotiate(accept, seen.query)
+        form, syntax = forms.negotiate(accept, seen.query, kind, place.verb)
+        if place.verb == 'patch':
+            _check_patch_media(seen, kind)
+        elif place.verb in ('create', 'update'):
+            _check_media(seen, (*ACCEPTED, protobuf.MEDIA))
         _read_options(seen, place.verb, options)
         status = 200
         if kind.table is None or place.subresource not in ('', 'status'):
@@ -183,6 +202,7 @@ class Api:
         else:
             match place.verb:
                 case 'get':
+                    _check_version(seen)
                     raw = form.object(kind, await self.objects.read(kind, place.namespace, place.name))
                 case 'list':
                     listed = _list_options(kind, seen)
@@ -204,6 +224,8 @@ class Api:
                 raw, created = await self.objects.replace(kind, namespace, name, body, options, subresource)
                 return 201 if created else 200, raw
             case 'patch':
+                if seen.content_type != rest.APPLY_PATCH:
+                    self.objects.get(kind, namespace, name)  # What is not there is missed before the patch is read.
                 patch = _decoded_patch(seen, kind)
                 raw = await self.objects.patch(kind, namespace, name, patch, seen.content_type, options, subresource)
                 return 200, raw
@@ -211,8 +233,8 @@ class Api:
                 rest.decode_options(_decoded_options(seen), seen.query, options)
                 answer = await self.objects.delete(kind, namespace, name, options)
                 return 200, answer if isinstance(answer, bytes) else orjson.dumps(answer)
-        rest.decode_options(_decoded_options(seen), seen.query, options)
         selected = _list_options(kind, seen)
+        rest.decode_options(_decoded_options(seen), seen.query, options)
         gone = await self.objects.delete_collection(kind, namespace, selected.selector, options)
         meta = {**({'continue': ''} if kind.custom else {}), 'resourceVersion': str(self.storage.version)}
         head = orjson.dumps({'kind': kind.list_kind, 'apiVersion': kind.api_version, 'metadata': meta})
@@ -265,7 +287,8 @@ def json_response(body: Mapping[str, Any], status: int = 200, headers: Mapping[s
 
 def text_response(text: str, status: int = 200) -> Response:
     """An answer for people."""
-    return Response(status, text.encode(), [('Content-Type', 'text/plain; charset=utf-8')])
+    headers = [('Content-Type', 'text/plain; charset=utf-8'), ('X-Content-Type-Options', 'nosniff')]
+    return Response(status, text.encode(), headers)
 
 
 def _yaml_response(raw: bytes, status: int) -> Response:
@@ -296,7 +319,6 @@ def _read_options(seen: SeenRequest, verb: str, options: Options) -> None:
 
 
 def _decoded(seen: SeenRequest, kind: Kind) -> Any:
-    _check_media(seen, ACCEPTED if kind.custom else (*ACCEPTED, protobuf.MEDIA))
     try:
         return _load(seen.body, seen.content_type)
     except protobuf.ProtobufError as error:
@@ -321,7 +343,14 @@ def _decoded_options(seen: SeenRequest) -> Any:
         raise statuses.bad_request(f'couldn\'t get version/kind; json parse error: {error}') from None
 
 
-def _decoded_patch(seen: SeenRequest, kind: Kind) -> Any:
+def _check_version(seen: SeenRequest) -> None:
+    version = seen.query.get('resourceVersion', '')
+    if version and not (version.isascii() and version.isdigit()):
+        raise statuses.internal(f'resourceVersion: Invalid value: {statuses.text(version)}: strconv.ParseUint: '
+                                f'parsing {statuses.text(version)}: invalid syntax')
+
+
+def _check_patch_media(seen: SeenRequest, kind: Kind) -> None:
     accepted = (*PATCHES, rest.APPLY_PATCH) if kind.custom else (*PATCHES, rest.STRATEGIC_PATCH, rest.APPLY_PATCH)
     match seen.content_type:
         case rest.APPLY_PATCH:
@@ -330,8 +359,13 @@ def _decoded_patch(seen: SeenRequest, kind: Kind) -> Any:
         case rest.STRATEGIC_PATCH if not kind.custom:
             raise statuses.unsupported_media(PATCHES, 'the sandbox does not emulate strategic merge patches yet: use a '
                                                       'merge patch')
-        case other if other not in PATCHES:
+        case other if other not in PATCHES and kind.custom:
             raise statuses.unsupported_media(accepted)
+        case other if other not in PATCHES:
+            raise statuses.Refusal(415, 'UnsupportedMediaType', '415: Unsupported Media Type')
+
+
+def _decoded_patch(seen: SeenRequest, kind: Kind) -> Any:
     try:
         return jsontexts.loads(seen.body)
     except ValueError as error:

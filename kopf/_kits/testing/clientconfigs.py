@@ -110,5 +110,5 @@ def _service_problems(service: Mapping[str, Any], place: str) -> Iterator[Cause]
     for index, step in enumerate(path[1:].removesuffix('/').split('/')):
         if not step:
             yield statuses.value_invalid(f'{place}.path', f'"{path}"', f'segment[{index}] may not be empty')
-        elif (problem := names.subdomain_problem(step)) is not None:
+        for problem in names.subdomain_problems(step) if step else ():
             yield statuses.value_invalid(f'{place}.path', f'"{path}"', f'segment[{index}]: {problem}')

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from kopf._kits.testing import objects, schemas, statuses
+from kopf._kits.testing import metadata, schemas, statuses
 from kopf._kits.testing.callouts import CalloutError, Callouts
 from kopf._kits.testing.kinds import Body, Conversion, ConversionFactory, Schemas
 from kopf._kits.testing.patches import json_type
@@ -215,7 +215,7 @@ def _metadata_problems(meta: Mapping[str, Any]) -> Iterator[str]:
             if not isinstance(value, str):
                 yield f'metadata.{key}[{name}] must be a string, but is {_go_type(value)} in converted object'
                 return
-    for cause in objects.meta_problems({key: meta[key] for key in CHANGEABLE if key in meta}):
+    for cause in metadata.problems({key: meta[key] for key in CHANGEABLE if key in meta}, custom=True):
         yield f'{cause.field}: {cause.message}'
 
 

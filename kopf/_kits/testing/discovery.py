@@ -68,6 +68,7 @@ class Discovery:
         """The document of one group and version; 404 if there is no such version."""
         kinds = self._catalog.resources(group, version)
         if not kinds:
+            self._catalog.find(group, version, '')  # It knows how it is missed.
             raise statuses.UnknownPath
         self.check_availability(group)
         return self._cached(f'{group}/{version}', lambda: self._version(group, version, kinds))

@@ -12,6 +12,10 @@ from kopf._kits.testing import statuses, tables
 from kopf._kits.testing.kinds import Kind
 from kopf._kits.testing.storage import Record
 
+GROUP, VERSIONS = 'meta.k8s.io', ('v1', 'v1beta1')
+MEDIA = ('application/json', 'application/yaml', 'application/vnd.kubernetes.protobuf')
+#: The names of packages that are not those of their groups.
+PACKAGES = {'events.k8s.io': 'core', 'rbac.authorization.k8s.io': 'rbac'}
 KINDS = ('Table', 'PartialObjectMetadata', 'PartialObjectMetadataList')
 
 
@@ -44,8 +48,10 @@ class Metadata(Form):
     """Objects without their bodies."""
     name = 'metadata'
 
-    def __init__(self, of_list: bool) -> None:
+    def __init__(self, of_list: bool, version: str) -> None:
         self._of_list = of_list
+        self._version = version
+        self.name = f'metadata/{version}'
 
     def object(self, kind: Kind, record: Record) -> bytes:
         """One object."""
@@ -55,16 +61,16 @@ class Metadata(Form):
         """The same for an object that is JSON already."""
         if self._of_list:
             raise statuses.internal('content is not a list')
-        return orjson.dumps(_partial(orjson.loads(raw)))
+        return orjson.dumps(_partial(orjson.loads(raw), self._version))
 
     def list(self, kind: Kind, records: Sequence[Record], meta: Mapping[str, Any]) -> bytes:
         """A list of objects."""
         if not self._of_list:
-            raise statuses.not_acceptable('you requested PartialObjectMetadata, but the requested object is a list '
-                                          '(*unstructured.UnstructuredList)')
+            raise statuses.not_acceptable(message='you requested PartialObjectMetadata, but the requested object is a '
+                                                  f'list ({_type_name(kind)})')
         return orjson.dumps({
-            'kind': 'PartialObjectMetadataList', 'apiVersion': 'meta.k8s.io/v1', 'metadata': meta,
-            'items': [_partial(kind.body(record)) for record in records],
+            'kind': 'PartialObjectMetadataList', 'apiVersion': self._version, 'metadata': meta,
+            'items': [_partial(kind.body(record), self._version) for record in records] or None,
         })
 
 
@@ -72,9 +78,10 @@ class TableForm(Form):
     """Objects as rows; ``include`` says what comes with each row: ``Metadata``, ``Object`` or ``None``."""
     name = 'table'
 
-    def __init__(self, include: str) -> None:
+    def __init__(self, include: str, version: str) -> None:
         self._include = include or 'Metadata'
-        self.name = f'table/{self._include}'
+        self._version = version
+        self.name = f'table/{self._include}/{version}'
 
     def object(self, kind: Kind, record: Record) -> bytes:
         """One object."""
@@ -94,7 +101,7 @@ class TableForm(Form):
         rows = [{'cells': [column.cell(body) for column in columns], 'object': self._included(body)}
                 for body in bodies]
         return orjson.dumps({
-            'kind': 'Table', 'apiVersion': 'meta.k8s.io/v1', 'metadata': meta,
+            'kind': 'Table', 'apiVersion': self._version, 'metadata': meta,
             'columnDefinitions': [column.definition for column in columns], 'rows': rows,
         })
 
@@ -104,29 +111,57 @@ class TableForm(Form):
                 return None
             case 'Object':
                 return body
-        return _partial(body)
+        return _partial(body, self._version)
 
 
 PLAIN = Form()
 
 
-def negotiate(accept: str, params: Mapping[str, str]) -> tuple[Form, str]:
+def _type_name(kind: Kind) -> str:
+    """What messages call a list of these objects."""
+    if kind.custom:
+        return '*unstructured.UnstructuredList'
+    return f'*{PACKAGES.get(kind.group) or kind.group.partition(".")[0] or "core"}.{kind.name}List'
+
+
+def negotiate(accept: str, params: Mapping[str, str], kind: Kind | None = None, verb: str = '') -> tuple[Form, str]:
     """The form and the media type (``json`` or ``yaml``) for an ``Accept`` header; 406 if there is none."""
     if not accept or accept in ('application/json', '*/*'):
         return PLAIN, 'json'
+    if kind is not None and not kind.custom:
+        _check_known(accept, streamed=verb in ('list', 'watch'))
     for clause in accept.split(','):
         media, *rest = [part.strip() for part in clause.split(';')]
         arguments = dict(part.split('=', 1) for part in rest if '=' in part)
         if media in ('application/yaml', 'application/json', 'application/*', '*/*'):
-            kind = arguments.get('as', '')
-            if kind and (kind not in KINDS or arguments.get('g') != 'meta.k8s.io' or arguments.get('v') != 'v1'):
+            name, version = arguments.get('as', ''), arguments.get('v', '')
+            if name and (name not in KINDS or arguments.get('g') != GROUP or version not in VERSIONS):
                 continue
             syntax = 'yaml' if media.endswith('yaml') else 'json'
-            if kind == 'Table':
-                return TableForm(params.get('includeObject', '')), syntax
-            return (Metadata(kind.endswith('List')) if kind else PLAIN), syntax
-    raise statuses.not_acceptable()
+            if syntax == 'yaml' and verb == 'watch':
+                raise statuses.not_acceptable([f'{known};stream=watch' for known in MEDIA if known != media])
+            if name == 'Table':
+                return TableForm(_included(params), f'{GROUP}/{version}'), syntax
+            return (Metadata(name.endswith('List'), f'{GROUP}/{version}') if name else PLAIN), syntax
+    raise statuses.not_acceptable(MEDIA)
 
 
-def _partial(body: Mapping[str, Any]) -> dict[str, Any]:
-    return {'kind': 'PartialObjectMetadata', 'apiVersion': 'meta.k8s.io/v1', 'metadata': body['metadata']}
+def _check_known(accept: str, *, streamed: bool) -> None:
+    """Refuse a header in which nothing is known at all: this is noticed earlier, and told otherwise."""
+    if not {clause.partition(';')[0].strip() for clause in accept.split(',')} & {*MEDIA, '*/*'}:
+        known = [*MEDIA, *(f'{media};stream=watch' for media in MEDIA if streamed and media != 'application/yaml')]
+        message = f'406: Not Acceptable\n\nAvailable representations: {", ".join(known)}'
+        raise statuses.Refusal(406, 'NotAcceptable', message)
+
+
+def _included(params: Mapping[str, str]) -> str:
+    include = params.get('includeObject', '')
+    if include not in ('', 'None', 'Metadata', 'Object'):
+        raise statuses.bad_request(
+            f'Unable to convert to Table as requested: includeObject: Invalid value: {statuses.text(include)}: must be '
+            '\'Metadata\', \'Object\', \'None\', or empty')
+    return include
+
+
+def _partial(body: Mapping[str, Any], version: str) -> dict[str, Any]:
+    return {'kind': 'PartialObjectMetadata', 'apiVersion': version, 'metadata': body['metadata']}

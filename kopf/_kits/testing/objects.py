@@ -86,11 +86,10 @@ def tidy(body: Body, kind: Kind) -> list[str]:
     return unknown
 
 
-def prepare_new(body: Body, kind: Kind, uid: str) -> None:
-    """Give a new object its identity; 500 if it claims to have a version already."""
+def prepare_new(body: Body, kind: Kind, uid: str) -> int:
+    """Give a new object its identity; returns the version that it claims to have already, 0 if it does not."""
     meta = body['metadata']
-    if meta.pop('resourceVersion', None):
-        raise statuses.internal('resourceVersion should not be set on objects to be created')
+    version = str(meta.pop('resourceVersion', ''))
     for key in ('uid', 'creationTimestamp', 'deletionTimestamp', 'deletionGracePeriodSeconds', 'generation'):
         meta.pop(key, None)
     meta['uid'] = uid
@@ -102,6 +101,7 @@ def prepare_new(body: Body, kind: Kind, uid: str) -> None:
     if 'status' in kind.subresources and kind.plural != 'nodes':
         body.pop('status', None)
     defaults.begin(body, kind)
+    return int(version) if version.isascii() and version.isdigit() else 0
 
 
 def prepare_changed(body: Body, old: Body, kind: Kind, subresource: str) -> None:
@@ -195,6 +195,11 @@ def change_problems(body: Body, old: Body) -> Iterator[Cause]:
         yield from crds.change_problems(body, old)
     yield from causes
     yield from causes  # A real server checks this twice, and tells so.
+
+
+def sorted_text(body: Any) -> str:
+    """The object as JSON, as messages quote it."""
+    return orjson.dumps(body, option=orjson.OPT_SORT_KEYS).decode()
 
 
 def same(one: Body, another: Body) -> bool:

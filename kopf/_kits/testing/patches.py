@@ -52,9 +52,10 @@ def check_operations(value: Any) -> list[Mapping[str, Any]]:
         if item is not None and not isinstance(item, Mapping):
             raise statuses.bad_request('error decoding patch: json: cannot unmarshal '
                                        f'{json_type(item)} into Go value of type handlers.jsonPatchOp')
-        if item and not isinstance(operation := item.get('op'), (str, type(None))):
-            raise statuses.bad_request('error decoding patch: json: cannot unmarshal '
-                                       f'{json_type(operation)} into Go struct field jsonPatchOp.op of type string')
+        for key in ('op', 'path', 'from'):
+            if not isinstance(part := (item or {}).get(key), (str, type(None))):
+                raise statuses.bad_request('error decoding patch: json: cannot unmarshal '
+                                           f'{json_type(part)} into Go struct field jsonPatchOp.{key} of type string')
     return value
 
 
@@ -91,7 +92,7 @@ def _apply_one(root: dict[str, Any], operation: Mapping[str, Any]) -> None:
             if (found := _get(root, path, None)) != (wanted := operation.get('value')):
                 raise ValueError(f'{found!r} is not {wanted!r}')
         case 'copy':
-            _add(root, path, copy.deepcopy(_get(root, operation['from'])))
+            _add(root, path, copy.deepcopy(_get(root, operation['from'], None)))
         case 'move':
             _add(root, path, _remove(root, operation['from']))
         case other:

@@ -11,7 +11,18 @@ from typing import Any, Protocol
 
 import orjson
 
-from kopf._kits.testing import clocks, deletion, metadata, objects, patches, permissions, queries, roles, statuses
+from kopf._kits.testing import (
+    clocks,
+    deletion,
+    metadata,
+    names,
+    objects,
+    patches,
+    permissions,
+    queries,
+    roles,
+    statuses,
+)
 from kopf._kits.testing.kinds import Body, Catalog, Kind
 from kopf._kits.testing.selectors import Selector
 from kopf._kits.testing.storage import ChangeType, Record, Storage
@@ -99,6 +110,8 @@ class Objects:
     def get(self, kind: Kind, namespace: str, name: str) -> Record:
         """The object; 404 if there is none."""
         if (record := kind.store.get(namespace, name)) is None:
+            if problems := names.path_problems(name):
+                raise statuses.bad_request(f'Name parameter invalid: {statuses.text(name)}: {";".join(problems)}')
             raise statuses.not_found(kind.group, kind.plural, name)
         return record
 
@@ -115,7 +128,7 @@ class Objects:
             body['metadata']['namespace'] = namespace
             self._check_namespace(kind, namespace, body['metadata'].get('name', ''))
         self._tidy(body, kind, options)
-        objects.prepare_new(body, kind, str(uuid.uuid4()))
+        version = objects.prepare_new(body, kind, str(uuid.uuid4()))
         name = body['metadata'].get('name', '')
         if self._guard is not None:
             self._guard.check(kind, namespace, body, None, options.user)
@@ -126,6 +139,8 @@ class Objects:
             self._validate(body, kind)
         table = kind.store
         stored = await kind.stored(body)
+        if version and not options.dry_run:
+            raise statuses.internal('resourceVersion should not be set on objects to be created')
         if (present := table.get(namespace, name)) is not None:
             raise statuses.exists(kind.group, kind.plural, name, deleting=present.deleting)
         if table.closed:
@@ -141,15 +156,13 @@ class Objects:
         self._check_place(kind, namespace, body, name)
         meta = body['metadata']
         if kind.plural in CREATED_ON_UPDATE and kind.store.get(namespace, name) is None and not subresource:
-            meta.pop('uid', None)
+            if meta.get('uid'):
+                raise _other_uid(kind, namespace, name, meta['uid'], '')
+            meta.pop('resourceVersion', None)
             return await self.create(kind, namespace, body, options), True
         record = self.get(kind, namespace, name)
         if meta.get('uid', record.uid) not in ('', record.uid):
-            raise statuses.conflict(
-                kind.group, kind.plural, name, f'StorageError: invalid object, Code: 4, Key: /registry/'
-                f'{f"{kind.group}/" if kind.group else ""}{kind.plural}/{record.key}, ResourceVersion: 0, '
-                f'AdditionalErrorMsg: Precondition failed: UID in precondition: {meta["uid"]}, UID in object meta: '
-                f'{record.uid}')
+            raise _other_uid(kind, namespace, name, meta['uid'], record.uid)
         if _version(meta.get('resourceVersion')) == 0 and kind.custom:
             raise statuses.invalid(kind.group, kind.plural, name, [statuses.value_invalid(
                 'metadata.resourceVersion', '0', 'must be specified for an update')])
@@ -162,6 +175,8 @@ class Objects:
     ) -> bytes:
         """Apply a decoded patch of one of the types `MERGE_PATCH` and `JSON_PATCH`."""
         if content_type == MERGE_PATCH:
+            if patch is None:
+                raise statuses.bad_request('Invalid JSON Patch')
             if not isinstance(patch, dict):
                 raise statuses.bad_request(f'error decoding patch: json: cannot unmarshal {patches.json_type(patch)} '
                                            'into Go value of type map[string]interface {}')
@@ -344,31 +359,40 @@ def decode_options(body: Any, params: Mapping[str, str], options: Options) -> No
 
 
 def _patched(new: Any, kind: Kind, namespace: str, name: str) -> Body:
-    meta = new.get('metadata') if isinstance(new, dict) else None
-    if not isinstance(meta, dict):
-        raise statuses.bad_request(f'the name of the object ({name} based on URL) was undeterminable: name must be '
-                                   'provided')
-    for field, expected in (('kind', kind.name), ('apiVersion', kind.api_version)):
-        if (given := new.get(field)) != expected:
-            group, _, _ = str(new.get('apiVersion', '')).rpartition('/')
-            if kind.custom:
-                raise statuses.invalid(group, str(new.get('kind')), name, [statuses.value_invalid(
-                    field, f'"{given}"', f'must be {expected}')])
-            raise _unreadable(new, f'no kind "{new.get("kind")}" is registered for version "{new.get("apiVersion")}"')
+    body: Body = new if isinstance(new, dict) else {}
+    given, version, meta = body.get('kind'), body.get('apiVersion'), body.get('metadata')
+    nameless = statuses.bad_request(f'the name of the object ({name} based on URL) was undeterminable: name must be '
+                                    'provided')
+    if kind.custom and not given:
+        raise _unreadable(new, f'Object \'Kind\' is missing in \'{objects.sorted_text(new)}\'')
+    if not kind.custom and body and not version:
+        raise nameless
+    if not kind.custom and body and (given or kind.name, version) != (kind.name, kind.api_version):
+        raise _unreadable(new, f'no kind "{given or kind.name}" is registered for version "{version}" in scheme '
+                               '"pkg/runtime/scheme.go:111"')
+    if meta is None:
+        raise nameless
     try:
         metadata.check_types(meta, kind)
     except TypeError as error:
         raise _unreadable(new, str(error)) from None
+    if not version:
+        why = 'Object \'apiVersion\' is missing in \'object has no apiVersion field\''
+        raise statuses.Refusal(500, 'InternalError', f'Internal error occurred: {why}', {'causes': [{'message': why}]})
     check_name(meta.get('name') or '', name)
     if kind.namespaced and (meta.get('namespace') or namespace) != namespace:
         raise statuses.bad_request('the namespace of the provided object does not match the namespace sent on the '
                                    'request')
-    body: Body = new
-    return body
+    group, _, _ = str(version).rpartition('/')
+    for field, value, expected in (('kind', given, kind.name), ('apiVersion', version, kind.api_version)):
+        if value != expected and kind.custom:
+            raise statuses.invalid(group, str(given), name, [statuses.value_invalid(
+                field, f'"{value}"', f'must be {expected}')])
+    return {**body, 'kind': kind.name, 'apiVersion': kind.api_version}
 
 
 def _unreadable(body: Body, why: str) -> statuses.Refusal:
-    text = orjson.dumps(orjson.dumps(body, option=orjson.OPT_SORT_KEYS).decode()).decode()
+    text = statuses.text(objects.sorted_text(body))
     return statuses.invalid('', '', '', [statuses.value_invalid('patch', text, why)])
 
 
@@ -379,6 +403,22 @@ def check_name(given: str, name: str) -> None:
                                    'provided')
     if given != name:
         raise statuses.bad_request(f'the name of the object ({given}) does not match the name on the URL ({name})')
+
+
+#: Where the storage of a real server has its resources, if not under their names: it tells so.
+_PLACES = {
+    'services': 'services/specs', 'endpoints': 'services/endpoints', 'nodes': 'minions', 'ingresses': 'ingress',
+    'replicationcontrollers': 'controllers', 'customresourcedefinitions': 'apiextensions.k8s.io/'
+                                                                          'customresourcedefinitions',
+}
+
+
+def _other_uid(kind: Kind, namespace: str, name: str, given: str, present: str) -> statuses.Refusal:
+    place = f'{kind.group}/{kind.plural}' if kind.custom else _PLACES.get(kind.plural, kind.plural)
+    key = f'/registry/{place}/{f"{namespace}/" if namespace else ""}{name}'
+    return statuses.conflict(
+        kind.group, kind.plural, name, f'StorageError: invalid object, Code: 4, Key: {key}, ResourceVersion: 0, '
+        f'AdditionalErrorMsg: Precondition failed: UID in precondition: {given}, UID in object meta: {present}')
 
 
 def _check_preconditions(kind: Kind, record: Record, options: Options) -> None:

@@ -78,11 +78,15 @@ def resolve(catalog: Catalog, place: Place, method: str) -> Kind:
             raise nowhere
         if place.verb not in ('list', 'watch'):
             raise statuses.UnknownPath() if kind.custom else statuses.no_method()
+    if kind.custom and method == 'POST' and place.name and not place.subresource:  # It is as if there was no name.
+        place.name, place.verb = '', 'create'
     if place.subresource:
         _check_subresource(kind, place)
     elif not place.verb or place.verb not in kind.verbs:
         if kind.custom and method in ('PUT', 'PATCH') and not place.name:
             raise statuses.bad_request('name must be provided')
+        if kind.custom and not place.verb:
+            raise _not_supported(kind, '')
         raise statuses.no_method()
     return kind
 
@@ -96,6 +100,10 @@ def _check_subresource(kind: Kind, place: Place) -> None:
     if place.verb not in verbs:
         if not kind.custom:
             raise statuses.no_method()
-        word = statuses.qualified(kind.group, kind.plural)
-        raise statuses.Refusal(405, 'MethodNotAllowed', f'{place.verb} is not supported on resources of kind "{word}"',
-                               statuses.about(kind.group, kind.plural))
+        raise _not_supported(kind, place.verb)
+
+
+def _not_supported(kind: Kind, verb: str) -> statuses.Refusal:
+    word = statuses.qualified(kind.group, kind.plural)
+    return statuses.Refusal(405, 'MethodNotAllowed', f'{verb} is not supported on resources of kind "{word}"',
+                            statuses.about(kind.group, kind.plural))

@@ -206,7 +206,7 @@ class Server(Controls):
         options.user = self._identify(request, seen, place)
         accept = request.headers.get('accept', '')
         if place is None or not place.plural:
-            return self.api.document(path.rstrip('/') or '/', accept, f'{HOST}:{self.port}')
+            return self.api.document(seen.method, path.rstrip('/') or '/', accept, f'{HOST}:{self.port}')
         kind = self.api.resolve(place, seen, options)
         seen.kind = kind.name
         if place.verb == 'watch':

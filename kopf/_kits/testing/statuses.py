@@ -116,10 +116,10 @@ def no_method() -> Refusal:
     return Refusal(405, 'MethodNotAllowed', message, {})
 
 
-def not_acceptable(message: str = '') -> Refusal:
+def not_acceptable(accepted: Iterable[str] = (), message: str = '') -> Refusal:
     """406: none of the media types that the client accepts can be had."""
-    accepted = 'only the following media types are accepted: application/json, application/yaml'
-    return Refusal(406, 'NotAcceptable', message or accepted)
+    known = f'only the following media types are accepted: {", ".join(accepted)}'
+    return Refusal(406, 'NotAcceptable', message or known)
 
 
 def exists(group: str, plural: str, name: str, *, deleting: bool = False) -> Refusal:

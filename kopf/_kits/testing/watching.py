@@ -150,7 +150,7 @@ class Watch:
         partial: dict[str, object] = {
             'kind': 'PartialObjectMetadata', 'apiVersion': 'meta.k8s.io/v1', 'metadata': meta}
         body: dict[str, object] = {'kind': kind.name, 'apiVersion': kind.api_version, 'metadata': meta}
-        if self._form.name == 'metadata':
+        if self._form.name.startswith('metadata'):
             body = partial
         elif self._form.name.startswith('table'):
             body = {'kind': 'Table', 'apiVersion': 'meta.k8s.io/v1', 'columnDefinitions': None,
