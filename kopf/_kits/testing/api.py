@@ -194,7 +194,8 @@ class Api:
         if place.verb == 'patch':
             _check_patch_media(seen, kind)
         elif place.verb in ('create', 'update'):
-            _check_media(seen, (*ACCEPTED, protobuf.MEDIA))
+            refused = kind.custom and seen.content_type == protobuf.MEDIA
+            _check_media(seen, ACCEPTED if refused else (*ACCEPTED, protobuf.MEDIA))
         _read_options(seen, place.verb, options)
         status = 200
         if kind.table is None or place.subresource not in ('', 'status'):
