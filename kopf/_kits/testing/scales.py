@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from kopf._kits.testing import rest, statuses, tables
+from kopf._kits.testing import jsonpaths, rest, statuses
 from kopf._kits.testing.kinds import Body, Kind
 from kopf._kits.testing.patches import json_type
 from kopf._kits.testing.rest import Objects, Options
@@ -29,7 +29,7 @@ class Scales:
     def get(self, kind: Kind, namespace: str, name: str) -> Body:
         """The scale of an object; 500 if an object of a custom kind does not say how many there should be."""
         body = kind.body(self._objects.get(kind, namespace, name))
-        if kind.custom and next(tables.find(body, kind.scale['spec']), None) is None:
+        if kind.custom and next(jsonpaths.find(body, kind.scale['spec']), None) is None:
             why = f'the spec replicas field "{kind.scale["spec"]}" does not exist'
             raise statuses.Refusal(500, 'InternalError', f'Internal error occurred: {why}',
                                    {'causes': [{'message': why}]})
@@ -104,12 +104,12 @@ def _negative(kind: Kind, name: str, replicas: int) -> statuses.Refusal:
 
 def _view(kind: Kind, body: Body) -> Body:
     meta = body['metadata']
-    status: Body = {'replicas': next(tables.find(body, kind.scale['status']), None) or 0}
+    status: Body = {'replicas': next(jsonpaths.find(body, kind.scale['status']), None) or 0}
     if path := kind.scale.get('selector'):
-        selector = next(tables.find(body, path), '')
+        selector = next(jsonpaths.find(body, path), '')
         if selector := selector_text(selector) if isinstance(selector, Mapping) else selector:
             status['selector'] = selector
-    replicas = next(tables.find(body, kind.scale['spec']), None)
+    replicas = next(jsonpaths.find(body, kind.scale['spec']), None)
     return {
         'apiVersion': API_VERSION, 'kind': KIND, 'metadata': {key: meta[key] for key in KEPT if key in meta},
         'spec': {'replicas': replicas} if replicas else {}, 'status': status,
