@@ -191,7 +191,7 @@ class Api:
         """Do what a request asks for (all verbs but watches), and answer it."""
         queries.check_timeout(seen.query)
         form, syntax = forms.negotiate(accept, seen.query, kind, place.verb)
-        if place.verb == 'patch':
+        if place.verb == 'patch' and place.subresource != 'scale':
             _check_patch_media(seen, kind)
         elif place.verb in ('create', 'update'):
             refused = kind.custom and seen.content_type == protobuf.MEDIA
