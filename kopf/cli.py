@@ -264,6 +264,7 @@ def run(
               help="Where to write the credentials; by default, a temporary file.")
 @click.option('--rbac', is_flag=True,
               help="Let roles and bindings decide who may do what; by default, everybody may do everything.")
+@click.option('--sharding', is_flag=True, help="Let lists and watches be restricted to shards (shardSelector).")
 @click.option('--state', type=click.Path(dir_okay=False), metavar='FILE',
               help="Keep the objects in this file, and go on with those that it has; by default, all is lost.")
 @sandbox_options

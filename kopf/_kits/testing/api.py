@@ -28,6 +28,7 @@ from kopf._kits.testing import (
     routes,
     scales,
     selectors,
+    sharding,
     statuses,
     subresources,
     users,
@@ -63,7 +64,7 @@ VERSION = {
 class Api:
     """A whole cluster, without the network."""
 
-    def __init__(self, *, history: int, tokens: Tokens, rbac: bool = False) -> None:
+    def __init__(self, *, history: int, tokens: Tokens, rbac: bool = False, sharding: bool = False) -> None:
         self.storage = Storage(history=history)
         self.catalog = Catalog()
         self.callouts = Callouts(self.storage)
@@ -73,6 +74,7 @@ class Api:
         guard = Guard(rules) if rules is not None else None
         self.objects = Objects(self.storage, self.catalog, self.webhooks, guard)
         self._rbac = rbac
+        self._sharding = sharding
         self._tokens = tokens
         self._reviews = Reviews(self.authorizer, self.user_of)
         self._discovery = Discovery(self.catalog)
@@ -184,7 +186,7 @@ class Api:
     def watch(self, kind: Kind, place: Place, seen: SeenRequest, accept: str) -> AsyncIterator[bytes]:
         """The stream of a watch."""
         form, _ = forms.negotiate(accept, seen.query, kind, 'watch')
-        options = _list_options(kind, seen, watch=True)
+        options = _list_options(kind, seen, watch=True, shards=self._sharding)
         return watching.Watch(self.storage, kind, place.namespace, options, form).lines()
 
     async def act(self, kind: Kind, place: Place, seen: SeenRequest, accept: str, options: Options) -> Response:
@@ -206,7 +208,7 @@ class Api:
                     _check_version(seen)
                     raw = form.object(kind, await self.objects.read(kind, place.namespace, place.name))
                 case 'list':
-                    listed = _list_options(kind, seen)
+                    listed = _list_options(kind, seen, shards=self._sharding)
                     raw = await listing.answer(self.storage, kind, place.namespace, listed, form)
                 case _:
                     status, raw = await self._write(kind, place, seen, options)
@@ -234,7 +236,7 @@ class Api:
                 rest.decode_options(_decoded_options(seen), seen.query, options)
                 answer = await self.objects.delete(kind, namespace, name, options)
                 return 200, answer if isinstance(answer, bytes) else orjson.dumps(answer)
-        selected = _list_options(kind, seen)
+        selected = _list_options(kind, seen, shards=self._sharding)
         rest.decode_options(_decoded_options(seen), seen.query, options)
         gone = await self.objects.delete_collection(kind, namespace, selected.selector, options)
         meta = {**({'continue': ''} if kind.custom else {}), 'resourceVersion': str(self.storage.version)}
@@ -302,9 +304,12 @@ def _known_fields(kind: Kind) -> frozenset[str]:
     return frozenset(kind.selectable if kind.custom else defaults.SELECTABLE.get(kind.plural, ()))
 
 
-def _list_options(kind: Kind, seen: SeenRequest, *, watch: bool = False) -> listing.ListOptions:
+def _list_options(kind: Kind, seen: SeenRequest, *, watch: bool = False, shards: bool) -> listing.ListOptions:
     try:
-        return listing.list_options(seen.query, _known_fields(kind), watch=watch)
+        options = listing.list_options(seen.query, _known_fields(kind), watch=watch)
+        if shards and seen.query.get('shardSelector'):
+            options.selector = sharding.Sharded(options.selector, seen.query['shardSelector'])
+        return options
     except selectors.UnknownField as error:
         if kind.custom:
             raise

@@ -31,13 +31,13 @@ class Instance:
     def __init__(
             self, *, port: int = 0, kubeconfig: str | os.PathLike[str] | None = None,
             crds: Iterable[Source] = (), loads: Iterable[Source] = (), history: int = 2000,
-            audit: str | os.PathLike[str] | None = None, rbac: bool = False,
+            audit: str | os.PathLike[str] | None = None, rbac: bool = False, sharding: bool = False,
             state: str | os.PathLike[str] | None = None, pods: bool = False,
     ) -> None:
         self._port = port
         self._crds = list(crds)
         self._loads = list(loads)
-        self.server = Server(history=history, audit=audit, rbac=rbac)
+        self.server = Server(history=history, audit=audit, rbac=rbac, sharding=sharding)
         self.door = Door(self.server.api)
         self._others: list[tempfile.TemporaryDirectory[str]] = []
         self._state = State(state) if state is not None else None

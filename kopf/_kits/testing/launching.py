@@ -28,8 +28,8 @@ _IN_CLUSTER = ('KUBERNETES_SERVICE_HOST', 'KUBERNETES_SERVICE_PORT')
 
 
 def serve(
-        *, port: int, kubeconfig: str | None, rbac: bool, crds: Collection[str], loads: Collection[str],
-        state: str | None, pods: bool,
+        *, port: int, kubeconfig: str | None, rbac: bool, sharding: bool, crds: Collection[str],
+        loads: Collection[str], state: str | None, pods: bool,
 ) -> None:
     """
     Run a sandbox until SIGINT or SIGTERM; the parameters are those of `Sandbox`.
@@ -37,7 +37,7 @@ def serve(
     :raises click.ClickException: if it does not start; the message says why.
     """
     sandbox = Sandbox(
-        port=port, kubeconfig=kubeconfig, rbac=rbac, crds=crds, loads=loads, state=state, pods=pods)
+        port=port, kubeconfig=kubeconfig, rbac=rbac, sharding=sharding, crds=crds, loads=loads, state=state, pods=pods)
     with _ended_by_signals(), _started(sandbox, state):
         threading.Event().wait()
 

@@ -16,6 +16,7 @@ from kopf._kits.testing import jsontexts, queries, statuses
 from kopf._kits.testing.forms import Form
 from kopf._kits.testing.kinds import Kind
 from kopf._kits.testing.selectors import Selector
+from kopf._kits.testing.sharding import Sharded
 from kopf._kits.testing.storage import Expired, Record, Storage
 
 TOO_OLD = ('The provided continue parameter is too old to display a consistent list result. You can start a new list '
@@ -111,6 +112,8 @@ async def answer(storage: Storage, kind: Kind, namespace: str, options: ListOpti
     else:
         records = table.records(namespace, start=start)
     meta: dict[str, object] = {'resourceVersion': str(past or storage.version)}
+    if isinstance(options.selector, Sharded):
+        meta['shardInfo'] = {'selector': options.selector.shards}
     selected = records if not options.selector else (r for r in records if options.selector.matches(r))
     if limit <= 0:
         chosen = list(selected)
@@ -120,7 +123,7 @@ async def answer(storage: Storage, kind: Kind, namespace: str, options: ListOpti
         if rest is not None:
             last = chosen[-1].name if namespace else chosen[-1].key
             meta['continue'] = _encode(past or storage.version, f'{last}\0')
-            if not options.selector:
+            if not (options.selector.whole if isinstance(options.selector, Sharded) else options.selector):
                 meta['remainingItemCount'] = 1 + sum(1 for _ in selected)
     await kind.ready(*chosen)
     return form.list(kind, chosen, meta)

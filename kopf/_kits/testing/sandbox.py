@@ -168,9 +168,10 @@ class Sandbox(_Common):
     is a free one by default; ``kubeconfig`` is where that file is written (by default a temporary folder, removed in
     the end). ``history`` is how many changes of each resource are remembered for watches; ``audit`` is a file that
     gets a line for each request, in the format of Kubernetes' audit log. With ``rbac``, roles and bindings decide who
-    may do what, as in a real cluster; otherwise everybody may do everything. ``state`` is a file that keeps the objects
-    when the sandbox ends, for the next one with the same file; without it, all is lost. With ``pods``, pods, jobs and
-    deployments live a little, as if there was a node.
+    may do what, as in a real cluster; otherwise everybody may do everything. With ``sharding``, lists and watches obey
+    ``shardSelector``, an alpha feature of Kubernetes 1.36. ``state`` is a file that keeps the objects when the sandbox
+    ends, for the next one with the same file; without it, all is lost. With ``pods``, pods, jobs and deployments live a
+    little, as if there was a node.
 
     Refused requests raise `Refusal` with ``code``, ``reason`` and ``message``; a port that is taken, or
     a ``kubeconfig`` that is not of a sandbox, raises OSError; objects that cannot be applied at the start raise
@@ -187,12 +188,13 @@ class Sandbox(_Common):
             history: int = 2000,
             audit: str | os.PathLike[str] | None = None,
             rbac: bool = False,
+            sharding: bool = False,
             state: str | os.PathLike[str] | None = None,
             pods: bool = False,
     ) -> None:
         super().__init__(Runner(lambda: Instance(
             port=port, kubeconfig=kubeconfig, crds=each(crds), loads=each(loads), history=history,
-            audit=audit, rbac=rbac, state=state, pods=pods)))
+            audit=audit, rbac=rbac, sharding=sharding, state=state, pods=pods)))
         self.aio = AsyncSandbox(self._runner)
 
     def __enter__(self) -> Self:

@@ -43,12 +43,13 @@ class Server(Controls):
     The server; see `kopf.testing.Sandbox` for the door to it.
 
     ``history`` is the number of changes that are remembered a resource, ``log`` that of requests; ``audit`` is a file
-    for the audit log, if there is to be one. With ``rbac``, roles and bindings decide who may do what.
+    for the audit log, if there is to be one. With ``rbac``, roles and bindings decide who may do what; with
+    ``sharding``, lists and watches can be restricted to shards.
     """
 
     def __init__(
             self, *, history: int = 2000, log: int = 5000, audit: str | os.PathLike[str] | None = None,
-            rbac: bool = False,
+            rbac: bool = False, sharding: bool = False,
     ) -> None:
         self._audit = AuditLog(audit) if audit is not None else None
         self.authority = Authority()
@@ -57,7 +58,7 @@ class Server(Controls):
         self.port = 0
         self.on_token: Callable[[], None] = lambda: None
         self._tokens = Tokens()
-        self.api = Api(history=history, tokens=self._tokens, rbac=rbac)
+        self.api = Api(history=history, tokens=self._tokens, rbac=rbac, sharding=sharding)
         self._impersonation = Impersonation(self.api.authorizer)
         self.token = self._tokens.issue(User())
         self._streams: set[Connection] = set()
