@@ -4,19 +4,14 @@ Handlers log for two readers: for people, who want to see which object a line is
 lines become Events of that object. So every record of an object carries a reference to it, and nothing else: neither
 the body, which may change or be large, nor formatted texts. What is done with it is up to handlers and formatters.
 
-Lines are written often. So a format is one pass over the record; the parts that repeat, as the time within a second,
-are kept; and JSON is made by the fastest encoder there is.
+Lines are written often. So a format is one pass over the record, and the parts that repeat, as the time within a
+second, are kept. The lines of JSON are in `jsonlogs`.
 """
-import datetime
 import enum
-import json
 import logging
-import sys
 import time
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, TextIO
-
-import orjson
 
 from kopf._cogs.structs import bodies
 
@@ -94,7 +89,7 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         if self._prefix:
-            record.message = _prefixed(record.message, record)
+            record.message = prefix_message(record.message, record)
         return super().formatMessage(record)
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
@@ -109,80 +104,13 @@ class TextFormatter(logging.Formatter):
         return f'{text},{int(record.msecs):03d}'
 
 
-class JsonFormatter(logging.Formatter):
-    """A formatter of lines for machines: a JSON object a line.
-
-    It has the ``message``, the traceback and the stack if any, the extra fields of the record, the ``timestamp``
-    (ISO 8601, UTC), the reference to the object, and the ``severity``, as log collectors know it.
-
-    Args:
-        refkey: the key for the reference to the object.
-        prefix: whether to prefix the messages about objects with the name of the object.
-    """
-
-    def __init__(self, *, refkey: str = DEFAULT_REFKEY, prefix: bool = False) -> None:
-        super().__init__()
-        self._refkey = refkey
-        self._prefix = prefix
-
-    def format(self, record: logging.LogRecord) -> str:
-        fields: dict[str, Any] = {'message': ''}
-        if isinstance(record.msg, Mapping) and not record.args:
-            fields.update(record.msg)
-        else:
-            fields['message'] = record.getMessage()
-        if self._prefix:
-            fields['message'] = _prefixed(fields['message'], record)
-        if record.exc_info or record.exc_text:
-            record.exc_text = record.exc_text or self.formatException(record.exc_info or sys.exc_info())
-            fields['exc_info'] = record.exc_text
-        if record.stack_info:
-            fields['stack_info'] = self.formatStack(record.stack_info)
-        for key, value in vars(record).items():
-            if key not in _KNOWN_FIELDS:
-                fields[key] = value
-        fields['timestamp'] = datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat()
-        if (ref := getattr(record, 'k8s_ref', None)) is not None:
-            fields[self._refkey] = ref
-        fields.setdefault('severity', _get_severity(record.levelno))
-        return _encode(fields)
-
-
-# What a record has by itself, or gets from the loggers of objects and from formatters: not the user's extra fields.
-_KNOWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {
-    'message', 'asctime', 'taskName', 'settings', 'k8s_skip', 'k8s_ref',
-}
-
-
-def _prefixed(message: str, record: logging.LogRecord) -> str:
+def prefix_message(message: str, record: logging.LogRecord) -> str:
+    """Put the name of the object, if the record is about one, before the message."""
     ref: Mapping[str, Any] | None = getattr(record, 'k8s_ref', None)
     if ref is None:
         return message
     namespace, name = ref.get('namespace'), ref.get('name')
     return f'[{namespace}/{name}] {message}' if namespace else f'[{name}] {message}'
-
-
-def _get_severity(level: int) -> str:
-    if level <= logging.DEBUG:
-        return 'debug'
-    if level <= logging.INFO:
-        return 'info'
-    if level <= logging.WARNING:
-        return 'warn'
-    if level <= logging.ERROR:
-        return 'error'
-    return 'fatal'
-
-
-def _encode(fields: Mapping[str, Any]) -> str:
-    # The standard encoder takes over what is rare: huge integers, lone surrogates, unusual keys, which orjson refuses,
-    # and letters beyond ASCII: escaped, they survive any encoding of the stream, and no line is split at a U+2028.
-    try:
-        if (text := orjson.dumps(fields, default=str)).isascii():
-            return text.decode('ascii')
-    except TypeError:
-        pass
-    return json.dumps(fields, default=str, skipkeys=True, separators=(',', ':'))
 
 
 class _KopfStreamHandler(logging.StreamHandler[TextIO]):
@@ -238,7 +166,8 @@ def configure(
 def _make_formatter(log_format: LogFormat, prefix: bool | None, refkey: str | None) -> logging.Formatter:
     match log_format:
         case LogFormat.JSON:
-            return JsonFormatter(refkey=refkey or DEFAULT_REFKEY, prefix=bool(prefix))
+            from kopf._core.actions import jsonlogs  # a library that most operators do not need
+            return jsonlogs.JsonFormatter(refkey=refkey or DEFAULT_REFKEY, prefix=bool(prefix))
         case LogFormat.PLAIN | LogFormat.FULL:
             return TextFormatter(log_format.value, prefix=prefix is None or prefix)
         case _:

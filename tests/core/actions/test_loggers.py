@@ -145,7 +145,8 @@ def test_json_with_exceptions_and_stacks(logger, lines):
     (2 ** 100, 2 ** 100),
     ({1, }, '{1}'),
     ({1: 2}, {'1': 2}),
-    (ValueError('boo'), 'boo'),
+    (ValueError('boo'), 'ValueError: boo'),
+    (b'abc', 'YWJj'),
     ("\udcff", "\udcff"),
 ])
 def test_json_with_unusual_values(logger, lines, value, expected):
