@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import gc
 import logging
+import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -72,18 +73,38 @@ class LogFormatParamType(Choice):
         return loggers.LogFormat[super().convert(value, param, ctx).upper()]
 
 
+class EnvironmentOption(click.Option):
+    """An option that is also taken from the environment: by its long name, or by the name of its parameter.
+
+    For example, ``--liveness`` of ``kopf run`` is ``$KOPF_RUN_LIVENESS`` or ``$KOPF_RUN_LIVENESS_ENDPOINT``.
+    """
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """Give the text of the first variable that is there and is not empty, if any."""
+        value = super().resolve_envvar_value(ctx)
+        names = [name.removeprefix('--').replace('-', '_').upper() for name in self.opts if name.startswith('--')]
+        if value is None and ctx.auto_envvar_prefix is not None:
+            found = [os.environ.get(f'{ctx.auto_envvar_prefix}_{name}') for name in names]
+            value = next((text for text in found if text), None)
+        return value
+
+
+option = functools.partial(click.option, cls=EnvironmentOption)
+
+
 def logging_options(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of logging to a command, and configure the logging before the command begins."""
 
-    @click.option('-v', '--verbose', is_flag=True, help="Show what the framework and the handlers do.")
-    @click.option('-d', '--debug', is_flag=True, help="Show everything, also of asyncio and aiohttp.")
-    @click.option('-q', '--quiet', is_flag=True, help="Show only warnings and errors.")
-    @click.option('--log-format', type=LogFormatParamType(), default='full', show_default=True,
-                  help="How the lines of the log look.")
-    @click.option('--log-refkey', type=str,
-                  help="The key for the object's reference in JSON logs; 'object' by default.")
-    @click.option('--log-prefix/--no-log-prefix', default=None,
-                  help="Begin messages with the object's name; the default is yes, but no for JSON logs.")
+    @option('-v', '--verbose', is_flag=True, help="Log also what the framework does, step by step.")
+    @option('-d', '--debug', is_flag=True,
+            help="Log everything, also of asyncio and of the network; failures have tracebacks.")
+    @option('-q', '--quiet', is_flag=True, help="Log only warnings and errors.")
+    @option('--log-format', type=LogFormatParamType(), default='full', show_default=True,
+            help="With times and loggers; only the messages; or a JSON object a line.")
+    @option('--log-refkey', type=str,
+            help="The key for the object's reference in JSON logs; 'object' by default.")
+    @option('--log-prefix/--no-log-prefix', default=None,
+            help="Begin messages with the object's name; the default is yes, but no for JSON logs.")
     @functools.wraps(fn)
     def wrapper(
             *args: Any,
@@ -167,21 +188,32 @@ def _check_endpoint(ctx: click.Context, param: click.Parameter, value: str | Non
 @click.group(name='kopf', context_settings={'auto_envvar_prefix': 'KOPF'})
 @click.version_option(versions.version, prog_name='kopf')
 def main() -> None:
-    """Kubernetes operators in Python."""
+    """Kubernetes operators in Python.
+
+    For the options of a command: kopf COMMAND --help. Each of them can also be given by an environment variable, with
+    the names of the command and of the option: e.g. KOPF_RUN_LOG_FORMAT=json, KOPF_RUN_VERBOSE=1, or
+    KOPF_RUN_NAMESPACE='shop team-*' for several values.
+
+    \b
+    Examples:
+      kopf run handlers.py                       serve the whole cluster
+      kopf run --sandbox handlers.py             without any cluster
+      kopf freeze -A -P default -p 100 -t 3600   let others rest for an hour
+    """
 
 
 def sandbox_options(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that tell what is in a sandbox to begin with."""
     existing = click.Path(exists=True)
-    for option in [
-        click.option('--pods', is_flag=True,
-                     help="Let pods, jobs and deployments of the sandbox live, as if there was a node."),
-        click.option('--load', 'loads', multiple=True, metavar='FILE', type=existing,
-                     help="Then apply the objects of this file or folder; can be repeated."),
-        click.option('--crd', 'crds', multiple=True, metavar='FILE', type=existing,
-                     help="Apply the kinds of objects of this file or folder to the sandbox; can be repeated."),
+    for add in [
+        option('--pods', is_flag=True,
+               help="Let pods, jobs and deployments of the sandbox live, as if there was a node."),
+        option('--load', 'loads', multiple=True, metavar='FILE', type=existing,
+               help="Then apply the objects of this file or folder; can be repeated."),
+        option('--crd', 'crds', multiple=True, metavar='FILE', type=existing,
+               help="Apply the kinds of objects of this file or folder to the sandbox; can be repeated."),
     ]:
-        fn = option(fn)
+        fn = add(fn)
     return fn
 
 
@@ -198,19 +230,22 @@ def _credentials(controls: CLIControls, *, sandbox: bool, **options: Any) -> 'It
 
 @main.command()
 @logging_options
-@click.option('-A', '--all-namespaces', 'clusterwide', is_flag=True, help="Serve the whole cluster.")
-@click.option('-n', '--namespace', 'namespaces', multiple=True, metavar='PATTERN',
-              help="Serve this namespace, or all matching ones; can be repeated.")
-@click.option('--standalone', is_flag=True, default=None, help="Ignore other operators: no peering at all.")
-@click.option('--dev', is_flag=True, help=f"Take over from other operators: the same as --priority={_DEV_PRIORITY}.")
-@click.option('-L', '--liveness', 'liveness_endpoint', metavar='URL', callback=_check_endpoint,
-              help="Where to serve the probes, e.g. http://0.0.0.0:8080/healthz.")
-@click.option('-P', '--peering', 'peering_name', metavar='NAME', help="The peering object to use.")
-@click.option('-p', '--priority', type=int, help="The priority among other operators.")
-@click.option('-m', '--module', 'modules', multiple=True, metavar='NAME',
-              help="Import the module with handlers, as 'python -m' would; can be repeated.")
-@click.option('--sandbox', is_flag=True,
-              help="Run against a new emulated API instead of a cluster, for development; see 'kopf sandbox'.")
+@option('-A', '--all-namespaces', 'clusterwide', is_flag=True, help="Serve the whole cluster; it is the default, too.")
+@option('-n', '--namespace', 'namespaces', multiple=True, metavar='PATTERN',
+        help="Serve this namespace, or those that match, such as 'team-*,!team-x'; can be repeated.")
+@option('--standalone', is_flag=True, default=None,
+        help="Ignore other operators that serve the same objects: no peering.")
+@option('--dev', is_flag=True, help=f"Take over from other operators: the same as --priority={_DEV_PRIORITY}.")
+@option('-L', '--liveness', 'liveness_endpoint', metavar='URL', callback=_check_endpoint,
+        help="Where to serve the probes, e.g. http://0.0.0.0:8080/healthz.")
+@option('-P', '--peering', 'peering_name', metavar='NAME',
+        help="The peering object where operators meet; the operator waits until it exists.")
+@option('-p', '--priority', type=int,
+        help="The operator with the highest priority works, the others pause; 0 by default.")
+@option('-m', '--module', 'modules', multiple=True, metavar='NAME',
+        help="Import the module with handlers, as 'python -m' would; can be repeated.")
+@option('--sandbox', is_flag=True,
+        help="Run against a new emulated API instead of a cluster, for development; see 'kopf sandbox'.")
 @sandbox_options
 @click.argument('paths', nargs=-1, type=click.Path())
 @click.make_pass_decorator(CLIControls, ensure=True)
@@ -230,7 +265,22 @@ def run(
         pods: bool,
         **options: Any,
 ) -> None:
-    """Start an operator process and handle all the requests."""
+    """Run an operator until it is stopped by Ctrl-C or SIGTERM.
+
+    PATHS are Python files with handlers. They are imported in this order, and after them the modules; all of them
+    together are one operator. It logs in as its login handlers say, or else with the kubeconfig, or as the service
+    account of its pod. Logs go to the standard error.
+
+    \b
+    Examples:
+      kopf run handlers.py -v                      the whole cluster, talkative
+      kopf run -n shop -n 'team-*,!team-x' main.py only these namespaces
+      kopf run -A --dev main.py                    instead of the deployed one
+      kopf run -A -L http://:8080/healthz -m app   in a pod, with probes
+      kopf run --sandbox --crd crd.yaml main.py    without any cluster
+
+    The exit code is 0 if stopped, 1 if failed, 2 if the command line is wrong.
+    """
     _check_scope(namespaces, clusterwide=clusterwide)
     if not sandbox and (crds or loads or pods):
         raise click.UsageError("--crd, --load and --pods are for --sandbox only: nothing is done to a real cluster.")
@@ -258,43 +308,53 @@ def run(
 
 
 @main.command()
-@click.option('--port', type=click.IntRange(0, 65535), default=0, metavar='NUMBER',
-              help="The port to listen on; by default, any free one.")
-@click.option('--kubeconfig', type=click.Path(dir_okay=False), metavar='FILE',
-              help="Where to write the credentials; by default, a temporary file.")
-@click.option('--rbac', is_flag=True,
-              help="Let roles and bindings decide who may do what; by default, everybody may do everything.")
-@click.option('--sharding', is_flag=True, help="Let lists and watches be restricted to shards (shardSelector).")
-@click.option('--state', type=click.Path(dir_okay=False), metavar='FILE',
-              help="Keep the objects in this file, and go on with those that it has; by default, all is lost.")
+@option('--port', type=click.IntRange(0, 65535), default=0, metavar='NUMBER',
+        help="The port to listen on; by default, any free one.")
+@option('--kubeconfig', type=click.Path(dir_okay=False), metavar='FILE',
+        help="Where to write the credentials; by default, a temporary file.")
+@option('--rbac', is_flag=True,
+        help="Let roles and bindings decide who may do what; by default, everybody may do everything.")
+@option('--sharding', is_flag=True, help="Let lists and watches be restricted to shards (shardSelector).")
+@option('--state', type=click.Path(dir_okay=False), metavar='FILE',
+        help="Keep the objects in this file, and go on with those that it has; by default, all is lost.")
 @sandbox_options
 def sandbox(**options: Any) -> None:
-    """Emulate a Kubernetes API, for development and tests."""
+    """Serve an emulated Kubernetes API, for development and tests.
+
+    It knows the built-in kinds, and those of your definitions; there are no nodes, and nothing is run. It says where
+    the credentials are: with them in $KUBECONFIG, operators, kubectl, and others work as with a cluster. What is there
+    is forgotten when it ends, unless there is --state.
+
+    \b
+    Example:
+      kopf sandbox --crd crd.yaml --kubeconfig /tmp/sandbox &
+      KUBECONFIG=/tmp/sandbox kopf run -A handlers.py
+    """
     from kopf._kits.testing import launching
     launching.serve(**options)
 
 
 def command_options(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that tell which operators a command is for, and by whom it is given."""
-    for option in [
-        click.option('-P', '--peering', 'peering_name', required=True, metavar='NAME',
-                     help="The peering object where the operators meet."),
-        click.option('-i', '--id', 'identity', metavar='TEXT', help="On whose behalf; by default, USER@HOST."),
-        click.option('-A', '--all-namespaces', 'clusterwide', is_flag=True, help="The cluster-wide operators."),
-        click.option('-n', '--namespace', 'namespaces', multiple=True, metavar='PATTERN',
-                     help="The operators of this namespace, or of all matching ones; can be repeated."),
+    for add in [
+        option('-P', '--peering', 'peering_name', required=True, metavar='NAME',
+               help="The peering object where the operators meet."),
+        option('-i', '--id', 'identity', metavar='TEXT', help="On whose behalf; by default, USER@HOST."),
+        option('-A', '--all-namespaces', 'clusterwide', is_flag=True, help="The cluster-wide operators."),
+        option('-n', '--namespace', 'namespaces', multiple=True, metavar='PATTERN',
+               help="The operators of this namespace, or of all matching ones; can be repeated."),
     ]:
-        fn = option(fn)
+        fn = add(fn)
     return fn
 
 
 @main.command()
 @logging_options
 @command_options
-@click.option('--dev', is_flag=True, help=f"The same as --priority={_DEV_PRIORITY}.")
-@click.option('-p', '--priority', type=int, help="Pause the operators of lower priorities.  [required unless --dev]")
-@click.option('-t', '--lifetime', type=int, required=True, metavar='SECONDS', help="For how long at most.")
-@click.option('-m', '--message', help="Why: a note for the log.")
+@option('--dev', is_flag=True, help=f"The same as --priority={_DEV_PRIORITY}.")
+@option('-p', '--priority', type=int, help="Pause the operators of lower priorities.  [required unless --dev]")
+@option('-t', '--lifetime', type=int, required=True, metavar='SECONDS', help="For how long at most.")
+@option('-m', '--message', help="Why: a note for the log.")
 @click.make_pass_decorator(CLIControls, ensure=True)
 def freeze(
         controls: CLIControls,
@@ -307,7 +367,17 @@ def freeze(
         identity: str | None,
         **options: Any,
 ) -> None:
-    """Pause the resource handling in the operator(s)."""
+    """Pause operators for a while.
+
+    It puts a record into the peering object, as if there were an operator of this priority. All the operators that
+    meet there and have lower priorities pause, until they are resumed or the time is over. Then they take up what they
+    have missed.
+
+    \b
+    Example:
+      kopf freeze -A -P default -p 100 -t 3600 -m "Maintenance."
+      kopf resume -A -P default
+    """
     if priority is None and not dev:
         raise click.UsageError("Missing option '-p' / '--priority'.")
     from kopf._core.engines import peering
@@ -324,7 +394,15 @@ def freeze(
 @command_options
 @click.make_pass_decorator(CLIControls, ensure=True)
 def resume(controls: CLIControls, /, *, identity: str | None, **options: Any) -> None:
-    """Resume the resource handling in the operator(s)."""
+    """Resume paused operators.
+
+    What 'kopf freeze' has begun, ends before its time: the record is removed from the peering object, that of
+    the same person on the same machine, or of the same --id.
+
+    \b
+    Example:
+      kopf resume -A -P default
+    """
     from kopf._core.engines import peering
     command = peering.PeeringCommand(identity=identity or peering.detect_own_id(manual=True))
     _run_command(controls, command, **options)

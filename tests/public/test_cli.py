@@ -130,9 +130,64 @@ def test_options(invoke, operator, handlers, args, expected):
     assert operator.kwargs | expected == operator.kwargs
 
 
-def test_options_from_the_environment(invoke, operator, handlers):
-    assert invoke('run', handlers, env={'KOPF_RUN_PRIORITY': '5'}).exit_code == 0
-    assert operator.kwargs['priority'] == 5
+@pytest.mark.parametrize('name, value, expected', [
+    ('ALL_NAMESPACES', '1', {'clusterwide': True}),
+    ('CLUSTERWIDE', '1', {'clusterwide': True}),
+    ('NAMESPACE', 'a b*', {'namespaces': ('a', 'b*')}),
+    ('NAMESPACES', 'a b*', {'namespaces': ('a', 'b*')}),
+    ('STANDALONE', 'true', {'standalone': True}),
+    ('DEV', '1', {'priority': 666}),
+    ('PRIORITY', '5', {'priority': 5}),
+    ('PEERING', 'name', {'peering_name': 'name'}),
+    ('PEERING_NAME', 'name', {'peering_name': 'name'}),
+    ('LIVENESS', 'http://:80/', {'liveness_endpoint': 'http://:80/'}),
+    ('LIVENESS_ENDPOINT', 'http://:80/', {'liveness_endpoint': 'http://:80/'}),
+    ('PRIORITY', '', {'priority': None}),
+])
+def test_options_from_the_environment(invoke, operator, handlers, name, value, expected):
+    assert invoke('run', handlers, env={f'KOPF_RUN_{name}': value}).exit_code == 0
+    assert operator.kwargs | expected == operator.kwargs
+
+
+@pytest.mark.parametrize('name, value, words', [
+    ('VERBOSE', '1', ['a bit', 'usual', 'bad']), ('DEBUG', '1', ['a bit', 'usual', 'bad']), ('QUIET', '1', ['bad']),
+    ('LOG_FORMAT', 'json', ['{"message":"usual"', '{"message":"bad"']),
+    ('LOG_PREFIX', '0', ['usual', 'bad']), ('MODULE', 'other', ['usual', 'bad', 'of the other']),
+])
+def test_options_of_logging_and_modules_from_the_environment(invoke, operator, tmp_path, name, value, words):
+    tmp_path.joinpath('one.py').write_text(
+        "import logging; logging.debug('a bit'); logging.info('usual'); logging.warning('bad')")
+    tmp_path.joinpath('other.py').write_text("import logging; logging.warning('of the other')")
+    environment = {'KOPF_RUN_LOG_FORMAT': 'plain', f'KOPF_RUN_{name}': value}
+    result = invoke('run', 'one.py', env=environment)
+    lines = [line for line in result.output.splitlines() if 'selector' not in line]
+    assert [line.partition(',')[0] for line in lines] == words
+
+
+def test_wrong_values_in_the_environment(invoke, operator, handlers):
+    result = invoke('run', handlers, env={'KOPF_RUN_PRIORITY': 'high'})
+    assert result.exit_code == 2
+    assert operator.kwargs is None
+
+
+def test_every_option_of_every_command_has_its_variable(invoke, operator, handlers):
+    for name, command in main.commands.items():
+        context = click.Context(command, auto_envvar_prefix=f'KOPF_{name.upper()}')
+        for option in command.params:
+            if isinstance(option, click.Option) and option.name != 'help':
+                variable = f'KOPF_{name.upper()}_{option.opts[-1].strip("-").replace("-", "_").upper()}'
+                with pytest.MonkeyPatch.context() as patching:
+                    patching.setenv(variable, 'some')
+                    assert option.resolve_envvar_value(context) == 'some', variable
+
+
+@pytest.mark.parametrize('command', main.commands)
+def test_helps_have_examples_and_explain_all_options(invoke, command):
+    result = invoke(command, '--help')
+    assert result.exit_code == 0
+    assert f'  kopf {command} ' in result.output.partition('Example')[2]
+    for option in main.commands[command].params:
+        assert isinstance(option, click.Argument) or option.help, option
 
 
 def test_every_run_has_its_own_registry(invoke, operator, handlers):
