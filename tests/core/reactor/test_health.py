@@ -39,9 +39,13 @@ def settings():
 
 
 @pytest.fixture
-async def ask(sandbox, settings):
+def registry():
+    return kopf.OperatorRegistry()
+
+
+@pytest.fixture
+async def ask(sandbox, settings, registry):
     """Run an operator, give the function to ask it."""
-    registry = kopf.OperatorRegistry()
     kopf.on.login(registry=registry)(kopf.login_with_kubeconfig)
     kopf.on.event('kopfexamples', registry=registry)(lambda **_: None)
     with socket.create_server(('127.0.0.1', 0)) as free:
@@ -120,3 +124,29 @@ async def test_observers_without_rights_are_not_waited_for(sandbox, ask):
         sandbox.faults.error(403, times=None, resource=resource)
     await ask('/readyz', 200)
     await ask('/healthz', 200)
+
+
+class SlowServer:
+    """A webhook server that takes its time to begin."""
+
+    def __init__(self):
+        self.listens = asyncio.Event()
+
+    async def __call__(self, fn):
+        await self.listens.wait()
+        yield {'url': 'https://localhost:1/', 'caBundle': 'Q0E='}
+        await asyncio.Event().wait()
+
+
+@pytest.fixture
+def server(registry, settings):
+    kopf.on.validate('kopfexamples', registry=registry)(lambda **_: None)
+    settings.admission.server = SlowServer()
+    return settings.admission.server
+
+
+async def test_the_webhook_server_does_not_listen_yet(server, ask):
+    await ask('/readyz', 503, "The webhook server does not listen yet.")
+    await ask('/healthz', 200)
+    server.listens.set()
+    await ask('/readyz', 200)
