@@ -93,6 +93,7 @@ def replicas(run_operator, kubeapi, namespace, tmp_path):
 
 def test_takeovers_from_the_killed(replicas):
     operators = [replicas.start(priority) for priority in (1, 2, 3)]
+    changed = 0.0
     for acting in (3, 2, 1):
         replicas.create(f"by-{acting}")
         assert replicas.wait_handled(f"by-{acting}") == [acting]

@@ -231,6 +231,10 @@ def main() -> int:
         violations = list(it.judge())
         say('in all', world, it)
         print(json.dumps({'memory (MB)': [round(size / 2 ** 20, 1) for size in it.samples[::30]]}))
+        if len(it.samples) >= verdict.WARMING_UP:
+            before, after = verdict.measure_growth(it.samples)
+            print(f'{before / 2 ** 20:.2f} MB in the middle, {after / 2 ** 20:.2f} MB in the end: '
+                  f'{after / before - 1:+.1%} in the second half')
         print(*(f'WRONG: {text}' for text in violations), f'{len(violations)} violations', sep='\n')
         return 1 if violations else 0
 

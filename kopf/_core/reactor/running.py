@@ -9,8 +9,10 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 import threading
+import warnings
 from collections.abc import Collection, Iterator
 from typing import Any, TypedDict, Unpack
 
@@ -113,9 +115,17 @@ async def run_tasks(
 
 
 def _parse_options(options: dict[str, Any]) -> OperatorOptions:
-    namespaces = list(options.pop('namespaces', None) or ())
+    if unknown := sorted(options.keys() - RunOptions.__annotations__.keys()):
+        raise TypeError(f"The operator got an unexpected keyword argument {unknown[0]!r}.")
+    namespaces = options.pop('namespaces', None) or ()
+    if isinstance(namespaces, str | re.Pattern):
+        raise TypeError(f"namespaces= must be a collection, such as namespaces=[{namespaces!r}].")
+    namespaces = list(namespaces)
     namespace = options.pop('namespace', None)
     if namespace is not None:
+        if namespaces:
+            raise TypeError("Only one of namespaces= and namespace= can be given to the operator, not both.")
+        warnings.warn("namespace=... is now namespaces=[...]. Please rename.", DeprecationWarning, stacklevel=4)
         namespaces.append(namespace)
     if namespaces and options.get('clusterwide'):
         raise TypeError("The operator can be either cluster-wide or namespaced, not both.")

@@ -218,6 +218,30 @@ async def test_scopes_exclude_each_other(world):
 
 # As tasks.
 
+@pytest.mark.parametrize('wrong, words', [
+    ({'namespaces': ['a'], 'namespace': 'b'}, "Only one of namespaces= and namespace="),
+    ({'namespaces': 'abc'}, r"such as namespaces=\['abc'\]"),
+    ({'nonsense': 1}, "unexpected keyword argument 'nonsense'"),
+])
+async def test_wrong_options(world, activities, wrong, words):
+    with pytest.raises(TypeError, match=words):
+        await kopf.operator(registry=world.registry, **wrong)
+    assert not world.ids
+
+
+async def test_the_old_form_of_namespaces(world):
+    world.declare(kopf.on.event, 'event')
+    await world.create()
+    stop = asyncio.Event()
+    with pytest.warns(DeprecationWarning, match=r'namespaces=\[') as warnings:
+        task = asyncio.create_task(kopf.operator(**options(
+            world, clusterwide=False, namespace='default', stop_flag=stop)))
+        await world.until_called('event')
+    stop.set()
+    await task
+    assert len(warnings) == 1
+
+
 async def test_tasks(world, activities):
     stop = asyncio.Event()
     bystander = asyncio.create_task(asyncio.Event().wait())

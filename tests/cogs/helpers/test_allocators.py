@@ -1,0 +1,38 @@
+"""What is free belongs to the system again: seen in processes of their own, as it is set for the whole process."""
+import platform
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+SCRIPT = textwrap.dedent("""
+    import sys
+    from kopf._cogs.helpers.allocators import give_back_large_blocks
+
+    def measure():
+        with open('/proc/self/statm') as f:
+            return int(f.read().split()[1]) * 4 // 1024
+
+    if 'fixed' in sys.argv:
+        give_back_large_blocks()
+    for _ in range(3):
+        block = b'x' * 300_000
+        del block  # from now on, the allocator believes that such blocks come again
+    before, large, small = measure(), [], []
+    for number in range(200):
+        large.append(b'%d' % number * 85_000)
+        small.append(b'%d' % number * 700)
+    peak = measure()
+    large.clear()
+    print(peak - before, measure() - before)
+""")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason="only glibc is concerned")
+@pytest.mark.parametrize('mode', ['fixed', 'usual'])
+def test_large_blocks_are_given_back(mode):
+    command = [sys.executable, '-c', SCRIPT, mode]
+    peak, rest = map(int, subprocess.run(command, capture_output=True, check=True, text=True).stdout.split())
+    assert peak > 30  # MB
+    assert (rest < 10) == (mode == 'fixed')
