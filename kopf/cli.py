@@ -322,8 +322,7 @@ def sandbox(**options: Any) -> None:
     """Serve an emulated Kubernetes API, for development and tests.
 
     It knows the built-in kinds, and those of your definitions; there are no nodes, and nothing is run. It says where
-    the credentials are: with them in $KUBECONFIG, operators, kubectl, and others work as with a cluster. What is there
-    is forgotten when it ends, unless there is --state.
+    the credentials are: with them in $KUBECONFIG, operators, kubectl, and others work as with a cluster.
 
     \b
     Example:
