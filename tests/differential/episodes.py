@@ -310,6 +310,7 @@ class Episode:
 
         def some_more(body: Body, memory: Memory) -> Body:
             places = [path for path in mischief.paths(body) if path[0] in ("spec", "data", "status") and len(path) > 1]
+            places.sort(key=str)
             if places:
                 mischief.put(body, places[int(seed * len(places))], ...)
             return body

@@ -75,7 +75,7 @@ async def test_defaults_pruning_and_nulls(store):
     ({"size": 5, "list": [{"k": "a"}] * 4}, "spec.list", "Too many: 4: must have at most 3 items"),
     ({"size": 5, "set": ["a", "a"]}, "spec.set[1]", 'Duplicate value: "a"'),
     ({"size": 5, "map": [{"k": "a"}, {"k": "a", "v": 1}]}, "spec.map[1]", 'Duplicate value: {"k":"a"}'),
-    ({"size": 5, "embedded": {"metadata": {}}}, "spec.embedded.kind", "must not be empty"),
+    ({"size": 5, "embedded": {"metadata": {}}}, "spec.embedded.kind", "Required value"),
     ({"size": 5, "either": {}}, "<nil>", "must validate one and only one schema (oneOf). Found none valid"),
     ({"size": 5, "either": {"x": 1, "y": 2}}, "<nil>", "Found 2 valid alternatives"),
     ([], "spec", 'spec in body must be of type object: "array"'),

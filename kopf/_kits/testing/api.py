@@ -185,8 +185,8 @@ class Api:
 
     def watch(self, kind: Kind, place: Place, seen: SeenRequest, accept: str) -> AsyncIterator[bytes]:
         """The stream of a watch."""
-        form, _ = forms.negotiate(accept, seen.query, kind, 'watch')
         options = _list_options(kind, seen, watch=True, shards=self._sharding)
+        form, _ = forms.negotiate(accept, seen.query, kind, 'watch')
         return watching.Watch(self.storage, kind, place.namespace, options, form).lines()
 
     async def act(self, kind: Kind, place: Place, seen: SeenRequest, accept: str, options: Options) -> Response:

@@ -97,6 +97,10 @@ class TableForm(Form):
         return self._table(kind, [kind.body(record) for record in records], meta)
 
     def _table(self, kind: Kind, bodies: Iterable[dict[str, Any]], meta: Mapping[str, Any]) -> bytes:
+        if self._include not in ('None', 'Metadata', 'Object'):
+            raise statuses.bad_request(
+                'Unable to convert to Table as requested: includeObject: Invalid value: '
+                f'{statuses.text(self._include)}: must be \'Metadata\', \'Object\', \'None\', or empty')
         columns = tables.columns(kind)
         rows = [{'cells': [column.cell(body) for column in columns], 'object': self._included(body)}
                 for body in bodies]
@@ -141,7 +145,7 @@ def negotiate(accept: str, params: Mapping[str, str], kind: Kind | None = None, 
             if syntax == 'yaml' and verb == 'watch':
                 raise statuses.not_acceptable([f'{known};stream=watch' for known in MEDIA if known != media])
             if name == 'Table':
-                return TableForm(_included(params), f'{GROUP}/{version}'), syntax
+                return TableForm(params.get('includeObject', ''), f'{GROUP}/{version}'), syntax
             return (Metadata(name.endswith('List'), f'{GROUP}/{version}') if name else PLAIN), syntax
     raise statuses.not_acceptable(MEDIA)
 
@@ -152,15 +156,6 @@ def _check_known(accept: str, *, streamed: bool) -> None:
         known = [*MEDIA, *(f'{media};stream=watch' for media in MEDIA if streamed and media != 'application/yaml')]
         message = f'406: Not Acceptable\n\nAvailable representations: {", ".join(known)}'
         raise statuses.Refusal(406, 'NotAcceptable', message)
-
-
-def _included(params: Mapping[str, str]) -> str:
-    include = params.get('includeObject', '')
-    if include not in ('', 'None', 'Metadata', 'Object'):
-        raise statuses.bad_request(
-            f'Unable to convert to Table as requested: includeObject: Invalid value: {statuses.text(include)}: must be '
-            '\'Metadata\', \'Object\', \'None\', or empty')
-    return include
 
 
 def _partial(body: Mapping[str, Any], version: str) -> dict[str, Any]:

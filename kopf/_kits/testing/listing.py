@@ -24,6 +24,7 @@ TOO_OLD = ('The provided continue parameter is too old to display a consistent l
            'the results. Continuing with the provided token results in an inconsistent list - objects that were '
            'created, modified, or deleted between the time the first chunk was returned and now may show up in the '
            'list.')
+EXPIRED = 'The resourceVersion for the provided list is too old.'
 
 
 @dataclasses.dataclass(slots=True)
@@ -51,6 +52,8 @@ def list_options(params: Mapping[str, str], known: frozenset[str], *, watch: boo
         bookmarks=bool(queries.boolean(params, 'allowWatchBookmarks')),
         timeout=queries.integer(params, 'timeoutSeconds'),
     )
+    if watch and options.initial_events is None and not options.match and options.version in ('', '0'):
+        options.initial_events, options.match = True, 'NotOlderThan'  # They always begin with all there is.
     causes = list(_watch_causes(options) if watch else _list_causes(options))
     if causes:
         raise statuses.invalid_options('ListOptions', *causes)
@@ -89,9 +92,9 @@ def _list_causes(options: ListOptions) -> Iterable[statuses.Cause]:
 
 async def answer(storage: Storage, kind: Kind, namespace: str, options: ListOptions, form: Form) -> bytes:
     """The JSON of the list."""
+    version, start = _decode(options.continued) if options.continued else (_asked(options.version), '')
     if options.continued and options.version not in ('', '0'):
         raise statuses.bad_request('specifying resource version is not allowed when using continue')
-    version, start = _decode(options.continued) if options.continued else (_asked(options.version), '')
     if version > storage.version:
         raise statuses.too_new(version, storage.version)
     table = kind.store
@@ -107,7 +110,7 @@ async def answer(storage: Storage, kind: Kind, namespace: str, options: ListOpti
             records = table.records_at(past, namespace, start=start)
         except Expired:
             fresh = _encode(-1, start.removeprefix(f'{namespace}/') if namespace else start)
-            refusal = statuses.expired(TOO_OLD if options.continued else f'too old resource version: {past}')
+            refusal = statuses.expired(TOO_OLD if options.continued else EXPIRED)
             raise _with_token(refusal, fresh) if options.continued else refusal from None
     else:
         records = table.records(namespace, start=start)

@@ -150,8 +150,8 @@ def _counts(body: Body, kind: Kind) -> bytes:
     return orjson.dumps(watched, option=orjson.OPT_SORT_KEYS)
 
 
-def problems(body: Body, kind: Kind) -> Iterator[Cause]:
-    """Everything that is wrong with an object in itself."""
+def problems(body: Body, kind: Kind, subresource: str = '') -> Iterator[Cause]:
+    """Everything that is wrong with an object in itself, as far as the subresource is about it."""
     meta = body['metadata']
     if prefix := meta.get('generateName'):
         for problem in _name_problems(prefix[:-1] + 'a' if prefix.endswith('-') else prefix, kind):
@@ -162,7 +162,8 @@ def problems(body: Body, kind: Kind) -> Iterator[Cause]:
         yield statuses.value_invalid('metadata.name', _text(name), problem)
     yield from metadata.problems(meta, custom=kind.custom)
     if kind.schema is not None:
-        yield from schemas.validate(body, kind.schema)
+        status = subresource == 'status'
+        yield from (schemas.validate_status if status else schemas.validate)(body, kind.schema)
     elif kind.plural == crds.PLURAL:
         yield from crds.problems(body)
     else:

@@ -161,7 +161,7 @@ class Objects:
             meta.pop('resourceVersion', None)
             return await self.create(kind, namespace, body, options), True
         record = self.get(kind, namespace, name)
-        if meta.get('uid', record.uid) not in ('', record.uid):
+        if (meta.get('uid') or record.uid) != record.uid:
             raise _other_uid(kind, namespace, name, meta['uid'], record.uid)
         if _version(meta.get('resourceVersion')) == 0 and kind.custom:
             raise statuses.invalid(kind.group, kind.plural, name, [statuses.value_invalid(
@@ -264,7 +264,7 @@ class Objects:
             if self._admission.concerns(kind, 'UPDATE', subresource):
                 body = await self._admit(Review(kind, 'UPDATE', subresource, namespace, name, body, old, options))
             else:
-                self._validate(body, kind, old)
+                self._validate(body, kind, old, subresource)
             if (answer := await self._store(kind, record, body, old, options)) is not None:
                 return answer
         raise statuses.conflict(kind.group, kind.plural, name)
@@ -303,7 +303,7 @@ class Objects:
         body = await self._admission.mutate(review)
         assert body is not None
         objects.tidy(body, review.kind)
-        self._validate(body, review.kind, review.old)
+        self._validate(body, review.kind, review.old, review.subresource)
         review.body = body
         await self._admission.validate(review)
         return body
@@ -318,8 +318,8 @@ class Objects:
                                        f'strict decoding error: {listed}')
         options.warnings += [f'unknown field "{path}"' for path in unknown]
 
-    def _validate(self, body: Body, kind: Kind, old: Body | None = None) -> None:
-        causes = list(objects.problems(body, kind))
+    def _validate(self, body: Body, kind: Kind, old: Body | None = None, subresource: str = '') -> None:
+        causes = list(objects.problems(body, kind, subresource))
         if old is not None:
             causes += objects.change_problems(body, old)
             causes += metadata.problems(body['metadata'], custom=True) if kind.custom else ()

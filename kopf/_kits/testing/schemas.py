@@ -18,10 +18,12 @@ from typing import Any
 
 import orjson
 
-from kopf._kits.testing import statuses
+from kopf._kits.testing import metadata, statuses
 from kopf._kits.testing.statuses import Cause
 
 Schema = Mapping[str, Any]
+
+_INT32, _INT64, _SAFE = 2 ** 31, 2 ** 63, 2 ** 53
 
 PRESERVE = 'x-kubernetes-preserve-unknown-fields'
 EMBEDDED = 'x-kubernetes-embedded-resource'
@@ -94,14 +96,9 @@ def validate(value: Any, schema: Schema, path: str = '') -> list[Cause]:
 def _validate(value: Any, schema: Schema, path: str) -> Iterator[Cause]:
     if value is None and schema.get('nullable'):
         return
-    if not _is_of_type(value, schema):
-        expected = 'integer,string' if schema.get(INT_OR_STRING) else schema['type']
-        got = _type_name(value)
-        yield statuses.value_mistyped(path, f'"{got}"', f'{path} in body must be of type {expected}: "{got}"')
-        if expected == 'integer' and got == 'number':
-            yield statuses.value_invalid(
-                '<nil>', '""', f'Checked value must be of type integer (default format) in {path}')
-        return
+    if isinstance(value, int) and not -_INT64 <= value < _INT64:
+        value = float(value)  # As Go reads what does not fit.
+    yield from _validate_type(value, schema, path)
     if isinstance(value, dict):
         yield from _validate_object(value, schema, path)
     elif isinstance(value, list):
@@ -115,6 +112,27 @@ def _validate(value: Any, schema: Schema, path: str) -> Iterator[Cause]:
     yield from _validate_junctors(value, schema, path)
 
 
+def _validate_type(value: Any, schema: Schema, path: str) -> Iterator[Cause]:
+    types = ('integer', 'string') if schema.get(INT_OR_STRING) else (schema.get('type'),)
+    if types == (None,):
+        return
+    got, format = _type_name(value), schema.get('format')
+    fits = got in types or (got == 'integer' and 'number' in types) or (
+        got == 'number' and 'integer' in types and value.is_integer() and abs(value) < _SAFE)
+    if format and got not in ('string', 'array') and not fits:
+        own = {'integer': 'int64', 'number': 'float64'}.get(got, '')
+        if own != format:
+            yield statuses.value_mistyped(path, f'"{own}"', f'{path} in body must be of type {format}: "{own}"')
+    elif not fits and not (format and got in ('string', 'array') and not {'number', 'integer'} & {*types}):
+        yield statuses.value_mistyped(path, f'"{got}"', f'{path} in body must be of type {",".join(map(str, types))}: '
+                                                        f'"{got}"')
+    if types == ('integer',) and got in ('integer', 'number'):
+        limit = _INT32 if format == 'int32' else _INT64
+        if not fits or not -limit <= value < limit:
+            kind = f'with format {format}' if format else '(default format)'
+            yield statuses.value_invalid('<nil>', '""', f'Checked value must be of type integer {kind} in {path}')
+
+
 def _validate_object(value: dict[str, Any], schema: Schema, path: str) -> Iterator[Cause]:
     for key in schema.get('required') or ():
         if key not in value:
@@ -126,8 +144,13 @@ def _validate_object(value: dict[str, Any], schema: Schema, path: str) -> Iterat
         yield statuses.value_invalid(path, str(len(value)), wanted)
     if schema.get(EMBEDDED):
         for key in ('apiVersion', 'kind'):
-            if not value.get(key):
+            if key not in value:
+                yield statuses.value_required(_join(path, key))
+            elif not value[key]:
                 yield statuses.value_required(_join(path, key), 'must not be empty')
+        if isinstance(meta := value.get('metadata'), dict):
+            for cause in metadata.problems(meta, custom=True):
+                yield cause._replace(field=_join(path, cause.field))
     properties, others = schema.get('properties') or {}, schema.get('additionalProperties')
     for key, item in value.items():
         if key in properties:
@@ -146,19 +169,24 @@ def _validate_list(value: list[Any], schema: Schema, path: str) -> Iterator[Caus
     if len(value) < schema.get('minItems', 0):
         wanted = f'{path} in body should have at least {schema["minItems"]} items'
         yield statuses.value_invalid(path, str(len(value)), wanted)
-    seen = set()
+    seen: dict[str, bool] = {}
     for index, item in enumerate(value):
         match schema.get(LIST_TYPE):
             case 'set':
                 identity = item
             case 'map' if isinstance(item, dict):
-                identity = {key: item.get(key) for key in schema.get(LIST_KEYS, ())}
+                identity = {key: item[key] for key in schema.get(LIST_KEYS, ()) if key in item}
+            case 'map':
+                if item is not None:
+                    yield statuses.value_invalid(f'{path}[{index}]', _text(item),
+                                                 'must be an object for an array of list-type map')
+                continue
             case _:
                 return
         text = orjson.dumps(identity, option=orjson.OPT_SORT_KEYS).decode()
-        if text in seen:
+        if seen.get(text) is False:
             yield Cause(f'{path}[{index}]', 'FieldValueDuplicate', f'Duplicate value: {text}')
-        seen.add(text)
+        seen[text] = text in seen
 
 
 def _validate_string(value: str, schema: Schema, path: str) -> Iterator[Cause]:
@@ -211,24 +239,14 @@ def _validate_junctors(value: Any, schema: Schema, path: str) -> Iterator[Cause]
         yield complain('not validate the schema (not)')
 
 
-def _is_of_type(value: Any, schema: Schema) -> bool:
-    if schema.get(INT_OR_STRING):
-        return isinstance(value, (int, str)) and not isinstance(value, bool)
-    match schema.get('type'):
-        case 'object':
-            return isinstance(value, dict)
-        case 'array':
-            return isinstance(value, list)
-        case 'string':
-            return isinstance(value, str)
-        case 'boolean':
-            return isinstance(value, bool)
-        case 'integer':
-            return not isinstance(value, bool) and (
-                isinstance(value, int) or (isinstance(value, float) and value.is_integer()))
-        case 'number':
-            return isinstance(value, (int, float)) and not isinstance(value, bool)
-    return True
+def validate_status(body: Mapping[str, Any], schema: Schema) -> list[Cause]:
+    """Everything that is wrong with the status of an object, in the words for when nothing else can be changed."""
+    sub = (schema.get('properties') or {}).get('status')
+    if 'status' not in body or not isinstance(sub, Mapping):
+        return []
+    return [cause._replace(message=cause.message.replace(
+        f'{cause.field} in body', f'{cause.field.removeprefix("status").removeprefix(".")} in body'))
+        for cause in _validate(body['status'], sub, 'status')]
 
 
 def _type_name(value: Any) -> str:
@@ -290,7 +308,7 @@ FORMATS: Mapping[str, Callable[[str], object]] = {
     'date-time': _date_time,
     'date': lambda text: datetime.date.fromisoformat(text) if len(text) == 10 else None,
     'duration': _duration,
-    'byte': lambda text: base64.b64decode(text, validate=True),
+    'byte': lambda text: base64.b64decode(text, validate=True) if text else None,
     'ipv4': ipaddress.IPv4Address,
     'ipv6': ipaddress.IPv6Address,
     'cidr': lambda text: ipaddress.ip_network(text, strict=False) if '/' in text else None,
