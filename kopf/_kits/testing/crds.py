@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from kopf._kits.testing import clientconfigs, clocks, names, schemas, selectables, statuses
+from kopf._kits.testing import clientconfigs, clocks, names, rules, schemas, selectables, statuses
 from kopf._kits.testing.kinds import VERBS, Body, ConversionFactory, Kind, Schemas, Service, priority
 from kopf._kits.testing.statuses import Cause
 from kopf._kits.testing.storage import Table
@@ -122,6 +122,7 @@ def _structural_problems(schema: Any, place: str, why: str) -> Iterator[Cause]:
     if schema.get('uniqueItems'):
         yield statuses.value_forbidden(f'{place}.uniqueItems', 'uniqueItems cannot be set to true since the runtime '
                                                                'complexity becomes quadratic')
+    yield from rules.declaration_problems(schema, place)
     properties, others = schema.get('properties') or {}, schema.get('additionalProperties')
     if properties and others:
         yield statuses.value_forbidden(f'{place}.additionalProperties',

@@ -21,6 +21,7 @@ from kopf._kits.testing import (
     permissions,
     queries,
     roles,
+    rules,
     statuses,
 )
 from kopf._kits.testing.kinds import Body, Catalog, Kind
@@ -324,6 +325,8 @@ class Objects:
             causes += objects.change_problems(body, old)
             causes += metadata.problems(body['metadata'], custom=True) if kind.custom else ()
             causes += roles.change_problems(body, old, kind) if kind.group == permissions.GROUP else ()
+        if kind.schema is not None:
+            causes += rules.problems(body, kind.schema, old, causes)
         if causes:
             raise statuses.invalid(kind.group, kind.name, body['metadata'].get('name', ''), causes)
 

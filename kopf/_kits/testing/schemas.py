@@ -3,7 +3,7 @@ Structural schemas of CRDs: what is dropped from an object, what is filled in, a
 
 The order is that of a real server: unknown fields are pruned, defaults are applied, nulls that mean nothing are
 dropped, and only then the object is validated. The first three change the object in place: it has just been decoded.
-Rules in CEL (``x-kubernetes-validations``) are not evaluated.
+Rules in CEL are looked at afterwards: see `kopf._kits.testing.rules`.
 """
 import base64
 import binascii

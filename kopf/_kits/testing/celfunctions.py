@@ -1,0 +1,150 @@
+"""
+The functions that rules in CEL have in Kubernetes besides those of the language: of lists, sets, patterns, URLs,
+quantities, addresses. What is a type of its own on a real server, is a map here.
+"""
+import ipaddress
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+SUFFIXES = {
+    'n': Decimal('1e-9'), 'u': Decimal('1e-6'), 'm': Decimal('1e-3'), '': Decimal(1), 'k': Decimal(10**3),
+    'M': Decimal(10**6), 'G': Decimal(10**9), 'T': Decimal(10**12), 'P': Decimal(10**15), 'E': Decimal(10**18),
+    'Ki': Decimal(2**10), 'Mi': Decimal(2**20), 'Gi': Decimal(2**30), 'Ti': Decimal(2**40), 'Pi': Decimal(2**50),
+    'Ei': Decimal(2**60),
+}
+_QUANTITY = re.compile(r'([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d+)|([numkMGTPE]|[KMGTPE]i)?)')
+
+
+class Form(NamedTuple):
+    """One overload of a function: types are words, such as ``'LIST'``."""
+    name: str
+    parameters: Sequence[str]
+    is_member: bool
+    function: Callable[..., Any]
+    result: str = 'DYN'
+
+
+def forms() -> Iterator[Form]:
+    """All of them."""
+    yield Form('isSorted', ['LIST'], True, lambda items: list(items) == sorted(items), 'BOOL')
+    yield Form('sum', ['LIST'], True, lambda items: sum(items))
+    yield Form('min', ['LIST'], True, lambda items: min(items))
+    yield Form('max', ['LIST'], True, lambda items: max(items))
+    yield Form('sets.contains', ['LIST', 'LIST'], False, lambda one, two: all(item in one for item in two), 'BOOL')
+    yield Form('sets.intersects', ['LIST', 'LIST'], False, lambda one, two: any(item in one for item in two), 'BOOL')
+    yield Form('sets.equivalent', ['LIST', 'LIST'], False, _equivalent, 'BOOL')
+    yield Form('find', ['STRING', 'STRING'], True, _find, 'STRING')
+    yield Form('findAll', ['STRING', 'STRING'], True, lambda text, pattern: _find_all(text, pattern, -1), 'LIST')
+    yield Form('findAll', ['STRING', 'STRING', 'INT'], True, _find_all, 'LIST')
+    yield from _url_forms()
+    yield from _quantity_forms()
+    yield from _address_forms()
+
+
+def _url_forms() -> Iterator[Form]:
+    yield Form('isURL', ['STRING'], False, lambda text: _attempt(_url, text) is not None, 'BOOL')
+    yield Form('url', ['STRING'], False, lambda text: {'url': _url(text)})
+    for name, part in _URL_PARTS.items():
+        yield Form(name, ['MAP'], True, lambda self, part=part: part(urlsplit(self['url'])), 'STRING')
+
+
+_URL_PARTS: Mapping[str, Callable[[Any], str]] = {
+    'getScheme': lambda url: url.scheme,
+    'getHost': lambda url: url.netloc.rpartition('@')[2],
+    'getHostname': lambda url: url.hostname or '',
+    'getPort': lambda url: str(url.port or ''),
+    'getEscapedPath': lambda url: url.path,
+}
+
+
+def _quantity_forms() -> Iterator[Form]:
+    yield Form('isQuantity', ['STRING'], False, lambda text: _attempt(_quantity, text) is not None, 'BOOL')
+    yield Form('quantity', ['STRING'], False, lambda text: _boxed(_quantity(text)))
+    yield Form('isGreaterThan', ['MAP', 'MAP'], True, lambda one, two: _number(one) > _number(two), 'BOOL')
+    yield Form('isLessThan', ['MAP', 'MAP'], True, lambda one, two: _number(one) < _number(two), 'BOOL')
+    yield Form('compareTo', ['MAP', 'MAP'], True, _compare, 'INT')
+    yield Form('sign', ['MAP'], True, lambda self: _compare(self, _boxed(Decimal(0))), 'INT')
+    yield Form('isInteger', ['MAP'], True, lambda self: _number(self) == int(_number(self)), 'BOOL')
+    yield Form('asInteger', ['MAP'], True, lambda self: int(_number(self)), 'INT')
+    yield Form('asApproximateFloat', ['MAP'], True, lambda self: float(_number(self)), 'DOUBLE')
+    for name, sign in (('add', 1), ('sub', -1)):
+        yield Form(name, ['MAP', 'MAP'], True,
+                   lambda one, two, sign=sign: _boxed(_number(one) + sign * _number(two)))
+        yield Form(name, ['MAP', 'INT'], True, lambda one, two, sign=sign: _boxed(_number(one) + sign * two))
+
+
+def _address_forms() -> Iterator[Form]:
+    yield Form('isIP', ['STRING'], False, lambda text: _attempt(ipaddress.ip_address, text) is not None, 'BOOL')
+    yield Form('ip', ['STRING'], False, lambda text: {'ip': str(ipaddress.ip_address(text))})
+    yield Form('family', ['MAP'], True, lambda self: ipaddress.ip_address(self['ip']).version, 'INT')
+    for name, attribute in (('isUnspecified', 'is_unspecified'), ('isLoopback', 'is_loopback'),
+                            ('isLinkLocalUnicast', 'is_link_local'), ('isGlobalUnicast', 'is_global')):
+        yield Form(name, ['MAP'], True,
+                   lambda self, attribute=attribute: getattr(ipaddress.ip_address(self['ip']), attribute), 'BOOL')
+    yield Form('isCIDR', ['STRING'], False, lambda text: '/' in text and _attempt(_network, text) is not None, 'BOOL')
+    yield Form('cidr', ['STRING'], False, lambda text: {'cidr': str(_network(text))})
+    yield Form('prefixLength', ['MAP'], True, lambda self: _network(self['cidr']).prefixlen, 'INT')
+    yield Form('containsIP', ['MAP', 'STRING'], True,
+               lambda self, text: ipaddress.ip_address(text) in _network(self['cidr']), 'BOOL')
+    yield Form('containsIP', ['MAP', 'MAP'], True,
+               lambda self, other: ipaddress.ip_address(other['ip']) in _network(self['cidr']), 'BOOL')
+    yield Form('containsCIDR', ['MAP', 'STRING'], True, _contains_network, 'BOOL')
+
+
+def _equivalent(one: Sequence[Any], two: Sequence[Any]) -> bool:
+    return all(item in one for item in two) and all(item in two for item in one)
+
+
+def _find(text: str, pattern: str) -> str:
+    found = re.search(pattern, text)
+    return found.group() if found is not None else ''
+
+
+def _find_all(text: str, pattern: str, limit: int) -> list[str]:
+    found = [match.group() for match in re.finditer(pattern, text)]
+    return found if limit < 0 else found[:limit]
+
+
+def _url(text: str) -> str:
+    parts = urlsplit(text)
+    if not (parts.scheme and (parts.netloc or parts.path)) and not text.startswith('/'):
+        raise ValueError(f'URL parse error during conversion from string: parse "{text}": invalid URI for request')
+    return text
+
+
+def _quantity(text: str) -> Decimal:
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise ValueError("quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'")
+    return Decimal(match[1] + (match[2] or '')) * SUFFIXES[match[3] or '']
+
+
+def _boxed(number: Decimal) -> dict[str, str]:
+    return {'quantity': format(number.normalize(), 'f')}
+
+
+def _number(box: Mapping[str, str]) -> Decimal:
+    return Decimal(box['quantity'])
+
+
+def _compare(one: Mapping[str, str], two: Mapping[str, str]) -> int:
+    return (_number(one) > _number(two)) - (_number(one) < _number(two))
+
+
+def _network(text: str) -> Any:
+    return ipaddress.ip_network(text, strict=False)
+
+
+def _contains_network(self: Mapping[str, str], text: str) -> bool:
+    inner, outer = _network(text), _network(self['cidr'])
+    return bool(inner.version == outer.version and inner.subnet_of(outer))
+
+
+def _attempt(function: Callable[[str], Any], text: str) -> Any:
+    try:
+        return function(text)
+    except ValueError:
+        return None

@@ -1,0 +1,361 @@
+"""Rules of CRDs in CEL: what they refuse, and how. The words are those that a real server was seen to use."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("cel_expr_python")
+
+MERGE = "application/merge-patch+json"
+GROUP = "things.example.dev"
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+INTEGER, STRING = {"type": "integer"}, {"type": "string", "maxLength": 100}
+
+
+def ruled(schema, *rules):
+    """A schema with rules: texts, pairs of a text and a message, or dicts."""
+    pairs = [(rule, "") if isinstance(rule, str) else rule for rule in rules]
+    return {
+        **schema,
+        "x-kubernetes-validations": [
+            rule if isinstance(rule, dict) else {"rule": rule[0], **({"message": rule[1]} if rule[1] else {})}
+            for rule in pairs
+        ],
+    }
+
+
+def objects(**properties):
+    return {"type": "object", "properties": properties}
+
+
+def lists(items, **more):
+    return {"type": "array", "maxItems": 10, "items": items, **more}
+
+
+SPEC = ruled(
+    {
+        "type": "object",
+        "properties": {
+            "min": {**INTEGER, "default": 0},
+            "max": {**INTEGER, "default": 10},
+            "divisor": INTEGER,
+            "word": {**STRING, "default": "W"},
+            "absent": STRING,
+            "list": {**lists(ruled(INTEGER, ("self % 2 == 0", "must be even"))), "default": []},
+            "name": ruled(STRING, ("self == oldSelf", "name is immutable")),
+            "frozen": ruled(
+                STRING,
+                {
+                    "rule": "oldSelf.hasValue() ? self == oldSelf.value() : self == 'new'",
+                    "optionalOldSelf": True,
+                    "message": "frozen",
+                },
+            ),
+            "sub": ruled(
+                objects(name=STRING), "self.name.startsWith('a')", ("self.name.find('[0-9]+') == ''", "no digits")
+            ),
+            "map": {
+                "type": "object",
+                "maxProperties": 5,
+                "additionalProperties": ruled(STRING, ("self.size() < 5", "short")),
+            },
+            "items": lists(
+                ruled(
+                    {**objects(k=STRING, v=INTEGER), "required": ["k"]},
+                    ("!has(oldSelf.v) || self.v >= oldSelf.v", "v may only grow"),
+                ),
+                **{"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["k"]},
+            ),
+            "at": ruled(
+                {"type": "string", "format": "date-time"}, ("self > timestamp('2020-01-01T00:00:00Z')", "too early")
+            ),
+            "wait": ruled({"type": "string", "format": "duration"}, ("self < duration('1h')", "too long")),
+            "times": ruled(
+                objects(at={"type": "string", "format": "date-time"}),
+                ("self.at > timestamp('2020-01-01T00:00:00Z')", "too early"),
+            ),
+            "either": ruled(
+                {"x-kubernetes-int-or-string": True}, ("type(self) == int ? self > 0 : self.endsWith('%')", "either")
+            ),
+            "quantity": ruled(
+                STRING, ("isQuantity(self) && quantity(self).isGreaterThan(quantity('1Mi'))", "quantity")
+            ),
+            "url": ruled(STRING, ("isURL(self) && url(self).getScheme() == 'https'", "url")),
+            "address": ruled(STRING, ("isIP(self) && cidr('10.0.0.0/8').containsIP(self)", "address")),
+            "sorted": ruled(
+                lists(INTEGER),
+                ("self.isSorted()", "sorted"),
+                ("self.sum() < 100 && self.max() < 50", "sum"),
+                ("!sets.contains(self, [13])", "thirteen"),
+            ),
+            "double": ruled({"type": "number"}, ("self > 0.5", "double")),
+            "multi": ruled(STRING, ("self != 'a'\n  && self != 'b'", "multi")),
+            "with-dash": STRING,
+            "namespace": STRING,
+        },
+    },
+    ("self.min <= self.max", "min must not exceed max"),
+    "self.min >= 0",
+    {"rule": "self.min < 50", "messageExpression": "'min is wrong for ' + self.word"},
+    {"rule": "self.min != 13", "message": "thirteen", "messageExpression": "'bad luck: ' + self.absent"},
+    {"rule": "self.max != 77", "reason": "FieldValueForbidden", "fieldPath": ".max", "message": "not 77"},
+    {"rule": "self.max != 78", "reason": "FieldValueDuplicate", "message": "not 78"},
+    {"rule": "self.max != 79", "reason": "FieldValueRequired", "fieldPath": ".sub.name", "message": "not 79"},
+    ("!has(self.divisor) || self.max / self.divisor > 0", "division"),
+    ("self.list.all(x, self.max > x)", "list too large"),
+    ("!has(self.__namespace__) || self.with__dash__dash == self.__namespace__", "names"),
+)
+
+
+def definition(make_crd, plural, spec, *root):
+    made = make_crd(plural, plural[:-1].title(), spec=spec)
+    schema = made["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    made["spec"]["versions"][0]["schema"]["openAPIV3Schema"] = ruled(schema, *root) if root else schema
+    return made
+
+
+class Rules:
+    def __init__(self, client, plural):
+        self.client, self.plural = client, plural
+        self.path = f"/apis/{GROUP}/v1/namespaces/{client.namespace}/{plural}"
+
+    async def post(self, name, spec=None):
+        return await self.client(
+            "POST",
+            self.path,
+            {
+                "apiVersion": f"{GROUP}/v1",
+                "kind": self.plural[:-1].title(),
+                "metadata": {"name": name},
+                **({} if spec is None else {"spec": spec}),
+            },
+        )
+
+    async def patch(self, name, **patch):
+        return await self.client("PATCH", f"{self.path}/{name}", patch, type=MERGE)
+
+
+@pytest.fixture
+async def rules(client, make_crd):
+    await client(
+        "POST",
+        DEFINITIONS,
+        definition(
+            make_crd,
+            "rules",
+            SPEC,
+            ("self.metadata.name != 'evil'", "evil name"),
+            ("self.metadata.name.startsWith('x') || self.spec.min < 40", "only x"),
+        ),
+    )
+    yield Rules(client, "rules")
+
+
+def causes(answer):
+    assert answer.status == 422, answer
+    return [(cause["field"], cause["message"]) for cause in answer.body["details"]["causes"]]
+
+
+@pytest.mark.parametrize(
+    "spec, expected",
+    [
+        ({"min": 6, "max": 5}, [("spec", "Invalid value: min must not exceed max")]),
+        ({"min": -1}, [("spec", "Invalid value: failed rule: self.min >= 0")]),
+        ({"min": 50, "max": 60}, [("<nil>", "Invalid value: only x"), ("spec", "Invalid value: min is wrong for W")]),
+        ({"min": 13, "max": 60}, [("spec", "Invalid value: thirteen")]),
+        ({"max": 77}, [("spec.max", "Forbidden: not 77")]),
+        ({"max": 78}, [("spec", "Duplicate value")]),
+        ({"max": 79}, [("spec.sub.name", "Required value: not 79")]),
+        ({"divisor": 0}, [("spec", 'Invalid value: "object": division by zero evaluating rule: division')]),
+        (
+            {"list": [2, 3, 30]},
+            [("spec", "Invalid value: list too large"), ("spec.list[1]", "Invalid value: 3: must be even")],
+        ),
+        ({"frozen": "old"}, [("spec.frozen", 'Invalid value: "old": frozen')]),
+        (
+            {"sub": {"name": "b1"}},
+            [
+                ("spec.sub", "Invalid value: failed rule: self.name.startsWith('a')"),
+                ("spec.sub", "Invalid value: no digits"),
+            ],
+        ),
+        (
+            {"sub": {}},
+            [
+                ("spec.sub", "Invalid value: \"object\": no such key: name evaluating rule: self.name.startsWith('a')"),
+                ("spec.sub", 'Invalid value: "object": no such key: name evaluating rule: no digits'),
+            ],
+        ),
+        ({"map": {"a": "ok", "b": "toolong"}}, [("spec.map[b]", 'Invalid value: "toolong": short')]),
+        ({"at": "2019-01-01T00:00:00Z"}, [("spec.at", 'Invalid value: "2019-01-01T00:00:00Z": too early')]),
+        ({"times": {"at": "2019-01-01T00:00:00Z"}}, [("spec.times", "Invalid value: too early")]),
+        ({"wait": "2h"}, [("spec.wait", 'Invalid value: "2h": too long')]),
+        ({"either": -1}, [("spec.either", "Invalid value: -1: either")]),
+        ({"either": "5"}, [("spec.either", 'Invalid value: "5": either')]),
+        ({"quantity": "1k"}, [("spec.quantity", 'Invalid value: "1k": quantity')]),
+        ({"quantity": "x"}, [("spec.quantity", 'Invalid value: "x": quantity')]),
+        ({"url": "http://a"}, [("spec.url", 'Invalid value: "http://a": url')]),
+        ({"url": "x"}, [("spec.url", 'Invalid value: "x": url')]),
+        ({"address": "11.0.0.1"}, [("spec.address", 'Invalid value: "11.0.0.1": address')]),
+        ({"sorted": [3, 2]}, [("spec.sorted", "Invalid value: sorted")]),
+        ({"sorted": [60, 70]}, [("spec.sorted", "Invalid value: sum")]),
+        ({"sorted": [13]}, [("spec.sorted", "Invalid value: thirteen")]),
+        ({"double": 0.1}, [("spec.double", "Invalid value: 0.1: double")]),
+        ({"multi": "a"}, [("spec.multi", 'Invalid value: "a": multi')]),
+        ({"with-dash": "a", "namespace": "b"}, [("spec", "Invalid value: names")]),
+        (
+            {"min": 6, "max": 5, "name": 5},
+            [
+                ("spec.name", 'Invalid value: "integer": spec.name in body must be of type string: "integer"'),
+                (
+                    "<nil>",
+                    "Invalid value: null: some validation rules were not checked because the object "
+                    "was invalid; correct the "
+                    "existing errors to complete validation",
+                ),
+            ],
+        ),
+        (None, [("<nil>", 'Invalid value: "object": no such key: spec evaluating rule: only x')]),
+    ],
+)
+async def test_broken_rules(rules, spec, expected):
+    assert causes(await rules.post("b", spec)) == expected
+
+
+async def test_the_root(rules):
+    refused = await rules.post("evil", {})
+    assert causes(refused) == [("<nil>", "Invalid value: evil name")]
+    assert refused.message == 'Rule.things.example.dev "evil" is invalid: <nil>: Invalid value: evil name'
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"min": 1, "max": 5},
+        {"either": "5%"},
+        {"quantity": "1Gi"},
+        {"url": "https://a/b"},
+        {"sorted": [1, 2]},
+        {"double": 1},
+        {"frozen": "new"},
+        {"address": "10.1.2.3"},
+        {"times": {"at": "2021-01-01T00:00:00Z"}},
+        {"name": None},
+        {"with-dash": "a", "namespace": "a"},
+    ],
+)
+async def test_what_is_allowed(rules, spec):
+    assert (await rules.post("a", spec)).status == 201
+
+
+async def test_what_was_before(rules):
+    await rules.post("n", {"name": "x", "frozen": "new", "items": [{"k": "a", "v": 5}, {"k": "b"}]})
+    assert (await rules.patch("n", spec={"min": 2})).status == 200
+    assert causes(await rules.patch("n", spec={"name": "y"})) == [
+        ("spec.name", 'Invalid value: "y": name is immutable')
+    ]
+    assert causes(await rules.patch("n", spec={"frozen": "other"})) == [
+        ("spec.frozen", 'Invalid value: "other": frozen')
+    ]
+    shrunk = [{"k": "b", "v": 1}, {"k": "a", "v": 4}]
+    assert causes(await rules.patch("n", spec={"items": shrunk})) == [
+        ("spec.items[1]", "Invalid value: v may only grow")
+    ]
+    assert (await rules.patch("n", spec={"name": None})).status == 200
+    assert (await rules.patch("n", spec={"name": "y"})).status == 200
+
+
+async def test_what_was_broken_before(client, make_crd):
+    """New rules are not held against old values, as long as those stay as they are."""
+    await client("POST", DEFINITIONS, definition(make_crd, "olds", objects(a=INTEGER, b=INTEGER)))
+    olds = Rules(client, "olds")
+    await olds.post("o", {"a": 1, "b": 1})
+    strict = definition(
+        make_crd, "olds", ruled(objects(a=ruled(INTEGER, ("self > 5", "five")), b=INTEGER), ("self.a < self.b", "less"))
+    )
+    await client("PATCH", f"{DEFINITIONS}/olds.{GROUP}", {"spec": strict["spec"]}, type=MERGE)
+    assert (await olds.patch("o", metadata={"labels": {"a": "b"}})).status == 200
+    assert (await olds.patch("o", spec={"b": 2})).status == 200
+    assert causes(await olds.patch("o", spec={"a": 2})) == [
+        ("spec", "Invalid value: less"),
+        ("spec.a", "Invalid value: 2: five"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "rule, field, message",
+    [
+        ({"rule": " "}, "rule", "Required value: rule is not specified"),
+        (
+            {"rule": "self.a >"},
+            "rule",
+            'Invalid value: {"Rule":"self.a \\u003e","Message":"","MessageExpression":"","Reason":null,"FieldPath":"",'
+            "\"OptionalOldSelf\":null}: compilation failed: ERROR: <input>:1:9: Syntax error: "
+            "mismatched input '<EOF>' expecting "
+            "{'[', '{', '(', '.', '-', '!', 'true', 'false', 'null', NUM_FLOAT, NUM_INT, NUM_UINT, "
+            "STRING, BYTES, IDENTIFIER}\n"
+            " | self.a >\n | ........^",
+        ),
+        ({"rule": "self.a.foo()"}, "rule", "undeclared reference to 'foo' (in container '')"),
+        ({"rule": "size(self.s)"}, "rule", "cel expression must evaluate to a bool"),
+        ({"rule": "self.a > 1", "reason": "Other"}, "reason", 'Unsupported value: "Other": supported values: '),
+        ({"rule": "self.a > 1", "fieldPath": ".zz"}, "fieldPath", 'Invalid value: ".zz": must be a valid path'),
+        (
+            {"rule": "self.a > 1", "messageExpression": "'x' +"},
+            "messageExpression",
+            "messageExpression compilation failed: ",
+        ),
+        (
+            {"rule": "self.a > 1", "messageExpression": "1 + 1"},
+            "messageExpression",
+            "messageExpression must evaluate to a string",
+        ),
+        ({"rule": "self.a > 1", "message": "a\nb"}, "message", 'Invalid value: "a\\nb": must not contain line breaks'),
+        ({"rule": "self.a > 1", "message": " "}, "message", 'Invalid value: " ": must be non-empty if specified'),
+        (
+            {"rule": "self.a > 1\n&& self.a < 5"},
+            "message",
+            "Required value: message must be specified if rule contains line breaks",
+        ),
+        (
+            {"rule": "self.a > 1", "optionalOldSelf": True},
+            "optionalOldSelf",
+            "Invalid value: true: may not be set if oldSelf is not used in rule",
+        ),
+    ],
+)
+async def test_wrong_rules(client, make_crd, rule, field, message):
+    answer = await client(
+        "POST", DEFINITIONS, definition(make_crd, "wrongs", ruled(objects(a=INTEGER, s=STRING), rule))
+    )
+    ((place, text),) = causes(answer)
+    assert place == f"spec.validation.openAPIV3Schema.properties[spec].x-kubernetes-validations[0].{field}"
+    assert message in text
+
+
+WITHOUT = """
+import logging, sys
+logging.basicConfig(format="%(message)s")
+sys.modules["cel_expr_python"] = None
+from kopf.testing import Sandbox
+rule = {"x-kubernetes-validations": [{"rule": "self.a > ("}]}
+def crd(name):
+    spec = {"type": "object", "properties": {"a": {"type": "integer"}}, **rule}
+    schema = {"type": "object", "properties": {"spec": spec}}
+    return {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{name}s.a.dev"}, "spec": {"group": "a.dev", "scope": "Namespaced",
+        "names": {"plural": f"{name}s", "kind": name.title()}, "versions": [
+            {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}]}}
+with Sandbox(crds=[crd("one"), crd("two")]) as sandbox:
+    sandbox.create({"apiVersion": "a.dev/v1", "kind": "One", "metadata": {"name": "x"}, "spec": {"a": 0}})
+"""
+
+
+def test_without_the_library():
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == (
+        "The validation rules of custom resources (x-kubernetes-validations) are not checked: install "
+        "what evaluates them by `pip install kopf[cel]`.\n"
+    )
