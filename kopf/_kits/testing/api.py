@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from kopf._kits.testing import (
+    approvals,
     conversions,
     crds,
     defaults,
@@ -22,6 +23,7 @@ from kopf._kits.testing import (
     openapi,
     patches,
     permissions,
+    podcalls,
     protobuf,
     queries,
     rest,
@@ -221,6 +223,8 @@ class Api:
         match place.verb:
             case 'create':
                 body = objects.decode(_decoded(seen, kind), kind, seen.body)
+                if kind.plural == approvals.PLURAL:
+                    approvals.claim(body, options.user)
                 return 201, await self.objects.create(kind, namespace, body, options)
             case 'update':
                 body = objects.decode(_decoded(seen, kind), kind, seen.body)
@@ -264,13 +268,26 @@ class Api:
                 answer = subresources.token_request(namespace, account, _decoded(seen, kind), self._tokens)
                 return 201, orjson.dumps(answer)
             case 'eviction', _:
+                wanted = _decoded(seen, kind)
+                if ((wanted if isinstance(wanted, dict) else {}).get('metadata') or {}).get('name') not in (None, name):
+                    raise statuses.bad_request('name in URL does not match name in Eviction object')
                 await self.objects.delete(kind, namespace, name, options)
                 return 201, orjson.dumps({'kind': 'Status', 'apiVersion': 'v1', 'metadata': {}, 'status': 'Success',
                                           'code': 201})
-            case 'finalize' | 'approval', 'update':
+            case 'finalize', 'update':
                 body = objects.decode(_decoded(seen, kind), kind, seen.body)
                 raw, _ = await self.objects.replace(kind, namespace, name, body, options)
                 return 200, raw
+            case 'approval', 'get':
+                return 200, kind.raw(self.objects.get(kind, namespace, name))
+            case 'approval', 'update':
+                body = objects.decode(_decoded(seen, kind), kind, seen.body)
+                body = approvals.decide(body, kind.body(self.objects.get(kind, namespace, name)), kind)
+                raw, _ = await self.objects.replace(kind, namespace, name, body, options, 'status')
+                return 200, raw
+            case call, _ if call in podcalls.CALLS:
+                podcalls.answer(kind.body(self.objects.get(kind, namespace, name)), call, seen.query)
+                return 204, b''
         self.objects.get(kind, namespace, name)
         raise statuses.not_emulated(f'{kind.plural}/{place.subresource}', 'nothing runs in the pods of the sandbox')
 

@@ -21,7 +21,10 @@ SUBRESOURCES: dict[str, tuple[tuple[str, ...], tuple[str, str, str] | None]] = {
     'scale': (('get', 'patch', 'update'), ('autoscaling', 'v1', 'Scale')),
     'approval': (('get', 'patch', 'update'), None),
     'finalize': (('update',), None),
+    'attach': (('create', 'get'), ('', 'v1', 'PodAttachOptions')),
+    'exec': (('create', 'get'), ('', 'v1', 'PodExecOptions')),
     'log': (('get',), None),
+    'portforward': (('create', 'get'), ('', 'v1', 'PodPortForwardOptions')),
     'token': (('create',), ('authentication.k8s.io', 'v1', 'TokenRequest')),
     'eviction': (('create',), ('policy', 'v1', 'Eviction')),
 }

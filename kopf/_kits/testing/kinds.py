@@ -30,7 +30,7 @@ v1
     nodes Node cluster no - status -
     persistentvolumeclaims PersistentVolumeClaim namespaced pvc - status -
     persistentvolumes PersistentVolume cluster pv - status -
-    pods Pod namespaced po all eviction,log,status generation
+    pods Pod namespaced po all attach,eviction,exec,log,portforward,status generation
     podtemplates PodTemplate namespaced - - - generation
     replicationcontrollers ReplicationController namespaced rc all scale,status generation
     resourcequotas ResourceQuota namespaced quota - status -
@@ -102,6 +102,7 @@ discovery.k8s.io/v1
 '''
 
 Body = dict[str, Any]
+View = Callable[[Body], Body]
 Bodies = list[Body]
 Schemas = Mapping[str, Mapping[str, Any]]
 
@@ -301,16 +302,26 @@ def builtin_kinds(open_table: Callable[[str, str], Table]) -> Iterator[Kind]:
             continue
         plural, name, scope, short, categories, subresources, flag = line.split()
         review = flag == 'review'
+        views = other_views(group, version, plural)
         yield Kind(
             group=group, version=version, plural=plural, singular=name.lower(), name=name,
             namespaced=scope == 'namespaced', short_names=_words(short), categories=_words(categories),
             subresources=frozenset(_words(subresources)), counted=flag == 'generation',
             verbs=('create',) if review else _verbs(plural),
             table=None if review else open_table('' if plural == 'events' else group, plural),
-            stored_version=version, outward=event_outward if group == 'events.k8s.io' else None,
-            inward=event_inward if group == 'events.k8s.io' else None,
+            stored_version=version, outward=views[0], inward=views[1],
             scale={'spec': '.spec.replicas', 'status': '.status.replicas', 'selector': '.spec.selector'},
         )
+
+
+def other_views(group: str, version: str, plural: str) -> tuple[View | None, View | None]:
+    """How objects of a version are read and written, where it is not the one that they are stored in."""
+    if group == 'events.k8s.io':
+        return event_outward, event_inward
+    if (version, plural) == ('v1', 'horizontalpodautoscalers'):
+        from kopf._kits.testing import autoscalers
+        return autoscalers.outward, autoscalers.inward
+    return None, None
 
 
 def priority(version: str) -> tuple[int, int, int, str]:

@@ -1,0 +1,107 @@
+"""What can be asked of some built-in kinds besides being stored: approvals, logs, other versions."""
+import base64
+
+import pytest
+
+REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
+MERGE = "application/merge-patch+json"
+
+
+@pytest.fixture
+async def asked(client):
+    """The path of a request for a certificate."""
+    name = client.namespace
+    answer = await client("POST", REQUESTS, {"metadata": {"name": name}, "spec": {
+        "request": base64.b64encode(b"x").decode(), "signerName": "example.dev/s", "usages": ["client auth"],
+        "username": "somebody else"}})
+    assert answer.status == 201, answer
+    yield f"{REQUESTS}/{name}"
+    await client("DELETE", f"{REQUESTS}/{name}")
+
+
+def condition(type):
+    return {"type": type, "status": "True", "reason": "R", "message": "m"}
+
+
+async def test_the_server_says_who_asks_for_a_certificate(client, asked):
+    spec = (await client("GET", asked)).body["spec"]
+    assert (spec["username"], spec["groups"]) == ("sandbox", ["system:masters", "system:authenticated"])
+
+
+async def test_approvals(client, asked):
+    body = (await client("GET", asked)).body
+    approved = {**body, "status": {"conditions": [condition("Approved")], "certificate": "eA=="},
+                "spec": {**body["spec"], "signerName": "example.dev/other"}}
+    answer = await client("PUT", f"{asked}/approval", approved)
+    assert answer.status == 200
+    body = (await client("GET", f"{asked}/approval")).body
+    assert (body["spec"]["signerName"], body["status"].get("certificate")) == ("example.dev/s", None)
+    (found,) = body["status"]["conditions"]
+    assert found["type"] == "Approved" and found["lastUpdateTime"] and found["lastTransitionTime"]
+
+
+@pytest.mark.parametrize("types, message", [
+    (["Denied"], 'updates may not remove a condition of type "Approved"'),
+    (["Approved", "Denied"], "Approved and Denied conditions are mutually exclusive"),
+])
+async def test_decisions_are_final(client, asked, types, message):
+    for given, status in ((["Approved"], 200), (types, 422)):
+        body = (await client("GET", asked)).body
+        body["status"] = {"conditions": [condition(type) for type in given]}
+        answer = await client("PUT", f"{asked}/approval", body)
+        assert answer.status == status
+    assert message in answer.message
+
+
+@pytest.fixture
+async def pod(client):
+    path = f"/api/v1/namespaces/{client.namespace}/pods"
+    await client("POST", path, {"metadata": {"name": "p"}, "spec": {
+        "containers": [{"name": "a", "image": "i"}, {"name": "b", "image": "i"}]}})
+    return f"{path}/p"
+
+
+@pytest.mark.parametrize("method, call, status, message", [
+    ("GET", "log?container=a", 204, ""),
+    ("GET", "log", 400, "a container name must be specified for pod p, choose one of: [a b]"),
+    ("GET", "log?container=x", 400, "container x is not valid for pod p"),
+    ("GET", "log?container=a&tailLines=-1", 422, "must be greater than or equal to 0"),
+    ("POST", "exec?command=ls&container=a", 400, "pod p does not have a host assigned"),
+    ("POST", "portforward", 400, "pod p does not have a host assigned"),
+])
+async def test_pods_that_do_not_run(client, pod, method, call, status, message):
+    path, _, query = call.partition("?")
+    params = dict(item.split("=") for item in query.split("&")) if query else {}
+    answer = await client(method, f"{pod}/{path}", **params)
+    assert (answer.status, message in str(answer.body)) == (status, True)
+
+
+async def test_evictions_are_of_the_pod_that_they_name(client, pod):
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "other"}}
+    assert (await client("POST", f"{pod}/eviction", eviction)).status == 400
+    eviction["metadata"]["name"] = "p"
+    assert (await client("POST", f"{pod}/eviction", eviction)).status == 201
+    assert (await client("GET", pod)).status == 404
+
+
+async def test_autoscalers_in_both_versions(client):
+    old, new = (f"/apis/autoscaling/{version}/namespaces/{client.namespace}/horizontalpodautoscalers"
+                for version in ("v1", "v2"))
+    target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "d"}
+    await client("POST", old, {"metadata": {"name": "a"}, "spec": {
+        "scaleTargetRef": target, "maxReplicas": 3, "targetCPUUtilizationPercentage": 80}})
+    cpu = {"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 80}}}
+    assert (await client("GET", f"{new}/a")).body["spec"] == {
+        "scaleTargetRef": target, "minReplicas": 1, "maxReplicas": 3, "metrics": [cpu]}
+    memory = {"type": "Resource", "resource": {"name": "memory", "target": {
+        "type": "AverageValue", "averageValue": "10Mi"}}}
+    await client("POST", new, {"metadata": {"name": "b"}, "spec": {
+        "scaleTargetRef": target, "maxReplicas": 3, "metrics": [cpu, memory]}})
+    body = (await client("GET", f"{old}/b")).body
+    assert body["spec"] == {
+        "scaleTargetRef": target, "minReplicas": 1, "maxReplicas": 3, "targetCPUUtilizationPercentage": 80}
+    answer = await client("PATCH", f"{old}/b", {"spec": {"targetCPUUtilizationPercentage": 70}}, type=MERGE)
+    assert (answer.status, answer.body["spec"]["targetCPUUtilizationPercentage"]) == (200, 70)
+    metrics = (await client("GET", f"{new}/b")).body["spec"]["metrics"]
+    assert [item["resource"]["target"].get("averageUtilization") for item in metrics] == [70, None]
+    assert metrics[1] == memory
