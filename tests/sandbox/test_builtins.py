@@ -59,8 +59,10 @@ async def test_pods(client, path):
     body = (await client("POST", path("pods"), pod)).body
     assert body["status"]["phase"] == "Pending"
     assert (await client("POST", path("pods"), {"metadata": {"name": "q"}, "spec": {}})).status == 422
-    assert (await client("GET", path("pods") + "/p/log")).status == 501
-    async with client.watch(path("pods"), resourceVersion=body["metadata"]["resourceVersion"]) as watch:
+    placed = {"metadata": {"name": "r"}, "spec": {**pod["spec"], "nodeName": "n"}}
+    await client("POST", path("pods"), placed)
+    assert (await client("GET", path("pods") + "/r/log")).status == 501
+    async with client.watch(path("pods"), resourceVersion=await client.version()) as watch:
         deleted = await client("DELETE", path("pods") + "/p")
         assert deleted.body["kind"] == "Pod"
         assert await watch.until(2) == [("MODIFIED", "p"), ("DELETED", "p")]
