@@ -2,11 +2,14 @@
 import asyncio
 import importlib
 import logging
+import pathlib
 
 import pytest
 
 import kopf
+from kopf.testing import KopfRunner
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 NAMES = {
     'kopf._cogs.structs.bodies': [
         'Annotations', 'Body', 'BodyEssence', 'Labels', 'Meta', 'RawBody', 'RawEvent', 'Spec', 'Status'],
@@ -81,5 +84,101 @@ def test_logger_of_objects(caplog):
 
 def test_old_name_of_queueing():
     settings = kopf.OperatorSettings()
-    with pytest.warns(DeprecationWarning, match='queueing'):
+    with pytest.warns(DeprecationWarning, match='queueing') as warnings:
         assert settings.batching is settings.queueing
+    assert warnings[0].filename == __file__  # it is their authors who can do something about it
+
+
+def test_settings_under_the_old_name_of_queueing():
+    settings = kopf.OperatorSettings()
+    with pytest.warns(DeprecationWarning, match='queueing'):
+        settings.batching.worker_limit = 5
+    with pytest.warns(DeprecationWarning, match='queueing'):
+        settings.batching.error_delays = [1]
+    with pytest.warns(DeprecationWarning) as warnings:
+        settings.batching.batch_window = 2
+    assert ["no effect" in str(warning.message) for warning in warnings] == [False, True]
+    with pytest.warns(DeprecationWarning, match='queueing'):
+        assert settings.batching.worker_limit == 5
+    assert settings.queueing.worker_limit == 5
+    assert settings.queueing.error_delays == [1]
+
+
+OPERATOR = """
+import logging
+
+import kopf
+from kopf._cogs.structs.bodies import Annotations, Body, Labels, Meta, Spec, Status
+from kopf._cogs.structs.diffs import Diff, DiffItem, DiffOperation, diff
+from kopf._core.actions.execution import Logger, PermanentError, TemporaryError
+
+logging.getLogger('kopf.objects').addFilter(lambda record: 'secret' not in record.getMessage())
+
+@kopf.on.create('kopfexamples')
+def created(spec: Spec, body: Body, meta: Meta, labels: Labels, annotations: Annotations, status: Status,
+            logger: Logger, retry: int, **_) -> None:
+    logger.info("a secret")
+    logger.info("all is well" if isinstance(body, Body) and isinstance(spec, Spec) else "bad")
+    if retry == 0:
+        raise TemporaryError("later", delay=0.01)
+    raise PermanentError("never")
+
+@kopf.on.update('kopfexamples')
+def updated(diff: Diff, **_) -> None:
+    for item in diff:
+        assert isinstance(item, DiffItem) and item.operation is DiffOperation.CHANGE
+        print(f"{'.'.join(item.field)} is {item.new} instead of {item.old}")
+"""
+
+
+def test_operators_that_import_them(kopf_sandbox, tmp_path, monkeypatch):
+    kopf_sandbox.apply(ROOT / 'examples' / 'crd.yaml')
+    path = tmp_path / 'handlers.py'
+    path.write_text(OPERATOR)
+    kex = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': {'name': 'a'}, 'spec': {'field': 1}}
+    with KopfRunner(['run', '-A', '--standalone', str(path)], timeout=20) as runner:
+        kopf_sandbox.create(kex)
+        kopf_sandbox.wait_for('kopfexamples', 'a', is_handled)
+        kopf_sandbox.patch('kopfexamples', 'a', {'spec': {'field': 2}})
+        kopf_sandbox.wait_for('kopfexamples', 'a', lambda body: '"field":2' in str(is_handled(body)))
+    assert runner.stdout == "spec.field is 2 instead of 1\n"
+    assert "all is well" in runner.stderr
+    assert "secret" not in runner.stderr
+    assert "failed temporarily: later" in runner.stderr
+    assert "failed permanently: never" in runner.stderr
+
+
+def is_handled(body):
+    return body['metadata'].get('annotations', {}).get('kopf.zalando.org/last-handled-configuration', '')
+
+
+def test_registries_and_indexers_of_embedded_operators(kopf_sandbox):
+    from kopf._core.engines.indexing import OperatorIndexers
+    from kopf._core.intents.registries import SmartOperatorRegistry
+    kopf_sandbox.apply(ROOT / 'examples' / 'crd.yaml')
+    kopf_sandbox.create({'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': {'name': 'a'}})
+    registry, indexers = SmartOperatorRegistry(), OperatorIndexers()
+
+    @kopf.index('kopfexamples', id='names', registry=registry)
+    def names(name, **_):
+        return {'names': name}
+
+    @kopf.on.create('kopfexamples', registry=registry)
+    def created(names, **_):
+        pass
+
+    with KopfRunner(kopf.operator, registry=registry, indexers=indexers, clusterwide=True, standalone=True, timeout=20):
+        kopf_sandbox.wait_for('kopfexamples', 'a', is_handled)
+        assert list(indexers.indices['names']['names']) == ['a']
+
+
+def test_the_command_line_called_from_python(kopf_sandbox, tmp_path):
+    import click
+
+    from kopf.cli import main
+    tmp_path.joinpath('handlers.py').write_text("")
+    with pytest.raises(click.UsageError, match='not both'):
+        main(['run', '-A', '-n', 'default', str(tmp_path / 'handlers.py')], standalone_mode=False)
+    with pytest.raises(SystemExit) as exit:
+        main(['run', '-A', '-n', 'default', str(tmp_path / 'handlers.py')])
+    assert exit.value.code == 2

@@ -53,7 +53,11 @@ def run(*, loop: asyncio.AbstractEventLoop | None = None, **options: Unpack[RunO
     :param loop: the event loop to run in; by default, a new one, which is closed in the end.
 
     All the other parameters, and the errors, are those of `operator`.
+
+    :raises RuntimeError: if there is a running event loop in this thread.
     """
+    if asyncio.events._get_running_loop() is not None:
+        raise RuntimeError("kopf.run() cannot be called in a running event loop. Use: await kopf.operator(...)")
     with contextlib.nullcontext(loop) if loop is not None else finishing(asyncio.new_event_loop()) as chosen:
         chosen.run_until_complete(operator(**options))
 

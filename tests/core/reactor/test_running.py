@@ -229,6 +229,11 @@ async def test_wrong_options(world, activities, wrong, words):
     assert not world.ids
 
 
+async def test_running_in_a_running_loop(world):
+    with pytest.raises(RuntimeError, match=r'await kopf\.operator'):
+        kopf.run(**options(world))
+
+
 async def test_the_old_form_of_namespaces(world):
     world.declare(kopf.on.event, 'event')
     await world.create()
