@@ -4,7 +4,7 @@ Where the declared handlers are kept, and what of them concerns one resource.
 A registry is filled by the decorators while the user's files are imported. When a resource is discovered, its
 `HandlerTable` is made once: everything that is asked for at each event of the resource is decided there.
 """
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -30,13 +30,16 @@ ResourceHandlerT = TypeVar('ResourceHandlerT', bound=ResourceHandler)
 
 
 class HandlersRegistry(Generic[HandlerT]):
-    """Handlers of one sort, in the order of their declaration."""
+    """Handlers of one sort, in the order of their declaration; the owner can be told when there is another one."""
 
-    def __init__(self) -> None:
+    def __init__(self, changed: Callable[[], None] | None = None) -> None:
         self._handlers: list[HandlerT] = []
+        self._changed = changed
 
     def append(self, handler: HandlerT) -> None:
         self._handlers.append(handler)
+        if self._changed is not None:
+            self._changed()
 
     def __iter__(self) -> Iterator[HandlerT]:
         return iter(self._handlers)
@@ -66,13 +69,19 @@ class OperatorRegistry:
     """
 
     def __init__(self) -> None:
+        self.listeners: list[Callable[[], object]] = []
+        """Are called when a handler of objects is added: in that very thread."""
         self.activities = ActivitiesRegistry()
-        self.indexing = HandlersRegistry[IndexingHandler]()
-        self.watching = HandlersRegistry[WatchingHandler]()
-        self.spawning = HandlersRegistry[SpawningHandler]()
-        self.changing = ChangingRegistry()
-        self.webhooks = HandlersRegistry[WebhookHandler]()
-        self.conversions = HandlersRegistry[ConversionHandler]()
+        self.indexing = HandlersRegistry[IndexingHandler](self._notify)
+        self.watching = HandlersRegistry[WatchingHandler](self._notify)
+        self.spawning = HandlersRegistry[SpawningHandler](self._notify)
+        self.changing = ChangingRegistry(self._notify)
+        self.webhooks = HandlersRegistry[WebhookHandler](self._notify)
+        self.conversions = HandlersRegistry[ConversionHandler](self._notify)
+
+    def _notify(self) -> None:
+        for listener in list(self.listeners):
+            listener()
 
     def iter_resource_handlers(self) -> Iterator[ResourceHandler]:
         yield from self.indexing

@@ -191,6 +191,7 @@ class Operator:
                       memo=self.memo, indexers=self.indexers, vault=self.vault, workforce=workforce,
                       indexation=indexation),
                 patterns=self.options.namespaces, identity=self.options.identity, tasks=tasks)
+            stack.callback(orchestrator.close)
             stack.push_async_callback(orchestrator.peerings.leave)
             stack.push_async_callback(workforce.close)
             stack.push_async_callback(indexation.close)

@@ -7,6 +7,7 @@ as everything else is watched. Where an operator has no rights for that, it serv
 import asyncio
 import copy
 import dataclasses
+import functools
 import itertools
 import logging
 from collections.abc import Collection, Iterator, Mapping
@@ -93,6 +94,13 @@ class Orchestrator:
         self._leaving: dict[Place, tuple[ResourceWatch, asyncio.Task[None]]] = {}
         self._definitions = Definitions()
         self._changed = asyncio.Event()
+        # Handlers can be declared at any time, and in any thread.
+        self._listener = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, self.note_definition)
+        tools.registry.listeners.append(self._listener)
+
+    def close(self) -> None:
+        """Do not listen to the registry any more: it can be there for longer."""
+        self._tools.registry.listeners.remove(self._listener)
 
     def _make_admission(self) -> 'Admission':
         from kopf._core.reactor.admissions import Admission
@@ -138,6 +146,7 @@ class Orchestrator:
             groups |= {'apiextensions.k8s.io', *(PEERING_GROUPS if self.peerings.enabled else ())}
         discovery = await discover(self._tools.client, groups)
         hidden = {resource for resource in self._resources or () if resource.group in discovery.failed_groups}
+        self._tools.indexers.ensure(registry.indexing)
         self._resources = discovery.resources | hidden  # the group is down, but what it serves is still there
         self._tables, complaints = resolve_tables(registry, self._resources)
         complaints.log(self._complaints)
@@ -201,7 +210,7 @@ class Orchestrator:
                 logger.warning("The resources could not be discovered; trying again: %s", error)
 
     def note_definition(self) -> None:
-        """Know that a definition of a resource has changed."""
+        """Know that a definition of a resource has changed, or that there are more handlers."""
         self._changed.set()
 
     def compare_definitions(self) -> None:

@@ -216,6 +216,32 @@ async def test_scopes_exclude_each_other(world):
         await kopf.operator(**options(world, namespaces=['ns']))
 
 
+# Handlers that come later.
+
+@pytest.mark.parametrize('threaded', [False, True])
+async def test_handlers_declared_while_running(world, threaded):
+    world.declare(kopf.on.event, 'first')
+    stop = asyncio.Event()
+    task = asyncio.create_task(kopf.operator(**options(world, stop_flag=stop)))
+    await world.create()
+    await world.until_called('first')
+
+    def declare():
+        world.declare(kopf.on.create, 'second')
+        world.declare(kopf.on.event, 'third', resource='configmaps')
+        world.declare(kopf.index, 'fourth', resource='configmaps', does={'key': 'value'})
+
+    await (asyncio.to_thread(declare) if threaded else asyncio.sleep(0, declare()))
+    await world.aio.create({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': 'map'}})
+    await world.until_called('second')
+    await world.until_called('third', name='map')
+    await world.until(lambda: 'value' in str(list(world.called('third')[-1]['fourth'].values())))
+    stop.set()
+    await task
+    assert len(world.called('second')) == 1
+    world.declare(kopf.on.event, 'too late')  # nobody is there to be told
+
+
 # As tasks.
 
 @pytest.mark.parametrize('wrong, words', [
