@@ -33,6 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cluster", choices=["sandbox", "real", "both"], default="sandbox",
                      help="what the end-to-end tests run on; the real one is that of KUBECONFIG, or is built with Go")
+    parser.addoption("--record", action="store_true",
+                     help="with --cluster=real: write down what it answers to the replays of tests/sandbox/")
     parser.addoption("--thorough", action="store_true", help="also run the tests that take long")
 
 

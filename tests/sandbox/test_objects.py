@@ -5,7 +5,8 @@ import pytest
 async def test_a_new_object_gets_its_identity(client):
     body = await client.create("a", labels={"x": "y"})
     meta = body["metadata"]
-    assert set(meta) == {"name", "namespace", "labels", "uid", "creationTimestamp", "resourceVersion", "generation"}
+    assert set(meta) == {"name", "namespace", "labels", "uid", "creationTimestamp", "resourceVersion", "generation",
+                         "managedFields"}
     assert meta["generation"] == 1
     assert meta["creationTimestamp"].endswith("Z")
     assert (await client("GET", f"{client.things}/a")).body == body
@@ -16,7 +17,8 @@ async def test_what_clients_may_not_set_is_ignored(client):
              "deletionTimestamp": "2000-01-01T00:00:00Z", "managedFields": []}
     meta = (await client.create("a", **given))["metadata"]
     assert meta["uid"] != "mine" and meta["generation"] == 1 and meta["creationTimestamp"] > "2001"
-    assert not {"selfLink", "deletionTimestamp", "managedFields"} & set(meta)
+    assert not {"selfLink", "deletionTimestamp"} & set(meta)
+    assert [entry["manager"] for entry in meta["managedFields"]] == ["Python"]
 
 
 async def test_generated_names(client, make_thing):

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from kopf._kits.testing import (
+    applying,
     approvals,
     conversions,
     crds,
@@ -19,6 +20,7 @@ from kopf._kits.testing import (
     forms,
     jsontexts,
     listing,
+    managers,
     objects,
     openapi,
     patches,
@@ -225,16 +227,22 @@ class Api:
                 body = objects.decode(_decoded(seen, kind), kind, seen.body)
                 if kind.plural == approvals.PLURAL:
                     approvals.claim(body, options.user)
+                body = _decode_object(seen, kind, options)
                 return 201, await self.objects.create(kind, namespace, body, options)
             case 'update':
-                body = objects.decode(_decoded(seen, kind), kind, seen.body)
+                body = _decode_object(seen, kind, options)
                 raw, created = await self.objects.replace(kind, namespace, name, body, options, subresource)
+                return 201 if created else 200, raw
+            case 'patch' if seen.content_type == rest.APPLY_PATCH:
+                raw, created = await self.objects.apply(
+                    kind, namespace, name, applying.decode(seen.body), options, subresource)
                 return 201 if created else 200, raw
             case 'patch':
                 if seen.content_type != rest.APPLY_PATCH:
                     self.objects.get(kind, namespace, name)  # What is not there is missed before the patch is read.
                 patch = _decoded_patch(seen, kind)
-                raw = await self.objects.patch(kind, namespace, name, patch, seen.content_type, options, subresource)
+                raw = await self.objects.patch(kind, namespace, name, patch, seen.content_type, options, subresource,
+                                               seen.body)
                 return 200, raw
             case 'delete':
                 rest.decode_options(_decoded_options(seen), seen.query, options)
@@ -336,9 +344,18 @@ def _list_options(kind: Kind, seen: SeenRequest, *, watch: bool = False, shards:
 
 def _read_options(seen: SeenRequest, verb: str, options: Options) -> None:
     if verb in queries.OPTIONS:
-        queries.check_write(verb, seen.query)
+        queries.check_write(verb, seen.query, applies=seen.content_type == rest.APPLY_PATCH)
         options.dry_run = 'dryRun' in seen.query
         options.field_validation = seen.query.get('fieldValidation') or options.field_validation
+        options.manager = managers.manager_name(seen.query.get('fieldManager', ''), seen.user_agent)
+        options.force = bool(queries.boolean(seen.query, 'force'))
+
+
+def _decode_object(seen: SeenRequest, kind: Kind, options: Options) -> Body:
+    mistakes: list[str] = []
+    body = objects.decode(_decoded(seen, kind), kind, seen.body, mistakes)
+    rest.report(mistakes, options, lambda text: rest.unhandled(kind, text))
+    return body
 
 
 def _decoded(seen: SeenRequest, kind: Kind) -> Any:
@@ -375,24 +392,18 @@ def _check_version(seen: SeenRequest) -> None:
 
 def _check_patch_media(seen: SeenRequest, kind: Kind) -> None:
     accepted = (*PATCHES, rest.APPLY_PATCH) if kind.custom else (*PATCHES, rest.STRATEGIC_PATCH, rest.APPLY_PATCH)
-    match seen.content_type:
-        case rest.APPLY_PATCH:
-            raise statuses.unsupported_media(PATCHES, 'the sandbox does not emulate server-side apply yet: use a merge '
-                                                      'patch')
-        case rest.STRATEGIC_PATCH if not kind.custom:
-            raise statuses.unsupported_media(PATCHES, 'the sandbox does not emulate strategic merge patches yet: use a '
-                                                      'merge patch')
-        case other if other not in PATCHES and kind.custom:
+    if seen.content_type not in accepted:
+        if kind.custom:
             raise statuses.unsupported_media(accepted)
-        case other if other not in PATCHES:
-            raise statuses.Refusal(415, 'UnsupportedMediaType', '415: Unsupported Media Type')
+        raise statuses.Refusal(415, 'UnsupportedMediaType', '415: Unsupported Media Type')
 
 
 def _decoded_patch(seen: SeenRequest, kind: Kind) -> Any:
     try:
         return jsontexts.loads(seen.body)
     except ValueError as error:
-        raise statuses.bad_request(f'error decoding patch: {error}') from None
+        prefix = '' if seen.content_type == rest.STRATEGIC_PATCH else 'error decoding patch: '
+        raise statuses.bad_request(f'{prefix}{error}') from None
 
 
 def _scale_patch(seen: SeenRequest, kind: Kind) -> Callable[[Body], Any]:

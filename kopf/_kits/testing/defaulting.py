@@ -56,6 +56,7 @@ STATUSES: Mapping[str, Fields] = {
 
 def _pod(body: Body, spec: Fields) -> None:
     podspecs.complete(spec)
+    spec.setdefault('enableServiceLinks', True)
 
 
 def _deployment(body: Body, spec: Fields) -> None:

@@ -88,6 +88,7 @@ def begin(body: Body, kind: Kind) -> None:
             if 'status' in kind.subresources and kind.plural != 'nodes':
                 body['status'] = {}
             defaulting.begin(body, kind.plural)
+            allocate(body, kind)
 
 
 def problems(body: Body, kind: Kind) -> Iterator[Cause]:
@@ -153,21 +154,28 @@ def _complete_service(body: Body) -> None:
         port.setdefault('targetPort', port.get('port'))
     if type == 'ExternalName':
         return
+    spec.setdefault('internalTrafficPolicy', 'Cluster')
+    if type in ('NodePort', 'LoadBalancer'):
+        spec.setdefault('externalTrafficPolicy', 'Cluster')
+    if type == 'LoadBalancer':
+        spec.setdefault('allocateLoadBalancerNodePorts', True)
+
+
+def allocate(body: Body, kind: Kind) -> None:
+    """Fill in what the server chooses, and nobody has asked for: addresses and ports of services."""
+    if kind.plural != 'services' or (spec := _spec(body)).get('type') == 'ExternalName':
+        return
     headless = spec.get('clusterIP') == 'None'
     meta = body['metadata']
     number = zlib.crc32(f'{meta.get("namespace")}/{meta.get("name")}'.encode())
     if not spec.get('clusterIP'):
         spec['clusterIP'] = f'10.0.{number % 256}.{number // 256 % 254 + 1}'
     spec.setdefault('clusterIPs', [spec['clusterIP']])
-    spec.setdefault('internalTrafficPolicy', 'Cluster')
     spec.setdefault('ipFamilies', ['IPv4'])
     spec.setdefault('ipFamilyPolicy', 'RequireDualStack' if headless and not spec.get('selector') else 'SingleStack')
-    if type in ('NodePort', 'LoadBalancer'):
-        spec.setdefault('externalTrafficPolicy', 'Cluster')
+    if spec['type'] in ('NodePort', 'LoadBalancer'):
         for index, port in enumerate(podspecs.maps(spec.get('ports'))):
             port.setdefault('nodePort', 30000 + (number + index) % 2768)
-    if type == 'LoadBalancer':
-        spec.setdefault('allocateLoadBalancerNodePorts', True)
 
 
 def _spec(body: Body) -> dict[str, Any]:

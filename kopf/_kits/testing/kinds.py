@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from kopf._kits.testing import statuses
+from kopf._kits.testing import shapes, statuses
 from kopf._kits.testing.storage import Record, Table
 
 VERBS = ('create', 'delete', 'deletecollection', 'get', 'list', 'patch', 'update', 'watch')
@@ -188,6 +188,13 @@ class Kind:
     def prefix(self) -> bytes:
         """How the JSON of every object of this kind begins."""
         return b'{"apiVersion":%s,"kind":%s,' % (orjson.dumps(self.api_version), orjson.dumps(self.name))
+
+    @functools.cached_property
+    def shape(self) -> shapes.Shape:
+        """What the objects consist of."""
+        if self.custom:
+            return shapes.custom(self.schema or {})
+        return shapes.builtin(self.group, self.version, self.name)
 
     @property
     def store(self) -> Table:

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from kopf._kits.testing import clocks, crds, defaults, jsontexts, metadata, names, schemas, statuses
+from kopf._kits.testing import clocks, crds, decoding, defaults, jsontexts, managers, metadata, names, schemas, statuses
 from kopf._kits.testing.kinds import Body, Kind
 from kopf._kits.testing.patches import json_type
 from kopf._kits.testing.statuses import Cause
@@ -18,8 +18,12 @@ from kopf._kits.testing.statuses import Cause
 _ALPHABET = 'bcdfghjklmnpqrstvwxz2456789'
 
 
-def decode(body: Any, kind: Kind, text: bytes) -> Body:
-    """Check that a decoded request is an object of this kind, and give it its API version and kind; 400 otherwise."""
+def decode(body: Any, kind: Kind, text: bytes, mistakes: list[str] | None = None) -> Body:
+    """
+    Check that a decoded request is an object of this kind, and give it its API version and kind; 400 otherwise.
+
+    What a strict decoder would refuse is added to the ``mistakes``, for built-in kinds.
+    """
     if not isinstance(body, dict):
         excerpt = jsontexts.excerpt(text)
         raise statuses.bad_request(
@@ -41,6 +45,12 @@ def decode(body: Any, kind: Kind, text: bytes) -> Body:
             f'{name or kind.name} in version "{version}" cannot be handled as a {kind.name}: no kind '
             f'"{name or kind.name}" is registered for version "{api_version or kind.api_version}" in scheme '
             '"pkg/runtime/scheme.go:111"')
+    if not kind.custom:
+        try:
+            return structure(body, kind, text, mistakes)
+        except TypeError as error:
+            raise statuses.bad_request(f'{kind.name} in version "{kind.version}" cannot be handled as a {kind.name}: '
+                                       f'{error}') from None
     meta = body.get('metadata')
     if meta is None:
         meta = {}
@@ -51,6 +61,20 @@ def decode(body: Any, kind: Kind, text: bytes) -> Body:
             f'{kind.name} in version "{kind.version}" cannot be handled as a {kind.name}: {error}') from None
     rest = {key: value for key, value in body.items() if key not in ('apiVersion', 'kind', 'metadata')}
     return {'apiVersion': kind.api_version, 'kind': kind.name, 'metadata': dict(meta), **rest}
+
+
+def structure(
+        body: Mapping[str, Any], kind: Kind, text: bytes, mistakes: list[str] | None = None,
+        complain: decoding.Complain = decoding.in_json,
+) -> Body:
+    """A built-in object as it is sent back by a real server; TypeError with Go's words if it cannot be decoded."""
+    decoder = decoding.Decoder(complain)
+    decoded = decoder.decode(body, kind.shape)
+    if mistakes is not None:
+        if text.startswith(b'{'):
+            mistakes += [f'duplicate field "{path}"' for path in decoding.duplicates(text, decoder.count)]
+        mistakes += [f'unknown field "{path}"' for path in decoder.unknown]
+    return {**decoded, 'apiVersion': kind.api_version, 'kind': kind.name}
 
 
 def _check_custom(api_version: str, name: str, kind: Kind, body: Mapping[str, Any], text: bytes) -> None:
@@ -68,8 +92,12 @@ def _check_custom(api_version: str, name: str, kind: Kind, body: Mapping[str, An
                                [statuses.value_invalid('kind', f'"{name}"', f'must be {kind.name}')])
 
 
-def tidy(body: Body, kind: Kind) -> list[str]:
-    """Drop from the body what is unknown or empty, apply defaults; returns the paths of unknown fields."""
+def tidy(body: Body, kind: Kind, *, nulls: bool = False) -> list[str]:
+    """
+    Drop from the body what is unknown or empty, apply defaults; returns the paths of unknown fields.
+
+    With ``nulls``, those are kept that do not mean a default.
+    """
     meta = body['metadata']
     unknown = [f'metadata.{key}' for key in meta if key not in schemas.META_FIELDS]
     body['metadata'] = {
@@ -80,7 +108,7 @@ def tidy(body: Body, kind: Kind) -> list[str]:
         body['metadata'].pop('namespace', None)
     if kind.schema is not None:
         unknown += schemas.prune(body, kind.schema)
-        schemas.fill(body, kind.schema)
+        schemas.fill(body, kind.schema, nulls=nulls)
     else:
         defaults.apply(body, kind)
     return unknown
@@ -121,6 +149,16 @@ def prepare_changed(body: Body, old: Body, kind: Kind, subresource: str) -> None
             meta.setdefault(key, before[key])
     if kind.counted and subresource != 'status' and _counts(body, kind) != _counts(old, kind):
         meta['generation'] = before.get('generation', 0) + 1
+
+
+def own(body: Body, old: Body, owners: Any) -> None:
+    """Give an object the managed fields that follow from applying; if only their times differ, they stay the same."""
+    before = old['metadata'].get('managedFields')
+    body['metadata'].pop('managedFields', None)
+    if managers.same_but_times(owners, before):
+        owners = before
+    if owners:
+        body['metadata']['managedFields'] = owners
 
 
 def _keep_but_status(body: Body, old: Body, kind: Kind) -> None:
@@ -201,6 +239,17 @@ def change_problems(body: Body, old: Body) -> Iterator[Cause]:
 def sorted_text(body: Any) -> str:
     """The object as JSON, as messages quote it."""
     return orjson.dumps(body, option=orjson.OPT_SORT_KEYS).decode()
+
+
+def unchanged(body: Body, old: Body) -> bool:
+    """Whether a new version is the same as the old one; its managed fields are the very same object then."""
+    owners = old['metadata'].get('managedFields')
+    if body['metadata'].get('managedFields') is not owners:
+        return False
+    if owners is None:
+        return same(body, old)
+    body, old = ({**each, 'metadata': {**each['metadata'], 'managedFields': None}} for each in (body, old))
+    return same(body, old)
 
 
 def same(one: Body, another: Body) -> bool:

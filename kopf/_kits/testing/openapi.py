@@ -1,19 +1,19 @@
 """
 OpenAPI documents: as much of them as kubectl asks for before it applies, validates and explains.
 
-Built-in kinds are described by the outline that all of them share; kinds of CRDs by their schemas.
+Built-in kinds are described as a real control plane does it, but for the texts; kinds of CRDs by their schemas.
 """
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
-from kopf._kits.testing import statuses
+from kopf._kits.testing import recordings, statuses
 from kopf._kits.testing.kinds import Catalog, Kind
 
 META_SCHEMA = {'type': 'object', 'description': 'Standard object\'s metadata.',
                'x-kubernetes-preserve-unknown-fields': True}
-FREE_SCHEMA = {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}
 STRINGS = {'apiVersion': {'type': 'string', 'description': 'The versioned schema of this representation of an object.'},
            'kind': {'type': 'string', 'description': 'The REST resource that this object represents.'}}
 
@@ -43,7 +43,10 @@ class OpenApi:
         schemas: dict[str, Any] = {}
         for kind in kinds:
             name = _schema_name(kind)
-            schemas[name] = _schema(kind)
+            if kind.custom:
+                schemas[name] = _schema(kind)
+            else:
+                recordings.newest().reachable(name, schemas)
             paths[_path(kind)] = {
                 'get': _operation(kind, 'get'), 'put': _operation(kind, 'put', name),
                 'patch': _operation(kind, 'patch', name), 'delete': _operation(kind, 'delete'),
@@ -56,11 +59,21 @@ class OpenApi:
 
     def legacy(self) -> bytes:
         """The document of version 2."""
-        definitions = {_schema_name(kind): _schema(kind) for kind in self._catalog}
+        definitions = {_schema_name(kind): _schema(kind) for kind in self._catalog if kind.custom}
+        for name, schema in recordings.newest().schemas.items():
+            definitions[name] = _relocated(schema)
         paths = {_path(kind): {'get': _operation(kind, 'get'), 'patch': _operation(kind, 'patch')}
                  for kind in self._catalog}
         return orjson.dumps({'swagger': '2.0', 'info': {'title': 'kopf sandbox', 'version': 'v1'}, 'paths': paths,
                              'definitions': definitions})
+
+
+def _relocated(schema: Any) -> Any:
+    """The schema with the references of version 2."""
+    if isinstance(schema, Mapping):
+        return {key: f'#/definitions/{value.removeprefix(recordings.PREFIX)}'
+                if key == '$ref' and isinstance(value, str) else _relocated(value) for key, value in schema.items()}
+    return [_relocated(item) for item in schema] if isinstance(schema, list) else schema
 
 
 def _path(kind: Kind) -> str:
@@ -72,13 +85,13 @@ def _path(kind: Kind) -> str:
 def _schema_name(kind: Kind) -> str:
     if kind.custom:
         return '.'.join([*reversed(kind.group.split('.')), kind.version, kind.name])
-    return f'io.k8s.api.{kind.group.partition(".")[0] or "core"}.{kind.version}.{kind.name}'
+    name = recordings.newest().name_of(kind.group, kind.version, kind.name)
+    assert name is not None, kind
+    return name
 
 
 def _schema(kind: Kind) -> dict[str, Any]:
-    own: dict[str, Any] = dict(kind.schema) if kind.schema is not None else {
-        'type': 'object', 'properties': {'spec': FREE_SCHEMA, 'status': FREE_SCHEMA},
-        'x-kubernetes-preserve-unknown-fields': True}
+    own: dict[str, Any] = dict(kind.schema or {})
     own['properties'] = {**STRINGS, 'metadata': META_SCHEMA, **(own.get('properties') or {})}
     own['x-kubernetes-group-version-kind'] = [_gvk(kind)]
     return own

@@ -47,7 +47,6 @@ def complete_pod(spec: Any) -> None:
     """Fill in what only pods themselves have, not the templates of others."""
     if not isinstance(spec, dict):
         return
-    spec.setdefault('enableServiceLinks', True)
     spec.setdefault('priority', 0)
     spec.setdefault('preemptionPolicy', 'PreemptLowerPriority')
     for container in containers(spec):

@@ -36,10 +36,18 @@ def check_timeout(params: Mapping[str, str]) -> None:
         rest = rest[match.end():]
 
 
-def check_write(verb: str, params: Mapping[str, str]) -> None:
-    """Refuse parameters of a creation, an update, or a patch that are not allowed."""
-    if causes := list(_write_causes(params)):
+def check_write(verb: str, params: Mapping[str, str], *, applies: bool = False) -> None:
+    """Refuse parameters of a creation, an update, or a patch (or one that ``applies``) that are not allowed."""
+    causes = list(_apply_causes(params, applies)) if verb == 'patch' else []
+    if causes := [*causes, *_write_causes(params)]:
         raise statuses.invalid_options(OPTIONS[verb], *causes)
+
+
+def _apply_causes(params: Mapping[str, str], applies: bool) -> Iterator[Cause]:
+    if applies and not params.get('fieldManager'):
+        yield statuses.value_required('fieldManager', 'is required for apply patch')
+    if not applies and 'force' in params:
+        yield statuses.value_forbidden('force', 'may not be specified for non-apply patch')
 
 
 def _write_causes(params: Mapping[str, str]) -> Iterator[Cause]:

@@ -12,8 +12,13 @@ from typing import Any, Protocol
 import orjson
 
 from kopf._kits.testing import (
+    applying,
     clocks,
+    decoding,
+    defaults,
     deletion,
+    gotext,
+    managers,
     metadata,
     names,
     objects,
@@ -23,6 +28,7 @@ from kopf._kits.testing import (
     roles,
     rules,
     statuses,
+    strategic,
 )
 from kopf._kits.testing.kinds import Body, Catalog, Kind
 from kopf._kits.testing.selectors import Selector
@@ -57,6 +63,8 @@ class Options:
     propagation: str = ''
     uid: str = ''
     version: str = ''
+    manager: str = 'sandbox'
+    force: bool = False
     warnings: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -122,13 +130,23 @@ class Objects:
         await kind.ready(record, fresh=True)
         return record
 
-    async def create(self, kind: Kind, namespace: str, body: Body, options: Options) -> bytes:
-        """Store a new object (decoded already) and give it back as it was stored."""
+    async def create(
+            self, kind: Kind, namespace: str, body: Body, options: Options, owners: Any = None,
+    ) -> bytes:
+        """
+        Store a new object (decoded already) and give it back as it was stored.
+
+        ``owners`` are its managed fields; by default, all that it has belongs to the manager of the options.
+        """
         self._check_place(kind, namespace, body)
         if kind.namespaced:
             body['metadata']['namespace'] = namespace
             self._check_namespace(kind, namespace, body['metadata'].get('name', ''))
         self._tidy(body, kind, options)
+        if owners:
+            body['metadata']['managedFields'] = owners
+        elif owners is None:
+            managers.created(body, applying.writer_of(kind, self._catalog, options.manager, ''))
         version = objects.prepare_new(body, kind, str(uuid.uuid4()))
         name = body['metadata'].get('name', '')
         if self._guard is not None:
@@ -172,10 +190,14 @@ class Objects:
 
     async def patch(
             self, kind: Kind, namespace: str, name: str, patch: Any, content_type: str, options: Options,
-            subresource: str = '',
+            subresource: str = '', text: bytes = b'',
     ) -> bytes:
-        """Apply a decoded patch of one of the types `MERGE_PATCH` and `JSON_PATCH`."""
-        if content_type == MERGE_PATCH:
+        """Apply a decoded patch of one of the types `MERGE_PATCH`, `JSON_PATCH`, `STRATEGIC_PATCH`."""
+        if content_type == STRATEGIC_PATCH:
+            if not isinstance(patch, dict | None):
+                raise statuses.bad_request(f'json: cannot unmarshal {patches.json_type(patch)} into Go value of type '
+                                           'map[string]interface {}')
+        elif content_type == MERGE_PATCH:
             if patch is None:
                 raise statuses.bad_request('Invalid JSON Patch')
             if not isinstance(patch, dict):
@@ -185,13 +207,42 @@ class Objects:
             patch = patches.check_operations(patch)
 
         def change(old: Body) -> Body:
-            try:
-                new = patches.merge(old, patch) if content_type == MERGE_PATCH else patches.apply(old, patch)
-            except patches.PatchError:
-                raise statuses.rejected() from None
-            return _patched(new, kind, namespace, name)
+            if content_type == STRATEGIC_PATCH:
+                new: Any = {**strategic.merge(old, patch or {}, kind.shape),
+                            'apiVersion': old['apiVersion'], 'kind': old['kind']}
+            elif content_type == MERGE_PATCH:
+                new = patches.merge(old, patch)
+            else:
+                try:
+                    new = patches.apply(old, patch)
+                except patches.PatchError:
+                    raise statuses.rejected() from None
+            document = new if content_type != STRATEGIC_PATCH else patch
+            return _patched(new, kind, namespace, name, Patched(document, text, options))
 
         return await self._update(kind, namespace, name, change, options, subresource)
+
+    async def apply(
+            self, kind: Kind, namespace: str, name: str, config: Body, options: Options, subresource: str = '',
+    ) -> tuple[bytes, bool]:
+        """Apply a decoded configuration; also says whether the object had to be created."""
+        if subresource:
+            self.get(kind, namespace, name)
+        applying.check(config, kind, namespace, name)
+        writer = applying.writer_of(kind, self._catalog, options.manager, subresource)
+        if kind.store.get(namespace, name) is None and not subresource:
+            new = applying.apply(None, config, writer, options.force)
+            new['metadata'].pop('resourceVersion', None)
+            owners = new['metadata'].get('managedFields', [])
+            body = objects.decode(orjson.loads(orjson.dumps(new)), kind, b'')
+            return await self.create(kind, namespace, body, options, owners), True
+
+        def change(old: Body) -> Body:
+            applied = applying.apply(old, config, writer, options.force)
+            body: Body = orjson.loads(orjson.dumps(applied))
+            return body if kind.custom else objects.structure(body, kind, b'')
+
+        return await self._update(kind, namespace, name, change, options, subresource, applied=True), False
 
     async def delete(self, kind: Kind, namespace: str, name: str, options: Options) -> dict[str, Any] | bytes:
         """Delete an object, or mark it for deletion; answers with the object or with a ``Status`` of success."""
@@ -249,7 +300,9 @@ class Objects:
 
     async def _update(
             self, kind: Kind, namespace: str, name: str, change: Change, options: Options, subresource: str,
+            *, applied: bool = False,
     ) -> bytes:
+        writer = applying.writer_of(kind, self._catalog, options.manager, subresource)
         for _ in range(ATTEMPTS):
             record = self.get(kind, namespace, name)
             await kind.ready(record)
@@ -257,8 +310,14 @@ class Objects:
             asked = body['metadata'].get('resourceVersion')
             if _version(asked) not in (0, record.version):
                 raise statuses.conflict(kind.group, kind.plural, name)
-            self._tidy(body, kind, options)
+            owners = body['metadata'].get('managedFields')
+            self._tidy(body, kind, options, nulls=applied)
             objects.prepare_changed(body, old, kind, subresource)
+            if not applied:
+                managers.updated(body, old, writer, owners)
+            else:
+                objects.own(body, old, owners)
+            defaults.allocate(body, kind)
             body['metadata']['resourceVersion'] = old['metadata']['resourceVersion']
             if self._guard is not None:
                 self._guard.check(kind, namespace, body, old, options.user)
@@ -274,7 +333,7 @@ class Objects:
         """Write it, if there is anything to be written; None if the object has been changed in the meantime."""
         held = not record.deleting or body['metadata'].get('finalizers')
         migrated = kind.conversion is None or record.stored == kind.storage_api_version
-        if held and migrated and objects.same(body, old):
+        if held and migrated and objects.unchanged(body, old):
             return kind.raw(record) if kind.store.get(record.namespace, record.name) is record else None
         if options.dry_run:
             if kind.conversion is not None:
@@ -309,15 +368,9 @@ class Objects:
         await self._admission.validate(review)
         return body
 
-    def _tidy(self, body: Body, kind: Kind, options: Options) -> None:
-        unknown = objects.tidy(body, kind)
-        if not unknown or options.field_validation == 'Ignore':
-            return
-        if options.field_validation == 'Strict':
-            listed = ', '.join(f'unknown field "{path}"' for path in unknown)
-            raise statuses.bad_request(f'{kind.name} in version "{kind.version}" cannot be handled as a {kind.name}: '
-                                       f'strict decoding error: {listed}')
-        options.warnings += [f'unknown field "{path}"' for path in unknown]
+    def _tidy(self, body: Body, kind: Kind, options: Options, *, nulls: bool = False) -> None:
+        report([f'unknown field "{path}"' for path in objects.tidy(body, kind, nulls=nulls)], options,
+               lambda text: unhandled(kind, text))
 
     def _validate(self, body: Body, kind: Kind, old: Body | None = None, subresource: str = '') -> None:
         causes = list(objects.problems(body, kind, subresource))
@@ -361,7 +414,32 @@ def decode_options(body: Any, params: Mapping[str, str], options: Options) -> No
     options.dry_run = bool(given.dry_run)
 
 
-def _patched(new: Any, kind: Kind, namespace: str, name: str) -> Body:
+def report(mistakes: list[str], options: Options, refuse: Callable[[str], statuses.Refusal]) -> None:
+    """Warn of what a strict decoder would refuse; or refuse it, or be silent, as the client wants it."""
+    if mistakes and options.field_validation == 'Strict':
+        raise refuse(f'strict decoding error: {", ".join(mistakes)}')
+    if options.field_validation != 'Ignore':
+        options.warnings += [text for text in mistakes if text not in options.warnings]
+
+
+def unhandled(kind: Kind, why: str) -> statuses.Refusal:
+    """400: an object that cannot be decoded."""
+    return statuses.bad_request(f'{kind.name} in version "{kind.version}" cannot be handled as a {kind.name}: {why}')
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Patched:
+    """Where a patched object comes from: what is quoted if it is wrong, the text of the patch, the options."""
+    document: Any
+    text: bytes
+    options: Options
+
+    def refuse(self, why: str) -> statuses.Refusal:
+        """422: the outcome of the patch cannot be decoded."""
+        return _unreadable(self.document, why)
+
+
+def _patched(new: Any, kind: Kind, namespace: str, name: str, source: Patched) -> Body:
     body: Body = new if isinstance(new, dict) else {}
     given, version, meta = body.get('kind'), body.get('apiVersion'), body.get('metadata')
     nameless = statuses.bad_request(f'the name of the object ({name} based on URL) was undeterminable: name must be '
@@ -375,10 +453,19 @@ def _patched(new: Any, kind: Kind, namespace: str, name: str) -> Body:
                                '"pkg/runtime/scheme.go:111"')
     if meta is None:
         raise nameless
+    mistakes: list[str] = []
     try:
-        metadata.check_types(meta, kind)
+        if kind.custom:
+            metadata.check_types(meta, kind)
+        else:
+            complain = decoding.in_patch if source.document is not new else decoding.in_json
+            body = objects.structure(body, kind, b'', mistakes, complain)
+            meta = body['metadata']
+            mistakes[:0] = [f'duplicate field "{path}"' for path in decoding.duplicates(
+                source.text, decoding.count(orjson.loads(source.text or b'null')))]
     except TypeError as error:
-        raise _unreadable(new, str(error)) from None
+        raise source.refuse(str(error)) from None
+    report(mistakes, source.options, source.refuse)
     if not version:
         why = 'Object \'apiVersion\' is missing in \'object has no apiVersion field\''
         raise statuses.Refusal(500, 'InternalError', f'Internal error occurred: {why}', {'causes': [{'message': why}]})
@@ -394,8 +481,11 @@ def _patched(new: Any, kind: Kind, namespace: str, name: str) -> Body:
     return {**body, 'kind': kind.name, 'apiVersion': kind.api_version}
 
 
-def _unreadable(body: Body, why: str) -> statuses.Refusal:
-    text = statuses.text(objects.sorted_text(body))
+def _unreadable(body: Any, why: str) -> statuses.Refusal:
+    if isinstance(body, dict) and 'kind' not in body:  # A strategic patch, not the whole object.
+        text = statuses.text(gotext.plain(body))
+    else:
+        text = statuses.text(objects.sorted_text(body))
     return statuses.invalid('', '', '', [statuses.value_invalid('patch', text, why)])
 
 

@@ -64,28 +64,33 @@ META_FIELDS = (
 )
 
 
-def fill(value: Any, schema: Schema) -> None:
-    """Apply the defaults, and drop the nulls of fields that are neither nullable nor have a default."""
+def fill(value: Any, schema: Schema, *, nulls: bool = False) -> None:
+    """
+    Apply the defaults, and drop the nulls of fields that are neither nullable nor have a default.
+
+    With ``nulls``, those are kept, as the server does with the outcome of applying.
+    """
     if isinstance(value, list):
         if isinstance(items := schema.get('items'), Mapping):
             for item in value:
-                fill(item, items)
+                fill(item, items, nulls=nulls)
     elif isinstance(value, dict):
         properties = schema.get('properties') or {}
         for key, sub in properties.items():
             if key not in value or (value[key] is None and not sub.get('nullable')):
                 if 'default' in sub:
                     value[key] = copy.deepcopy(sub['default'])
-                else:
+                elif not nulls:
                     value.pop(key, None)
             if key in value:
-                fill(value[key], sub)
+                fill(value[key], sub, nulls=nulls)
         if isinstance(others := schema.get('additionalProperties'), Mapping):
             for key in [key for key in value if key not in properties]:
                 if value[key] is None and not others.get('nullable'):
-                    del value[key]
+                    if not nulls:
+                        del value[key]
                 else:
-                    fill(value[key], others)
+                    fill(value[key], others, nulls=nulls)
 
 
 def validate(value: Any, schema: Schema, path: str = '') -> list[Cause]:

@@ -1,0 +1,56 @@
+"""
+Values as Go prints them: real servers quote them so in some of their messages.
+"""
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+
+def plain(value: Any) -> str:
+    """As ``%v`` prints it: ``map[a:1 b:[x y]]``."""
+    match value:
+        case None:
+            return '<nil>'
+        case bool():
+            return str(value).lower()
+        case float():
+            return f'{value:g}'
+        case Mapping():
+            return f'map[{" ".join(f"{key}:{plain(value[key])}" for key in sorted(value))}]'
+        case list():
+            return f'[{" ".join(map(plain, value))}]'
+    return str(value)
+
+
+def literal(value: Any) -> str:
+    """As ``%#v`` prints it: ``map[string]interface {}{"a":1}``."""
+    match value:
+        case None:
+            return 'interface {}(nil)'
+        case str():
+            return orjson.dumps(value).decode()
+        case Mapping():
+            inside = ', '.join(f'{literal(key)}:{literal(value[key])}' for key in sorted(value))
+            return f'map[string]interface {{}}{{{inside}}}'
+        case list():
+            return f'[]interface {{}}{{{", ".join(map(literal, value))}}}'
+    return plain(value)
+
+
+def type_name(value: Any) -> str:
+    """As ``%T`` prints it, for values that come from JSON."""
+    match value:
+        case None:
+            return '<nil>'
+        case bool():
+            return 'bool'
+        case int():
+            return 'int64'
+        case float():
+            return 'float64'
+        case str():
+            return 'string'
+        case list():
+            return '[]interface {}'
+    return 'map[string]interface {}'
