@@ -102,6 +102,7 @@ class Recorder:
         answer = self.replayer.send("POST", f"{url}?dryRun=All", sample, "application/json")
         assert answer["status"] == 201, (sample, answer)
         for path, schema_name in list(self.structs(sample, name, [])):
+            self.kept.setdefault(schema_name, set())
             for field, schema in self.schemas[schema_name]["properties"].items():
                 target = reference(schema)
                 plain = self.schemas[target] if target else schema
@@ -110,10 +111,11 @@ class Recorder:
                 body = copy.deepcopy(sample)
                 at(body, path)[field] = EMPTY[plain["type"]]
                 answer = self.replayer.send("POST", f"{url}?dryRun=All", body, "application/json")
-                if answer["status"] != 201 or "default" in schema:
+                if "default" in schema:
                     continue
-                if (at(answer["body"], path) or {}).get(field) == EMPTY[plain["type"]]:
-                    self.kept.setdefault(schema_name, set()).add(field)
+                kept = answer["status"] == 201 and (at(answer["body"], path) or {}).get(field) == EMPTY[plain["type"]]
+                if kept or answer["status"] == 422:  # What is wrong if it is empty has to be seen to be refused.
+                    self.kept[schema_name].add(field)
 
     def structs(self, value: Any, name: str, path: list[Any]) -> Iterator[tuple[list[Any], str]]:
         yield path, name

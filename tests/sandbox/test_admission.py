@@ -132,6 +132,8 @@ async def test_mutations(client, configure, hooks, make_thing):
     answer = await client("POST", client.things, make_thing("a"))
     assert answer.body["metadata"]["annotations"] == {"by": "hook"}
     assert answer.body["spec"]["size"] == 5
+    (owner,) = answer.body["metadata"]["managedFields"]
+    assert owner["fieldsV1"] == {"f:spec": {".": {}, "f:color": {}, "f:size": {}}}
 
 
 async def test_mutations_are_validated(client, configure, hooks, make_thing):

@@ -14,8 +14,7 @@ FOLDER = pathlib.Path(__file__).parent / "replays"
 PATHS = sorted(path for path in FOLDER.glob("*.yaml") if path.stem != "crds")
 
 
-PENDING = {"creation of a pod", "creation of a deployment", "creation of a service", "creation and removal",
-           "services and pods", "config maps", "pod templates", "services", "deployments", "wrong directives", "types"}
+PENDING = {"services and pods", "pod templates", "deployments", "wrong directives"}
 
 
 @pytest.fixture(scope="module")

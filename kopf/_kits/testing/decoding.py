@@ -45,7 +45,7 @@ class Decoder:
         return self._struct(body, shape, '', '')
 
     def _struct(self, value: Mapping[str, Any], shape: Shape, path: str, place: str) -> dict[str, Any]:
-        go, kept = self._go.get(shape.name, {}), self._kept.get(shape.name, ())
+        go, kept = self._go.get(shape.name, {}), self._kept.get(shape.name)
         result = shape.new()
         self.count += len(value)
         for name, item in value.items():
@@ -57,7 +57,7 @@ class Decoder:
                 type, segment, struct = go.get(name) or (go_type(field), name, shape.name.rpartition('.')[2])
                 spot = Spot(struct, f'{path}.{segment}' if path else segment, type)
                 decoded = self._value(item, field, spot, where)
-                if decoded or name in kept or name in shape.blank or not _may_be_dropped(decoded, field):
+                if decoded or kept is None or name in kept or name in shape.blank or not _may_be_dropped(decoded, field):
                     result[name] = decoded
                 else:
                     result.pop(name, None)

@@ -27,7 +27,7 @@ class Recording:
         self.schemas: Mapping[str, Schema] = content['schemas']
         #: Of fields of schemas: what Go calls the type, how it gets there, and the structure; where it is not obvious.
         self.go: Mapping[str, Mapping[str, tuple[str, str, str]]] = content['go']
-        #: The fields of schemas that are kept even if they are empty.
+        #: The fields of schemas that are kept even if they are empty; nothing is known of schemas that are not here.
         self.kept: Mapping[str, list[str]] = content['kept']
         self._names: dict[tuple[str, str, str], str] = {}
         for name, schema in self.schemas.items():

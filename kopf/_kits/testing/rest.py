@@ -18,6 +18,7 @@ from kopf._kits.testing import (
     defaults,
     deletion,
     gotext,
+    immutables,
     managers,
     metadata,
     names,
@@ -362,7 +363,10 @@ class Objects:
     async def _admit(self, review: Review) -> Body:
         body = await self._admission.mutate(review)
         assert body is not None
+        owners = body['metadata'].get('managedFields')
         objects.tidy(body, review.kind)
+        if owners:  # What webhooks change has no owner.
+            body['metadata']['managedFields'] = owners
         self._validate(body, review.kind, review.old, review.subresource)
         review.body = body
         await self._admission.validate(review)
@@ -377,6 +381,7 @@ class Objects:
         if old is not None:
             causes += objects.change_problems(body, old)
             causes += metadata.problems(body['metadata'], custom=True) if kind.custom else ()
+            causes += () if kind.custom else immutables.problems(body, old, kind.plural)
             causes += roles.change_problems(body, old, kind) if kind.group == permissions.GROUP else ()
         if kind.schema is not None:
             causes += rules.problems(body, kind.schema, old, causes)
