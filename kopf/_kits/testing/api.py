@@ -224,10 +224,9 @@ class Api:
         namespace, name, subresource = place.namespace, place.name, place.subresource
         match place.verb:
             case 'create':
-                body = objects.decode(_decoded(seen, kind), kind, seen.body)
+                body = _decode_object(seen, kind, options)
                 if kind.plural == approvals.PLURAL:
                     approvals.claim(body, options.user)
-                body = _decode_object(seen, kind, options)
                 return 201, await self.objects.create(kind, namespace, body, options)
             case 'update':
                 body = _decode_object(seen, kind, options)

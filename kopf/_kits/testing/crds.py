@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from kopf._kits.testing import clientconfigs, clocks, names, rules, schemas, selectables, statuses
+from kopf._kits.testing import clientconfigs, clocks, extensions, names, rules, selectables, statuses
 from kopf._kits.testing.kinds import VERBS, Body, ConversionFactory, Kind, Schemas, Service, priority
 from kopf._kits.testing.statuses import Cause
 from kopf._kits.testing.storage import Table
@@ -115,7 +115,7 @@ def _structural_problems(schema: Any, place: str, why: str) -> Iterator[Cause]:
     type = schema.get('type')
     if type and type not in TYPES:
         yield statuses.value_unsupported(f'{place}.type', f'"{type}"', [f'"{known}"' for known in TYPES])
-    elif not type and not schema.get(schemas.INT_OR_STRING) and not schema.get(schemas.PRESERVE):
+    elif not type and not schema.get(extensions.INT_OR_STRING) and not schema.get(extensions.PRESERVE):
         yield statuses.value_required(f'{place}.type', why)
     if type == 'array' and not isinstance(schema.get('items'), Mapping):
         yield statuses.value_required(f'{place}.items', 'must be specified')

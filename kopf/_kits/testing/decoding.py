@@ -57,7 +57,8 @@ class Decoder:
                 type, segment, struct = go.get(name) or (go_type(field), name, shape.name.rpartition('.')[2])
                 spot = Spot(struct, f'{path}.{segment}' if path else segment, type)
                 decoded = self._value(item, field, spot, where)
-                if decoded or kept is None or name in kept or name in shape.blank or not _may_be_dropped(decoded, field):
+                present = kept is None or name in kept or name in shape.blank or not _may_be_dropped(decoded, field)
+                if decoded or present:
                     result[name] = decoded
                 else:
                     result.pop(name, None)

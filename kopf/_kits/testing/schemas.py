@@ -19,17 +19,13 @@ from typing import Any
 import orjson
 
 from kopf._kits.testing import metadata, statuses
+from kopf._kits.testing.extensions import EMBEDDED, INT_OR_STRING, LIST_KEYS, LIST_TYPE, PRESERVE
 from kopf._kits.testing.statuses import Cause
 
 Schema = Mapping[str, Any]
 
 _INT32, _INT64, _SAFE = 2 ** 31, 2 ** 63, 2 ** 53
 
-PRESERVE = 'x-kubernetes-preserve-unknown-fields'
-EMBEDDED = 'x-kubernetes-embedded-resource'
-INT_OR_STRING = 'x-kubernetes-int-or-string'
-LIST_TYPE = 'x-kubernetes-list-type'
-LIST_KEYS = 'x-kubernetes-list-map-keys'
 
 
 def prune(value: Any, schema: Schema, path: str = '', *, root: bool = True) -> Iterator[str]:

@@ -10,7 +10,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kopf._kits.testing import recordings
-from kopf._kits.testing.schemas import EMBEDDED, INT_OR_STRING, LIST_KEYS, LIST_TYPE, PRESERVE, Schema
+from kopf._kits.testing.extensions import (
+    EMBEDDED,
+    INT_OR_STRING,
+    LIST_KEYS,
+    LIST_TYPE,
+    MAP_TYPE,
+    MERGE_KEY,
+    PATCH_STRATEGY,
+    PRESERVE,
+)
+from kopf._kits.testing.recordings import Schema
 
 ATOMIC, GRANULAR, SET, MAP = 'atomic', 'granular', 'set', 'map'
 
@@ -34,10 +44,10 @@ class Shape:
         if schema.get(INT_OR_STRING) or schema.get('oneOf') and not self.type and name:
             self.type = 'scalar'
         self.list_relation: str = schema.get(LIST_TYPE) or ATOMIC
-        self.map_relation: str = schema.get('x-kubernetes-map-type') or GRANULAR
+        self.map_relation: str = schema.get(MAP_TYPE) or GRANULAR
         self.keys: tuple[str, ...] = tuple(schema.get(LIST_KEYS) or ())
-        self.strategies = frozenset(filter(None, schema.get('x-kubernetes-patch-strategy', '').split(',')))
-        self.merge_key: str = schema.get('x-kubernetes-patch-merge-key') or ''
+        self.strategies = frozenset(filter(None, schema.get(PATCH_STRATEGY, '').split(',')))
+        self.merge_key: str = schema.get(MERGE_KEY) or ''
         self._meta = meta or bool(schema.get(EMBEDDED))
         self._free = free or bool(schema.get(PRESERVE))
 
@@ -127,11 +137,11 @@ METADATA: Schema = {
                          'creationTimestamp', 'deletionTimestamp'), _STRING),
         **dict.fromkeys(('generation', 'deletionGracePeriodSeconds'), {'type': 'integer'}),
         **dict.fromkeys(('labels', 'annotations'), {'type': 'object', 'additionalProperties': _STRING}),
-        'finalizers': {'type': 'array', 'items': _STRING, LIST_TYPE: SET, 'x-kubernetes-patch-strategy': 'merge'},
+        'finalizers': {'type': 'array', 'items': _STRING, LIST_TYPE: SET, PATCH_STRATEGY: 'merge'},
         'ownerReferences': {
-            'type': 'array', LIST_TYPE: MAP, LIST_KEYS: ['uid'], 'x-kubernetes-patch-strategy': 'merge',
-            'x-kubernetes-patch-merge-key': 'uid', 'items': {
-                'type': 'object', 'x-kubernetes-map-type': ATOMIC, 'required': ['apiVersion', 'kind', 'name', 'uid'],
+            'type': 'array', LIST_TYPE: MAP, LIST_KEYS: ['uid'], PATCH_STRATEGY: 'merge',
+            MERGE_KEY: 'uid', 'items': {
+                'type': 'object', MAP_TYPE: ATOMIC, 'required': ['apiVersion', 'kind', 'name', 'uid'],
                 'properties': {**dict.fromkeys(('apiVersion', 'kind', 'name', 'uid'), _STRING),
                                **dict.fromkeys(('controller', 'blockOwnerDeletion'), {'type': 'boolean'})}}},
         'managedFields': {'type': 'array', 'items': {'type': 'object', PRESERVE: True}},
