@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from kopf._kits.testing import schemas, statuses
+from kopf._kits.testing import extensions, statuses
 from kopf._kits.testing.schemas import Schema
 from kopf._kits.testing.statuses import Cause
 
@@ -213,9 +213,9 @@ def _bare(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _keys(item: Any, schema: Schema) -> Any:
-    if schema.get(schemas.LIST_TYPE) != 'map' or not isinstance(item, dict):
+    if schema.get(extensions.LIST_TYPE) != 'map' or not isinstance(item, dict):
         return None
-    return orjson.dumps([item.get(key) for key in schema.get(schemas.LIST_KEYS, ())])
+    return orjson.dumps([item.get(key) for key in schema.get(extensions.LIST_KEYS, ())])
 
 
 def _by_keys(items: list[Any], schema: Schema) -> dict[Any, Any]:
