@@ -5,24 +5,26 @@ What is no proper request is refused with a 4xx and a reason, in the form in whi
 is no routing and no middleware here: requests are many, and the API waits for each of them.
 """
 import asyncio
-import contextlib
 import errno
+import functools
 import logging
 import re
 import socket
 import ssl
-from typing import TYPE_CHECKING, Any, cast
+import zlib
+from typing import Any, cast
+from urllib.parse import parse_qsl
 
 import orjson
 
+from kopf._cogs.aiokits.servers.exchanges import Request, Response, Service
+from kopf._cogs.aiokits.servers.listeners import BACKLOG, Listener
 from kopf._cogs.clients.api import encode
 from kopf._cogs.helpers.explanations import ExplainedError
-from kopf._cogs.structs.reviews import Request, WebhookFn, time_limit_var
+from kopf._cogs.structs import reviews
+from kopf._cogs.structs.reviews import WebhookFn, time_limit_var
 from kopf._core.engines.admission import ReviewError
 from kopf._core.engines.conversion import ENDPOINT
-
-if TYPE_CHECKING:
-    from aiohttp import web
 
 logger = logging.getLogger(__name__)
 
@@ -32,13 +34,12 @@ MAX_CONVERTED_BODY = 256 * 1024 * 1024
 """A conversion review has all the objects of a list."""
 KEEPALIVE_TIMEOUT = 120.0
 """It must be longer than that of the API (90 s), or else the API would use connections that are being closed."""
-LINGERING_TIME = 1.0
-"""How long to read what is sent by those who are refused, so that they see the refusal (in seconds)."""
+REQUEST_TIMEOUT = 60.0
+"""How long a request may take to come in, and its client for the next step in reading the answer (in seconds)."""
 SHUTDOWN_TIMEOUT = 5.0
 """How long to wait for the answers under way when the server ends (in seconds)."""
-BACKLOG = 128
-"""How many connections wait to be accepted."""
 
+_JSON = (('Content-Type', 'application/json'),)
 _TIMEOUT = re.compile(r'(\d+(?:\.\d+)?)(ms|s)')
 
 
@@ -52,7 +53,8 @@ class Endpoint:
     def __init__(self, fn: WebhookFn, *, path: str) -> None:
         self._fn = fn
         self._root = path.rstrip('/')
-        self._runner: web.ServerRunner | None = None
+        self._limit = time_limit_var.get()
+        self._listener: Listener | None = None
         self._sockets: list[socket.socket] = []
         self._context = _ReplaceableContext(ssl.PROTOCOL_TLS_SERVER)
 
@@ -93,29 +95,18 @@ class Endpoint:
         """Accept connections; when called again, only let new ones have the new context."""
         if context is not None:
             self._context.current = context
-        if self._runner is not None:
+        if self._listener is not None:
             return
-        from aiohttp import web
-        server = web.Server(
-            self._handle, logger=_TerseLogger(logger), access_log=None, keepalive_timeout=KEEPALIVE_TIMEOUT,
-            lingering_time=LINGERING_TIME)
-        self._runner = web.ServerRunner(server, handle_signals=False, shutdown_timeout=SHUTDOWN_TIMEOUT)
-        await self._runner.setup()
-        for sock in self._sockets:
-            site = web.SockSite(self._runner, sock, ssl_context=None if context is None else self._context)
-            await site.start()
+        self._listener = Listener(Service(
+            handle=self._handle, refuse=_refuse, get_max_body=self._get_max_body, idle_timeout=KEEPALIVE_TIMEOUT,
+            request_timeout=REQUEST_TIMEOUT, answer_timeout=REQUEST_TIMEOUT))
+        await self._listener.open(self._sockets, None if context is None else self._context)
 
     async def close(self) -> None:
         """Stop to listen, and let the answers under way be given."""
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            connections = runner.server.connections if runner.server is not None else []
-            transports = [handler.transport for handler in connections if handler.transport is not None]
-            await runner.cleanup()
-            # Those that use TLS would wait for their clients to say goodbye, and be left open when the loop is closed.
-            for transport in transports:
-                transport.abort()
-            await asyncio.sleep(0)
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            await listener.close(timeout=SHUTDOWN_TIMEOUT)
         self._close_sockets()
 
     def _close_sockets(self) -> None:
@@ -123,34 +114,30 @@ class Endpoint:
             sock.close()
         self._sockets = []
 
-    async def _handle(self, request: 'web.BaseRequest') -> 'web.StreamResponse':
-        from aiohttp import web
+    async def _handle(self, request: Request) -> Response:
         try:
-            answer = await self._review(request)
-            return web.Response(body=answer, content_type='application/json')
+            return Response(200, await self._review(request), _JSON)
         except ReviewError as error:
-            return self._refuse(request, error.status, str(error))
+            return _refuse(error.status, f"{error}", request)
         except Exception as error:
             logger.exception("The webhook request %s has failed: %s", request.path, error)
-            return self._refuse(request, 500, "The webhook server has failed.", silent=True)
+            return _make_refusal(500, "The webhook server has failed.")
 
-    async def _review(self, request: 'web.BaseRequest') -> bytes:
+    async def _review(self, request: Request) -> bytes:
         webhook = self._get_webhook(request.path)
         if request.method != 'POST':
             raise ReviewError("Reviews are accepted only by the method POST.", status=405)
-        conversion = webhook is not None and webhook.startswith(ENDPOINT)
-        payload = await self._read(request, MAX_CONVERTED_BODY if conversion else MAX_BODY)
         try:
-            review = orjson.loads(payload)
+            review = orjson.loads(self._read(request))
         except ValueError as error:
             raise ReviewError(f"The request is not JSON: {error}") from None
         if not isinstance(review, dict):
             raise ReviewError("The request is not a JSON object.")
-        transport = request.transport
-        sslpeer = None if transport is None else transport.get_extra_info('peercert')
-        time_limit_var.set(_get_limit(request.query.get('timeout', '')))
+        limit = _parse_limit(request.query_string)
+        time_limit_var.set(self._limit if limit is None else limit)
         response = await self._fn(
-            cast(Request, review), webhook=webhook, headers=dict(request.headers), sslpeer=sslpeer or None)
+            cast(reviews.Request, review), webhook=webhook, headers=request.get_sent_headers(),
+            sslpeer=request.certificate)
         return encode(response)
 
     def _get_webhook(self, path: str) -> str | None:
@@ -158,28 +145,17 @@ class Endpoint:
             raise ReviewError(f"There are no webhooks at {path}.", status=404)
         return path[len(self._root) + 1:] or None
 
-    async def _read(self, request: 'web.BaseRequest', limit: int) -> bytes:
-        from aiohttp import web
-        chunks: list[bytes] = []
-        size = 0
-        with contextlib.suppress(web.RequestPayloadError, ConnectionError):
-            async for chunk in request.content.iter_any():
-                chunks.append(chunk)
-                size += len(chunk)
-                if size > limit:
-                    raise ReviewError(f"The request is larger than {limit} bytes.", status=413)
-            return chunks[0] if len(chunks) == 1 else b''.join(chunks)
-        raise ReviewError("The request is incomplete or broken.")
+    def _get_max_body(self, path: str) -> int:
+        return MAX_CONVERTED_BODY if path.startswith(f'{self._root}/{ENDPOINT}') else MAX_BODY
 
-    def _refuse(self, request: 'web.BaseRequest', status: int, reason: str, *, silent: bool = False) -> 'web.Response':
-        from aiohttp import web
-        if not silent:
-            logger.warning("A webhook request is refused: %s %s: %s %s", request.method, request.path, status, reason)
-        body = {'apiVersion': 'v1', 'kind': 'Status', 'status': 'Failure', 'code': status, 'message': reason}
-        response = web.Response(status=status, body=encode(body), content_type='application/json')
-        if status == 405:
-            response.headers['Allow'] = 'POST'
-        return response
+    def _read(self, request: Request) -> bytes:
+        limit = self._get_max_body(request.path)
+        body = request.body
+        if body is not None and (encoding := request.get_header(b'content-encoding')):
+            body = _decompress(body, encoding, limit)
+        if body is None:
+            raise ReviewError(f"The request is larger than {limit} bytes.", status=413)
+        return body
 
 
 class _ReplaceableContext(ssl.SSLContext):
@@ -192,15 +168,6 @@ class _ReplaceableContext(ssl.SSLContext):
 
     def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
         return self.current.wrap_bio(*args, **kwargs)
-
-
-class _TerseLogger(logging.LoggerAdapter[logging.Logger]):
-    """Lets the library say in a line what is wrong with clients: anybody can send rubbish."""
-
-    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        error = kwargs.pop('exc_info', None)
-        detail = f": {str(error).splitlines()[0]}" if isinstance(error, Exception) and str(error) else ""
-        super().log(min(level, logging.WARNING), f"{msg}%s", *args, detail, **kwargs)
 
 
 def _open_socket(family: int, address: tuple[object, ...]) -> socket.socket:
@@ -219,9 +186,34 @@ def _open_socket(family: int, address: tuple[object, ...]) -> socket.socket:
     return sock
 
 
-def _get_limit(timeout: str) -> float:
+def _refuse(status: int, reason: str, request: Request | None = None) -> Response:
+    """Say what is wrong, to the client and to the log: in a line, since anybody can send rubbish."""
+    what = "" if request is None else f" {request.method} {request.path}:"
+    logger.warning("A webhook request is refused:%s %s %s", what, status, reason)
+    return _make_refusal(status, reason)
+
+
+def _make_refusal(status: int, reason: str) -> Response:
+    body = {'apiVersion': 'v1', 'kind': 'Status', 'status': 'Failure', 'code': status, 'message': reason}
+    return Response(status, encode(body), (*_JSON, ('Allow', 'POST')) if status == 405 else _JSON)
+
+
+def _decompress(body: bytes, encoding: str, limit: int) -> bytes | None:
+    """Give the body as it was before it was compressed, or None if it is too large."""
+    if encoding.lower() not in ('gzip', 'deflate'):
+        raise ReviewError(f"The encoding {encoding!r} of the request is not known.", status=415)
+    try:
+        inflated = (decompressor := zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)).decompress(body, limit)
+    except zlib.error as error:
+        raise ReviewError(f"The request is not what its encoding {encoding!r} says: {error}") from None
+    return None if decompressor.unconsumed_tail else inflated
+
+
+@functools.lru_cache(maxsize=64)
+def _parse_limit(query: str) -> float | None:
     """Parse the time that the API waits, as it adds it to the URL; leave a part of it to the network."""
-    if (match := _TIMEOUT.fullmatch(timeout)) is None:
-        return time_limit_var.get()
+    match = _TIMEOUT.fullmatch(dict(parse_qsl(query)).get('timeout', ''))
+    if match is None:
+        return None
     seconds = float(match[1]) * (0.001 if match[2] == 'ms' else 1)
     return max(seconds - 1, seconds * 0.9)

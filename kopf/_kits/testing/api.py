@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from kopf._cogs.aiokits.servers.exchanges import Response
 from kopf._kits.testing import (
     applying,
     approvals,
@@ -42,7 +43,6 @@ from kopf._kits.testing.admission import Webhooks
 from kopf._kits.testing.callouts import Callouts
 from kopf._kits.testing.controllers import Controllers
 from kopf._kits.testing.discovery import Discovery
-from kopf._kits.testing.exchanges import Response
 from kopf._kits.testing.faults import SeenRequest
 from kopf._kits.testing.kinds import Body, Catalog, Kind, builtin_kinds
 from kopf._kits.testing.rest import Objects, Options

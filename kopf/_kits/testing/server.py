@@ -8,6 +8,7 @@ what `Controls` promises.
 import asyncio
 import logging
 import os
+import socket
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -15,11 +16,13 @@ from typing import Any, TypeVar
 
 import orjson
 
+from kopf._cogs.aiokits.servers.connections import Connection
+from kopf._cogs.aiokits.servers.exchanges import Dropped, Request, Response, Service
+from kopf._cogs.aiokits.servers.listeners import Listener
 from kopf._kits.testing import permissions, routes, statuses, users, watching
 from kopf._kits.testing.api import Api, json_response, text_response
 from kopf._kits.testing.audits import AuditLog
 from kopf._kits.testing.certificates import Authority
-from kopf._kits.testing.exchanges import Connection, Dropped, Listener, Request, Response
 from kopf._kits.testing.faults import REASONS, Controls, Fault, Faults, SeenRequest
 from kopf._kits.testing.impersonation import Impersonation
 from kopf._kits.testing.kinds import Kind
@@ -152,8 +155,10 @@ class Server(Controls):
     async def accept_connections(self) -> None:
         """Listen again."""
         if self._listener is None:
-            listener = Listener(self._handle, max_body=MAX_BODY)
-            self.port = await listener.open(HOST, self.port, self._ssl)
+            listener = Listener(Service(handle=self._handle, get_max_body=lambda path: MAX_BODY, abandons=True))
+            sock = socket.create_server((HOST, self.port))
+            self.port = sock.getsockname()[1]
+            await listener.open([sock], self._ssl)
             self._listener = listener
 
     # Requests.

@@ -1,0 +1,353 @@
+"""
+The server's side of HTTP/1.1 on one connection.
+
+The syntax is parsed by llhttp (httptools). Here are the order of answers, the limits of size and time, and the ways in
+which connections end: nobody who is served waits forever, nobody who is not can take memory or time from the others.
+"""
+import asyncio
+import logging
+import time
+from collections import deque
+from typing import Any, cast
+
+import httptools
+
+from kopf._cogs.aiokits.servers.exchanges import (
+    Dropped,
+    Headers,
+    Request,
+    Response,
+    Service,
+    format_date,
+    format_head,
+)
+
+logger = logging.getLogger(__name__)
+
+LINGERING_TIME = 1.0
+"""How long to hear out those who are refused in the middle of a request, so that they see the answer (in seconds)."""
+_LARGE = 64 * 1024
+"""From what size on bodies are not copied to be sent together with their headers (in bytes)."""
+_FRAMING = 8
+"""How many bytes of syntax are borne for each byte of a body that comes in chunks."""
+
+
+class Connection(asyncio.Protocol):
+    """
+    One connection of a client: the requests are answered one after another.
+
+    :param service: what is served.
+    :param connections: where it is kept until the connection has ended, and the handling of its requests too.
+    """
+
+    def __init__(self, service: Service, connections: 'set[Connection]') -> None:
+        self._service = service
+        self._connections = connections
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._queue: deque[tuple[Request | Response, bool]] = deque()  # with: whether others can follow
+        self.task: asyncio.Task[None] | None = None
+        """Answers the requests, if there are any."""
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        """Tells when the connection has ended, and the handling of its requests too."""
+        self._drained: asyncio.Future[None] | None = None
+        self._deaf = False  # nothing that comes in is of interest any more
+        self._lingering = False  # there may be more coming in, nevertheless
+        self._finishing = False  # the connection ends with the answers under way
+        self._paused = False
+        self._awaited = False  # the client waits for permission to send the body
+        self._streaming: bytes | None = None  # how the stream ends, if there is one
+        self._deadline: float | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._partial = False  # a request has begun to come in
+        self._reset()
+
+    def _reset(self) -> None:
+        self._request: Request | None = None
+        self._url = b''
+        self._fields: list[tuple[bytes, bytes]] = []
+        self._chunks: list[bytes] = []
+        self._max_size = self._size = self._received = 0
+
+    # For the handler.
+
+    def get_extra_info(self, name: str) -> Any:
+        """What the transport knows."""
+        return None if self._transport is None else self._transport.get_extra_info(name)
+
+    def begin_stream(self, headers: Headers, *, chunked: bool) -> None:
+        """Begin an endless answer; ConnectionError if the connection is lost."""
+        self._streaming = b'0\r\n\r\n' if chunked else b''
+        ending = b'Transfer-Encoding: chunked\r\n\r\n' if chunked else b'Connection: close\r\n\r\n'
+        self._write(format_head(200, tuple(headers)) + format_date(int(time.time())) + ending)
+
+    async def write(self, data: bytes) -> None:
+        """Send the next chunk, when there is room for it; ConnectionError if the connection is lost."""
+        if data:
+            self._write(b'%x\r\n%b\r\n' % (len(data), data) if self._streaming else data)
+            if self._drained is not None:
+                await self._drained
+
+    def abort(self) -> None:
+        """Break off."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def finish(self) -> None:
+        """Let the answers under way be given, and end."""
+        self._finishing = True
+        if self.task is None and not self._partial:
+            self._end()
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is None or self._transport.is_closing():
+            raise ConnectionResetError("The client has gone.")
+        self._transport.write(data)
+
+    # For the transport.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # in fact, uvloop's are not its subclasses
+        self._connections.add(self)
+        self._set_deadline(self._service.request_timeout)
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        self._received += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:  # the request is answered as any other; it is the last one of this syntax
+            request, _ = self._queue.pop()
+            self._queue.append((request, False))
+            self._deaf = self._lingering = True
+        except httptools.HttpParserError as error:
+            if not self._deaf:  # else it is our own
+                self._refuse(400, f"The request is not HTTP: {error}")
+        if self._partial and not self._deaf:
+            if self._received > self._service.max_head + self._size * _FRAMING:
+                self._refuse(431, f"The headers are larger than {self._service.max_head} bytes.")
+            elif self._deadline is None:
+                self._set_deadline(self._service.request_timeout)
+        self._go_on()
+
+    def eof_received(self) -> bool:
+        self._deaf = True
+        self._lingering = self._partial = False
+        if self.task is None or self.get_extra_info('sslcontext') is not None:  # TLS has no half of a connection
+            return False
+        self._finishing = True
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._deaf = True
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self.resume_writing()
+        self._queue.clear()
+        if self.task is None:
+            self._leave()
+        elif self._service.abandons:
+            self.task.cancel()
+
+    def pause_writing(self) -> None:
+        self._drained = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        drained, self._drained = self._drained, None
+        if drained is not None and not drained.done():
+            drained.set_result(None)
+
+    # For the parser.
+
+    def on_message_begin(self) -> None:
+        self._partial = True
+        self._deadline = None
+        self._received = 0  # all that comes with the first part is in memory anyway
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._request is None:  # what follows the body is of no interest, and could deceive
+            self._fields.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        size, length, expects = len(self._url), 0, False
+        for name, value in self._fields:
+            size += len(name) + len(value)
+            if len(name) == 14 and name.lower() == b'content-length':
+                length = int(value)
+            elif len(name) == 6 and name.lower() == b'expect':
+                expects = value.lower() == b'100-continue'
+        if size > self._service.max_head:
+            self._refuse(431, f"The headers are larger than {self._service.max_head} bytes.")
+            raise Dropped
+        self._request = Request(
+            self, self._parser.get_method().decode(), self._parser.get_http_version(), self._url, self._fields)
+        self._max_size = self._service.get_max_body(self._request.path)
+        if length > self._max_size:
+            self._overflow()
+        if expects and self._request.version != '1.0':
+            self._awaited = True
+
+    def on_body(self, body: bytes) -> None:
+        self._awaited = False
+        self._size += len(body)
+        if self._size > self._max_size:
+            self._overflow()
+        self._chunks.append(body)
+
+    def on_message_complete(self) -> None:
+        assert self._request is not None
+        self._request.body = self._chunks[0] if len(self._chunks) == 1 else b''.join(self._chunks)
+        keeps = self._parser.should_keep_alive()
+        self._queue.append((self._request, keeps))
+        self._deaf = not keeps
+        self._partial = self._awaited = False
+        self._reset()
+
+    def _overflow(self) -> None:
+        assert self._request is not None
+        self._request.body = None
+        self._queue.append((self._request, False))
+        self._deaf = self._lingering = True
+        raise Dropped  # the parser has nothing more to do
+
+    def _refuse(self, status: int, reason: str) -> None:
+        self._queue.append((self._service.refuse(status, reason), False))
+        self._deaf = self._lingering = True
+
+    # Answering.
+
+    def _go_on(self) -> None:
+        """Do what there is to do after something has come in or gone out."""
+        if self._transport is None:
+            return
+        if self._queue:
+            if self.task is None:
+                self._deadline = None
+                self.task = self._loop.create_task(self._answer_all())
+            elif not self._paused and not self._deaf:  # too many requests at once
+                self._paused = True
+                self._deadline = None
+                self._transport.pause_reading()
+        elif self.task is None:
+            if self._paused:
+                self._paused = False
+                self._transport.resume_reading()
+                if self._partial:
+                    self._set_deadline(self._service.request_timeout)
+            if self._awaited:
+                self._awaited = False
+                self._write(b'HTTP/1.1 100 Continue\r\n\r\n')
+
+    async def _answer_all(self) -> None:
+        try:
+            while self._queue:
+                if not await self._answer_next():
+                    self._end()
+                    return
+            if not self._partial:
+                self._set_deadline(self._service.idle_timeout)
+        except (Dropped, ConnectionError, TimeoutError):
+            self.abort()
+        except BaseException:
+            self.abort()
+            raise
+        finally:
+            self.task = None
+            if self._transport is None:
+                self._leave()
+        self._go_on()
+
+    async def _answer_next(self) -> bool:
+        """Answer the next request, tell if others can follow."""
+        request, keeps = self._queue.popleft()
+        response = request if isinstance(request, Response) else await self._ask(request)
+        keeps = keeps and not (self._finishing and not self._queue)
+        if self._streaming is not None:
+            keeps = self._end_stream() and keeps
+        elif response is not None:
+            self._write_response(response, request if isinstance(request, Request) else None, keeps=keeps)
+        if self._drained is not None:
+            async with asyncio.timeout(self._service.answer_timeout):
+                await self._drained
+        return keeps
+
+    async def _ask(self, request: Request) -> Response | None:
+        try:
+            return await self._service.handle(request)
+        except (Dropped, ConnectionError):
+            raise
+        except Exception as error:
+            logger.exception("The request %s %s has failed: %s", request.method, request.path, error)
+            if self._streaming is not None:
+                raise Dropped from error
+            return self._service.refuse(500, "The server has failed.")
+
+    def _end_stream(self) -> bool:
+        end, self._streaming = self._streaming or b'', None
+        if end:
+            self._write(end)
+        return bool(end)
+
+    def _write_response(self, response: Response, request: Request | None, *, keeps: bool) -> None:
+        status, body, headers = response
+        head = b'%b%bContent-Length: %d\r\n%b\r\n' % (
+            format_head(status, tuple(headers)), format_date(int(time.time())), len(body),
+            b'Connection: close\r\n' if not keeps else
+            b'Connection: keep-alive\r\n' if request is not None and request.version == '1.0' else b'')
+        if request is not None and request.method == 'HEAD':
+            self._write(head)
+        elif len(body) < _LARGE:
+            self._write(head + body)
+        else:
+            self._write(head)
+            self._write(body)
+
+    # The end.
+
+    def _leave(self) -> None:
+        self._connections.discard(self)
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def _end(self) -> None:
+        """Close when all is sent; but not before those who still send have had the time to see why."""
+        self._deaf = True
+        if self._transport is None:
+            return
+        if not self._lingering:
+            self._transport.close()
+            return
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._set_deadline(LINGERING_TIME)
+
+    def _set_deadline(self, seconds: float | None) -> None:
+        """Let the client do its next step within this time."""
+        if seconds is None:
+            self._deadline = None
+            return
+        self._deadline = deadline = self._loop.time() + seconds
+        # Deadlines change with each request, alarms do not: those that ring too early are set anew.
+        if self._alarm is None or self._alarm.cancelled() or self._alarm.when() > deadline:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm = self._loop.call_at(deadline, self._check_time)
+
+    def _check_time(self) -> None:
+        self._alarm = None
+        if self._deadline is None or self._transport is None:
+            return
+        if self._loop.time() < self._deadline:
+            self._alarm = self._loop.call_at(self._deadline, self._check_time)
+        elif self._partial and not self._deaf:
+            self._refuse(408, f"The request has not come in within {self._service.request_timeout:g} seconds.")
+            self._go_on()
+        else:
+            self._lingering = False
+            self._end()
