@@ -28,7 +28,8 @@ from hypothesis import strategies as st
 import kopf
 from kopf._cogs.structs.references import Resource
 from kopf._cogs.structs.reviews import time_limit_var
-from kopf._core.engines.admission import Reviewer, ReviewError, vault_var
+from kopf._core.engines.admission import Reviewer, vault_var
+from kopf._core.engines.reviewing import ReviewError
 from kopf._kits import certificates, tunnels, webhooks
 
 REVIEW = {

@@ -8,11 +8,10 @@ waits, for seconds at most. Specified in the documentation's "Admission control"
 import asyncio
 import base64
 import copy
-import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from kopf._cogs.clients.api import ApiClient, encode
 from kopf._cogs.configs.configuration import OperatorSettings
@@ -22,18 +21,8 @@ from kopf._cogs.structs.diffs import diff
 from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.references import Resource
 from kopf._cogs.structs.reviews import Headers, Request, Response, ResponsePayload, SSLPeer, time_limit_var
-from kopf._core.actions.execution import (
-    ErrorsMode,
-    Execution,
-    HandlerTimeoutError,
-    PermanentError,
-    TemporaryError,
-    execute_handler_once,
-    running,
-    utcnow,
-)
-from kopf._core.actions.loggers import LocalObjectLogger
-from kopf._core.actions.progression import HandlerState
+from kopf._core.actions.execution import HandlerTimeoutError, PermanentError, TemporaryError
+from kopf._core.engines.reviewing import Memos, Respondent, ReviewError
 from kopf._core.engines.webhooks import Served, get_aliases, name_endpoints
 from kopf._core.intents import filters
 from kopf._core.intents.causes import WebhookCause
@@ -41,14 +30,14 @@ from kopf._core.intents.handlers import WebhookHandler, WebhookType
 
 logger = logging.getLogger(__name__)
 
-Memos = Callable[[Resource, Mapping[str, Any]], Any]
-"""Gives the memo of the existing object with this metadata, or ``None`` if the object is not known."""
-
 vault_var: ContextVar[Vault] = ContextVar('vault_var')
 """The credentials of the operator: for the servers that want to know what cluster they serve."""
 
 client_var: ContextVar[ApiClient] = ContextVar('client_var')
 """The client of the operator: for the servers that keep something in the cluster."""
+
+_Key: TypeAlias = tuple[str, str, str]
+"""The group, the version, and the plural name of a resource."""
 
 _VERSIONS = ('admission.k8s.io/v1', 'admission.k8s.io/v1beta1')
 _OPERATIONS = ('CREATE', 'UPDATE', 'DELETE', 'CONNECT')
@@ -68,20 +57,11 @@ class AdmissionError(PermanentError):
         self.code = code
 
 
-class ReviewError(Exception):
-    """The request can't be reviewed; ``status`` is the HTTP status that says why."""
-
-    def __init__(self, message: str, *, status: int = 400) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Review:
+class _Review(NamedTuple):
     """The request of a review, checked as far as the framework relies on it."""
     api_version: str
     uid: str
-    resource: tuple[str, str, str]
+    resource: _Key
     subresource: str | None
     operation: str
     name: str | None
@@ -101,62 +81,63 @@ class _Review:
             raise ReviewError("It is not an AdmissionReview.")
         if review.get('apiVersion') not in _VERSIONS:
             raise ReviewError(f"The version of the review must be one of {', '.join(_VERSIONS)}.")
-        request = _Fields(review, 'review').mapping('request')
-        resource = request.mapping('resource')
-        operation = request.text('operation')
+        request = _get_mapping(review, 'request', 'review')
+        resource = _get_mapping(request, 'resource', 'request')
+        operation = _get_text(request, 'operation', 'request')
         if operation not in _OPERATIONS:
             raise ReviewError(f"The operation must be one of {', '.join(_OPERATIONS)}.")
-        old, new = request.body('oldObject'), request.body('object')
+        old, new = _get_body(request, 'oldObject'), _get_body(request, 'object')
         if new is None and old is None:
             raise ReviewError("The review has neither an object nor an old object.")
         return cls(
-            api_version=review['apiVersion'],
-            uid=request.text('uid') or '',
-            resource=(resource.text('group') or '', resource.text('version') or '', resource.text('resource') or ''),
-            subresource=request.text('subResource') or None,
-            operation=operation,
-            name=request.text('name') or None,
-            namespace=request.text('namespace') or None,
-            dryrun=bool(request.source.get('dryRun')),
-            userinfo=request.mapping('userInfo').source,
-            old=old,
-            new=new,
+            review['apiVersion'],
+            _get_text(request, 'uid', 'request'),
+            (_get_text(resource, 'group', 'resource'), _get_text(resource, 'version', 'resource'),
+             _get_text(resource, 'resource', 'resource')),
+            _get_text(request, 'subResource', 'request') or None,
+            operation,
+            _get_text(request, 'name', 'request') or None,
+            _get_text(request, 'namespace', 'request') or None,
+            bool(request.get('dryRun')),
+            _get_mapping(request, 'userInfo', 'request'),
+            old,
+            new,
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Fields:
-    """A part of the review, with errors that name the field."""
-    source: Mapping[str, Any]
-    title: str
+# Nearly everything comes as dicts, and asking for mappings in general takes ten times longer.
 
-    def mapping(self, name: str) -> '_Fields':
-        value = self.source.get(name)
-        if not isinstance(value, Mapping):
-            raise ReviewError(f"The field {name!r} of the {self.title} must be an object.")
-        return _Fields(value, name)
-
-    def text(self, name: str) -> str | None:
-        value = self.source.get(name)
-        if value is not None and not isinstance(value, str):
-            raise ReviewError(f"The field {name!r} of the {self.title} must be a string.")
-        return value
-
-    def body(self, name: str) -> RawBody | None:
-        if self.source.get(name) is None:
-            return None
-        body = self.mapping(name)
-        if body.source.get('metadata') is not None:
-            metadata = body.mapping('metadata')
-            for key in ('name', 'namespace', 'uid'):
-                metadata.text(key)
-            for key in ('labels', 'annotations'):
-                if metadata.source.get(key) is not None:
-                    metadata.mapping(key)
-        return cast(RawBody, body.source)
+def _get_mapping(source: Mapping[str, Any], name: str, title: str) -> Mapping[str, Any]:
+    value = source.get(name)
+    if value.__class__ is not dict and not isinstance(value, Mapping):
+        raise ReviewError(f"The field {name!r} of the {title} must be an object.")
+    return cast(Mapping[str, Any], value)
 
 
-class Reviewer:
+def _get_text(source: Mapping[str, Any], name: str, title: str) -> str:
+    value = source.get(name)
+    if value is None:
+        return ''
+    if not isinstance(value, str):
+        raise ReviewError(f"The field {name!r} of the {title} must be a string.")
+    return value
+
+
+def _get_body(request: Mapping[str, Any], name: str) -> RawBody | None:
+    if request.get(name) is None:
+        return None
+    body = _get_mapping(request, name, 'request')
+    if body.get('metadata') is not None:
+        metadata = _get_mapping(body, 'metadata', name)
+        for key in ('name', 'namespace', 'uid'):
+            _get_text(metadata, key, 'metadata')
+        for key in ('labels', 'annotations'):
+            if metadata.get(key) is not None:
+                _get_mapping(metadata, key, 'metadata')
+    return cast(RawBody, body)
+
+
+class Reviewer(Respondent):
     """
     Reviews what is about to be stored, by asking the handlers; it is what webhook servers call.
 
@@ -166,23 +147,27 @@ class Reviewer:
     def __init__(
             self, *, settings: OperatorSettings, memo: Any, indices: Mapping[str, Any], memos: Memos,
     ) -> None:
-        self._settings = settings
-        self._memo = memo
-        self._indices = indices
-        self._memos = memos
+        super().__init__(settings=settings, memo=memo, indices=indices, memos=memos)
+        self._resources: dict[_Key, Resource] = {}
         self._endpoints: dict[str, list[WebhookHandler]] = {}
-        self._resources: dict[tuple[str, str, str], tuple[Resource, list[WebhookHandler]]] = {}
+        self._handlers: dict[tuple[_Key, str | None], list[WebhookHandler]] = {}
 
     def serve(self, served: Served) -> None:
         """Ask these handlers about these resources."""
-        self._endpoints, self._resources = {}, {}
+        self._resources, self._endpoints, self._handlers = {}, {}, {}
         endpoints = name_endpoints(served)
         for handler, resources in served.items():
-            for endpoint in {handler.id, *get_aliases(endpoints[handler])}:
-                self._endpoints.setdefault(endpoint, []).append(handler)
             for resource in resources:
                 key = (resource.group, resource.version, resource.plural)
-                self._resources.setdefault(key, (resource, []))[1].append(handler)
+                self._resources.setdefault(key, resource)
+                self._handlers.setdefault((key, None), []).append(handler)
+            for endpoint in {handler.id, *get_aliases(endpoints[handler])}:
+                self._endpoints.setdefault(endpoint, []).append(handler)
+        for (key, _), handlers in list(self._handlers.items()):
+            self._handlers[key, None] = list(filters.deduplicate(handlers))
+            for endpoint, called in self._endpoints.items():
+                self._handlers[key, endpoint] = list(filters.deduplicate(
+                    handler for handler in handlers if handler in called))
 
     async def __call__(
             self,
@@ -208,37 +193,30 @@ class Reviewer:
         deadline = asyncio.get_running_loop().time() + limit
         for handler in handlers:
             if _is_asked(handler, cause):
-                await self._ask(handler, cause, verdict, deadline, limit)
+                await self._call(handler, cause, verdict, deadline, limit)
         return cast(Response, {
             'apiVersion': review.api_version,
             'kind': 'AdmissionReview',
             'response': verdict.respond(review, cause),
         })
 
-    def _find(self, review: _Review, webhook: str | None) -> tuple[Resource, Iterable[WebhookHandler]]:
-        if review.resource not in self._resources:
+    def _find(self, review: _Review, webhook: str | None) -> tuple[Resource, Sequence[WebhookHandler]]:
+        resource = self._resources.get(review.resource)
+        if resource is None:
             group, version, plural = review.resource
             raise ReviewError(f"There are no handlers for {plural}.{version}.{group}.", status=404)
-        resource, handlers = self._resources[review.resource]
-        if not webhook:
-            return resource, filters.deduplicate(handlers)
-        if webhook not in self._endpoints:
+        handlers = self._handlers.get((review.resource, webhook or None))
+        if handlers is None:
             raise ReviewError(f"There is no handler {webhook!r}.", status=404)
-        called = self._endpoints[webhook]
-        return resource, filters.deduplicate(handler for handler in handlers if handler in called)
+        return resource, handlers
 
     def _make_cause(
             self, review: _Review, resource: Resource, webhook: str | None, headers: Headers, sslpeer: SSLPeer,
     ) -> WebhookCause:
         body = Body(review.body)
-        memo = None if review.old is None else self._memos(resource, review.old.get('metadata') or {})
+        metadata = None if review.old is None else review.old.get('metadata') or {}
         return WebhookCause(
-            logger=LocalObjectLogger(body=body, settings=self._settings),
-            memo=copy.copy(self._memo) if memo is None else memo,
-            indices=self._indices,
-            resource=resource,
-            body=body,
-            patch=Patch(body=body),
+            **self.get_basics(resource, body, metadata),
             dryrun=review.dryrun,
             reason=None,
             webhook=webhook,
@@ -255,11 +233,9 @@ class Reviewer:
             diff=diff(review.old, review.new),
         )
 
-    async def _ask(
+    async def _call(
             self, handler: WebhookHandler, cause: WebhookCause, verdict: '_Verdict', deadline: float, limit: float,
     ) -> None:
-        state = HandlerState(started=utcnow())
-        rules = Execution(executor=self._settings.execution.executor, default_errors=ErrorsMode.PERMANENT)
         try:
             if not filters.match(handler, cause):
                 return
@@ -273,9 +249,7 @@ class Reviewer:
         failure: BaseException | None
         try:
             async with timeout:
-                with running(handler, cause):
-                    outcome = await execute_handler_once(
-                        handler, cause.kwargs_for(handler, state), state, rules, logger=cause.logger)
+                outcome = await self.ask(handler, cause)
             failure = outcome.exception
         except TimeoutError:
             if not timeout.expired():

@@ -7,7 +7,6 @@ that handlers can return just what they are about. Specified in the documentatio
 """
 import asyncio
 import collections
-import copy
 import dataclasses
 import functools
 import itertools
@@ -23,18 +22,8 @@ from kopf._cogs.structs.bodies import Body
 from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.references import Resource
 from kopf._cogs.structs.reviews import ConversionRequest, ConversionResponse, Headers, SSLPeer, time_limit_var
-from kopf._core.actions.execution import (
-    ErrorsMode,
-    Execution,
-    PermanentError,
-    describe_error,
-    execute_handler_once,
-    running,
-    utcnow,
-)
-from kopf._core.actions.loggers import LocalObjectLogger
-from kopf._core.actions.progression import HandlerState
-from kopf._core.engines.admission import Memos, ReviewError
+from kopf._core.actions.execution import PermanentError, describe_error
+from kopf._core.engines.reviewing import Memos, Respondent, ReviewError
 from kopf._core.intents.causes import ConversionCause
 from kopf._core.intents.handlers import ConversionHandler
 
@@ -87,7 +76,7 @@ class _Review:
         return cls(uid=uid, group=group, version=version, objects=objects)
 
 
-class Converter:
+class Converter(Respondent):
     """
     Converts objects by asking the handlers; it is what webhook servers call with conversion reviews.
 
@@ -97,10 +86,7 @@ class Converter:
     def __init__(
             self, *, settings: OperatorSettings, memo: Any, indices: Mapping[str, Any], memos: Memos,
     ) -> None:
-        self._settings = settings
-        self._memo = memo
-        self._indices = indices
-        self._memos = memos
+        super().__init__(settings=settings, memo=memo, indices=indices, memos=memos)
         self._routes: dict[str, _Routes] = {}  # by the names of CRDs
 
     def serve(self, served: Convertible) -> None:
@@ -171,19 +157,15 @@ class Converter:
         try:
             for handler, target in routes.find(version, review.version):
                 cause = self._make_cause(obj, version, target, routes.resource, headers, sslpeer)
-                obj, version = await self._ask(handler, cause, obj, f'{review.group}/{target}'), target
+                obj, version = await self._call(handler, cause, obj, f'{review.group}/{target}'), target
         except ConversionError as error:
             raise ConversionError(f"{_name(obj)}: {error}") from None
         return obj
 
-    async def _ask(
+    async def _call(
             self, handler: ConversionHandler, cause: ConversionCause, obj: Mapping[str, Any], api_version: str,
     ) -> Mapping[str, Any]:
-        state = HandlerState(started=utcnow())
-        rules = Execution(executor=self._settings.execution.executor, default_errors=ErrorsMode.PERMANENT)
-        with running(handler, cause):
-            outcome = await execute_handler_once(
-                handler, cause.kwargs_for(handler, state), state, rules, logger=cause.logger)
+        outcome = await self.ask(handler, cause)
         if outcome.exception is not None:
             raise ConversionError(describe_error(outcome.exception))
         try:
@@ -198,15 +180,8 @@ class Converter:
     def _make_cause(
             self, obj: Mapping[str, Any], start: str, end: str, resource: Resource, headers: Headers, sslpeer: SSLPeer,
     ) -> ConversionCause:
-        body = Body(obj)
-        memo = self._memos(resource, obj.get('metadata') or {})
         return ConversionCause(
-            logger=LocalObjectLogger(body=body, settings=self._settings),
-            memo=copy.copy(self._memo) if memo is None else memo,
-            indices=self._indices,
-            resource=resource,
-            body=body,
-            patch=Patch(body=body),
+            **self.get_basics(resource, Body(obj), obj.get('metadata') or {}),
             from_version=start,
             to_version=end,
             headers=headers,

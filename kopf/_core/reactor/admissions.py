@@ -18,8 +18,9 @@ from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.credentials import Vault
 from kopf._cogs.structs.references import Resource, Selector
 from kopf._cogs.structs.reviews import Headers, SSLPeer
-from kopf._core.engines.admission import Memos, Reviewer, client_var, vault_var
+from kopf._core.engines.admission import Reviewer, client_var, vault_var
 from kopf._core.engines.conversion import KIND, Converter
+from kopf._core.engines.reviewing import Memos
 from kopf._core.engines.strategies import Strategies
 from kopf._core.engines.upkeep import CLEANUP_TIMEOUT, Upkeep
 from kopf._core.engines.webhooks import Configurations

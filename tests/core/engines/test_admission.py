@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import kopf
 from kopf._cogs.structs.references import Resource
 from kopf._cogs.structs.reviews import time_limit_var
-from kopf._core.engines.admission import Reviewer, ReviewError
+from kopf._core.engines.admission import Reviewer
+from kopf._core.engines.reviewing import ReviewError
 
 RESOURCE = Resource('kopf.dev', 'v1', 'kopfexamples', kind='KopfExample', namespaced=True)
 PODS = Resource('', 'v1', 'pods', kind='Pod', namespaced=True)

@@ -1,0 +1,62 @@
+"""
+What the answers to reviews of all kinds have in common: how handlers are told what they are asked about.
+
+Nothing is stored of a review, and nothing is tried again: whoever has asked waits. So a handler is run once, and what
+comes of it is the answer. See `admission` and `conversion` for the questions.
+"""
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.bodies import Body
+from kopf._cogs.structs.patches import Patch
+from kopf._cogs.structs.references import Resource
+from kopf._core.actions.execution import ErrorsMode, Execution, Outcome, execute_handler_once, running, utcnow
+from kopf._core.actions.loggers import LocalObjectLogger
+from kopf._core.actions.progression import HandlerState
+from kopf._core.intents.causes import ResourceCause
+from kopf._core.intents.handlers import ResourceHandler
+
+Memos = Callable[[Resource, Mapping[str, Any]], Any]
+"""Gives the memo of the existing object with this metadata, or ``None`` if the object is not known."""
+
+
+class ReviewError(Exception):
+    """The request can't be reviewed; ``status`` is the HTTP status that says why."""
+
+    def __init__(self, message: str, *, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Respondent:
+    """Runs handlers for the answers to reviews, with what the operator has for them."""
+
+    def __init__(
+            self, *, settings: OperatorSettings, memo: Any, indices: Mapping[str, Any], memos: Memos,
+    ) -> None:
+        self._settings = settings
+        self._memo = memo
+        self._indices = indices
+        self._memos = memos
+
+    def get_basics(self, resource: Resource, body: Body, metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Give what all causes have about an object; its metadata, if it exists already, lead to its memo."""
+        memo = None if metadata is None else self._memos(resource, metadata)
+        return {
+            'logger': LocalObjectLogger(body=body, settings=self._settings),
+            'memo': copy.copy(self._memo) if memo is None else memo,
+            'indices': self._indices,
+            'resource': resource,
+            'body': body,
+            'patch': Patch(body=body),
+        }
+
+    async def ask(self, handler: ResourceHandler, cause: ResourceCause) -> Outcome:
+        """Run the handler once."""
+        state = HandlerState(started=utcnow())
+        rules = Execution(self._settings.execution.executor, default_errors=ErrorsMode.PERMANENT)
+        with running(handler, cause):
+            return await execute_handler_once(
+                handler, cause.kwargs_for(handler, state), state, rules, logger=cause.logger)
