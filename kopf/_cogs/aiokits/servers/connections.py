@@ -26,8 +26,10 @@ logger = logging.getLogger(__name__)
 
 LINGERING_TIME = 1.0
 """How long to hear out those who are refused in the middle of a request, so that they see the answer (in seconds)."""
-_LARGE = 64 * 1024
-"""From what size on bodies are not copied to be sent together with their headers (in bytes)."""
+_PIECE = 64 * 1024
+"""How much of an answer is sent at once: the rest waits for its reader (in bytes)."""
+_READ_AHEAD = 4
+"""How many requests are taken in while another one is answered. More of them are left to the buffers of the network."""
 _FRAMING = 8
 """How many bytes of syntax are borne for each byte of a body that comes in chunks."""
 
@@ -91,6 +93,8 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Break off."""
+        self._deaf = True
+        self._queue.clear()
         if self._transport is not None:
             self._transport.abort()
 
@@ -100,7 +104,7 @@ class Connection(asyncio.Protocol):
         if self.task is None and not self._partial:
             self._end()
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes | memoryview) -> None:
         if self._transport is None or self._transport.is_closing():
             raise ConnectionResetError("The client has gone.")
         self._transport.write(data)
@@ -135,8 +139,8 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         self._deaf = True
         self._lingering = self._partial = False
-        if self.task is None or self.get_extra_info('sslcontext') is not None:  # TLS has no half of a connection
-            return False
+        if self.task is None or self._service.abandons or self.get_extra_info('sslcontext') is not None:
+            return False  # TLS has no half-closed connections
         self._finishing = True
         return True
 
@@ -185,8 +189,10 @@ class Connection(asyncio.Protocol):
         if size > self._service.max_head:
             self._refuse(431, f"The headers are larger than {self._service.max_head} bytes.")
             raise Dropped
-        self._request = Request(
-            self, self._parser.get_method().decode(), self._parser.get_http_version(), self._url, self._fields)
+        if (version := self._parser.get_http_version()) not in ('1.1', '1.0'):
+            self._refuse(400, f"HTTP {version} is not served here.")
+            raise Dropped
+        self._request = Request(self, self._parser.get_method().decode(), version, self._url, self._fields)
         self._max_size = self._service.get_max_body(self._request.path)
         if length > self._max_size:
             self._overflow()
@@ -230,7 +236,7 @@ class Connection(asyncio.Protocol):
             if self.task is None:
                 self._deadline = None
                 self.task = self._loop.create_task(self._answer_all())
-            elif not self._paused and not self._deaf:  # too many requests at once
+            elif len(self._queue) >= _READ_AHEAD and not self._paused and not self._deaf:
                 self._paused = True
                 self._deadline = None
                 self._transport.pause_reading()
@@ -271,10 +277,7 @@ class Connection(asyncio.Protocol):
         if self._streaming is not None:
             keeps = self._end_stream() and keeps
         elif response is not None:
-            self._write_response(response, request if isinstance(request, Request) else None, keeps=keeps)
-        if self._drained is not None:
-            async with asyncio.timeout(self._service.answer_timeout):
-                await self._drained
+            await self._send(response, request if isinstance(request, Request) else None, keeps=keeps)
         return keeps
 
     async def _ask(self, request: Request) -> Response | None:
@@ -294,19 +297,25 @@ class Connection(asyncio.Protocol):
             self._write(end)
         return bool(end)
 
-    def _write_response(self, response: Response, request: Request | None, *, keeps: bool) -> None:
+    async def _send(self, response: Response, request: Request | None, *, keeps: bool) -> None:
         status, body, headers = response
         head = b'%b%bContent-Length: %d\r\n%b\r\n' % (
             format_head(status, tuple(headers)), format_date(int(time.time())), len(body),
             b'Connection: close\r\n' if not keeps else
             b'Connection: keep-alive\r\n' if request is not None and request.version == '1.0' else b'')
         if request is not None and request.method == 'HEAD':
-            self._write(head)
-        elif len(body) < _LARGE:
-            self._write(head + body)
-        else:
-            self._write(head)
-            self._write(body)
+            body = b''
+        self._write(head + body[:_PIECE])
+        await self._drain()
+        rest = memoryview(body)
+        for start in range(_PIECE, len(body), _PIECE):
+            self._write(rest[start:start + _PIECE])
+            await self._drain()
+
+    async def _drain(self) -> None:
+        if self._drained is not None:
+            async with asyncio.timeout(self._service.answer_timeout):
+                await self._drained
 
     # The end.
 
