@@ -49,11 +49,12 @@ class Request:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The headers by their names in lower case; the first ones of those that are repeated."""
+        """The headers by their names in lower case; those that are repeated come as lines."""
         if self._headers is None:
             self._headers = {}
             for name, value in self._fields:
-                self._headers.setdefault(name.decode('latin-1').lower(), value.decode('utf-8', 'surrogateescape'))
+                key, text = name.decode('latin-1').lower(), value.decode('utf-8', 'surrogateescape')
+                self._headers[key] = f'{self._headers[key]}\n{text}' if key in self._headers else text
         return self._headers
 
     def get_header(self, name: bytes) -> str:
