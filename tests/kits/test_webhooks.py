@@ -3,6 +3,7 @@ import asyncio
 import base64
 import contextlib
 import datetime
+import gzip
 import http.client
 import ipaddress
 import json
@@ -14,6 +15,7 @@ import ssl
 import sys
 import types
 import urllib.parse
+import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -30,7 +32,7 @@ from kopf._cogs.structs.references import Resource
 from kopf._cogs.structs.reviews import time_limit_var
 from kopf._core.engines.admission import Reviewer, vault_var
 from kopf._core.engines.reviewing import ReviewError
-from kopf._kits import certificates, tunnels, webhooks
+from kopf._kits import certificates, endpoints, tunnels, webhooks
 
 REVIEW = {
     'apiVersion': 'admission.k8s.io/v1', 'kind': 'AdmissionReview',
@@ -653,6 +655,110 @@ async def test_what_is_no_http(serve: Any, fn: Seen, caplog: pytest.LogCaptureFi
     assert not fn.calls
     assert 'Traceback' not in caplog.text
     assert (await send(config))[0] == 200
+
+
+def as_request(body: bytes = json.dumps(REVIEW).encode(), *, path: str = '/x', headers: str = '') -> bytes:
+    return f'POST {path} HTTP/1.1\r\nHost: x\r\n{headers}Content-Length: {len(body)}\r\n\r\n'.encode() + body
+
+
+async def converse(config: kopf.WebhookClientConfig, sent: bytes, *, half: bool = False) -> list[tuple[int, Any]]:
+    """Send bytes over one connection, give all that is answered to them."""
+    url = urllib.parse.urlsplit(config['url'] or '')
+    context = None if url.scheme == 'http' else trust(config)
+    reader, writer = await asyncio.open_connection(url.hostname, url.port, ssl=context)
+    writer.write(sent)
+    if half:
+        writer.write_eof()
+    answers = []
+    with contextlib.suppress(asyncio.IncompleteReadError):
+        while True:
+            head = (await reader.readuntil(b'\r\n\r\n')).decode()
+            size = next(int(line.split(':')[1]) for line in head.splitlines() if line.startswith('Content-Length'))
+            answers.append((int(head.split()[1]), json.loads(await reader.readexactly(size))))
+    writer.close()
+    return answers
+
+
+LAST = 'Connection: close\r\n'
+
+
+@pytest.mark.parametrize('insecure', [True, False])
+async def test_reviews_at_once_are_answered_in_their_order(serve: Any, insecure: bool) -> None:
+    async def fn(request: Any, *, webhook: str, **_: Any) -> Any:
+        await asyncio.sleep(0.02 if webhook == '0' else 0)
+        return {'webhook': webhook}
+
+    config = await serve(kopf.WebhookServer(insecure=insecure), fn)
+    sent = b''.join(as_request(path=f'/{number}') for number in range(10)) + as_request(path='/last', headers=LAST)
+    assert await converse(config, sent) == [(200, {'webhook': str(number)}) for number in range(10)] + [
+        (200, {'webhook': 'last'})]
+
+
+async def test_time_limits_are_of_requests_and_not_of_connections(fn: Seen, serve: Any) -> None:
+    config = await serve(kopf.WebhookServer(insecure=True))
+    await converse(config, as_request(path='/x?timeout=5s') + as_request() + as_request(path='/x?a&timeout=2s')
+                   + as_request(headers=LAST))
+    assert fn.limits == [4.5, 29, 1.8, 29]
+
+
+async def test_reviews_of_half_closed_connections(fn: Seen, serve: Any) -> None:
+    config = await serve(kopf.WebhookServer(insecure=True))
+    assert await converse(config, as_request(), half=True) == [(200, {'response': 'given'})]
+    assert await converse(config, as_request()[:-1], half=True) == []
+    assert len(fn.calls) == 1
+
+
+async def test_reviews_that_come_too_slowly(
+        fn: Seen, serve: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(endpoints, 'REQUEST_TIMEOUT', 0.1)
+    config = await serve(kopf.WebhookServer())
+    ((status, answer),) = await converse(config, as_request()[:-1])
+    assert (status, answer['kind'], answer['code']) == (408, 'Status', 408)
+    assert "within 0.1 seconds" in answer['message']
+    assert answer['message'] in caplog.text
+    assert not fn.calls
+
+
+async def test_reviews_behind_what_is_no_http(fn: Seen, serve: Any) -> None:
+    config = await serve(kopf.WebhookServer())
+    answers = await converse(config, as_request() + b'rubbish\r\n\r\n' + as_request())
+    assert [status for status, _ in answers] == [200, 400]
+    assert answers[1][1]['message'].startswith("The request is not HTTP")
+    assert len(fn.calls) == 1
+
+
+@pytest.mark.parametrize('body, encoding, status', [
+    (gzip.compress(json.dumps(REVIEW).encode()), 'gzip', 200),
+    (zlib.compress(json.dumps(REVIEW).encode()), 'Deflate', 200),
+    (gzip.compress(json.dumps(REVIEW).encode())[:-20], 'gzip', 400), (b'rubbish', 'gzip', 400),
+    (b'rubbish', 'br', 415), (gzip.compress(b' ' * 20 * 1024 * 1024), 'gzip', 413),
+])
+async def test_compressed_reviews(serve: Any, fn: Seen, body: bytes, encoding: str, status: int) -> None:
+    config = await serve(kopf.WebhookServer(insecure=True))
+    headers = f'Content-Encoding: {encoding}\r\n{LAST}'
+    assert [status for status, _ in await converse(config, as_request(body, headers=headers))] == [status]
+    assert [request for request, _ in fn.calls] == ([REVIEW] if status == 200 else [])
+
+
+async def test_answers_that_take_too_long_are_not_given_at_the_end(
+        start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints, 'SHUTDOWN_TIMEOUT', 0.1)
+    begun, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def stuck(request: Any, **_: Any) -> Any:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    configs = await start(kopf.WebhookServer(), stuck)
+    request = asyncio.create_task(send(await anext(configs)))
+    await begun.wait()
+    await configs.aclose()
+    assert cancelled.is_set()
+    with pytest.raises((OSError, http.client.HTTPException)):
+        await request
 
 
 async def test_http_to_https(serve: Any, fn: Seen) -> None:

@@ -5,6 +5,7 @@ The syntax is parsed by llhttp (httptools). Here are the order of answers, the l
 which connections end: nobody who is served waits forever, nobody who is not can take memory or time from the others.
 """
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -149,6 +150,7 @@ class Connection(asyncio.Protocol):
         self._deaf = True
         if self._alarm is not None:
             self._alarm.cancel()
+            self._alarm = None
         self.resume_writing()
         self._queue.clear()
         if self.task is None:
@@ -323,17 +325,21 @@ class Connection(asyncio.Protocol):
         self._connections.discard(self)
         if not self.ended.done():
             self.ended.set_result(None)
+            # Both refer to the connection: let nothing of it be left to the garbage collector.
+            self._reset()
+            del self._parser
 
     def _end(self) -> None:
         """Close when all is sent; but not before those who still send have had the time to see why."""
         self._deaf = True
-        if self._transport is None:
+        if self._transport is None or self._transport.is_closing():
             return
         if not self._lingering:
             self._transport.close()
             return
         if self._transport.can_write_eof():
-            self._transport.write_eof()
+            with contextlib.suppress(OSError):  # the client has gone in this very moment
+                self._transport.write_eof()
         self._set_deadline(LINGERING_TIME)
 
     def _set_deadline(self, seconds: float | None) -> None:

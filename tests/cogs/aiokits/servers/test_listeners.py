@@ -1,6 +1,7 @@
 """How servers begin and end: ports, certificates of clients, and what is under way when they are closed."""
 import asyncio
 import datetime
+import gc
 import socket
 import ssl
 
@@ -10,6 +11,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from kopf._cogs.aiokits.servers import listeners
+from kopf._cogs.aiokits.servers.connections import Connection
 
 GET = b'GET /x HTTP/1.1\r\nHost: x\r\n\r\n'
 POST = b'POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbody'
@@ -62,6 +64,25 @@ async def test_certificates_of_clients(app, serve, connect, pair, client_pair):
     first, *others = [request.certificate for request in app.requests]
     assert first is None
     assert [each['subject'] for each in others] == [((('commonName', 'client'),),)] * 2
+
+
+@pytest.mark.parametrize('last', [GET, POST[:-1], b'rubbish', b''])
+async def test_nothing_of_a_connection_is_left_to_the_garbage_collector(app, serve, connect, secure, last):
+    port, _ = await serve(secure=secure)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            client = await connect(port, secure=secure)
+            await client.ask(GET)
+            client.send(last)
+            await client.close()
+        async with asyncio.timeout(5):
+            while [each for each in gc.get_objects() if isinstance(each, Connection)]:
+                app.requests.clear()
+                await asyncio.sleep(0.01)
+    finally:
+        gc.enable()
 
 
 # The end.
