@@ -160,7 +160,7 @@ def test_a_port_that_is_taken(run_kopf):
     with Sandbox() as other:
         code, output = run_kopf("sandbox", "--port", other.url.rpartition(":")[2])
     assert code == 1
-    assert "address already in use" in output
+    assert "address already in use" in output.lower()
 
 
 @pytest.mark.parametrize("content", ["apiVersion: v1\n", '{"clusters": [{"name": "production"}]}', "[]"])

@@ -115,7 +115,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # in fact, uvloop's are not its subclasses
         self._connections.add(self)
-        self._set_deadline(self._service.request_timeout)
+        self._set_deadline(self._service.idle_timeout)
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:

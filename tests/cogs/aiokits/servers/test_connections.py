@@ -374,21 +374,21 @@ async def test_slow_handlers_are_not_idle(serve, connect, app):
 
 @pytest.mark.parametrize('part', [b'G', b'GET / HTTP/1.1\r\n', post()[:-1], CHUNKED + b'1\r\nx\r\n'])
 async def test_slow_requests(serve, connect, app, part):
-    port, _ = await serve(idle_timeout=10, request_timeout=0.1)
+    port, _ = await serve(idle_timeout=10, request_timeout=0.3)
     client = await connect(port)
     await client.ask(get(b'/first'))
-    for byte in part:
-        client.send(bytes([byte]))
-        await asyncio.sleep(0.001)
+    client.send(part[:1])
+    await asyncio.sleep(0.05)
+    client.send(part[1:])
     status, headers, body = await client.read()
     assert (status, headers['connection']) == (408, 'close')
-    assert b'within 0.1 seconds' in body
+    assert b'within 0.3 seconds' in body
     assert await client.is_closed()
     assert [request.path for request in app.requests] == ['/first']
 
 
 async def test_clients_that_never_say_anything(serve, connect):
-    port, _ = await serve(request_timeout=0.05)
+    port, _ = await serve(idle_timeout=0.05)
     assert await (await connect(port)).is_closed()
 
 
