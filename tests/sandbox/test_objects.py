@@ -1,4 +1,9 @@
 """Creating, reading, replacing single objects, and what is refused."""
+import json
+import ssl
+import urllib.error
+import urllib.request
+
 import pytest
 
 
@@ -90,9 +95,14 @@ async def test_media_types_that_are_not_read(client, make_thing):
     assert answer.status == 406
 
 
-async def test_bodies_that_are_too_large(client, make_thing):
-    answer = await client("POST", client.things, make_thing("a", {"free": {"x": "x" * 4_000_000}}))
-    assert (answer.status, answer.body["reason"]) == (413, "RequestEntityTooLarge")
+def test_bodies_that_are_too_large(sandbox, make_thing):
+    request = urllib.request.Request(
+        f"{sandbox.url}/api/v1/namespaces", json.dumps(make_thing("a", {"free": {"x": "x" * 4_000_000}})).encode(),
+        headers={"Authorization": f"Bearer {sandbox.token}", "Content-Type": "application/json"})
+    with pytest.raises(urllib.error.HTTPError) as error:
+        urllib.request.urlopen(request, context=ssl.create_default_context(cadata=sandbox.ca.decode()))
+    with error.value as answer:
+        assert (answer.code, json.load(answer)["reason"]) == (413, "RequestEntityTooLarge")
 
 
 async def test_dry_runs(client, make_thing):
