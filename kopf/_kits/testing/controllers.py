@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable
 from kopf._kits.testing import crds, objects, permissions, roles, schemas, selectables
 from kopf._kits.testing.garbage import GarbageCollector
 from kopf._kits.testing.kinds import VERBS, Body, Catalog, ConversionFactory, Schemas, Service
+from kopf._kits.testing.protection import Protection
 from kopf._kits.testing.rest import Objects
 from kopf._kits.testing.storage import Change, Storage, Table, TableName
 
@@ -38,6 +39,7 @@ class Controllers:
         self._services: dict[str, tuple[Body, Service]] = {}
         self._selectable: dict[Table, list[str]] = {}
         self._garbage = GarbageCollector(storage, catalog, rest, self._later)
+        self._protection = Protection(storage, self._garbage.release, self._later)
         storage.observers.append(self._observe)
 
     def _observe(self, table: Table, change: Change) -> None:
@@ -50,6 +52,7 @@ class Controllers:
             self._terminating.add(record.name)
             self._later(self._empty_namespace, record.name)
         self._garbage.observe(table, change)
+        self._protection.observe(table, change)
         if change.type == 'DELETED':
             if record.namespace in self._terminating:
                 self._later(self._empty_namespace, record.namespace)
