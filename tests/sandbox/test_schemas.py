@@ -166,3 +166,14 @@ async def test_several_versions_of_one_object(client, make_crd):
     # The defaults on reading are those of the version that the object is stored in.
     assert (second["apiVersion"], second["spec"]) == (f"{GROUP}/v2", {})
     assert (await client("GET", path.format("v3"))).status == 404
+
+
+async def test_empty_defaults(client, make_crd):
+    """They are values as all others."""
+    properties = {"list": {"type": "array", "items": {"type": "string"}, "default": []},
+                  "number": {"type": "integer", "default": 0}, "flag": {"type": "boolean", "default": False},
+                  "text": {"type": "string", "default": ""}}
+    await client("POST", DEFINITIONS, make_crd("blanks", "Blank", spec={"type": "object", "properties": properties}))
+    body = {"apiVersion": f"{GROUP}/v1", "kind": "Blank", "metadata": {"name": "b"}, "spec": {}}
+    created = await client("POST", f"/apis/{GROUP}/v1/namespaces/{client.namespace}/blanks", body)
+    assert created.body["spec"] == {"list": [], "number": 0, "flag": False, "text": ""}

@@ -193,7 +193,9 @@ def _inner(type: str) -> str:
 
 
 def _may_be_dropped(value: Any, shape: Shape) -> bool:
-    """Whether an empty value is as good as none: not so for structures."""
+    """Whether an empty value is as good as none: not so for structures, and for what can be anything."""
+    if _is(shape, 'JSON', 'RawExtension'):
+        return False
     return not isinstance(value, dict) or not shape.fields and not _is_free(shape)
 
 
