@@ -1,17 +1,14 @@
 """
 The server's side of HTTP/1.1 on one connection.
 
-The syntax is parsed by llhttp (httptools). Here are the order of answers, the limits of size and time, and the ways in
-which connections end: nobody who is served waits forever, nobody who is not can take memory or time from the others.
+Here are the order of answers, the limits of time, and the ways in which connections end: nobody who is served waits
+forever, nobody who is not can take memory or time from the others. What comes in is read by `readers`.
 """
 import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
 from typing import Any, cast
-
-import httptools
 
 from kopf._cogs.aiokits.servers.exchanges import (
     Dropped,
@@ -22,6 +19,7 @@ from kopf._cogs.aiokits.servers.exchanges import (
     format_date,
     format_head,
 )
+from kopf._cogs.aiokits.servers.readers import Reader
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +29,6 @@ _PIECE = 64 * 1024
 """How much of an answer is sent at once: the rest waits for its reader (in bytes)."""
 _READ_AHEAD = 4
 """How many requests are taken in while another one is answered. More of them are left to the buffers of the network."""
-_FRAMING = 8
-"""How many bytes of syntax are borne for each byte of a body that comes in chunks."""
 
 
 class Connection(asyncio.Protocol):
@@ -47,31 +43,19 @@ class Connection(asyncio.Protocol):
         self._service = service
         self._connections = connections
         self._loop = asyncio.get_running_loop()
-        self._parser = httptools.HttpRequestParser(self)
+        self._reader = Reader(self, service)
         self._transport: asyncio.Transport | None = None
-        self._queue: deque[tuple[Request | Response, bool]] = deque()  # with: whether others can follow
         self.task: asyncio.Task[None] | None = None
         """Answers the requests, if there are any."""
         self.ended: asyncio.Future[None] = self._loop.create_future()
         """Tells when the connection has ended, and the handling of its requests too."""
         self._drained: asyncio.Future[None] | None = None
-        self._deaf = False  # nothing that comes in is of interest any more
-        self._lingering = False  # there may be more coming in, nevertheless
         self._finishing = False  # the connection ends with the answers under way
         self._paused = False
-        self._awaited = False  # the client waits for permission to send the body
         self._streaming: bytes | None = None  # how the stream ends, if there is one
+        self._timed = 0  # the number of the request that the deadline is for
         self._deadline: float | None = None
         self._alarm: asyncio.TimerHandle | None = None
-        self._partial = False  # a request has begun to come in
-        self._reset()
-
-    def _reset(self) -> None:
-        self._request: Request | None = None
-        self._url = b''
-        self._fields: list[tuple[bytes, bytes]] = []
-        self._chunks: list[bytes] = []
-        self._max_size = self._size = self._received = 0
 
     # For the handler.
 
@@ -94,15 +78,14 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Break off."""
-        self._deaf = True
-        self._queue.clear()
+        self._reader.stop()
         if self._transport is not None:
             self._transport.abort()
 
     def finish(self) -> None:
         """Let the answers under way be given, and end."""
         self._finishing = True
-        if self.task is None and not self._partial:
+        if self.task is None and not self._reader.partial:
             self._end()
 
     def _write(self, data: bytes | memoryview) -> None:
@@ -118,28 +101,17 @@ class Connection(asyncio.Protocol):
         self._set_deadline(self._service.idle_timeout)
 
     def data_received(self, data: bytes) -> None:
-        if self._deaf:
+        reader = self._reader
+        if reader.deaf:
             return
-        self._received += len(data)
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:  # the request is answered as any other; it is the last one of this syntax
-            request, _ = self._queue.pop()
-            self._queue.append((request, False))
-            self._deaf = self._lingering = True
-        except httptools.HttpParserError as error:
-            if not self._deaf:  # else it is our own
-                self._refuse(400, f"The request is not HTTP: {error}")
-        if self._partial and not self._deaf:
-            if self._received > self._service.max_head + self._size * _FRAMING:
-                self._refuse(431, f"The headers are larger than {self._service.max_head} bytes.")
-            elif self._deadline is None:
-                self._set_deadline(self._service.request_timeout)
+        reader.feed(data)
+        if self.task is None and reader.partial and self._timed != reader.number:
+            self._time_request()
         self._go_on()
 
     def eof_received(self) -> bool:
-        self._deaf = True
-        self._lingering = self._partial = False
+        self._reader.deaf = True
+        self._reader.abrupt = self._reader.partial = False
         if self.task is None or self._service.abandons or self.get_extra_info('sslcontext') is not None:
             return False  # TLS has no half-closed connections
         self._finishing = True
@@ -147,12 +119,11 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._deaf = True
+        self._reader.stop()
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
         self.resume_writing()
-        self._queue.clear()
         if self.task is None:
             self._leave()
         elif self._service.abandons:
@@ -166,99 +137,37 @@ class Connection(asyncio.Protocol):
         if drained is not None and not drained.done():
             drained.set_result(None)
 
-    # For the parser.
-
-    def on_message_begin(self) -> None:
-        self._partial = True
-        self._deadline = None
-        self._received = 0  # all that comes with the first part is in memory anyway
-
-    def on_url(self, url: bytes) -> None:
-        self._url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._request is None:  # what follows the body is of no interest, and could deceive
-            self._fields.append((name, value))
-
-    def on_headers_complete(self) -> None:
-        size, length, expects = len(self._url), 0, False
-        for name, value in self._fields:
-            size += len(name) + len(value)
-            if len(name) == 14 and name.lower() == b'content-length':
-                length = int(value)
-            elif len(name) == 6 and name.lower() == b'expect':
-                expects = value.lower() == b'100-continue'
-        if size > self._service.max_head:
-            self._refuse(431, f"The headers are larger than {self._service.max_head} bytes.")
-            raise Dropped
-        if (version := self._parser.get_http_version()) not in ('1.1', '1.0'):
-            self._refuse(400, f"HTTP {version} is not served here.")
-            raise Dropped
-        self._request = Request(self, self._parser.get_method().decode(), version, self._url, self._fields)
-        self._max_size = self._service.get_max_body(self._request.path)
-        if length > self._max_size:
-            self._overflow()
-        if expects and self._request.version != '1.0':
-            self._awaited = True
-
-    def on_body(self, body: bytes) -> None:
-        self._awaited = False
-        self._size += len(body)
-        if self._size > self._max_size:
-            self._overflow()
-        self._chunks.append(body)
-
-    def on_message_complete(self) -> None:
-        assert self._request is not None
-        self._request.body = self._chunks[0] if len(self._chunks) == 1 else b''.join(self._chunks)
-        keeps = self._parser.should_keep_alive()
-        self._queue.append((self._request, keeps))
-        self._deaf = not keeps
-        self._partial = self._awaited = False
-        self._reset()
-
-    def _overflow(self) -> None:
-        assert self._request is not None
-        self._request.body = None
-        self._queue.append((self._request, False))
-        self._deaf = self._lingering = True
-        raise Dropped  # the parser has nothing more to do
-
-    def _refuse(self, status: int, reason: str) -> None:
-        self._queue.append((self._service.refuse(status, reason), False))
-        self._deaf = self._lingering = True
-
     # Answering.
 
     def _go_on(self) -> None:
         """Do what there is to do after something has come in or gone out."""
         if self._transport is None:
             return
-        if self._queue:
+        reader = self._reader
+        if reader.queue:
             if self.task is None:
-                self._deadline = None
+                self._deadline = None  # those who wait for an answer have all the time
                 self.task = self._loop.create_task(self._answer_all())
-            elif len(self._queue) >= _READ_AHEAD and not self._paused and not self._deaf:
+            elif len(reader.queue) >= _READ_AHEAD and not self._paused and not reader.deaf:
                 self._paused = True
-                self._deadline = None
                 self._transport.pause_reading()
         elif self.task is None:
             if self._paused:
                 self._paused = False
                 self._transport.resume_reading()
-                if self._partial:
-                    self._set_deadline(self._service.request_timeout)
-            if self._awaited:
-                self._awaited = False
+            if reader.awaited:
+                reader.awaited = False
                 self._write(b'HTTP/1.1 100 Continue\r\n\r\n')
 
     async def _answer_all(self) -> None:
         try:
-            while self._queue:
+            while self._reader.queue:
                 if not await self._answer_next():
                     self._end()
                     return
-            if not self._partial:
+            if self._reader.partial:
+                self._time_request()
+            else:
                 self._set_deadline(self._service.idle_timeout)
         except (Dropped, ConnectionError, TimeoutError):
             self.abort()
@@ -273,9 +182,9 @@ class Connection(asyncio.Protocol):
 
     async def _answer_next(self) -> bool:
         """Answer the next request, tell if others can follow."""
-        request, keeps = self._queue.popleft()
+        request, keeps = self._reader.queue.popleft()
         response = request if isinstance(request, Response) else await self._ask(request)
-        keeps = keeps and not (self._finishing and not self._queue)
+        keeps = keeps and not (self._finishing and not self._reader.queue)
         if self._streaming is not None:
             keeps = self._end_stream() and keeps
         elif response is not None:
@@ -325,16 +234,14 @@ class Connection(asyncio.Protocol):
         self._connections.discard(self)
         if not self.ended.done():
             self.ended.set_result(None)
-            # Both refer to the connection: let nothing of it be left to the garbage collector.
-            self._reset()
-            del self._parser
+            self._reader.close()
 
     def _end(self) -> None:
         """Close when all is sent; but not before those who still send have had the time to see why."""
-        self._deaf = True
+        self._reader.deaf = True
         if self._transport is None or self._transport.is_closing():
             return
-        if not self._lingering:
+        if not self._reader.abrupt:
             self._transport.close()
             return
         if self._transport.can_write_eof():
@@ -342,9 +249,13 @@ class Connection(asyncio.Protocol):
                 self._transport.write_eof()
         self._set_deadline(LINGERING_TIME)
 
+    def _time_request(self) -> None:
+        self._timed = self._reader.number
+        self._set_deadline(self._service.request_timeout)
+
     def _set_deadline(self, seconds: float | None) -> None:
         """Let the client do its next step within this time."""
-        if seconds is None:
+        if seconds is None or self._transport is None:
             self._deadline = None
             return
         self._deadline = deadline = self._loop.time() + seconds
@@ -360,9 +271,9 @@ class Connection(asyncio.Protocol):
             return
         if self._loop.time() < self._deadline:
             self._alarm = self._loop.call_at(self._deadline, self._check_time)
-        elif self._partial and not self._deaf:
-            self._refuse(408, f"The request has not come in within {self._service.request_timeout:g} seconds.")
+        elif self._reader.partial and not self._reader.deaf:
+            self._reader.refuse(408, f"The request has not come in within {self._service.request_timeout:g} seconds.")
             self._go_on()
         else:
-            self._lingering = False
+            self._reader.abrupt = False
             self._end()
