@@ -32,6 +32,7 @@ EXTRAS = {  # of those operators only that have something for them to do
     'kopf._core.engines.membership', 'kopf._core.engines.peering',
     'kopf._core.engines.probing',
     'kopf._cogs.clients.execplugins', 'kopf._kits', 'cryptography',
+    'pythonjsonlogger', 'kopf._core.actions.jsonlogs',
     'yaml',  # the kubeconfig of the sandbox is JSON
 }
 
