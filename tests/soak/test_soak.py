@@ -1,4 +1,4 @@
-"""A short soak, on the sandbox: that the script works, and that nothing goes wrong at once; and how memory is judged."""
+"""A short soak, on the sandbox: that the script works, and nothing goes wrong at once; and how memory is judged."""
 import pathlib
 import random
 import runpy
