@@ -1,15 +1,20 @@
 """Permissions: who may do what, whom one may act for, and what nobody can give away."""
 import asyncio
 import os
+import re
 import shutil
 import ssl
 import subprocess
+import textwrap
+from pathlib import Path
 
 import aiohttp
 import pytest
+import yaml
 
 from kopf.testing import Sandbox
 
+ROOT = Path(__file__).resolve().parents[2]
 ROLES = "/apis/rbac.authorization.k8s.io/v1"
 PODS = "/api/v1/namespaces/default/pods"
 WHOAMI = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
@@ -278,3 +283,24 @@ def test_operators_that_lack_a_permission(kopf_sandbox, kopf_operator, tmp_path)
             {"op": "add", "path": "/rules/-", "value": rule("patch", "configmaps")}])
         sandbox.wait_for("configmap", "x", lambda it: it["metadata"].get("annotations", {}).get("seen") == "yes",
                          timeout=20)
+
+
+def documented(*kinds):
+    """The objects of these kinds that the page on deployment shows."""
+    page = (ROOT / "docs" / "deployment.rst").read_text()
+    blocks = re.findall(r"^\.\. code-block:: yaml\n(?: +:.*\n)*\n((?: {4}.*\n|\n)+)", page, re.MULTILINE)
+    return [body for block in blocks for body in yaml.safe_load_all(textwrap.dedent(block)) if body["kind"] in kinds]
+
+
+@pytest.mark.kopf_sandbox(rbac=True)
+def test_the_documented_permissions_are_enough(kopf_sandbox, kopf_operator):
+    roles = documented("ServiceAccount", "ClusterRole", "Role", "ClusterRoleBinding", "RoleBinding")
+    assert len(roles) == 5
+    for body in [*roles, ROOT / "peering.yaml", ROOT / "examples" / "crd.yaml", ROOT / "examples" / "obj.yaml"]:
+        kopf_sandbox.apply(body)
+    kopf_sandbox.create({"apiVersion": "kopf.dev/v1", "kind": "ClusterKopfPeering", "metadata": {"name": "default"}})
+    own = kopf_sandbox.kubeconfig_for("system:serviceaccount:default:my-operator")
+    with kopf_operator(ROOT / "examples" / "01-minimal" / "example.py", env={"KUBECONFIG": str(own)}) as operator:
+        operator.wait_for_output("Creation is processed: 1 succeeded; 0 failed")
+    assert not re.search("(?i)forbidden", operator.output)
+    assert [event for event in kopf_sandbox.list("events") if event["reason"] == "Logging"]
