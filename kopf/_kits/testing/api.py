@@ -35,6 +35,7 @@ from kopf._kits.testing import (
     selectors,
     sharding,
     statuses,
+    strictness,
     subresources,
     users,
     watching,
@@ -354,6 +355,8 @@ def _decode_object(seen: SeenRequest, kind: Kind, options: Options) -> Body:
     mistakes: list[str] = []
     body = objects.decode(_decoded(seen, kind), kind, seen.body, mistakes)
     rest.report(mistakes, options, lambda text: rest.unhandled(kind, text))
+    if kind.custom:
+        options.mistakes += strictness.duplicates(seen.body)
     return body
 
 

@@ -54,6 +54,13 @@ def _joined(path: str, default: str = NONE) -> Cell:
     return lambda body: ','.join(str(value) for value in find(body, path)) or default
 
 
+def _decision(body: Body) -> str:
+    types = list(find(body, '.status.conditions[*].type'))
+    words = [word for word in ('Approved', 'Denied') if word in types] or ['Pending']
+    words += ['Failed'] if 'Failed' in types else []
+    return ','.join([*words, *(['Issued'] if _first(body, '.status.certificate') else ())])
+
+
 def _labels(values: Any) -> str:
     return ','.join(f'{key}={value}' for key, value in sorted((values or {}).items())) or NONE
 
@@ -331,6 +338,12 @@ BUILTINS: Mapping[str, Mapping[str, Cell]] = {
     'poddisruptionbudgets': {
         'Min Available': _text('.spec.minAvailable', 'N/A'), 'Max Unavailable': _text('.spec.maxUnavailable', 'N/A'),
         'Allowed Disruptions': _number('.status.disruptionsAllowed'),
+    },
+    'certificatesigningrequests': {
+        'SignerName': _at('.spec.signerName'), 'Requestor': _at('.spec.username'),
+        'RequestedDuration': lambda body: clocks.duration(seconds) if (
+            seconds := _first(body, '.spec.expirationSeconds', 0)) else NONE,
+        'Condition': _decision,
     },
     'horizontalpodautoscalers': {
         'Reference': _reference, 'Targets': _metrics, 'MinPods': _text('.spec.minReplicas', UNSET),

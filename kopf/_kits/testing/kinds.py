@@ -101,6 +101,9 @@ discovery.k8s.io/v1
     endpointslices EndpointSlice namespaced - - - generation
 '''
 
+#: What clients of some kinds are told with every answer.
+WARNINGS = {('', 'endpoints'): 'v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice'}
+
 Body = dict[str, Any]
 View = Callable[[Body], Body]
 Bodies = list[Body]
@@ -316,7 +319,7 @@ def builtin_kinds(open_table: Callable[[str, str], Table]) -> Iterator[Kind]:
             subresources=frozenset(_words(subresources)), counted=flag == 'generation',
             verbs=('create',) if review else _verbs(plural),
             table=None if review else open_table('' if plural == 'events' else group, plural),
-            stored_version=version, outward=views[0], inward=views[1],
+            stored_version=version, outward=views[0], inward=views[1], warning=WARNINGS.get((group, plural), ''),
             scale={'spec': '.spec.replicas', 'status': '.status.replicas', 'selector': '.spec.selector'},
         )
 

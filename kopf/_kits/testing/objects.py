@@ -10,7 +10,19 @@ from typing import Any
 
 import orjson
 
-from kopf._kits.testing import clocks, crds, decoding, defaults, jsontexts, managers, metadata, names, schemas, statuses
+from kopf._kits.testing import (
+    clocks,
+    crds,
+    decoding,
+    defaults,
+    jsontexts,
+    managers,
+    metadata,
+    names,
+    schemas,
+    statuses,
+    strictness,
+)
 from kopf._kits.testing.kinds import Body, Kind
 from kopf._kits.testing.patches import json_type
 from kopf._kits.testing.statuses import Cause
@@ -100,6 +112,8 @@ def tidy(body: Body, kind: Kind, *, nulls: bool = False) -> list[str]:
     """
     meta = body['metadata']
     unknown = [f'metadata.{key}' for key in meta if key not in schemas.META_FIELDS]
+    if kind.custom:
+        unknown += strictness.prune_metadata(meta)
     body['metadata'] = {
         key: value for key, value in meta.items()
         if key in schemas.META_FIELDS and key not in ('managedFields', 'selfLink') and value not in (None, '', [], {})

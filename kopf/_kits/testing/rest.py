@@ -30,6 +30,7 @@ from kopf._kits.testing import (
     rules,
     statuses,
     strategic,
+    strictness,
 )
 from kopf._kits.testing.kinds import Body, Catalog, Kind
 from kopf._kits.testing.selectors import Selector
@@ -67,6 +68,9 @@ class Options:
     manager: str = 'sandbox'
     force: bool = False
     warnings: list[str] = dataclasses.field(default_factory=list)
+    #: What is wrong with the text of the request, for custom kinds; and what a strict patch has led to.
+    mistakes: list[str] = dataclasses.field(default_factory=list)
+    patched: Any = None
 
 
 class Admission(Protocol):
@@ -206,6 +210,9 @@ class Objects:
                                            'into Go value of type map[string]interface {}')
         else:
             patch = patches.check_operations(patch)
+        if kind.custom:
+            options.mistakes += strictness.in_operations(patch, text) if content_type == JSON_PATCH else \
+                strictness.duplicates(text)
 
         def change(old: Body) -> Body:
             if content_type == STRATEGIC_PATCH:
@@ -373,8 +380,10 @@ class Objects:
         return body
 
     def _tidy(self, body: Body, kind: Kind, options: Options, *, nulls: bool = False) -> None:
-        report([f'unknown field "{path}"' for path in objects.tidy(body, kind, nulls=nulls)], options,
-               lambda text: unhandled(kind, text))
+        unknown = objects.tidy(body, kind, nulls=nulls)
+        mistakes = [*options.mistakes, *(f'unknown field "{path}"' for path in sorted(unknown))]
+        report(mistakes, options, lambda why: unhandled(kind, why) if options.patched is None else
+               _unreadable(options.patched, why))
 
     def _validate(self, body: Body, kind: Kind, old: Body | None = None, subresource: str = '') -> None:
         causes = list(objects.problems(body, kind, subresource))
@@ -471,6 +480,8 @@ def _patched(new: Any, kind: Kind, namespace: str, name: str, source: Patched) -
     except TypeError as error:
         raise source.refuse(str(error)) from None
     report(mistakes, source.options, source.refuse)
+    if kind.custom and source.options.field_validation == 'Strict':
+        source.options.patched = orjson.loads(orjson.dumps(new))
     if not version:
         why = 'Object \'apiVersion\' is missing in \'object has no apiVersion field\''
         raise statuses.Refusal(500, 'InternalError', f'Internal error occurred: {why}', {'causes': [{'message': why}]})

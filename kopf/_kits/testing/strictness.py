@@ -1,0 +1,72 @@
+"""
+What a strict decoder would refuse in objects of custom kinds: fields given twice, and fields that nobody knows.
+
+By default, clients are warned of it; they can also ask for a refusal, or for silence.
+"""
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import orjson
+
+#: The fields of the parts of metadata that are more than texts.
+PARTS: Mapping[str, frozenset[str]] = {
+    'ownerReferences': frozenset({'apiVersion', 'kind', 'name', 'uid', 'controller', 'blockOwnerDeletion'}),
+    'managedFields': frozenset({'manager', 'operation', 'apiVersion', 'time', 'fieldsType', 'fieldsV1', 'subresource'}),
+}
+OPERATION = frozenset({'op', 'path', 'from', 'value'})
+
+
+def duplicates(text: bytes) -> list[str]:
+    """What is to be told of fields that are given twice in a JSON text, in their order."""
+    if not text.lstrip().startswith((b'{', b'[')):
+        return []  # YAML has words of its own for it.
+    try:
+        if text.count(b'":') == _count(orjson.loads(text)):  # No colon without a field: so nothing can be twice.
+            return []
+        found = _repeated(json.loads(text, object_pairs_hook=_Pairs), '')
+        return [f'duplicate field "{path}"' for path in dict.fromkeys(found)]
+    except ValueError:  # Such a text is refused anyway.
+        return []
+
+
+def in_operations(operations: Any, text: bytes) -> list[str]:
+    """The same for the operations of a JSON patch, and what is to be told of their unknown fields."""
+    found = [f'json patch {mistake}' for mistake in duplicates(text)]
+    for index, operation in enumerate(operations if isinstance(operations, list) else ()):
+        if isinstance(operation, Mapping):
+            found += [f'json patch unknown field "[{index}].{key}"' for key in operation if key not in OPERATION]
+    return found
+
+
+def prune_metadata(meta: Mapping[str, Any]) -> Iterator[str]:
+    """Remove the unknown fields from the parts of metadata; yields their paths."""
+    for name, known in PARTS.items():
+        for index, part in enumerate(meta.get(name) or ()):
+            for key in [key for key in part if key not in known] if isinstance(part, dict) else ():
+                del part[key]
+                yield f'metadata.{name}[{index}].{key}'
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """An object with all of its fields, those that are repeated included."""
+
+
+def _repeated(value: Any, place: str) -> Iterator[str]:
+    if isinstance(value, _Pairs):
+        seen = set()
+        for name, item in value:
+            path = f'{place}.{name}' if place else name
+            if name in seen:
+                yield path
+            seen.add(name)
+            yield from _repeated(item, path)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _repeated(item, f'{place}[{index}]')
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, dict):
+        return len(value) + sum(map(_count, value.values()))
+    return sum(map(_count, value)) if isinstance(value, list) else 0

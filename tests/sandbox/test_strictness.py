@@ -1,0 +1,72 @@
+"""Fields that are unknown or given twice: told by warnings, by refusals, or not at all."""
+import json
+
+import pytest
+
+from kopf._kits.testing import strictness
+
+MERGE = "application/merge-patch+json"
+JSON = "application/json-patch+json"
+HEAD = '{"apiVersion": "things.example.dev/v1", "kind": "Thing", '
+
+
+@pytest.mark.parametrize("text, paths", [
+    ('{"a": 1, "b": {"a": 2}}', []), ('{"a": "\\":"}', []),
+    ('{"a": 1, "a": 2}', ["a"]), ('{"a" :1, "a" :2}', ["a"]), ('{"a": 1, "a": 2, "a": 3}', ["a"]),
+    ('{"a": {"b": 1, "b": 2}, "a": {}}', ["a.b", "a"]), ('{"a": [{"b": 1}, {"b": 1, "b": 2}]}', ["a[1].b"]),
+    ("a: 1", []), ('{"a"', []),
+])
+def test_fields_given_twice(text, paths):
+    assert strictness.duplicates(text.encode()) == [f'duplicate field "{path}"' for path in paths]
+
+
+def warnings(answer):
+    return [json.loads(text.removeprefix("299 - ")) for text in answer.headers.getall("Warning", [])]
+
+
+@pytest.fixture(params=["", "Warn", "Ignore", "Strict"])
+def validation(request):
+    return {"fieldValidation": request.param} if request.param else {}
+
+
+@pytest.mark.parametrize("rest, mistakes", [
+    ('"metadata": {"name": "a"}, "spec": {"size": 1, "size": 2}}', ['duplicate field "spec.size"']),
+    ('"metadata": {"name": "a"}, "spec": {"size": 1, "x": 2}, "top": 3}',
+     ['unknown field "spec.x"', 'unknown field "top"']),
+    ('"metadata": {"name": "a", "x": 1}, "kind": "Thing"}', ['duplicate field "kind"', 'unknown field "metadata.x"']),
+    ('"metadata": {"name": "a", "ownerReferences": [{"apiVersion": "v1", "kind": "X", "name": "x", "uid": "u", '
+     '"z": 1}]}}', ['unknown field "metadata.ownerReferences[0].z"']),
+])
+async def test_creations(client, validation, rest, mistakes):
+    answer = await client("POST", client.things, data=HEAD + rest, **validation)
+    if validation.get("fieldValidation") == "Strict":
+        assert (answer.status, answer.message) == (
+            400, f'Thing in version "v1" cannot be handled as a Thing: strict decoding error: {", ".join(mistakes)}')
+        return
+    assert answer.status == 201
+    assert warnings(answer) == ([] if validation.get("fieldValidation") == "Ignore" else mistakes)
+
+
+@pytest.mark.parametrize("type, patch, mistakes", [
+    (MERGE, '{"spec": {"size": 2, "size": 3, "x": 1}}', ['duplicate field "spec.size"', 'unknown field "spec.x"']),
+    (JSON, '[{"op": "add", "path": "/spec/x", "value": 1}]', ['unknown field "spec.x"']),
+    (JSON, '[{"op": "add", "path": "/spec/size", "value": 1, "value": 2, "more": 3}]',
+     ['json patch duplicate field "[0].value"', 'json patch unknown field "[0].more"']),
+])
+async def test_patches(client, validation, type, patch, mistakes):
+    await client.create("a")
+    answer = await client("PATCH", f"{client.things}/a", data=patch, type=type, **validation)
+    if validation.get("fieldValidation") == "Strict":
+        assert (answer.status, answer.body["details"]["causes"][0]["field"]) == (422, "patch")
+        assert answer.message.endswith(f'": strict decoding error: {", ".join(mistakes)}')
+        assert (await client("GET", f"{client.things}/a")).body["metadata"]["generation"] == 1
+        return
+    assert answer.status == 200
+    assert warnings(answer) == ([] if validation.get("fieldValidation") == "Ignore" else mistakes)
+
+
+async def test_updates(client):
+    body = await client.create("a")
+    body["spec"]["x"] = 1
+    answer = await client("PUT", f"{client.things}/a", body, fieldValidation="Strict")
+    assert (answer.status, 'unknown field "spec.x"' in answer.message) == (400, True)
