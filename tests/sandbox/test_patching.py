@@ -151,5 +151,5 @@ async def test_unknown_fields_are_pruned_with_a_warning(patch):
     assert "unknown" not in answer.body["spec"]
     assert answer.headers.getall("Warning") == [
         '299 - "unknown field \\"metadata.unknown\\""', '299 - "unknown field \\"spec.unknown\\""']
-    assert (await patch({"spec": {"unknown": 1}}, fieldValidation="Strict")).status == 400
+    assert (await patch({"spec": {"unknown": 1}}, fieldValidation="Strict")).status == 422
     assert "Warning" not in (await patch({"spec": {"unknown": 1}}, fieldValidation="Ignore")).headers
