@@ -228,6 +228,11 @@ async def test_the_last_event_shows_the_object_as_it_was_stored(client):
         assert "finalizers" not in answer.body["metadata"]
         event = await watch.next()
     assert (event["type"], event["object"]["metadata"]["finalizers"]) == ("DELETED", ["x.dev/y"])
+    await client.create("b", finalizers=["orphan"])
+    async with client.watch(resourceVersion=await client.version()) as watch:
+        await client("DELETE", f"{client.things}/b", {"propagationPolicy": "Background"})
+        event = await watch.next()
+    assert (event["type"], event["object"]["metadata"]["finalizers"]) == ("DELETED", ["orphan"])
 
 
 @pytest.mark.parametrize("query, options, status, message", [

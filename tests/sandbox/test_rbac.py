@@ -216,6 +216,19 @@ async def test_nobody_gives_away_more_than_they_have(ask, sandbox):
     assert (await ask("POST", f"{ROLES}/namespaces/default/rolebindings", binding, user="granter"))[0] == 403
 
 
+async def test_creating_by_other_verbs_is_creating(ask, sandbox):
+    grant(sandbox, "changer", rule("update patch", "leases", "coordination.k8s.io"), rule("patch", "configmaps"))
+    lease = "/apis/coordination.k8s.io/v1/namespaces/default/leases/x"
+    status, body = await ask("PUT", lease, {"metadata": {"name": "x"}, "spec": {}}, user="changer")
+    assert (status, body["message"]) == (
+        403, 'leases.coordination.k8s.io "x" is forbidden: User "changer" cannot create resource "leases" in API group '
+             '"coordination.k8s.io" in the namespace "default"')
+    applied = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x"}}
+    path = "/api/v1/namespaces/default/configmaps/x?fieldManager=m"
+    for user, expected in (("changer", 403), ("", 201), ("changer", 200)):
+        assert (await ask("PATCH", path, applied, user=user, type="application/apply-patch+yaml"))[0] == expected
+
+
 @pytest.mark.parametrize("plural, body, field", [
     ("roles", {"rules": [{"apiGroups": [""], "resources": ["pods"]}]}, "rules[0].verbs"),
     ("roles", {"rules": [{"nonResourceURLs": ["/x"], "verbs": ["get"]}]}, "rules[0].nonResourceURLs"),

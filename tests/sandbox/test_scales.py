@@ -85,6 +85,12 @@ async def test_objects_that_do_not_say_how_many(client, fleets):
     assert (await client("PATCH", f"{fleets}/f/scale", {"spec": {"replicas": 3}}, type=MERGE)).status == 200
 
 
+@pytest.mark.parametrize("type", [STRATEGIC, "application/apply-patch+yaml", "application/json"])
+async def test_patches_of_other_types(client, fleets, type):
+    answer = await client("PATCH", f"{fleets}/f/scale", {"spec": {"replicas": 3}}, type=type, fieldManager="m")
+    assert (answer.status, answer.body["reason"]) == (415, "UnsupportedMediaType")
+
+
 async def test_unknown_fields(client, fleets):
     answer = await client("PATCH", f"{fleets}/f/scale", {"spec": {"foo": 3}, "bar": 1}, type=MERGE)
     assert answer.headers.getall("Warning") == [r'299 - "unknown field \"bar\""', r'299 - "unknown field \"spec.foo\""']

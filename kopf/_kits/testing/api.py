@@ -410,11 +410,15 @@ def _decoded_patch(seen: SeenRequest, kind: Kind) -> Any:
 
 def _scale_patch(seen: SeenRequest, kind: Kind) -> Callable[[Body], Any]:
     """What a patch does to a scale; it has no lists, so strategic merge patches are like the others there."""
+    if seen.content_type == rest.APPLY_PATCH:
+        raise statuses.unsupported_media(PATCHES, 'the sandbox does not emulate that scales are applied: patch them')
     if seen.content_type == rest.STRATEGIC_PATCH and not kind.custom:
         seen = dataclasses.replace(seen, content_type=rest.MERGE_PATCH)
     patch = _decoded_patch(seen, kind)
     if seen.content_type == rest.MERGE_PATCH:
         return lambda scale: patches.merge(scale, patch)
+    if seen.content_type != rest.JSON_PATCH:
+        raise statuses.unsupported_media((*PATCHES, rest.APPLY_PATCH))
     operations = patches.check_operations(patch)
 
     def change(scale: Body) -> Any:

@@ -105,6 +105,9 @@ class Guard(Protocol):
     def check(self, kind: Kind, namespace: str, body: Body, old: Body | None, user: User) -> None:
         """Refuse the object if its author may not write it."""
 
+    def check_creation(self, kind: Kind, namespace: str, name: str, user: User) -> None:
+        """Refuse the object if its author may change, but not create it."""
+
 
 Change = Callable[[Body], Body]
 Revise = Callable[[Body], Awaitable[Body]]
@@ -183,6 +186,8 @@ class Objects:
             if meta.get('uid'):
                 raise _other_uid(kind, namespace, name, meta['uid'], '')
             meta.pop('resourceVersion', None)
+            if self._guard is not None:
+                self._guard.check_creation(kind, namespace, name, options.user)
             return await self.create(kind, namespace, body, options), True
         record = self.get(kind, namespace, name)
         if (meta.get('uid') or record.uid) != record.uid:
@@ -239,6 +244,8 @@ class Objects:
         applying.check(config, kind, namespace, name)
         writer = applying.writer_of(kind, self._catalog, options.manager, subresource)
         if kind.store.get(namespace, name) is None and not subresource:
+            if self._guard is not None:
+                self._guard.check_creation(kind, namespace, name, options.user)
             new = applying.apply(None, config, writer, options.force)
             new['metadata'].pop('resourceVersion', None)
             owners = new['metadata'].get('managedFields', [])
@@ -283,6 +290,7 @@ class Objects:
             return self._storage.commit(kind.store, 'MODIFIED', body).record
         if dry_run:
             return success
+        body = record.body()  # The last event shows it as it was.
         if kind.plural == 'pods' and not record.deleting:
             meta = body['metadata']
             meta['deletionTimestamp'], meta['deletionGracePeriodSeconds'] = clocks.now(), 0

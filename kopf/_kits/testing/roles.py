@@ -10,7 +10,7 @@ import orjson
 
 from kopf._kits.testing import statuses, users
 from kopf._kits.testing.kinds import Body, Kind
-from kopf._kits.testing.permissions import GROUP, Attributes, Rbac, Rule
+from kopf._kits.testing.permissions import GROUP, Attributes, Rbac, Rule, check
 from kopf._kits.testing.statuses import Cause
 from kopf._kits.testing.users import User
 
@@ -96,7 +96,7 @@ def change_problems(body: Body, old: Body, kind: Kind) -> Iterator[Cause]:
 
 
 class Guard:
-    """Who may write roles and bindings."""
+    """Who may write roles and bindings, and who may create what is not there by updating or applying it."""
 
     def __init__(self, rbac: Rbac) -> None:
         self._rbac = rbac
@@ -125,6 +125,10 @@ class Guard:
         if rules is None:
             raise statuses.not_found(GROUP, kind.plural, reference.get('name', ''))
         self._check_rules(kind, namespace, name, rules, user)
+
+    def check_creation(self, kind: Kind, namespace: str, name: str, user: User) -> None:
+        """Refuse (403) to create an object by other verbs to those who may not create it."""
+        check(self._rbac, user, Attributes('create', kind.group, kind.plural, '', namespace, name))
 
     def _check_rules(
             self, kind: Kind, namespace: str, name: str, rules: Iterable[Rule], user: User, why: str = '',
