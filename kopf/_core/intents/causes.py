@@ -202,8 +202,9 @@ class WebhookCause(ResourceCause):
 
     def _build(self) -> dict[str, Any]:
         kwargs = ResourceCause._build(self)
-        kwargs.update({name: getattr(self, name) for name in (
-            'dryrun', 'headers', 'sslpeer', 'userinfo', 'warnings', 'operation', 'subresource', 'old', 'new', 'diff')})
+        kwargs.update(dryrun=self.dryrun, headers=self.headers, sslpeer=self.sslpeer, userinfo=self.userinfo,
+                      warnings=self.warnings, operation=self.operation, subresource=self.subresource,
+                      old=self.old, new=self.new, diff=self.diff)
         # Subresources often come as objects without names: e.g. the options of `kubectl exec` into a pod.
         kwargs['name'] = kwargs['name'] or self.name
         kwargs['namespace'] = kwargs['namespace'] or self.namespace

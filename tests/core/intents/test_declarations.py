@@ -94,8 +94,9 @@ def test_unknown_options_are_named(registry: OperatorRegistry, name: str) -> Non
 
 @pytest.mark.parametrize('name, option', [
     ('create', 'old'), ('delete', 'new'), ('event', 'retries'), ('index', 'interval'), ('daemon', 'interval'),
-    ('timer', 'cancellation_timeout'), ('validate', 'timeout'), ('startup', 'labels'), ('resume', 'optional'),
+    ('timer', 'cancellation_timeout'), ('startup', 'labels'), ('resume', 'optional'),
     ('update', 'deleted'),
+    *((name, option) for name in ('validate', 'mutate') for option in ('errors', 'timeout', 'retries', 'backoff')),
 ])
 def test_options_of_other_decorators_are_refused(registry: OperatorRegistry, name: str, option: str) -> None:
     args = ['kopfexamples'] if name in ON_OBJECTS else []
