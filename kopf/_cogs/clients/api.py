@@ -130,11 +130,14 @@ class ApiClient:
             failure: errors.APIError | None = None
             session, gate = await self._enter()
             try:
-                return await session.request(
+                body = await session.request(
                     method, query, payload=payload, headers=headers,
                     timeout=self._settings.networking.request_timeout if timeout is None else timeout,
                     connect_timeout=self._settings.networking.connect_timeout,
                 )
+                if not session.approved:
+                    self._approve(session)
+                return body
             except errors.APIUnauthorizedError as e:
                 refusal = e
             except errors.APITooManyRequestsError as e:
@@ -191,6 +194,8 @@ class ApiClient:
             except errors.APIUnauthorizedError as e:
                 refusal = e
             else:
+                if not session.approved:
+                    self._approve(session)
                 try:
                     yield sessions.Lines(stream)
                 finally:
@@ -259,7 +264,14 @@ class ApiClient:
         if self._sessions.get(session.key) is session:
             del self._sessions[session.key]
             await self._retire(session)
-        await self._vault.invalidate(session.key, session.info, refusal)
+        backoffs = self._settings.networking.login_backoffs
+        await self._vault.invalidate(
+            session.key, session.info, refusal,
+            backoffs=backoffs if isinstance(backoffs, Iterable) else [backoffs])
+
+    def _approve(self, session: sessions.Session) -> None:
+        session.approved = True
+        self._vault.approve(session.key, session.info)
 
     async def _retire(self, session: sessions.Session) -> None:
         # The session of old credentials lives for as long as it has requests or streams in flight.

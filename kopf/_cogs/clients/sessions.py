@@ -48,6 +48,7 @@ class Session(abc.ABC):
         self.info = info
         self.server = info.server.rstrip('/')
         self.users = 0
+        self.approved = False  # whether the server is known to accept the credentials
 
     @abc.abstractmethod
     async def close(self) -> None:

@@ -307,6 +307,14 @@ class NetworkingSettings:
     iterated several times is accepted, even if it is infinite.
     """
 
+    login_backoffs: float | Iterable[float] = (1, 1, 2, 3, 5, 8)
+    """
+    The delays (in seconds) before credentials that the server has refused (401) are tried again, if the login handlers
+    have no others: it can be a fault of the server. The login handlers are called again each time, and all requests
+    wait. When there are no more delays, the operator ends. They restart after a success. Any object that can be
+    iterated several times is accepted; with none of them, the operator ends at the first refusal.
+    """
+
     enforce_retry_after: bool = False
     """
     Whether exactly the delay requested by the server is used when there are too many requests (`True`),

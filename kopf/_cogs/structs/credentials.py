@@ -11,10 +11,11 @@ import collections
 import contextvars
 import dataclasses
 import datetime
+import logging
 import os
 import random
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NewType, TypeAlias
 
 from kopf._cogs.aiokits.loops import end
@@ -23,6 +24,8 @@ from kopf._cogs.structs import ids
 
 if TYPE_CHECKING:
     import aiohttp
+
+logger = logging.getLogger(__name__)
 
 AnyPath: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
@@ -182,6 +185,9 @@ class Vault:
     and everybody waits for it. It runs in a task of its own, so that a request which is cancelled or
     timed out does not cancel the login of others; the task ends by itself or with `close`.
 
+    A refusal can be the server's own fault: of one that restarts, or that cannot ask whoever knows the tokens.
+    So, if the login handlers have nothing else, the refused credentials get more chances, later and later.
+
     Args:
         src: the credentials to begin with, by login handler.
     """
@@ -193,6 +199,8 @@ class Vault:
         self._current: dict[VaultKey, KubeContext] = {}
         self._refused: dict[VaultKey, collections.deque[KubeContext]] = {}
         self._best: list[tuple[VaultKey, KubeContext]] = []
+        self._chances: Iterator[float] | None = None  # since the first refusal with no success after it
+        self._refusals = 0
         self._expiring = False
         self._login: asyncio.Task[Exception | None] | None = None
         self._update(src or {})
@@ -218,24 +226,48 @@ class Vault:
             await self._renew()
         return self._best[0] if len(self._best) == 1 else random.choice(self._best)
 
-    async def invalidate(self, key: VaultKey, info: KubeContext, exc: Exception | None = None) -> None:
+    async def invalidate(
+            self,
+            key: VaultKey,
+            info: KubeContext,
+            exc: Exception | None = None,
+            *,
+            backoffs: Iterable[float] = (),
+    ) -> None:
         """
-        Give up the credentials that are refused by the server, and never take them again.
+        Give up the credentials that are refused by the server; take them again only if there are no others.
 
-        It returns when other credentials are there. If the credentials are already replaced,
+        It returns when there are credentials to try. If the credentials are already replaced,
         it does nothing: many requests are usually refused at once.
 
+        Args:
+            key: where the credentials are from.
+            info: the credentials, as they were selected.
+            exc: the refusal.
+            backoffs: how long to wait (seconds) before each next attempt with credentials that were refused.
+
         Raises:
-            LoginError: if there are no other credentials; caused by `exc`.
+            LoginError: if there are no other credentials, and no more attempts; caused by `exc`.
         """
         if self._current.get(key) is info:
             del self._current[key]
+            self._refusals += 1
+            if self._chances is None:
+                self._chances = iter(backoffs)
             self._refused.setdefault(key, collections.deque(maxlen=_REMEMBERED)).append(_reduce(info))
             self._rank()
         try:
             await self.select()
         except LoginError as e:
             raise e from exc
+
+    def approve(self, key: VaultKey, info: KubeContext) -> None:
+        """Know that the server has accepted the credentials: if they were refused before, it was not their fault."""
+        if self._current.get(key) is info:
+            self._chances, self._refusals = None, 0
+            refused = self._refused.get(key)
+            if refused and (reduced := _reduce(info)) in refused:
+                refused.remove(reduced)
 
     async def close(self) -> None:
         """
@@ -271,20 +303,34 @@ class Vault:
                 return LoginError("There are no credentials, and nothing to get them with.")
             found = await self.authenticate()
             self._update(found)
+            if not self._best and (delay := self._get_chance(found)) is not None:
+                logger.warning("The API refuses the credentials of %s, and there are no others. They will be tried "
+                               "again in %g seconds, as it can be a fault of the API.", _join(found), delay)
+                await asyncio.sleep(delay)
+                found = await self.authenticate()
+                self._update(found)
+                if not self._best:
+                    self._update(found, leniently=True)
             if self._best:
                 return None
             if not found:
                 return LoginError("No credentials were provided by the login handlers.")
-            names = ', '.join(repr(str(key)) for key in found)
-            return LoginError(f"No new credentials were provided: those of {names} are already expired or "
-                              f"were refused by the server. Renew them or fix the login handlers.")
+            times = f" {self._refusals} times in a row" if self._refusals > 1 else ""
+            return LoginError(f"No new credentials were provided: those of {_join(found)} are already expired or "
+                              f"were refused by the server{times}. Renew them or fix the login handlers.")
         except Exception as e:
             return e
 
-    def _update(self, src: Mapping[ids.HandlerId, KubeContext]) -> None:
+    def _get_chance(self, found: Mapping[ids.HandlerId, KubeContext]) -> float | None:
+        now = datetime.datetime.now(datetime.UTC)
+        if self._chances is None or all(_is_expired(info, now) for info in found.values()):
+            return None
+        return next(self._chances, None)
+
+    def _update(self, src: Mapping[ids.HandlerId, KubeContext], *, leniently: bool = False) -> None:
         for handler_id, info in src.items():
             key = VaultKey(str(handler_id))
-            if _reduce(info) not in self._refused.get(key, ()):
+            if leniently or _reduce(info) not in self._refused.get(key, ()):
                 self._current[key] = info
         self._drop_expired(force=True)
 
@@ -300,6 +346,10 @@ class Vault:
         top = max((info.priority for info in self._current.values()), default=0)
         self._best = [(key, info) for key, info in self._current.items() if info.priority == top]
         self._expiring = any(info.expiration is not None for info in self._current.values())
+
+
+def _join(keys: Iterable[ids.HandlerId]) -> str:
+    return ', '.join(repr(str(key)) for key in keys)
 
 
 def _reduce(info: KubeContext) -> KubeContext:

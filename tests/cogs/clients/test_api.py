@@ -311,6 +311,7 @@ async def test_refused_credentials_are_replaced_once_for_all(server, settings, m
 async def test_refused_credentials_with_nothing_new_fail_for_all(server, settings, make_vault):
     server.add('GET', '/x', by_token(bad=401))
     bad = ConnectionInfo(server=server.url, token='bad')
+    settings.networking.login_backoffs = []
 
     async def login():
         return {'login0': dataclasses.replace(bad)}

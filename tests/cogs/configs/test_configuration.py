@@ -49,8 +49,8 @@ DEFAULTS = {
     },
     'networking': {
         'request_timeout': 300, 'connect_timeout': None, 'error_backoffs': (1, 1, 2, 3, 5, 8, 13, 21),
-        'enforce_retry_after': False, 'trust_env': False, 'max_connections': 16,
-        'requests_per_second': 1000, 'requests_burst': 1000,
+        'login_backoffs': (1, 1, 2, 3, 5, 8), 'enforce_retry_after': False, 'trust_env': False,
+        'max_connections': 16, 'requests_per_second': 1000, 'requests_burst': 1000,
     },
     'persistence': {'finalizer': 'kopf.zalando.org/KopfFinalizerMarker', 'consistency_timeout': 5.0},
     'probing': {'cache_lifetime': 10.0, 'timeout': 10.0, 'failing_watch_limit': 300.0, 'stuck_loop_limit': 60.0},

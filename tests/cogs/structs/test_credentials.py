@@ -284,6 +284,46 @@ async def test_vault_never_takes_the_refused_again():
         await vault.select()
 
 
+async def test_vault_takes_the_refused_again_if_there_are_no_others():
+    creds = info('a')
+    vault = Vault({'a': creds})
+    vault.authenticate = Login({'a': creds})
+    await vault.invalidate('a', creds, backoffs=[0, 0])
+    assert await vault.select() == ('a', creds)
+    await vault.invalidate('a', creds, backoffs=[0, 0])
+    with pytest.raises(LoginError, match="3 times in a row"):
+        await vault.invalidate('a', creds, backoffs=[0, 0])
+
+
+async def test_vault_forgets_the_refusals_when_the_server_accepts_the_credentials():
+    creds = info('a')
+    vault = Vault({'a': creds})
+    vault.authenticate = Login({'a': creds})
+    for _ in range(5):
+        await vault.invalidate('a', creds, backoffs=[0])
+        vault.approve('a', creds)
+    await vault.invalidate('a', creds, backoffs=[0])
+    with pytest.raises(LoginError):
+        await vault.invalidate('a', creds, backoffs=[0])
+
+
+async def test_vault_prefers_others_to_the_refused():
+    creds, other = info('a'), info('b')
+    vault = Vault({'a': creds})
+    vault.authenticate = Login({'a': creds}, {'a': creds, 'b': other})
+    await vault.invalidate('a', creds, backoffs=[0])
+    assert await vault.select() == ('b', other)
+
+
+async def test_vault_does_not_wait_for_the_expired():
+    creds = info('a', expiration=PAST)
+    vault = Vault({'a': info('a', expiration=FUTURE)})
+    vault.authenticate = Login({'a': creds})
+    key, found = await vault.select()
+    with pytest.raises(LoginError, match="already expired"):
+        await vault.invalidate(key, found, backoffs=[1000])
+
+
 async def test_vault_remembers_many_of_the_refused():
     infos = [info(f'{n}') for n in range(20)]
     vault = Vault()

@@ -173,6 +173,7 @@ async def test_lost_login(world, activities):
         return infos[0]
     for resource in ['kopfexamples', 'configmaps', 'secrets', 'pods']:
         world.declare(kopf.on.event, 'event', resource=resource)
+    world.settings.networking.login_backoffs = [0.1]
     ready = asyncio.Event()
     task = asyncio.create_task(kopf.operator(**options(world, ready_flag=ready)))
     await ready.wait()
