@@ -77,6 +77,62 @@ async def test_a_failing_discovery_is_repeated(world):
     assert world.sandbox.faults.pending() == []
 
 
+# The start, with nothing known yet.
+
+@pytest.mark.parametrize('path', ['^/apis$', '^/api$'])
+@pytest.mark.parametrize('fault', ['error', 'drop'])
+async def test_a_bad_moment_at_the_start(world, path, fault):
+    world.settings.networking.error_backoffs = [0.05, 0.05]
+    world.declare(kopf.on.event, 'example', resource='kopfexamples')
+    world.sandbox.faults.add(fault, path=path, times=2)
+    async with world.operator():
+        await world.create()
+        await world.until_called('example')
+
+
+async def test_no_discovery_at_the_start_ends_the_operator_with_the_cause(world):
+    world.settings.networking.error_backoffs = [0.05, 0.05]
+    world.declare(kopf.on.event, 'example', resource='kopfexamples')
+
+    @kopf.on.cleanup(registry=world.registry)
+    def cleanup(**_):
+        world.note('cleanup', None)
+    fault = world.sandbox.faults.error(503, message='no etcd', path='^/apis$', times=10)
+    with pytest.raises(Exception, match='cannot be discovered: no etcd. Check that the server is up'):
+        await kopf.operator(registry=world.registry, settings=world.settings, standalone=True, clusterwide=True)
+    assert fault.times == 7
+    assert world.ids == ['cleanup']
+
+
+async def test_no_core_group_at_the_start(world):
+    world.declare(kopf.on.event, 'example', resource='kopfexamples')
+    world.declare(kopf.on.event, 'map', resource='configmaps')
+    world.sandbox.faults.error(503, path='^/api$', times=3)
+    async with world.operator():
+        await world.create()
+        await world.until_called('example')
+        await world.aio.create({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': 'map'}})
+        await world.until_called('map')
+    assert any("These API groups cannot be discovered now" in text and "''" in text for text in world.log.texts)
+
+
+async def test_what_is_no_discovery_takes_nothing_away(world):
+    world.declare(kopf.on.event, 'example', resource='kopfexamples')
+    async with world.operator():
+        await world.create('one')
+        await world.until_called('example', 1, 'one')
+        streams = [seen for seen in world.sandbox.requests if seen.verb == 'watch']
+        fault = world.sandbox.faults.error(200, times=2, path='^/apis$')  # as of a proxy that means well
+        await world.aio.create(define('things'))
+        await world.until_logged('could not be discovered; trying again')
+        async with asyncio.timeout(5):
+            while fault.times:
+                await asyncio.sleep(0.02)
+        await world.create('two')
+        await world.until_called('example', 1, 'two')
+        assert [seen for seen in world.sandbox.requests if seen.verb == 'watch'] == streams
+
+
 # Groups that are down.
 
 async def test_others_are_served_while_a_group_is_down(world):

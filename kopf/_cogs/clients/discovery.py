@@ -3,9 +3,11 @@ Discovery of the resources that are served in the cluster.
 
 Two requests where the server has the aggregated discovery (since Kubernetes 1.26), however many API groups there are,
 and only one of them if the core group is of no interest; otherwise, one request a group's version. A group whose own
-server is down (usually that of metrics) is reported as failed, and never keeps the other groups from being served.
+server is down (usually that of metrics), or whose document makes no sense, is reported as failed, and never keeps the
+other groups from being served.
 """
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping
@@ -14,9 +16,13 @@ from typing import Any, NamedTuple, TypeVar
 import orjson
 
 from kopf._cogs.clients import api, errors
+from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs import references
 
 _T = TypeVar('_T')
+
+# What comes of documents that are not as they must be.
+_NONSENSE = (KeyError, TypeError, AttributeError)
 
 _ENDING_VERBS = frozenset({'delete', 'deletecollection', 'get', 'list', 'watch'})
 _ACCEPT = ','.join([
@@ -24,6 +30,10 @@ _ACCEPT = ','.join([
     'application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList',
     'application/json',
 ])
+
+
+class DiscoveryError(ExplainedError):
+    """It is unknown what is served in the cluster, and so nothing can be done there."""
 
 
 class Discovery(NamedTuple):
@@ -54,7 +64,7 @@ async def discover(client: api.ApiClient, groups: Collection[str] | None = None)
         groups: the only groups of interest, ``""`` for the core one; a hint: others can be there too.
 
     Raises:
-        errors.APIError: if it is unknown even which groups there are.
+        errors.APIError: if it is unknown even which groups there are, or if the core group is refused (4xx).
     """
     found = await _gather([_discover_core(client, groups), _discover_named(client, groups)])
     versions = list(itertools.chain.from_iterable(found))
@@ -64,10 +74,34 @@ async def discover(client: api.ApiClient, groups: Collection[str] | None = None)
     )
 
 
+@contextlib.contextmanager
+def explaining() -> Iterator[None]:
+    """
+    Turn failures of the discovery into an error for people: for where there is no going on without it.
+
+    Raises:
+        DiscoveryError: instead of errors of the API.
+    """
+    try:
+        yield
+    except errors.APIError as error:
+        if isinstance(error, errors.APIForbiddenError):
+            remedy = "Bind the cluster role system:discovery to the operator's account"
+        elif isinstance(error, errors.APIClientError):
+            remedy = "Check that the address of the server in the credentials is that of a Kubernetes API"
+        else:
+            remedy = ("Check that the server is up and can be reached. For how long it is tried "
+                      "is in settings.networking.error_backoffs")
+        raise DiscoveryError(f"The resources of the cluster cannot be discovered: {error}. {remedy}.") from error
+
+
 async def _discover_core(client: api.ApiClient, groups: Collection[str] | None) -> list[_Version]:
     if groups is not None and '' not in groups:
         return []
-    data = orjson.loads(await client.request('GET', '/api', accept=_ACCEPT))
+    try:
+        data = await _ask(client, '/api', 'versions')
+    except (errors.APIServerError, errors.APIConnectionError):
+        return [_Version('', 'v1', None)]
     if data.get('kind') == 'APIGroupDiscoveryList':
         return list(_parse_aggregated(data))
     return await _gather([
@@ -77,7 +111,7 @@ async def _discover_core(client: api.ApiClient, groups: Collection[str] | None) 
 
 
 async def _discover_named(client: api.ApiClient, groups: Collection[str] | None) -> list[_Version]:
-    data = orjson.loads(await client.request('GET', '/apis', accept=_ACCEPT))
+    data = await _ask(client, '/apis', 'groups')
     if data.get('kind') == 'APIGroupDiscoveryList':
         return list(_parse_aggregated(data))
     return await _gather([
@@ -91,12 +125,26 @@ async def _discover_named(client: api.ApiClient, groups: Collection[str] | None)
 async def _discover_version(client: api.ApiClient, group: str, version: str, path: str) -> _Version:
     # With no retries: either it is there, or its server is down and everybody would wait for it in vain.
     try:
-        data = orjson.loads(await client.request('GET', path, retry=False))
+        data = await _ask(client, path, 'resources', retry=False)
+        return _Version(group, version, list(_parse_legacy(data, group, version)))
     except errors.APINotFoundError:
         return _Version(group, version, [])  # removed since it was listed
-    except errors.APIError:
+    except (errors.APIError, *_NONSENSE):
         return _Version(group, version, None)
-    return _Version(group, version, list(_parse_legacy(data, group, version)))
+
+
+async def _ask(client: api.ApiClient, path: str, field: str, *, retry: bool = True) -> dict[str, Any]:
+    """Get a document of the discovery: an aggregated one, or one with this field."""
+    body = await client.request('GET', path, accept=None if field == 'resources' else _ACCEPT, retry=retry)
+    try:
+        data = orjson.loads(body)
+    except ValueError:
+        data = None
+    known = ('APIGroupDiscoveryList', 'APIGroupList', 'APIVersions', 'APIResourceList')
+    if not isinstance(data, dict) or not (data.get('kind') in known or isinstance(data.get(field), list)):
+        # It must not be taken for a cluster without any resources.
+        raise errors.APIServerError(f"The answer to {path} is no discovery document: {body[:200]!r}", status=200)
+    return data
 
 
 async def _gather(coros: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
@@ -141,10 +189,14 @@ def _parse_aggregated(data: Mapping[str, Any]) -> Iterator[_Version]:
     for item in data.get('items') or ():
         group = (item.get('metadata') or {}).get('name') or ''
         for version in item.get('versions') or ():
-            resources = list(_parse_aggregated_version(version, group))
+            try:
+                name, resources = version['version'], list(_parse_aggregated_version(version, group))
+            except _NONSENSE:
+                yield _Version(group, '', None)
+                continue
             # The resources that are known from before the group's server went down are still there.
             unknown = not resources and version.get('freshness') == 'Stale'
-            yield _Version(group, version['version'], None if unknown else resources)
+            yield _Version(group, name, None if unknown else resources)
 
 
 def _parse_aggregated_version(data: Mapping[str, Any], group: str) -> Iterator[references.Resource]:

@@ -25,11 +25,21 @@ class Complaints(NamedTuple):
     ambiguous: Mapping[Selector, frozenset[Resource]] = MappingProxyType({})
     unwatchable: frozenset[Resource] = frozenset()
     unpatchable: frozenset[Resource] = frozenset()
+    failed_groups: frozenset[str] = frozenset()
+
+    def about_groups(self, failed: Collection[str], hidden: Collection[Resource]) -> 'Complaints':
+        """Give the same, and the groups that are down: those where something is missing because of that."""
+        missing = {selector.group for selector in self.unresolved}
+        wanted = {group for group in failed if missing & {group, None}} | {resource.group for resource in hidden}
+        return self._replace(failed_groups=frozenset(wanted))
 
     def log(self, previous: 'Complaints') -> None:
         if self.unresolved and self.unresolved != previous.unresolved:
             logger.warning("Unresolved resources cannot be served (try creating their CRDs): %s",
                            ', '.join(sorted(map(repr, self.unresolved))))
+        if self.failed_groups and self.failed_groups != previous.failed_groups:
+            logger.warning("These API groups cannot be discovered now, and are looked at again until they can be: %s",
+                           ', '.join(sorted(repr(group) for group in self.failed_groups)))
         for selector, resources in self.ambiguous.items():
             if previous.ambiguous.get(selector) != resources:
                 logger.warning("Ambiguous resources will not be served (try specifying API groups): %r => {%s}",

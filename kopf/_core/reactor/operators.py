@@ -16,7 +16,7 @@ from kopf._cogs.aiokits.flags import Flag, raise_flag, wait_flag
 from kopf._cogs.aiokits.loops import end
 from kopf._cogs.clients import logins
 from kopf._cogs.clients.api import ApiClient
-from kopf._cogs.clients.discovery import discover
+from kopf._cogs.clients.discovery import discover, explaining
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.versions import version
 from kopf._cogs.structs.credentials import LoginError, Vault
@@ -182,7 +182,8 @@ class Operator:
             indexation = Indexation()
             workforce = Workforce(self.settings, indexation)
             if self.options.command is not None:
-                found = await discover(client, PEERING_GROUPS)
+                with explaining():
+                    found = await discover(client, PEERING_GROUPS)
                 await self.options.command(client, self.settings, found.resources, self.options.namespaces)
                 return
             tasks = asyncio.TaskGroup()

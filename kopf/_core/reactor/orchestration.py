@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kopf._cogs.clients import errors
 from kopf._cogs.clients.api import ApiClient
-from kopf._cogs.clients.discovery import discover
+from kopf._cogs.clients.discovery import discover, explaining
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import RawEvent
 from kopf._cogs.structs.credentials import Vault
@@ -113,7 +113,8 @@ class Orchestrator:
         """Begin to serve what is there, and to observe what changes."""
         specific = select_specific_namespaces(self._patterns)
         self._namespaces = {None} if not self._patterns else set(specific)
-        settled = await self._discover()
+        with explaining():
+            settled = await self._discover()
         if self._tools.settings.scanning.disabled:
             if len(specific) < len(set(self._patterns)):
                 logger.warning("The patterns of namespaces match nothing, as settings.scanning.disabled is set; "
@@ -149,6 +150,7 @@ class Orchestrator:
         self._tools.indexers.ensure(registry.indexing)
         self._resources = discovery.resources | hidden  # the group is down, but what it serves is still there
         self._tables, complaints = resolve_tables(registry, self._resources)
+        complaints = complaints.about_groups(discovery.failed_groups, hidden)
         complaints.log(self._complaints)
         self._complaints = complaints
         self.peerings.rediscover(self._resources)

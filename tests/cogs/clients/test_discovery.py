@@ -129,11 +129,59 @@ async def test_mixed_discovery(client, server):
     assert {res.plural for res in found.resources} == {'pods', 'nodes'}
 
 
+@pytest.fixture
+def broken(server):
+    """Serve a discovery with something else at one path."""
+    def broken(path, answer):
+        server.add('GET', '/api', aggregated(['', version('v1', PODS)]))
+        server.add('GET', '/apis', aggregated(['apps', version('v1', resource('deployments', 'Deployment'))]))
+        server._handlers.pop(('GET', path), None)
+        server.add('GET', path, answer)
+    return broken
+
+
 @pytest.mark.parametrize('path', ['/api', '/apis'])
-async def test_failed_discovery(client, server, path):
-    server.add('GET', '/api', aggregated())
-    server.add('GET', '/apis', aggregated())
-    server._handlers.pop(('GET', path))
-    server.add('GET', path, 403)
+async def test_failed_discovery(client, broken, path):
+    broken(path, 403)
     with pytest.raises(errors.APIForbiddenError):
         await discovery.discover(client)
+    with pytest.raises(discovery.DiscoveryError, match="cannot be discovered.* Bind the cluster role"):
+        with discovery.explaining():
+            await discovery.discover(client)
+
+
+@pytest.mark.parametrize('answer', [503, {'kind': 'Status', 'status': 'Failure'}, [], '<html>', {}])
+async def test_the_core_group_is_down(client, broken, answer, sleeps):
+    broken('/api', answer)
+    found = await discovery.discover(client)
+    assert found.failed_groups == {''}
+    assert {res.plural for res in found.resources} == {'deployments'}
+
+
+@pytest.mark.parametrize('answer', [503, {'kind': 'Status', 'status': 'Failure'}, [], '<html>', {}])
+async def test_no_discovery_is_not_taken_for_an_empty_one(client, broken, answer, sleeps):
+    broken('/apis', answer)
+    with pytest.raises(discovery.DiscoveryError, match="Check that the server is up"):
+        with discovery.explaining():
+            await discovery.discover(client)
+
+
+@pytest.mark.parametrize('answer', [
+    '<html>', [], {'kind': 'Status'}, {'resources': [{}]}, {'resources': ['x']},
+    {'resources': [{'name': 'x', 'kind': 5}]}])
+async def test_one_legacy_group_makes_no_sense(client, server, answer):
+    serve_legacy(server)
+    server.add('GET', '/apis/down.dev/v1', answer)
+    found = await discovery.discover(client)
+    assert found.failed_groups == {'down.dev'}
+    assert len(found.resources) == 4
+
+
+@pytest.mark.parametrize('nonsense', [
+    {}, {'version': 'v1', 'resources': [{}, 'x']}, 'x',
+    {'version': 'v1', 'resources': [{'responseKind': {'kind': 'X'}, 'verbs': ['list']}]}])
+async def test_one_aggregated_group_makes_no_sense(client, broken, nonsense):
+    broken('/apis', aggregated(['bad.dev', nonsense], ['apps', version('v1', resource('deployments', 'Deployment'))]))
+    found = await discovery.discover(client)
+    assert {res.plural for res in found.resources} == {'pods', 'deployments'}
+    assert found.failed_groups == {'bad.dev'}
