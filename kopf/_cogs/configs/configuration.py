@@ -244,6 +244,13 @@ class ExecutionSettings:
     that replaces it, so that handler is better async.
     """
 
+    blocking_limit: float | None = 1.0
+    """
+    How long (in seconds) an async handler may block the event loop, before it is reported in the logs: with the line
+    where it does so, and once for each handler. `None`: blocks are not reported. This is for finding mistakes; for
+    what is done about an operator that does not go on at all, see `ProbingSettings`.
+    """
+
     _max_workers: int | None = dataclasses.field(default=None, repr=False)
 
     @property

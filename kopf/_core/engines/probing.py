@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import orjson
 
 from kopf._cogs.aiokits.loops import end
+from kopf._cogs.aiokits.pulses import Pulse
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.ids import HandlerId
 from kopf._core.actions.execution import Execution, Outcome, execute_handler_once, running, utcnow
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 READINESS_PATH = '/readyz'
-BEAT = 1.0
-"""How often the operator's loop shows that it is alive (in seconds)."""
+SLACK = 1.0
+"""For how long the operator's loop may be late itself when it watches the time (in seconds)."""
 
 EXIT_TIMEOUT = 2.0
 """For how long the probes may take to end when they are cancelled (in seconds)."""
@@ -138,18 +139,19 @@ class ProbeServer:
     :param endpoint: where to listen.
     :param probes: what to show.
     :param condition: what to judge.
+    :param pulse: who knows whether the operator's loop goes on.
     :param settings: the settings of the operator.
     """
 
     def __init__(
-            self, endpoint: Endpoint, *, probes: Probes, condition: Condition, settings: OperatorSettings,
+            self, endpoint: Endpoint, *, probes: Probes, condition: Condition, pulse: Pulse[Any],
+            settings: OperatorSettings,
     ) -> None:
         self._endpoint = endpoint
         self._probes = probes
         self._condition = condition
         self._settings = settings
-        self._beat = time.monotonic()
-        self._heart: asyncio.TimerHandle | None = None
+        self._pulse = pulse
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listening: concurrent.futures.Future[int] = concurrent.futures.Future()
         self._closing: Callable[[], object] = lambda: None
@@ -159,7 +161,6 @@ class ProbeServer:
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
-        self._pulse()
         threading.Thread(target=self._run, name='kopf-probes', daemon=True).start()
         try:
             self.port = await asyncio.wrap_future(self._listening)
@@ -174,12 +175,6 @@ class ProbeServer:
         self._closing()
         await self._probes.close()
         await asyncio.wrap_future(self._closed)
-        if self._heart is not None:
-            self._heart.cancel()
-
-    def _pulse(self) -> None:
-        self._beat = time.monotonic()
-        self._heart = asyncio.get_running_loop().call_later(BEAT, self._pulse)
 
     # In the thread of the server.
 
@@ -239,18 +234,19 @@ class ProbeServer:
         assert self._loop is not None
         future = asyncio.run_coroutine_threadsafe(self._probes.collect(), self._loop)
         # The operator's loop watches the time, unless it is stuck.
-        async with asyncio.timeout(self._settings.probing.timeout + BEAT):
+        async with asyncio.timeout(self._settings.probing.timeout + SLACK):
             return await asyncio.wrap_future(future)
 
     def _find_reasons(self, fn: Callable[[], Iterable[str]]) -> Iterable[str]:
         if self._is_stuck():
-            yield (f"The event loop of the operator is stuck for {time.monotonic() - self._beat:.0f} seconds: "
-                   f"something blocks it, e.g. an async handler that makes synchronous calls.")
+            culprit = self._pulse.culprit or "e.g. an async handler that makes synchronous calls"
+            yield (f"The event loop of the operator is stuck for {self._pulse.silence:.0f} seconds: "
+                   f"something blocks it, {'namely ' if self._pulse.culprit else ''}{culprit}.")
         yield from fn()
 
     def _is_stuck(self) -> bool:
         limit = self._settings.probing.stuck_loop_limit
-        return limit is not None and time.monotonic() - self._beat > limit + BEAT
+        return limit is not None and self._pulse.silence > limit
 
 
 def make_response(results: Mapping[HandlerId, Any], reasons: Sequence[str]) -> 'web.Response':

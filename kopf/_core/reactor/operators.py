@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kopf._cogs.aiokits.flags import Flag, raise_flag, wait_flag
 from kopf._cogs.aiokits.loops import end
+from kopf._cogs.aiokits.pulses import Pulse
 from kopf._cogs.clients import logins
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.clients.discovery import discover, explaining
@@ -26,6 +27,7 @@ from kopf._cogs.structs.references import PEERING_GROUPS, NamespacePattern, Reso
 from kopf._core.actions.execution import ErrorsMode
 from kopf._core.actions.lifecycles import LifeCycleFn, get_default_lifecycle
 from kopf._core.engines import activities
+from kopf._core.engines.blocking import Blockages
 from kopf._core.engines.indexing import OperatorIndexers
 from kopf._core.engines.posting import Poster
 from kopf._core.intents.causes import Activity
@@ -176,6 +178,7 @@ class Operator:
         if self.vault.authenticate is None:
             self.vault.authenticate = self._log_in
         async with contextlib.AsyncExitStack() as stack:
+            pulse = await stack.enter_async_context(Pulse(Blockages(self.settings)))
             stack.push_async_callback(self.vault.close)
             client = await stack.enter_async_context(ApiClient(self.vault, self.settings))
             await stack.enter_async_context(Poster(client, self.settings))
@@ -198,7 +201,7 @@ class Operator:
             stack.push_async_callback(indexation.close)
             async with tasks:
                 if self.options.liveness_endpoint is not None:
-                    await stack.enter_async_context(self._make_probe_server(orchestrator))
+                    await stack.enter_async_context(self._make_probe_server(orchestrator, pulse))
                 tasks.create_task(self._watch_failures(workforce.failure), name='workers')
                 tasks.create_task(self._watch_failures(indexation.failure), name='indexing')
                 if orchestrator.admission is not None:
@@ -207,13 +210,13 @@ class Operator:
                 if self.options.ready_flag is not None:
                     await raise_flag(self.options.ready_flag)
 
-    def _make_probe_server(self, condition: 'probing.Condition') -> 'probing.ProbeServer':
+    def _make_probe_server(self, condition: 'probing.Condition', pulse: Pulse[Any]) -> 'probing.ProbeServer':
         from kopf._core.engines import probing
         probes = probing.Probes(
             self.registry.activities.get_handlers(Activity.PROBE),
             settings=self.settings, memo=self.memo, indices=self.indexers.indices)
         endpoint = probing.Endpoint.parse(self.options.liveness_endpoint or '')
-        return probing.ProbeServer(endpoint, probes=probes, condition=condition, settings=self.settings)
+        return probing.ProbeServer(endpoint, probes=probes, condition=condition, pulse=pulse, settings=self.settings)
 
     async def _watch_failures(self, failure: asyncio.Future[None]) -> None:
         await failure

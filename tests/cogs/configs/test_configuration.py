@@ -42,7 +42,7 @@ DEFAULTS = {
     },
     'scanning': {'disabled': False},
     'admission': {'server': None, 'managed': None},
-    'execution': {'default_backoff': 60, 'max_workers': None},
+    'execution': {'default_backoff': 60, 'max_workers': None, 'blocking_limit': 1.0},
     'background': {
         'max_threads': 500, 'cancellation_polling': 60, 'instant_exit_timeout': None,
         'instant_exit_zero_time_cycles': 10,

@@ -11,6 +11,8 @@ import urllib.request
 import pytest
 
 import kopf
+from kopf._cogs.aiokits import pulses
+from kopf._core.engines.blocking import Blockages
 from kopf._core.engines.indexing import OperatorIndexers
 from kopf._core.engines.probing import Endpoint, EndpointError, Probes, ProbeServer
 from kopf._core.intents.causes import Activity
@@ -64,16 +66,25 @@ def settings():
 
 
 @pytest.fixture
+async def pulse(settings, monkeypatch):
+    monkeypatch.setattr(pulses, 'INTERVAL', 0.05)
+    async with pulses.Pulse(Blockages(settings)) as pulse:
+        yield pulse
+
+
+@pytest.fixture
 def condition():
     return Condition()
 
 
 @pytest.fixture
-def serve(registry, settings, condition):
+def serve(registry, settings, condition, pulse):
     def serve(endpoint='http://127.0.0.1:0/healthz'):
-        return ProbeServer(Endpoint.parse(endpoint), condition=condition, settings=settings, probes=Probes(
+        probes = Probes(
             registry.activities.get_handlers(Activity.PROBE), settings=settings, memo=kopf.Memo(x='y'),
-            indices=OperatorIndexers().indices))
+            indices=OperatorIndexers().indices)
+        return ProbeServer(
+            Endpoint.parse(endpoint), condition=condition, settings=settings, probes=probes, pulse=pulse)
     return serve
 
 
@@ -220,14 +231,15 @@ async def test_readiness(condition, serve):
         assert (await ask(server, '/readyz')).status == 200
 
 
-@pytest.mark.parametrize('limit, status', [(0.0, 503), (None, 200)])
+@pytest.mark.parametrize('limit, status', [(0.1, 503), (None, 200)])
 async def test_stuck_loop_is_reported_from_aside(settings, serve, monkeypatch, limit, status):
     settings.probing.stuck_loop_limit = limit
     settings.probing.timeout = 0.05
-    monkeypatch.setattr('kopf._core.engines.probing.BEAT', 0.1)
+    settings.execution.blocking_limit = 0.1
+    monkeypatch.setattr('kopf._core.engines.probing.SLACK', 0.1)
     answers = []
     async with serve() as server:
-        deadline = time.monotonic() + 0.2
+        deadline = time.monotonic() + 0.5
 
         def check():
             while time.monotonic() < deadline:
@@ -240,6 +252,7 @@ async def test_stuck_loop_is_reported_from_aside(settings, serve, monkeypatch, l
     assert [answer.status for answer in answers] == [status]
     if status == 503:
         assert "is stuck" in answers[0].json['reasons'][0]
+        assert "test_probing.py, line" in answers[0].json['reasons'][0]
 
 
 async def test_access_log(serve, caplog):

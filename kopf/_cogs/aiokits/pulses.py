@@ -1,0 +1,117 @@
+"""
+Watching from a thread whether an event loop goes on, and who keeps it from that.
+
+The loop is asked twice a second to answer; as long as it does, that is all there is: nothing is counted or remembered
+in the loop itself. If it does not answer, it is looked at several times what runs there. Only one task (or callback)
+that is there all the time is blocking it; a loop with very many short tasks is only busy.
+"""
+import asyncio
+import sys
+import threading
+import time
+from types import FrameType, TracebackType
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+INTERVAL = 0.5
+"""How often the loop is asked (in seconds)."""
+
+STEPS = 8
+"""How many times the stack is looked at within the limit."""
+
+PATIENCE = 10.0
+"""When to report what is not over yet (in limits)."""
+
+Task = asyncio.Task[Any]
+
+T = TypeVar('T')
+
+
+class Inspector(Protocol[T]):
+    """Who knows what to make of blocks. It is called in the watching thread."""
+
+    def get_limit(self) -> float | None:
+        """Give the time (in seconds) after which a block is of interest; ``None`` if none are."""
+
+    def find(self, frame: FrameType, task: Task | None) -> T | None:
+        """Tell what blocks the loop: this task, if any, with this stack; ``None`` if that is of no interest."""
+
+    def report(self, culprit: T, seconds: float, *, is_over: bool) -> None:
+        """Know for how long it has blocked the loop by now, or in all."""
+
+
+class Pulse(Generic[T]):
+    """
+    Watches the running event loop; an async context manager.
+
+    :param inspector: who is told of what blocks the loop.
+    """
+
+    def __init__(self, inspector: Inspector[T]) -> None:
+        self._inspector = inspector
+        self._closed = threading.Event()
+        self._asked_at: float | None = None
+        self.culprit: T | None = None
+        """What blocks the loop now, if that is known."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread_id = 0
+
+    async def __aenter__(self) -> Self:
+        self._loop, self._thread_id = asyncio.get_running_loop(), threading.get_ident()
+        threading.Thread(target=self._run, name='kopf-pulse', daemon=True).start()
+        return self
+
+    async def __aexit__(
+            self, type_: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None,
+    ) -> None:
+        self._closed.set()  # the thread ends soon; nobody needs to wait for it
+
+    @property
+    def silence(self) -> float:
+        """For how long (in seconds) the loop has not answered."""
+        asked_at = self._asked_at
+        return 0.0 if asked_at is None else time.monotonic() - asked_at
+
+    # In the thread.
+
+    def _run(self) -> None:
+        while not self._closed.wait(INTERVAL):
+            answered = threading.Event()
+            self._asked_at = time.monotonic()
+            try:
+                self._get_loop().call_soon_threadsafe(answered.set)
+            except RuntimeError:  # the loop is closed
+                return
+            self._wait(answered)
+            self._asked_at = None
+
+    def _wait(self, answered: threading.Event) -> None:
+        """Wait for the answer, and look at what goes on meanwhile."""
+        limit = self._inspector.get_limit()
+        step = INTERVAL if limit is None else limit / STEPS
+        suspect: Task | None = None
+        blocked, reported, at = 0.0, False, time.monotonic()
+        while not answered.wait(step) and not self._closed.is_set():
+            previous, at = at, time.monotonic()
+            if limit is None:
+                continue
+            task = asyncio.current_task(self._get_loop())
+            if task is not suspect:
+                suspect, blocked, self.culprit = task, 0.0, None
+            # If this thread was not run in time either, it is the machine that is slow, or was asleep.
+            blocked += min(at - previous, 2 * step)
+            if self.culprit is None and blocked >= limit:
+                self.culprit = self._look(suspect)
+            elif self.culprit is not None and not reported and blocked >= limit * PATIENCE:
+                self._inspector.report(self.culprit, blocked, is_over=False)
+                reported = True
+        if self.culprit is not None and not reported:
+            self._inspector.report(self.culprit, blocked + time.monotonic() - at, is_over=True)
+        self.culprit = None
+
+    def _look(self, task: Task | None) -> T | None:
+        frame = sys._current_frames().get(self._thread_id)
+        return None if frame is None else self._inspector.find(frame, task)
+
+    def _get_loop(self) -> asyncio.AbstractEventLoop:
+        assert self._loop is not None
+        return self._loop

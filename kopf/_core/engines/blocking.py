@@ -1,0 +1,119 @@
+"""
+Telling whose code blocks the event loop: the handler, the line, and what to do about it.
+
+A blocking call in an async handler is the most usual mistake with asyncio, and the hardest to find: it is always the
+others who are late. Who it is, is read from the stack of the loop's thread when the block is already there. So it costs
+nothing as long as there are no blocks. Specified in the documentation's "Async".
+"""
+import asyncio
+import dataclasses
+import functools
+import linecache
+import logging
+import os
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._core.actions import invocation
+from kopf._core.actions.execution import Handler, handler_var
+
+logger = logging.getLogger(__name__)
+
+_FRAMEWORK = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), '')
+
+_REMEDY = ("Make it a function with 'def' instead of 'async def', so that it gets a thread; or call what takes so long "
+           "by 'await asyncio.to_thread(...)'; or use an async library for it.")
+_REMEDY_OF_CALLBACKS = ("Functions that are not handlers themselves, such as filters, never get a thread: "
+                        "let them only look at what they are given.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Blockage:
+    """Some code of the user that blocks the event loop."""
+    handler: str | None
+    place: str
+    """The line of the user's code."""
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.handler or 'a task outside of handlers'} in {self.place}"
+
+
+class Blockages:
+    """All the blockages of an operator: each handler is reported once."""
+
+    def __init__(self, settings: OperatorSettings) -> None:
+        self._settings = settings
+        self._reported: set[str] = set()
+
+    def get_limit(self) -> float | None:
+        limit = self._settings.execution.blocking_limit
+        return limit if limit is None or limit > 0 else None
+
+    def find(self, frame: FrameType, task: asyncio.Task[Any] | None) -> Blockage | None:
+        return find_blockage(frame, task)
+
+    def report(self, culprit: Blockage, seconds: float, *, is_over: bool) -> None:
+        key = culprit.handler or culprit.place
+        if key in self._reported:
+            return
+        self._reported.add(key)
+        who = culprit.handler or "Something outside of handlers"
+        logger.warning(
+            "%s %s the event loop for %.1f seconds; nothing else could go on. It was in %s. %s This is told once "
+            "for each handler; see settings.execution.blocking_limit.",
+            who, "has blocked" if is_over else "has been blocking", seconds, culprit.place, culprit.remedy)
+
+
+def find_blockage(frame: FrameType, task: asyncio.Task[Any] | None) -> Blockage | None:
+    """Tell which code of the user has this stack; ``None`` if it is not in the user's code, but in the framework's."""
+    inner: list[FrameType] = []  # from what is called to who calls it, down to the framework
+    outer: list[FrameType] = []
+    for each in _iter_stack(frame):
+        (outer if outer or each.f_code.co_filename.startswith(_FRAMEWORK) else inner).append(each)
+    own = [each for each in inner if not each.f_code.co_filename.startswith((*_get_libraries(), '<'))]
+    invoked = bool(inner and outer) and outer[0].f_code is invocation.invoke.__code__
+    if not own and not invoked:
+        return None
+    called = _find_handler(outer)
+    handler = called or _get_handler_of(task)
+    return Blockage(
+        handler=str(handler) if handler is not None else None,
+        place=_describe(own[0] if own else inner[-1]),
+        remedy=_REMEDY_OF_CALLBACKS if called and not invoked else _REMEDY)
+
+
+@functools.cache
+def _get_libraries() -> tuple[str, ...]:
+    import sysconfig
+    paths = sysconfig.get_paths()
+    return tuple(os.path.join(paths[name], '') for name in ('stdlib', 'platstdlib', 'purelib', 'platlib'))
+
+
+def _iter_stack(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _find_handler(frames: list[FrameType]) -> Handler | None:
+    for frame in frames:
+        if frame.f_code.co_filename.startswith(_FRAMEWORK):
+            handler = frame.f_locals.get('handler')
+            if isinstance(handler, Handler):
+                return handler
+    return None
+
+
+def _get_handler_of(task: asyncio.Task[Any] | None) -> Handler | None:
+    """Give the handler that has started the task, where that can be known (since Python 3.12)."""
+    get_context = getattr(task, 'get_context', None)
+    return None if get_context is None else get_context().get(handler_var)
+
+
+def _describe(frame: FrameType) -> str:
+    path, line = frame.f_code.co_filename, frame.f_lineno
+    text = linecache.getline(path, line).strip()
+    return f"{path}, line {line}, in {frame.f_code.co_name}" + (f": {text}" if text else "")

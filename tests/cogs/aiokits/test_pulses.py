@@ -1,0 +1,101 @@
+"""Event loops that stand still, as seen from aside."""
+import asyncio
+import threading
+import time
+
+import pytest
+
+from kopf._cogs.aiokits import pulses
+
+
+class Inspector:
+    def __init__(self, limit):
+        self.limit = limit
+        self.found, self.reports, self.reported = [], [], threading.Event()
+
+    def get_limit(self):
+        return self.limit
+
+    def find(self, frame, task):
+        self.found.append((frame.f_code.co_name, task))
+        return frame.f_code.co_name
+
+    def report(self, culprit, seconds, *, is_over):
+        self.reports.append((culprit, seconds, is_over))
+        self.reported.set()
+
+
+@pytest.fixture(autouse=True)
+def interval(monkeypatch):
+    monkeypatch.setattr(pulses, 'INTERVAL', 0.02)
+
+
+def block(seconds):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        pass
+
+
+async def until(predicate):
+    async with asyncio.timeout(5):
+        while not predicate():
+            await asyncio.sleep(0.01)
+
+
+async def test_who_blocks_is_reported_with_the_time():
+    inspector = Inspector(0.1)
+    async with pulses.Pulse(inspector) as pulse:
+        while not inspector.found:  # once is enough, unless the machine is very slow
+            await asyncio.sleep(0.05)
+            block(0.5)
+        await until(lambda: inspector.reports)
+        assert pulse.culprit is None
+    assert inspector.found == [('block', asyncio.current_task())]
+    [(culprit, seconds, is_over)] = inspector.reports
+    assert culprit == 'block' and is_over and 0.1 < seconds < 5
+
+
+async def test_what_does_not_end_is_reported_in_the_middle(monkeypatch):
+    monkeypatch.setattr(pulses, 'PATIENCE', 2.0)
+    inspector = Inspector(0.1)
+    async with pulses.Pulse(inspector) as pulse:
+        await asyncio.sleep(0.05)
+        deadline = time.monotonic() + 5
+        while not inspector.reports and time.monotonic() < deadline:
+            pass
+        assert pulse.silence >= 0.2
+        assert pulse.culprit is not None
+        await asyncio.sleep(0.1)
+        assert pulse.silence < 0.1
+    assert [is_over for _, _, is_over in inspector.reports] == [False]
+
+
+async def test_loops_that_are_busy_or_idle_are_not_blocked():
+    inspector = Inspector(0.1)
+
+    async def work():
+        block(0.002)
+    async with pulses.Pulse(inspector):
+        for _ in range(3):
+            await asyncio.gather(*[work() for _ in range(100)])  # 0.2 s in one iteration of the loop
+        await asyncio.sleep(0.3)
+    assert inspector.found == []
+
+
+async def test_no_limit_means_no_reports_but_the_silence_is_known():
+    inspector = Inspector(None)
+    async with pulses.Pulse(inspector) as pulse:
+        await asyncio.sleep(0.05)
+        block(0.3)
+        assert pulse.silence > 0.1
+    assert inspector.found == []
+
+
+def test_the_thread_ends_with_the_loop():
+    async def main():
+        await pulses.Pulse(Inspector(0.1)).__aenter__()  # as if it was not closed
+    asyncio.run(main())
+    deadline = time.monotonic() + 5
+    while any(thread.name == 'kopf-pulse' for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
