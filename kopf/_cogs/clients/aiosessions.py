@@ -124,7 +124,7 @@ class AiohttpSession(sessions.Session):
                 response = await self._session.request(
                     'GET', self._make_url(query), headers=self._make_headers((None, None)),
                     timeout=self._make_timeout(total_timeout, connect_timeout), **self._options)
-                if response.status < 400:
+                if response.status < 300:
                     return AiohttpStream(response)
                 async with response:
                     body = await response.read()

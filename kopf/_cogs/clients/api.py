@@ -24,6 +24,8 @@ AnyLogger: TypeAlias = logging.Logger | logging.LoggerAdapter[Any]
 Params: TypeAlias = Mapping[str, str | int | None]
 Backoffs: TypeAlias = float | Iterable[float]
 
+_SNIPPET = 200
+
 default_logger = logging.getLogger(__name__)
 
 
@@ -74,16 +76,16 @@ class ApiClient:
 
     async def get_json(self, path: str, params: Params | None = None, *, logger: AnyLogger | None = None) -> Any:
         """Get the decoded JSON of an object, a list, etc.; errors are those of `request`."""
-        return orjson.loads(await self.request('GET', path, params=params, logger=logger))
+        return _decode('GET', path, await self.request('GET', path, params=params, logger=logger))
 
     async def post_json(self, path: str, obj: Any, *, logger: AnyLogger | None = None) -> Any:
         """Create an object, get it as it is created; errors are those of `request`."""
-        return orjson.loads(await self.request('POST', path, payload=encode(obj), logger=logger))
+        return _decode('POST', path, await self.request('POST', path, payload=encode(obj), logger=logger))
 
     async def patch(self, path: str, obj: Any, content_type: str, *, logger: AnyLogger | None = None) -> Any:
         """Patch an object by a patch of the given type, get its new state; errors are those of `request`."""
-        return orjson.loads(await self.request(
-            'PATCH', path, payload=encode(obj), content_type=content_type, logger=logger))
+        body = await self.request('PATCH', path, payload=encode(obj), content_type=content_type, logger=logger)
+        return _decode('PATCH', path, body)
 
     async def request(
             self,
@@ -279,6 +281,30 @@ class ApiClient:
             self._retired.add(session)
         else:
             await session.close()
+
+
+def _decode(method: str, path: str, body: bytes) -> Any:
+    try:
+        return decode(body)
+    except ValueError as e:
+        raise errors.APIServerError(f"The answer to {method} {path} is no JSON: {body[:_SNIPPET]!r}") from e
+
+
+def decode(data: bytes) -> Any:
+    """
+    Decode JSON: as fast as possible if it is flawless, or else as far as it makes sense.
+
+    Raises:
+        ValueError: if it does not make sense, such as a part of a document, or something else.
+    """
+    try:
+        return orjson.loads(data)
+    except ValueError:
+        # Marks of byte orders, bad characters, NaN: an object with those is better than none.
+        try:
+            return json.loads(data.decode('utf-8-sig', errors='replace'), strict=False)
+        except RecursionError as e:
+            raise ValueError("It is too deep.") from e
 
 
 def encode(obj: Any) -> bytes:

@@ -129,15 +129,19 @@ def check_response(status: int, headers: Mapping[str, str], body: bytes) -> None
     Raise the error that a response means, if it means one.
 
     Raises:
-        APIError: of the class for this status, if the status is 400 or above.
+        APIError: of the class for this status, if the status is not that of a success.
     """
-    if status >= 400:
+    if status >= 300:
         raise build_error(status, headers, body)
 
 
 def build_error(status: int, headers: Mapping[str, str], body: bytes) -> APIError:
     """Make a typed error of a failed response, or of an ERROR event of a watch."""
     import orjson
+    if 300 <= status < 400:  # not what an API does, but what stands before it, e.g. to let people log in
+        target = headers.get('Location')
+        return APIError(f"The API is not there, but at {target!r}" if target else f"HTTP {status}",
+                        status=status, headers=headers)
     try:
         data: Any = orjson.loads(body)
     except ValueError:

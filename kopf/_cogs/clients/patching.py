@@ -8,7 +8,7 @@ and created anew in the meantime, the successor is left alone.
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from kopf._cogs.clients import api, errors
 from kopf._cogs.structs import bodies, diffs, patches, references
@@ -192,8 +192,11 @@ class _Patching:
         if self.uid is not None and _get_uid(self.body) != self.uid:
             raise _ReplacedError
 
-    def _accept(self, body: bodies.RawBody) -> None:
-        self.body = self.result = body
+    def _accept(self, body: Any) -> None:
+        if not isinstance(body, dict) or not isinstance(body.get('metadata'), dict):
+            # It must not be taken for the new state of the object: everything else begins with that.
+            raise errors.APIServerError(f"The answer to the patch is no object: {body!r:.200}")
+        self.body = self.result = cast(bodies.RawBody, body)
 
 
 def _is_of_status(op: patches.JSONPatchItem) -> bool:

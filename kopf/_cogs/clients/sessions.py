@@ -183,7 +183,7 @@ class DirectSession(Session):
                     data, connect_timeout=connect_timeout, repeatable=method == 'GET')
         except OSError as e:
             raise make_error(e) from e
-        if response.status >= 400:
+        if response.status >= 300:
             raise _refuse(response)
         return response.body
 
@@ -200,7 +200,7 @@ class DirectSession(Session):
             async with asyncio.timeout(timeout):
                 response, stream = await self._pool.stream(
                     data, connect_timeout=connect_timeout, total_timeout=total_timeout)
-                if response.status < 400:
+                if response.status < 300:
                     return stream
                 try:
                     body = b''.join([chunk async for chunk in _read_on(stream)])

@@ -18,10 +18,8 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
 
-import orjson
-
 from kopf._cogs.clients import errors
-from kopf._cogs.clients.api import ApiClient
+from kopf._cogs.clients.api import ApiClient, decode
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import RawBody, RawEvent
 from kopf._cogs.structs.credentials import LoginError
@@ -111,6 +109,7 @@ class ResourceWatch:
         self._since: str | None = None
         self._listing_since: float | None = None
         self._listed_ids: set[str] = set()
+        self._flawed = False  # whether something could not be read of the list
         self._complete = False  # whether all has been listed at least once
         self._streams_lists = True  # until the server refuses
         self._backoff = MIN_BACKOFF
@@ -193,7 +192,7 @@ class ResourceWatch:
     async def _list_and_stream(self) -> None:
         if self._since is None:
             self.state = WatchState.LISTING
-            self._listing_since, self._listed_ids = time.monotonic(), set()
+            self._listing_since, self._listed_ids, self._flawed = time.monotonic(), set(), False
             if self._wants_streamed_list():
                 try:
                     await self._stream(self._params(
@@ -250,7 +249,12 @@ class ResourceWatch:
 
     def _end_list(self, version: str | None) -> None:
         """All the objects are known: those that were known before, and are not there, are gone."""
-        for uid in [uid for uid in self.records if uid not in self._listed_ids]:
+        missing = [uid for uid in self.records if uid not in self._listed_ids]
+        if missing and self._flawed:
+            logger.warning("%d objects are not in the list of %s; but as some of it makes no sense, they can be there.",
+                           len(missing), self)
+            missing = []
+        for uid in missing:
             self._take(self._make_deletion(self.records[uid]))
         self._since = version
         self._listing_since, self._listed_ids = None, set()
@@ -291,15 +295,17 @@ class ResourceWatch:
     def _take_line(self, line: bytes) -> bool:
         """Take what the line brings; tell if it is about an object."""
         try:
-            event = orjson.loads(line)
+            event = decode(line)
             type_, raw = event['type'], event['object']
         except (ValueError, KeyError, TypeError):
+            self._flawed = True
             logger.warning("Ignoring a malformed line in the watch-stream for %s: %r", self, line[:200])
             return False
         if type_ == 'BOOKMARK':
             self._take_bookmark(raw)
         elif type_ == 'ERROR':
-            raise errors.build_status_error(raw if isinstance(raw, dict) else {'code': 500, 'message': repr(raw)})
+            status = raw if isinstance(raw, dict) else {'message': repr(raw)}
+            raise errors.build_status_error(status if isinstance(status.get('code'), int) else {**status, 'code': 500})
         elif type_ in ('ADDED', 'MODIFIED', 'DELETED'):
             listing = self._since is None
             self._take({'type': None if listing and type_ == 'ADDED' else type_, 'object': raw})
@@ -324,6 +330,7 @@ class ResourceWatch:
         raw: Any = event['object']
         meta = get_meta(raw)
         if not meta.get('name'):
+            self._flawed = True
             logger.warning("Ignoring an event of an object without a name in the watch-stream for %s: %s",
                            self, str(raw)[:200])
             return

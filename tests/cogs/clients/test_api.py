@@ -558,8 +558,11 @@ async def test_cancelled_requests_release_everything(client, server, settings):
 
 async def test_redirects_are_not_followed(client, server):
     server.add('GET', '/x', (302, {'redirect': True}, {'Location': '/y'}))
-    assert await client.get_json('/x') == {'redirect': True}
-    assert len(server.seen) == 1
+    with pytest.raises(errors.APIError, match="The API is not there, but at '/y'"):
+        await client.get_json('/x')
+    with pytest.raises(errors.APIError, match="The API is not there, but at '/y'"):
+        await read_all(client, '/x')
+    assert len(server.seen) == 2
 
 
 #

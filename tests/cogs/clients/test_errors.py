@@ -26,9 +26,17 @@ def test_classes_by_status(status, cls):
     assert 'msg' in str(e.value)
 
 
-@pytest.mark.parametrize('status', [200, 201, 204, 301, 399])
+@pytest.mark.parametrize('status', [200, 201, 204])
 def test_successes_are_silent(status):
     errors.check_response(status, {}, b'')
+
+
+@pytest.mark.parametrize('status', [301, 302, 307])
+@pytest.mark.parametrize('headers, message', [
+    ({'Location': 'https://login'}, "The API is not there, but at 'https://login'"), ({}, "HTTP 30")])
+def test_redirects_are_failures(status, headers, message):
+    with pytest.raises(errors.APIError, match=message):
+        errors.check_response(status, headers, b'{"metadata":{}}')
 
 
 @pytest.mark.parametrize('body, message', [
