@@ -11,7 +11,7 @@ import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from kopf._cogs.clients import connections
+from kopf._cogs.clients import connections, pools
 
 
 @dataclasses.dataclass
@@ -81,9 +81,9 @@ class HostileServer:
     """The server; use `open`."""
 
     def __init__(self, url: str, ca: bytes) -> None:
-        parts, host, port = connections.split_url(url)
+        parts, host, port = pools.split_url(url)
         context = ssl.create_default_context(cadata=ca.decode())
-        self._pool = connections.Pool(connections.Origin(host, port, context, host), keepalive=60)
+        self._pool = pools.Pool(pools.Origin(host, port, context, host), keepalive=60)
         self._netloc = parts.netloc
         self._rules: list[Rule] = []
         self._tasks: set[asyncio.Task[None]] = set()

@@ -371,7 +371,22 @@ STRANGE_LISTS = {
 }
 
 
-@parametrize('page', STRANGE_LISTS, ['null', 'odd items', 'no version'])
+async def test_what_is_no_list_is_not_taken_for_an_empty_one(world, hostile):
+    world.settings.watching.streaming_lists = False
+    world.declare(kopf.on.event, 'event')
+    async with world.operator():
+        await world.create()
+        await world.until_called('event')
+        for page in (STATUS, b'{}', b'{"items":{}}'):
+            hostile.spoil(answer(b'200 OK', page), 'GET', 'limit=')
+        world.sandbox.faults.expire_watches(resource='kopfexamples')
+        await world.until(lambda: hostile.spoilt == 3 or not world.log.texts)
+        await world.edit(field='v2')
+        await world.until(lambda: world.called('event')[-1]['spec'] == {'field': 'v2'})
+    assert 'DELETED' not in [kwargs['type'] for kwargs in world.called('event')]
+
+
+@parametrize('page', {**STRANGE_LISTS, 'status': json.loads(STATUS)}, ['null', 'odd items', 'no version'])
 async def test_strange_lists(world, hostile, observed, page):
     world.settings.watching.streaming_lists = False
 

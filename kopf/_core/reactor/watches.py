@@ -237,6 +237,9 @@ class ResourceWatch:
         while True:
             params = {'limit': limit, 'continue': token, **self._selectors()}
             page = await self._client.get_json(self._path, params, logger=logger)
+            if not isinstance(page, dict) or not isinstance(page.get('items', 0), list | None):
+                # It must not be taken for an empty list: all the objects would be gone.
+                raise errors.APIServerError(f"The answer is no list of objects: {str(page)[:200]}")
             defaults = {'apiVersion': page.get('apiVersion'), 'kind': (page.get('kind') or '').removesuffix('List')}
             for item in page.get('items') or ():
                 raw = {**defaults, **item} if isinstance(item, dict) else item
@@ -244,7 +247,7 @@ class ResourceWatch:
             meta = page.get('metadata') or {}
             token = meta.get('continue')
             if not token:
-                self._end_list(meta.get('resourceVersion'))
+                self._end_list(meta.get('resourceVersion') or '')  # the stream begins with what is there, then
                 return
 
     def _end_list(self, version: str | None) -> None:
