@@ -55,7 +55,7 @@ async def test_many_large_requests_at_once_are_not_read_ahead(serve, connect, ap
     app.gates['/0'] = asyncio.Event()
 
     async def feed():
-        for number in range(40):
+        for number in range(20):
             client.send(post(b'/%d' % number, b'x' * 1_000_000))
             await client.writer.drain()
 
@@ -64,7 +64,7 @@ async def test_many_large_requests_at_once_are_not_read_ahead(serve, connect, ap
     done, _ = await asyncio.wait([feeding], timeout=0.3)
     assert not done
     app.gates['/0'].set()
-    for number in range(40):
+    for number in range(20):
         assert (await client.read())[2].startswith(b'/%d x' % number)
     await feeding
 
@@ -120,7 +120,7 @@ async def test_requests_in_pieces(client, app):
     assert [(await client.read())[2] for _ in range(3)] == [b'/first body', b'/x body', b'/last ']
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(strategies.lists(strategies.integers(1, 300), max_size=5))
 async def test_pieces_make_no_difference(serve, connect, cuts):
     data = post(b'/1') + get(b'/2') + CHUNKED + b'2\r\nbo\r\n2\r\ndy\r\n0\r\n\r\n' + post(b'/4', b'')
@@ -302,7 +302,7 @@ async def test_refusals_are_seen_by_those_who_still_send(serve, connect, secure,
     client.writer.transport.abort()
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(strategies.data())
 async def test_whatever_is_sent_is_answered_or_refused(serve, connect, caplog, data):
     sent = bytearray(post(b'/1') + CHUNKED + b'4\r\nbody\r\n0\r\n\r\n' + get(b'/3'))
