@@ -9,7 +9,9 @@ import contextlib
 import sys
 
 _M_MMAP_THRESHOLD = -3  # of malloc.h
-_LARGE = 128 * 1024  # bytes; the limit of glibc before it has learnt
+# The buffers of TLS have exactly this size (bytes). New pages of memory cost time, so what is read from streams, and
+# is usually smaller, should not be affected.
+_LARGE = 256 * 1024
 
 
 def give_back_large_blocks() -> None:

@@ -20,8 +20,8 @@ SCRIPT = textwrap.dedent("""
         block = b'x' * 300_000
         del block  # from now on, the allocator believes that such blocks come again
     before, large, small = measure(), [], []
-    for number in range(200):
-        large.append(b'%d' % number * 85_000)
+    for number in range(100, 300):
+        large.append(b'%d' % number * 100_000)
         small.append(b'%d' % number * 700)
     peak = measure()
     large.clear()
