@@ -217,6 +217,54 @@ async def test_scopes_exclude_each_other(world):
         await kopf.operator(**options(world, namespaces=['ns']))
 
 
+# In applications.
+
+def test_twice_in_a_row(kopf_sandbox):
+    kopf_sandbox.apply(CRD)
+    registry, seen = kopf.OperatorRegistry(), []
+    kopf.on.login(registry=registry)(kopf.login_with_kubeconfig)
+    kopf.on.startup(registry=registry)(lambda **_: seen.append('startup'))
+    kopf.on.cleanup(registry=registry)(lambda **_: seen.append('cleanup'))
+
+    async def main(stop):
+        @kopf.on.event('kopfexamples', registry=registry, id='event')
+        async def event(name, **_):
+            seen.append(name)
+            stop.set()
+        await kopf.operator(registry=registry, clusterwide=True, standalone=True, stop_flag=stop)
+
+    kopf_sandbox.create({'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': {'name': 'obj'}})
+    asyncio.run(main(asyncio.Event()))
+    asyncio.run(main(asyncio.Event()))
+    assert seen[:3] == ['startup', 'obj', 'cleanup']
+    assert seen[3] == 'startup'
+    assert seen[-1] == 'cleanup'
+
+
+async def test_tasks_of_applications_are_not_touched(world, activities):
+    async def serve():
+        await asyncio.Event().wait()
+
+    @contextlib.asynccontextmanager
+    async def lifespan():  # as web frameworks have it
+        task = asyncio.create_task(kopf.operator(**options(world)))
+        await world.until_called('startup')
+        yield
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    before = asyncio.create_task(serve())
+    async with lifespan():
+        after = asyncio.create_task(serve())
+        await asyncio.sleep(0.01)
+    assert world.ids == ['startup', 'cleanup']
+    assert not before.done() and not after.done()
+    assert asyncio.all_tasks() == {before, after, asyncio.current_task()}
+    before.cancel()
+    after.cancel()
+
+
 # Handlers that come later.
 
 @pytest.mark.parametrize('threaded', [False, True])
