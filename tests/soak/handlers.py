@@ -29,6 +29,7 @@ def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
     settings.peering.lifetime = 10
     settings.peering.priority = int(os.environ['SOAK_PRIORITY'])
     settings.watching.server_timeout = 15  # new streams often enough to meet the credentials of the day
+    settings.queueing.exit_timeout = 20  # what is cancelled is done again by the next one; machines can be slow
     settings.posting.enabled = False
 
 
