@@ -22,7 +22,7 @@ SCRIPT = textwrap.dedent("""
     before, large, small = measure(), [], []
     for number in range(100, 300):
         large.append(b'%d' % number * 100_000)
-        small.append(b'%d' % number * 700)
+        small.append(b'%d' % number * 7_000)
     peak = measure()
     large.clear()
     print(peak - before, measure() - before)
