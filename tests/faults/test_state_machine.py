@@ -3,7 +3,7 @@
 
 The reactor is real, from the watch to the patches; the API is in memory and the time is virtual, so that hypothesis can
 decide on everything: edits, outcomes, crashes, patches that are refused or whose answers are lost, events that come as
-late as it likes, or never, as the stream breaks and everything is listed anew.
+late as it likes, or never, as the stream breaks and everything is listed anew. In the end, the object is deleted.
 """
 import asyncio
 import contextlib
@@ -46,7 +46,9 @@ class Server:
     def __init__(self):
         self.version = 100
         self.raw = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample',
-                    'metadata': {'name': 'obj', 'uid': 'uid1', 'resourceVersion': '100'}, 'spec': {'a': 0, 'b': 0}}
+                    'metadata': {'name': 'obj', 'uid': 'uid1', 'resourceVersion': '100'},
+                    'spec': {'a': 0, 'b': 0}}
+        self.gone = False
         self.log = []  # the versions and the lines of all changes
         self.visible = 100
         """Up to which version the streams show what has happened."""
@@ -61,10 +63,15 @@ class Server:
         if {**raw['metadata'], 'resourceVersion': ''} == {**self.raw['metadata'], 'resourceVersion': ''} and (
                 raw['spec'] == self.raw['spec'] and raw.get('status') == self.raw.get('status')):
             return  # as in Kubernetes, this is no change
+        self.gone = 'deletionTimestamp' in raw['metadata'] and not raw['metadata'].get('finalizers')
         self.version += random.Random(self.version).randint(1, 3)
         raw['metadata']['resourceVersion'] = str(self.version)
         self.raw = raw
-        self.log.append((self.version, json.dumps({'type': 'MODIFIED', 'object': raw}).encode()))
+        type_ = 'DELETED' if self.gone else 'MODIFIED'
+        self.log.append((self.version, json.dumps({'type': type_, 'object': raw}).encode()))
+
+    def delete(self):
+        self.put({**self.raw, 'metadata': {**self.raw['metadata'], 'deletionTimestamp': '2030-01-01T00:00:00Z'}})
 
     def show(self, count=None):
         hidden = [version for version, _ in self.log if version > self.visible]
@@ -81,15 +88,20 @@ class Server:
     async def get_json(self, path, params=None, *, logger=None):
         await asyncio.sleep(0.01)
         if path.endswith('/obj'):
+            if self.gone:
+                raise errors.APINotFoundError('gone', status=404, code=404)
             return self.raw
         self.visible = self.version  # a list is never older than what is read directly
-        return {'kind': 'KopfExampleList', 'metadata': {'resourceVersion': str(self.version)}, 'items': [self.raw]}
+        items = [] if self.gone else [self.raw]
+        return {'kind': 'KopfExampleList', 'metadata': {'resourceVersion': str(self.version)}, 'items': items}
 
     async def patch(self, path, payload, content_type, *, logger=None):
         fault = self.faults.pop(0) if self.faults else None
         await asyncio.sleep(0.01)
         if fault == 'refused':
             raise errors.APIServerError('down', status=500)
+        if self.gone:
+            raise errors.APINotFoundError('gone', status=404, code=404)
         if content_type == patching._JSON:
             try:
                 self.put(jsonpatch.apply_patch(self.raw, payload))
@@ -162,6 +174,8 @@ class Operator(RuleBasedStateMachine):
         self.history = []
         self.running = 0
         self.process = None
+        self.farewell = [], None
+        self.complaints = []
 
     def open(self):
         """Begin a time of its own."""
@@ -173,6 +187,7 @@ class Operator(RuleBasedStateMachine):
         patching = self.stack.enter_context(pytest.MonkeyPatch.context())
         for module in (processing, throttling, watches):
             patching.setattr(module, 'time', types.SimpleNamespace(monotonic=self.loop.time))
+        self.retries = {}  # when the handlers may run again at the earliest
         for module in (execution, processing, handling):
             patching.setattr(module, 'utcnow', self.now)
 
@@ -189,7 +204,8 @@ class Operator(RuleBasedStateMachine):
             self.registry = kopf.OperatorRegistry()
             decorators = {
                 'create1': kopf.on.create, 'create2': kopf.on.create, 'update1': kopf.on.update,
-                'update2': kopf.on.update, 'update3': kopf.on.update, 'resume': kopf.on.resume}
+                'update2': kopf.on.update, 'update3': kopf.on.update, 'resume': kopf.on.resume,
+                'delete1': kopf.on.delete, 'delete2': kopf.on.delete}
             for id, decorator in decorators.items():
                 decorator('kopfexamples', id=id, registry=self.registry)(self.make_handler(id))
             field = kopf.on.field('kopfexamples', field='spec.a', id='field', registry=self.registry)
@@ -203,21 +219,32 @@ class Operator(RuleBasedStateMachine):
         self.run(begin())
 
     def make_handler(self, id):
-        async def fn(spec, patch, **_):
+        async def fn(spec, patch, retry, reason, old, **_):
             assert not self.running, "two handlers of the object run at the same time"
+            if self.loop.time() < self.retries.pop((reason, id), 0):
+                self.complaints.append(f"{id} is tried again too early")
+            if id != 'field':
+                self.check_state(reason, old)
             self.running += 1
             try:
-                await self.handle(id, dict(spec), patch)
+                await self.handle(id, dict(spec), patch, reason)
             finally:
                 self.running -= 1
         return fn
 
-    async def handle(self, id, spec, patch):
+    def check_state(self, reason, old):
+        """Check what the handlers are told of the past."""
+        if old is not None and old != {} and old['spec'] not in self.history:
+            self.complaints.append(f"{reason} is told of a past that never was: {old}")
+
+    async def handle(self, id, spec, patch, reason):
         outcome, edit = self.plan.pop(0) if self.plan else ('success', None)
         self.runs.append((id, spec, self.server.patches, False))
         await asyncio.sleep(0.05)
         if edit is not None:
             self.do_edit(**edit)
+        if outcome in ('retry', 'fail'):
+            self.retries[reason, id] = self.loop.time() + {'retry': 3, 'fail': 60}[outcome] - 0.001
         if outcome == 'retry':
             raise kopf.TemporaryError('later', delay=3)
         if outcome == 'fail':
@@ -259,6 +286,11 @@ class Operator(RuleBasedStateMachine):
     def let_patches_fail(self, faults):
         self.server.faults = faults
 
+    @rule(plan=st.lists(st.tuples(st.sampled_from(['success', 'retry', 'fail', 'patch']), st.none()), max_size=4),
+          crash=st.none() | st.sampled_from([0, 0.07, 2]))
+    def let_it_end(self, plan, crash):
+        self.farewell = plan, crash
+
     # What the network does.
 
     @rule(count=st.none() | st.integers(1, 3), seconds=st.sampled_from([0.02, 0.2, 2, 20, 100]))
@@ -290,7 +322,7 @@ class Operator(RuleBasedStateMachine):
     async def restart(self, seconds, edit=None):
         await asyncio.sleep(seconds)
         await self.process.kill()
-        self.plan = []
+        self.plan, self.retries = [], {}
         # A success that could not be stored before the crash is unknown to the next process.
         self.runs = [run for run in self.runs if not (run[3] and run[2] == self.server.patches)]
         if edit is not None:
@@ -304,6 +336,9 @@ class Operator(RuleBasedStateMachine):
             if self.process is not None:
                 self.run(self.come_to_rest())
                 self.check()
+                self.run(self.end())
+                self.check_end()
+                assert not self.complaints
         finally:
             if self.process is not None:
                 self.run(self.process.kill())
@@ -337,6 +372,21 @@ class Operator(RuleBasedStateMachine):
         for id in ('update1', 'update2', 'update3'):
             for one, other in itertools.pairwise(successes[id]):
                 assert one != other or self.has_moved(one), f"{id} has run twice for {one}"
+
+    async def end(self):
+        self.runs, (self.plan, crash) = [], self.farewell
+        self.server.delete()
+        self.server.show()
+        if crash is not None:
+            await self.restart(crash)
+        for _ in range(5):
+            self.server.show()
+            await asyncio.sleep(REST / 5)
+
+    def check_end(self):
+        assert self.server.gone
+        assert not self.process.watch.records
+        assert sorted(id for id, _, _, success in self.runs if success) == ['delete1', 'delete2']
 
     def has_moved(self, spec):
         """Tell if the spec has come back after it was something else."""

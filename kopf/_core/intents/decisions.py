@@ -10,7 +10,7 @@ Edits by others in the middle of a cycle:
 - of an update: handlers that had finished and would match the edit are due again; those that run later see it anyway;
 - of a creation: an update follows, from the state that the first finished handler has seen; or from nothing, if the
   operator was not running then, so that the state is not known. While handlers of a creation follow each other soon,
-  their records have no digests, for they are as they always were: the object's generation tells of an edit then.
+  their records have no digests, for they are as they always were, if the object has a generation that tells of edits.
 
 What our own patches change counts as seen by all.
 """
@@ -345,7 +345,7 @@ class Decider:
             same = cycle.base == essence
             cycle.base = moved if same else self._predict_essence(cycle.base, patch)
         cycle.known = moved
-        if cycle.state.purpose == Reason.UPDATE or self._is_creation_put_off(cycle):
+        if cycle.state.purpose == Reason.UPDATE or self._is_creation_put_off(cycle, decision.cause.body):
             finished = [key for key, record in cycle.state.items() if record.finished and key not in cycle.missed]
             if finished:
                 cycle.state.see(finished, digest_essence(moved))
@@ -357,11 +357,13 @@ class Decider:
         generation = body.metadata.get('generation') if counted else None
         return isinstance(generation, int) and generation > 1
 
-    def _is_creation_put_off(self, cycle: Cycle) -> bool:
+    def _is_creation_put_off(self, cycle: Cycle, body: Body) -> bool:
         """Tell if another operator can well go on with the creation later, with no idea of the edits until then."""
         if cycle.state.purpose != Reason.CREATE or not self._updating:
             return False
         if any(record.digest is not None for record in cycle.state.values()):
+            return True
+        if not isinstance(body.metadata.get('generation'), int):  # many built-in kinds have none
             return True
         stopped = max((record.stopped for record in cycle.state.values() if record.stopped is not None), default=None)
         return stopped is not None and all(

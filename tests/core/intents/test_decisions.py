@@ -547,3 +547,19 @@ def test_edits_in_a_downtime_right_after_a_handler_are_known_by_the_generation(g
     sim.settle()
     assert [(id, spec['a']) for id, _, spec, _ in sim.runs] == [
         ('create1', 0), ('create2', 1), *([('update', 1)] if told else [])]
+
+
+@pytest.mark.parametrize('edits, told', [({'a': 1}, True), ({}, False)])
+def test_edits_in_a_downtime_are_known_by_digests_where_there_is_no_generation(edits, told):
+    sim = Simulation(
+        make_handler('create1', reason=Reason.CREATE), make_handler('create2', reason=Reason.CREATE),
+        make_handler('update', reason=Reason.UPDATE, needs_change=True))
+    sim.raw['metadata'].pop('generation', None)
+    sim.step()
+    assert 'digest' in str(sim.raw)
+    sim.restart()
+    if edits:
+        sim.edit(**edits)
+    sim.settle()
+    assert [(id, spec['a']) for id, _, spec, _ in sim.runs] == [
+        ('create1', 0), ('create2', edits.get('a', 0)), *([('update', 1)] if told else [])]
