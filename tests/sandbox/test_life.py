@@ -132,14 +132,23 @@ async def test_foreground_deletion_waits_for_the_dependents(client, gone):
 
 async def test_namespaces_take_their_content_with_them(client, gone):
     namespace = f"/api/v1/namespaces/{client.namespace}"
-    await client.create("held", finalizers=["x.dev/y"])
+    await client.create("held", finalizers=["x.dev/y", "x.dev/z"])
     await client("POST", client.configmaps, {"metadata": {"name": "c"}})
     answer = await client("DELETE", namespace)
     assert answer.body["status"] == {"phase": "Terminating"}
     await gone(f"{client.configmaps}/c")
     late = await client("POST", client.configmaps, {"metadata": {"name": "late"}})
     assert (late.status, late.body["details"]["causes"][0]["reason"]) == (403, "NamespaceTerminating")
-    assert (await client("GET", namespace)).status == 200
+    await client("PATCH", f"{client.things}/held", {"metadata": {"finalizers": ["x.dev/y"]}}, type=MERGE)
+    expected = {
+        "NamespaceContentRemaining": "Some resources are remaining: things.things.example.dev has 1 resource instances",
+        "NamespaceFinalizersRemaining":
+            "Some content in the namespace has finalizers remaining: x.dev/y in 1 resource instances"}
+    async with asyncio.timeout(5):
+        told = None
+        while told != expected:
+            conditions = (await client("GET", namespace)).body["status"].get("conditions", [])
+            told = {item["type"]: item["message"] for item in conditions if item["status"] == "True"}
     await client("PATCH", f"{client.things}/held", {"metadata": {"finalizers": []}}, type=MERGE)
     await gone(namespace)
 

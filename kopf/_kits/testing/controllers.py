@@ -10,10 +10,11 @@ from collections.abc import Callable, Hashable
 
 from kopf._kits.testing import crds, objects, permissions, roles, schemas, selectables
 from kopf._kits.testing.garbage import GarbageCollector
-from kopf._kits.testing.kinds import VERBS, Body, Catalog, ConversionFactory, Schemas, Service
+from kopf._kits.testing.kinds import VERBS, Body, Catalog, ConversionFactory, Kind, Schemas, Service
+from kopf._kits.testing.namespaces import explain
 from kopf._kits.testing.protection import Protection
 from kopf._kits.testing.rest import Objects
-from kopf._kits.testing.storage import Change, Storage, Table, TableName
+from kopf._kits.testing.storage import Change, Record, Storage, Table, TableName
 
 #: How long watches go on when their CRD is gone: as on a real server, so that clients learn it from the CRD first.
 STREAMS_OUTLIVE = 1.0
@@ -53,11 +54,10 @@ class Controllers:
             self._later(self._empty_namespace, record.name)
         self._garbage.observe(table, change)
         self._protection.observe(table, change)
-        if change.type == 'DELETED':
-            if record.namespace in self._terminating:
-                self._later(self._empty_namespace, record.namespace)
-            if self._is_leaving(table):
-                self._later(self._empty_crd, f'{table.name.plural}.{table.name.group}')
+        if record.namespace in self._terminating:
+            self._later(self._empty_namespace, record.namespace)
+        if change.type == 'DELETED' and self._is_leaving(table):
+            self._later(self._empty_crd, f'{table.name.plural}.{table.name.group}')
 
     def resume(self, table: Table) -> None:
         """Go on with what was not finished with the objects of a table when they were stored."""
@@ -166,25 +166,28 @@ class Controllers:
     # -- Namespaces
 
     def _empty_namespace(self, name: str) -> None:
-        namespaces = self._storage.table('', 'namespaces')
-        namespace = namespaces.get('', name)
+        home = self._storage.table('', 'namespaces')
+        namespace = home.get('', name)
         if namespace is None or not namespace.deleting:
             self._terminating.discard(name)
             return
-        left = 0
+        left: list[tuple[Kind, Record]] = []
         for table in self._storage:
             records = list(table.records(name))
             if records and (kind := self._garbage.kind_of(table)) is not None and kind.namespaced:
                 for record in records:
                     self._rest.remove(kind, record)
-                left += sum(1 for _ in table.records(name))
+                left += [(kind, record) for record in table.records(name)]
+        body = explain(namespace.body(), left)
+        if not objects.same(body, namespace.body()):
+            self._storage.commit(home, 'MODIFIED', body)
         if left:
             return
         self._terminating.discard(name)
-        body = namespace.body()
-        body['spec'] = {}
-        finalizers = body['metadata'].get('finalizers')
-        self._storage.commit(namespaces, 'MODIFIED' if finalizers else 'DELETED', body)
+        if not body['metadata'].get('finalizers'):
+            self._storage.commit(home, 'DELETED', body)
+        elif body['spec']:
+            self._storage.commit(home, 'MODIFIED', {**body, 'spec': {}})
 
     # -- Roles
 
