@@ -212,7 +212,7 @@ async def sandbox(path: str) -> AsyncIterator[str]:
         return
     from kopf.testing import Sandbox
     with tempfile.TemporaryDirectory() as folder:
-        async with Sandbox(kubeconfig=f"{folder}/kubeconfig"):
+        async with Sandbox(kubeconfig=f"{folder}/kubeconfig", rbac=True):
             yield f"{folder}/kubeconfig"
 
 

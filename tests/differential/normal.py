@@ -13,7 +13,7 @@ import yaml
 
 UID = re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b")
 TIME = re.compile(r"\b(\d{4})-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|( \+0000 UTC))(?: m=\+[0-9.]+)?")
-GENERATED = re.compile(r"\b(gen-(?:[a-z0-9]+-)*)[bcdfghjklmnpqrstvwxz2456789]{5}\b")
+GENERATED = re.compile(r"\b(gen[-.](?:[a-z0-9]+-)*x*)[bcdfghjklmnpqrstvwxz2456789]{5}\b")
 ADDRESS = re.compile(r"\b127\.0\.0\.1:\d+\b")
 SERVICE = re.compile(r"\b10\.0\.\d+\.\d+\b")
 TOO_NEW = re.compile(r"(Too large resource version: )\d+(, current: )\d+")

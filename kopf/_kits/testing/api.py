@@ -284,7 +284,7 @@ class Api:
                                           'code': 201})
             case 'finalize', 'update':
                 body = objects.decode(_decoded(seen, kind), kind, seen.body)
-                raw, _ = await self.objects.replace(kind, namespace, name, body, options)
+                raw, _ = await self.objects.replace(kind, namespace, name, body, options, place.subresource)
                 return 200, raw
             case 'approval', 'get':
                 return 200, kind.raw(self.objects.get(kind, namespace, name))
@@ -397,7 +397,7 @@ def _check_patch_media(seen: SeenRequest, kind: Kind) -> None:
     if seen.content_type not in accepted:
         if kind.custom:
             raise statuses.unsupported_media(accepted)
-        raise statuses.Refusal(415, 'UnsupportedMediaType', '415: Unsupported Media Type')
+        raise statuses.Refusal(415, 'UnsupportedMediaType', '415: Unsupported Media Type', {})
 
 
 def _decoded_patch(seen: SeenRequest, kind: Kind) -> Any:

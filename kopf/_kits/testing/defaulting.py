@@ -7,7 +7,7 @@ applied at every write, as a real server does. What only new objects get is in `
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kopf._kits.testing import podspecs, quantities
+from kopf._kits.testing import clocks, podspecs, quantities
 from kopf._kits.testing.podspecs import Fields, maps
 
 Body = dict[str, Any]
@@ -36,6 +36,8 @@ def begin(body: Body, plural: str) -> None:
             _begin_node(body)
     if plural in STATUSES:
         body['status'] = {**STATUSES[plural]}
+    if plural == 'persistentvolumes':
+        body['status']['lastPhaseTransitionTime'] = clocks.now()
 
 
 #: What the status of a new object says; its zeros are there because the fields must be.

@@ -79,7 +79,8 @@ def begin(body: Body, kind: Kind) -> None:
     """The state that a new object begins in."""
     match kind.plural:
         case 'namespaces':
-            body['spec'] = {'finalizers': ['kubernetes']}
+            present = (body.get('spec') or {}).get('finalizers') or []
+            body['spec'] = {'finalizers': [*(item for item in present if item != 'kubernetes'), 'kubernetes']}
             body['status'] = {'phase': 'Active'}
         case crds.PLURAL:
             body['status'] = {}

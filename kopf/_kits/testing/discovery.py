@@ -116,7 +116,8 @@ class Discovery:
             if kind.categories:
                 resource['categories'] = kind.categories
             if kind.table is not None:
-                digest = hashlib.sha256(f'{kind.group}/{kind.stored_version}/{kind.name}'.encode()).digest()
+                group = '' if kind.plural == 'events' else kind.group
+                digest = hashlib.sha256(f'{group}/{kind.stored_version}/{kind.name}'.encode()).digest()
                 resource['storageVersionHash'] = base64.b64encode(digest[:8]).decode()
             resources.append(resource)
             for name in _subresources(kind):

@@ -155,7 +155,7 @@ def _check_known(accept: str, *, streamed: bool) -> None:
     if not {clause.partition(';')[0].strip() for clause in accept.split(',')} & {*MEDIA, '*/*'}:
         known = [*MEDIA, *(f'{media};stream=watch' for media in MEDIA if streamed and media != 'application/yaml')]
         message = f'406: Not Acceptable\n\nAvailable representations: {", ".join(known)}'
-        raise statuses.Refusal(406, 'NotAcceptable', message)
+        raise statuses.Refusal(406, 'NotAcceptable', message, {})
 
 
 def _partial(body: Mapping[str, Any], version: str) -> dict[str, Any]:

@@ -78,21 +78,17 @@ def _check_time(value: str) -> None:
         raise TypeError(f'parsing time {text(value)} as "{_LAYOUT}": cannot parse {text(value)} as "2006"')
 
 
+def repeated_problems(meta: Mapping[str, Any]) -> list[Cause]:
+    """What is looked at again at each update, with all changes."""
+    return [*_label_problems(meta), *_annotation_problems(meta), *_owner_problems(meta.get('ownerReferences') or ())]
+
+
 def problems(meta: Mapping[str, Any], *, custom: bool) -> Iterator[Cause]:
     """Everything that is wrong with metadata in themselves, but for the name."""
     if isinstance(generation := meta.get('generation'), int) and generation < 0:
         yield statuses.value_invalid('metadata.generation', text(generation), 'must be greater than or equal to 0')
-    for key, value in sorted((meta.get('labels') or {}).items()):
-        for problem in names.label_key_problems(key):
-            yield statuses.value_invalid('metadata.labels', text(key), problem)
-        for problem in names.label_value_problems(value):
-            yield statuses.value_invalid('metadata.labels', text(value), problem)
-    annotations = meta.get('annotations') or {}
-    for key in annotations:
-        for problem in names.label_key_problems(key.lower()):
-            yield statuses.value_invalid('metadata.annotations', text(key), problem)
-    if sum(len(key) + len(value) for key, value in annotations.items()) > _LARGEST:
-        yield Cause('metadata.annotations', 'FieldValueTooLong', f'Too long: may not be more than {_LARGEST} bytes')
+    yield from _label_problems(meta)
+    yield from _annotation_problems(meta)
     yield from _owner_problems(meta.get('ownerReferences') or ())
     finalizers = meta.get('finalizers') or ()
     for finalizer in finalizers:
@@ -105,6 +101,23 @@ def problems(meta: Mapping[str, Any], *, custom: bool) -> Iterator[Cause]:
         if '/' not in finalizer and finalizer not in _STANDARD:
             yield statuses.value_invalid(f'metadata.finalizers[{index}]', text(finalizer), 'name is neither a standard '
                                          'finalizer name nor is it fully qualified')
+
+
+def _label_problems(meta: Mapping[str, Any]) -> Iterator[Cause]:
+    for key, value in sorted((meta.get('labels') or {}).items()):
+        for problem in names.label_key_problems(key):
+            yield statuses.value_invalid('metadata.labels', text(key), problem)
+        for problem in names.label_value_problems(value):
+            yield statuses.value_invalid('metadata.labels', text(value), problem)
+
+
+def _annotation_problems(meta: Mapping[str, Any]) -> Iterator[Cause]:
+    annotations = meta.get('annotations') or {}
+    for key in annotations:
+        for problem in names.label_key_problems(key.lower()):
+            yield statuses.value_invalid('metadata.annotations', text(key), problem)
+    if sum(len(key) + len(value) for key, value in annotations.items()) > _LARGEST:
+        yield Cause('metadata.annotations', 'FieldValueTooLong', f'Too long: may not be more than {_LARGEST} bytes')
 
 
 def _owner_problems(owners: Any) -> Iterator[Cause]:

@@ -156,6 +156,8 @@ def prepare_changed(body: Body, old: Body, kind: Kind, subresource: str) -> None
         _restore(body, old, 'status')
         if kind.plural == crds.PLURAL:
             crds.note_storage(body)
+    if kind.plural == 'namespaces' and not subresource:
+        _restore(body, old, 'spec')
     _restore(meta, before, 'generation')
     _restore(meta, before, 'creationTimestamp')
     for key in ('uid', 'deletionTimestamp', 'deletionGracePeriodSeconds', 'resourceVersion', 'namespace'):
@@ -181,8 +183,8 @@ def _keep_but_status(body: Body, old: Body, kind: Kind) -> None:
     body.clear()
     body.update(old)
     body['metadata'] = dict(before)
-    if not kind.custom:
-        for key in ('annotations', 'finalizers'):
+    if not kind.custom and kind.plural != crds.PLURAL:
+        for key in ('annotations', 'finalizers', *(('labels',) if kind.plural != 'deployments' else ())):
             _restore(body['metadata'], meta, key)
     for key in ('uid', 'resourceVersion'):
         if key in meta:
@@ -244,6 +246,7 @@ def change_problems(body: Body, old: Body) -> Iterator[Cause]:
             causes.append(statuses.value_forbidden(
                 'metadata.finalizers', 'no new finalizers can be added if the object is being deleted, found new '
                                        f'finalizers []string{{{listed}}}'))
+    causes += metadata.repeated_problems(meta)
     if body['kind'] == 'CustomResourceDefinition':
         yield from crds.change_problems(body, old)
     yield from causes

@@ -56,6 +56,14 @@ RETURNED_ON_DELETION = frozenset({
 })
 
 
+#: Kinds of which the metadata are validated twice at an update, which is told twice.
+CHECKED_TWICE = frozenset({
+    'configmaps', 'secrets', 'serviceaccounts', 'pods', 'persistentvolumeclaims', 'persistentvolumes', 'nodes',
+    'endpoints', 'jobs', 'roles', 'clusterroles', 'rolebindings', 'clusterrolebindings', 'ingresses', 'ingressclasses',
+    'storageclasses',
+})
+
+
 @dataclasses.dataclass(slots=True)
 class Options:
     """How it is to be done; ``warnings`` collects what the client should be told besides."""
@@ -397,7 +405,8 @@ class Objects:
         causes = list(objects.problems(body, kind, subresource))
         if old is not None:
             causes += objects.change_problems(body, old)
-            causes += metadata.problems(body['metadata'], custom=True) if kind.custom else ()
+            if kind.plural in CHECKED_TWICE and not kind.custom:
+                causes += metadata.problems(body['metadata'], custom=False)
             causes += () if kind.custom else immutables.problems(body, old, kind.plural)
             causes += roles.change_problems(body, old, kind) if kind.group == permissions.GROUP else ()
         if kind.schema is not None:

@@ -52,6 +52,9 @@ class Watch:
         end = loop.time() + (self._options.timeout or LONGEST * (1 + random.random()))
         bookmark = self._next_bookmark(end)
         try:
+            if self._options.initial_events and self._since > self._storage.version:
+                yield error_line(statuses.too_new(self._since, self._storage.version))
+                return
             initial = self._initial()
             position = table.position(min(self._since, self._storage.version))
             if initial is not None:
