@@ -47,7 +47,7 @@ class Names:
         if value.get("kind") == "APIResourceList" and "resources" in value:  # Those of definitions come in no order.
             value = {**value, "resources": sorted(value["resources"], key=lambda item: str(item["name"]))}
         if value.get("kind") == "Status" and isinstance(details := value.get("details"), dict) and "causes" in details:
-            value = _sorted_causes(value)
+            value = self._sorted_causes(value)
         result = {}
         for key in sorted(value):
             item = value[key]
@@ -65,6 +65,26 @@ class Names:
             else:
                 result[self._text(key)] = self.normal(item)
         return result
+
+    def _sorted_causes(self, status: dict[str, Any]) -> dict[str, Any]:
+        """What is wrong is told in the order of a map of Go: in none. Quoted objects are compared as such."""
+        causes = sorted(status["details"]["causes"], key=json.dumps)
+        causes = [{**cause, "message": self._requoted(str(cause.get("message")))} for cause in causes]
+        head, bracket, _ = str(status.get("message")).partition(" is invalid: ")
+        message = head + bracket + "(see the causes)" if bracket else status.get("message")
+        return {**status, "message": message, "details": {**status["details"], "causes": causes}}
+
+    def _requoted(self, message: str) -> str:
+        head, mark, rest = message.partition('Invalid value: "{')
+        if not mark:
+            return message
+        try:
+            text, end = json.JSONDecoder().raw_decode('"{' + rest)
+            quoted = json.dumps(self.normal(_without_managers(json.loads(text))), sort_keys=True)
+        except ValueError:
+            return message
+        tail = f'"{{{rest}'[end:]
+        return f"{head}Invalid value: {quoted}{tail}"
 
     def _name_version(self, meta: dict[str, Any]) -> None:
         uid, version = meta.get("uid"), meta.get("resourceVersion")
@@ -85,28 +105,6 @@ class Names:
         if "ersion" in text:
             text = re.sub(r"\b\d+\b", lambda found: self._versions.get(found[0], found[0]), text)
         return text
-
-
-def _sorted_causes(status: dict[str, Any]) -> dict[str, Any]:
-    """What is wrong is told in the order of a map of Go: in none. Quoted objects are compared as such."""
-    causes = sorted(status["details"]["causes"], key=json.dumps)
-    causes = [{**cause, "message": _requoted(str(cause.get("message")))} for cause in causes]
-    head, bracket, _ = str(status.get("message")).partition(" is invalid: ")
-    message = head + bracket + "(see the causes)" if bracket else status.get("message")
-    return {**status, "message": message, "details": {**status["details"], "causes": causes}}
-
-
-def _requoted(message: str) -> str:
-    head, mark, rest = message.partition('Invalid value: "{')
-    if not mark:
-        return message
-    try:
-        text, end = json.JSONDecoder().raw_decode('"{' + rest)
-        quoted = json.dumps(_without_managers(json.loads(text)), sort_keys=True)
-    except ValueError:
-        return message
-    tail = f'"{{{rest}'[end:]
-    return f"{head}Invalid value: {quoted}{tail}"
 
 
 def _without_managers(body: Any) -> Any:

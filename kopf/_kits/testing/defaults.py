@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from kopf._kits.testing import crds, defaulting, podspecs, roles, statuses
+from kopf._kits.testing import crds, defaulting, demands, podspecs, roles, statuses
 from kopf._kits.testing.kinds import Body, Kind
 from kopf._kits.testing.statuses import Cause
 
@@ -106,9 +106,8 @@ def problems(body: Body, kind: Kind) -> Iterator[Cause]:
                                              'does not match event.namespace')
         case 'roles' | 'clusterroles' | 'rolebindings' | 'clusterrolebindings':
             yield from roles.problems(body, kind)
-        case 'pods':
-            if not (body.get('spec') or {}).get('containers'):
-                yield statuses.value_required('spec.containers')
+        case _:
+            yield from demands.problems(body, kind.plural)
 
 
 def _webhook_problems(webhook: Mapping[str, Any], place: str) -> Iterator[Cause]:

@@ -116,8 +116,8 @@ class Discovery:
             if kind.categories:
                 resource['categories'] = kind.categories
             if kind.table is not None:
-                group = '' if kind.plural == 'events' else kind.group
-                digest = hashlib.sha256(f'{group}/{kind.stored_version}/{kind.name}'.encode()).digest()
+                stored = '' if kind.plural == 'events' else kind.group
+                digest = hashlib.sha256(f'{stored}/{kind.stored_version}/{kind.name}'.encode()).digest()
                 resource['storageVersionHash'] = base64.b64encode(digest[:8]).decode()
             resources.append(resource)
             for name in _subresources(kind):

@@ -36,6 +36,8 @@ def decode(body: Any, kind: Kind, text: bytes, mistakes: list[str] | None = None
 
     What a strict decoder would refuse is added to the ``mistakes``, for built-in kinds.
     """
+    if body is None:
+        body = {}
     if not isinstance(body, dict):
         excerpt = jsontexts.excerpt(text)
         raise statuses.bad_request(
@@ -132,8 +134,10 @@ def prepare_new(body: Body, kind: Kind, uid: str) -> int:
     """Give a new object its identity; returns the version that it claims to have already, 0 if it does not."""
     meta = body['metadata']
     version = str(meta.pop('resourceVersion', ''))
-    for key in ('uid', 'creationTimestamp', 'deletionTimestamp', 'deletionGracePeriodSeconds', 'generation'):
+    for key in ('uid', 'creationTimestamp', 'deletionTimestamp', 'deletionGracePeriodSeconds'):
         meta.pop(key, None)
+    if kind.counted or kind.custom or not meta.get('generation'):
+        meta.pop('generation', None)
     meta['uid'] = uid
     meta['creationTimestamp'] = clocks.now()
     if kind.counted:
@@ -152,6 +156,8 @@ def prepare_changed(body: Body, old: Body, kind: Kind, subresource: str) -> None
     if subresource == 'status':
         _keep_but_status(body, old, kind)
         meta = body['metadata']
+        if kind.plural == 'pods' and isinstance(status := body.get('status'), dict):
+            _restore(status, old.get('status') or {}, 'qosClass')
     elif 'status' in kind.subresources:
         _restore(body, old, 'status')
         if kind.plural == crds.PLURAL:
@@ -214,7 +220,7 @@ def problems(body: Body, kind: Kind, subresource: str = '') -> Iterator[Cause]:
         yield statuses.value_required('metadata.name', 'name or generateName is required')
     for problem in _name_problems(name, kind) if name else ():
         yield statuses.value_invalid('metadata.name', _text(name), problem)
-    yield from metadata.problems(meta, custom=kind.custom)
+    yield from metadata.problems(meta, custom=kind.custom or kind.plural == crds.PLURAL)
     if kind.schema is not None:
         status = subresource == 'status'
         yield from (schemas.validate_status if status else schemas.validate)(body, kind.schema)

@@ -115,8 +115,8 @@ def _add(root: dict[str, Any], path: str, value: Any) -> None:
         parent[key] = value
     elif key == '-':
         parent.append(value)
-    elif (index := int(key)) <= len(parent) and index >= 0:
-        parent.insert(index, value)
+    elif -len(parent) - 1 <= (index := int(key)) <= len(parent):
+        parent.insert(index if index >= 0 else index + len(parent) + 1, value)
     else:
         raise IndexError(f'no place {key} in a list of {len(parent)}')
 
@@ -140,6 +140,6 @@ def _locate(root: dict[str, Any], path: str) -> tuple[Any, str]:
 
 def _index(items: list[Any], key: str) -> int:
     index = int(key)
-    if not 0 <= index < len(items):
+    if not -len(items) <= index < len(items):
         raise IndexError(f'no item {key} in a list of {len(items)}')
     return index

@@ -56,6 +56,11 @@ RETURNED_ON_DELETION = frozenset({
 })
 
 
+#: Kinds whose dependents are left alone when they are deleted and nobody says what is to become of them.
+ORPHANED = frozenset({'jobs', 'replicationcontrollers'})
+PRESERVED = ('child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove '
+             'them or set propagationPolicy=Orphan to suppress this warning')
+
 #: Kinds of which the metadata are validated twice at an update, which is told twice.
 CHECKED_TWICE = frozenset({
     'configmaps', 'secrets', 'serviceaccounts', 'pods', 'persistentvolumeclaims', 'persistentvolumes', 'nodes',
@@ -201,8 +206,7 @@ class Objects:
         if (meta.get('uid') or record.uid) != record.uid:
             raise _other_uid(kind, namespace, name, meta['uid'], record.uid)
         if _version(meta.get('resourceVersion')) == 0 and kind.custom:
-            raise statuses.invalid(kind.group, kind.plural, name, [statuses.value_invalid(
-                'metadata.resourceVersion', '0', 'must be specified for an update')])
+            raise _unversioned(kind, name)
         return await self._update(kind, namespace, name, lambda old: orjson.loads(orjson.dumps(body)),
                                   options, subresource), False
 
@@ -278,6 +282,8 @@ class Objects:
             record = await self.read(kind, namespace, name)
         if kind.plural == 'namespaces' and name in ('default', 'kube-system', 'kube-public'):
             raise statuses.forbidden(kind.group, kind.plural, name, 'this namespace may not be deleted')
+        if not options.propagation and kind.plural == 'jobs':
+            options.warnings.append(PRESERVED)
         removed = self.remove(kind, record, options.propagation, dry_run=options.dry_run)
         if not isinstance(removed, Record):
             return removed
@@ -290,20 +296,25 @@ class Objects:
         """Delete or mark an object without asking anybody; what is left of it, or a ``Status`` of success."""
         body = record.body()
         success = statuses.success(kind.group, kind.plural, record.name, record.uid)
+        if not propagation and kind.plural in ORPHANED and not record.deleting:
+            propagation = 'Orphan'
         if deletion.mark(body, kind, propagation):
             if objects.same(body, record.body()):
                 return record
             if dry_run:
                 return orjson.dumps({'apiVersion': kind.api_version, 'kind': kind.name, **body})
             return self._storage.commit(kind.store, 'MODIFIED', body).record
-        if dry_run:
-            return success
         body = record.body()  # The last event shows it as it was.
         if kind.plural == 'pods' and not record.deleting:
             meta = body['metadata']
             meta['deletionTimestamp'], meta['deletionGracePeriodSeconds'] = clocks.now(), 0
             meta['generation'] = meta.get('generation', 0) + 1
-            self._storage.commit(kind.store, 'MODIFIED', body)
+            if not dry_run:
+                self._storage.commit(kind.store, 'MODIFIED', body)
+        if dry_run and kind.plural in RETURNED_ON_DELETION:
+            return orjson.dumps({'apiVersion': kind.api_version, 'kind': kind.name, **body})
+        if dry_run:
+            return success
         change = self._storage.commit(kind.store, 'DELETED', body)
         return change.record if kind.plural in RETURNED_ON_DELETION else success
 
@@ -412,7 +423,8 @@ class Objects:
         if kind.schema is not None:
             causes += rules.problems(body, kind.schema, old, causes)
         if causes:
-            raise statuses.invalid(kind.group, kind.name, body['metadata'].get('name', ''), causes)
+            group = '' if kind.plural == 'events' else kind.group
+            raise statuses.invalid(group, kind.name, body['metadata'].get('name', ''), causes)
 
     def _check_place(self, kind: Kind, namespace: str, body: Body, name: str = '') -> None:
         meta = body['metadata']
@@ -475,6 +487,10 @@ def _patched(new: Any, kind: Kind, namespace: str, name: str, source: Patched) -
     given, version, meta = body.get('kind'), body.get('apiVersion'), body.get('metadata')
     nameless = statuses.bad_request(f'the name of the object ({name} based on URL) was undeterminable: name must be '
                                     'provided')
+    for key, part in (('apiVersion', version), ('kind', given)) if kind.custom else ():
+        if not isinstance(part, (str, type(None))):
+            raise _unreadable(new, f'couldn\'t get version/kind; json parse error: json: cannot unmarshal '
+                                   f'{patches.json_type(part)} into Go struct field .{key} of type string')
     if kind.custom and not given:
         raise _unreadable(new, f'Object \'Kind\' is missing in \'{objects.sorted_text(new)}\'')
     if not kind.custom and body and not version:
@@ -511,7 +527,14 @@ def _patched(new: Any, kind: Kind, namespace: str, name: str, source: Patched) -
         if value != expected and kind.custom:
             raise statuses.invalid(group, str(given), name, [statuses.value_invalid(
                 field, f'"{value}"', f'must be {expected}')])
+    if kind.custom and not meta.get('resourceVersion'):
+        raise _unversioned(kind, name)
     return {**body, 'kind': kind.name, 'apiVersion': kind.api_version}
+
+
+def _unversioned(kind: Kind, name: str) -> statuses.Refusal:
+    return statuses.invalid(kind.group, kind.plural, name, [statuses.value_invalid(
+        'metadata.resourceVersion', '0', 'must be specified for an update')])
 
 
 def _unreadable(body: Any, why: str) -> statuses.Refusal:

@@ -134,8 +134,9 @@ class _Parser:
         if absent := token == '!':
             token = self._next()
         if not token or not re.match(r'[^\s!=<>(),]', token):
-            wanted = 'identifier' if absent else "!, identifier, or 'end of string'"
-            raise statuses.bad_request(f"found '{token}', expected: {wanted}")
+            if absent:
+                raise statuses.bad_request(f"unable to parse requirement: found '{token}', expected: identifier")
+            raise statuses.bad_request(f"found '{token}', expected: !, identifier, or 'end of string'")
         self._check(names.label_key_problems(token), token)
         if absent:
             return Requirement(token, 'absent', frozenset())
@@ -173,6 +174,8 @@ class _Parser:
     def _values(self, key: str) -> frozenset[str]:
         if (token := self._next()) != '(':
             raise statuses.bad_request(f"unable to parse requirement: found '{token}' expected: '('")
+        if not self._peek():
+            raise statuses.bad_request("unable to parse requirement: found '', expected: ',', ')' or identifier")
         values, token = [], ','
         while token == ',':
             if self._peek() in (',', ')'):
