@@ -4,16 +4,14 @@ CRDs: whether a definition is acceptable, what the server fills in, and the kind
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import orjson
-
-from kopf._kits.testing import clientconfigs, clocks, extensions, names, rules, selectables, statuses
+from kopf._kits.testing import clientconfigs, clocks, names, selectables, statuses, structural
 from kopf._kits.testing.kinds import VERBS, Body, ConversionFactory, Kind, Schemas, Service, priority
 from kopf._kits.testing.statuses import Cause
 from kopf._kits.testing.storage import Table
 
 GROUP, PLURAL = 'apiextensions.k8s.io', 'customresourcedefinitions'
 FINALIZER = 'customresourcecleanup.apiextensions.k8s.io'
-TYPES = ('array', 'boolean', 'integer', 'number', 'object', 'string')
+SIMPLE = 'must be a simple json path starting with .'
 
 
 def complete(body: Body) -> None:
@@ -48,9 +46,10 @@ def problems(body: Body) -> list[Cause]:
 def _problems(body: Body) -> Iterator[Cause]:
     spec = body.get('spec') or {}
     wanted = spec.get('names') or {}
-    name = body['metadata'].get('name', '')
-    if not wanted.get('plural') or name != f'{wanted["plural"]}.{spec.get("group")}':
-        yield statuses.value_invalid('metadata.name', f'"{name}"', 'must be spec.names.plural+"."+spec.group')
+    for key in ('generateName', 'name'):
+        given = body['metadata'].get(key)
+        if given and (not wanted.get('plural') or given != f'{wanted["plural"]}.{spec.get("group")}'):
+            yield statuses.value_invalid(f'metadata.{key}', f'"{given}"', 'must be spec.names.plural+"."+spec.group')
     if not (group := spec.get('group')):
         yield statuses.value_required('spec.group')
     elif problems := names.subdomain_problems(group):
@@ -66,7 +65,19 @@ def _problems(body: Body) -> Iterator[Cause]:
         if not (word := wanted.get(key)):
             yield statuses.value_required(f'spec.names.{key}')
         elif problems := names.word_problems(word if key in ('plural', 'singular') else word.lower()):
-            yield statuses.value_invalid(f'spec.names.{key}', f'"{word}"', '; '.join(problems))
+            mixed = '' if key in ('plural', 'singular') else 'may have mixed case, but should otherwise match: '
+            yield statuses.value_invalid(f'spec.names.{key}', f'"{word}"', f'{mixed}{"; ".join(problems)}')
+    for key in ('shortNames', 'categories'):
+        for index, word in enumerate(wanted.get(key) or ()):
+            for problem in names.word_problems(word):
+                yield statuses.value_invalid(f'spec.names.{key}[{index}]', statuses.text(word), problem)
+    if wanted.get('kind') and wanted.get('kind') == wanted.get('listKind'):
+        yield statuses.value_invalid('spec.names.listKind', statuses.text(wanted['listKind']),
+                                     'kind and listKind may not be the same')
+    if spec.get('preserveUnknownFields'):
+        yield statuses.value_invalid('spec.preserveUnknownFields', 'true',
+                                     'cannot set to true, set x-kubernetes-preserve-'
+                                     'unknown-fields to true in spec.versions[*].schema instead')
     yield from clientconfigs.problems(spec.get('conversion') or {})
     if not body['status']['storedVersions']:
         yield statuses.value_invalid('status.storedVersions', 'null', 'must have at least one stored version')
@@ -88,52 +99,68 @@ def change_problems(body: Body, old: Body) -> Iterator[Cause]:
 def _version_problems(spec: Mapping[str, Any]) -> Iterator[Cause]:
     versions = _versions(spec)
     if sum(bool(version.get('storage')) for version in versions) != 1:
-        text = orjson.dumps(versions or None).decode()
-        yield statuses.value_invalid('spec.versions', text, 'must have exactly one version marked as storage version')
+        yield statuses.value_invalid('spec.versions', _described(versions),
+                                     'must have exactly one version marked as storage version')
     seen: set[str] = set()
     for index, version in enumerate(versions):
         place, name = f'spec.versions[{index}]', version.get('name')
-        if not name:
-            yield statuses.value_required(f'{place}.name')
-        elif problems := names.word_problems(name):
-            yield statuses.value_invalid(f'{place}.name', f'"{name}"', '; '.join(problems))
+        if problems := names.word_problems(name or ''):
+            yield statuses.value_invalid(f'{place}.name', f'"{name or ""}"', '; '.join(problems))
+            if name and len(versions) == 1:
+                yield statuses.value_invalid('spec.version', f'"{name}"', '; '.join(problems))
         elif name in seen:
-            yield statuses.value_invalid('spec.versions', f'"{name}"', 'must contain unique version names')
+            yield statuses.value_invalid('spec.versions', _described(versions), 'must contain unique version names')
         seen.add(name or '')
+        if version.get('deprecationWarning') and not version.get('deprecated'):
+            yield statuses.value_invalid(f'{place}.deprecationWarning', statuses.text(version['deprecationWarning']),
+                                         'can only be set for deprecated versions')
         schema = (version.get('schema') or {}).get('openAPIV3Schema')
         if not isinstance(schema, Mapping):
             yield statuses.value_required(f'{place}.schema.openAPIV3Schema')
             continue
-        base = 'spec.validation' if len(versions) == 1 else f'{place}.schema'
+        common = all(other.get('schema') == version['schema'] for other in versions)
+        if common and index:
+            continue
+        base = 'spec.validation' if common else f'{place}.schema'
         yield from selectables.problems(version, f'{place if len(versions) > 1 else "spec"}.selectableFields')
-        yield from _structural_problems(schema, f'{base}.openAPIV3Schema', 'must not be empty at the root')
+        yield from _column_problems(version, place if len(versions) > 1 else 'spec')
+        yield from _scale_problems(version, place if len(versions) > 1 else 'spec')
+        yield from structural.problems(schema, f'{base}.openAPIV3Schema')
 
 
-def _structural_problems(schema: Any, place: str, why: str) -> Iterator[Cause]:
-    if not isinstance(schema, Mapping):
+def _column_problems(version: Mapping[str, Any], place: str) -> Iterator[Cause]:
+    known = 'boolean,date,integer,number,string'
+    for index, column in enumerate(version.get('additionalPrinterColumns') or ()):
+        where, type, path = f'{place}.additionalPrinterColumns[{index}]', column.get('type'), column.get('jsonPath')
+        if not column.get('name'):
+            yield statuses.value_required(f'{where}.name')
+        if not type:
+            yield statuses.value_required(f'{where}.type', f'must be one of {known}')
+        elif type not in known.split(','):
+            yield statuses.value_invalid(f'{where}.type', statuses.text(type), f'must be one of {known}')
+        if not path:
+            yield statuses.value_required(f'{where}.JSONPath')
+        elif not path.startswith('.'):
+            yield statuses.value_invalid(f'{where}.JSONPath', statuses.text(path), SIMPLE)
+
+
+def _scale_problems(version: Mapping[str, Any], place: str) -> Iterator[Cause]:
+    if (scale := (version.get('subresources') or {}).get('scale')) is None:
         return
-    type = schema.get('type')
-    if type and type not in TYPES:
-        yield statuses.value_unsupported(f'{place}.type', f'"{type}"', [f'"{known}"' for known in TYPES])
-    elif not type and not schema.get(extensions.INT_OR_STRING) and not schema.get(extensions.PRESERVE):
-        yield statuses.value_required(f'{place}.type', why)
-    if type == 'array' and not isinstance(schema.get('items'), Mapping):
-        yield statuses.value_required(f'{place}.items', 'must be specified')
-    if schema.get('uniqueItems'):
-        yield statuses.value_forbidden(f'{place}.uniqueItems', 'uniqueItems cannot be set to true since the runtime '
-                                                               'complexity becomes quadratic')
-    yield from rules.declaration_problems(schema, place)
-    properties, others = schema.get('properties') or {}, schema.get('additionalProperties')
-    if properties and others:
-        yield statuses.value_forbidden(f'{place}.additionalProperties',
-                                       'additionalProperties and properties are mutual exclusive')
-    for key, sub in properties.items():
-        yield from _structural_problems(sub, f'{place}.properties[{key}]',
-                                        'must not be empty for specified object fields')
-    yield from _structural_problems(schema.get('items'), f'{place}.items',
-                                    'must not be empty for specified array items')
-    yield from _structural_problems(others, f'{place}.additionalProperties',
-                                    'must not be empty for specified object fields')
+    for key in ('specReplicasPath', 'statusReplicasPath'):
+        if not (path := scale.get(key)):
+            yield statuses.value_required(f'{place}.subresources.scale.{key}')
+        elif not path.startswith('.'):
+            yield statuses.value_invalid(f'{place}.subresources.scale.{key}', statuses.text(path), SIMPLE)
+
+
+def _described(versions: list[dict[str, Any]]) -> str:
+    """The versions as messages quote them: what all of them have in common is not said of each."""
+    return statuses.text([{
+        'Name': version.get('name', ''), 'Served': bool(version.get('served')), 'Storage': bool(version.get('storage')),
+        'Deprecated': bool(version.get('deprecated')), 'DeprecationWarning': version.get('deprecationWarning'),
+        'Schema': None, 'Subresources': None, 'AdditionalPrinterColumns': None, 'SelectableFields': None,
+    } for version in versions])
 
 
 def accept(body: Body, taken: Mapping[str, str]) -> None:

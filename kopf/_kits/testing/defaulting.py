@@ -108,6 +108,8 @@ def _replicaset(body: Body, spec: Fields) -> None:
 
 def _replicationcontroller(body: Body, spec: Fields) -> None:
     _replicaset(body, spec)
+    if not spec.get('minReadySeconds'):
+        spec.pop('minReadySeconds', None)
     template = spec.get('template')
     labels = (template.get('metadata') or {}).get('labels') if isinstance(template, dict) else None
     if labels:

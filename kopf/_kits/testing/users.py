@@ -75,8 +75,8 @@ def authenticate(
 ) -> User:
     """Who sends a request; 401 if the credentials are not known."""
     scheme, _, token = headers.get('authorization', '').partition(' ')
-    if scheme:
-        user = lookup(token.strip()) if scheme.lower() == 'bearer' else None
+    if scheme.lower() == 'bearer':
+        user = lookup(token.strip())
         if user is None:
             raise statuses.unauthorized()
         return user
