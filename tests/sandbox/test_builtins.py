@@ -70,7 +70,8 @@ async def test_pods(client, path):
 
 async def test_scales(client, path):
     deployments = path("deployments", "apis/apps/v1")
-    spec = {"selector": {"matchLabels": {"a": "b"}}, "template": {}}
+    pod = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
+    spec = {"selector": {"matchLabels": {"a": "b"}}, "template": pod}
     body = (await client("POST", deployments, {"metadata": {"name": "d"}, "spec": spec})).body
     assert body["spec"]["replicas"] == 1
     scale = (await client("GET", f"{deployments}/d/scale")).body
@@ -91,13 +92,15 @@ async def test_services_get_addresses(client, path):
 
 
 async def test_generation_is_counted_where_it_is_in_a_cluster(client, path):
-    job = {"metadata": {"name": "j"}, "spec": {"template": {}}}
+    pod = {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}
+    job = {"metadata": {"name": "j"}, "spec": {"template": pod}}
     assert (await client("POST", path("jobs", "apis/batch/v1"), job)).body["metadata"]["generation"] == 1
     config = (await client("POST", client.configmaps, {"metadata": {"name": "c"}})).body
     assert "generation" not in config["metadata"]
 
 
 async def test_evictions(client, path):
-    await client("POST", path("pods"), {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c"}]}})
+    spec = {"containers": [{"name": "c", "image": "i"}]}
+    await client("POST", path("pods"), {"metadata": {"name": "p"}, "spec": spec})
     assert (await client("POST", path("pods") + "/p/eviction", {})).status == 201
     assert (await client("GET", path("pods") + "/p")).status == 404

@@ -71,7 +71,8 @@ async def test_field_selectors(client, abc):
 async def test_field_selectors_of_builtin_kinds(client):
     pods = f"/api/v1/namespaces/{client.namespace}/pods"
     for name in ("p", "q"):
-        await client("POST", pods, {"metadata": {"name": name}, "spec": {"containers": [{"name": "c"}]}})
+        spec = {"containers": [{"name": "c", "image": "i"}]}
+        await client("POST", pods, {"metadata": {"name": name}, "spec": spec})
     await client("PATCH", f"{pods}/q/status", {"status": {"phase": "Running"}}, type="application/merge-patch+json")
     assert (await client("GET", pods, fieldSelector="status.phase=Running")).names == ["q"]
     assert (await client("GET", pods, fieldSelector="status.phase!=Running")).names == ["p"]

@@ -47,7 +47,7 @@ def test_adding_and_removing(document, key, value):
     assert removed == {name: item for name, item in document.items() if name != key}
 
 
-@pytest.mark.parametrize("path", ["/list/3", "/list/-1", "/list/x", "/list/0/deep", "/text/0", "/nope/x", "list"])
+@pytest.mark.parametrize("path", ["/list/3", "/list/-4", "/list/x", "/list/0/deep", "/text/0", "/nope/x", "list"])
 def test_places_that_do_not_exist(path):
     with pytest.raises(patches.PatchError):
         patches.apply({"list": [1, 2], "text": "x"}, [{"op": "add", "path": path, "value": 0}])
