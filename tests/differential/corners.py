@@ -23,9 +23,10 @@ DOCUMENTS = [
     "/apis/scheduling.k8s.io/v1",
     "/apis/certificates.k8s.io/v1", "/apis/node.k8s.io/v1", "/healthz", "/livez", "/readyz", "/healthz/ping",
     "/livez/ping",
-    "/readyz/ping", "/readyz/bogus", "/healthz?verbose", "/apis/apps/v1/", "/api/v1/",
+    "/readyz/ping", "/readyz/bogus", "/apis/apps/v1/", "/api/v1/",
 ]
-PRESENT = ["/apis", "/apis/", "/version", "/openapi/v3", "/openapi/v2", "/", "/metrics", f"/openapi/v3/apis/{G}/v1",
+PRESENT = ["/healthz?verbose", "/apis", "/apis/", "/version", "/openapi/v3", "/openapi/v2", "/", "/metrics",
+           f"/openapi/v3/apis/{G}/v1",
            "/openapi/v3/api/v1", "/version/", "/openapi/v3/apis/apps/v1"]
 ABSENT = [
     "/bogus", "/api/v2", "/api/v1/bogus", "/api/v1/namespaces/default/bogus", "/api/v1/namespaces/default/bogus/x",
@@ -99,7 +100,7 @@ class Corners:
             f"/apis/{G}/v1/widgets", "/api/v1/pods", f"/apis/{G}/v1/gadgets", f"/apis/{G}/v1/gadgets/x"])
         method = self.rng.choice(WORDS)
         body = {} if method in ("POST", "PUT", "PATCH") else None
-        step = Step(f"word {method}", method, path, body=body)
+        step = Step(f"word {method}", method, path, body=body, shallow=path in PRESENT)
         if method == "DELETE" and path.rpartition("/")[2] != "x":
             step.params = [("labelSelector", "twins=nobody")]
         return step

@@ -220,6 +220,7 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, action="append", help="can be repeated; any if none is given")
+    parser.add_argument("--fresh", type=int, default=0, help="how many seeds that nobody knows are added")
     parser.add_argument("--requests", type=int, default=1000, help="how many for each seed")
     parser.add_argument("--episode", type=int, help="only this one")
     parser.add_argument("--length", type=int, default=LENGTH, help="requests of an episode")
@@ -241,7 +242,8 @@ def arguments() -> argparse.Namespace:
 
 
 async def main(options: argparse.Namespace) -> int:
-    seeds = options.seed or [int.from_bytes(os.urandom(3))]
+    fresh = options.fresh or not options.seed
+    seeds = [*(options.seed or []), *(int.from_bytes(os.urandom(3)) for _ in range(fresh))]
     results: list[Comparison] = []
     async with sandbox(options.sandbox) as path, Twins(path, options.real) as twins:
         await prepare(twins)
