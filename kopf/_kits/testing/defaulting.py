@@ -87,7 +87,7 @@ def _statefulset(body: Body, spec: Fields) -> None:
     for claim in maps(spec.get('volumeClaimTemplates')):
         claim.setdefault('apiVersion', 'v1')
         claim.setdefault('kind', 'PersistentVolumeClaim')
-        claim.setdefault('status', {'phase': 'Pending'})
+        _mapping(claim, 'status').setdefault('phase', 'Pending')
         _claim(claim, _mapping(claim, 'spec'))
 
 
