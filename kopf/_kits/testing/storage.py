@@ -87,7 +87,6 @@ class Table:
     def __init__(self, name: TableName, version: int, history: int, fields_of: FieldsOf | None = None) -> None:
         self.name = name
         self.floor = version
-        self._origin = version
         self.closed = False
         self.ended = False
         self._history = history
@@ -115,8 +114,6 @@ class Table:
 
     def records_at(self, version: int, namespace: str = '', *, start: str = '') -> Iterator[Record]:
         """The same for some version in the past; `Expired` if the history does not go back so far."""
-        if version < self.floor == self._origin:  # Before there was anything.
-            version = self.floor
         changes = self.changes_after(version)
         if not changes:
             return self.records(namespace, start=start)
