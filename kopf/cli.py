@@ -290,6 +290,10 @@ def run(
     registries.set_default_registry(registry)
     with _credentials(controls, sandbox=sandbox, crds=crds, loads=loads, pods=pods) as vault:
         loaders.preload(paths=paths, modules=modules)
+        if not registry.activities and not any(registry.iter_resource_handlers()):
+            logger.warning("There are no handlers%s: nothing will be handled. Name the files with decorated functions, "
+                           "such as those with @kopf.on.create(...).",
+                           f" in {', '.join([*paths, *modules])}" if paths or modules else "")
         if sandbox and registry.activities.get_handlers(causes.Activity.AUTHENTICATION):
             logger.info("The login handlers are not called: the sandbox has brought its own credentials.")
         with _event_loop(controls) as loop:

@@ -6,7 +6,7 @@ in the documentation), the options of its kind of handlers, and an optional ``re
 decorated function unchanged, so that they can be stacked. A wrong option raises `TypeError` or `ValueError` at once.
 """
 from collections.abc import Callable
-from typing import Any, TypeVar, Unpack
+from typing import Any, Never, TypeVar, Unpack
 
 from kopf._cogs.structs.dicts import FieldSpec, parse_field
 from kopf._core.intents import declarations as _declarations
@@ -41,24 +41,24 @@ from kopf._core.intents.handlers import (
 FnT = TypeVar('FnT', bound=Callable[..., Any])
 
 
-def startup(**options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
+def startup(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
     """Run the function when the operator starts, before it asks anything of the API; if it fails, the operator ends."""
-    return _declarations.declare_activity('startup', options, activity=Activity.STARTUP)
+    return _declarations.declare_activity('startup', misplaced, options, activity=Activity.STARTUP)
 
 
-def cleanup(**options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
+def cleanup(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
     """Run the function when the operator ends, after all its work has stopped."""
-    return _declarations.declare_activity('cleanup', options, activity=Activity.CLEANUP)
+    return _declarations.declare_activity('cleanup', misplaced, options, activity=Activity.CLEANUP)
 
 
-def login(**options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
+def login(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
     """Let the function get the credentials for the API: it returns a `kopf.ConnectionInfo`, or ``None``."""
-    return _declarations.declare_activity('login', options, activity=Activity.AUTHENTICATION)
+    return _declarations.declare_activity('login', misplaced, options, activity=Activity.AUTHENTICATION)
 
 
-def probe(**options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
+def probe(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
     """Let the function's result be part of the answer of the liveness endpoint."""
-    return _declarations.declare_activity('probe', options, activity=Activity.PROBE)
+    return _declarations.declare_activity('probe', misplaced, options, activity=Activity.PROBE)
 
 
 def event(

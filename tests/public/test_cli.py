@@ -60,7 +60,7 @@ def invoke():
 
 @pytest.fixture()
 def handlers(tmp_path):
-    tmp_path.joinpath('handlers.py').write_text("")
+    tmp_path.joinpath('handlers.py').write_text("import kopf\n@kopf.on.event('kopfexamples')\ndef fn(**_): pass\n")
     return 'handlers.py'
 
 
@@ -215,7 +215,8 @@ def test_controls(invoke, operator, handlers):
 
 def test_files_and_modules_are_loaded_with_the_logging_configured(invoke, operator, tmp_path):
     for name in ['one', 'two_module']:
-        tmp_path.joinpath(f'{name}.py').write_text(f"import logging; logging.info('hello from {name}')")
+        tmp_path.joinpath(f'{name}.py').write_text(f"import kopf, logging; logging.info('hello from {name}')\n"
+                                                   f"kopf.on.event('kopfexamples')(lambda **_: None)")
     result = invoke('run', '--log-format=plain', '-m', 'two_module', 'one.py')
     assert result.output.splitlines() == ["hello from one", "hello from two_module"]
 

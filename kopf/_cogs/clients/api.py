@@ -48,6 +48,7 @@ class ApiClient:
         self._gates: dict[str, pacing.Gate] = {}  # by server
         self._default_namespace: str | None = None
         self._closed = False
+        self._answered = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -139,6 +140,7 @@ class ApiClient:
                 )
                 if not session.approved:
                     self._approve(session)
+                self._answered = True
                 return body
             except errors.APIUnauthorizedError as e:
                 refusal = e
@@ -147,6 +149,7 @@ class ApiClient:
                 failure = e
             except (errors.APIServerError, errors.APIConnectionError) as e:
                 failure = e
+                self._suspect(e, session.server)
             finally:
                 gate.leave()
                 await self._release(session)
@@ -210,6 +213,14 @@ class ApiClient:
                 await self._replace(session, refusal)
             finally:
                 del refusal  # or else, this frame and its traceback would keep each other
+
+    def _suspect(self, error: errors.APIError, server: str) -> None:
+        """Say once what the reason can be if nobody has ever answered."""
+        if not self._answered and isinstance(error, errors.APIConnectionError):
+            self._answered = True
+            default_logger.warning(
+                "No API answers at %s: %s. Is the cluster running, and is it the right one? See kubectl cluster-info. "
+                "It is tried again for a while.", server, error.__cause__ or error)
 
     async def _open(self, session: sessions.Session, query: str) -> sessions.Stream:
         networking, watching = self._settings.networking, self._settings.watching
@@ -318,6 +329,11 @@ def encode(obj: Any) -> bytes:
         return orjson.dumps(obj, default=_simplify)
     except orjson.JSONEncodeError:
         return json.dumps(obj, default=_simplify, separators=(',', ':')).encode()
+
+
+def simplify(obj: Any) -> Any:
+    """Give what comes back of what is encoded: JSON types only."""
+    return orjson.loads(encode(obj))
 
 
 def _simplify(value: Any) -> Any:

@@ -73,19 +73,30 @@ class Kubeconfig(NamedTuple):
         Raises:
             credentials.LoginError: if the files are broken or incomplete, or if the plugin fails.
         """
+        context, cluster, user = self.check()
+        info = _make_info(context, cluster, user, trust_env=trust_env)
+        return info if user is None else _authenticate(info, cluster, user)
+
+    def check(self) -> tuple[_Entry, _Entry, _Entry | None]:
+        """
+        Get the current context, its cluster and its user, if there is one; nothing is run for that.
+
+        Raises:
+            credentials.LoginError: if one of them is not named, or is not there.
+        """
         files = os.pathsep.join(self.paths)
         if not self.current_context:
             raise credentials.LoginError(
                 f"The current context is not set in {files}. Set it with: kubectl config use-context NAME")
         context = self.entries.get(('contexts', self.current_context))
         if context is None:
+            names = ', '.join(repr(name) for section, name in self.entries if section == 'contexts') or 'none'
             raise credentials.LoginError(
-                f"The current context {self.current_context!r} does not exist in {files}. "
+                f"The current context {self.current_context!r} does not exist in {files}; there are: {names}. "
                 f"Choose another one with: kubectl config use-context NAME")
         cluster = self._follow(context, 'cluster', 'clusters')
         user = self._follow(context, 'user', 'users') if context.get('user') else None
-        info = _make_info(context, cluster, user, trust_env=trust_env)
-        return info if user is None else _authenticate(info, cluster, user)
+        return context, cluster, user
 
     def _follow(self, context: _Entry, field: str, section: str) -> _Entry:
         name = context.get(field)

@@ -55,6 +55,22 @@ def explain_absence() -> str:
             f"Set $KUBECONFIG, or run in a pod with a service account, or add a handler with @kopf.on.login().")
 
 
+def check_sources() -> None:
+    """
+    Check what there is to log in with by default, before any library is asked to make sense of it.
+
+    Raises:
+        LoginError: if there is nothing, or if it is a kubeconfig that cannot be used.
+    """
+    if has_service_account():
+        return
+    config = kubeconfigs.load() if has_kubeconfig() else None
+    if config is None:
+        raise credentials.LoginError(f"There are no credentials for a cluster. {explain_absence()} "
+                                     f"To try an operator without a cluster: kopf run --sandbox.")
+    config.check()
+
+
 def login_with_kubeconfig(
         *,
         settings: configuration.OperatorSettings,

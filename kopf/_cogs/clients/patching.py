@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, cast
 
 from kopf._cogs.clients import api, errors
-from kopf._cogs.structs import bodies, diffs, patches, references
+from kopf._cogs.structs import bodies, dicts, diffs, patches, references
 
 _MERGE: Final = 'application/merge-patch+json'
 _JSON: Final = 'application/json-patch+json'
@@ -88,6 +88,31 @@ async def patch_obj(
     return PatchResult(patching.result)
 
 
+def discard_unstorable(patch: patches.Patch, logger: api.AnyLogger) -> None:
+    """Take out of the patch what no request can carry, and tell of it: it would only fail again and again."""
+    if not len(patch):
+        return
+    try:
+        api.encode(patch)
+    except (TypeError, ValueError):
+        for path, value in list(_find_unstorable((), patch)):
+            dicts.remove(patch, path)
+            logger.error("%s cannot be stored, and is left out: JSON cannot express this %s. Return from handlers, and "
+                         "put into patches, only dicts with strings as keys, lists, strings, numbers, booleans, None.",
+                         '.'.join(path), type(value).__name__)
+
+
+def _find_unstorable(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        for key, child in value.items():
+            yield from _find_unstorable((*path, key), child)
+        return
+    try:
+        api.encode(value)
+    except (TypeError, ValueError):
+        yield path, value
+
+
 class _ReplacedError(Exception):
     """There is another object under the same name."""
 
@@ -145,8 +170,9 @@ class _Patching:
                 raise _ReplacedError from e
             raise
         inconsistencies = diffs.Diff(_compare((), changes, self.body))
-        if inconsistencies:
-            self.logger.warning("Merge-patching finished with inconsistencies: %r", inconsistencies)
+        if inconsistencies and (inconsistencies := diffs.Diff(_compare((), api.simplify(changes), self.body))):
+            self.logger.warning("Merge-patching finished with inconsistencies: %r%s", inconsistencies,
+                                _explain_pruning(inconsistencies, self.body))
 
     async def _send_merge_of_status(self, changes: Mapping[str, Any]) -> None:
         # Metadata is not looked at there, and so the uid protects from nothing. But the version is.
@@ -208,6 +234,19 @@ def _is_about_uid(error: errors.APIError) -> bool:
     causes = error.details.get('causes') or ()
     return (any(cause.get('field') == 'metadata.uid' for cause in causes) or
             (error.status == 409 and 'UID in precondition' in (error.message or '')))
+
+
+def _explain_pruning(inconsistencies: diffs.Diff, body: bodies.RawBody | None) -> str:
+    """Say why fields of a custom resource are not there, if that is so: its schema does not know them."""
+    dropped = ['.'.join(path) for op, path, _, _ in inconsistencies
+               if op is diffs.DiffOperation.REMOVE and path[0] != 'metadata']
+    group = str((body or {}).get('apiVersion')).partition('/')[0]
+    if not dropped or '.' not in group or group.endswith('.k8s.io'):
+        return ''
+    kind = (body or {}).get('kind')
+    return (f". The schema of {kind} does not know {', '.join(dropped)}, so the API drops what is put there. "
+            f"Add the fields to the schema in the CRD, or x-kubernetes-preserve-unknown-fields: true "
+            f"to {dropped[0].partition('.')[0]!r} there.")
 
 
 def _get_version(body: bodies.RawBody | None) -> str | None:

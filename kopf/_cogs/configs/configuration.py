@@ -18,8 +18,20 @@ from kopf._cogs.structs import reviews
 logger = logging.getLogger(__name__)
 
 
+class _Group:
+    """A group of settings, which has no others than those declared: a misspelt one would have no effect."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not hasattr(type(self), name) and name not in self.__dataclass_fields__:  # type: ignore[attr-defined]
+            import difflib
+            names = difflib.get_close_matches(name, self.__dataclass_fields__, n=1)  # type: ignore[attr-defined]
+            hint = f"Did you mean {names[0]!r}?" if names else "See the list of settings in the documentation."
+            raise AttributeError(f"There is no {name!r} in {type(self).__name__}. {hint}")
+        object.__setattr__(self, name, value)
+
+
 @dataclasses.dataclass
-class ProcessSettings:
+class ProcessSettings(_Group):
     """The life of the operator's process."""
 
     ultimate_exiting_timeout: float | None = 10 * 60
@@ -30,7 +42,7 @@ class ProcessSettings:
 
 
 @dataclasses.dataclass
-class PostingSettings:
+class PostingSettings(_Group):
     """Kubernetes events about the objects (``kubectl get events``)."""
 
     enabled: bool = True
@@ -65,7 +77,7 @@ class PostingSettings:
 
 
 @dataclasses.dataclass
-class PeeringSettings:
+class PeeringSettings(_Group):
     """Coexistence with other operators for the same resources: one operator is active, others are paused."""
 
     name: str = 'default'
@@ -100,7 +112,7 @@ class PeeringSettings:
 
 
 @dataclasses.dataclass
-class WatchingSettings:
+class WatchingSettings(_Group):
     """Lists of objects and streams of their changes."""
 
     server_timeout: float | None = None
@@ -141,7 +153,7 @@ class WatchingSettings:
 
 
 @dataclasses.dataclass
-class QueueingSettings:
+class QueueingSettings(_Group):
     """Processing of objects' changes in the order and at the speed they come."""
 
     worker_limit: int | None = None
@@ -180,7 +192,7 @@ class QueueingSettings:
 
 
 @dataclasses.dataclass
-class ScanningSettings:
+class ScanningSettings(_Group):
     """Discovery of resources and namespaces."""
 
     disabled: bool = False
@@ -188,7 +200,7 @@ class ScanningSettings:
 
 
 @dataclasses.dataclass
-class AdmissionSettings:
+class AdmissionSettings(_Group):
     """Admission webhooks, by which the API asks the operator to validate or mutate objects."""
 
     server: reviews.WebhookServerProtocol | None = None
@@ -231,7 +243,7 @@ class _Executor:
 
 
 @dataclasses.dataclass
-class ExecutionSettings:
+class ExecutionSettings(_Group):
     """Running of handlers."""
 
     default_backoff: float = 60
@@ -275,7 +287,7 @@ class ExecutionSettings:
 
 
 @dataclasses.dataclass
-class BackgroundSettings:
+class BackgroundSettings(_Group):
     """Running of daemons and timers."""
 
     max_threads: int = 500
@@ -298,7 +310,7 @@ class BackgroundSettings:
 
 
 @dataclasses.dataclass
-class NetworkingSettings:
+class NetworkingSettings(_Group):
     """Connections and requests to the API, except for the streams (see `WatchingSettings`)."""
 
     request_timeout: float | None = 5 * 60
@@ -348,7 +360,7 @@ class NetworkingSettings:
 
 
 @dataclasses.dataclass
-class PersistenceSettings:
+class PersistenceSettings(_Group):
     """What is stored in objects."""
 
     finalizer: str = 'kopf.zalando.org/KopfFinalizerMarker'
@@ -375,7 +387,7 @@ class PersistenceSettings:
 
 
 @dataclasses.dataclass
-class ProbingSettings:
+class ProbingSettings(_Group):
     """The liveness and readiness endpoints."""
 
     cache_lifetime: float = 10.0
@@ -396,7 +408,7 @@ class ProbingSettings:
 
 
 @dataclasses.dataclass
-class OperatorSettings:
+class OperatorSettings(_Group):
     """All settings of an operator, by groups."""
 
     process: ProcessSettings = dataclasses.field(default_factory=ProcessSettings)

@@ -9,6 +9,7 @@ The formats are fixed: objects outlive operators. What is formed from ids is cac
 import functools
 import json
 import logging
+import re
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, cast
@@ -30,6 +31,8 @@ _MARKER: Final = 'kopf-managed'
 _MARKER_SUFFIX: Final = f'/{_MARKER}'
 _KNOWN_PREFIX: Final = 'kopf.zalando.org'
 _LAST_APPLIED: Final = 'kubectl.kubernetes.io/last-applied-configuration'
+_LEGAL: Final = re.compile(r'([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')
+_ILLEGAL: Final = re.compile(r'[^-A-Za-z0-9_.]')
 _UNSAFE: Final = str.maketrans({'/': '.', '<': '_', '>': '_'})
 
 
@@ -42,10 +45,18 @@ def _make_suffix(key: str) -> str:
     return '-' + base64.b64encode(digest, altchars=b'-.').decode('ascii').rstrip('=-.')
 
 
+def _make_safe(key: str, room: int) -> str:
+    safe_key = key.translate(_UNSAFE)
+    if _LEGAL.fullmatch(safe_key if len(safe_key) <= room else f'{safe_key}x'):  # of longer ones, the end is cut off
+        return safe_key
+    # Such as of lambdas, of names that begin with an underscore, or not in English: Kubernetes would refuse these.
+    return f"x{_ILLEGAL.sub('_', safe_key)}{_make_suffix(key)}"
+
+
 @functools.lru_cache(maxsize=4096)
 def _make_v1_key(prefix: str, key: str, max_length: int) -> str:
-    safe_key = key.translate(_UNSAFE)
     room = max_length - len(prefix) - 1
+    safe_key = _make_safe(key, room)
     if len(safe_key) > room:
         suffix = _make_suffix(safe_key)
         # With long prefixes, it cuts from the end: senseless, but such are the keys in existing objects.
@@ -55,7 +66,7 @@ def _make_v1_key(prefix: str, key: str, max_length: int) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _make_v2_key(prefix: str, key: str, max_length: int) -> str:
-    safe_key = key.translate(_UNSAFE)
+    safe_key = _make_safe(key, max_length)
     if len(safe_key) > max_length:
         suffix = _make_suffix(key)
         safe_key = safe_key[:max(0, max_length - len(suffix))] + suffix

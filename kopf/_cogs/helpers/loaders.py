@@ -112,10 +112,21 @@ def _explain_failure(what: str, exc: Exception) -> str:
     lines = [f"Cannot load {what}: {type(exc).__name__}: {text}"]
     if line:
         lines[0] += f" ({line})"
-    lines.append(_format_user_part(report))
+    if not _is_complaint(exc):
+        lines.append(_format_user_part(report))
     if isinstance(exc, ModuleNotFoundError) and exc.name:
         lines.append(f"Check the spelling of {exc.name!r}, or install the package that has it for {sys.executable}.")
     return '\n'.join(lines)
+
+
+def _is_complaint(exc: Exception) -> bool:
+    """Tell if it is the framework that complains of what it was told; then all is in its text and in its place."""
+    trace = exc.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return (isinstance(exc, TypeError | ValueError | LookupError)
+            and (exc.__context__ is None or exc.__suppress_context__)
+            and trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE))
 
 
 def _user_frames(exc: BaseException) -> list[traceback.FrameSummary]:

@@ -7,7 +7,7 @@ every use. The root is kept in a one-item list (a cell), which all views of one 
 through all of them, and the views do not refer to each other in cycles.
 """
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, MutableMapping, ValuesView
-from typing import Any, Final, Generic, Self, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeAlias, TypeVar, overload
 
 FieldPath: TypeAlias = tuple[str, ...]
 FieldSpec: TypeAlias = None | str | FieldPath | list[str]
@@ -216,6 +216,18 @@ class MappingView(Mapping[_K, _V], Generic[_K, _V]):
 
     def items(self) -> ItemsView[_K, _V]:
         return self._data().items()
+
+    if not TYPE_CHECKING:  # for those who do not check types, or else they would be told less than before
+        def __setitem__(self, key: object, value: object, /) -> None:
+            raise TypeError(self._explain_frozen(key))
+
+        def __delitem__(self, key: object, /) -> None:
+            raise TypeError(self._explain_frozen(key))
+
+    def _explain_frozen(self, key: object) -> str:
+        path = ''.join(f'[{part!r}]' for part in (*self._path, key))
+        return (f"The object cannot be changed in place: {path} belongs to what was read from the cluster. "
+                f"Change it by the argument patch: patch{path} = ..., where None removes it.")
 
 
 class MutableMappingView(MappingView[_K, _V], MutableMapping[_K, _V]):

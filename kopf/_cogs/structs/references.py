@@ -297,6 +297,10 @@ def _parse_positionals(args: Collection[object]) -> _Positionals:
 
 
 def _parse_kubectl(spec: str) -> _Positionals:
+    if '/' in spec:
+        api, _, name = spec.rpartition('/')
+        raise TypeError(f"No resource can be named {spec!r}. "
+                        f"Put its API group and version before the name: ({api!r}, {name!r}).")
     name, dot, api = spec.partition('.')
     version, version_dot, group = api.partition('.')
     if not dot:

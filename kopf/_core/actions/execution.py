@@ -11,9 +11,12 @@ import dataclasses
 import datetime
 import enum
 import logging
+import os
+import pathlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextvars import ContextVar
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from kopf._cogs.structs.ids import HandlerId
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     from kopf._core.actions.progression import HandlerState
 
 Logger = logging.Logger | logging.LoggerAdapter[Any]
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType]
+
+_PACKAGE = str(pathlib.Path(__file__).parents[2]) + os.sep
 
 DEFAULT_RETRY_DELAY = 60
 """For how many seconds a handler is delayed by `TemporaryError` if the error does not say."""
@@ -54,6 +60,8 @@ class TemporaryError(Exception):
     """
 
     def __init__(self, __msg: str | None = None, delay: float | None = DEFAULT_RETRY_DELAY) -> None:
+        if delay is not None and not isinstance(delay, int | float):
+            raise TypeError(f"kopf.TemporaryError: delay= must be a number of seconds, not {delay!r}.")
         super().__init__(__msg)
         self.delay = delay
 
@@ -243,9 +251,9 @@ def _conclude_arbitrary(
         handler: Handler, error: BaseException, limits: _Limits, rules: Execution, logger: Logger,
 ) -> Outcome:
     errors = handler.errors or rules.default_errors
-    text = describe_error(error)
+    text, exc_info = describe_error(error), _begin_in_users_code(error)
     if errors is ErrorsMode.IGNORED:
-        logger.error("%s failed with an exception and will ignore it: %s", handler, text, exc_info=error)
+        logger.error("%s failed with an exception and will ignore it: %s", handler, text, exc_info=exc_info)
         return Outcome(final=True)
     delay = handler.backoff if handler.backoff is not None else rules.default_backoff
     if errors is ErrorsMode.PERMANENT:
@@ -256,10 +264,21 @@ def _conclude_arbitrary(
         ending = f"will stop now (it would time out in {limits.timeout} seconds on the next attempt)"
     else:
         logger.error("%s failed with an exception and will try again in %s seconds: %s",
-                     handler, delay, text, exc_info=error)
+                     handler, delay, text, exc_info=exc_info)
         return Outcome(final=False, delay=delay, exception=error)
-    logger.error("%s failed with an exception and %s: %s", handler, ending, text, exc_info=error)
+    logger.error("%s failed with an exception and %s: %s", handler, ending, text, exc_info=exc_info)
     return Outcome(final=True, exception=error)
+
+
+def _begin_in_users_code(error: BaseException) -> BaseException | ExcInfo | None:
+    """Leave out of the traceback how the framework has come to call the function; all of it if that has failed."""
+    trace, last = error.__traceback__, None
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        last, trace = trace, trace.tb_next
+    if trace is not None:
+        return type(error), error, trace
+    is_call = last is not None and last.tb_frame.f_code.co_filename == invocation.__file__
+    return None if is_call else error
 
 
 @contextlib.contextmanager

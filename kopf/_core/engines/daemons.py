@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kopf._cogs.aiokits.delays import Delays
 from kopf._cogs.aiokits.waiters import AsyncFlagWaiter, ReasonedFlag, SyncFlagWaiter
+from kopf._cogs.clients import patching
 from kopf._cogs.clients.errors import APIConnectionError, APIServerError, APITooManyRequestsError
 from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.patches import Patch
@@ -134,6 +135,7 @@ class Daemon:
             pass  # what it wants is applied all the same
         else:
             deliver_results({handler.id: outcome}, patch)
+            patching.discard_unstorable(patch, owner.logger)
         if patch:
             await self._send(patch)
         if outcome is None:

@@ -3,6 +3,7 @@ Making handlers of decorated functions: the options that the decorators share, t
 
 A wrong option fails when the decorator runs, with the reason, not when the first object comes.
 """
+import logging
 import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, TypedDict, TypeVar, cast
@@ -11,9 +12,12 @@ from kopf._cogs.structs.dicts import FieldPath, FieldSpec, parse_field
 from kopf._cogs.structs.references import Marker, Resource, Selector
 from kopf._core.actions.execution import ErrorsMode, Handler
 from kopf._core.actions.invocation import is_async_fn
+from kopf._core.intents import mistakes
 from kopf._core.intents.callbacks import DelayFn, MetaFilterFn, MetaFilterToken, WhenFilterFn
 from kopf._core.intents.handlers import ActivityHandler, ChangingHandler, ResourceHandler
 from kopf._core.intents.registries import OperatorRegistry, get_default_registry, make_handler_id
+
+logger = logging.getLogger(__name__)
 
 FnT = TypeVar('FnT', bound=Callable[..., Any])
 Name = str | Marker | Callable[[Resource], bool] | None
@@ -140,13 +144,20 @@ _NUMBERS = frozenset({
     'cancellation_backoff', 'cancellation_timeout', 'cancellation_polling'})
 
 
-def declare_activity(name: str, options: Mapping[str, Any], **fixed: Any) -> Callable[[FnT], FnT]:
-    """Make a decorator that registers an activity's handler."""
+def declare_activity(
+        name: str, misplaced: tuple[object, ...], options: Mapping[str, Any], **fixed: Any,
+) -> Callable[[FnT], FnT]:
+    """Make a decorator that registers an activity's handler; ``misplaced`` are arguments, of which it has none."""
+    if misplaced:
+        raise TypeError(mistakes.explain_bare(name, misplaced[0], '') if callable(misplaced[0]) else
+                        f"@kopf.on.{name} is about no object: it takes only options by their names, "
+                        f"not {misplaced[0]!r}.")
     given = _check_options(name, ActivityOptions, options)
     registry = given.pop('registry', None) or get_default_registry()
     id = given.pop('id', None)
 
     def decorator(fn: FnT) -> FnT:
+        mistakes.check_handler(name, fn)
         registry.activities.append(ActivityHandler(fn=fn, id=make_handler_id(fn, id), **given, **fixed))
         return fn
     return decorator
@@ -163,12 +174,20 @@ def declare(
     follow from the decorator itself.
     """
     given = _check_options(name, shape, options)
+    if mistakes.is_bare(names[0]):
+        raise TypeError(mistakes.explain_bare(name, names[0], "'kopfexamples'"))
     registry = given.pop('registry', None) or get_default_registry()
     selector = Selector(*names, **{key: given.pop(key) for key in _SELECTING & set(given)})
     make = _prepare(cls, name, given, fixed, selector=selector)
 
     def decorator(fn: FnT) -> FnT:
-        _registry_of(registry, cls).append(make(fn, None))
+        mistakes.check_handler(name, fn)
+        handler, handlers = make(fn, None), _registry_of(registry, cls)
+        if handler.exclusive and (namesake := mistakes.find_namesake(iter(handlers), handler)) is not None:
+            logger.warning("%s is declared twice for the same: in %s and in %s. Only one of the functions will be "
+                           "called for an object. Rename one of them, or give it another id=.",
+                           handler, mistakes.locate(namesake.fn), mistakes.locate(fn))
+        handlers.append(handler)
         return fn
     return decorator
 
@@ -191,6 +210,7 @@ def make_subhandler(
 ) -> ChangingHandler:
     """Make a sub-handler of the handler that is being run."""
     given = _check_options(name, SubHandlerOptions, options)
+    mistakes.check_handler(name, fn)
     fixed = {'needs_change': given.get('old') is not None or given.get('new') is not None}
     return cast(ChangingHandler, _prepare(ChangingHandler, name, given, fixed)(fn, parent))
 
@@ -227,7 +247,7 @@ def _check_options(name: str, shape: type[Any], options: Mapping[str, Any]) -> d
     unknown = sorted(set(options) - allowed)
     if unknown:
         raise TypeError(f"@kopf.on.{name} got an unexpected keyword argument {unknown[0]!r}. "
-                        f"It takes: {', '.join(sorted(allowed))}.")
+                        f"{mistakes.suggest(unknown[0], allowed)}It takes: {', '.join(sorted(allowed))}.")
     errors = options.get('errors')
     if errors is not None and not isinstance(errors, ErrorsMode):
         raise TypeError(f"@kopf.on.{name}: errors= must be one of kopf.ErrorsMode, not {errors!r}.")
@@ -245,6 +265,7 @@ def _check_options(name: str, shape: type[Any], options: Mapping[str, Any]) -> d
 def _check_callback(name: str, option: str, fn: Any) -> None:
     if is_async_fn(fn):
         raise TypeError(f"@kopf.on.{name}: {option}= must not be an async function: its result is needed at once.")
+    mistakes.check_callback(name, option, fn)
 
 
 def _check_filters(name: str, given: Mapping[str, Any]) -> None:

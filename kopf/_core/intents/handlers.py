@@ -39,10 +39,14 @@ class ResourceHandler(Handler):
     """Whether the objects are watched for this kind of handlers; otherwise, the API brings them on its own."""
     named_by_field: ClassVar[bool] = True
     """Whether the field is a part of the id."""
+    exclusive: ClassVar[bool] = True
+    """Whether of several functions with the same id only one is called for an object."""
 
 
 class WatchingHandler(ResourceHandler):
     """A handler of raw events: ``@kopf.on.event``."""
+
+    exclusive = False
 
 
 class IndexingHandler(ResourceHandler):
@@ -50,6 +54,7 @@ class IndexingHandler(ResourceHandler):
 
     kind = 'Indexer'
     quiet = True
+    exclusive = False
     named_by_field = False  # the id is the name of a kwarg
 
 

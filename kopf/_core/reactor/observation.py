@@ -26,6 +26,8 @@ class Complaints(NamedTuple):
     unwatchable: frozenset[Resource] = frozenset()
     unpatchable: frozenset[Resource] = frozenset()
     failed_groups: frozenset[str] = frozenset()
+    similar: Mapping[Selector, str] = MappingProxyType({})
+    """What there is instead of what is unresolved, if its name is nearly the same."""
 
     def about_groups(self, failed: Collection[str], hidden: Collection[Resource]) -> 'Complaints':
         """Give the same, and the groups that are down: those where something is missing because of that."""
@@ -35,8 +37,9 @@ class Complaints(NamedTuple):
 
     def log(self, previous: 'Complaints') -> None:
         if self.unresolved and self.unresolved != previous.unresolved:
-            logger.warning("Unresolved resources cannot be served (try creating their CRDs): %s",
-                           ', '.join(sorted(map(repr, self.unresolved))))
+            logger.warning("Unresolved resources cannot be served (try creating their CRDs): %s%s",
+                           ', '.join(sorted(map(repr, self.unresolved))),
+                           ''.join(f". Did you mean {name!r}?" for name in sorted({*self.similar.values()})))
         if self.failed_groups and self.failed_groups != previous.failed_groups:
             logger.warning("These API groups cannot be discovered now, and are looked at again until they can be: %s",
                            ', '.join(sorted(repr(group) for group in self.failed_groups)))
@@ -89,7 +92,19 @@ def _resolve_selectors(
                  if selector.is_specific and len({resource.group for resource in chosen}) > 1}
     served = {selector: chosen for selector, chosen in found.items() if chosen and selector not in ambiguous}
     unresolved = frozenset(selector for selector, chosen in found.items() if not chosen)
-    return served, Complaints(unresolved=unresolved, ambiguous=ambiguous)
+    similar = {selector: name for selector in unresolved if (name := _find_similar(selector, resources)) is not None}
+    return served, Complaints(unresolved=unresolved, ambiguous=ambiguous, similar=similar)
+
+
+def _find_similar(selector: Selector, resources: Iterable[Resource]) -> str | None:
+    import difflib  # only for what is misspelt
+    wanted = next((name for name in (selector.any_name, selector.plural, selector.singular, selector.kind)
+                   if isinstance(name, str)), '')
+    names = {name.lower(): name for resource in resources
+             for name in (resource.singular, resource.kind, resource.plural)
+             if name and selector.group in (None, resource.group)}
+    found = difflib.get_close_matches(wanted.lower(), names, n=1, cutoff=0.8)
+    return names[found[0]] if found and names[found[0]] != wanted else None
 
 
 class Definitions:

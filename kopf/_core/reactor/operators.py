@@ -20,7 +20,7 @@ from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.clients.discovery import discover, explaining
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.versions import version
-from kopf._cogs.structs.credentials import LoginError, Vault
+from kopf._cogs.structs.credentials import Vault
 from kopf._cogs.structs.ephemera import Memo
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.references import PEERING_GROUPS, NamespacePattern, Resource
@@ -30,6 +30,7 @@ from kopf._core.engines import activities
 from kopf._core.engines.blocking import Blockages
 from kopf._core.engines.indexing import OperatorIndexers
 from kopf._core.engines.posting import Poster
+from kopf._core.intents import mistakes
 from kopf._core.intents.causes import Activity
 from kopf._core.intents.handlers import ActivityHandler
 from kopf._core.intents.registries import OperatorRegistry, get_default_registry
@@ -148,8 +149,10 @@ class Operator:
     # Activities.
 
     async def _start_up(self) -> None:
+        mistakes.check_registry(self.registry)
         outcomes = await self._run_activity(Activity.STARTUP)
         activities.check_outcomes(Activity.STARTUP, outcomes)
+        mistakes.check_registry(self.registry)  # startup handlers can declare others
 
     async def _clean_up(self) -> None:
         outcomes = await self._run_activity(Activity.CLEANUP)
@@ -237,7 +240,9 @@ def get_fallback_logins() -> list[ActivityHandler]:
     Give the login handlers to use where none are declared.
 
     Those of the client libraries that are installed, as they know the most ways to log in; otherwise, our own.
+    Raises `LoginError` if there is nothing to log in with.
     """
+    logins.check_sources()
     candidates: list[Any] = []
     if logins.has_pykube():
         candidates.append(logins.login_via_pykube)
@@ -247,9 +252,7 @@ def get_fallback_logins() -> list[ActivityHandler]:
         candidates.append(logins.login_via_async_client)
     if not candidates and logins.has_kubeconfig():
         candidates.append(logins.login_with_kubeconfig)
-    if not candidates and logins.has_service_account():
-        candidates.append(logins.login_with_service_account)
     if not candidates:
-        raise LoginError(logins.explain_absence())
+        candidates.append(logins.login_with_service_account)
     return [ActivityHandler(id=HandlerId(fn.__name__), fn=fn, activity=Activity.AUTHENTICATION, retries=1,
                             errors=ErrorsMode.PERMANENT) for fn in candidates]

@@ -270,6 +270,7 @@ class Processor(ObjectSink):
             record.again = False  # those that have just ended are taken into account
         body = Body(cast(RawBody, record.body))
         decision = self._decide(record, body, patch, holding=holding) if deciding and self.table.managing else None
+        patching.discard_unstorable(patch, self._get_logger(record))
         wanted = snapshot_patch(patch)
         done = True
         if decision is not None:
@@ -327,6 +328,7 @@ class Processor(ObjectSink):
         if decision.due:
             await step.run(decision.due)
         deliver_results(step.outcomes, patch)
+        patching.discard_unstorable(patch, log)
         wanted = snapshot_patch(patch)
         done = state.done(decision.matching)
         if done and decision.reason is Reason.DELETE and record.daemons is not None and record.daemons.holding:

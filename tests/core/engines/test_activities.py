@@ -140,7 +140,7 @@ async def test_cancellation(registry, run):
 
 
 async def test_other_activities_are_not_concerned(registry, run):
-    kopf.on.startup(id='fn', registry=registry)(pytest.fail)
+    kopf.on.startup(id='fn', registry=registry)(lambda **_: pytest.fail())
     assert await run(Activity.CLEANUP) == {}
 
 

@@ -41,6 +41,11 @@ def fn(**_: Any) -> None: ...
 async def async_fn(*_: Any, **__: Any) -> Any: ...
 
 
+class Holder:
+    @staticmethod
+    def fn(**_: Any) -> Any: ...
+
+
 @pytest.mark.parametrize('name', ON_OBJECTS)
 def test_objects_handlers_are_registered(registry: OperatorRegistry, name: str) -> None:
     decorated = ON_OBJECTS[name]('kopf.dev', 'v1', 'kopfexamples', registry=registry, id='x', param=123)(fn)
@@ -69,7 +74,7 @@ def test_default_registry_is_used() -> None:
 
 
 @pytest.mark.parametrize('decorated, id', [
-    (fn, 'fn'), (functools.partial(fn), 'fn'), (OperatorRegistry.iter_selectors, 'OperatorRegistry.iter_selectors')])
+    (fn, 'fn'), (functools.partial(fn), 'fn'), (Holder.fn, 'Holder.fn')])
 def test_ids_come_from_names(registry: OperatorRegistry, decorated: Any, id: str) -> None:
     kopf.on.event('kopfexamples', registry=registry)(decorated)
     assert [handler.id for handler in registry.watching] == [id]

@@ -1,0 +1,256 @@
+"""The mistakes that new users make, and the one message that each of them gets: it says what to do.
+
+The messages are those of the page "Troubleshooting", literally; "..." stands for what depends on the place. Who adds
+a mistake here adds it there, and the other way round.
+"""
+import contextlib
+import io
+import logging
+import pathlib
+import re
+import threading
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from kopf import cli
+from kopf.testing import Sandbox
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGE = " ".join((ROOT / "docs" / "troubleshooting.rst").read_text().replace("``", "").split())
+CREATE = "@kopf.on.create('kopfexamples')\n"
+
+# What is seen when the file is loaded, or when the operator starts: the message is all there is.
+REFUSED = {
+    "no parentheses": (
+        "@kopf.on.create\ndef fn(spec, **_): pass",
+        "@kopf.on.create has no parentheses: write @kopf.on.create('kopfexamples') before the function 'fn' (...)."),
+    "no parentheses of an activity": (
+        "@kopf.on.startup\ndef fn(**_): pass",
+        "@kopf.on.startup has no parentheses: write @kopf.on.startup() before the function 'fn' (...)."),
+    "no resource": (
+        "@kopf.on.create()\ndef fn(**_): pass",
+        "A resource has no name: use any of its names, category=, kopf.EVERYTHING, or a callable."),
+    "slashes in the resource": (
+        "@kopf.on.create('kopf.dev/v1/kopfexamples')\ndef fn(**_): pass",
+        "No resource can be named 'kopf.dev/v1/kopfexamples'. Put its API group and version before the name: "
+        "('kopf.dev/v1', 'kopfexamples')."),
+    "unknown option": (
+        "@kopf.timer('kopfexamples', intervall=3)\ndef fn(**_): pass",
+        "@kopf.on.timer got an unexpected keyword argument 'intervall'. Did you mean interval=? It takes: ..."),
+    "wrong option": (
+        "@kopf.timer('kopfexamples', interval='3s')\ndef fn(**_): pass",
+        "@kopf.on.timer: interval= must be a number, not '3s'."),
+    "no field": (
+        "@kopf.on.update('kopfexamples', old=1)\ndef fn(**_): pass",
+        "@kopf.on.update: old= has no effect without field=."),
+    "labels that are none": (
+        "@kopf.on.create('kopfexamples', labels='a=b')\ndef fn(**_): pass",
+        "@kopf.on.create: labels= must be a mapping of names to values, markers, or callbacks, not 'a=b'."),
+    "no kwargs": (
+        CREATE + "def fn(spec, name): pass",
+        "@kopf.on.create: the function 'fn' (...) must take any keyword arguments, for there are more than it names, "
+        "and new ones can come. Add **_ to its parameters: (spec, name, **_)"),
+    "no kwargs in a filter": (
+        "@kopf.on.create('kopfexamples', when=lambda spec: True)\ndef fn(**_): pass",
+        "@kopf.on.create: the function '<lambda>' (...) of when= must take any keyword arguments, for there are more "
+        "than it names, and new ones can come. Add **_ to its parameters: (spec, **_)"),
+    "asks for what it is not given": (
+        CREATE + "def fn(event, **_): pass",
+        "Handler 'fn' (...) asks for 'event', which it is not given. It is given to: @kopf.on.event."),
+    "asks for what there is not": (
+        CREATE + "def fn(object, **_): pass",
+        "Handler 'fn' (...) asks for 'object', which it is not given. There is no such argument, and no index of this "
+        "name. There are: annotations, body, ..."),
+    "a method": (
+        "class A:\n    " + CREATE + "    def fn(self, **_): pass",
+        "@kopf.on.create: the function 'A.fn' (...) is a method, and it is not known of which object. Use a function, "
+        "or declare the method of an object: kopf.on.create(...)(obj.method)"),
+    "a generator": (
+        CREATE + "async def fn(**_):\n    yield 1",
+        "@kopf.on.create: the function 'fn' (...) has a yield in it, so that a call of it runs nothing. Let it return "
+        "instead."),
+    "a misspelt setting": (
+        "@kopf.on.startup()\ndef fn(settings, **_): settings.posting.enable = False",
+        "Activity 'fn' failed with an exception and will ... There is no 'enable' in PostingSettings. Did you mean "
+        "'enabled'?"),
+    "a webhook without a server": (
+        "@kopf.on.validate('kopfexamples')\ndef fn(**_): pass",
+        "There are admission handlers (@kopf.on.validate, @kopf.on.mutate) or conversion handlers (@kopf.on.convert), "
+        "but no server for them. Set settings.admission.server in a startup handler: for example, to "
+        "kopf.WebhookServer() or to kopf.WebhookAutoServer(); see \"Servers and tunnels\" in the documentation."),
+    "a syntax error": (
+        CREATE + "def fn(**_)\n    pass",
+        "Cannot load handlers.py: SyntaxError: expected ':' (...)"),
+    "a missing library": (
+        "import requestz",
+        "Check the spelling of 'requestz', or install the package that has it for ..."),
+}
+
+# What is seen while the operator runs.
+WARNED = {
+    "no handlers": (
+        "def fn(**_): pass",
+        "There are no handlers in handlers.py: nothing will be handled. Name the files with decorated functions, such "
+        "as those with @kopf.on.create(...)."),
+    "an unknown kind": (
+        "@kopf.on.create('webapps')\ndef fn(**_): pass",
+        "Unresolved resources cannot be served (try creating their CRDs): Selector(any_name='webapps')"),
+    "a misspelt kind": (
+        "@kopf.on.create('KopfExamples')\ndef fn(**_): pass",
+        "Unresolved resources cannot be served (try creating their CRDs): Selector(any_name='KopfExamples'). Did you "
+        "mean 'kopfexamples'?"),
+    "the same id twice": (
+        CREATE + "def fn(**_): pass\n" + CREATE + "def fn(**_): pass",
+        "Handler 'fn' is declared twice for the same: in ... and in ... Only one of the functions will be called for "
+        "an object. Rename one of them, or give it another id=."),
+    "a status that is pruned": (
+        "@kopf.on.create('stricts')\ndef fn(**_): return {'url': 'http://...'}",
+        "Merge-patching finished with inconsistencies: (...). The schema of Strict does not know status.fn.url, so the "
+        "API drops what is put there. Add the fields to the schema in the CRD, or "
+        "x-kubernetes-preserve-unknown-fields: true to 'status' there."),
+    "a result that cannot be stored": (
+        CREATE + "def fn(**_): return object()",
+        "status.fn cannot be stored, and is left out: JSON cannot express this object. Return from handlers, and put "
+        "into patches, only dicts with strings as keys, lists, strings, numbers, booleans, None."),
+    "a change in place": (
+        CREATE + "def fn(spec, **_): spec['field'] = 'x'",
+        "Handler 'fn' failed with an exception and will try again in 60 seconds: The object cannot be changed in "
+        "place: ['spec']['field'] belongs to what was read from the cluster. Change it by the argument patch: "
+        "patch['spec']['field'] = ..., where None removes it."),
+    "a delay that is no number": (
+        CREATE + "def fn(**_): raise kopf.TemporaryError('Later.', delay='5')",
+        "Handler 'fn' failed with an exception and will try again in 60 seconds: kopf.TemporaryError: delay= must be a "
+        "number of seconds, not '5'."),
+}
+
+# What is wrong outside of the file.
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+current-context: {context}
+clusters: [{{name: here, cluster: {{server: "https://127.0.0.1:1"}}}}]
+users: [{{name: me, user: {{token: secret}}}}]
+contexts: [{{name: here, context: {{cluster: here, user: me}}}}]
+"""
+OUTSIDE = {
+    "no such file": (
+        ["handler.py"], "here",
+        "Cannot load handler.py: there is no file ... Check the path and the current directory; "
+        "to load a module by its name, use -m."),
+    "a forgotten suffix": (
+        ["handlers"], "here", "Cannot load handlers: there is no file ... Did you mean handlers.py?"),
+    "crds without a sandbox": (
+        ["--crd", "handlers.py", "handlers.py"], "here",
+        "--crd and --load are for --sandbox only: nothing is applied to a real cluster."),
+    "no cluster": (
+        ["handlers.py"], None,
+        "There are no credentials for a cluster. Looked for a kubeconfig in ... and for a service account in "
+        "/var/run/secrets/kubernetes.io/serviceaccount. Set $KUBECONFIG, or run in a pod with a service account, or "
+        "add a handler with @kopf.on.login(). To try an operator without a cluster: kopf run --sandbox."),
+    "a wrong context": (
+        ["handlers.py"], "there",
+        "The current context 'there' does not exist in ...; there are: 'here'. Choose another one with: kubectl config "
+        "use-context NAME"),
+    "a cluster that is down": (
+        ["handlers.py"], "here",
+        "No API answers at https://127.0.0.1:1: ... Is the cluster running, and is it the right one? See kubectl "
+        "cluster-info. It is tried again for a while."),
+}
+
+STRICT = {
+    "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+    "metadata": {"name": "stricts.kopf.dev"},
+    "spec": {"group": "kopf.dev", "scope": "Namespaced", "names": {"plural": "stricts", "kind": "Strict"},
+             "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {
+                 "type": "object", "properties": {"status": {"type": "object"}}}}}]},
+}
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with Sandbox(crds=ROOT / "examples" / "crd.yaml") as sandbox:
+        sandbox.apply(STRICT)
+        sandbox.apply(ROOT / "examples" / "obj.yaml")
+        meta = {"name": "x", "namespace": "default"}
+        sandbox.create({"apiVersion": "kopf.dev/v1", "kind": "Strict", "metadata": meta})
+        yield sandbox
+
+
+def pattern(text):
+    """What matches the message; "..." stands for anything, in one line."""
+    return "[^\n]*".join(re.escape(part.strip(" ")) for part in text.replace(" (...)", " (...").split("..."))
+
+
+@contextlib.contextmanager
+def collected_log():
+    stream, root = io.StringIO(), logging.getLogger()
+    handler, level = logging.StreamHandler(stream), root.level
+    handler.setLevel(logging.WARNING)
+    root.addHandler(handler)
+    try:
+        yield stream
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run `kopf run` until it ends, or has logged the text; return its exit code, and all warnings and errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(args, kubeconfig, text=None):
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        flag, results = threading.Event(), []
+        thread = threading.Thread(daemon=True, target=lambda: results.append(CliRunner().invoke(
+            cli.main, ["run", "-A", "--standalone", "--quiet", "--log-format=plain", *args],
+            obj=cli.CLIControls(stop_flag=flag))))
+        thread.start()
+        with collected_log() as log:
+            deadline = time.monotonic() + 10
+            while thread.is_alive() and time.monotonic() < deadline:
+                if text is not None and re.search(pattern(text), log.getvalue()):
+                    break
+                time.sleep(0.01)
+        flag.set()
+        thread.join(15)
+        assert results, f"It neither ends nor says what it should:\n{log.getvalue()}"
+        return results[0].exit_code, results[0].output
+    return run
+
+
+@pytest.mark.parametrize("code, text", REFUSED.values(), ids=REFUSED)
+def test_refused(run, sandbox, tmp_path, code, text):
+    tmp_path.joinpath("handlers.py").write_text(f"import kopf\n{code}\n")
+    exit_code, output = run(["handlers.py"], sandbox.kubeconfig, text if "Activity" in text else None)
+    assert re.search(pattern(text), output), output
+
+
+@pytest.mark.parametrize("code, text", WARNED.values(), ids=WARNED)
+def test_warned(run, sandbox, tmp_path, code, text):
+    tmp_path.joinpath("handlers.py").write_text(f"import kopf\n{code}\n")
+    sandbox.patch("kopfexamples", "kopf-example-1", {"metadata": {"annotations": None}}, namespace="default")
+    sandbox.patch("stricts", "x", {"metadata": {"annotations": None}}, namespace="default")
+    exit_code, output = run(["handlers.py"], sandbox.kubeconfig, text)
+    assert exit_code == 0, output
+    assert re.search(pattern(text), output), output
+    # Of tracebacks, there are only the user's line and the reason.
+    assert output.count("  File ") <= 2
+
+
+@pytest.mark.parametrize("args, context, text", OUTSIDE.values(), ids=OUTSIDE)
+def test_outside(run, tmp_path, args, context, text):
+    tmp_path.joinpath("handlers.py").write_text(f"import kopf\n{CREATE}def fn(**_): pass\n")
+    kubeconfig = tmp_path / "kubeconfig"
+    if context is not None:
+        kubeconfig.write_text(KUBECONFIG.format(context=context))
+    _, output = run(args, kubeconfig, text)
+    assert re.search(pattern(text), output), output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("text", [row[-1] for table in (REFUSED, WARNED, OUTSIDE) for row in table.values()])
+def test_documented(text):
+    assert re.sub(r"\s*\.\.\.\s*", " ... ", text) in re.sub(r"\s*\.\.\.\s*", " ... ", PAGE)
