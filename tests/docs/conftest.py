@@ -15,7 +15,7 @@ _numbers = itertools.count(1)
 @pytest.fixture
 def folder(monkeypatch, tmp_path):
     """The current folder: it has what users find in the repository."""
-    for name in ("examples", "peering.yaml"):
+    for name in ("examples", "peering.yaml", "scripts"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -11,7 +11,7 @@ import textwrap
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = [*sorted(ROOT.glob("docs/*.rst")), ROOT / "README.md"]
 SHELLS = ("bash", "console")
-KINDS = ("python", *SHELLS, "yaml", "text", "dockerfile")
+KINDS = ("python", *SHELLS, "yaml", "text", "dockerfile", "go")
 
 _CODE = re.compile(r"(?P<indent> *)\.\. code-block::(?: (?P<kind>\S+))?$")
 _CAPTION = re.compile(r" *:caption: (?P<caption>.+)$")
@@ -159,7 +159,7 @@ def read_page(path: pathlib.Path) -> Page:
             page.exempted.append((previous, " ".join(block.text.split())))
             previous = None
             continue
-        places = {"python": [code], "yaml": [objects, page.objects], "text": [outputs], "dockerfile": [idle],
+        places = {"python": [code], "yaml": [objects, page.objects], "text": [outputs], "dockerfile": [idle], "go": [idle],
                   **dict.fromkeys(SHELLS, [page.shells])}.get(block.kind)
         if places is None:
             raise PageError(f"{block.place}: say which language it is, one of: {', '.join(KINDS)}.")
