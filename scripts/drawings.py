@@ -90,7 +90,7 @@ def draw_architecture() -> str:
     rows = {package: top + number * pitch for number, package in enumerate(PACKAGES)}
     parts = [text(left, 34, "Packages, from the users down to the foundations", "name"),
              text(width - left, 34, "arcs: imports, always downwards", "dim", "end")]
-    for (upper, lower), count in sorted(imports.items(), key=lambda item: rows[item[0][1]] - rows[item[0][0]]):
+    for (upper, lower), count in sorted(imports.items(), key=lambda item: (rows[item[0][0]], rows[item[0][1]])):
         start, end = rows[upper] + box / 2 + 6, rows[lower] + box / 2 - 6
         if end < start:
             raise SystemExit(f"{upper} imports {lower}, which is above it")

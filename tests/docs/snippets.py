@@ -159,8 +159,8 @@ def read_page(path: pathlib.Path) -> Page:
             page.exempted.append((previous, " ".join(block.text.split())))
             previous = None
             continue
-        places = {"python": [code], "yaml": [objects, page.objects], "text": [outputs], "dockerfile": [idle], "go": [idle],
-                  **dict.fromkeys(SHELLS, [page.shells])}.get(block.kind)
+        places = {"python": [code], "yaml": [objects, page.objects], "text": [outputs],
+                  "dockerfile": [idle], "go": [idle], **dict.fromkeys(SHELLS, [page.shells])}.get(block.kind)
         if places is None:
             raise PageError(f"{block.place}: say which language it is, one of: {', '.join(KINDS)}.")
         for place in [*places, page.files] if block.caption else places:
