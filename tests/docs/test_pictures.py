@@ -39,7 +39,7 @@ def test_the_recording_is_of_what_the_demo_prints():
     assert sorted(map(recording.generalise, drawn)) == sorted(map(recording.generalise, now))
 
 
-@pytest.mark.parametrize("path", PICTURES.glob("*.svg"), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(PICTURES.glob("*.svg")), ids=lambda path: path.name)
 def test_pictures_are_legible_anywhere(path):
     root = ET.parse(path).getroot()
     assert root.get("aria-label")
@@ -49,6 +49,6 @@ def test_pictures_are_legible_anywhere(path):
     assert float(page.get("width")) == float(width) - 1 and float(page.get("height")) == float(height) - 1
 
 
-@pytest.mark.parametrize("path", PICTURES.glob("*.svg"), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(PICTURES.glob("*.svg")), ids=lambda path: path.name)
 def test_pictures_are_shown(path):
     assert any(re.search(rf"pictures/{path.name}", page.read_text()) for page in PAGES)

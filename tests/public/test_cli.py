@@ -156,7 +156,8 @@ def test_options_from_the_environment(invoke, operator, handlers, name, value, e
 ])
 def test_options_of_logging_and_modules_from_the_environment(invoke, operator, tmp_path, name, value, words):
     tmp_path.joinpath('one.py').write_text(
-        "import logging; logging.debug('a bit'); logging.info('usual'); logging.warning('bad')")
+        "import kopf, logging; logging.debug('a bit'); logging.info('usual'); logging.warning('bad')\n"
+        "kopf.on.event('kopfexamples')(lambda **_: None)")
     tmp_path.joinpath('other.py').write_text("import logging; logging.warning('of the other')")
     environment = {'KOPF_RUN_LOG_FORMAT': 'plain', f'KOPF_RUN_{name}': value}
     result = invoke('run', 'one.py', env=environment)

@@ -143,7 +143,7 @@ OUTSIDE = {
         ["handlers"], "here", "Cannot load handlers: there is no file ... Did you mean handlers.py?"),
     "crds without a sandbox": (
         ["--crd", "handlers.py", "handlers.py"], "here",
-        "--crd and --load are for --sandbox only: nothing is applied to a real cluster."),
+        "--crd, --load and --pods are for --sandbox only: nothing is done to a real cluster."),
     "no cluster": (
         ["handlers.py"], None,
         "There are no credentials for a cluster. Looked for a kubeconfig in ... and for a service account in "
