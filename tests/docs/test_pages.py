@@ -26,6 +26,18 @@ def test_all_pages_are_in_the_table_of_contents():
     assert sorted(listed) == sorted(NAMES - {"index"})
 
 
+@pytest.mark.parametrize("topic", """
+    install concepts walkthrough handlers daemons timers kwargs async loading resources filters results errors scopes
+    memos indexing admission startup shutdown probes authentication configuration peering cli events hierarchies testing
+    embedding deployment continuity idempotence reconciliation patches tips troubleshooting architecture vision
+    alternatives migration sandbox performance reliability security quickstart
+""".split())
+def test_each_topic_has_its_page_with_something_to_run(topic):
+    page = read_page(DOCS / f"{topic}.rst")
+    only_words = {"concepts", "architecture", "vision", "alternatives", "reliability"}
+    assert bool(page.lessons or page.shells) is (topic not in only_words)
+
+
 @pytest.mark.parametrize("module", [kopf, kopf.testing], ids=lambda module: module.__name__)
 def test_the_reference_has_all_public_names(module):
     text = (DOCS / "api.rst").read_text()
