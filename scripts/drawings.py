@@ -1,15 +1,13 @@
 """The pictures of the documentation that are made from the code: `python scripts/drawings.py` writes docs/pictures/.
 
-The architecture is what the modules import in fact: a box a package, an arc for all imports between two packages, the
-thicker the more there are. The cycle of handling is drawn by hand, in code, so that both look alike. Every picture has
+The architecture is what the modules import in fact: a box a package, an arc for all imports between two packages.
+The cycle of handling is drawn by hand, in code, so that both look alike. Every picture has
 a background of its own, so that it is legible on any page; browsers in dark mode get dark colours.
 """
-import bisect
 import dataclasses
 import html
 import pathlib
 import sys
-from collections import Counter
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "pictures"
@@ -28,10 +26,6 @@ PACKAGES = {
     "kopf._cogs.aiokits": ("_cogs.aiokits", "asyncio without a domain"),
     "kopf._cogs.helpers": ("_cogs.helpers", "the Python world"),
 }
-
-# How thick the arcs are, by the number of imports: in few steps, so that the drawing changes only with the structure.
-LIMITS = (3, 10, 25)
-WIDTHS = (1.1, 1.9, 2.8, 3.8)
 
 STYLE = """
     .page { fill: #fbfbfd; stroke: #d7dae2 } .box { stroke: #5b6b8c; fill: #ffffff } text { fill: #20242e }
@@ -54,16 +48,13 @@ def package_of(module: str) -> str:
     return next((package for package in PACKAGES if f"{module}.".startswith(f"{package}.")), "users")
 
 
-def count_imports() -> Counter[tuple[str, str]]:
-    """Count the imports between packages; those that are only for type checkers are not."""
+def find_imports() -> set[tuple[str, str]]:
+    """Find which packages import which ones; what is only for type checkers does not count."""
     import grimp
     graph = grimp.build_graph("kopf", exclude_type_checking_imports=True, cache_dir=None)
-    imports: Counter[tuple[str, str]] = Counter()
-    for module in graph.modules:
-        for imported in graph.find_modules_directly_imported_by(module):
-            if package_of(module) != package_of(imported):
-                imports[package_of(module), package_of(imported)] += 1
-    return imports
+    pairs = {(package_of(module), package_of(imported)) for module in graph.modules
+             for imported in graph.find_modules_directly_imported_by(module)}
+    return {(upper, lower) for upper, lower in pairs if upper != lower}
 
 
 def page(width: int, height: int, title: str, parts: list[str]) -> str:
@@ -85,12 +76,11 @@ def text(x: float, y: float, content: str, kind: str = "", anchor: str = "start"
 
 def draw_architecture() -> str:
     """Draw the packages and what they import of each other."""
-    imports = count_imports()
     width, left, top, box, pitch, breadth = 860, 24, 56, 46, 62, 430
     rows = {package: top + number * pitch for number, package in enumerate(PACKAGES)}
     parts = [text(left, 34, "Packages, from the users down to the foundations", "name"),
              text(width - left, 34, "arcs: imports, always downwards", "dim", "end")]
-    for (upper, lower), count in sorted(imports.items(), key=lambda item: (rows[item[0][0]], rows[item[0][1]])):
+    for upper, lower in sorted(find_imports(), key=lambda pair: (rows[pair[0]], rows[pair[1]])):
         start, end = rows[upper] + box / 2 + 6, rows[lower] + box / 2 - 6
         if end < start:
             raise SystemExit(f"{upper} imports {lower}, which is above it")
@@ -98,7 +88,7 @@ def draw_architecture() -> str:
         parts.append(
             f'<path class="arc" d="M{left + breadth},{start:g} C{left + breadth + reach:g},{start:g} '
             f'{left + breadth + reach:g},{end:g} {left + breadth + 3},{end:g}" '
-            f'stroke-width="{WIDTHS[bisect.bisect(LIMITS, count)]}" opacity="0.6" marker-end="url(#tip)">'
+            f'stroke-width="1.6" opacity="0.6" marker-end="url(#tip)">'
             f"<title>{upper} imports {lower}</title></path>")
     for package, (name, purpose) in PACKAGES.items():
         kind = package.split(".")[1].strip("_") if "." in package else package
