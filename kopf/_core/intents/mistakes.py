@@ -126,14 +126,18 @@ _NAMES: Mapping[type[Any], str] = {
 
 
 def find_namesake(handlers: Iterator[Any], new: ResourceHandler) -> ResourceHandler | None:
-    """Give another function with the same id, of which only one would be called where both match."""
+    """Give another function of the file with the same id, of which only one would be called where both match."""
     def key(handler: Any) -> tuple[Any, ...]:
         reason = getattr(handler, 'reason', None), getattr(handler, 'initial', None)
         values = [getattr(handler, name, None) for name in ('value', 'old', 'new')]
         filters = handler.labels, handler.annotations, handler.when
         return type(handler), handler.id, handler.selector, reason, filters, values
 
-    return next((old for old in handlers if old.fn is not new.fn and key(old) == key(new)), None)
+    def file_of(handler: Any) -> str:
+        return locate(handler.fn).rpartition(':')[0]
+
+    return next((old for old in handlers
+                 if old.fn is not new.fn and key(old) == key(new) and file_of(old) == file_of(new)), None)
 
 
 def suggest(option: str, allowed: Collection[str]) -> str:
