@@ -27,6 +27,7 @@ Complain = Callable[[Any, Shape, Spot], str]
 _BITS = {'int32': 31, 'int64': 63}
 _TIME = (('2006', r'\d{4}'), ('-', '-'), ('01', r'\d\d'), ('-', '-'), ('02', r'\d\d'), ('T', 'T'), ('15', r'\d\d'),
          (':', ':'), ('04', r'\d\d'), (':', ':'), ('05', r'\d\d'))
+_USUAL = re.compile(r'\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|30)T([01]\d|2[0-3]):[0-5]\d:[0-5]\dZ')
 _ZONE = ('Z07:00', r'Z|[+-]\d\d:\d\d')
 
 
@@ -45,17 +46,24 @@ class Decoder:
         return self._struct(body, shape, '', '')
 
     def _struct(self, value: Mapping[str, Any], shape: Shape, path: str, place: str) -> dict[str, Any]:
-        go, kept = self._go.get(shape.name, {}), self._kept.get(shape.name)
+        go, kept, fields = self._go.get(shape.name, {}), self._kept.get(shape.name), shape.fields
         result = shape.new()
         self.count += len(value)
         for name, item in value.items():
-            field = shape.fields.get(name)
+            field = fields.get(name)
+            if item and field is not None and type(item) is field.plain:  # By far the most values.
+                result[name] = item
+                continue
+            if name == 'managedFields' and isinstance(item, list):  # Whatever makes no sense in them is ignored later.
+                self.count += count(item)
+                result[name] = item
+                continue
             where = f'{place}.{name}' if place else name
             if field is None:
                 self.unknown.append(where)
             elif item is not None:
-                type, segment, struct = go.get(name) or (go_type(field), name, shape.name.rpartition('.')[2])
-                spot = Spot(struct, f'{path}.{segment}' if path else segment, type)
+                called, segment, struct = go.get(name) or (go_type(field), name, shape.name.rpartition('.')[2])
+                spot = Spot(struct, f'{path}.{segment}' if path else segment, called)
                 decoded = self._value(item, field, spot, where)
                 present = kept is None or name in kept or name in shape.blank or not _may_be_dropped(decoded, field)
                 if decoded or present:
@@ -88,6 +96,8 @@ class Decoder:
         if inner is None:
             return value
         self.count += len(value)
+        if inner.plain is str and all(type(item) is str for item in value.values()):
+            return value
         return {name: _zero(inner) if item is None else self._value(item, inner, spot, f'{place}.{name}')
                 for name, item in value.items()}
 
@@ -241,6 +251,8 @@ def _encoded(value: Any, shape: Shape) -> Any:
 
 def time_complaint(text: str, *, micro: bool = False) -> str:
     """What Go says of a text that is no time; empty if it is one."""
+    if not micro and _USUAL.fullmatch(text):
+        return ''
     layout = f'2006-01-02T15:04:05{".000000" if micro else ""}Z07:00'
     rest = text
     for part, pattern in (*_TIME, *([('.000000', r'\.\d{6}')] if micro else []), _ZONE):
@@ -276,7 +288,7 @@ def base64_complaint(text: str) -> str:
 
 def _in_utc(text: str) -> str:
     import datetime
-    if re.fullmatch(r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ', text):
+    if _USUAL.fullmatch(text):
         return text
     then = datetime.datetime.fromisoformat(text.replace(',', '.')).astimezone(datetime.UTC)
     return then.strftime('%Y-%m-%dT%H:%M:%SZ')

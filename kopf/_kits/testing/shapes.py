@@ -74,6 +74,13 @@ class Shape:
         return self._below(items) if isinstance(items, Mapping) else UNTYPED
 
     @functools.cached_property
+    def plain(self) -> type | None:
+        """The type of values in Python, if there are no rules but this type; None otherwise."""
+        if self.name or self.schema.get('format') == 'byte':
+            return None
+        return {'string': str, 'boolean': bool}.get(self.type)
+
+    @functools.cached_property
     def key_defaults(self) -> Mapping[str, Any]:
         """The values of keys that may be left out."""
         fields = self.items.fields
