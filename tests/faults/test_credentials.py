@@ -43,6 +43,15 @@ async def test_refusals_at_the_start(world, path):
     assert len(refusals(world)) == 1
 
 
+async def test_those_who_were_never_accepted_are_refused_soon(world):
+    world.settings.networking.login_backoffs = [0.05, 60]
+    world.sandbox.faults.error(401, times=None)
+    world.declare(kopf.on.create, 'create')
+    with pytest.raises(kopf.LoginError, match="No new credentials.* Renew them or fix the login handlers"):
+        async with world.operator() as task:
+            await asyncio.wait_for(task, 5)
+
+
 async def test_a_success_is_a_new_beginning(world):
     world.settings.networking.login_backoffs = 0.01
     world.declare(kopf.on.create, 'create')

@@ -96,7 +96,9 @@ class Pulse(Generic[T]):
                 continue
             task = asyncio.current_task(self._get_loop())
             if task is not suspect:
-                suspect, blocked, self.culprit = task, 0.0, None
+                if self.culprit is not None and not reported:  # it has ended just now, before the loop could answer
+                    self._inspector.report(self.culprit, blocked, is_over=True)
+                suspect, blocked, reported, self.culprit = task, 0.0, False, None
             # If this thread was not run in time either, it is the machine that is slow, or was asleep.
             blocked += min(at - previous, 2 * step)
             if self.culprit is None and blocked >= limit:

@@ -11,6 +11,7 @@ import collections
 import contextvars
 import dataclasses
 import datetime
+import itertools
 import logging
 import os
 import random
@@ -186,7 +187,8 @@ class Vault:
     timed out does not cancel the login of others; the task ends by itself or with `close`.
 
     A refusal can be the server's own fault: of one that restarts, or that cannot ask whoever knows the tokens.
-    So, if the login handlers have nothing else, the refused credentials get more chances, later and later.
+    So, if the login handlers have nothing else, the refused credentials get more chances, later and later;
+    but only one chance if none have ever been accepted, as they are then most likely wrong.
 
     Args:
         src: the credentials to begin with, by login handler.
@@ -201,6 +203,7 @@ class Vault:
         self._best: list[tuple[VaultKey, KubeContext]] = []
         self._chances: Iterator[float] | None = None  # since the first refusal with no success after it
         self._refusals = 0
+        self._proven = False
         self._expiring = False
         self._login: asyncio.Task[Exception | None] | None = None
         self._update(src or {})
@@ -253,7 +256,7 @@ class Vault:
             del self._current[key]
             self._refusals += 1
             if self._chances is None:
-                self._chances = iter(backoffs)
+                self._chances = itertools.islice(backoffs, None if self._proven else 1)
             self._refused.setdefault(key, collections.deque(maxlen=_REMEMBERED)).append(_reduce(info))
             self._rank()
         try:
@@ -263,6 +266,7 @@ class Vault:
 
     def approve(self, key: VaultKey, info: KubeContext) -> None:
         """Know that the server has accepted the credentials: if they were refused before, it was not their fault."""
+        self._proven = True
         if self._current.get(key) is info:
             self._chances, self._refusals = None, 0
             refused = self._refused.get(key)

@@ -288,10 +288,20 @@ async def test_vault_takes_the_refused_again_if_there_are_no_others():
     creds = info('a')
     vault = Vault({'a': creds})
     vault.authenticate = Login({'a': creds})
+    vault.approve('a', creds)
     await vault.invalidate('a', creds, backoffs=[0, 0])
     assert await vault.select() == ('a', creds)
     await vault.invalidate('a', creds, backoffs=[0, 0])
     with pytest.raises(LoginError, match="3 times in a row"):
+        await vault.invalidate('a', creds, backoffs=[0, 0])
+
+
+async def test_vault_takes_the_refused_again_once_if_they_were_never_accepted():
+    creds = info('a')
+    vault = Vault({'a': creds})
+    vault.authenticate = Login({'a': creds})
+    await vault.invalidate('a', creds, backoffs=[0, 0])
+    with pytest.raises(LoginError, match="2 times in a row"):
         await vault.invalidate('a', creds, backoffs=[0, 0])
 
 
