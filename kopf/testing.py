@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kopf._kits.runner import KopfRunner
-    from kopf._kits.testing.faults import Fault, Faults, SeenRequest
     from kopf._kits.testing.manifests import ManifestError
     from kopf._kits.testing.operators import Operator, OperatorFailed
     from kopf._kits.testing.sandbox import AsyncSandbox, Sandbox
-    from kopf._kits.testing.snapshots import Snapshot
-    from kopf._kits.testing.states import StateError
-    from kopf._kits.testing.statuses import Refusal
+    from kopf._kits.testing.serving.faults import Fault, Faults, SeenRequest
+    from kopf._kits.testing.serving.statuses import Refusal
+    from kopf._kits.testing.storing.snapshots import Snapshot
+    from kopf._kits.testing.storing.states import StateError
 
 __all__ = [
     'AsyncSandbox',
@@ -33,17 +33,17 @@ __all__ = [
 
 _MODULES = {
     'AsyncSandbox': 'testing.sandbox',
-    'Fault': 'testing.faults',
-    'Faults': 'testing.faults',
+    'Fault': 'testing.serving.faults',
+    'Faults': 'testing.serving.faults',
     'KopfRunner': 'runner',
     'ManifestError': 'testing.manifests',
     'Operator': 'testing.operators',
     'OperatorFailed': 'testing.operators',
-    'Refusal': 'testing.statuses',
+    'Refusal': 'testing.serving.statuses',
     'Sandbox': 'testing.sandbox',
-    'SeenRequest': 'testing.faults',
-    'Snapshot': 'testing.snapshots',
-    'StateError': 'testing.states',
+    'SeenRequest': 'testing.serving.faults',
+    'Snapshot': 'testing.storing.snapshots',
+    'StateError': 'testing.storing.states',
 }
 
 

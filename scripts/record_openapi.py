@@ -153,7 +153,7 @@ def reference(schema: Schema) -> str | None:
 
 
 def go_type(schema: Schema) -> str:
-    """What a field is called in Go, most probably; the same as in `kopf._kits.testing.decoding`."""
+    """What a field is called in Go, most probably; the same as in `kopf._kits.testing.schemas.decoding`."""
     if (target := reference(schema)) is not None:
         return ".".join(target.split(".")[-2:])
     match schema.get("type"):

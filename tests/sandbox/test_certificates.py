@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from kopf._kits.testing import certificates
+from kopf._kits.testing.serving import certificates
 
 
 @pytest.fixture(params=["library", "command"])

@@ -4,7 +4,7 @@ import ssl
 import aiohttp
 import pytest
 
-from kopf._kits.testing import sharding
+from kopf._kits.testing.storing import sharding
 from kopf.testing import Sandbox
 
 LOW, MIDDLE, HIGH = "0x0000000000000000", "0x8000000000000000", "0x10000000000000000"

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from kopf._kits.testing import strictness
+from kopf._kits.testing.schemas import strictness
 
 MERGE = "application/merge-patch+json"
 JSON = "application/json-patch+json"

@@ -9,12 +9,15 @@ from typing import Any
 
 import orjson
 
-from kopf._kits.testing import manifests, objects, rest, snapshots, statuses
-from kopf._kits.testing.api import Api
-from kopf._kits.testing.kinds import Bodies, Body, Kind
-from kopf._kits.testing.rest import Options
-from kopf._kits.testing.selectors import Selector
-from kopf._kits.testing.snapshots import Snapshot
+from kopf._kits.testing import manifests
+from kopf._kits.testing.objects import objects, rest
+from kopf._kits.testing.objects.rest import Options
+from kopf._kits.testing.resources.kinds import Bodies, Body, Kind
+from kopf._kits.testing.serving import statuses
+from kopf._kits.testing.serving.api import Api
+from kopf._kits.testing.storing import snapshots
+from kopf._kits.testing.storing.selectors import Selector
+from kopf._kits.testing.storing.snapshots import Snapshot
 
 #: ``plural``, ``singular``, ``Kind`` or a short name, with ``.group`` or ``.version.group`` after it where it helps.
 ResourceName = str

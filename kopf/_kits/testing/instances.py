@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 import orjson
 
 from kopf._kits.testing.doors import Door
+from kopf._kits.testing.life.workloads import Workloads
 from kopf._kits.testing.manifests import Source
-from kopf._kits.testing.server import Server
-from kopf._kits.testing.states import State
-from kopf._kits.testing.workloads import Workloads
+from kopf._kits.testing.serving.server import Server
+from kopf._kits.testing.storing.states import State
 
 T = TypeVar('T')
 

@@ -1,0 +1,221 @@
+"""
+Who may do what: everybody everything, or as the roles and bindings of the cluster say (RBAC).
+
+Each request is described by its `Attributes` before anything is looked up, so that a refusal does not tell what exists.
+With RBAC, the rules of a user are put together once, and again when any role or binding changes.
+"""
+import gzip
+import importlib.resources
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import orjson
+
+from kopf._kits.testing.access import users
+from kopf._kits.testing.access.users import User
+from kopf._kits.testing.serving import statuses
+from kopf._kits.testing.storing.storage import Change, Storage, Table
+
+GROUP = 'rbac.authorization.k8s.io'
+DATA = 'data/rbac.json.gz'
+PLURALS = {'ClusterRole': 'clusterroles', 'ClusterRoleBinding': 'clusterrolebindings', 'Role': 'roles',
+           'RoleBinding': 'rolebindings'}
+
+#: What can be read without credentials even where there are no rules.
+OPEN_PATHS = frozenset({'/healthz', '/livez', '/readyz', '/version'})
+HEALTH_PATHS = frozenset({'/healthz', '/livez', '/readyz'})
+
+Rule = Mapping[str, Any]
+
+
+class Attributes(NamedTuple):
+    """What somebody wants to do: a verb with a resource, or with a path that is not one."""
+    verb: str
+    group: str = ''
+    resource: str = ''
+    subresource: str = ''
+    namespace: str = ''
+    name: str = ''
+    path: str = ''
+
+    @property
+    def combined(self) -> str:
+        """The resource with its subresource, as rules name it."""
+        return f'{self.resource}/{self.subresource}' if self.subresource else self.resource
+
+    def forbidden(self, user: User, reason: str = '') -> statuses.Refusal:
+        """403: this user may not do this."""
+        why = f': {reason}' if reason else ''
+        if not self.resource:
+            message = f'forbidden: User "{user.name}" cannot {self.verb} path "{self.path}"{why}'
+            return statuses.Refusal(403, 'Forbidden', message, {})
+        scope = f'in the namespace "{self.namespace}"' if self.namespace else 'at the cluster scope'
+        return statuses.forbidden(
+            self.group, self.resource, self.name, f'User "{user.name}" cannot {self.verb} resource "{self.combined}" '
+            f'in API group "{self.group}" {scope}{why}')
+
+
+class Decision(NamedTuple):
+    """Whether something is allowed, and by which rule, or what was wrong with the rules."""
+    allowed: bool
+    reason: str = ''
+
+
+class Authorizer(Protocol):
+    """Who decides."""
+
+    def decide(self, user: User, attributes: Attributes) -> Decision:
+        """Whether the user may do that."""
+
+    def rules(self, user: User, namespace: str) -> tuple[Sequence[Rule], str]:
+        """All that the user may do in that namespace, and what was wrong with the bindings."""
+
+
+def check(authorizer: Authorizer, user: User, attributes: Attributes) -> None:
+    """Refuse (403) what the user may not do."""
+    decision = authorizer.decide(user, attributes)
+    if not decision.allowed:
+        raise attributes.forbidden(user, decision.reason)
+
+
+class Everybody:
+    """Everything is allowed to everybody who is known."""
+
+    def decide(self, user: User, attributes: Attributes) -> Decision:
+        """See `Authorizer`."""
+        return Decision(user.name != users.ANONYMOUS.name or attributes.path.rstrip('/') in OPEN_PATHS)
+
+    def rules(self, user: User, namespace: str) -> tuple[Sequence[Rule], str]:
+        """See `Authorizer`."""
+        return ({'verbs': ['*'], 'apiGroups': ['*'], 'resources': ['*']},
+                {'verbs': ['*'], 'nonResourceURLs': ['*']}), ''
+
+
+class Granted(NamedTuple):
+    """One rule that applies to a user, and the binding that has given it."""
+    rule: Rule
+    source: str
+
+
+class Rbac:
+    """The roles and bindings in the storage decide; members of ``system:masters`` may do everything."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._granted: dict[tuple[str, tuple[str, ...], str], tuple[list[Granted], list[str]]] = {}
+        storage.observers.append(self._observe)
+
+    def decide(self, user: User, attributes: Attributes) -> Decision:
+        """See `Authorizer`."""
+        if users.MASTERS in user.groups or attributes.path in HEALTH_PATHS:
+            return Decision(True)
+        granted, errors = self._granted_to(user, attributes.namespace)
+        for rule, source in granted:
+            if allows(rule, attributes):
+                return Decision(True, f'RBAC: allowed by {source}')
+        return Decision(False, f'RBAC: {_together(errors)}' if errors else '')
+
+    def rules(self, user: User, namespace: str) -> tuple[Sequence[Rule], str]:
+        """See `Authorizer`."""
+        granted, errors = self._granted_to(user, namespace)
+        return [rule for rule, _ in granted], _together(errors)
+
+    def role_rules(self, reference: Mapping[str, str], namespace: str) -> list[Rule] | None:
+        """The rules of the role that a binding names; None if there is no such role."""
+        kind, name = reference.get('kind', ''), reference.get('name', '')
+        if kind not in ('Role', 'ClusterRole'):
+            return None
+        table = self._storage.table(GROUP, PLURALS[kind])
+        record = table.get(namespace if kind == 'Role' else '', name)
+        return (record.body().get('rules') or []) if record is not None else None
+
+    def _observe(self, table: Table, change: Change) -> None:
+        if table.name.group == GROUP:
+            self._granted.clear()
+
+    def _granted_to(self, user: User, namespace: str) -> tuple[list[Granted], list[str]]:
+        key = user.name, user.groups, namespace
+        if key not in self._granted:
+            found: list[Granted] = []
+            errors: list[str] = []
+            for binding, subject in self._bindings(user, namespace):
+                reference = binding['roleRef']
+                own = binding['metadata'].get('namespace', '')
+                rules = self.role_rules(reference, own)
+                if rules is None:
+                    word = statuses.qualified(GROUP, reference['kind'].lower())
+                    errors.append(f'{word} "{reference["name"]}" not found')
+                    continue
+                source = _describe(binding, reference, subject, own)
+                found += [Granted(rule, source) for rule in rules]
+            self._granted[key] = found, errors
+        return self._granted[key]
+
+    def _bindings(self, user: User, namespace: str) -> Iterator[tuple[Mapping[str, Any], Mapping[str, str]]]:
+        """The bindings that apply to a user: those of the whole cluster, then those of the namespace."""
+        records = list(self._storage.table(GROUP, 'clusterrolebindings').records())
+        if namespace:
+            records += self._storage.table(GROUP, 'rolebindings').records(namespace)
+        for record in records:
+            binding = record.body()
+            for subject in binding.get('subjects') or ():
+                if _is_subject(user, subject, record.namespace):
+                    yield binding, subject
+                    break
+
+
+def allows(rule: Rule, attributes: Attributes) -> bool:
+    """Whether a rule allows that."""
+    if not _has(rule.get('verbs'), attributes.verb):
+        return False
+    if not attributes.resource:
+        return any(_covers_path(path, attributes.path) for path in rule.get('nonResourceURLs') or ())
+    names = rule.get('resourceNames')
+    if not _has(rule.get('apiGroups'), attributes.group) or (names and attributes.name not in names):
+        return False
+    resources = rule.get('resources') or ()
+    return '*' in resources or attributes.combined in resources or (
+        bool(attributes.subresource) and f'*/{attributes.subresource}' in resources)
+
+
+def recorded() -> list[dict[str, Any]]:
+    """The roles and bindings that every cluster has from the beginning."""
+    packed = importlib.resources.files('kopf._kits.testing').joinpath(DATA).read_bytes()
+    items: list[dict[str, Any]] = orjson.loads(gzip.decompress(packed))
+    return items
+
+
+def _has(words: Sequence[str] | None, word: str) -> bool:
+    return words is not None and ('*' in words or word in words)
+
+
+def _covers_path(pattern: str, path: str) -> bool:
+    return pattern in ('*', path) or (pattern.endswith('*') and path.startswith(pattern.rstrip('*')))
+
+
+def _is_subject(user: User, subject: Mapping[str, str], namespace: str) -> bool:
+    match subject.get('kind'):
+        case 'User':
+            return user.name == subject.get('name')
+        case 'Group':
+            return subject.get('name') in user.groups
+        case 'ServiceAccount':
+            place = subject.get('namespace') or namespace
+            return bool(place) and user.name == f'system:serviceaccount:{place}:{subject.get("name")}'
+    return False
+
+
+def _describe(
+        binding: Mapping[str, Any], reference: Mapping[str, str], subject: Mapping[str, str], namespace: str,
+) -> str:
+    name = f'{subject["name"]}/{subject.get("namespace") or namespace}' if subject['kind'] == 'ServiceAccount' \
+        else subject['name']
+    word, own = ('RoleBinding', f'{binding["metadata"]["name"]}/{namespace}') if namespace \
+        else ('ClusterRoleBinding', binding['metadata']['name'])
+    return f'{word} "{own}" of {reference["kind"]} "{reference["name"]}" to {subject["kind"]} "{name}"'
+
+
+def _together(errors: Sequence[str]) -> str:
+    """Several errors as Go puts them together."""
+    several = list(dict.fromkeys(errors))
+    return several[0] if len(several) == 1 else f'[{", ".join(several)}]' if several else ''

@@ -1,0 +1,103 @@
+"""
+Objects that are questions: who am I, whose token is this, may I do that, what may I do.
+
+They are answered in the moment they are created, and never stored.
+"""
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+
+from kopf._kits.testing import clocks
+from kopf._kits.testing.access.permissions import Attributes, Authorizer
+from kopf._kits.testing.access.users import User
+from kopf._kits.testing.resources.kinds import Body, Kind
+from kopf._kits.testing.serving import statuses
+
+#: Which user a token belongs to, or None if it is not known.
+Lookup = Callable[[str], User | None]
+
+AUDIENCE = 'https://kubernetes.default.svc'
+
+
+class Reviews:
+    """The answers."""
+
+    def __init__(self, authorizer: Authorizer, lookup: Lookup) -> None:
+        self._authorizer = authorizer
+        self._lookup = lookup
+
+    def answer(self, kind: Kind, namespace: str, body: Any, user: User) -> Body:
+        """The object that was sent, with its status; 400 and 422 if it asks for nothing."""
+        asked: Mapping[str, Any] = body if isinstance(body, dict) else {}
+        spec: dict[str, Any] = asked.get('spec') or {}
+        head: Body = {'kind': kind.name, 'apiVersion': kind.api_version}
+        match kind.plural:
+            case 'selfsubjectreviews':
+                meta = {'creationTimestamp': clocks.now()}
+                return {**head, 'metadata': meta, 'status': {'userInfo': user.as_info()}}
+            case 'tokenreviews':
+                return {**head, 'metadata': {}, 'spec': spec, 'status': self._token(spec)}
+            case 'selfsubjectrulesreviews':
+                return {**head, 'metadata': {}, 'spec': {}, 'status': self._rules(user, spec.get('namespace', ''))}
+        meta = {'namespace': namespace} if namespace else {}
+        causes = list(_problems(kind, spec, namespace))
+        if causes:
+            raise statuses.invalid(kind.group, '', '', causes)
+        if not kind.plural.startswith('self'):
+            user = User(spec.get('user', ''), tuple(spec.get('groups') or ()), spec.get('uid', ''))
+        decision = self._authorizer.decide(user, _attributes(spec))
+        status = {'allowed': decision.allowed, 'reason': decision.reason}
+        return {**head, 'metadata': meta, 'spec': spec,
+                'status': {key: value for key, value in status.items() if value != ''}}
+
+    def _token(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+        if not spec.get('token'):
+            raise statuses.bad_request('token is required for TokenReview in authentication')
+        user = self._lookup(str(spec['token']))
+        audiences = spec.get('audiences') or [AUDIENCE]
+        if user is not None and AUDIENCE in audiences:
+            return {'authenticated': True, 'user': user.as_info(), 'audiences': [AUDIENCE]}
+        error = 'invalid bearer token'
+        if user is not None:
+            listed = ' '.join(f'"{audience}"' for audience in audiences)
+            error = (f'[{error}, token audiences ["{AUDIENCE}"] is invalid for the target audiences [{listed}]]')
+        return {'user': {}, 'error': error}
+
+    def _rules(self, user: User, namespace: str) -> dict[str, Any]:
+        if not namespace:
+            raise statuses.bad_request('no namespace on request')
+        rules, error = self._authorizer.rules(user, namespace)
+        fields = ('verbs', 'apiGroups', 'resources', 'resourceNames')
+        status: dict[str, Any] = {
+            'resourceRules': [{key: rule[key] for key in fields if rule.get(key)}
+                              for rule in rules if rule.get('resources')],
+            'nonResourceRules': [{'verbs': rule['verbs'], 'nonResourceURLs': rule['nonResourceURLs']}
+                                 for rule in rules if rule.get('nonResourceURLs')],
+            'incomplete': False,
+        }
+        return {**status, 'evaluationError': error} if error else status
+
+
+def _problems(kind: Kind, spec: Mapping[str, Any], namespace: str) -> Any:
+    resource, other = spec.get('resourceAttributes'), spec.get('nonResourceAttributes')
+    if resource is not None and other is not None:
+        text = orjson.dumps({'Path': other.get('path', ''), 'Verb': other.get('verb', '')}).decode()
+        yield statuses.value_invalid('spec.nonResourceAttributes', text,
+                                     'cannot be specified in combination with resourceAttributes')
+    elif resource is None and other is None:
+        yield statuses.value_invalid('spec.resourceAttributes', 'null',
+                                     'exactly one of nonResourceAttributes or resourceAttributes must be specified')
+    if not kind.plural.startswith('self') and not spec.get('user') and not spec.get('groups'):
+        yield statuses.value_invalid('spec.user', '""', 'at least one of user or group must be specified')
+    if kind.namespaced and (resource or {}).get('namespace', '') != namespace:
+        yield statuses.value_invalid('spec.resourceAttributes.namespace', f'"{(resource or {}).get("namespace", "")}"',
+                                     'must match metadata.namespace')
+
+
+def _attributes(spec: Mapping[str, Any]) -> Attributes:
+    if (resource := spec.get('resourceAttributes')) is None:
+        other = spec['nonResourceAttributes']
+        return Attributes(other.get('verb', ''), path=other.get('path', ''))
+    return Attributes(**{key: resource.get(key, '')
+                         for key in ('verb', 'group', 'resource', 'subresource', 'namespace', 'name')})

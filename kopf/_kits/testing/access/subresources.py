@@ -1,0 +1,37 @@
+"""
+Tokens of service accounts: asked for by what looks like a part of the account.
+"""
+import dataclasses
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from kopf._kits.testing import clocks
+from kopf._kits.testing.access import users
+from kopf._kits.testing.access.reviews import AUDIENCE
+from kopf._kits.testing.access.users import Tokens
+from kopf._kits.testing.resources.kinds import Body
+from kopf._kits.testing.serving import statuses
+
+#: The shortest time that a token can be asked for, in seconds.
+SHORTEST = 600
+
+
+def token_request(namespace: str, account: Body, body: Any, tokens: Tokens) -> Body:
+    """A token for a service account."""
+    asked: Mapping[str, Any] = body if isinstance(body, dict) else {}
+    meta = account['metadata']
+    seconds = (asked.get('spec') or {}).get('expirationSeconds') or 3600
+    for wrong, word in ((seconds < SHORTEST, 'less than 10 minutes'), (seconds > 2**32, 'larger than 2^32 seconds')):
+        if wrong:
+            raise statuses.invalid('authentication.k8s.io', 'TokenRequest', '', [statuses.value_invalid(
+                'spec.expirationSeconds', str(seconds), f'may not specify a duration {word}')])
+    user = users.service_account(namespace, meta['name'], meta['uid'])
+    user = dataclasses.replace(user, extra={users.CREDENTIAL: [f'JTI={uuid.uuid4()}']})
+    return {
+        'kind': 'TokenRequest', 'apiVersion': 'authentication.k8s.io/v1',
+        'metadata': {'name': meta['name'], 'namespace': namespace, 'uid': meta['uid'],
+                     'creationTimestamp': clocks.now()},
+        'spec': {'audiences': [AUDIENCE], 'expirationSeconds': seconds, 'boundObjectRef': None},
+        'status': {'token': tokens.issue(user, seconds=seconds), 'expirationTimestamp': clocks.after(seconds)},
+    }

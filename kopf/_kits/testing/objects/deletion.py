@@ -1,0 +1,44 @@
+"""
+How objects are deleted: what keeps an object until somebody else has done their part.
+
+Two finalizers belong to the garbage collector: one lets it delete the dependents first, one lets it make orphans
+of them. Each deletion decides anew which of them there are, also for objects that are being deleted already.
+"""
+from collections.abc import Sequence
+
+from kopf._kits.testing import clocks
+from kopf._kits.testing.resources import crds
+from kopf._kits.testing.resources.kinds import Body, Kind
+
+FOREGROUND, ORPHAN = 'foregroundDeletion', 'orphan'
+
+
+def mark(body: Body, kind: Kind, policy: str) -> bool:
+    """Mark an object for deletion in place, unless it is marked already; false if nothing holds it."""
+    meta = body['metadata']
+    deleting = 'deletionTimestamp' in meta
+    meta['finalizers'] = finalizers(meta.get('finalizers') or (), policy)
+    if kind.plural == crds.PLURAL and not deleting and crds.FINALIZER not in meta['finalizers']:
+        meta['finalizers'].append(crds.FINALIZER)
+        crds.terminate(body)
+    held = bool(meta['finalizers']) or (kind.plural == 'namespaces' and bool(body['spec'].get('finalizers')))
+    if not meta['finalizers']:
+        del meta['finalizers']
+    if not held or deleting:
+        return held
+    meta['deletionTimestamp'] = clocks.now()
+    if kind.plural == 'namespaces':
+        body['status'] = {'phase': 'Terminating'}
+    elif kind.plural != crds.PLURAL:
+        meta['deletionGracePeriodSeconds'] = 0
+        if meta.get('generation'):
+            meta['generation'] += 1
+    return True
+
+
+def finalizers(present: Sequence[str], policy: str) -> list[str]:
+    """The finalizers of an object that is to be deleted by this policy (empty: nobody has asked for any)."""
+    orphan = policy == 'Orphan' or (not policy and ORPHAN in present)
+    foreground = policy == 'Foreground' or (not policy and FOREGROUND in present)
+    others = [item for item in present if item not in (FOREGROUND, ORPHAN)]
+    return [*others, *([ORPHAN] if orphan else ()), *([FOREGROUND] if foreground else ())]

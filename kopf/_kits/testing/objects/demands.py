@@ -1,0 +1,242 @@
+"""
+The rules of built-in kinds that are broken most often: what is required, what excludes each other, what is too large.
+
+These are not all rules of a real server by far, but those that its words are known of here; whatever breaks others is
+stored. Types and unknown fields have been dealt with before.
+"""
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from kopf._kits.testing.objects import names
+from kopf._kits.testing.objects.podspecs import Fields, maps
+from kopf._kits.testing.serving.statuses import Cause, text, value_invalid, value_required
+
+Body = Mapping[str, Any]
+_LARGEST = 1024 * 1024
+
+
+def problems(body: Body, plural: str) -> Iterator[Cause]:
+    """Everything that is known to be wrong with a built-in object, but for its metadata."""
+    if (check := _CHECKS.get(plural)) is not None:
+        yield from check(body, body.get('spec') or {})
+
+
+def _pod_spec(spec: Fields, place: str) -> Iterator[Cause]:
+    for key in ('initContainers', 'containers'):
+        for index, container in enumerate(maps(spec.get(key))):
+            where = f'{place}.{key}[{index}]'
+            if not container.get('name'):
+                yield value_required(f'{where}.name')
+            else:
+                for problem in names.label_problems(container['name']):
+                    yield value_invalid(f'{where}.name', text(container['name']), problem)
+            if not container.get('image'):
+                yield value_required(f'{where}.image')
+            yield from _mounts(container, where, {volume.get('name') for volume in maps(spec.get('volumes'))})
+    if not spec.get('containers'):
+        yield value_required(f'{place}.containers')
+    for index, volume in enumerate(maps(spec.get('volumes'))):
+        if not volume.get('name'):
+            yield value_required(f'{place}.volumes[{index}].name')
+
+
+def _mounts(container: Fields, where: str, volumes: set[Any]) -> Iterator[Cause]:
+    for index, mount in enumerate(maps(container.get('volumeMounts'))):
+        place = f'{where}.volumeMounts[{index}]'
+        if not (name := mount.get('name')):
+            yield value_required(f'{place}.name')
+        if name not in volumes:
+            yield Cause(f'{place}.name', 'FieldValueNotFound', f'Not found: {text(name or "")}')
+        if not mount.get('mountPath'):
+            yield value_required(f'{place}.mountPath')
+
+
+def _pod(body: Body, spec: Fields) -> Iterator[Cause]:
+    yield from _pod_spec(spec, 'spec')
+
+
+def _workload(body: Body, spec: Fields) -> Iterator[Cause]:
+    selector, template = spec.get('selector'), spec.get('template') or {}
+    if not selector:
+        yield value_required('spec.selector')
+    elif not _matches(selector, (template.get('metadata') or {}).get('labels') or {}):
+        labels = (template.get('metadata') or {}).get('labels')
+        yield value_invalid('spec.template.metadata.labels', text(labels),
+                            '`selector` does not match template `labels`')
+    yield from _pod_spec(template.get('spec') or {}, 'spec.template.spec')
+    if (spec.get('replicas') or 0) < 0:
+        yield value_invalid('spec.replicas', text(spec['replicas']), 'must be greater than or equal to 0')
+
+
+def _matches(selector: Fields, labels: Mapping[str, str]) -> bool:
+    wanted = selector.get('matchLabels') if 'matchLabels' in selector or 'matchExpressions' in selector else selector
+    return all(labels.get(key) == value for key, value in (wanted or {}).items())
+
+
+def _controller(body: Body, spec: Fields) -> Iterator[Cause]:
+    if not spec.get('selector'):
+        yield value_required('spec.selector')
+    if not spec.get('template'):
+        yield value_required('spec.template')
+    else:
+        yield from _pod_spec(spec['template'].get('spec') or {}, 'spec.template.spec')
+
+
+def _job(body: Body, spec: Fields) -> Iterator[Cause]:
+    yield from _pod_spec((spec.get('template') or {}).get('spec') or {}, 'spec.template.spec')
+    policy = ((spec.get('template') or {}).get('spec') or {}).get('restartPolicy', 'Always')
+    if policy not in ('OnFailure', 'Never'):
+        yield Cause('spec.template.spec.restartPolicy', 'FieldValueRequired',
+                    'Required value: valid values: "OnFailure", "Never"')
+
+
+def _cronjob(body: Body, spec: Fields) -> Iterator[Cause]:
+    if not spec.get('schedule'):
+        yield value_required('spec.schedule')
+    pod = (((spec.get('jobTemplate') or {}).get('spec') or {}).get('template') or {}).get('spec') or {}
+    yield from _pod_spec(pod, 'spec.jobTemplate.spec.template.spec')
+    if pod.get('restartPolicy', 'Always') not in ('OnFailure', 'Never'):
+        yield Cause('spec.jobTemplate.spec.template.spec.restartPolicy', 'FieldValueRequired',
+                    'Required value: valid values: "OnFailure", "Never"')
+
+
+def _configmap(body: Body, _: Fields) -> Iterator[Cause]:
+    data, binary = body.get('data') or {}, body.get('binaryData') or {}
+    for field, values in (('data', data), ('binaryData', binary)):
+        for key in values:
+            for problem in _key_problems(key):
+                yield value_invalid(f'{field}[{key}]', text(key), problem)
+            if field == 'data' and key in binary:
+                yield value_invalid(f'data[{key}]', text(values[key]), 'duplicate of key present in binaryData')
+    if sum(len(str(value).encode()) for value in (*data.values(), *binary.values())) > _LARGEST:
+        yield Cause('', 'FieldValueTooLong', f'Too long: may not be more than {_LARGEST} bytes')
+
+
+def _secret(body: Body, _: Fields) -> Iterator[Cause]:
+    data = body.get('data') or {}
+    for key in data:
+        for problem in _key_problems(key):
+            yield value_invalid(f'data[{key}]', text(key), problem)
+    for key in _SECRETS.get(body.get('type', ''), ()):
+        if key not in data:
+            yield value_required(f'data[{key}]')
+    if sum(len(str(value)) * 3 // 4 for value in data.values()) > _LARGEST:
+        yield Cause('data', 'FieldValueTooLong', f'Too long: may not be more than {_LARGEST} bytes')
+
+
+_SECRETS = {'kubernetes.io/dockerconfigjson': ('.dockerconfigjson',), 'kubernetes.io/dockercfg': ('.dockercfg',),
+            'kubernetes.io/ssh-auth': ('ssh-privatekey',), 'kubernetes.io/tls': ('tls.crt', 'tls.key')}
+
+
+def _key_problems(key: str) -> list[str]:
+    problems = [] if len(key) <= 253 else ['must be no more than 253 characters']
+    if not key or not all(character.isascii() and (character.isalnum() or character in '-_.') for character in key):
+        problems.append("a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. "
+                        "'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')")
+    if key in ('.', '..'):
+        problems.append(f"must not be '{key}'")
+    elif key.startswith('..'):
+        problems.append("must not start with '..'")
+    return problems
+
+
+def _service(body: Body, spec: Fields) -> Iterator[Cause]:
+    ports = list(maps(spec.get('ports')))
+    if not ports and spec.get('clusterIP') != 'None' and spec.get('type') != 'ExternalName':
+        yield value_required('spec.ports')
+    if spec.get('type') == 'ExternalName' and not spec.get('externalName'):
+        yield value_invalid('spec.externalName', '""', names.subdomain_problems('')[0])
+    for index, port in enumerate(ports):
+        place = f'spec.ports[{index}]'
+        if len(ports) > 1 and not port.get('name'):
+            yield value_required(f'{place}.name')
+        if not 1 <= (number := port.get('port') or 0) <= 65535:
+            yield value_invalid(f'{place}.port', str(number), 'must be between 1 and 65535, inclusive')
+
+
+def _claim(body: Body, spec: Fields) -> Iterator[Cause]:
+    if not spec.get('accessModes'):
+        yield value_required('spec.accessModes', 'at least 1 access mode is required')
+    if 'storage' not in ((spec.get('resources') or {}).get('requests') or {}):
+        yield value_required('spec.resources[storage]')
+
+
+def _volume(body: Body, spec: Fields) -> Iterator[Cause]:
+    if not spec.get('accessModes'):
+        yield value_required('spec.accessModes')
+    if not spec.get('capacity'):
+        yield value_required('spec.capacity')
+
+
+def _ingress(body: Body, spec: Fields) -> Iterator[Cause]:
+    if not spec.get('rules') and not spec.get('defaultBackend'):
+        yield value_invalid('spec', text(body.get('spec') or None), 'either `defaultBackend` or `rules` must be '
+                            'specified')
+    for number, rule in enumerate(maps(spec.get('rules'))):
+        for index, path in enumerate(maps((rule.get('http') or {}).get('paths'))):
+            place = f'spec.rules[{number}].http.paths[{index}]'
+            if not (kind := path.get('pathType')):
+                yield value_required(f'{place}.pathType', 'pathType must be specified')
+            elif kind in ('Exact', 'Prefix') and not str(path.get('path') or '').startswith('/'):
+                yield value_invalid(f'{place}.path', text(path.get('path') or ''), 'must be an absolute path')
+
+
+def _autoscaler(body: Body, spec: Fields) -> Iterator[Cause]:
+    target, most, least = spec.get('scaleTargetRef') or {}, spec.get('maxReplicas') or 0, spec.get('minReplicas')
+    if least is not None and least < 1:
+        yield value_invalid('spec.minReplicas', str(least), 'must be greater than or equal to 1')
+    if most < 1:
+        yield value_required('spec.maxReplicas', 'must be set and greater than 0')
+    if least is not None and most < least:
+        yield value_invalid('spec.maxReplicas', str(most), 'must be greater than or equal to `minReplicas`')
+    if not target.get('kind'):
+        yield value_required('spec.scaleTargetRef.kind')
+    if not target.get('name'):
+        yield value_required('spec.scaleTargetRef.name')
+    for index, metric in enumerate(maps(spec.get('metrics'))):
+        if metric.get('type') == 'Resource' and not (metric.get('resource') or {}).get('name'):
+            yield value_required(f'spec.metrics[{index}].resource.name', 'must specify a resource name')
+
+
+def _storage_class(body: Body, _: Fields) -> Iterator[Cause]:
+    if not body.get('provisioner'):
+        yield value_required('provisioner')
+
+
+def _lease(body: Body, spec: Fields) -> Iterator[Cause]:
+    if (seconds := spec.get('leaseDurationSeconds')) is not None and seconds <= 0:
+        yield value_invalid('spec.leaseDurationSeconds', str(seconds), 'must be greater than 0')
+    if (number := spec.get('leaseTransitions')) is not None and number < 0:
+        yield value_invalid('spec.leaseTransitions', str(number), 'must be greater than or equal to 0')
+
+
+def _policy(body: Body, spec: Fields) -> Iterator[Cause]:
+    for direction, key in (('ingress', 'from'), ('egress', 'to')):
+        for number, rule in enumerate(maps(spec.get(direction))):
+            for index, peer in enumerate(maps(rule.get(key))):
+                place = f'spec.{direction}[{number}].{key}[{index}]'
+                if not peer:
+                    yield value_required(place, 'must specify a peer')
+                elif isinstance(block := peer.get('ipBlock'), dict) and not block.get('cidr'):
+                    yield value_required(f'{place}.ipBlock.cidr')
+
+
+def _slice(body: Body, _: Fields) -> Iterator[Cause]:
+    if not body.get('addressType'):
+        yield value_required('addressType')
+
+
+def _status(body: Body, spec: Fields) -> Iterator[Cause]:
+    phase = (body.get('status') or {}).get('phase')
+    if 'deletionTimestamp' not in body['metadata'] and phase != 'Active':
+        yield value_invalid('status.Phase', text(phase), "may only be 'Active' if `deletionTimestamp` is empty")
+
+
+_CHECKS: Mapping[str, Callable[[Body, Fields], Iterator[Cause]]] = {
+    'pods': _pod, 'deployments': _workload, 'statefulsets': _workload, 'daemonsets': _workload,
+    'replicasets': _workload, 'replicationcontrollers': _controller, 'jobs': _job, 'cronjobs': _cronjob,
+    'configmaps': _configmap, 'secrets': _secret, 'services': _service, 'persistentvolumeclaims': _claim,
+    'persistentvolumes': _volume, 'ingresses': _ingress, 'horizontalpodautoscalers': _autoscaler,
+    'storageclasses': _storage_class, 'leases': _lease, 'networkpolicies': _policy, 'endpointslices': _slice,
+    'namespaces': _status,
+}

@@ -1,0 +1,136 @@
+"""
+What may not be changed in built-in objects once they are there, with the words of a real server.
+
+Real messages sometimes go on with a difference of internal structures, for people; that part is left out here.
+"""
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from kopf._kits.testing.schemas import quantities
+from kopf._kits.testing.serving import statuses
+from kopf._kits.testing.serving.statuses import Cause
+
+Body = Mapping[str, Any]
+
+CLAIM = 'spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims'
+POD = ('pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,'
+       '`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),'
+       '`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)')
+STATEFULSET = ("updates to statefulset spec for fields other than 'replicas', 'ordinals', 'template', "
+               "'updateStrategy', 'revisionHistoryLimit', 'persistentVolumeClaimRetentionPolicy' and 'minReadySeconds' "
+               "are forbidden")
+
+
+def problems(body: Body, old: Body, plural: str) -> Iterator[Cause]:
+    """Everything that is wrong with the difference between two versions of a built-in object."""
+    if (check := _CHECKS.get(plural)) is not None:
+        yield from check(body, old)
+
+
+def _contents(body: Body, old: Body) -> Iterator[Cause]:
+    if not old.get('immutable'):
+        return
+    if not body.get('immutable'):
+        yield statuses.value_forbidden('immutable', 'field is immutable when `immutable` is set')
+    for key in ('data', 'binaryData'):
+        if body.get(key, {}) != old.get(key, {}):
+            yield statuses.value_forbidden(key, 'field is immutable when `immutable` is set')
+
+
+def _secret(body: Body, old: Body) -> Iterator[Cause]:
+    yield from _same(body, old, 'type', 'type')
+    yield from _contents(body, old)
+
+
+def _selector(body: Body, old: Body) -> Iterator[Cause]:
+    yield from _same(_spec(body), _spec(old), 'selector', 'spec.selector')
+
+
+def _statefulset(body: Body, old: Body) -> Iterator[Cause]:
+    free = ('replicas', 'ordinals', 'template', 'updateStrategy', 'revisionHistoryLimit',
+            'persistentVolumeClaimRetentionPolicy', 'minReadySeconds')
+    if _without(_spec(body), free) != _without(_spec(old), free):
+        yield statuses.value_forbidden('spec', STATEFULSET)
+
+
+def _job(body: Body, old: Body) -> Iterator[Cause]:
+    for key in ('selector', 'completions', 'completionMode', 'podFailurePolicy', 'backoffLimitPerIndex', 'managedBy'):
+        if key != 'completions' or _spec(body).get('completionMode') != 'Indexed':
+            yield from _same(_spec(body), _spec(old), key, f'spec.{key}')
+    if not _spec(old).get('suspend'):
+        yield from _same(_spec(body), _spec(old), 'template', 'spec.template')
+
+
+def _pod(body: Body, old: Body) -> Iterator[Cause]:
+    spec, before = _spec(body), _spec(old)
+    for key in ('containers', 'initContainers'):
+        if len(spec.get(key) or ()) != len(before.get(key) or ()):
+            yield statuses.value_forbidden(f'spec.{key}', 'pod updates may not add or remove containers')
+            return
+    if [item.get('name') for item in spec['containers']] != [item.get('name') for item in before['containers']]:
+        yield statuses.value_forbidden('spec.containers', 'pod updates may not add or remove containers')
+        return
+    tolerations = [item for item in before.get('tolerations') or () if item not in (spec.get('tolerations') or ())]
+    if tolerations or _fixed(spec) != _fixed(before):
+        yield statuses.value_forbidden('spec', POD)
+
+
+def _fixed(spec: Body) -> Mapping[str, Any]:
+    """What may not be changed in the specification of a pod."""
+    fixed = _without(spec, ('activeDeadlineSeconds', 'tolerations', 'nodeName'))
+    for key in ('containers', 'initContainers'):
+        fixed[key] = [_without(item, ('image',)) for item in spec.get(key) or ()]
+    return fixed
+
+
+def _claim(body: Body, old: Body) -> Iterator[Cause]:
+    spec, before = _spec(body), _spec(old)
+    bound = (old.get('status') or {}).get('phase') == 'Bound'
+    free = [key for key in ('volumeName', 'storageClassName') if not before.get(key)]
+    if bound:
+        free.append('volumeAttributesClassName')
+    one, another = _without(spec, free), _without(before, free)
+    if bound:
+        requests, previous = _requests(one), _requests(another)
+        if previous.get('storage') and requests.get('storage') and (
+                quantities.amount(requests['storage']) < quantities.amount(previous['storage'])):
+            yield statuses.value_forbidden('spec.resources.requests.storage',
+                                           'field can not be less than status.capacity')
+        one, another = ({**each, 'resources': None} for each in (one, another))
+    if one != another:
+        yield statuses.value_forbidden('spec', CLAIM)
+
+
+def _requests(spec: Body) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = (spec.get('resources') or {}).get('requests') or {}
+    return found
+
+
+def _service(body: Body, old: Body) -> Iterator[Cause]:
+    spec, before = _spec(body), _spec(old)
+    if 'ExternalName' in (spec.get('type'), before.get('type')) or not before.get('clusterIPs'):
+        return
+    if spec.get('clusterIPs') != before['clusterIPs']:
+        yield statuses.value_invalid('spec.clusterIPs[0]', statuses.text(spec.get('clusterIPs')),
+                                     'may not change once set')
+
+
+def _same(body: Body, old: Body, key: str, place: str) -> Iterator[Cause]:
+    if body.get(key) != old.get(key):
+        yield statuses.value_invalid(place, statuses.text(body.get(key)), 'field is immutable')
+
+
+def _spec(body: Body) -> Mapping[str, Any]:
+    spec = body.get('spec')
+    return spec if isinstance(spec, dict) else {}
+
+
+def _without(value: Body, keys: Any) -> dict[str, Any]:
+    return {key: item for key, item in value.items() if key not in keys}
+
+
+_CHECKS: Mapping[str, Callable[[Body, Body], Iterator[Cause]]] = {
+    'configmaps': _contents, 'secrets': _secret, 'deployments': _selector, 'replicasets': _selector,
+    'daemonsets': _selector, 'statefulsets': _statefulset, 'jobs': _job, 'pods': _pod,
+    'persistentvolumeclaims': _claim, 'services': _service,
+}

@@ -1,0 +1,283 @@
+"""
+From what a client has sent to an object that can be stored: types, names, metadata, schema.
+
+Everything here is pure: it looks at one body, the kind, and the object as it was before, and either changes the body
+or refuses it. What other objects or the outer world have a say in is decided by the callers.
+"""
+import secrets
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import orjson
+
+from kopf._kits.testing import clocks
+from kopf._kits.testing.objects import defaults, metadata, names
+from kopf._kits.testing.patching import managers
+from kopf._kits.testing.patching.patches import json_type
+from kopf._kits.testing.resources import crds
+from kopf._kits.testing.resources.kinds import Body, Kind
+from kopf._kits.testing.schemas import decoding, schemas, strictness
+from kopf._kits.testing.serving import jsontexts, statuses
+from kopf._kits.testing.serving.statuses import Cause
+
+_ALPHABET = 'bcdfghjklmnpqrstvwxz2456789'
+
+
+def decode(body: Any, kind: Kind, text: bytes, mistakes: list[str] | None = None) -> Body:
+    """
+    Check that a decoded request is an object of this kind, and give it its API version and kind; 400 otherwise.
+
+    What a strict decoder would refuse is added to the ``mistakes``, for built-in kinds.
+    """
+    if body is None:
+        body = {}
+    if not isinstance(body, dict):
+        excerpt = jsontexts.excerpt(text)
+        raise statuses.bad_request(
+            f'the object provided is unrecognized (must be of type {kind.name}): couldn\'t get version/kind; json '
+            f'parse error: json: cannot unmarshal {json_type(body)} into Go value of type struct {{ APIVersion string '
+            f'"json:\\"apiVersion,omitempty\\""; Kind string "json:\\"kind,omitempty\\"" }} ({excerpt})')
+    for key in ('apiVersion', 'kind'):
+        if not isinstance(value := body.get(key), (str, type(None))):
+            raise statuses.bad_request(
+                f'the object provided is unrecognized (must be of type {kind.name}): couldn\'t get version/kind; json '
+                f'parse error: json: cannot unmarshal {json_type(value)} into Go struct field .{key} of type string '
+                f'({jsontexts.excerpt(text)})')
+    api_version, name = body.get('apiVersion') or '', body.get('kind') or ''
+    if kind.custom:
+        _check_custom(api_version, name, kind, body, text)
+    elif name not in ('', kind.name) or api_version not in ('', kind.api_version):
+        version = (api_version or kind.api_version).rpartition('/')[2]
+        raise statuses.bad_request(
+            f'{name or kind.name} in version "{version}" cannot be handled as a {kind.name}: no kind '
+            f'"{name or kind.name}" is registered for version "{api_version or kind.api_version}" in scheme '
+            '"pkg/runtime/scheme.go:111"')
+    if not kind.custom:
+        try:
+            return structure(body, kind, text, mistakes)
+        except TypeError as error:
+            raise statuses.bad_request(f'{kind.name} in version "{kind.version}" cannot be handled as a {kind.name}: '
+                                       f'{error}') from None
+    meta = body.get('metadata')
+    if meta is None:
+        meta = {}
+    try:
+        metadata.check_types(meta, kind)
+    except TypeError as error:
+        raise statuses.bad_request(
+            f'{kind.name} in version "{kind.version}" cannot be handled as a {kind.name}: {error}') from None
+    rest = {key: value for key, value in body.items() if key not in ('apiVersion', 'kind', 'metadata')}
+    return {'apiVersion': kind.api_version, 'kind': kind.name, 'metadata': dict(meta), **rest}
+
+
+def structure(
+        body: Mapping[str, Any], kind: Kind, text: bytes, mistakes: list[str] | None = None,
+        complain: decoding.Complain = decoding.in_json,
+) -> Body:
+    """A built-in object as it is sent back by a real server; TypeError with Go's words if it cannot be decoded."""
+    decoder = decoding.Decoder(complain)
+    decoded = decoder.decode(body, kind.shape)
+    if mistakes is not None:
+        if text.startswith(b'{'):
+            mistakes += [f'duplicate field "{path}"' for path in decoding.duplicates(text, decoder.count)]
+        mistakes += [f'unknown field "{path}"' for path in decoder.unknown]
+    return {**decoded, 'apiVersion': kind.api_version, 'kind': kind.name}
+
+
+def _check_custom(api_version: str, name: str, kind: Kind, body: Mapping[str, Any], text: bytes) -> None:
+    if not name:
+        raise statuses.bad_request(
+            f'the object provided is unrecognized (must be of type {kind.name}): Object \'Kind\' is missing in '
+            f'\'{text.decode(errors="replace")}\' ({jsontexts.excerpt(text)})')
+    if api_version != kind.api_version:
+        raise statuses.bad_request(f'the API version in the data ({api_version}) does not match the expected API '
+                                   f'version ({kind.api_version})')
+    if name != kind.name:
+        meta = body.get('metadata')
+        subject = meta.get('name', '') if isinstance(meta, Mapping) else ''
+        raise statuses.invalid(kind.group, name, subject,
+                               [statuses.value_invalid('kind', f'"{name}"', f'must be {kind.name}')])
+
+
+def tidy(body: Body, kind: Kind, *, nulls: bool = False) -> list[str]:
+    """
+    Drop from the body what is unknown or empty, apply defaults; returns the paths of unknown fields.
+
+    With ``nulls``, those are kept that do not mean a default.
+    """
+    meta = body['metadata']
+    unknown = [f'metadata.{key}' for key in meta if key not in schemas.META_FIELDS]
+    if kind.custom:
+        unknown += strictness.prune_metadata(meta)
+    body['metadata'] = {
+        key: value for key, value in meta.items()
+        if key in schemas.META_FIELDS and key not in ('managedFields', 'selfLink') and value not in (None, '', [], {})
+    }
+    if not kind.namespaced:
+        body['metadata'].pop('namespace', None)
+    if kind.schema is not None:
+        unknown += schemas.prune(body, kind.schema)
+        schemas.fill(body, kind.schema, nulls=nulls)
+    else:
+        defaults.apply(body, kind)
+    return unknown
+
+
+def prepare_new(body: Body, kind: Kind, uid: str) -> int:
+    """Give a new object its identity; returns the version that it claims to have already, 0 if it does not."""
+    meta = body['metadata']
+    version = str(meta.pop('resourceVersion', ''))
+    for key in ('uid', 'creationTimestamp', 'deletionTimestamp', 'deletionGracePeriodSeconds'):
+        meta.pop(key, None)
+    if kind.counted or kind.custom or not meta.get('generation'):
+        meta.pop('generation', None)
+    meta['uid'] = uid
+    meta['creationTimestamp'] = clocks.now()
+    if kind.counted:
+        meta['generation'] = 1
+    if 'generateName' in meta and 'name' not in meta:
+        meta['name'] = meta['generateName'][:58] + ''.join(secrets.choice(_ALPHABET) for _ in range(5))
+    if 'status' in kind.subresources and kind.plural != 'nodes':
+        body.pop('status', None)
+    defaults.begin(body, kind)
+    return int(version) if version.isascii() and version.isdigit() else 0
+
+
+def prepare_changed(body: Body, old: Body, kind: Kind, subresource: str) -> None:
+    """Keep what an update may not change, and count the generation."""
+    meta, before = body['metadata'], old['metadata']
+    if subresource == 'status':
+        _keep_but_status(body, old, kind)
+        meta = body['metadata']
+        if kind.plural == 'pods' and isinstance(status := body.get('status'), dict):
+            _restore(status, old.get('status') or {}, 'qosClass')
+    elif 'status' in kind.subresources:
+        _restore(body, old, 'status')
+        if kind.plural == crds.PLURAL:
+            crds.note_storage(body)
+    if kind.plural == 'namespaces' and not subresource:
+        _restore(body, old, 'spec')
+    _restore(meta, before, 'generation')
+    _restore(meta, before, 'creationTimestamp')
+    for key in ('uid', 'deletionTimestamp', 'deletionGracePeriodSeconds', 'resourceVersion', 'namespace'):
+        if key in before:
+            meta.setdefault(key, before[key])
+    if kind.counted and subresource != 'status' and _counts(body, kind) != _counts(old, kind):
+        meta['generation'] = before.get('generation', 0) + 1
+
+
+def own(body: Body, old: Body, owners: Any) -> None:
+    """Give an object the managed fields that follow from applying; if only their times differ, they stay the same."""
+    before = old['metadata'].get('managedFields')
+    body['metadata'].pop('managedFields', None)
+    if managers.same_but_times(owners, before):
+        owners = before
+    if owners:
+        body['metadata']['managedFields'] = owners
+
+
+def _keep_but_status(body: Body, old: Body, kind: Kind) -> None:
+    status, meta = body.get('status'), body['metadata']
+    before = old['metadata']
+    body.clear()
+    body.update(old)
+    body['metadata'] = dict(before)
+    if not kind.custom and kind.plural != crds.PLURAL:
+        for key in ('annotations', 'finalizers', *(('labels',) if kind.plural != 'deployments' else ())):
+            _restore(body['metadata'], meta, key)
+    for key in ('uid', 'resourceVersion'):
+        if key in meta:
+            body['metadata'][key] = meta[key]
+    body.pop('status', None)
+    if status is not None:
+        body['status'] = status
+
+
+def _counts(body: Body, kind: Kind) -> bytes:
+    """What the generation counts the changes of."""
+    if not kind.custom:
+        watched = {key: body.get(key) for key in ('spec', 'webhooks', 'template', 'endpoints', 'value')}
+    else:
+        ignored = ('metadata', 'status') if 'status' in kind.subresources else ('metadata',)
+        watched = {key: value for key, value in body.items() if key not in ignored}
+    return orjson.dumps(watched, option=orjson.OPT_SORT_KEYS)
+
+
+def problems(body: Body, kind: Kind, subresource: str = '') -> Iterator[Cause]:
+    """Everything that is wrong with an object in itself, as far as the subresource is about it."""
+    meta = body['metadata']
+    if prefix := meta.get('generateName'):
+        for problem in _name_problems(prefix[:-1] + 'a' if prefix.endswith('-') else prefix, kind):
+            yield statuses.value_invalid('metadata.generateName', _text(prefix), problem)
+    if not (name := meta.get('name')):
+        yield statuses.value_required('metadata.name', 'name or generateName is required')
+    for problem in _name_problems(name, kind) if name else ():
+        yield statuses.value_invalid('metadata.name', _text(name), problem)
+    yield from metadata.problems(meta, custom=kind.custom or kind.plural == crds.PLURAL)
+    if kind.schema is not None:
+        status = subresource == 'status'
+        yield from (schemas.validate_status if status else schemas.validate)(body, kind.schema)
+    elif kind.plural == crds.PLURAL:
+        yield from crds.problems(body)
+    else:
+        yield from defaults.problems(body, kind)
+
+
+def _name_problems(name: str, kind: Kind) -> list[str]:
+    if kind.plural == 'namespaces':
+        return names.label_problems(name)
+    if kind.group == 'rbac.authorization.k8s.io':
+        return names.path_problems(name)
+    return names.subdomain_problems(name)
+
+
+def change_problems(body: Body, old: Body) -> Iterator[Cause]:
+    """Everything that is wrong with the difference between two versions of an object."""
+    meta, before = body['metadata'], old['metadata']
+    causes = []
+    for key in ('name', 'namespace', 'uid', 'deletionTimestamp', 'deletionGracePeriodSeconds'):
+        if meta.get(key) != before.get(key):
+            causes.append(statuses.value_invalid(f'metadata.{key}', _text(meta.get(key)), 'field is immutable'))
+    if 'deletionTimestamp' in before:
+        old_finalizers = before.get('finalizers') or ()
+        if added := [item for item in meta.get('finalizers') or () if item not in old_finalizers]:
+            listed = ', '.join(f'"{item}"' for item in added)
+            causes.append(statuses.value_forbidden(
+                'metadata.finalizers', 'no new finalizers can be added if the object is being deleted, found new '
+                                       f'finalizers []string{{{listed}}}'))
+    causes += metadata.repeated_problems(meta)
+    if body['kind'] == 'CustomResourceDefinition':
+        yield from crds.change_problems(body, old)
+    yield from causes
+    yield from causes  # A real server checks this twice, and tells so.
+
+
+def sorted_text(body: Any) -> str:
+    """The object as JSON, as messages quote it."""
+    return orjson.dumps(body, option=orjson.OPT_SORT_KEYS).decode()
+
+
+def unchanged(body: Body, old: Body) -> bool:
+    """Whether a new version is the same as the old one; its managed fields are the very same object then."""
+    owners = old['metadata'].get('managedFields')
+    if body['metadata'].get('managedFields') is not owners:
+        return False
+    if owners is None:
+        return same(body, old)
+    body, old = ({**each, 'metadata': {**each['metadata'], 'managedFields': None}} for each in (body, old))
+    return same(body, old)
+
+
+def same(one: Body, another: Body) -> bool:
+    """Whether nothing would change; true and 1 are not the same here, unlike in Python."""
+    return orjson.dumps(one, option=orjson.OPT_SORT_KEYS) == orjson.dumps(another, option=orjson.OPT_SORT_KEYS)
+
+
+def _restore(target: dict[str, Any], source: Mapping[str, Any], key: str) -> None:
+    target.pop(key, None)
+    if key in source:
+        target[key] = source[key]
+
+
+def _text(value: Any) -> str:
+    return orjson.dumps(value).decode()

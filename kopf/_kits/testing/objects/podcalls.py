@@ -1,0 +1,53 @@
+"""
+What one asks of pods that run, of pods that do not: logs, commands, connections.
+
+The questions are checked, and refused as a real server does while a pod has no node. Where it has one, there is nobody
+to answer them here.
+"""
+from collections.abc import Mapping
+from typing import Any
+
+from kopf._kits.testing.resources.kinds import Body
+from kopf._kits.testing.serving import queries, statuses
+
+CALLS = ('attach', 'exec', 'log', 'portforward')
+
+
+def answer(body: Body, call: str, params: Mapping[str, str]) -> None:
+    """Refuse what is wrong (400 or 422); what is left has nothing to be answered with."""
+    name = body['metadata']['name']
+    if call == 'log':
+        _check_log(name, params)
+    if call != 'portforward':
+        _check_container(body, params.get('container', ''))
+    if call == 'log' and not body['spec'].get('nodeName'):
+        return
+    if not body['spec'].get('nodeName'):
+        raise statuses.bad_request(f'pod {name} does not have a host assigned')
+    raise statuses.not_emulated(f'pods/{call}', 'nothing runs in the pods of the sandbox')
+
+
+def _check_log(name: str, params: Mapping[str, str]) -> None:
+    causes = []
+    for key, least in (('tailLines', 0), ('limitBytes', 1), ('sinceSeconds', 1)):
+        if key in params and (number := queries.integer(params, key)) < least:
+            causes.append(statuses.value_invalid(key, str(number), f'must be greater than or equal to {least}' if not
+                                                 least else 'must be greater than 0'))
+    if causes:
+        raise statuses.invalid('', 'PodLogOptions', name, causes)
+
+
+def _check_container(body: Body, wanted: str) -> None:
+    name, spec = body['metadata']['name'], body['spec']
+    containers = _names(spec, 'containers')
+    others = [*_names(spec, 'initContainers'), *_names(spec, 'ephemeralContainers')]
+    if not wanted and len(containers) > 1:
+        init = f' or one of the init containers: [{" ".join(others)}]' if others else ''
+        raise statuses.bad_request(f'a container name must be specified for pod {name}, choose one of: '
+                                   f'[{" ".join(containers)}]{init}')
+    if wanted and wanted not in (*containers, *others):
+        raise statuses.bad_request(f'container {wanted} is not valid for pod {name}')
+
+
+def _names(spec: Mapping[str, Any], key: str) -> list[str]:
+    return [item.get('name', '') for item in spec.get(key) or ()]

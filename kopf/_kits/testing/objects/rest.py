@@ -1,0 +1,573 @@
+"""
+The verbs that change or read single objects: create, replace, patch, delete and their rules of life.
+
+All of them come down to one commit to the storage, with no waiting between the last look at the old object and the
+commit; where webhooks have to be asked in between, the object is looked at again, as a real server does.
+"""
+import dataclasses
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+import orjson
+
+from kopf._kits.testing import clocks
+from kopf._kits.testing.access import permissions, roles
+from kopf._kits.testing.access.users import User
+from kopf._kits.testing.objects import defaults, deletion, immutables, metadata, names, objects
+from kopf._kits.testing.patching import applying, managers, patches, strategic
+from kopf._kits.testing.resources.kinds import Body, Catalog, Kind
+from kopf._kits.testing.schemas import decoding, rules, strictness
+from kopf._kits.testing.serving import gotext, queries, statuses
+from kopf._kits.testing.storing.selectors import Selector
+from kopf._kits.testing.storing.storage import ChangeType, Record, Storage
+
+ATTEMPTS = 6
+MERGE_PATCH = 'application/merge-patch+json'
+JSON_PATCH = 'application/json-patch+json'
+STRATEGIC_PATCH = 'application/strategic-merge-patch+json'
+APPLY_PATCH = 'application/apply-patch+yaml'
+
+#: Kinds of which a PUT to an absent name makes a new object.
+CREATED_ON_UPDATE = frozenset({
+    'endpoints', 'events', 'leases', 'limitranges', 'podtemplates', 'services', 'roles', 'rolebindings',
+    'clusterroles', 'clusterrolebindings', 'runtimeclasses',
+})
+
+#: Kinds of which the deletion is answered with the object itself.
+RETURNED_ON_DELETION = frozenset({
+    'csidrivers', 'csinodes', 'namespaces', 'persistentvolumeclaims', 'persistentvolumes', 'pods', 'podtemplates',
+    'resourcequotas', 'serviceaccounts', 'services', 'storageclasses', 'volumeattachments', 'volumeattributesclasses',
+})
+
+
+#: Kinds whose dependents are left alone when they are deleted and nobody says what is to become of them.
+ORPHANED = frozenset({'jobs', 'replicationcontrollers'})
+PRESERVED = ('child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove '
+             'them or set propagationPolicy=Orphan to suppress this warning')
+
+#: Kinds of which the metadata are validated twice at an update, which is told twice.
+CHECKED_TWICE = frozenset({
+    'configmaps', 'secrets', 'serviceaccounts', 'pods', 'persistentvolumeclaims', 'persistentvolumes', 'nodes',
+    'endpoints', 'jobs', 'roles', 'clusterroles', 'rolebindings', 'clusterrolebindings', 'ingresses', 'ingressclasses',
+    'storageclasses',
+})
+
+
+@dataclasses.dataclass(slots=True)
+class Options:
+    """How it is to be done; ``warnings`` collects what the client should be told besides."""
+    user: User = dataclasses.field(default_factory=User)
+    dry_run: bool = False
+    field_validation: str = 'Warn'
+    propagation: str = ''
+    uid: str = ''
+    version: str = ''
+    manager: str = 'sandbox'
+    force: bool = False
+    warnings: list[str] = dataclasses.field(default_factory=list)
+    #: What is wrong with the text of the request, for custom kinds; and what a strict patch has led to.
+    mistakes: list[str] = dataclasses.field(default_factory=list)
+    patched: Any = None
+
+
+class Admission(Protocol):
+    """Who may change or refuse what is about to be stored; see `kopf._kits.testing.resources.admission`."""
+
+    def concerns(self, kind: Kind, operation: str, subresource: str) -> bool:
+        """Whether anybody is to be asked at all."""
+
+    async def mutate(self, review: 'Review') -> Body | None:
+        """The object as the webhooks have changed it."""
+
+    async def validate(self, review: 'Review') -> None:
+        """Refuse the object if a webhook does."""
+
+
+@dataclasses.dataclass(slots=True)
+class Review:
+    """What webhooks are asked about."""
+    kind: Kind
+    operation: str
+    subresource: str
+    namespace: str
+    name: str
+    body: Body | None
+    old: Body | None
+    options: Options
+
+
+class Guard(Protocol):
+    """Who may give permissions away; see `kopf._kits.testing.access.roles`."""
+
+    def check(self, kind: Kind, namespace: str, body: Body, old: Body | None, user: User) -> None:
+        """Refuse the object if its author may not write it."""
+
+    def check_creation(self, kind: Kind, namespace: str, name: str, user: User) -> None:
+        """Refuse the object if its author may change, but not create it."""
+
+
+Change = Callable[[Body], Body]
+Revise = Callable[[Body], Awaitable[Body]]
+
+
+class Objects:
+    """The door to single objects; answers are JSON texts in the version of the kind that was asked for."""
+
+    def __init__(
+            self, storage: Storage, catalog: Catalog, admission: Admission, guard: Guard | None = None,
+    ) -> None:
+        self._storage = storage
+        self._catalog = catalog
+        self._admission = admission
+        self._guard = guard
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Record:
+        """The object; 404 if there is none."""
+        if (record := kind.store.get(namespace, name)) is None:
+            if problems := names.path_problems(name):
+                raise statuses.bad_request(f'Name parameter invalid: {statuses.text(name)}: {";".join(problems)}')
+            raise statuses.not_found(kind.group, kind.plural, name)
+        return record
+
+    async def read(self, kind: Kind, namespace: str, name: str) -> Record:
+        """The object as it can be shown in this version; 404 if there is none, 500 if it cannot be converted."""
+        record = self.get(kind, namespace, name)
+        await kind.ready(record, fresh=True)
+        return record
+
+    async def create(
+            self, kind: Kind, namespace: str, body: Body, options: Options, owners: Any = None,
+    ) -> bytes:
+        """
+        Store a new object (decoded already) and give it back as it was stored.
+
+        ``owners`` are its managed fields; by default, all that it has belongs to the manager of the options.
+        """
+        self._check_place(kind, namespace, body)
+        if kind.namespaced:
+            body['metadata']['namespace'] = namespace
+            self._check_namespace(kind, namespace, body['metadata'].get('name', ''))
+        self._tidy(body, kind, options)
+        if owners:
+            body['metadata']['managedFields'] = owners
+        elif owners is None:
+            managers.created(body, applying.writer_of(kind, self._catalog, options.manager, ''))
+        version = objects.prepare_new(body, kind, str(uuid.uuid4()))
+        name = body['metadata'].get('name', '')
+        if self._guard is not None:
+            self._guard.check(kind, namespace, body, None, options.user)
+        if self._admission.concerns(kind, 'CREATE', ''):
+            review = Review(kind, 'CREATE', '', namespace, name, body, None, options)
+            body = await self._admit(review)
+        else:
+            self._validate(body, kind)
+        table = kind.store
+        stored = await kind.stored(body)
+        if version and not options.dry_run:
+            raise statuses.internal('resourceVersion should not be set on objects to be created')
+        if (present := table.get(namespace, name)) is not None:
+            raise statuses.exists(kind.group, kind.plural, name, deleting=present.deleting)
+        if table.closed:
+            raise statuses.UnknownPath
+        if options.dry_run:
+            return orjson.dumps(await kind.conversion.back(stored) if kind.conversion is not None else body)
+        return await self._commit(kind, 'ADDED', stored)
+
+    async def replace(
+            self, kind: Kind, namespace: str, name: str, body: Body, options: Options, subresource: str = '',
+    ) -> tuple[bytes, bool]:
+        """Store another version of an object (decoded already); also says whether it had to be created."""
+        self._check_place(kind, namespace, body, name)
+        meta = body['metadata']
+        if kind.plural in CREATED_ON_UPDATE and kind.store.get(namespace, name) is None and not subresource:
+            if meta.get('uid'):
+                raise _other_uid(kind, namespace, name, meta['uid'], '')
+            meta.pop('resourceVersion', None)
+            if self._guard is not None:
+                self._guard.check_creation(kind, namespace, name, options.user)
+            return await self.create(kind, namespace, body, options), True
+        record = self.get(kind, namespace, name)
+        if (meta.get('uid') or record.uid) != record.uid:
+            raise _other_uid(kind, namespace, name, meta['uid'], record.uid)
+        if _version(meta.get('resourceVersion')) == 0 and kind.custom:
+            raise _unversioned(kind, name)
+        return await self._update(kind, namespace, name, lambda old: orjson.loads(orjson.dumps(body)),
+                                  options, subresource), False
+
+    async def patch(
+            self, kind: Kind, namespace: str, name: str, patch: Any, content_type: str, options: Options,
+            subresource: str = '', text: bytes = b'',
+    ) -> bytes:
+        """Apply a decoded patch of one of the types `MERGE_PATCH`, `JSON_PATCH`, `STRATEGIC_PATCH`."""
+        if content_type == STRATEGIC_PATCH:
+            if not isinstance(patch, dict | None):
+                raise statuses.bad_request(f'json: cannot unmarshal {patches.json_type(patch)} into Go value of type '
+                                           'map[string]interface {}')
+        elif content_type == MERGE_PATCH:
+            if patch is None:
+                raise statuses.bad_request('Invalid JSON Patch')
+            if not isinstance(patch, dict):
+                raise statuses.bad_request(f'error decoding patch: json: cannot unmarshal {patches.json_type(patch)} '
+                                           'into Go value of type map[string]interface {}')
+        else:
+            patch = patches.check_operations(patch)
+        if kind.custom:
+            options.mistakes += strictness.in_operations(patch, text) if content_type == JSON_PATCH else \
+                strictness.duplicates(text)
+
+        def change(old: Body) -> Body:
+            if content_type == STRATEGIC_PATCH:
+                new: Any = {**strategic.merge(old, patch or {}, kind.shape),
+                            'apiVersion': old['apiVersion'], 'kind': old['kind']}
+            elif content_type == MERGE_PATCH:
+                new = patches.merge(old, patch)
+            else:
+                try:
+                    new = patches.apply(old, patch)
+                except patches.PatchError:
+                    raise statuses.rejected() from None
+            document = new if content_type != STRATEGIC_PATCH else patch
+            return _patched(new, kind, namespace, name, Patched(document, text, options))
+
+        return await self._update(kind, namespace, name, change, options, subresource)
+
+    async def apply(
+            self, kind: Kind, namespace: str, name: str, config: Body, options: Options, subresource: str = '',
+    ) -> tuple[bytes, bool]:
+        """Apply a decoded configuration; also says whether the object had to be created."""
+        if subresource:
+            self.get(kind, namespace, name)
+        applying.check(config, kind, namespace, name)
+        writer = applying.writer_of(kind, self._catalog, options.manager, subresource)
+        if kind.store.get(namespace, name) is None and not subresource:
+            if self._guard is not None:
+                self._guard.check_creation(kind, namespace, name, options.user)
+            new = applying.apply(None, config, writer, options.force)
+            new['metadata'].pop('resourceVersion', None)
+            owners = new['metadata'].get('managedFields', [])
+            body = objects.decode(orjson.loads(orjson.dumps(new)), kind, b'')
+            return await self.create(kind, namespace, body, options, owners), True
+
+        def change(old: Body) -> Body:
+            applied = applying.apply(old, config, writer, options.force)
+            body: Body = orjson.loads(orjson.dumps(applied))
+            return body if kind.custom else objects.structure(body, kind, b'')
+
+        return await self._update(kind, namespace, name, change, options, subresource, applied=True), False
+
+    async def delete(self, kind: Kind, namespace: str, name: str, options: Options) -> dict[str, Any] | bytes:
+        """Delete an object, or mark it for deletion; answers with the object or with a ``Status`` of success."""
+        record = await self.read(kind, namespace, name)
+        _check_preconditions(kind, record, options)
+        if self._admission.concerns(kind, 'DELETE', ''):
+            review = Review(kind, 'DELETE', '', namespace, name, None, kind.body(record), options)
+            await self._admission.mutate(review)
+            await self._admission.validate(review)
+            record = await self.read(kind, namespace, name)
+        if kind.plural == 'namespaces' and name in ('default', 'kube-system', 'kube-public'):
+            raise statuses.forbidden(kind.group, kind.plural, name, 'this namespace may not be deleted')
+        if not options.propagation and kind.plural == 'jobs':
+            options.warnings.append(PRESERVED)
+        removed = self.remove(kind, record, options.propagation, dry_run=options.dry_run)
+        if not isinstance(removed, Record):
+            return removed
+        await kind.ready(removed)
+        return kind.raw(removed)
+
+    def remove(
+            self, kind: Kind, record: Record, propagation: str = '', *, dry_run: bool = False,
+    ) -> dict[str, Any] | bytes | Record:
+        """Delete or mark an object without asking anybody; what is left of it, or a ``Status`` of success."""
+        body = record.body()
+        success = statuses.success(kind.group, kind.plural, record.name, record.uid)
+        if not propagation and kind.plural in ORPHANED and not record.deleting:
+            propagation = 'Orphan'
+        if deletion.mark(body, kind, propagation):
+            if objects.same(body, record.body()):
+                return record
+            if dry_run:
+                return orjson.dumps({'apiVersion': kind.api_version, 'kind': kind.name, **body})
+            return self._storage.commit(kind.store, 'MODIFIED', body).record
+        body = record.body()  # The last event shows it as it was.
+        if kind.plural == 'pods' and not record.deleting:
+            meta = body['metadata']
+            meta['deletionTimestamp'], meta['deletionGracePeriodSeconds'] = clocks.now(), 0
+            meta['generation'] = meta.get('generation', 0) + 1
+            if not dry_run:
+                self._storage.commit(kind.store, 'MODIFIED', body)
+        if dry_run and kind.plural in RETURNED_ON_DELETION:
+            return orjson.dumps({'apiVersion': kind.api_version, 'kind': kind.name, **body})
+        if dry_run:
+            return success
+        change = self._storage.commit(kind.store, 'DELETED', body)
+        return change.record if kind.plural in RETURNED_ON_DELETION else success
+
+    async def delete_collection(
+            self, kind: Kind, namespace: str, selector: Selector, options: Options,
+    ) -> list[bytes]:
+        """Delete all selected objects; answers with them as they were before."""
+        chosen = [record for record in kind.store.records(namespace) if selector.matches(record)]
+        await kind.ready(*chosen)
+        gone = [kind.raw(record) if kind.custom else b'{' + record.rest for record in chosen]
+        for record in chosen:
+            try:
+                await self.delete(kind, record.namespace, record.name, options)
+            except statuses.Refusal as refusal:
+                if refusal.code != 404:
+                    raise
+        return gone
+
+    async def _update(
+            self, kind: Kind, namespace: str, name: str, change: Change, options: Options, subresource: str,
+            *, applied: bool = False,
+    ) -> bytes:
+        writer = applying.writer_of(kind, self._catalog, options.manager, subresource)
+        for _ in range(ATTEMPTS):
+            record = self.get(kind, namespace, name)
+            await kind.ready(record)
+            old, body = kind.body(record), change(kind.body(record))
+            asked = body['metadata'].get('resourceVersion')
+            if _version(asked) not in (0, record.version):
+                raise statuses.conflict(kind.group, kind.plural, name)
+            owners = body['metadata'].get('managedFields')
+            self._tidy(body, kind, options, nulls=applied)
+            objects.prepare_changed(body, old, kind, subresource)
+            if not applied:
+                managers.updated(body, old, writer, owners)
+            else:
+                objects.own(body, old, owners)
+            defaults.allocate(body, kind)
+            body['metadata']['resourceVersion'] = old['metadata']['resourceVersion']
+            if self._guard is not None:
+                self._guard.check(kind, namespace, body, old, options.user)
+            if self._admission.concerns(kind, 'UPDATE', subresource):
+                body = await self._admit(Review(kind, 'UPDATE', subresource, namespace, name, body, old, options))
+            else:
+                self._validate(body, kind, old, subresource)
+            if (answer := await self._store(kind, record, body, old, options)) is not None:
+                return answer
+        raise statuses.conflict(kind.group, kind.plural, name)
+
+    async def _store(self, kind: Kind, record: Record, body: Body, old: Body, options: Options) -> bytes | None:
+        """Write it, if there is anything to be written; None if the object has been changed in the meantime."""
+        held = not record.deleting or body['metadata'].get('finalizers')
+        migrated = kind.conversion is None or record.stored == kind.storage_api_version
+        if held and migrated and objects.unchanged(body, old):
+            return kind.raw(record) if kind.store.get(record.namespace, record.name) is record else None
+        if options.dry_run:
+            if kind.conversion is not None:
+                body = await kind.conversion.back(await kind.stored(body))
+            return orjson.dumps(body)
+        meta = body['metadata']
+        gone = 'deletionTimestamp' in meta and not meta.get('finalizers') and not (
+            kind.plural == 'namespaces' and (body.get('spec') or {}).get('finalizers'))
+        if gone:
+            meta['generation'] = old['metadata'].get('generation', 0)
+            if not meta['generation']:
+                del meta['generation']
+        stored = await kind.stored(body) if not gone else {}
+        if kind.store.get(record.namespace, record.name) is not record:
+            return None
+        if gone:
+            self._storage.commit(kind.store, 'DELETED', record.body())
+            return orjson.dumps(body)
+        return await self._commit(kind, 'MODIFIED', stored)
+
+    async def _commit(self, kind: Kind, type: ChangeType, stored: Body) -> bytes:
+        record = self._storage.commit(kind.store, type, stored).record
+        await kind.ready(record)
+        return kind.raw(record)
+
+    async def _admit(self, review: Review) -> Body:
+        body = await self._admission.mutate(review)
+        assert body is not None
+        owners = body['metadata'].get('managedFields')
+        objects.tidy(body, review.kind)
+        if owners:  # What webhooks change has no owner.
+            body['metadata']['managedFields'] = owners
+        self._validate(body, review.kind, review.old, review.subresource)
+        review.body = body
+        await self._admission.validate(review)
+        return body
+
+    def _tidy(self, body: Body, kind: Kind, options: Options, *, nulls: bool = False) -> None:
+        unknown = objects.tidy(body, kind, nulls=nulls)
+        mistakes = [*options.mistakes, *(f'unknown field "{path}"' for path in sorted(unknown))]
+        report(mistakes, options, lambda why: unhandled(kind, why) if options.patched is None else
+               _unreadable(options.patched, why))
+
+    def _validate(self, body: Body, kind: Kind, old: Body | None = None, subresource: str = '') -> None:
+        causes = list(objects.problems(body, kind, subresource))
+        if old is not None:
+            causes += objects.change_problems(body, old)
+            if kind.plural in CHECKED_TWICE and not kind.custom:
+                causes += metadata.problems(body['metadata'], custom=False)
+            causes += () if kind.custom else immutables.problems(body, old, kind.plural)
+            causes += roles.change_problems(body, old, kind) if kind.group == permissions.GROUP else ()
+        if kind.schema is not None:
+            causes += rules.problems(body, kind.schema, old, causes)
+        if causes:
+            group = '' if kind.plural == 'events' else kind.group
+            raise statuses.invalid(group, kind.name, body['metadata'].get('name', ''), causes)
+
+    def _check_place(self, kind: Kind, namespace: str, body: Body, name: str = '') -> None:
+        meta = body['metadata']
+        if name:
+            check_name(meta.get('name') or '', name)
+        if kind.namespaced and (meta.get('namespace') or namespace) != namespace:
+            raise statuses.bad_request('the namespace of the provided object does not match the namespace sent on the '
+                                       'request')
+
+    def _check_namespace(self, kind: Kind, namespace: str, name: str) -> None:
+        record = self._storage.table('', 'namespaces').get('', namespace)
+        if record is None:
+            raise statuses.not_found('', 'namespaces', namespace)
+        if record.deleting:
+            raise statuses.forbidden(
+                kind.group, kind.plural, name,
+                f'unable to create new content in namespace {namespace} because it is being terminated',
+                [statuses.Cause('metadata.namespace', 'NamespaceTerminating',
+                                f'namespace {namespace} is being terminated')])
+
+
+def decode_options(body: Any, params: Mapping[str, str], options: Options) -> None:
+    """Take over ``DeleteOptions``, from the body of a request or from its query; 4xx if they are wrong."""
+    if isinstance(body, dict) and body.get('kind', 'DeleteOptions') != 'DeleteOptions':
+        raise statuses.bad_request(f'no kind "{body["kind"]}" is registered for version "{body.get("apiVersion")}" '
+                                   'in scheme "pkg/runtime/scheme.go:111"')
+    given = queries.Deletion(body, params)
+    options.propagation = given.propagation or {None: '', True: 'Orphan', False: 'Background'}[given.orphan]
+    options.uid, options.version = given.uid, given.version
+    options.dry_run = bool(given.dry_run)
+
+
+def report(mistakes: list[str], options: Options, refuse: Callable[[str], statuses.Refusal]) -> None:
+    """Warn of what a strict decoder would refuse; or refuse it, or be silent, as the client wants it."""
+    if mistakes and options.field_validation == 'Strict':
+        raise refuse(f'strict decoding error: {", ".join(mistakes)}')
+    if options.field_validation != 'Ignore':
+        options.warnings += [text for text in mistakes if text not in options.warnings]
+
+
+def unhandled(kind: Kind, why: str) -> statuses.Refusal:
+    """400: an object that cannot be decoded."""
+    return statuses.bad_request(f'{kind.name} in version "{kind.version}" cannot be handled as a {kind.name}: {why}')
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Patched:
+    """Where a patched object comes from: what is quoted if it is wrong, the text of the patch, the options."""
+    document: Any
+    text: bytes
+    options: Options
+
+    def refuse(self, why: str) -> statuses.Refusal:
+        """422: the outcome of the patch cannot be decoded."""
+        return _unreadable(self.document, why)
+
+
+def _patched(new: Any, kind: Kind, namespace: str, name: str, source: Patched) -> Body:
+    body: Body = new if isinstance(new, dict) else {}
+    given, version, meta = body.get('kind'), body.get('apiVersion'), body.get('metadata')
+    nameless = statuses.bad_request(f'the name of the object ({name} based on URL) was undeterminable: name must be '
+                                    'provided')
+    for key, part in (('apiVersion', version), ('kind', given)) if kind.custom else ():
+        if not isinstance(part, (str, type(None))):
+            raise _unreadable(new, f'couldn\'t get version/kind; json parse error: json: cannot unmarshal '
+                                   f'{patches.json_type(part)} into Go struct field .{key} of type string')
+    if kind.custom and not given:
+        raise _unreadable(new, f'Object \'Kind\' is missing in \'{objects.sorted_text(new)}\'')
+    if not kind.custom and body and not version:
+        raise nameless
+    if not kind.custom and body and (given or kind.name, version) != (kind.name, kind.api_version):
+        raise _unreadable(new, f'no kind "{given or kind.name}" is registered for version "{version}" in scheme '
+                               '"pkg/runtime/scheme.go:111"')
+    if meta is None:
+        raise nameless
+    mistakes: list[str] = []
+    try:
+        if kind.custom:
+            metadata.check_types(meta, kind)
+        else:
+            complain = decoding.in_patch if source.document is not new else decoding.in_json
+            body = objects.structure(body, kind, b'', mistakes, complain)
+            meta = body['metadata']
+            mistakes[:0] = [f'duplicate field "{path}"' for path in decoding.duplicates(
+                source.text, decoding.count(orjson.loads(source.text or b'null')))]
+    except TypeError as error:
+        raise source.refuse(str(error)) from None
+    report(mistakes, source.options, source.refuse)
+    if kind.custom and source.options.field_validation == 'Strict':
+        source.options.patched = orjson.loads(orjson.dumps(new))
+    if not version:
+        why = 'Object \'apiVersion\' is missing in \'object has no apiVersion field\''
+        raise statuses.Refusal(500, 'InternalError', f'Internal error occurred: {why}', {'causes': [{'message': why}]})
+    check_name(meta.get('name') or '', name)
+    if kind.namespaced and (meta.get('namespace') or namespace) != namespace:
+        raise statuses.bad_request('the namespace of the provided object does not match the namespace sent on the '
+                                   'request')
+    group, _, _ = str(version).rpartition('/')
+    for field, value, expected in (('kind', given, kind.name), ('apiVersion', version, kind.api_version)):
+        if value != expected and kind.custom:
+            raise statuses.invalid(group, str(given), name, [statuses.value_invalid(
+                field, f'"{value}"', f'must be {expected}')])
+    if kind.custom and not meta.get('resourceVersion'):
+        raise _unversioned(kind, name)
+    return {**body, 'kind': kind.name, 'apiVersion': kind.api_version}
+
+
+def _unversioned(kind: Kind, name: str) -> statuses.Refusal:
+    return statuses.invalid(kind.group, kind.plural, name, [statuses.value_invalid(
+        'metadata.resourceVersion', '0', 'must be specified for an update')])
+
+
+def _unreadable(body: Any, why: str) -> statuses.Refusal:
+    if isinstance(body, dict) and 'kind' not in body:  # A strategic patch, not the whole object.
+        text = statuses.text(gotext.plain(body))
+    else:
+        text = statuses.text(objects.sorted_text(body))
+    return statuses.invalid('', '', '', [statuses.value_invalid('patch', text, why)])
+
+
+def check_name(given: str, name: str) -> None:
+    """Refuse (400) an object that has no name, or another one than its place."""
+    if not given:
+        raise statuses.bad_request(f'the name of the object ({name} based on URL) was undeterminable: name must be '
+                                   'provided')
+    if given != name:
+        raise statuses.bad_request(f'the name of the object ({given}) does not match the name on the URL ({name})')
+
+
+#: Where the storage of a real server has its resources, if not under their names: it tells so.
+_PLACES = {
+    'services': 'services/specs', 'endpoints': 'services/endpoints', 'nodes': 'minions', 'ingresses': 'ingress',
+    'replicationcontrollers': 'controllers', 'customresourcedefinitions': 'apiextensions.k8s.io/'
+                                                                          'customresourcedefinitions',
+}
+
+
+def _other_uid(kind: Kind, namespace: str, name: str, given: str, present: str) -> statuses.Refusal:
+    place = f'{kind.group}/{kind.plural}' if kind.custom else _PLACES.get(kind.plural, kind.plural)
+    key = f'/registry/{place}/{f"{namespace}/" if namespace else ""}{name}'
+    return statuses.conflict(
+        kind.group, kind.plural, name, f'StorageError: invalid object, Code: 4, Key: {key}, ResourceVersion: 0, '
+        f'AdditionalErrorMsg: Precondition failed: UID in precondition: {given}, UID in object meta: {present}')
+
+
+def _check_preconditions(kind: Kind, record: Record, options: Options) -> None:
+    if options.uid and options.uid != record.uid:
+        raise statuses.conflict(kind.group, kind.name, record.name,
+                                f'the UID in the precondition ({options.uid}) does not match the UID in record '
+                                f'({record.uid}). The object might have been deleted and then recreated')
+    if options.version and options.version != str(record.version):
+        raise statuses.conflict(kind.group, kind.name, record.name,
+                                f'the ResourceVersion in the precondition ({options.version}) does not match the '
+                                f'ResourceVersion in record ({record.version}). The object might have been modified')
+
+
+def _version(text: str | None) -> int:
+    try:
+        return int(text or 0)
+    except ValueError:
+        raise statuses.internal(f'strconv.ParseUint: parsing "{text}": invalid syntax') from None

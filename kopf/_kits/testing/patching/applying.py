@@ -1,0 +1,116 @@
+"""
+Server-side apply: from the configuration that a client has sent to what the object becomes by it.
+
+Here is what surrounds `kopf._kits.testing.patching.managers`: the checks of the configuration, the wording of
+refusals, and the courtesy to users of ``kubectl apply``, whose annotation with the last configuration is understood
+and kept up to date.
+"""
+import functools
+from collections.abc import Mapping
+
+import orjson
+
+from kopf._kits.testing.patching import fieldsets, managers, patches, typed
+from kopf._kits.testing.patching.fieldsets import EMPTY, FieldSet
+from kopf._kits.testing.patching.managers import Writer
+from kopf._kits.testing.resources.kinds import Body, Catalog, Kind
+from kopf._kits.testing.schemas.shapes import Shape
+from kopf._kits.testing.serving import jsontexts, statuses
+
+LAST_APPLIED = 'kubectl.kubernetes.io/last-applied-configuration'
+KUBECTL = 'kubectl'
+
+
+def decode(text: bytes) -> Body:
+    """The configuration, from YAML; 400 if it is none."""
+    try:
+        config = jsontexts.load_yaml(text) if not text.startswith(b'{') else jsontexts.loads(text)
+    except ValueError as error:
+        raise statuses.bad_request(f'error decoding YAML: {error}') from None
+    if not isinstance(config, dict):
+        raise statuses.bad_request('error decoding YAML: error unmarshaling JSON: while decoding JSON: json: cannot '
+                                   f'unmarshal {patches.json_type(config)} into Go value of type map[string]interface '
+                                   '{}')
+    return config
+
+
+def check(config: Body, kind: Kind, namespace: str, name: str) -> None:
+    """Refuse a configuration that is not of this object, or does not fit its kind."""
+    group, _, version = str(config.get('apiVersion', '')).rpartition('/')
+    if (config.get('apiVersion'), config.get('kind')) != (kind.api_version, kind.name):
+        raise statuses.bad_request(f'invalid object type: {group}/{version}, Kind={config.get("kind", "")}')
+    meta = config.get('metadata')
+    if isinstance(meta, Mapping) and meta.get('managedFields') is not None:
+        raise statuses.bad_request('metadata.managedFields must be nil')
+    given = meta if isinstance(meta, Mapping) else {}
+    if found := list(typed.problems(config, kind.shape)):
+        place = f'{given.get("namespace") or ""}/{given.get("name") or ""}'
+        text = found[0] if len(found) == 1 else '\n  '.join(['errors:', *found])
+        raise statuses.internal(f'failed to create typed patch object ({place}; {group}/{version}, Kind={kind.name}): '
+                                f'{text}')
+    if not given.get('name'):
+        raise statuses.bad_request(f'the name of the object ({name} based on URL) was undeterminable: name must be '
+                                   'provided')
+    if given['name'] != name:
+        raise statuses.bad_request(f'the name of the object ({given["name"]}) does not match the name on the URL '
+                                   f'({name})')
+    if kind.namespaced and (given.get('namespace') or namespace) != namespace:
+        raise statuses.bad_request('the namespace of the provided object does not match the namespace sent on the '
+                                   'request')
+
+
+def apply(live: Body | None, config: Body, writer: Writer, force: bool) -> Body:
+    """The object with the configuration applied to it; 409 if others own some of its fields."""
+    try:
+        result = managers.applied(live, config, writer, force)
+    except managers.Conflicted as error:
+        left = error.conflicts
+        if live is not None and writer.manager == KUBECTL:
+            allowed = _applied_before(live, writer.shape)
+            left = [(record, rest) for record, fields in left if (rest := fieldsets.difference(fields, allowed))]
+        if left:
+            raise managers.conflict(left) from None
+        result = managers.applied(live, config, writer, True)
+    if writer.manager == KUBECTL and not writer.subresource:
+        _remember(result, config)
+    return result
+
+
+@functools.lru_cache(maxsize=256)
+def writer_of(kind: Kind, catalog: Catalog, manager: str, subresource: str) -> Writer:
+    """Who writes objects of this kind."""
+    return Writer(manager, kind.api_version, kind.shape, lambda api_version: _shape(catalog, kind, api_version),
+                  subresource, _ignored(kind, subresource))
+
+
+def _shape(catalog: Catalog, kind: Kind, api_version: str) -> Shape | None:
+    group, _, version = api_version.rpartition('/')
+    if group != kind.group:
+        return None
+    try:
+        return catalog.find(group, version, kind.plural).shape
+    except statuses.Refusal:
+        return None
+
+
+def _ignored(kind: Kind, subresource: str) -> FieldSet:
+    """What cannot be written through this endpoint."""
+    if subresource == 'status':
+        return {'f:spec': EMPTY, 'f:metadata': EMPTY} if kind.custom else {'f:spec': EMPTY}
+    return {'f:status': EMPTY} if 'status' in kind.subresources and not subresource else EMPTY
+
+
+def _applied_before(live: Body, shape: Shape) -> FieldSet:
+    """The fields that are as kubectl has left them when it applied them by itself."""
+    try:
+        config = orjson.loads((live['metadata'].get('annotations') or {})[LAST_APPLIED])
+        fields = typed.fields_of(config, shape)
+        return fieldsets.difference(fields, typed.Comparison(live, config, shape).changed)
+    except (KeyError, ValueError, AttributeError, TypeError):
+        return EMPTY
+
+
+def _remember(body: Body, config: Body) -> None:
+    if LAST_APPLIED in (annotations := body['metadata'].get('annotations') or {}):
+        text = orjson.dumps(config, option=orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE).decode()
+        body['metadata']['annotations'] = {**annotations, LAST_APPLIED: text}

@@ -1,0 +1,321 @@
+"""
+Managed fields: who has set which fields of an object, and what follows from it for server-side apply.
+
+The records are kept in the form of the API itself, so that reading and writing an object costs nothing; a write that
+changes nothing does not touch them. An update takes the fields that it changes from everybody else. What is applied is
+owned, too, but may not be taken from others without force; and what is not applied any more is removed.
+"""
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from kopf._kits.testing import clocks
+from kopf._kits.testing.patching import fieldsets, typed
+from kopf._kits.testing.patching.fieldsets import EMPTY, FieldSet
+from kopf._kits.testing.schemas.shapes import Shape
+from kopf._kits.testing.serving import statuses
+
+Body = dict[str, Any]
+#: What objects look like in some API version; None if it is not served.
+ShapeOf = Callable[[str], Shape | None]
+
+APPLY, UPDATE = 'Apply', 'Update'
+#: How many records of updates an object has at most; the oldest ones are put together.
+MOST_UPDATERS = 10
+ANCIENT, BEFORE_APPLY = 'ancient-changes', 'before-first-apply'
+
+#: The fields that nobody owns.
+UNOWNED: FieldSet = {
+    'f:apiVersion': EMPTY, 'f:kind': EMPTY, 'f:metadata': dict.fromkeys(map(fieldsets.field, (
+        'name', 'namespace', 'creationTimestamp', 'selfLink', 'uid', 'clusterName', 'generation', 'managedFields',
+        'resourceVersion')), EMPTY)}
+
+
+@dataclasses.dataclass(slots=True)
+class Record:
+    """One manager's share of an object."""
+    manager: str
+    operation: str
+    api_version: str
+    subresource: str
+    time: str
+    fields: FieldSet
+
+    def is_of(self, other: 'Record') -> bool:
+        """Whether both records belong to the same manager; for appliers, versions do not matter."""
+        return (self.manager, self.operation, self.subresource) == (other.manager, other.operation, other.subresource) \
+            and (self.operation == APPLY or self.api_version == other.api_version)
+
+    def encoded(self) -> dict[str, Any]:
+        """The record as the API has it."""
+        record: dict[str, Any] = {'manager': self.manager, 'operation': self.operation, 'apiVersion': self.api_version,
+                                  'time': self.time, 'fieldsType': 'FieldsV1', 'fieldsV1': self.fields,
+                                  'subresource': self.subresource}
+        return {key: value for key, value in record.items() if value or key == 'fieldsV1'}
+
+
+@dataclasses.dataclass(slots=True, frozen=True)
+class Writer:
+    """Who writes, in which version and to which subresource of an object; ``ignored`` fields are not written by it."""
+    manager: str
+    api_version: str
+    shape: Shape
+    shape_of: ShapeOf
+    subresource: str = ''
+    ignored: FieldSet = dataclasses.field(default_factory=dict)
+
+    def record(self, operation: str, fields: FieldSet = EMPTY) -> Record:
+        """A record of this writer, without a time."""
+        return Record(self.manager, operation, self.api_version, self.subresource, '', fields)
+
+    def owned(self, fields: FieldSet) -> FieldSet:
+        """Those of the fields that it can write; they are of the parts of objects that can be owned."""
+        fields = _of_contents(fields)
+        return fieldsets.without(fields, self.ignored) if self.ignored else fields
+
+
+class Conflicted(Exception):
+    """Somebody else owns what is to be applied; the fields by the records of their owners."""
+
+    def __init__(self, conflicts: list[tuple[Record, FieldSet]]) -> None:
+        super().__init__(f'conflicts with {len(conflicts)} managers')
+        self.conflicts = conflicts
+
+
+def manager_name(given: str, agent: str) -> str:
+    """The name of the manager: as it is given, or else the first word of the user agent."""
+    if given:
+        return given
+    return ''.join(char for char in agent.partition('/')[0] if char.isprintable())[:128]
+
+
+def reset(given: Any) -> bool:
+    """Whether a client asks for all records to be forgotten."""
+    return isinstance(given, list) and given == [{}]
+
+
+def decode(given: Any) -> list[Record] | None:
+    """The records as a client or the storage has them; None if they make no sense."""
+    records = []
+    if not isinstance(given, list | None):
+        return None
+    for entry in given or ():
+        if not isinstance(entry, Mapping) or entry.get('operation') not in (APPLY, UPDATE):
+            return None
+        if entry.get('fieldsType') != 'FieldsV1' or not isinstance(fields := entry.get('fieldsV1') or {}, Mapping):
+            return None
+        records.append(Record(entry.get('manager') or '', entry['operation'], entry.get('apiVersion') or '',
+                              entry.get('subresource') or '', entry.get('time') or '', fields))
+    return records
+
+
+def created(body: Body, writer: Writer) -> None:
+    """Let the writer own everything in a new object."""
+    comparison = typed.Comparison(writer.shape.blank, _ownable(body), writer.shape)
+    fields = writer.owned(comparison.changed)
+    _store(body, [dataclasses.replace(writer.record(UPDATE, fields), time=clocks.now())] if fields else [])
+
+
+def updated(body: Body, old: Body, writer: Writer, given: Any = None) -> None:
+    """Let the writer own whatever differs in the new version; ``given`` are the records that the client has sent."""
+    stored = old['metadata'].get('managedFields')
+    records: list[Record] | None = None
+    if given is not None and given != stored:
+        records = [] if reset(given) else decode(given) or None
+        stored = None if records is not None else stored
+    before, after = _ownable(old), _ownable(body)
+    comparison = typed.Comparison(before, after, writer.shape)
+    if not comparison.changed and not comparison.removed and stored is not None:
+        body['metadata']['managedFields'] = stored
+        return
+    if records is None:
+        if not stored:  # Nobody tracks the fields of this object, until something is applied.
+            body['metadata'].pop('managedFields', None)
+            return
+        records = decode(stored) or []
+    if comparison.changed or comparison.removed:
+        mine = writer.record(UPDATE, writer.owned(comparison.changed))
+        _take(records, _comparisons(before, after, writer, comparison))
+        if mine.fields:
+            present = next((record for record in records if record.is_of(mine)), None)
+            if present is None:
+                records.append(present := mine)
+            present.fields = fieldsets.union(present.fields, mine.fields)
+            present.time = clocks.now()
+    _store(body, _capped([record for record in records if record.fields]))
+
+
+def applied(live: Body | None, config: Body, writer: Writer, force: bool) -> Body:
+    """
+    What the live object becomes when the configuration is applied to it; `Conflicted` without force.
+
+    The result shares parts with both of them. Its records say who owns what from now on.
+    """
+    shape = writer.shape
+    present = live or {}
+    records = decode(present.get('metadata', {}).get('managedFields')) or []
+    if live is not None and not records:
+        comparison = typed.Comparison(shape.blank, _ownable(live), shape)
+        records.append(Record(BEFORE_APPLY, UPDATE, writer.api_version, '', clocks.now(),
+                              writer.owned(comparison.changed)))
+    wanted = typed.fields_of(config, shape)
+    mine = writer.record(APPLY, writer.owned(fieldsets.without(wanted, UNOWNED)))
+    last = next((record for record in records if record.is_of(mine)), None)
+    others = [record for record in records if record is not last]
+    merged = typed.merge(present, config, shape)
+    if last is not None and last.fields:
+        mine.time = last.time
+        for record in others:
+            wanted = fieldsets.union(wanted, record.fields)
+        merged = _pruned(merged, last, wanted, writer)
+    before, after = _ownable(present), _ownable(merged)
+    comparison = typed.Comparison(before, after, shape)
+    comparison.ignore(writer.ignored)
+    comparisons = _comparisons(before, after, writer, comparison)
+    conflicts = [(record, shared) for record in others
+                 if (found := comparisons(record)) is not None
+                 and (shared := fieldsets.intersection(record.fields, found.changed))]
+    if conflicts and not force:
+        raise Conflicted(conflicts)
+    _take(others, comparisons)
+    if comparison.changed or comparison.removed:
+        mine.time = clocks.now()
+    result = {**merged, 'metadata': dict(merged['metadata'])}
+    _store(result, [record for record in (*others, mine) if record.fields])
+    return result
+
+
+def same_but_times(one: Any, another: Any) -> bool:
+    """Whether two versions of managed fields differ in nothing but when."""
+    return _timeless(one) == _timeless(another)
+
+
+def conflict(conflicts: Iterable[tuple[Record, FieldSet]]) -> statuses.Refusal:
+    """409: what is to be applied belongs to others."""
+    by_owner: dict[str, list[str]] = {}
+    causes = []
+    for record, fields in sorted(conflicts, key=lambda item: _words(item[0])):
+        for path in fieldsets.members(fields):
+            by_owner.setdefault(_words(record), []).append(path)
+            causes.append(statuses.Cause(path, 'FieldManagerConflict', f'conflict with {_words(record)}'))
+    if len(causes) == 1:
+        text = f'1 conflict: {causes[0].message}: {causes[0].field}'
+    else:
+        listed = [line for owner, paths in by_owner.items()
+                  for line in (f'conflicts with {owner}:', *(f'- {path}' for path in paths))]
+        text = f'{len(causes)} conflicts: ' + '\n'.join(listed)
+    details = {'causes': [{'reason': cause.reason, 'message': cause.message, 'field': cause.field}
+                          for cause in sorted(causes, key=lambda cause: cause.field)]}
+    return statuses.Refusal(409, 'Conflict', f'Apply failed with {text}', details)
+
+
+def _timeless(records: Any) -> list[Record]:
+    decoded = decode(records) or []
+    for record in decoded:
+        record.time = ''
+    return decoded
+
+
+def _words(record: Record) -> str:
+    name = f'"{record.manager}"'
+    if record.subresource:
+        name += f' with subresource "{record.subresource}"'
+    return f'{name} using {record.api_version}' if record.operation == UPDATE else name
+
+
+def _pruned(merged: Body, last: Record, wanted: FieldSet, writer: Writer) -> Body:
+    """The object without what its manager has applied before and nobody wants now."""
+    shape = writer.shape_of(last.api_version)
+    if shape is None:
+        return merged
+    everything = typed.with_parents(typed.fields_of(merged, shape), shape)
+    was = typed.with_parents(last.fields, shape)
+    rest = _fields_of(typed.remove(merged, was, shape), shape)
+    kept = fieldsets.union(rest, typed.with_parents(wanted, shape))
+    rest = _fields_of(typed.remove(merged, fieldsets.difference(everything, kept), shape), shape)
+    gone = fieldsets.intersection(fieldsets.difference(everything, rest), was)
+    result: Body = typed.remove(merged, gone, shape)
+    return result
+
+
+def _fields_of(value: Any, shape: Shape) -> FieldSet:
+    return typed.with_parents(typed.fields_of(value or {}, shape), shape)
+
+
+def _comparisons(
+        before: Body, after: Body, writer: Writer, own: typed.Comparison,
+) -> Callable[[Record], typed.Comparison | None]:
+    """The differences as they look in the version of a record; None if this version is not served any more."""
+    known: dict[str, typed.Comparison | None] = {writer.api_version: own}
+
+    def find(record: Record) -> typed.Comparison | None:
+        if record.api_version not in known:
+            shape = writer.shape_of(record.api_version)
+            comparison = None if shape is None else typed.Comparison(before, after, shape)
+            if comparison is not None:
+                comparison.ignore(writer.ignored)
+            known[record.api_version] = comparison
+        return known[record.api_version]
+    return find
+
+
+def _take(records: list[Record], comparisons: Callable[[Record], typed.Comparison | None]) -> None:
+    """Take from all what has been changed or removed."""
+    for record in records:
+        if (comparison := comparisons(record)) is None:
+            record.fields = EMPTY
+        else:
+            left = fieldsets.difference(record.fields, comparison.changed)
+            record.fields = fieldsets.difference(left, comparison.removed)
+
+
+def _capped(records: list[Record]) -> list[Record]:
+    """The same records, but the oldest updates are put together if there are too many of them."""
+    updaters = sorted((record for record in records if record.operation == UPDATE),
+                      key=lambda record: (record.time, record.manager, record.api_version))
+    first: dict[str, Record] = {}
+    count = len(updaters)
+    for record in updaters:
+        if count <= MOST_UPDATERS:
+            break
+        bucket = first.setdefault(record.api_version, record)
+        if bucket is record:
+            continue
+        bucket.manager, bucket.subresource, bucket.time = ANCIENT, '', record.time
+        bucket.fields = fieldsets.union(bucket.fields, record.fields)
+        records.remove(record)
+        count -= 1
+    return records
+
+
+def _store(body: Body, records: list[Record]) -> None:
+    ordered = sorted(records, key=lambda record: (
+        record.operation, record.time, record.manager, record.api_version, record.subresource))
+    if ordered:
+        body['metadata']['managedFields'] = [record.encoded() for record in ordered]
+    else:
+        body['metadata'].pop('managedFields', None)
+
+
+_METADATA = frozenset(key[2:] for key in UNOWNED['f:metadata'])
+
+
+def _ownable(body: Mapping[str, Any]) -> Body:
+    """The parts of an object that can be owned."""
+    found = dict(body)
+    found.pop('apiVersion', None)
+    found.pop('kind', None)
+    found['metadata'] = {key: value for key, value in body.get('metadata', {}).items() if key not in _METADATA}
+    return found
+
+
+def _of_contents(fields: FieldSet) -> FieldSet:
+    """The same fields, but for the metadata as such."""
+    meta = fields.get('f:metadata')
+    if meta is None or (meta and '.' not in meta):
+        return fields
+    left = dict(fields)
+    left['f:metadata'] = {key: below for key, below in meta.items() if key != '.'}
+    if not left['f:metadata']:
+        del left['f:metadata']
+    return left

@@ -1,0 +1,321 @@
+"""
+Structural schemas of CRDs: what is dropped from an object, what is filled in, and what is wrong with it.
+
+The order is that of a real server: unknown fields are pruned, defaults are applied, nulls that mean nothing are
+dropped, and only then the object is validated. The first three change the object in place: it has just been decoded.
+Rules in CEL are looked at afterwards: see `kopf._kits.testing.schemas.rules`.
+"""
+import base64
+import binascii
+import copy
+import datetime
+import functools
+import ipaddress
+import re
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import orjson
+
+from kopf._kits.testing.objects import metadata
+from kopf._kits.testing.schemas.extensions import EMBEDDED, INT_OR_STRING, LIST_KEYS, LIST_TYPE, PRESERVE
+from kopf._kits.testing.serving import statuses
+from kopf._kits.testing.serving.statuses import Cause
+
+Schema = Mapping[str, Any]
+
+_INT32, _INT64, _SAFE = 2 ** 31, 2 ** 63, 2 ** 53
+
+
+
+def prune(value: Any, schema: Schema, path: str = '', *, root: bool = True) -> Iterator[str]:
+    """Remove the fields that the schema does not know; yields their paths."""
+    if isinstance(value, list):
+        if isinstance(items := schema.get('items'), Mapping):
+            for index, item in enumerate(value):
+                yield from prune(item, items, f'{path}[{index}]', root=False)
+    elif isinstance(value, dict):
+        properties, others = schema.get('properties') or {}, schema.get('additionalProperties')
+        kept = ('apiVersion', 'kind', 'metadata') if root or schema.get(EMBEDDED) else ()
+        for key in list(value):
+            place = f'{path}.{key}' if path else key
+            if key in kept:
+                if key == 'metadata' and not root:
+                    yield from prune(value[key], {'properties': dict.fromkeys(META_FIELDS, {PRESERVE: True})},
+                                     place, root=False)
+            elif key in properties:
+                yield from prune(value[key], properties[key], place, root=False)
+            elif isinstance(others, Mapping):
+                yield from prune(value[key], others, place, root=False)
+            elif not others and not schema.get(PRESERVE):
+                del value[key]
+                yield place
+
+
+#: What objects may say in their metadata; everything else is unknown.
+META_FIELDS = (
+    'name', 'generateName', 'namespace', 'selfLink', 'uid', 'resourceVersion', 'generation', 'creationTimestamp',
+    'deletionTimestamp', 'deletionGracePeriodSeconds', 'labels', 'annotations', 'ownerReferences', 'finalizers',
+    'managedFields',
+)
+
+
+def fill(value: Any, schema: Schema, *, nulls: bool = False) -> None:
+    """
+    Apply the defaults, and drop the nulls of fields that are neither nullable nor have a default.
+
+    With ``nulls``, those are kept, as the server does with the outcome of applying.
+    """
+    if isinstance(value, list):
+        if isinstance(items := schema.get('items'), Mapping):
+            for item in value:
+                fill(item, items, nulls=nulls)
+    elif isinstance(value, dict):
+        properties = schema.get('properties') or {}
+        for key, sub in properties.items():
+            if key not in value or (value[key] is None and not sub.get('nullable')):
+                if 'default' in sub:
+                    value[key] = copy.deepcopy(sub['default'])
+                elif not nulls:
+                    value.pop(key, None)
+            if key in value:
+                fill(value[key], sub, nulls=nulls)
+        if isinstance(others := schema.get('additionalProperties'), Mapping):
+            for key in [key for key in value if key not in properties]:
+                if value[key] is None and not others.get('nullable'):
+                    if not nulls:
+                        del value[key]
+                else:
+                    fill(value[key], others, nulls=nulls)
+
+
+def validate(value: Any, schema: Schema, path: str = '') -> list[Cause]:
+    """Everything that is wrong with the value."""
+    return list(_validate(value, schema, path))
+
+
+def _validate(value: Any, schema: Schema, path: str) -> Iterator[Cause]:
+    if value is None and schema.get('nullable'):
+        return
+    if isinstance(value, int) and not -_INT64 <= value < _INT64:
+        value = float(value)  # As Go reads what does not fit.
+    yield from _validate_type(value, schema, path)
+    if isinstance(value, dict):
+        yield from _validate_object(value, schema, path)
+    elif isinstance(value, list):
+        yield from _validate_list(value, schema, path)
+    elif isinstance(value, str):
+        yield from _validate_string(value, schema, path)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield from _validate_number(value, schema, path)
+    if 'enum' in schema and value not in schema['enum']:
+        yield statuses.value_unsupported(path, _text(value), [_text(item) for item in schema['enum']])
+    yield from _validate_junctors(value, schema, path)
+
+
+def _validate_type(value: Any, schema: Schema, path: str) -> Iterator[Cause]:
+    types = ('integer', 'string') if schema.get(INT_OR_STRING) else (schema.get('type'),)
+    if types == (None,):
+        return
+    got, format = _type_name(value), schema.get('format')
+    fits = got in types or (got == 'integer' and 'number' in types) or (
+        got == 'number' and 'integer' in types and value.is_integer() and abs(value) < _SAFE)
+    if format and got not in ('string', 'array') and not fits:
+        own = {'integer': 'int64', 'number': 'float64'}.get(got, '')
+        if own != format:
+            yield statuses.value_mistyped(path, f'"{own}"', f'{path} in body must be of type {format}: "{own}"')
+    elif not fits and not (format and got in ('string', 'array') and not {'number', 'integer'} & {*types}):
+        yield statuses.value_mistyped(path, f'"{got}"', f'{path} in body must be of type {",".join(map(str, types))}: '
+                                                        f'"{got}"')
+    if types == ('integer',) and got in ('integer', 'number'):
+        limit = _INT32 if format == 'int32' else _INT64
+        if not fits or not -limit <= value < limit:
+            kind = f'with format {format}' if format else '(default format)'
+            yield statuses.value_invalid('<nil>', '""', f'Checked value must be of type integer {kind} in {path}')
+
+
+def _validate_object(value: dict[str, Any], schema: Schema, path: str) -> Iterator[Cause]:
+    for key in schema.get('required') or ():
+        if key not in value:
+            yield statuses.value_required(_join(path, key))
+    if len(value) > schema.get('maxProperties', len(value)):
+        yield _too_many(path, len(value), schema['maxProperties'])
+    if len(value) < schema.get('minProperties', 0):
+        wanted = f'{path} in body should have at least {schema["minProperties"]} properties'
+        yield statuses.value_invalid(path, str(len(value)), wanted)
+    if schema.get(EMBEDDED):
+        for key in ('apiVersion', 'kind'):
+            if key not in value:
+                yield statuses.value_required(_join(path, key))
+            elif not value[key]:
+                yield statuses.value_required(_join(path, key), 'must not be empty')
+        if isinstance(meta := value.get('metadata'), dict):
+            for cause in metadata.problems(meta, custom=True):
+                yield cause._replace(field=_join(path, cause.field))
+    properties, others = schema.get('properties') or {}, schema.get('additionalProperties')
+    for key, item in value.items():
+        if key in properties:
+            if path or key not in ('apiVersion', 'kind', 'metadata'):
+                yield from _validate(item, properties[key], _join(path, key))
+        elif isinstance(others, Mapping):
+            yield from _validate(item, others, _join(path, key))
+
+
+def _validate_list(value: list[Any], schema: Schema, path: str) -> Iterator[Cause]:
+    if isinstance(items := schema.get('items'), Mapping):
+        for index, item in enumerate(value):
+            yield from _validate(item, items, f'{path}[{index}]')
+    if len(value) > schema.get('maxItems', len(value)):
+        yield _too_many(path, len(value), schema['maxItems'])
+    if len(value) < schema.get('minItems', 0):
+        wanted = f'{path} in body should have at least {schema["minItems"]} items'
+        yield statuses.value_invalid(path, str(len(value)), wanted)
+    seen: dict[str, bool] = {}
+    for index, item in enumerate(value):
+        match schema.get(LIST_TYPE):
+            case 'set':
+                identity = item
+            case 'map' if isinstance(item, dict):
+                identity = {key: item[key] for key in schema.get(LIST_KEYS, ()) if key in item}
+            case 'map':
+                if item is not None:
+                    yield statuses.value_invalid(f'{path}[{index}]', _text(item),
+                                                 'must be an object for an array of list-type map')
+                continue
+            case _:
+                return
+        text = orjson.dumps(identity, option=orjson.OPT_SORT_KEYS).decode()
+        if seen.get(text) is False:
+            yield Cause(f'{path}[{index}]', 'FieldValueDuplicate', f'Duplicate value: {text}')
+        seen[text] = text in seen
+
+
+def _validate_string(value: str, schema: Schema, path: str) -> Iterator[Cause]:
+    if len(value) > schema.get('maxLength', len(value)):
+        yield Cause(path, 'FieldValueTooLong', f'Too long: may not be more than {schema["maxLength"]} bytes')
+    elif len(value) < schema.get('minLength', 0):
+        wanted = f'{path} in body should be at least {schema["minLength"]} chars long'
+        yield statuses.value_invalid(path, _text(value), wanted)
+    elif 'pattern' in schema and not _pattern(schema['pattern']).search(value):
+        yield statuses.value_invalid(path, _text(value), f"{path} in body should match '{schema['pattern']}'")
+    format = schema.get('format', '')
+    if format in FORMATS and not _is_formatted(value, FORMATS[format]):
+        yield statuses.value_mistyped(path, _text(value), f'{path} in body must be of type {format}: {_text(value)}')
+
+
+def _validate_number(value: float, schema: Schema, path: str) -> Iterator[Cause]:
+    if 'minimum' in schema:
+        minimum, strict = schema['minimum'], schema.get('exclusiveMinimum')
+        if value < minimum or (strict and value == minimum):
+            wanted = f'{path} in body should be greater than {"" if strict else "or equal to "}{minimum}'
+            yield statuses.value_invalid(path, _text(value), wanted)
+    if 'maximum' in schema:
+        maximum, strict = schema['maximum'], schema.get('exclusiveMaximum')
+        if value > maximum or (strict and value == maximum):
+            wanted = f'{path} in body should be less than {"" if strict else "or equal to "}{maximum}'
+            yield statuses.value_invalid(path, _text(value), wanted)
+    if 'multipleOf' in schema and value % schema['multipleOf']:
+        yield statuses.value_invalid(path, _text(value),
+                                     f'{path} in body should be a multiple of {schema["multipleOf"]}')
+
+
+def _validate_junctors(value: Any, schema: Schema, path: str) -> Iterator[Cause]:
+    def complain(text: str) -> Cause:
+        return statuses.value_invalid('<nil>', '""', f'"{path}" must {text}')
+
+    for sub in schema.get('allOf') or ():
+        yield from _validate(value, sub, path)
+    if alternatives := schema.get('oneOf'):
+        results = [validate(value, sub, path) for sub in alternatives]
+        if (count := results.count([])) != 1:
+            found = 'Found none valid' if not count else f'Found {count} valid alternatives'
+            yield complain(f'validate one and only one schema (oneOf). {found}')
+            yield from min(results, key=len) if not count else ()
+    if alternatives := schema.get('anyOf'):
+        results = [validate(value, sub, path) for sub in alternatives]
+        if [] not in results:
+            yield complain('validate at least one schema (anyOf)')
+            yield from min(results, key=len)
+    if 'not' in schema and not validate(value, schema['not'], path):
+        yield complain('not validate the schema (not)')
+
+
+def validate_status(body: Mapping[str, Any], schema: Schema) -> list[Cause]:
+    """Everything that is wrong with the status of an object, in the words for when nothing else can be changed."""
+    sub = (schema.get('properties') or {}).get('status')
+    if 'status' not in body or not isinstance(sub, Mapping):
+        return []
+    return [cause._replace(message=cause.message.replace(
+        f'{cause.field} in body', f'{cause.field.removeprefix("status").removeprefix(".")} in body'))
+        for cause in _validate(body['status'], sub, 'status')]
+
+
+def _type_name(value: Any) -> str:
+    match value:
+        case None:
+            return 'null'
+        case bool():
+            return 'boolean'
+        case int():
+            return 'integer'
+        case float():
+            return 'number'
+        case str():
+            return 'string'
+        case list():
+            return 'array'
+    return 'object'
+
+
+def _too_many(path: str, count: int, limit: int) -> Cause:
+    return Cause(path, 'FieldValueTooMany', f'Too many: {count}: must have at most {limit} items')
+
+
+def _text(value: Any) -> str:
+    return orjson.dumps(value).decode()
+
+
+def _join(path: str, key: str) -> str:
+    return f'{path}.{key}' if path else key
+
+
+@functools.lru_cache(maxsize=1000)
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error:  # The syntax is that of Go: what Python cannot read is let through.
+        return re.compile('')
+
+
+def _is_formatted(value: str, parse: Callable[[str], object]) -> bool:
+    try:
+        return parse(value) is not None
+    except (ValueError, binascii.Error):
+        return False
+
+
+def _duration(text: str) -> object:
+    return re.fullmatch(r'[-+]?(\d+(\.\d+)?\s*(ns|us|µs|ms|s|m|h|d|w))+|0', text)
+
+
+def _date_time(text: str) -> object:
+    if not re.match(r'\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d', text):
+        raise ValueError(text)
+    return datetime.datetime.fromisoformat(text.upper())
+
+
+#: The formats that are checked (a real server knows a few more), by what raises ValueError for others.
+FORMATS: Mapping[str, Callable[[str], object]] = {
+    'date-time': _date_time,
+    'date': lambda text: datetime.date.fromisoformat(text) if len(text) == 10 else None,
+    'duration': _duration,
+    'byte': lambda text: base64.b64decode(text, validate=True) if text else None,
+    'ipv4': ipaddress.IPv4Address,
+    'ipv6': ipaddress.IPv6Address,
+    'cidr': lambda text: ipaddress.ip_network(text, strict=False) if '/' in text else None,
+    'email': lambda text: re.fullmatch(r'[^@\s]+@[^@\s]+', text),
+    'uri': lambda text: re.match(r'[a-zA-Z][a-zA-Z0-9+.-]*:|/', text),
+    'hostname': lambda text: re.fullmatch(r'[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?', text),
+    'uuid': lambda text: uuid.UUID(text) if len(text) in (32, 36) else None,
+}

@@ -1,0 +1,159 @@
+"""
+Whether the schemas of CRDs are structural: what each place must say of its type, and what may not be said where.
+
+The words are those of a real server; so are the places, which are named by the path in the definition.
+"""
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kopf._kits.testing.schemas import extensions, rules, schemas
+from kopf._kits.testing.serving.statuses import (
+    Cause,
+    text,
+    value_forbidden,
+    value_invalid,
+    value_required,
+    value_unsupported,
+)
+
+Schema = Mapping[str, Any]
+
+TYPES = ('array', 'boolean', 'integer', 'number', 'object', 'string')
+LIST_TYPES, MAP_TYPES = ('atomic', 'set', 'map'), ('atomic', 'granular')
+MAP_TYPE = 'x-kubernetes-map-type'
+_UNSUPPORTED = ('$ref', 'id', 'dependencies', 'patternProperties', 'definitions')
+_JUNCTORS = ('allOf', 'anyOf', 'oneOf')
+
+
+def problems(schema: Schema, place: str) -> Iterator[Cause]:
+    """Everything that is wrong with the schema of a version."""
+    if schema.get('nullable'):
+        yield value_forbidden(f'{place}.nullable', 'nullable cannot be true at the root')
+    if schema.get('additionalProperties') is not None:
+        yield value_forbidden(f'{place}.additionalProperties', 'must not be used at the root')
+    yield from _node(schema, place, 'must not be empty at the root')
+    if (type := schema.get('type')) and type != 'object':
+        yield value_invalid(f'{place}.type', text(type), 'must be object at the root')
+
+
+def _node(schema: Any, place: str, why: str) -> Iterator[Cause]:
+    if not isinstance(schema, Mapping):
+        return
+    yield from _unsupported(schema, place)
+    yield from _type(schema, place, why)
+    yield from _lists(schema, place)
+    yield from _extensions(schema, place)
+    yield from rules.declaration_problems(schema, place)
+    if schema.get('default') is not None:
+        for cause in schemas.validate(schema['default'], schema, ''):
+            path = f'.{cause.field}' if cause.field not in ('', '<nil>') else ''
+            yield cause._replace(field=f'{place}.default{path}')
+    for name, sub, where in _junctors(schema, place):
+        yield from _junctor(sub, schema, where, f'{place}', name)
+    empty = 'must not be empty for specified object fields'
+    for key, sub in (schema.get('properties') or {}).items():
+        yield from _node(sub, f'{place}.properties[{key}]', empty)
+    yield from _node(schema.get('items'), f'{place}.items', 'must not be empty for specified array items')
+    yield from _node(schema.get('additionalProperties'), f'{place}.additionalProperties', empty)
+
+
+def _unsupported(schema: Schema, place: str) -> Iterator[Cause]:
+    for key in _UNSUPPORTED:
+        if schema.get(key):
+            yield value_forbidden(f'{place}.{key}', f'{key} is not supported')
+    if schema.get('uniqueItems'):
+        yield value_forbidden(f'{place}.uniqueItems', 'uniqueItems cannot be set to true since the runtime complexity '
+                                                      'becomes quadratic')
+    if schema.get('properties') and schema.get('additionalProperties') is not None:
+        yield value_forbidden(f'{place}.additionalProperties',
+                              'additionalProperties and properties are mutual exclusive')
+    if isinstance(schema.get('items'), list):
+        yield value_forbidden(f'{place}.items', 'items must be a schema object and not an array')
+    if isinstance(pattern := schema.get('pattern'), str):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            if error.msg.startswith('missing )'):
+                yield value_invalid(f'{place}.pattern', text(pattern),
+                                    'must be a valid regular expression, but isn\'t: '
+                                    f'error parsing regexp: missing closing ): `{pattern}`')
+
+
+def _type(schema: Schema, place: str, why: str) -> Iterator[Cause]:
+    type = schema.get('type')
+    if type and type not in TYPES:
+        yield value_unsupported(f'{place}.type', text(type), [text(known) for known in TYPES])
+    elif not type and not schema.get(extensions.INT_OR_STRING) and not schema.get(extensions.PRESERVE):
+        yield value_required(f'{place}.type', why)
+    if type == 'array' and not schema.get('items'):
+        yield value_required(f'{place}.items', 'must be specified')
+
+
+def _lists(schema: Schema, place: str) -> Iterator[Cause]:
+    type, kind, keys = schema.get('type'), schema.get(extensions.LIST_TYPE), schema.get(extensions.LIST_KEYS)
+    if kind is not None:
+        if type != 'array':
+            yield value_invalid(f'{place}.type', text(type or ''),
+                                f'must be array if {extensions.LIST_TYPE} is specified')
+        if kind not in LIST_TYPES:
+            yield value_unsupported(f'{place}.{extensions.LIST_TYPE}', text(kind), [text(one) for one in LIST_TYPES])
+    if keys and kind != 'map':
+        yield value_required(f'{place}.{extensions.LIST_TYPE}', f'must be map if {extensions.LIST_KEYS} is non-empty')
+    if kind != 'map':
+        return
+    if not keys:
+        yield value_required(f'{place}.{extensions.LIST_KEYS}', f'must not be empty if {extensions.LIST_TYPE} is map')
+    items = schema.get('items')
+    if not isinstance(items, Mapping):
+        yield value_required(f'{place}.items', f'must have a schema if {extensions.LIST_TYPE} is map')
+    elif items.get('type') != 'object':
+        yield value_invalid(f'{place}.items.type', text(items.get('type') or ''),
+                            f'must be object if parent array\'s {extensions.LIST_TYPE} is map')
+
+
+def _extensions(schema: Schema, place: str) -> Iterator[Cause]:
+    type = schema.get('type')
+    if schema.get(extensions.PRESERVE) is False:
+        yield value_invalid(f'{place}.{extensions.PRESERVE}', 'false', 'must be true or undefined')
+    if (kind := schema.get(MAP_TYPE)) is not None:
+        if type != 'object':
+            yield value_invalid(f'{place}.type', text(type or ''), f'must be object if {MAP_TYPE} is specified')
+        if kind not in MAP_TYPES:
+            yield value_unsupported(f'{place}.{MAP_TYPE}', text(kind), [text(one) for one in MAP_TYPES])
+    if schema.get(extensions.EMBEDDED):
+        if not schema.get('properties') and not schema.get(extensions.PRESERVE):
+            yield value_required(f'{place}.properties', f'must not be empty if {extensions.EMBEDDED} is true without '
+                                                        f'{extensions.PRESERVE}')
+        if type != 'object':
+            yield value_invalid(f'{place}.type', text(type or ''), f'must be object if {extensions.EMBEDDED} is true')
+
+
+def _junctors(schema: Schema, place: str) -> Iterator[tuple[str, Any, str]]:
+    for name in _JUNCTORS:
+        for index, sub in enumerate(schema.get(name) or ()):
+            yield name, sub, f'{place}.{name}[{index}]'
+    if 'not' in schema:
+        yield 'not', schema['not'], f'{place}.not'
+
+
+def _junctor(sub: Any, outer: Any, place: str, base: str, name: str) -> Iterator[Cause]:
+    """What alternatives may not say, and what must have been said before; ``outer`` is what stands around them."""
+    if not isinstance(sub, Mapping):
+        return
+    if sub.get('type') and not outer.get(extensions.INT_OR_STRING):
+        yield value_forbidden(f'{place}.type', 'must be empty to be structural')
+    if sub.get('default') is not None:
+        yield value_forbidden(f'{place}.default', 'must be undefined to be structural')
+    for key in ('title', 'description'):
+        if sub.get(key):
+            yield value_forbidden(f'{place}.{key}', 'must be empty to be structural')
+    if sub.get('nullable'):
+        yield value_forbidden(f'{place}.nullable', 'must be false to be structural')
+    properties = outer.get('properties') or {} if isinstance(outer, Mapping) else {}
+    for key, inner in (sub.get('properties') or {}).items():
+        where = f'{place}.properties[{key}]'
+        if key not in properties:
+            yield value_required(f'{base}.properties[{key}]', f'because it is defined in {where}')
+        else:
+            yield from _junctor(inner, properties[key], where, f'{base}.properties[{key}]', name)

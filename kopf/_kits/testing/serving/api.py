@@ -1,0 +1,419 @@
+"""
+The API behind the HTTP server: each verb from its request to its answer.
+
+`Api` owns everything that a cluster consists of here: what is stored, what is served, who is asked, what happens by
+itself. It knows the shape of requests and answers, but nothing of ports, TLS, users and faults.
+"""
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from typing import Any
+
+import orjson
+
+from kopf._cogs.aiokits.servers.exchanges import Response
+from kopf._kits.testing.access import permissions, subresources, users
+from kopf._kits.testing.access.reviews import Reviews
+from kopf._kits.testing.access.roles import Guard
+from kopf._kits.testing.access.users import Tokens, User
+from kopf._kits.testing.life.controllers import Controllers
+from kopf._kits.testing.objects import approvals, defaults, objects, podcalls, rest
+from kopf._kits.testing.objects.rest import Objects, Options
+from kopf._kits.testing.patching import applying, managers, patches
+from kopf._kits.testing.resources import conversions, crds, scales
+from kopf._kits.testing.resources.admission import Webhooks
+from kopf._kits.testing.resources.kinds import Body, Catalog, Kind, builtin_kinds
+from kopf._kits.testing.schemas import strictness
+from kopf._kits.testing.serving import forms, jsontexts, openapi, protobuf, queries, routes, statuses
+from kopf._kits.testing.serving.callouts import Callouts
+from kopf._kits.testing.serving.discovery import Discovery
+from kopf._kits.testing.serving.faults import SeenRequest
+from kopf._kits.testing.serving.routes import Place
+from kopf._kits.testing.storing import listing, selectors, sharding, watching
+from kopf._kits.testing.storing.states import Row, State
+from kopf._kits.testing.storing.storage import Storage, Table
+
+#: The paths that say that all is well.
+HEALTH = frozenset(f'/{name}{check}' for name in ('healthz', 'livez', 'readyz')
+                   for check in ('', '/ping', '/log', '/etcd'))
+NAMESPACES = ('default', 'kube-node-lease', 'kube-public', 'kube-system')
+ACCEPTED = ('application/json', 'application/yaml')
+PATCHES = (rest.JSON_PATCH, rest.MERGE_PATCH)
+VERSION = {
+    'major': '1', 'minor': '36', 'gitVersion': 'v1.36.0+kopf-sandbox', 'gitCommit': '', 'gitTreeState': '',
+    'buildDate': '1970-01-01T00:00:00Z', 'goVersion': '', 'compiler': '', 'platform': 'python',
+}
+
+
+class Api:
+    """A whole cluster, without the network."""
+
+    def __init__(self, *, history: int, tokens: Tokens, rbac: bool = False, sharding: bool = False) -> None:
+        self.storage = Storage(history=history)
+        self.catalog = Catalog()
+        self.callouts = Callouts(self.storage)
+        self.webhooks = Webhooks(self.storage, self.catalog, self.callouts)
+        rules = permissions.Rbac(self.storage) if rbac else None
+        self.authorizer: permissions.Authorizer = rules or permissions.Everybody()
+        guard = Guard(rules) if rules is not None else None
+        self.objects = Objects(self.storage, self.catalog, self.webhooks, guard)
+        self._rbac = rbac
+        self._sharding = sharding
+        self._tokens = tokens
+        self._reviews = Reviews(self.authorizer, self.user_of)
+        self._discovery = Discovery(self.catalog)
+        self._openapi = openapi.OpenApi(self.catalog)
+        self._scales = scales.Scales(self.objects)
+        self._controllers = Controllers(self.storage, self.catalog, self.objects, conversions.factory(self.callouts))
+        for kind in builtin_kinds(self._open):
+            self.catalog.add(kind)
+
+    async def start(self, state: State | None = None) -> None:
+        """Go on with the objects of a former sandbox, if any; create what every cluster has from the beginning."""
+        if state is not None:
+            self._resume(state)
+            state.follow(self.storage)
+        kind = self.catalog.named('namespaces')
+        for name in NAMESPACES:
+            if kind.store.get('', name) is None:
+                await self.objects.create(kind, '', objects.decode({'metadata': {'name': name}}, kind, b''), Options())
+        for body in permissions.recorded() if self._rbac else ():
+            kind = self.catalog.of_object(body['apiVersion'], body['kind'])
+            place, name = body['metadata'].get('namespace', ''), body['metadata']['name']
+            if kind.store.get(place, name) is None:
+                await self.objects.create(kind, place, objects.decode(body, kind, b''), Options())
+        self._controllers.aggregate_roles()
+
+    def user_of(self, token: str) -> User | None:
+        """Whom a token belongs to; None if it is not known, has expired, or its service account is gone."""
+        user = self._tokens.lookup(token)
+        if user is None or not user.uid or (place := users.split_account(user.name)) is None:
+            return user
+        account = self.storage.table('', 'serviceaccounts').get(*place)
+        return user if account is not None and account.uid == user.uid else None
+
+    def _resume(self, state: State) -> None:
+        self.storage.version = max(self.storage.version, state.open())
+        rows = list(state.rows())
+        definitions = self.storage.table(crds.GROUP, crds.PLURAL)
+        self._load([row for row in rows if (row.group, row.plural) == definitions.name])
+        self._controllers.resume(definitions)
+        self._load([row for row in rows if (row.group, row.plural) != definitions.name])
+        for table in self.storage:
+            table.forget_before(self.storage.version)
+            if table is not definitions:
+                self._controllers.resume(table)
+
+    def _load(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            # Objects of kinds that are not served cannot be there, but for a file that was changed by hand.
+            with contextlib.suppress(KeyError):
+                table = self.storage.table(row.group, row.plural)
+                self.storage.load(table, orjson.loads(row.body), row.version, row.stored)
+
+    def document(self, method: str, path: str, accept: str, address: str) -> Response:
+        """The answer to everything that is not about objects: health, versions, discovery, OpenAPI."""
+        if path in HEALTH:
+            return text_response('ok')
+        if method != 'GET' and self._is_fixed(path):
+            raise statuses.no_method()
+        match path:
+            case '/version':
+                return json_response(VERSION)
+            case '/':
+                return json_response({'paths': self._discovery.paths()})
+            case '/api' | '/apis':
+                body, media = self._discovery.root(path, accept, address)
+                return raw_response(body, media=media)
+            case '/openapi/v3':
+                return raw_response(self._openapi.index())
+            case '/openapi/v2':
+                return raw_response(self._openapi.legacy())
+        if path.startswith(('/openapi/v3/api/', '/openapi/v3/apis/')):
+            _, _, rest = path.removeprefix('/openapi/v3/').partition('/')
+            group, _, version = rest.rpartition('/')
+            return raw_response(self._openapi.version(group, version))
+        head, _, rest = path.removeprefix('/').partition('/')
+        group, _, version = rest.partition('/')
+        if head == 'apis' and group:
+            return raw_response(self._discovery.version(group, version) if version else self._discovery.group(group))
+        if head == 'api' and rest:
+            return raw_response(self._discovery.version('', rest))
+        raise statuses.UnknownPath
+
+    def _is_fixed(self, path: str) -> bool:
+        """Whether the document belongs to the built-in part of a real server, where only GET is allowed."""
+        match path.split('/'):
+            case ['', 'version'] | ['', 'api'] | ['', 'api', _]:
+                return True
+            case ['', 'apis', group, version]:
+                kinds = self.catalog.resources(group, version)
+                return bool(kinds) and not kinds[0].custom
+        return False
+
+    def freeze_discovery(self, frozen: bool) -> None:
+        """Let the discovery lag behind, or catch up."""
+        self._discovery.frozen = frozen
+
+    def set_availability(self, group: str, available: bool) -> None:
+        """Let the group be served, or be as if its own server was away."""
+        self._discovery.set_availability(group, available)
+
+    def resolve(self, place: Place, seen: SeenRequest, options: Options) -> Kind:
+        """The kind that a request is about; 404 or 405 otherwise, or 503 if it is not available now."""
+        self._discovery.check_availability(place.group)
+        kind = routes.resolve(self.catalog, place, seen.method)
+        if kind.warning:
+            options.warnings.append(kind.warning)
+        return kind
+
+    def watch(self, kind: Kind, place: Place, seen: SeenRequest, accept: str) -> AsyncIterator[bytes]:
+        """The stream of a watch."""
+        options = _list_options(kind, seen, watch=True, shards=self._sharding)
+        form, _ = forms.negotiate(accept, seen.query, kind, 'watch')
+        return watching.Watch(self.storage, kind, place.namespace, options, form).lines()
+
+    async def act(self, kind: Kind, place: Place, seen: SeenRequest, accept: str, options: Options) -> Response:
+        """Do what a request asks for (all verbs but watches), and answer it."""
+        queries.check_timeout(seen.query)
+        form, syntax = forms.negotiate(accept, seen.query, kind, place.verb)
+        if place.verb == 'patch' and place.subresource != 'scale':
+            _check_patch_media(seen, kind)
+        elif place.verb in ('create', 'update'):
+            refused = kind.custom and seen.content_type == protobuf.MEDIA
+            _check_media(seen, ACCEPTED if refused else (*ACCEPTED, protobuf.MEDIA))
+        _read_options(seen, place.verb, options)
+        status = 200
+        if kind.table is None or place.subresource not in ('', 'status'):
+            status, raw = await self._special(kind, place, seen, options)
+        else:
+            match place.verb:
+                case 'get':
+                    _check_version(seen)
+                    raw = form.object(kind, await self.objects.read(kind, place.namespace, place.name))
+                case 'list':
+                    listed = _list_options(kind, seen, shards=self._sharding)
+                    raw = await listing.answer(self.storage, kind, place.namespace, listed, form)
+                case _:
+                    status, raw = await self._write(kind, place, seen, options)
+                    if form is not forms.PLAIN and 'delete' not in place.verb:
+                        raw = form.raw(kind, raw)
+        return raw_response(raw, status) if syntax == 'json' else _yaml_response(raw, status)
+
+    async def _write(self, kind: Kind, place: Place, seen: SeenRequest, options: Options) -> tuple[int, bytes]:
+        namespace, name, subresource = place.namespace, place.name, place.subresource
+        match place.verb:
+            case 'create':
+                body = _decode_object(seen, kind, options)
+                if kind.plural == approvals.PLURAL:
+                    approvals.claim(body, options.user)
+                return 201, await self.objects.create(kind, namespace, body, options)
+            case 'update':
+                body = _decode_object(seen, kind, options)
+                raw, created = await self.objects.replace(kind, namespace, name, body, options, subresource)
+                return 201 if created else 200, raw
+            case 'patch' if seen.content_type == rest.APPLY_PATCH:
+                raw, created = await self.objects.apply(
+                    kind, namespace, name, applying.decode(seen.body), options, subresource)
+                return 201 if created else 200, raw
+            case 'patch':
+                if seen.content_type != rest.APPLY_PATCH:
+                    self.objects.get(kind, namespace, name)  # What is not there is missed before the patch is read.
+                patch = _decoded_patch(seen, kind)
+                raw = await self.objects.patch(kind, namespace, name, patch, seen.content_type, options, subresource,
+                                               seen.body)
+                return 200, raw
+            case 'delete':
+                rest.decode_options(_decoded_options(seen), seen.query, options)
+                answer = await self.objects.delete(kind, namespace, name, options)
+                return 200, answer if isinstance(answer, bytes) else orjson.dumps(answer)
+        selected = _list_options(kind, seen, shards=self._sharding)
+        rest.decode_options(_decoded_options(seen), seen.query, options)
+        gone = await self.objects.delete_collection(kind, namespace, selected.selector, options)
+        meta = {**({'continue': ''} if kind.custom else {}), 'resourceVersion': str(self.storage.version)}
+        head = orjson.dumps({'kind': kind.list_kind, 'apiVersion': kind.api_version, 'metadata': meta})
+        return 200, head[:-1] + b',"items":[' + b','.join(gone) + b']}'
+
+    async def _special(self, kind: Kind, place: Place, seen: SeenRequest, options: Options) -> tuple[int, bytes]:
+        namespace, name = place.namespace, place.name
+        if kind.table is None:
+            answer = self._reviews.answer(kind, namespace, _decoded(seen, kind), options.user)
+            return 201, orjson.dumps(answer)
+        if kind.conversion is not None:
+            await self.objects.read(kind, namespace, name)
+        match place.subresource, place.verb:
+            case 'scale', 'get':
+                return 200, orjson.dumps(self._scales.get(kind, namespace, name))
+            case 'scale', 'update':
+                scale = _decoded(seen, kind)
+                return 200, orjson.dumps(await self._scales.replace(kind, namespace, name, scale, options))
+            case 'scale', _:
+                change = _scale_patch(seen, kind)
+                return 200, orjson.dumps(await self._scales.patch(kind, namespace, name, change, options))
+            case 'token', _:
+                account = kind.body(self.objects.get(kind, namespace, name))
+                answer = subresources.token_request(namespace, account, _decoded(seen, kind), self._tokens)
+                return 201, orjson.dumps(answer)
+            case 'eviction', _:
+                wanted = _decoded(seen, kind)
+                if ((wanted if isinstance(wanted, dict) else {}).get('metadata') or {}).get('name') not in (None, name):
+                    raise statuses.bad_request('name in URL does not match name in Eviction object')
+                await self.objects.delete(kind, namespace, name, options)
+                return 201, orjson.dumps({'kind': 'Status', 'apiVersion': 'v1', 'metadata': {}, 'status': 'Success',
+                                          'code': 201})
+            case 'finalize', 'update':
+                body = objects.decode(_decoded(seen, kind), kind, seen.body)
+                raw, _ = await self.objects.replace(kind, namespace, name, body, options, place.subresource)
+                return 200, raw
+            case 'approval', 'get':
+                return 200, kind.raw(self.objects.get(kind, namespace, name))
+            case 'approval', 'update':
+                body = objects.decode(_decoded(seen, kind), kind, seen.body)
+                body = approvals.decide(body, kind.body(self.objects.get(kind, namespace, name)), kind)
+                raw, _ = await self.objects.replace(kind, namespace, name, body, options, 'status')
+                return 200, raw
+            case call, _ if call in podcalls.CALLS:
+                podcalls.answer(kind.body(self.objects.get(kind, namespace, name)), call, seen.query)
+                return 204, b''
+        self.objects.get(kind, namespace, name)
+        raise statuses.not_emulated(f'{kind.plural}/{place.subresource}', 'nothing runs in the pods of the sandbox')
+
+    def _open(self, group: str, plural: str) -> Table:
+        return self.storage.open(group, plural, defaults.fields_of(plural))
+
+
+def raw_response(body: bytes, status: int = 200, *, media: str = 'application/json') -> Response:
+    """An answer of JSON that is text already."""
+    return Response(status, body, [('Content-Type', media)])
+
+
+def json_response(body: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """An answer of JSON."""
+    return Response(status, orjson.dumps(body), [('Content-Type', 'application/json'), *(headers or {}).items()])
+
+
+def text_response(text: str, status: int = 200) -> Response:
+    """An answer for people."""
+    headers = [('Content-Type', 'text/plain; charset=utf-8'), ('X-Content-Type-Options', 'nosniff')]
+    return Response(status, text.encode(), headers)
+
+
+def _yaml_response(raw: bytes, status: int) -> Response:
+    import yaml
+    text = yaml.safe_dump(orjson.loads(raw), sort_keys=True, allow_unicode=True)
+    return Response(status, text.encode(), [('Content-Type', 'application/yaml')])
+
+
+def _known_fields(kind: Kind) -> frozenset[str]:
+    return frozenset(kind.selectable if kind.custom else defaults.SELECTABLE.get(kind.plural, ()))
+
+
+def _list_options(kind: Kind, seen: SeenRequest, *, watch: bool = False, shards: bool) -> listing.ListOptions:
+    try:
+        options = listing.list_options(seen.query, _known_fields(kind), watch=watch)
+        if shards and seen.query.get('shardSelector'):
+            options.selector = sharding.Sharded(options.selector, seen.query['shardSelector'])
+        return options
+    except selectors.UnknownField as error:
+        if kind.custom:
+            raise
+        complaint = defaults.COMPLAINTS.get(kind.plural, defaults.COMPLAINT)
+        raise statuses.bad_request(complaint.format(error.field)) from None
+
+
+def _read_options(seen: SeenRequest, verb: str, options: Options) -> None:
+    if verb in queries.OPTIONS:
+        queries.check_write(verb, seen.query, applies=seen.content_type == rest.APPLY_PATCH)
+        options.dry_run = 'dryRun' in seen.query
+        options.field_validation = seen.query.get('fieldValidation') or options.field_validation
+        options.manager = managers.manager_name(seen.query.get('fieldManager', ''), seen.user_agent)
+        options.force = bool(queries.boolean(seen.query, 'force'))
+
+
+def _decode_object(seen: SeenRequest, kind: Kind, options: Options) -> Body:
+    mistakes: list[str] = []
+    body = objects.decode(_decoded(seen, kind), kind, seen.body, mistakes)
+    rest.report(mistakes, options, lambda text: rest.unhandled(kind, text))
+    if kind.custom:
+        options.mistakes += strictness.duplicates(seen.body)
+    return body
+
+
+def _decoded(seen: SeenRequest, kind: Kind) -> Any:
+    try:
+        return _load(seen.body, seen.content_type)
+    except protobuf.ProtobufError as error:
+        raise statuses.bad_request(
+            f'the object provided is unrecognized (must be of type {kind.name}): {error} '
+            f'({seen.body.hex()[:40]})') from None
+    except ValueError as error:
+        raise statuses.bad_request(
+            f'the object provided is unrecognized (must be of type {kind.name}): couldn\'t get version/kind; json '
+            f'parse error: {error} ({jsontexts.excerpt(seen.body)})') from None
+
+
+def _decoded_options(seen: SeenRequest) -> Any:
+    if not seen.body:
+        return None
+    _check_media(seen, (*ACCEPTED, protobuf.MEDIA))
+    try:
+        return _load(seen.body, seen.content_type)
+    except protobuf.ProtobufError as error:
+        raise statuses.bad_request(str(error)) from None
+    except ValueError as error:
+        raise statuses.bad_request(f'couldn\'t get version/kind; json parse error: {error}') from None
+
+
+def _check_version(seen: SeenRequest) -> None:
+    version = seen.query.get('resourceVersion', '')
+    if version and not (version.isascii() and version.isdigit()):
+        raise statuses.internal(f'resourceVersion: Invalid value: {statuses.text(version)}: strconv.ParseUint: '
+                                f'parsing {statuses.text(version)}: invalid syntax')
+
+
+def _check_patch_media(seen: SeenRequest, kind: Kind) -> None:
+    accepted = (*PATCHES, rest.APPLY_PATCH) if kind.custom else (*PATCHES, rest.STRATEGIC_PATCH, rest.APPLY_PATCH)
+    if seen.content_type not in accepted:
+        if kind.custom:
+            raise statuses.unsupported_media(accepted)
+        raise statuses.Refusal(415, 'UnsupportedMediaType', '415: Unsupported Media Type', {})
+
+
+def _decoded_patch(seen: SeenRequest, kind: Kind) -> Any:
+    try:
+        return jsontexts.loads(seen.body)
+    except ValueError as error:
+        prefix = '' if seen.content_type == rest.STRATEGIC_PATCH else 'error decoding patch: '
+        raise statuses.bad_request(f'{prefix}{error}') from None
+
+
+def _scale_patch(seen: SeenRequest, kind: Kind) -> Callable[[Body], Any]:
+    """What a patch does to a scale; it has no lists, so strategic merge patches are like the others there."""
+    if seen.content_type == rest.APPLY_PATCH:
+        raise statuses.unsupported_media(PATCHES, 'the sandbox does not emulate that scales are applied: patch them')
+    if seen.content_type == rest.STRATEGIC_PATCH and not kind.custom:
+        seen = dataclasses.replace(seen, content_type=rest.MERGE_PATCH)
+    patch = _decoded_patch(seen, kind)
+    if seen.content_type == rest.MERGE_PATCH:
+        return lambda scale: patches.merge(scale, patch)
+    if seen.content_type != rest.JSON_PATCH:
+        raise statuses.unsupported_media((*PATCHES, rest.APPLY_PATCH))
+    operations = patches.check_operations(patch)
+
+    def change(scale: Body) -> Any:
+        try:
+            return patches.apply(scale, operations)
+        except patches.PatchError:
+            raise statuses.rejected() from None
+    return change
+
+
+def _check_media(seen: SeenRequest, accepted: tuple[str, ...]) -> None:
+    if seen.content_type not in (*accepted, 'application/octet-stream'):
+        raise statuses.unsupported_media(accepted)
+
+
+def _load(body: bytes, content_type: str) -> Any:
+    if content_type == protobuf.MEDIA:
+        return protobuf.loads(body)
+    return jsontexts.load_yaml(body) if content_type == 'application/yaml' else jsontexts.loads(body)

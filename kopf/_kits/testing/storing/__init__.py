@@ -1,0 +1,1 @@
+"""What is remembered and how it is seen: the store, lists, watches, selectors, snapshots, the file with the state."""
