@@ -123,6 +123,11 @@ WARNED = {
         CREATE + "def fn(**_): raise kopf.TemporaryError('Later.', delay='5')",
         "Handler 'fn' failed with an exception and will try again in 60 seconds: kopf.TemporaryError: delay= must be a "
         "number of seconds, not '5'."),
+    "a blocking call": (
+        "import time\n" + CREATE + "async def fn(**_): time.sleep(1.5)",
+        "Handler 'fn' has blocked the event loop for ... seconds; nothing else could go on. It was in ... Make it a "
+        "function with 'def' instead of 'async def', so that it gets a thread; or call what takes so long by 'await "
+        "asyncio.to_thread(...)'; or use an async library for it."),
 }
 
 # What is wrong outside of the file.
