@@ -182,9 +182,7 @@ BAD_ANSWERS = {
     'gzip': changed(gzip.compress, b'Content-Encoding: gzip'),
     'truncated gzip': changed(lambda body: gzip.compress(body)[:-20], b'Content-Encoding: gzip'),
     'BOM': changed(lambda body: b'\xef\xbb\xbf' + body),
-    'UTF-8': changed(lambda body: body.replace(b'"metadata"', b'"x":"\xff\xfe\xed\xa0\x80","metadata"')),
     'truncated': changed(lambda body: body[:-10]),
-    'NaN': changed(lambda body: body.replace(b'"metadata"', b'"x":NaN,"metadata"')),
     'deep': changed(lambda body: b'[' * 100000),
     'trash after': changed(lambda body: body + b'{}'),
 }

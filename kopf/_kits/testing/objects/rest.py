@@ -342,7 +342,8 @@ class Objects:
             if self._guard is not None:
                 self._guard.check(kind, namespace, body, old, options.user)
             if self._admission.concerns(kind, 'UPDATE', subresource):
-                body = await self._admit(Review(kind, 'UPDATE', subresource, namespace, name, body, old, options))
+                review = Review(kind, 'UPDATE', subresource, namespace, name, body, old, options)
+                body = await self._admit(review, nulls=applied)
             else:
                 self._validate(body, kind, old, subresource)
             if (answer := await self._store(kind, record, body, old, options)) is not None:
@@ -379,11 +380,11 @@ class Objects:
         await kind.ready(record)
         return kind.raw(record)
 
-    async def _admit(self, review: Review) -> Body:
+    async def _admit(self, review: Review, *, nulls: bool = False) -> Body:
         body = await self._admission.mutate(review)
         assert body is not None
         owners = body['metadata'].get('managedFields')
-        objects.tidy(body, review.kind)
+        objects.tidy(body, review.kind, nulls=nulls)
         if owners:  # What webhooks change has no owner.
             body['metadata']['managedFields'] = owners
         self._validate(body, review.kind, review.old, review.subresource)
