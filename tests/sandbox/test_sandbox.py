@@ -118,6 +118,12 @@ def test_applying_what_cannot_be(notes, source, message):
         notes.apply(source)
 
 
+def test_applying_what_is_refused(notes):
+    with pytest.raises(Refusal, match="object: Note 'A': .*metadata.name: Invalid value") as error:
+        notes.apply({**NOTE, "metadata": {"name": "A"}})
+    assert error.value.code == 422 and isinstance(error.value, ManifestError)
+
+
 def test_the_kubeconfig(notes):
     config = json.loads(notes.kubeconfig.read_text())
     assert config["clusters"][0]["cluster"]["server"] == notes.url

@@ -24,6 +24,15 @@ ResourceName = str
 Predicate = Callable[[Body], object]
 
 
+class RefusedManifest(manifests.ManifestError, statuses.Refusal):
+    """An object of a source that the API refuses: an error in what was given, and an answer of the API as well."""
+
+    def __init__(self, place: str, refusal: statuses.Refusal) -> None:
+        statuses.Refusal.__init__(
+            self, refusal.code, refusal.reason, f'{place}: {refusal.message}', refusal.details,
+            headers=refusal.headers)
+
+
 class Door:
     """The verbs on objects as they are in Python: dicts."""
 
@@ -87,7 +96,7 @@ class Door:
                 applied.append(await self._apply_one(body))
             except statuses.Refusal as refusal:
                 name = (body.get('metadata') or {}).get('name', '')
-                raise manifests.ManifestError(f'{place}: {body["kind"]} {name!r}: {refusal.message}') from refusal
+                raise RefusedManifest(f'{place}: {body["kind"]} {name!r}', refusal) from refusal
         return applied
 
     async def snapshot(self) -> Snapshot:

@@ -258,7 +258,11 @@ class Sandbox(_Common):
         self._runner.now(self._door.delete(resource, name, namespace, propagation))
 
     def apply(self, source: Source) -> Bodies:
-        """Create or merge all objects of a file, a folder, a text of YAML, or one dict."""
+        """
+        Create or merge all objects of a file, a folder, a text of YAML, or one dict.
+
+        Raises `ManifestError`, which says where the fault is; if the API refuses an object, it is a `Refusal`, too.
+        """
         return self._runner.now(self._door.apply(source))
 
     def snapshot(self) -> Snapshot:
