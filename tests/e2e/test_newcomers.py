@@ -1,0 +1,61 @@
+"""The first lines of the README as a new user runs them: installed from a checkout, into an environment of one's own.
+
+The package and what it needs come from a package index, so this takes long.
+"""
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import venv
+
+import pytest
+from kubeapi import wait
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
+INSTALLATION = "pip install '.[dev]'"
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A copy of the repository, in which the package is installed as the README says."""
+    folder = tmp_path_factory.mktemp("newcomer")
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, names.split("\0")):
+        if (ROOT / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    venv.create(folder / "env", with_pip=True)
+    subprocess.run(INSTALLATION, cwd=folder, check=True, shell=True, env=environment(folder))
+    return folder
+
+
+def environment(folder):
+    path = os.pathsep.join([str(folder / "env" / "bin"), os.environ["PATH"]])
+    return {**os.environ, "PATH": path, "VIRTUAL_ENV": str(folder / "env"), "KUBECONFIG": ""}
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("command, expected", [
+    (next(line for line in COMMANDS if line.endswith("examples/01-minimal/example.py") and "--sandbox" in line),
+     "And here we are! Creating:"),
+    (next(line for line in COMMANDS if line.endswith("handlers.py")), "kopf-example-1 has been created with"),
+])
+def test_the_first_minute(checkout, command, expected):
+    assert INSTALLATION in COMMANDS
+    code = re.search(r"```python\n(.*?)```", README, re.DOTALL)
+    checkout.joinpath("handlers.py").write_text(code[1])
+    log = checkout / "log"
+    with log.open("w") as output:
+        operator = subprocess.Popen(
+            ["bash", "-c", f"exec {command}"], cwd=checkout, env=environment(checkout), stdout=output,
+            stderr=subprocess.STDOUT)
+    try:
+        wait(lambda: expected in log.read_text() and "Creation is processed: 1 succeeded" in log.read_text(),
+             f"the operator to handle the object: {command}", timeout=30)
+    finally:
+        operator.terminate()
+        assert operator.wait(30) == 0, log.read_text()
