@@ -24,7 +24,7 @@ test: $(STAMP)  ## run all tests, on the sandbox where they need a cluster
 	$(VENV)/bin/python -m pytest $(PARALLEL)
 
 e2e: $(STAMP)  ## run the end-to-end tests on a real control plane: that of KUBECONFIG, or with Go one of their own
-	$(VENV)/bin/python -m pytest --cluster=real tests/e2e
+	$(VENV)/bin/python -m pytest --cluster=real --reruns 1 -r R tests/e2e
 
 lint: $(STAMP)  ## check style, types and layers
 	$(VENV)/bin/ruff check

@@ -9,7 +9,6 @@ import threading
 
 import pytest
 from controlplane import ControlPlane
-from kubeapi import MERGE_PATCH
 from readmes import Walkthrough
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -94,28 +93,24 @@ def kubeconfig(cluster, namespace, tmp_path):
 
 @pytest.fixture
 def volumes(kubeapi, namespace):
-    """Volumes for all claims of the namespace, which can grow: there is nobody else to provide them."""
+    """A class of volumes that can grow, and an end of all claims of the namespace: nobody else takes care of them."""
     path = "/apis/storage.k8s.io/v1/storageclasses"
     kubeapi.request("POST", path, {
         "metadata": {"name": namespace, "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}},
         "provisioner": "example.com/none", "allowVolumeExpansion": True})
     ended = threading.Event()
 
-    def provide():
-        claims = kubeapi.path("v1", "PersistentVolumeClaim", namespace)
+    def let_go():
         while not ended.wait(0.1):
             for claim in kubeapi.items("v1", "PersistentVolumeClaim", namespace):
                 name = claim["metadata"]["name"]
                 if claim["metadata"].get("deletionTimestamp"):
                     # Nobody else takes away the protection of volumes that are in use.
                     kubeapi.patch("v1", "PersistentVolumeClaim", namespace, name, {"metadata": {"finalizers": None}})
-                elif claim["status"].get("phase") != "Bound":
-                    status = {"phase": "Bound", "capacity": claim["spec"]["resources"]["requests"]}
-                    kubeapi.request("PATCH", f"{claims}/{name}/status", {"status": status}, MERGE_PATCH)
 
-    providing = threading.Thread(target=provide)
-    providing.start()
+    ending = threading.Thread(target=let_go)
+    ending.start()
     yield
     ended.set()
-    providing.join()
+    ending.join()
     kubeapi.request("DELETE", f"{path}/{namespace}")
