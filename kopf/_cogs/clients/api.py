@@ -48,7 +48,7 @@ class ApiClient:
         self._gates: dict[str, pacing.Gate] = {}  # by server
         self._default_namespace: str | None = None
         self._closed = False
-        self._answered = False
+        self._doubtful = True  # nobody has answered yet, and nothing has been said of it
 
     async def __aenter__(self) -> Self:
         return self
@@ -140,7 +140,6 @@ class ApiClient:
                 )
                 if not session.approved:
                     self._approve(session)
-                self._answered = True
                 return body
             except errors.APIUnauthorizedError as e:
                 refusal = e
@@ -216,8 +215,8 @@ class ApiClient:
 
     def _suspect(self, error: errors.APIError, server: str) -> None:
         """Say once what the reason can be if nobody has ever answered."""
-        if not self._answered and isinstance(error, errors.APIConnectionError):
-            self._answered = True
+        if self._doubtful and isinstance(error, errors.APIConnectionError):
+            self._doubtful = False
             default_logger.warning(
                 "No API answers at %s: %s. Is the cluster running, and is it the right one? See kubectl cluster-info. "
                 "It is tried again for a while.", server, error.__cause__ or error)
@@ -284,6 +283,7 @@ class ApiClient:
 
     def _approve(self, session: sessions.Session) -> None:
         session.approved = True
+        self._doubtful = False
         self._vault.approve(session.key, session.info)
 
     async def _retire(self, session: sessions.Session) -> None:

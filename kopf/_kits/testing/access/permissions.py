@@ -4,20 +4,16 @@ Who may do what: everybody everything, or as the roles and bindings of the clust
 Each request is described by its `Attributes` before anything is looked up, so that a refusal does not tell what exists.
 With RBAC, the rules of a user are put together once, and again when any role or binding changes.
 """
-import gzip
-import importlib.resources
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-import orjson
-
 from kopf._kits.testing.access import users
 from kopf._kits.testing.access.users import User
+from kopf._kits.testing.data import unpack
 from kopf._kits.testing.serving import statuses
 from kopf._kits.testing.storing.storage import Change, Storage, Table
 
 GROUP = 'rbac.authorization.k8s.io'
-DATA = 'data/rbac.json.gz'
 PLURALS = {'ClusterRole': 'clusterroles', 'ClusterRoleBinding': 'clusterrolebindings', 'Role': 'roles',
            'RoleBinding': 'rolebindings'}
 
@@ -180,8 +176,7 @@ def allows(rule: Rule, attributes: Attributes) -> bool:
 
 def recorded() -> list[dict[str, Any]]:
     """The roles and bindings that every cluster has from the beginning."""
-    packed = importlib.resources.files('kopf._kits.testing').joinpath(DATA).read_bytes()
-    items: list[dict[str, Any]] = orjson.loads(gzip.decompress(packed))
+    items: list[dict[str, Any]] = unpack('rbac.json.gz')
     return items
 
 

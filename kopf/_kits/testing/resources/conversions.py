@@ -18,7 +18,7 @@ from kopf._kits.testing.objects import metadata
 from kopf._kits.testing.patching.patches import json_type
 from kopf._kits.testing.resources.kinds import Body, Conversion, ConversionFactory, Schemas
 from kopf._kits.testing.schemas import schemas
-from kopf._kits.testing.serving import statuses
+from kopf._kits.testing.serving import gotext, statuses
 from kopf._kits.testing.serving.callouts import CalloutError, Callouts
 from kopf._kits.testing.storing.storage import Record
 
@@ -211,31 +211,14 @@ def _metadata_problems(meta: Mapping[str, Any]) -> Iterator[str]:
     for key in CHANGEABLE:
         values = meta.get(key) or {}
         if not isinstance(values, dict):
-            yield f'metadata.{key} must be a map, but is {_go_type(values)} in converted object'
+            yield f'metadata.{key} must be a map, but is {gotext.type_name(values)} in converted object'
             return
         for name, value in values.items():
             if not isinstance(value, str):
-                yield f'metadata.{key}[{name}] must be a string, but is {_go_type(value)} in converted object'
+                yield f'metadata.{key}[{name}] must be a string, but is {gotext.type_name(value)} in converted object'
                 return
     for cause in metadata.problems({key: meta[key] for key in CHANGEABLE if key in meta}, custom=True):
         yield f'{cause.field}: {cause.message}'
-
-
-def _go_type(value: Any) -> str:
-    match value:
-        case bool():
-            return 'bool'
-        case int():
-            return 'int64'
-        case float():
-            return 'float64'
-        case str():
-            return 'string'
-        case list():
-            return '[]interface {}'
-        case dict():
-            return 'map[string]interface {}'
-    return '<nil>'
 
 
 def _pruned(body: Body, schema: schemas.Schema) -> Body:

@@ -5,25 +5,22 @@ The recording of each version of Kubernetes is one packed file, without descript
 is first written or explained, which takes some milliseconds; who uses custom resources only never pays for it.
 """
 import functools
-import gzip
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-import orjson
+from kopf._kits.testing.data import FOLDER, unpack
 
 Schema = Mapping[str, Any]
 
-FOLDER = Path(__file__).parent.parent / 'data'
 PREFIX = '#/components/schemas/'
 
 
 class Recording:
     """The schemas of one version of Kubernetes by their names, as OpenAPI calls them."""
 
-    def __init__(self, path: Path) -> None:
-        content = orjson.loads(gzip.decompress(path.read_bytes()))
+    def __init__(self, name: str) -> None:
+        content = unpack(name)
         self.schemas: Mapping[str, Schema] = content['schemas']
         #: Of fields of schemas: what Go calls the type, how it gets there, and the structure; where it is not obvious.
         self.go: Mapping[str, Mapping[str, tuple[str, str, str]]] = content['go']
@@ -49,8 +46,8 @@ class Recording:
 @functools.cache
 def newest() -> Recording:
     """The recording of the newest version of Kubernetes."""
-    paths = FOLDER.glob('kubernetes-*.json.gz')
-    return Recording(max(paths, key=lambda path: [int(number) for number in re.findall(r'\d+', path.name)]))
+    names = (path.name for path in FOLDER.glob('kubernetes-*.json.gz'))
+    return Recording(max(names, key=lambda name: [int(number) for number in re.findall(r'\d+', name)]))
 
 
 def target_of(schema: Schema) -> str | None:

@@ -7,8 +7,6 @@ mean is recorded from Kubernetes' sources (``scripts/record_protobuf.py``) and r
 """
 import base64
 import functools
-import gzip
-import importlib.resources
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -16,10 +14,10 @@ from typing import Any, NamedTuple
 import orjson
 
 from kopf._kits.testing import clocks
+from kopf._kits.testing.data import unpack
 
 MEDIA = 'application/vnd.kubernetes.protobuf'
 MAGIC = b'k8s\x00'
-DATA = 'data/protobuf.json.gz'
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 WIRES = {'bool': VARINT, 'int32': VARINT, 'int64': VARINT, 'double': FIXED64}
@@ -54,9 +52,8 @@ def loads(data: bytes) -> dict[str, Any]:
 
 @functools.cache
 def _schema() -> Mapping[str, Mapping[int, Field]]:
-    packed = importlib.resources.files('kopf._kits.testing').joinpath(DATA).read_bytes()
     return {name: {int(number): Field(*(text.split(' ') + [''])[:3]) for number, text in fields.items()}
-            for name, fields in orjson.loads(gzip.decompress(packed)).items()}
+            for name, fields in unpack('protobuf.json.gz').items()}
 
 
 def _type_of(head: Mapping[str, str]) -> str:

@@ -4,20 +4,18 @@ Tables: the columns that ``kubectl get`` shows, of CRDs by their printer columns
 The recorded part is made by ``scripts/record_tables.py``; what is in the cells of built-in kinds is in `cells`.
 """
 import functools
-import gzip
-import importlib.resources
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import orjson
 
 from kopf._kits.testing import clocks
+from kopf._kits.testing.data import unpack
 from kopf._kits.testing.resources.jsonpaths import find
 from kopf._kits.testing.resources.kinds import Kind
 from kopf._kits.testing.serving import cells
 
 Body = Mapping[str, Any]
-DATA = 'data/tables.json.gz'
 
 NAME_TEXT = ('Name must be unique within a namespace. Is required when creating resources, although some resources may '
              'allow a client to request the generation of an appropriate name automatically. Name is primarily '
@@ -48,8 +46,7 @@ def columns(kind: Kind) -> tuple[Column, ...]:
 
 @functools.cache
 def _recorded() -> dict[str, list[dict[str, Any]]]:
-    packed = importlib.resources.files('kopf._kits.testing').joinpath(DATA).read_bytes()
-    result: dict[str, list[dict[str, Any]]] = orjson.loads(gzip.decompress(packed))
+    result: dict[str, list[dict[str, Any]]] = unpack('tables.json.gz')
     return result
 
 
