@@ -19,7 +19,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PREFIX = "kopf.zalando.org"
 STATE, PACKED = f"{PREFIX}/last-handled-configuration", f"{PREFIX}/last-handled-configuration-packed"
 HANDLERS = """
+import sys
+
 import kopf
+
+def note(call):
+    sys.stdout.write(f"CALL {call}\\n")  # Not printed: that is two writes, which threads interleave.
+    sys.stdout.flush()
 
 @kopf.on.startup()
 def configure(settings, **_):
@@ -29,11 +35,11 @@ for resource in ('kopfexamples', 'secrets'):
     for event in ('create', 'update', 'resume'):
         @getattr(kopf.on, event)(resource, id=event, param=event)
         def fn(name, param, **_):
-            print(f"CALL {param} {name}", flush=True)
+            note(f"{param} {name}")
 
 @kopf.on.update('kopfexamples', field='spec.slow')
 def slowly(retry, name, **_):
-    print(f"CALL slowly {name} {retry}", flush=True)
+    note(f"slowly {name} {retry}")
     if not retry:
         raise kopf.TemporaryError("Later.", delay=3)
 """
