@@ -6,6 +6,7 @@ import json
 
 import pytest
 from hostile import HostileServer
+from kinds import define
 
 import kopf
 from kopf._core.reactor import watches
@@ -403,7 +404,7 @@ async def test_objects_of_odd_kinds(world):
     world.declare(kopf.on.update, 'update', does=work, resource='things')
     world.declare(kopf.on.field, 'field', field='spec.some.field', resource='things')
     world.declare(kopf.on.create, 'fence')
-    await world.aio.apply(CRD)
+    await world.aio.apply(define('things', 'Thing', group='other.dev'))
     specs, statuses = ['text', [1, 2], 5, None, {'': {'': None}}], ['text', [1], {'create': 'text'}, None]
     names = []
     for number, (spec, status) in enumerate(itertools.product(specs, statuses)):
@@ -423,19 +424,3 @@ async def test_objects_of_odd_kinds(world):
 
 def is_seen(body, id):
     return isinstance(body.get('status'), dict) and isinstance(body['status'].get(id), dict)
-
-
-CRD = '''
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: things.other.dev}
-spec:
-  group: other.dev
-  scope: Namespaced
-  names: {plural: things, kind: Thing}
-  versions:
-  - name: v1
-    served: true
-    storage: true
-    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
-'''

@@ -11,6 +11,7 @@ import time
 import weakref
 
 import pytest
+from kinds import define
 
 import kopf
 from kopf._core.reactor import watches
@@ -260,7 +261,8 @@ async def test_streams_outlive_their_tokens(world, neighbour):
 
 
 async def test_slow_servers_while_being_paused(world):
-    await world.aio.apply(PEERING)
+    await world.aio.apply(define('kopfpeerings', 'KopfPeering', group='kopf.dev'))
+    await world.aio.apply({'apiVersion': 'kopf.dev/v1', 'kind': 'KopfPeering', 'metadata': {'name': 'default'}})
     world.declare(kopf.on.create, 'create')
     world.settings.peering.name, world.settings.peering.mandatory = 'default', True
     async with world.operator(standalone=False, namespaces=['default']):
@@ -282,26 +284,6 @@ async def test_slow_servers_while_being_paused(world):
         await world.handled('two')
     assert [call.name for call in world.calls] == ['one', 'two']
     assert any('Pausing operations' in text for text in world.log.texts)
-
-
-PEERING = '''
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: kopfpeerings.kopf.dev}
-spec:
-  group: kopf.dev
-  scope: Namespaced
-  names: {plural: kopfpeerings, kind: KopfPeering}
-  versions:
-  - name: v1
-    served: true
-    storage: true
-    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
----
-apiVersion: kopf.dev/v1
-kind: KopfPeering
-metadata: {name: default}
-'''
 
 
 async def test_slow_headers_are_limited_but_not_the_work_between_events(world, neighbour):

@@ -1,5 +1,6 @@
 """`kopf sandbox` and `kopf run --sandbox`: as users run them, with real signals; and what they say when they cannot."""
 import contextlib
+import json
 import os
 import re
 import signal
@@ -8,30 +9,15 @@ import sys
 import threading
 
 import pytest
+from kinds import define
 from kubeapi import KubeApi, wait
 from operatorprocess import OperatorProcess
 
 from kopf.testing import KopfRunner, Sandbox
 
-CRD = """
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: notes.example.dev}
-spec:
-  group: example.dev
-  scope: Namespaced
-  names: {plural: notes, kind: Note}
-  versions:
-  - name: v1
-    served: true
-    storage: true
-    schema:
-      openAPIV3Schema:
-        type: object
-        properties:
-          spec: {type: object, properties: {size: {type: integer, maximum: 9}}}
-          status: {type: object, x-kubernetes-preserve-unknown-fields: true}
-"""
+CRD = define("notes", "Note", schema={"type": "object", "properties": {
+    "spec": {"type": "object", "properties": {"size": {"type": "integer", "maximum": 9}}},
+    "status": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}})
 NOTE = "{apiVersion: example.dev/v1, kind: Note, metadata: {name: n, namespace: default}, spec: {size: %s}}"
 HANDLERS = """
 import os, kopf
@@ -49,7 +35,7 @@ def created(**_):
 @pytest.fixture(autouse=True)
 def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "crd.yaml").write_text(CRD)
+    (tmp_path / "crd.yaml").write_text(json.dumps(CRD))
     (tmp_path / "good.yaml").write_text(NOTE % 1)
     (tmp_path / "bad.yaml").write_text(NOTE % 10)
     (tmp_path / "handlers.py").write_text(HANDLERS)

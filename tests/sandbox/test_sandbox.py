@@ -5,37 +5,24 @@ import stat
 import urllib.request
 
 import pytest
+from kinds import NOTES, note
 
 from kopf.testing import ManifestError, Refusal, Sandbox
 
-CRD = """
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: notes.example.dev}
-spec:
-  group: example.dev
-  scope: Namespaced
-  names: {plural: notes, kind: Note, shortNames: [nt]}
-  versions:
-  - name: v1
-    served: true
-    storage: true
-    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
-"""
-NOTE = {"apiVersion": "example.dev/v1", "kind": "Note", "metadata": {"name": "n"}}
+NOTE = note("n")
 
 
 @pytest.fixture(scope="module")
 def notes():
-    with Sandbox(crds=CRD) as sandbox:
+    with Sandbox(crds=NOTES) as sandbox:
         yield sandbox
 
 
 @pytest.fixture(autouse=True)
 def clean(notes):
     yield
-    for note in notes.list("notes"):
-        notes.delete("notes", note["metadata"]["name"], namespace=note["metadata"]["namespace"])
+    for item in notes.list("notes"):
+        notes.delete("notes", item["metadata"]["name"], namespace=item["metadata"]["namespace"])
 
 
 def test_verbs(notes):
@@ -142,7 +129,7 @@ def test_requests_are_noted(notes):
 
 
 async def test_asynchronous_use():
-    async with Sandbox(crds=[CRD], loads=[NOTE]) as sandbox:
+    async with Sandbox(crds=[NOTES], loads=[NOTE]) as sandbox:
         assert (await sandbox.get("notes", "n"))["metadata"]["name"] == "n"
         assert len(await sandbox.list("notes")) == 1
         assert (await sandbox.wait_for("notes", "n", timeout=1))["kind"] == "Note"

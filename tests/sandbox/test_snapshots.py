@@ -2,36 +2,14 @@
 import time
 
 import pytest
+from kinds import NOTES, config, define, note
 
 from kopf.testing import Sandbox
-
-CRD = """
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: notes.example.dev}
-spec:
-  group: example.dev
-  scope: Namespaced
-  names: {plural: notes, kind: Note}
-  versions:
-  - name: v1
-    served: true
-    storage: true
-    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
-"""
-
-
-def note(name, **meta):
-    return {"apiVersion": "example.dev/v1", "kind": "Note", "metadata": {"name": name, **meta}, "text": "a"}
-
-
-def config(name, **meta):
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, **meta}}
 
 
 @pytest.fixture(scope="module")
 def notes():
-    with Sandbox(crds=CRD) as sandbox:
+    with Sandbox(crds=NOTES) as sandbox:
         yield sandbox
 
 
@@ -89,7 +67,7 @@ def test_nothing_is_collected_afterwards(notes):
 def test_kinds(notes):
     notes.create(note("n"))
     snapshot = notes.snapshot()
-    other = CRD.replace("notes", "papers").replace("Note", "Paper")
+    other = define("papers", "Paper")
     notes.apply(other)
     notes.create({**note("p"), "kind": "Paper"})
     notes.delete("crds", "notes.example.dev")

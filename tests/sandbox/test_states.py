@@ -11,31 +11,9 @@ import threading
 import time
 
 import pytest
+from kinds import NOTES, config, note
 
 from kopf.testing import Sandbox, StateError
-
-CRD = """
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: notes.example.dev}
-spec:
-  group: example.dev
-  scope: Namespaced
-  names: {plural: notes, kind: Note}
-  versions:
-  - name: v1
-    served: true
-    storage: true
-    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
-"""
-
-
-def note(name, **meta):
-    return {"apiVersion": "example.dev/v1", "kind": "Note", "metadata": {"name": name, **meta}, "text": "a"}
-
-
-def config(name, **meta):
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, **meta}}
 
 
 @pytest.fixture
@@ -44,7 +22,7 @@ def path(tmp_path):
 
 
 def test_objects_are_there_again(path):
-    with Sandbox(state=path, crds=CRD) as sandbox:
+    with Sandbox(state=path, crds=NOTES) as sandbox:
         before = sandbox.create(note("n"))
         gone = sandbox.create(config("gone"))
         sandbox.delete("configmaps", "gone")
@@ -57,7 +35,7 @@ def test_objects_are_there_again(path):
         assert gone["metadata"]["uid"] not in str(sandbox.list("configmaps"))
         changed = sandbox.patch("notes", "n", {"text": "b"})
         assert int(changed["metadata"]["resourceVersion"]) > int(last["metadata"]["resourceVersion"])
-    with Sandbox(state=path, crds=CRD) as sandbox:  # Kinds and objects that are there already do no harm.
+    with Sandbox(state=path, crds=NOTES) as sandbox:  # Kinds and objects that are there already do no harm.
         assert sandbox.get("notes", "n") == changed
 
 
@@ -113,7 +91,7 @@ def test_kills(path):
 
 def test_what_was_going_on_goes_on(path):
     """Objects that are being deleted, owners that are gone: the controllers look at them again."""
-    with Sandbox(state=path, crds=CRD) as sandbox:
+    with Sandbox(state=path, crds=NOTES) as sandbox:
         owner = sandbox.create(config("owner"))
         reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner["metadata"]["uid"]}
         sandbox.create(note("child", ownerReferences=[reference]))
@@ -130,19 +108,19 @@ def test_what_was_going_on_goes_on(path):
 
 
 def test_definitions_that_have_gone(path):
-    with Sandbox(state=path, crds=CRD) as sandbox:
+    with Sandbox(state=path, crds=NOTES) as sandbox:
         sandbox.create(note("n"))
         sandbox.delete("crds", "notes.example.dev")
         sandbox.wait_gone("crds", "notes.example.dev")
     with Sandbox(state=path) as sandbox:
         assert sandbox.list("crds") == []
-        sandbox.apply(CRD)
+        sandbox.apply(NOTES)
         assert sandbox.list("notes") == []
 
 
 def test_new_schemas(path):
     """What a schema has changed without a write is so after a restart, too."""
-    with Sandbox(state=path, crds=CRD) as sandbox:
+    with Sandbox(state=path, crds=NOTES) as sandbox:
         sandbox.create(note("n"))
         schema = {"openAPIV3Schema": {"type": "object", "properties": {"size": {"type": "integer", "default": 7}}}}
         sandbox.patch("crds", "notes.example.dev", [

@@ -91,44 +91,28 @@ class AiohttpSession(sessions.Session):
                 pass
             await self._session.close()
 
-    async def request(
-            self,
-            method: str,
-            query: str,
-            *,
-            payload: bytes | None,
-            headers: sessions.ExtraHeaders,
-            timeout: float | None,
-            connect_timeout: float | None,
-    ) -> bytes:
+    async def request(self, request: sessions.Request, timeouts: sessions.Timeouts) -> bytes:
         with _typed_errors():
-            async with asyncio.timeout(timeout), self._session.request(
-                method, self._make_url(query), data=payload, headers=self._make_headers(headers),
-                timeout=self._make_timeout(None, connect_timeout), **self._options,
-            ) as response:
+            async with asyncio.timeout(timeouts.answering), await self._send(request, timeouts) as response:
                 with _aborting(response.connection):
                     body = await response.read()
         errors.check_response(response.status, response.headers, body)
         return body
 
-    async def open(
-            self,
-            query: str,
-            *,
-            timeout: float | None,
-            connect_timeout: float | None,
-            total_timeout: float | None,
-    ) -> sessions.Stream:
+    async def open(self, query: str, timeouts: sessions.Timeouts) -> sessions.Stream:
         with _typed_errors():
-            async with asyncio.timeout(timeout):
-                response = await self._session.request(
-                    'GET', self._make_url(query), headers=self._make_headers((None, None)),
-                    timeout=self._make_timeout(total_timeout, connect_timeout), **self._options)
+            async with asyncio.timeout(timeouts.answering):
+                response = await self._send(sessions.Request('GET', query), timeouts)
                 if response.status < 300:
                     return AiohttpStream(response)
                 async with response:
                     body = await response.read()
         raise errors.build_error(response.status, response.headers, body)
+
+    async def _send(self, request: sessions.Request, timeouts: sessions.Timeouts) -> aiohttp.ClientResponse:
+        return await self._session.request(
+            request.method, self._make_url(request.query), data=request.payload,
+            headers=self._make_headers(request.headers), timeout=self._make_timeout(timeouts), **self._options)
 
     def _make_url(self, query: str) -> yarl.URL:
         return yarl.URL(self.server + query, encoded=True)
@@ -137,10 +121,11 @@ class AiohttpSession(sessions.Session):
         self._headers.refresh()
         return multidict.CIMultiDict(self._headers.combine(extra))
 
-    def _make_timeout(self, total: float | None, connect: float | None) -> aiohttp.ClientTimeout:
-        timeout = self._timeouts.get((total, connect))
+    def _make_timeout(self, timeouts: sessions.Timeouts) -> aiohttp.ClientTimeout:
+        key = timeouts.streaming, timeouts.connecting
+        timeout = self._timeouts.get(key)
         if timeout is None:
-            timeout = self._timeouts[total, connect] = aiohttp.ClientTimeout(total=total, sock_connect=connect)
+            timeout = self._timeouts[key] = aiohttp.ClientTimeout(total=key[0], sock_connect=key[1])
         return timeout
 
 

@@ -97,9 +97,7 @@ class ApiClient:
             payload: bytes | None = None,
             content_type: str = 'application/json',
             accept: str | None = None,
-            timeout: float | None = None,
             logger: AnyLogger | None = None,
-            retry: bool = True,
             backoffs: Backoffs | None = None,
     ) -> bytes:
         """
@@ -116,28 +114,25 @@ class ApiClient:
             payload: the body of the request.
             content_type: the type of the payload, if there is a payload.
             accept: the types of the response to accept.
-            timeout: the limit of one attempt (seconds) instead of ``settings.networking.request_timeout``.
             logger: where the failed attempts are reported to.
-            retry: whether to repeat at all.
-            backoffs: the pauses between attempts (seconds) instead of ``settings.networking.error_backoffs``.
+            backoffs: the pauses between attempts (seconds) instead of ``settings.networking.error_backoffs``; none for
+                one attempt only.
 
         Raises:
             errors.APIError: if the last attempt has failed, or if there is no sense in repeating.
             credentials.LoginError: if there are no (more) credentials.
         """
-        query = _encode_query(path, params)
         headers = (accept, content_type if payload is not None else None)
-        attempts = _Attempts(self._settings.networking, logger or default_logger, backoffs if retry else ())
+        request = sessions.Request(method, _encode_query(path, params), payload, headers)
+        networking = self._settings.networking
+        attempts = _Attempts(networking, logger or default_logger, backoffs)
         while True:
             refusal: errors.APIUnauthorizedError | None = None
             failure: errors.APIError | None = None
             session, gate = await self._enter()
             try:
-                body = await session.request(
-                    method, query, payload=payload, headers=headers,
-                    timeout=self._settings.networking.request_timeout if timeout is None else timeout,
-                    connect_timeout=self._settings.networking.connect_timeout,
-                )
+                body = await session.request(request, sessions.Timeouts(
+                    connecting=networking.connect_timeout, answering=networking.request_timeout))
                 if not session.approved:
                     self._approve(session)
                 return body
@@ -158,7 +153,7 @@ class ApiClient:
                 if refusal is not None:
                     await self._replace(session, refusal)
                 elif failure is not None:
-                    await attempts.wait(failure, method, session.server + query)
+                    await attempts.wait(failure, method, session.server + request.query)
             finally:
                 refusal = failure = None  # or else, this frame and their tracebacks would keep each other
 
@@ -224,12 +219,10 @@ class ApiClient:
     async def _open(self, session: sessions.Session, query: str) -> sessions.Stream:
         networking, watching = self._settings.networking, self._settings.watching
         connect_timeouts = [watching.connect_timeout, networking.connect_timeout, networking.request_timeout]
-        return await session.open(
-            query,
-            timeout=networking.request_timeout,
-            connect_timeout=next((value for value in connect_timeouts if value is not None), None),
-            total_timeout=watching.client_timeout,
-        )
+        return await session.open(query, sessions.Timeouts(
+            connecting=next((value for value in connect_timeouts if value is not None), None),
+            answering=networking.request_timeout,
+            streaming=watching.client_timeout))
 
     async def _enter(self, *, streaming: bool = False) -> tuple[sessions.Session, pacing.Gate]:
         """Get a session when its server may be asked; both are to be let go of."""

@@ -125,7 +125,7 @@ async def _discover_named(client: api.ApiClient, groups: Collection[str] | None)
 async def _discover_version(client: api.ApiClient, group: str, version: str, path: str) -> _Version:
     # With no retries: either it is there, or its server is down and everybody would wait for it in vain.
     try:
-        data = await _ask(client, path, 'resources', retry=False)
+        data = await _ask(client, path, 'resources', backoffs=())
         return _Version(group, version, list(_parse_legacy(data, group, version)))
     except errors.APINotFoundError:
         return _Version(group, version, [])  # removed since it was listed
@@ -133,9 +133,11 @@ async def _discover_version(client: api.ApiClient, group: str, version: str, pat
         return _Version(group, version, None)
 
 
-async def _ask(client: api.ApiClient, path: str, field: str, *, retry: bool = True) -> dict[str, Any]:
+async def _ask(
+        client: api.ApiClient, path: str, field: str, *, backoffs: api.Backoffs | None = None,
+) -> dict[str, Any]:
     """Get a document of the discovery: an aggregated one, or one with this field."""
-    body = await client.request('GET', path, accept=None if field == 'resources' else _ACCEPT, retry=retry)
+    body = await client.request('GET', path, accept=None if field == 'resources' else _ACCEPT, backoffs=backoffs)
     try:
         data = orjson.loads(body)
     except ValueError:

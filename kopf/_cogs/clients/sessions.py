@@ -11,7 +11,7 @@ import contextlib
 import time
 import urllib.parse
 from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeAlias
 
 from kopf._cogs.clients import errors
 from kopf._cogs.helpers import versions
@@ -28,6 +28,21 @@ KEEPALIVE = 30.0
 
 # How often the files with tokens are looked into (seconds). Kubelet renews them long before they expire.
 _TOKEN_REFRESH = 10.0
+
+
+class Request(NamedTuple):
+    """What is asked of the server; `query` is the path with its query."""
+    method: str
+    query: str
+    payload: bytes | None = None
+    headers: ExtraHeaders = (None, None)
+
+
+class Timeouts(NamedTuple):
+    """The limits of one request (seconds): of connecting, of all until it is answered, of a stream as a whole."""
+    connecting: float | None
+    answering: float | None
+    streaming: float | None = None
 
 
 class Stream(Protocol):
@@ -55,28 +70,12 @@ class Session(abc.ABC):
         """Close the session if it is ours, with all that is still in flight."""
 
     @abc.abstractmethod
-    async def request(
-            self,
-            method: str,
-            query: str,
-            *,
-            payload: bytes | None,
-            headers: ExtraHeaders,
-            timeout: float | None,
-            connect_timeout: float | None,
-    ) -> bytes:
+    async def request(self, request: Request, timeouts: Timeouts) -> bytes:
         """Make one request; all errors are typed."""
 
     @abc.abstractmethod
-    async def open(
-            self,
-            query: str,
-            *,
-            timeout: float | None,
-            connect_timeout: float | None,
-            total_timeout: float | None,
-    ) -> Stream:
-        """Open a stream; all errors are typed; `timeout` is for everything until the stream begins."""
+    async def open(self, query: str, timeouts: Timeouts) -> Stream:
+        """Open a stream; all errors are typed."""
 
 
 def open_session(key: credentials.VaultKey, info: credentials.KubeContext) -> Session:
@@ -166,40 +165,24 @@ class DirectSession(Session):
     async def close(self) -> None:
         self._pool.close()
 
-    async def request(
-            self,
-            method: str,
-            query: str,
-            *,
-            payload: bytes | None,
-            headers: ExtraHeaders,
-            timeout: float | None,
-            connect_timeout: float | None,
-    ) -> bytes:
-        data = self._encode(method, query, payload, headers)
+    async def request(self, request: Request, timeouts: Timeouts) -> bytes:
+        data = self._encode(request)
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(timeouts.answering):
                 response = await self._pool.request(
-                    data, connect_timeout=connect_timeout, repeatable=method == 'GET')
+                    data, connect_timeout=timeouts.connecting, repeatable=request.method == 'GET')
         except OSError as e:
             raise make_error(e) from e
         if response.status >= 300:
             raise _refuse(response)
         return response.body
 
-    async def open(
-            self,
-            query: str,
-            *,
-            timeout: float | None,
-            connect_timeout: float | None,
-            total_timeout: float | None,
-    ) -> Stream:
-        data = self._encode('GET', query, None, (None, None))
+    async def open(self, query: str, timeouts: Timeouts) -> Stream:
+        data = self._encode(Request('GET', query))
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(timeouts.answering):
                 response, stream = await self._pool.stream(
-                    data, connect_timeout=connect_timeout, total_timeout=total_timeout)
+                    data, connect_timeout=timeouts.connecting, total_timeout=timeouts.streaming)
                 if response.status < 300:
                     return stream
                 try:
@@ -210,7 +193,8 @@ class DirectSession(Session):
             raise make_error(e) from e
         raise _refuse(response._replace(body=body))
 
-    def _encode(self, method: str, query: str, payload: bytes | None, extra: ExtraHeaders) -> bytes:
+    def _encode(self, request: Request) -> bytes:
+        method, query, payload, extra = request
         version = self._headers.refresh()
         if version != self._version:
             self._version = version

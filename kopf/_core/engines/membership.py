@@ -352,7 +352,7 @@ class Membership:
         # Without the usual retries, which take longer than records live.
         async with asyncio.timeout(REQUEST_TIMEOUT):
             return await touch(
-                self._client, self._resource, self._namespace, self.name, records, version=version, retry=False)
+                self._client, self._resource, self._namespace, self.name, records, version=version, backoffs=())
 
     def _log_keepalive(self, outcome: str) -> None:
         if not self._settings.peering.stealth:

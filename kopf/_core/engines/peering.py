@@ -114,13 +114,13 @@ async def touch(
         records: Mapping[str, Mapping[str, Any] | None],
         *,
         version: str | None = None,
-        retry: bool = True,
+        backoffs: api.Backoffs | None = None,
 ) -> Mapping[str, Any] | None:
     """
     Put the records into a peering object, or remove those that are ``None``.
 
     :param version: the only resource version to be changed; for removals, so that nobody's fresh record is removed.
-    :param retry: whether to repeat the request when it fails for a while, as other requests are.
+    :param backoffs: the pauses between attempts (seconds) instead of those of the settings.
     :returns: the new state of the object, or ``None`` if there is no such object.
     :raises errors.APIError: if the request is refused or has failed.
     """
@@ -131,7 +131,8 @@ async def touch(
         namespace=namespace, name=name, subresource='status' if 'status' in resource.subresources else None)
     try:
         body: Mapping[str, Any] = orjson.loads(await client.request(
-            'PATCH', path, payload=api.encode(patch), content_type='application/merge-patch+json', retry=retry))
+            'PATCH', path, payload=api.encode(patch), content_type='application/merge-patch+json',
+            backoffs=backoffs))
     except errors.APINotFoundError:
         return None
     return body

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from rawhttp import RawServer
 
 from kopf._cogs.clients import api
 from kopf._cogs.clients.pools import Origin, Pool
@@ -158,37 +159,6 @@ def sleeps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     monkeypatch.setattr(asyncio, 'sleep', pause)
     return pauses
-
-
-OK = b'HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok'
-
-
-class RawServer:
-    """Answers the requests of all connections with what is scripted: bytes to be sent one after another, or actions."""
-
-    def __init__(self):
-        self.scripts = []
-        self.connections = []  # the numbers of requests in each
-        self.received = []
-
-    async def serve(self, reader, writer):
-        self.connections.append(0)
-        number = len(self.connections) - 1
-        try:
-            while True:
-                self.received.append(await reader.readuntil(b'\r\n\r\n'))
-                self.connections[number] += 1
-                for step in self.scripts.pop(0) if self.scripts else [OK]:
-                    if isinstance(step, bytes):
-                        writer.write(step)
-                        await writer.drain()
-                        await asyncio.sleep(0)
-                    elif await step(writer):
-                        return
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            writer.transport.close()
 
 
 @pytest.fixture

@@ -491,7 +491,7 @@ async def test_backoffs_of_one_request(client, server, sleeps):
         await client.request('GET', '/x', backoffs=[7, 8, 9])
     assert sleeps == [7, 8, 9]
     with pytest.raises(errors.APIServerError):
-        await client.request('GET', '/x', retry=False)
+        await client.request('GET', '/x', backoffs=())
     assert sleeps == [7, 8, 9]
 
 
@@ -524,11 +524,6 @@ async def test_timeout_of_requests(client, server, settings, sleeps):
         await client.get_json('/x')
     assert len(server.seen) == 3
 
-
-async def test_timeout_of_one_request(client, server, sleeps):
-    server.add('GET', '/x', hang, {})
-    assert await client.request('GET', '/x', timeout=0.3) == b'{}'
-    assert sleeps == [1]
 
 
 async def test_timeout_of_slow_bodies(client, server, settings):

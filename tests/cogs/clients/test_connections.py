@@ -3,31 +3,14 @@ import asyncio
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies
+from rawhttp import OK, REQUEST, close, get, until
 
 from kopf._cogs.clients.connections import Connection
-
-OK = b'HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok'
-REQUEST = b'GET /x HTTP/1.1\r\nHost: h\r\n\r\n'
-
-
-async def close(writer):
-    writer.close()
-    return True
 
 
 async def reset(writer):
     writer.transport.abort()
     return True
-
-
-def get(pool, *, repeatable=True):
-    return pool.request(REQUEST, connect_timeout=5, repeatable=repeatable)
-
-
-async def until(predicate):
-    async with asyncio.timeout(5):
-        while not predicate():
-            await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize('steps, body', [

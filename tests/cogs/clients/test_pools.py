@@ -2,27 +2,10 @@
 import asyncio
 
 import pytest
+from rawhttp import OK, REQUEST, close, get, until
 
 from kopf._cogs.clients.connections import ConnectionLost
 from kopf._cogs.clients.pools import Origin, Pool
-
-OK = b'HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok'
-REQUEST = b'GET /x HTTP/1.1\r\nHost: h\r\n\r\n'
-
-
-async def close(writer):
-    writer.close()
-    return True
-
-
-def get(pool, *, repeatable=True):
-    return pool.request(REQUEST, connect_timeout=5, repeatable=repeatable)
-
-
-async def until(predicate):
-    async with asyncio.timeout(5):
-        while not predicate():
-            await asyncio.sleep(0.001)
 
 
 async def test_requests_are_repeated_if_old_connections_are_closed_meanwhile(raw_server, pool):
