@@ -8,10 +8,10 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 from kinds import NOTES, config, note
+from kubeapi import wait
 
 from kopf.testing import Sandbox, StateError
 
@@ -64,16 +64,22 @@ with kopf.testing.Sandbox(state=sys.argv[1]) as sandbox:
 """
 
 
+def is_in_files(path, number):
+    files = path, path.with_name(path.name + "-wal")
+    return any(f"c{number:06}".encode() in file.read_bytes() for file in files if file.exists())
+
+
 def test_kills(path):
     """No more than the last moment is lost, in order; no version is used twice."""
     process = subprocess.Popen([sys.executable, "-c", SCRIPT, path], stdout=subprocess.PIPE, text=True)
     lines = []
     reading = threading.Thread(target=lambda: lines.extend(process.stdout))
     reading.start()
-    while len(lines) < 300:
-        time.sleep(0.01)
+    wait(lambda: len(lines) >= 300, "objects")
     written = len(lines)
-    time.sleep(0.5)  # far more than what the writing takes
+    wait(lambda: is_in_files(path, written - 1), "the last of these in the file")
+    later = len(lines) + 1
+    wait(lambda: is_in_files(path, later), "one of a later transaction in the file")
     process.send_signal(signal.SIGKILL)
     process.wait()
     reading.join()
