@@ -11,7 +11,7 @@ import orjson
 
 from kopf._kits.testing import manifests
 from kopf._kits.testing.objects import objects, rest
-from kopf._kits.testing.objects.rest import Options
+from kopf._kits.testing.objects.options import Options
 from kopf._kits.testing.resources.kinds import Bodies, Body, Kind
 from kopf._kits.testing.serving import statuses
 from kopf._kits.testing.serving.api import Api

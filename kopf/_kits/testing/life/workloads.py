@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from kopf._kits.testing.life import jobs, pods, replicas
 from kopf._kits.testing.objects import objects
-from kopf._kits.testing.objects.rest import Objects, Options
+from kopf._kits.testing.objects.options import Options
+from kopf._kits.testing.objects.rest import Objects
 from kopf._kits.testing.resources.kinds import Body, Catalog, Kind
 from kopf._kits.testing.serving import statuses
 from kopf._kits.testing.storing.storage import Change, Record, Storage, Table, TableName

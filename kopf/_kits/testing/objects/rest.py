@@ -6,7 +6,7 @@ commit; where webhooks have to be asked in between, the object is looked at agai
 """
 import dataclasses
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import orjson
@@ -14,11 +14,12 @@ import orjson
 from kopf._kits.testing import clocks
 from kopf._kits.testing.access import permissions, roles
 from kopf._kits.testing.access.users import User
-from kopf._kits.testing.objects import defaults, deletion, immutables, metadata, names, objects
+from kopf._kits.testing.objects import defaults, deletion, immutables, metadata, names, objects, outcomes
+from kopf._kits.testing.objects.options import Options, report
 from kopf._kits.testing.patching import applying, managers, patches, strategic
 from kopf._kits.testing.resources.kinds import Body, Catalog, Kind
-from kopf._kits.testing.schemas import decoding, rules, strictness
-from kopf._kits.testing.serving import gotext, queries, statuses
+from kopf._kits.testing.schemas import rules, strictness
+from kopf._kits.testing.serving import statuses
 from kopf._kits.testing.storing.selectors import Selector
 from kopf._kits.testing.storing.storage import ChangeType, Record, Storage
 
@@ -52,23 +53,6 @@ CHECKED_TWICE = frozenset({
     'endpoints', 'jobs', 'roles', 'clusterroles', 'rolebindings', 'clusterrolebindings', 'ingresses', 'ingressclasses',
     'storageclasses',
 })
-
-
-@dataclasses.dataclass(slots=True)
-class Options:
-    """How it is to be done; ``warnings`` collects what the client should be told besides."""
-    user: User = dataclasses.field(default_factory=User)
-    dry_run: bool = False
-    field_validation: str = 'Warn'
-    propagation: str = ''
-    uid: str = ''
-    version: str = ''
-    manager: str = 'sandbox'
-    force: bool = False
-    warnings: list[str] = dataclasses.field(default_factory=list)
-    #: What is wrong with the text of the request, for custom kinds; and what a strict patch has led to.
-    mistakes: list[str] = dataclasses.field(default_factory=list)
-    patched: Any = None
 
 
 class Admission(Protocol):
@@ -191,7 +175,7 @@ class Objects:
         if (meta.get('uid') or record.uid) != record.uid:
             raise _other_uid(kind, namespace, name, meta['uid'], record.uid)
         if _version(meta.get('resourceVersion')) == 0 and kind.custom:
-            raise _unversioned(kind, name)
+            raise outcomes.unversioned(kind, name)
         return await self._update(kind, namespace, name, lambda old: orjson.loads(orjson.dumps(body)),
                                   options, subresource), False
 
@@ -228,7 +212,7 @@ class Objects:
                 except patches.PatchError:
                     raise statuses.rejected() from None
             document = new if content_type != STRATEGIC_PATCH else patch
-            return _patched(new, kind, namespace, name, Patched(document, text, options))
+            return outcomes.check(new, kind, namespace, name, outcomes.Patched(document, text, options))
 
         return await self._update(kind, namespace, name, change, options, subresource)
 
@@ -395,8 +379,8 @@ class Objects:
     def _tidy(self, body: Body, kind: Kind, options: Options, *, nulls: bool = False) -> None:
         unknown = objects.tidy(body, kind, nulls=nulls)
         mistakes = [*options.mistakes, *(f'unknown field "{path}"' for path in sorted(unknown))]
-        report(mistakes, options, lambda why: unhandled(kind, why) if options.patched is None else
-               _unreadable(options.patched, why))
+        report(mistakes, options, lambda why: outcomes.unhandled(kind, why) if options.patched is None else
+               outcomes.unreadable(options.patched, why))
 
     def _validate(self, body: Body, kind: Kind, old: Body | None = None, subresource: str = '') -> None:
         causes = list(objects.problems(body, kind, subresource))
@@ -415,7 +399,7 @@ class Objects:
     def _check_place(self, kind: Kind, namespace: str, body: Body, name: str = '') -> None:
         meta = body['metadata']
         if name:
-            check_name(meta.get('name') or '', name)
+            outcomes.check_name(meta.get('name') or '', name)
         if kind.namespaced and (meta.get('namespace') or namespace) != namespace:
             raise statuses.bad_request('the namespace of the provided object does not match the namespace sent on the '
                                        'request')
@@ -430,114 +414,6 @@ class Objects:
                 f'unable to create new content in namespace {namespace} because it is being terminated',
                 [statuses.Cause('metadata.namespace', 'NamespaceTerminating',
                                 f'namespace {namespace} is being terminated')])
-
-
-def decode_options(body: Any, params: Mapping[str, str], options: Options) -> None:
-    """Take over ``DeleteOptions``, from the body of a request or from its query; 4xx if they are wrong."""
-    if isinstance(body, dict) and body.get('kind', 'DeleteOptions') != 'DeleteOptions':
-        raise statuses.bad_request(f'no kind "{body["kind"]}" is registered for version "{body.get("apiVersion")}" '
-                                   'in scheme "pkg/runtime/scheme.go:111"')
-    given = queries.Deletion(body, params)
-    options.propagation = given.propagation or {None: '', True: 'Orphan', False: 'Background'}[given.orphan]
-    options.uid, options.version = given.uid, given.version
-    options.dry_run = bool(given.dry_run)
-
-
-def report(mistakes: list[str], options: Options, refuse: Callable[[str], statuses.Refusal]) -> None:
-    """Warn of what a strict decoder would refuse; or refuse it, or be silent, as the client wants it."""
-    if mistakes and options.field_validation == 'Strict':
-        raise refuse(f'strict decoding error: {", ".join(mistakes)}')
-    if options.field_validation != 'Ignore':
-        options.warnings += [text for text in mistakes if text not in options.warnings]
-
-
-def unhandled(kind: Kind, why: str) -> statuses.Refusal:
-    """400: an object that cannot be decoded."""
-    return statuses.bad_request(f'{kind.name} in version "{kind.version}" cannot be handled as a {kind.name}: {why}')
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Patched:
-    """Where a patched object comes from: what is quoted if it is wrong, the text of the patch, the options."""
-    document: Any
-    text: bytes
-    options: Options
-
-    def refuse(self, why: str) -> statuses.Refusal:
-        """422: the outcome of the patch cannot be decoded."""
-        return _unreadable(self.document, why)
-
-
-def _patched(new: Any, kind: Kind, namespace: str, name: str, source: Patched) -> Body:
-    body: Body = new if isinstance(new, dict) else {}
-    given, version, meta = body.get('kind'), body.get('apiVersion'), body.get('metadata')
-    nameless = statuses.bad_request(f'the name of the object ({name} based on URL) was undeterminable: name must be '
-                                    'provided')
-    for key, part in (('apiVersion', version), ('kind', given)) if kind.custom else ():
-        if not isinstance(part, (str, type(None))):
-            raise _unreadable(new, f'couldn\'t get version/kind; json parse error: json: cannot unmarshal '
-                                   f'{patches.json_type(part)} into Go struct field .{key} of type string')
-    if kind.custom and not given:
-        raise _unreadable(new, f'Object \'Kind\' is missing in \'{objects.sorted_text(new)}\'')
-    if not kind.custom and body and not version:
-        raise nameless
-    if not kind.custom and body and (given or kind.name, version) != (kind.name, kind.api_version):
-        raise _unreadable(new, f'no kind "{given or kind.name}" is registered for version "{version}" in scheme '
-                               '"pkg/runtime/scheme.go:111"')
-    if meta is None:
-        raise nameless
-    mistakes: list[str] = []
-    try:
-        if kind.custom:
-            metadata.check_types(meta, kind)
-        else:
-            complain = decoding.in_patch if source.document is not new else decoding.in_json
-            body = objects.structure(body, kind, b'', mistakes, complain)
-            meta = body['metadata']
-            mistakes[:0] = [f'duplicate field "{path}"' for path in decoding.duplicates(
-                source.text, decoding.count(orjson.loads(source.text or b'null')))]
-    except TypeError as error:
-        raise source.refuse(str(error)) from None
-    report(mistakes, source.options, source.refuse)
-    if kind.custom and source.options.field_validation == 'Strict':
-        source.options.patched = orjson.loads(orjson.dumps(new))
-    if not version:
-        why = 'Object \'apiVersion\' is missing in \'object has no apiVersion field\''
-        raise statuses.Refusal(500, 'InternalError', f'Internal error occurred: {why}', {'causes': [{'message': why}]})
-    check_name(meta.get('name') or '', name)
-    if kind.namespaced and (meta.get('namespace') or namespace) != namespace:
-        raise statuses.bad_request('the namespace of the provided object does not match the namespace sent on the '
-                                   'request')
-    group, _, _ = str(version).rpartition('/')
-    for field, value, expected in (('kind', given, kind.name), ('apiVersion', version, kind.api_version)):
-        if value != expected and kind.custom:
-            raise statuses.invalid(group, str(given), name, [statuses.value_invalid(
-                field, f'"{value}"', f'must be {expected}')])
-    if kind.custom and not meta.get('resourceVersion'):
-        raise _unversioned(kind, name)
-    return {**body, 'kind': kind.name, 'apiVersion': kind.api_version}
-
-
-def _unversioned(kind: Kind, name: str) -> statuses.Refusal:
-    return statuses.invalid(kind.group, kind.plural, name, [statuses.value_invalid(
-        'metadata.resourceVersion', '0', 'must be specified for an update')])
-
-
-def _unreadable(body: Any, why: str) -> statuses.Refusal:
-    if isinstance(body, dict) and 'kind' not in body:  # A strategic patch, not the whole object.
-        text = statuses.text(gotext.plain(body))
-    else:
-        text = statuses.text(objects.sorted_text(body))
-    return statuses.invalid('', '', '', [statuses.value_invalid('patch', text, why)])
-
-
-def check_name(given: str, name: str) -> None:
-    """Refuse (400) an object that has no name, or another one than its place."""
-    if not given:
-        raise statuses.bad_request(f'the name of the object ({name} based on URL) was undeterminable: name must be '
-                                   'provided')
-    if given != name:
-        raise statuses.bad_request(f'the name of the object ({given}) does not match the name on the URL ({name})')
 
 
 #: Where the storage of a real server has its resources, if not under their names: it tells so.

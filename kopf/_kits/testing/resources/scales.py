@@ -8,8 +8,9 @@ from typing import Any
 
 import orjson
 
-from kopf._kits.testing.objects import rest
-from kopf._kits.testing.objects.rest import Objects, Options
+from kopf._kits.testing.objects import outcomes, rest
+from kopf._kits.testing.objects.options import Options
+from kopf._kits.testing.objects.rest import Objects
 from kopf._kits.testing.patching.patches import json_type
 from kopf._kits.testing.resources import jsonpaths
 from kopf._kits.testing.resources.kinds import Body, Kind
@@ -45,7 +46,7 @@ class Scales:
             raise statuses.bad_request('no kind is registered for the type v1.Scale in scheme '
                                        '"pkg/runtime/scheme.go:111"')
         meta = given.get('metadata') or {}
-        rest.check_name(meta.get('name') or '', name)
+        outcomes.check_name(meta.get('name') or '', name)
         return await self._store(kind, namespace, name, given, options)
 
     async def patch(

@@ -17,8 +17,9 @@ from kopf._kits.testing.access.reviews import Reviews
 from kopf._kits.testing.access.roles import Guard
 from kopf._kits.testing.access.users import Tokens, User
 from kopf._kits.testing.life.controllers import Controllers
-from kopf._kits.testing.objects import approvals, defaults, objects, podcalls, rest
-from kopf._kits.testing.objects.rest import Objects, Options
+from kopf._kits.testing.objects import approvals, defaults, objects, outcomes, podcalls, rest
+from kopf._kits.testing.objects.options import Options, decode_options, report
+from kopf._kits.testing.objects.rest import Objects
 from kopf._kits.testing.patching import applying, managers, patches
 from kopf._kits.testing.resources import conversions, crds, scales
 from kopf._kits.testing.resources.admission import Webhooks
@@ -224,11 +225,11 @@ class Api:
                                                seen.body)
                 return 200, raw
             case 'delete':
-                rest.decode_options(_decoded_options(seen), seen.query, options)
+                decode_options(_decoded_options(seen), seen.query, options)
                 answer = await self.objects.delete(kind, namespace, name, options)
                 return 200, answer if isinstance(answer, bytes) else orjson.dumps(answer)
         selected = _list_options(kind, seen, shards=self._sharding)
-        rest.decode_options(_decoded_options(seen), seen.query, options)
+        decode_options(_decoded_options(seen), seen.query, options)
         gone = await self.objects.delete_collection(kind, namespace, selected.selector, options)
         meta = {**({'continue': ''} if kind.custom else {}), 'resourceVersion': str(self.storage.version)}
         head = orjson.dumps({'kind': kind.list_kind, 'apiVersion': kind.api_version, 'metadata': meta})
@@ -333,7 +334,7 @@ def _read_options(seen: SeenRequest, verb: str, options: Options) -> None:
 def _decode_object(seen: SeenRequest, kind: Kind, options: Options) -> Body:
     mistakes: list[str] = []
     body = objects.decode(_decoded(seen, kind), kind, seen.body, mistakes)
-    rest.report(mistakes, options, lambda text: rest.unhandled(kind, text))
+    report(mistakes, options, lambda text: outcomes.unhandled(kind, text))
     if kind.custom:
         options.mistakes += strictness.duplicates(seen.body)
     return body

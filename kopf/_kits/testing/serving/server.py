@@ -22,7 +22,7 @@ from kopf._cogs.aiokits.servers.listeners import Listener
 from kopf._kits.testing.access import permissions, users
 from kopf._kits.testing.access.impersonation import Impersonation
 from kopf._kits.testing.access.users import Tokens, User
-from kopf._kits.testing.objects.rest import Options
+from kopf._kits.testing.objects.options import Options
 from kopf._kits.testing.resources.kinds import Kind
 from kopf._kits.testing.serving import routes, statuses
 from kopf._kits.testing.serving.api import Api, json_response, text_response

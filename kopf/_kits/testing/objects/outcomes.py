@@ -1,0 +1,109 @@
+"""
+The outcomes of patches: whether what has come of a patch is still an object of its kind, under its name.
+
+What is refused here is refused in words of its own: a real server decodes the outcome once more, and quotes it, or
+the patch, where that fails.
+"""
+import dataclasses
+from typing import Any
+
+import orjson
+
+from kopf._kits.testing.objects import metadata, objects
+from kopf._kits.testing.objects.options import Options, report
+from kopf._kits.testing.patching import patches
+from kopf._kits.testing.resources.kinds import Body, Kind
+from kopf._kits.testing.schemas import decoding
+from kopf._kits.testing.serving import gotext, statuses
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Patched:
+    """Where a patched object comes from: what is quoted if it is wrong, the text of the patch, the options."""
+    document: Any
+    text: bytes
+    options: Options
+
+    def refuse(self, why: str) -> statuses.Refusal:
+        """422: the outcome of the patch cannot be decoded."""
+        return unreadable(self.document, why)
+
+
+def check(new: Any, kind: Kind, namespace: str, name: str, source: Patched) -> Body:
+    """The outcome as an object of this kind with this name; 400, 422 or 500 if it is none."""
+    body: Body = new if isinstance(new, dict) else {}
+    given, version, meta = body.get('kind'), body.get('apiVersion'), body.get('metadata')
+    nameless = statuses.bad_request(f'the name of the object ({name} based on URL) was undeterminable: name must be '
+                                    'provided')
+    for key, part in (('apiVersion', version), ('kind', given)) if kind.custom else ():
+        if not isinstance(part, (str, type(None))):
+            raise unreadable(new, f'couldn\'t get version/kind; json parse error: json: cannot unmarshal '
+                                  f'{patches.json_type(part)} into Go struct field .{key} of type string')
+    if kind.custom and not given:
+        raise unreadable(new, f'Object \'Kind\' is missing in \'{objects.sorted_text(new)}\'')
+    if not kind.custom and body and not version:
+        raise nameless
+    if not kind.custom and body and (given or kind.name, version) != (kind.name, kind.api_version):
+        raise unreadable(new, f'no kind "{given or kind.name}" is registered for version "{version}" in scheme '
+                              '"pkg/runtime/scheme.go:111"')
+    if meta is None:
+        raise nameless
+    mistakes: list[str] = []
+    try:
+        if kind.custom:
+            metadata.check_types(meta, kind)
+        else:
+            complain = decoding.in_patch if source.document is not new else decoding.in_json
+            body = objects.structure(body, kind, b'', mistakes, complain)
+            meta = body['metadata']
+            mistakes[:0] = [f'duplicate field "{path}"' for path in decoding.duplicates(
+                source.text, decoding.count(orjson.loads(source.text or b'null')))]
+    except TypeError as error:
+        raise source.refuse(str(error)) from None
+    report(mistakes, source.options, source.refuse)
+    if kind.custom and source.options.field_validation == 'Strict':
+        source.options.patched = orjson.loads(orjson.dumps(new))
+    if not version:
+        why = 'Object \'apiVersion\' is missing in \'object has no apiVersion field\''
+        raise statuses.Refusal(500, 'InternalError', f'Internal error occurred: {why}', {'causes': [{'message': why}]})
+    check_name(meta.get('name') or '', name)
+    if kind.namespaced and (meta.get('namespace') or namespace) != namespace:
+        raise statuses.bad_request('the namespace of the provided object does not match the namespace sent on the '
+                                   'request')
+    group, _, _ = str(version).rpartition('/')
+    for field, value, expected in (('kind', given, kind.name), ('apiVersion', version, kind.api_version)):
+        if value != expected and kind.custom:
+            raise statuses.invalid(group, str(given), name, [statuses.value_invalid(
+                field, f'"{value}"', f'must be {expected}')])
+    if kind.custom and not meta.get('resourceVersion'):
+        raise unversioned(kind, name)
+    return {**body, 'kind': kind.name, 'apiVersion': kind.api_version}
+
+
+def unversioned(kind: Kind, name: str) -> statuses.Refusal:
+    """422: custom objects are not updated without saying of which version that is."""
+    return statuses.invalid(kind.group, kind.plural, name, [statuses.value_invalid(
+        'metadata.resourceVersion', '0', 'must be specified for an update')])
+
+
+def unreadable(body: Any, why: str) -> statuses.Refusal:
+    """422: such a body cannot be decoded."""
+    if isinstance(body, dict) and 'kind' not in body:  # A strategic patch, not the whole object.
+        text = statuses.text(gotext.plain(body))
+    else:
+        text = statuses.text(objects.sorted_text(body))
+    return statuses.invalid('', '', '', [statuses.value_invalid('patch', text, why)])
+
+
+def unhandled(kind: Kind, why: str) -> statuses.Refusal:
+    """400: an object that cannot be decoded."""
+    return statuses.bad_request(f'{kind.name} in version "{kind.version}" cannot be handled as a {kind.name}: {why}')
+
+
+def check_name(given: str, name: str) -> None:
+    """Refuse (400) an object that has no name, or another one than its place."""
+    if not given:
+        raise statuses.bad_request(f'the name of the object ({name} based on URL) was undeterminable: name must be '
+                                   'provided')
+    if given != name:
+        raise statuses.bad_request(f'the name of the object ({given}) does not match the name on the URL ({name})')
