@@ -126,13 +126,13 @@ def _job(body: Body, spec: Fields) -> None:
     spec.setdefault('backoffLimit', 6 if 'backoffLimitPerIndex' not in spec else 2147483647)
     spec.setdefault('completionMode', 'NonIndexed')
     spec.setdefault('suspend', False)
+    spec.setdefault('manualSelector', False)
     spec.setdefault('podReplacementPolicy', 'Failed' if 'podFailurePolicy' in spec else 'TerminatingOrFailed')
     podspecs.complete_template(spec.get('template'))
 
 
 def _begin_job(body: Body, spec: Fields) -> None:
     meta = body['metadata']
-    spec.setdefault('manualSelector', False)
     if spec['manualSelector'] or not isinstance(template := spec.get('template'), dict):
         return
     labels = _mapping(_mapping(template, 'metadata'), 'labels')
@@ -141,6 +141,7 @@ def _begin_job(body: Body, spec: Fields) -> None:
         labels[f'{prefix}job-name'] = meta.get('name', '')
     selector = _mapping(spec, 'selector')
     _mapping(selector, 'matchLabels')['batch.kubernetes.io/controller-uid'] = meta['uid']
+    meta.setdefault('labels', dict(labels))
 
 
 def _cronjob(body: Body, spec: Fields) -> None:

@@ -7,9 +7,16 @@ stored. Types and unknown fields have been dealt with before.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from kopf._kits.testing.objects import names
+from kopf._kits.testing.objects import names, podrules
 from kopf._kits.testing.objects.podspecs import Fields, maps
-from kopf._kits.testing.serving.statuses import Cause, text, value_invalid, value_required
+from kopf._kits.testing.serving.statuses import (
+    Cause,
+    text,
+    value_forbidden,
+    value_invalid,
+    value_required,
+    value_unsupported,
+)
 
 Body = Mapping[str, Any]
 _LARGEST = 1024 * 1024
@@ -21,56 +28,35 @@ def problems(body: Body, plural: str) -> Iterator[Cause]:
         yield from check(body, body.get('spec') or {})
 
 
-def _pod_spec(spec: Fields, place: str) -> Iterator[Cause]:
-    for key in ('initContainers', 'containers'):
-        for index, container in enumerate(maps(spec.get(key))):
-            where = f'{place}.{key}[{index}]'
-            if not container.get('name'):
-                yield value_required(f'{where}.name')
-            else:
-                for problem in names.label_problems(container['name']):
-                    yield value_invalid(f'{where}.name', text(container['name']), problem)
-            if not container.get('image'):
-                yield value_required(f'{where}.image')
-            yield from _mounts(container, where, {volume.get('name') for volume in maps(spec.get('volumes'))})
-    if not spec.get('containers'):
-        yield value_required(f'{place}.containers')
-    for index, volume in enumerate(maps(spec.get('volumes'))):
-        if not volume.get('name'):
-            yield value_required(f'{place}.volumes[{index}].name')
-
-
-def _mounts(container: Fields, where: str, volumes: set[Any]) -> Iterator[Cause]:
-    for index, mount in enumerate(maps(container.get('volumeMounts'))):
-        place = f'{where}.volumeMounts[{index}]'
-        if not (name := mount.get('name')):
-            yield value_required(f'{place}.name')
-        if name not in volumes:
-            yield Cause(f'{place}.name', 'FieldValueNotFound', f'Not found: {text(name or "")}')
-        if not mount.get('mountPath'):
-            yield value_required(f'{place}.mountPath')
-
-
 def _pod(body: Body, spec: Fields) -> Iterator[Cause]:
-    yield from _pod_spec(spec, 'spec')
+    yield from podrules.problems(spec, 'spec')
 
 
 def _workload(body: Body, spec: Fields) -> Iterator[Cause]:
-    selector, template = spec.get('selector'), spec.get('template') or {}
-    if not selector:
-        yield value_required('spec.selector')
-    elif not _matches(selector, (template.get('metadata') or {}).get('labels') or {}):
-        labels = (template.get('metadata') or {}).get('labels')
-        yield value_invalid('spec.template.metadata.labels', text(labels),
-                            '`selector` does not match template `labels`')
-    yield from _pod_spec(template.get('spec') or {}, 'spec.template.spec')
+    template = spec.get('template') or {}
+    yield from _selecting(spec, (template.get('metadata') or {}).get('labels'), body['kind'].lower())
     if (spec.get('replicas') or 0) < 0:
         yield value_invalid('spec.replicas', text(spec['replicas']), 'must be greater than or equal to 0')
+    yield from podrules.problems(template.get('spec') or {}, 'spec.template.spec')
+    strategy = spec.get('strategy') or {}
+    if strategy.get('type') == 'Recreate' and 'rollingUpdate' in strategy:
+        yield value_forbidden('spec.strategy.rollingUpdate',
+                              "may not be specified when strategy `type` is 'Recreate'")
+
+
+def _selecting(spec: Fields, labels: Mapping[str, str] | None, word: str) -> Iterator[Cause]:
+    selector = spec.get('selector')
+    if selector is None and word != 'daemonset':
+        yield value_required('spec.selector')
+    if selector is not None and not selector.get('matchLabels') and not selector.get('matchExpressions'):
+        yield value_invalid('spec.selector', '{}', f'empty selector is invalid for {word}')
+    elif selector is None or not _matches(selector, labels or {}):
+        yield value_invalid('spec.template.metadata.labels', text(labels),
+                            '`selector` does not match template `labels`')
 
 
 def _matches(selector: Fields, labels: Mapping[str, str]) -> bool:
-    wanted = selector.get('matchLabels') if 'matchLabels' in selector or 'matchExpressions' in selector else selector
-    return all(labels.get(key) == value for key, value in (wanted or {}).items())
+    return all(labels.get(key) == value for key, value in (selector.get('matchLabels') or {}).items())
 
 
 def _controller(body: Body, spec: Fields) -> Iterator[Cause]:
@@ -79,25 +65,34 @@ def _controller(body: Body, spec: Fields) -> Iterator[Cause]:
     if not spec.get('template'):
         yield value_required('spec.template')
     else:
-        yield from _pod_spec(spec['template'].get('spec') or {}, 'spec.template.spec')
+        yield from podrules.problems(spec['template'].get('spec') or {}, 'spec.template.spec')
 
 
 def _job(body: Body, spec: Fields) -> Iterator[Cause]:
-    yield from _pod_spec((spec.get('template') or {}).get('spec') or {}, 'spec.template.spec')
-    policy = ((spec.get('template') or {}).get('spec') or {}).get('restartPolicy', 'Always')
-    if policy not in ('OnFailure', 'Never'):
-        yield Cause('spec.template.spec.restartPolicy', 'FieldValueRequired',
-                    'Required value: valid values: "OnFailure", "Never"')
+    yield from _job_spec(spec, 'spec')
+
+
+def _job_spec(spec: Fields, place: str) -> Iterator[Cause]:
+    template = (spec.get('template') or {}).get('spec') or {}
+    yield from podrules.problems(template, f'{place}.template.spec')
+    if (policy := template.get('restartPolicy', 'Always')) == 'Always':
+        yield value_required(f'{place}.template.spec.restartPolicy', 'valid values: "OnFailure", "Never"')
+    elif policy not in ('OnFailure', 'Never'):
+        yield value_unsupported(f'{place}.template.spec.restartPolicy', text(policy), ['"OnFailure"', '"Never"'])
 
 
 def _cronjob(body: Body, spec: Fields) -> Iterator[Cause]:
-    if not spec.get('schedule'):
+    fields = (schedule := spec.get('schedule') or '').split()
+    if not schedule:
         yield value_required('spec.schedule')
-    pod = (((spec.get('jobTemplate') or {}).get('spec') or {}).get('template') or {}).get('spec') or {}
-    yield from _pod_spec(pod, 'spec.jobTemplate.spec.template.spec')
-    if pod.get('restartPolicy', 'Always') not in ('OnFailure', 'Never'):
-        yield Cause('spec.jobTemplate.spec.template.spec.restartPolicy', 'FieldValueRequired',
-                    'Required value: valid values: "OnFailure", "Never"')
+    elif not schedule.startswith('@') and len(fields) != 5:
+        yield value_invalid('spec.schedule', text(schedule),
+                            f'expected exactly 5 fields, found {len(fields)}: [{" ".join(fields)}]')
+    yield from _job_spec((spec.get('jobTemplate') or {}).get('spec') or {}, 'spec.jobTemplate.spec')
+
+
+def _podtemplate(body: Body, _: Fields) -> Iterator[Cause]:
+    yield from podrules.problems((body.get('template') or {}).get('spec') or {}, 'template.spec')
 
 
 def _configmap(body: Body, _: Fields) -> Iterator[Cause]:
@@ -107,7 +102,7 @@ def _configmap(body: Body, _: Fields) -> Iterator[Cause]:
             for problem in _key_problems(key):
                 yield value_invalid(f'{field}[{key}]', text(key), problem)
             if field == 'data' and key in binary:
-                yield value_invalid(f'data[{key}]', text(values[key]), 'duplicate of key present in binaryData')
+                yield value_invalid(f'data[{key}]', text(key), 'duplicate of key present in binaryData')
     if sum(len(str(value).encode()) for value in (*data.values(), *binary.values())) > _LARGEST:
         yield Cause('', 'FieldValueTooLong', f'Too long: may not be more than {_LARGEST} bytes')
 
@@ -150,8 +145,13 @@ def _service(body: Body, spec: Fields) -> Iterator[Cause]:
         place = f'spec.ports[{index}]'
         if len(ports) > 1 and not port.get('name'):
             yield value_required(f'{place}.name')
-        if not 1 <= (number := port.get('port') or 0) <= 65535:
-            yield value_invalid(f'{place}.port', str(number), 'must be between 1 and 65535, inclusive')
+        for problem in names.label_problems(port['name']) if port.get('name') else ():
+            yield value_invalid(f'{place}.name', text(port['name']), problem)
+        yield from podrules.one_of(port, 'protocol', place, podrules.PROTOCOLS)
+        for key in ('port', 'targetPort'):
+            if not isinstance(number := port.get(key) or 0, str) and not 1 <= number <= 65535:
+                yield value_invalid(f'{place}.{key}', str(number), podrules.PORTS)
+    yield from podrules.one_of(spec, 'type', 'spec', ('ClusterIP', 'ExternalName', 'LoadBalancer', 'NodePort'))
 
 
 def _claim(body: Body, spec: Fields) -> Iterator[Cause]:
@@ -233,8 +233,9 @@ def _status(body: Body, spec: Fields) -> Iterator[Cause]:
 
 
 _CHECKS: Mapping[str, Callable[[Body, Fields], Iterator[Cause]]] = {
-    'pods': _pod, 'deployments': _workload, 'statefulsets': _workload, 'daemonsets': _workload,
-    'replicasets': _workload, 'replicationcontrollers': _controller, 'jobs': _job, 'cronjobs': _cronjob,
+    'pods': _pod, 'podtemplates': _podtemplate, 'deployments': _workload, 'statefulsets': _workload,
+    'daemonsets': _workload, 'replicasets': _workload, 'replicationcontrollers': _controller, 'jobs': _job,
+    'cronjobs': _cronjob,
     'configmaps': _configmap, 'secrets': _secret, 'services': _service, 'persistentvolumeclaims': _claim,
     'persistentvolumes': _volume, 'ingresses': _ingress, 'horizontalpodautoscalers': _autoscaler,
     'storageclasses': _storage_class, 'leases': _lease, 'networkpolicies': _policy, 'endpointslices': _slice,

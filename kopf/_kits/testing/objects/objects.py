@@ -224,7 +224,7 @@ def problems(body: Body, kind: Kind, subresource: str = '') -> Iterator[Cause]:
 
 
 def _name_problems(name: str, kind: Kind) -> list[str]:
-    if kind.plural == 'namespaces':
+    if kind.plural in ('namespaces', 'services'):
         return names.label_problems(name)
     if kind.group == 'rbac.authorization.k8s.io':
         return names.path_problems(name)

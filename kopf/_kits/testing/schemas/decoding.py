@@ -248,6 +248,8 @@ def _encoded(value: Any, shape: Shape) -> Any:
             return quantities.canonical(value)
         case 'Time':
             return _in_utc(value)
+        case 'MicroTime':
+            return _in_utc(value, '.%f')
     return value
 
 
@@ -288,9 +290,9 @@ def base64_complaint(text: str) -> str:
     return ''
 
 
-def _in_utc(text: str) -> str:
+def _in_utc(text: str, fraction: str = '') -> str:
     import datetime
     if _USUAL.fullmatch(text):
         return text
     then = datetime.datetime.fromisoformat(text.replace(',', '.')).astimezone(datetime.UTC)
-    return then.strftime('%Y-%m-%dT%H:%M:%SZ')
+    return then.strftime(f'%Y-%m-%dT%H:%M:%S{fraction}Z')
