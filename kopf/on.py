@@ -191,13 +191,11 @@ def _webhook(
         type: WebhookType, name: str, names: tuple[Name, SubName, SubName], options: WebhookOptions,
 ) -> Callable[[FnT], FnT]:
     operation, operations = options.pop('operation', None), options.pop('operations', None)
-    if operation is not None and operations is not None:
-        raise TypeError(f"@kopf.on.{name}: either operation= or operations= can be used, not both.")
     if isinstance(operations, str):
         raise TypeError(f"@kopf.on.{name}: operations= must be a collection of names; for one, use operation=.")
     if operations is not None and not operations:
         raise ValueError(f"@kopf.on.{name}: operations= must not be empty; for all of them, leave it out.")
-    chosen = operations if operation is None else [operation]
+    chosen = operations if operation is None else list(dict.fromkeys([*(operations or ()), operation]))
     return _declarations.declare(WebhookHandler, name, names, WebhookOptions, options, type=type, operations=chosen)
 
 

@@ -151,7 +151,7 @@ def test_options_from_the_environment(invoke, operator, handlers, name, value, e
 
 @pytest.mark.parametrize('name, value, words', [
     ('VERBOSE', '1', ['a bit', 'usual', 'bad']), ('DEBUG', '1', ['a bit', 'usual', 'bad']), ('QUIET', '1', ['bad']),
-    ('LOG_FORMAT', 'json', ['{"message":"usual"', '{"message":"bad"']),
+    ('LOG_FORMAT', 'json', ['{"message": "usual"', '{"message": "bad"']),
     ('LOG_PREFIX', '0', ['usual', 'bad']), ('MODULE', 'other', ['usual', 'bad', 'of the other']),
 ])
 def test_options_of_logging_and_modules_from_the_environment(invoke, operator, tmp_path, name, value, words):

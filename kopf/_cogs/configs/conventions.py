@@ -130,6 +130,8 @@ class StorageKeyFormingConvention(CollisionEvadingConvention):
 
     def _is_possible(self, v1_key: str, key: str) -> bool:
         # When the prefix leaves no room for the name, the API would reject the whole patch because of such a key.
+        if is_overridden(self, 'make_v1_key'):
+            return True
         name = v1_key[len(self.prefix) + 1:]
         return len(name) <= MAX_NAME_LENGTH and name[:1] == self.make_safe_key(key[:1])
 
@@ -191,6 +193,13 @@ class StorageStanzaCleaner:
                 del essence['metadata']
         if not essence.get('status', True):
             del essence['status']
+
+
+def is_overridden(storage: object, name: str) -> bool:
+    """Tell whether the method of the storage, or of one inside of it, is a developer's own one."""
+    if not getattr(type(storage), name).__module__.startswith('kopf._cogs.'):
+        return True
+    return any(is_overridden(each, name) for each in getattr(storage, 'storages', ()))
 
 
 def get_annotations(body: Mapping[str, Any]) -> Mapping[str, Any]:

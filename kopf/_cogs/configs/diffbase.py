@@ -7,6 +7,7 @@ so the essence is picked, not copied: its parts are shared with the body, and ar
 """
 
 import abc
+import copy
 import functools
 import logging
 from collections.abc import Collection, Iterable, Mapping
@@ -54,11 +55,14 @@ class DiffBaseStorage(
         Pick what is essential in the object.
 
         It is everything except for the identification, metadata, and status; with labels and annotations back, except
-        for those annotations that operators write for themselves. The values are shared with the body: do not modify.
+        for those annotations that operators write for themselves. Storages that override this method get a copy,
+        which they may modify; otherwise, the values are shared with the body, and must not be modified.
 
         :param body: the object.
         :param extra_fields: the fields to be added even if they are inessential otherwise, e.g. parts of the status.
         """
+        if not type(self).build.__module__.startswith('kopf._cogs.'):
+            body = bodies.Body(copy.deepcopy(dict(body)))
         essence: dict[str, Any] = {key: value for key, value in body.items() if key not in _INESSENTIAL}
         source = body.get('metadata') or {}
         meta: dict[str, Any] = {}

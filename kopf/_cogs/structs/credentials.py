@@ -16,6 +16,7 @@ import logging
 import os
 import random
 import ssl
+import warnings
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NewType, TypeAlias
 
@@ -74,7 +75,7 @@ class ConnectionInfo(KubeContext):
     """
     An endpoint and credentials of a cluster, to be returned by login handlers.
 
-    Certificates and keys can be given by path or by data: in PEM, or in base64 of it.
+    Certificates and keys can be given by path or by data: in PEM, or in base64 of it. Raises ``ValueError`` for both.
 
     Args:
         ca_path: a file with the certificates of authorities to trust instead of the system's ones.
@@ -109,11 +110,17 @@ class ConnectionInfo(KubeContext):
     tls_server_name: str | None = None
     token_path: AnyPath | None = None
 
+    def __post_init__(self) -> None:
+        _check_alternatives('CA', self.ca_path, self.ca_data)
+        _check_alternatives('certificate', self.certificate_path, self.certificate_data)
+        _check_alternatives('private key', self.private_key_path, self.private_key_data)
+
     def as_aiohttp_basic_auth(self) -> 'aiohttp.BasicAuth | None':
-        """Get the basic authentication for aiohttp; `None` unless both name and password are set."""
-        import aiohttp
-        if self.username and self.password:
-            return aiohttp.BasicAuth(self.username, self.password)
+        """
+        Get nothing: the name and the password are in `as_http_headers`, and aiohttp refuses to have both. Deprecated.
+        """
+        warnings.warn("as_aiohttp_basic_auth() is deprecated, do not call it: as_http_headers() has all that it had.",
+                      DeprecationWarning, stacklevel=2)
         return None
 
     def as_http_headers(self) -> dict[str, str]:
@@ -138,12 +145,9 @@ class ConnectionInfo(KubeContext):
         Make a TLS context with the authorities and certificates. It takes milliseconds: do it once.
 
         Raises:
-            ValueError: if something is set by both path and data, or is neither PEM nor base64.
+            ValueError: if something is neither PEM nor base64.
             OSError: if a file cannot be read, or is not a certificate.
         """
-        _check_alternatives('CA', self.ca_path, self.ca_data)
-        _check_alternatives('certificate', self.certificate_path, self.certificate_data)
-        _check_alternatives('private key', self.private_key_path, self.private_key_data)
         context = ssl.create_default_context(
             cafile=_find(self.ca_path) if self.ca_path else None,
             cadata=_decode_pem(self.ca_data) if self.ca_data else None,

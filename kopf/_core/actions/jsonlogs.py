@@ -2,13 +2,12 @@
 
 What is in a line, and how it is collected from a record, is a matter of python-json-logger, so that lines look like
 those of other programs. What is added here is what clusters need: the severity as log collectors know it, and the
-reference to the object. The encoder is the fastest one there is, as lines are written often.
+reference to the object. Lines are spaced as those of all Python programs: people search for ``"severity": "error"``.
 """
 import json
 import logging
 from typing import Any
 
-import orjson
 from pythonjsonlogger.core import RESERVED_ATTRS, BaseJsonFormatter, LogData
 from pythonjsonlogger.json import JsonEncoder
 
@@ -17,7 +16,7 @@ from kopf._core.actions.loggers import DEFAULT_REFKEY, prefix_message
 # What the loggers of objects add to records: not the user's extra fields.
 _OWN_ATTRS = ('settings', 'k8s_skip', 'k8s_ref')
 
-_simplify = JsonEncoder().default
+_encode = json.JSONEncoder(default=JsonEncoder().default, skipkeys=True).encode  # made once: it is costly
 
 
 class JsonFormatter(BaseJsonFormatter):
@@ -49,14 +48,7 @@ class JsonFormatter(BaseJsonFormatter):
 
     def jsonify_log_record(self, log_data: LogData) -> str:
         """Encode the line in ASCII: it survives any encoding of the stream, and no line is split at a U+2028."""
-        # The standard encoder takes over what is rare: letters beyond ASCII, and what orjson refuses, i.e. huge
-        # integers, lone surrogates, unusual keys.
-        try:
-            if (text := orjson.dumps(log_data, default=_simplify)).isascii():
-                return text.decode('ascii')
-        except TypeError:
-            pass
-        return json.dumps(log_data, default=_simplify, skipkeys=True, separators=(',', ':'))
+        return _encode(log_data)
 
 
 def _get_severity(level: int) -> str:

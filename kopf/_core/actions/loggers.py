@@ -132,7 +132,7 @@ def configure(
         debug: bool | None = None,
         verbose: bool | None = None,
         quiet: bool | None = None,
-        log_format: LogFormat = LogFormat.FULL,
+        log_format: LogFormat | str = LogFormat.FULL,
         log_prefix: bool | None = False,
         log_refkey: str | None = None,
 ) -> None:
@@ -144,7 +144,7 @@ def configure(
         debug: log everything, including the internals of asyncio and aiohttp.
         verbose: log everything that the framework and the handlers do.
         quiet: log only warnings and errors.
-        log_format: the format of the lines.
+        log_format: the format of the lines: one of those that are there, or of one's own, as in Python's `logging`.
         log_prefix: whether to prefix the messages about objects with their names.
             With ``None``, the text formats are prefixed, and JSON is not.
         log_refkey: the key for the reference to the object in JSON; ``object`` by default.
@@ -163,12 +163,14 @@ def configure(
     logging.getLogger('aiohttp').setLevel(logging.NOTSET if debug else max(level, logging.INFO))
 
 
-def _make_formatter(log_format: LogFormat, prefix: bool | None, refkey: str | None) -> logging.Formatter:
+def _make_formatter(log_format: LogFormat | str, prefix: bool | None, refkey: str | None) -> logging.Formatter:
     match log_format:
         case LogFormat.JSON:
             from kopf._core.actions import jsonlogs  # a library that most operators do not need
             return jsonlogs.JsonFormatter(refkey=refkey or DEFAULT_REFKEY, prefix=bool(prefix))
         case LogFormat.PLAIN | LogFormat.FULL:
             return TextFormatter(log_format.value, prefix=prefix is None or prefix)
+        case str():
+            return TextFormatter(log_format, prefix=prefix is None or prefix)
         case _:
             raise ValueError(f"Unsupported log format: {log_format!r}")

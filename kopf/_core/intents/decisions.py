@@ -14,12 +14,13 @@ Edits by others in the middle of a cycle:
 
 What our own patches change counts as seen by all.
 """
+import copy
 import dataclasses
 import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from kopf._cogs.configs import digests
+from kopf._cogs.configs import conventions, digests
 from kopf._cogs.configs.configuration import PersistenceSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence
 from kopf._cogs.structs.diffs import EMPTY, Diff, diff
@@ -100,14 +101,15 @@ class Decider:
     """Decides for all the objects of one resource."""
 
     __slots__ = (
-        '_concealing', '_held_if_settled', '_latest', '_revealing', '_updating', 'diffbase', 'finalizer', 'progress',
-        'table')
+        '_concealing', '_copying', '_held_if_settled', '_latest', '_revealing', '_updating', 'diffbase', 'finalizer',
+        'progress', 'table')
 
     def __init__(self, table: HandlerTable, persistence: PersistenceSettings) -> None:
         self.table = table
         self.finalizer = persistence.finalizer
         self.progress = persistence.progress_storage
         self.diffbase = persistence.diffbase_storage
+        self._copying = conventions.is_overridden(self.progress, 'clear')  # as it may modify what it is given
         self._latest: tuple[Mapping[str, Any] | None, BodyEssence] = None, BodyEssence()
         resource = table.resource
         self._revealing = resource.group == '' and resource.plural == 'secrets'
@@ -128,7 +130,9 @@ class Decider:
         raw = body._data()
         latest, essence = self._latest
         if raw is not latest:  # the same state is usually looked at twice in a row
-            essence = self.progress.clear(essence=self.diffbase.build(body=body, extra_fields=self.table.extra_fields))
+            source = Body(copy.deepcopy(dict(raw))) if self._copying else body
+            essence = self.diffbase.build(body=source, extra_fields=self.table.extra_fields)
+            essence = self.progress.clear(essence=essence)
             self._latest = raw, essence
         return essence
 

@@ -83,6 +83,15 @@ def test_older_keys_are_not_used_when_the_prefix_leaves_no_room_for_them(cls):
     assert list(storage.make_keys('n' * 80)) == [storage.make_v2_key('n' * 80)]
 
 
+def test_keys_can_be_redefined_by_developers(cls):
+    class Custom(cls):
+        def make_v1_key(self, key, max_length=63):
+            return f'older/{key}'
+
+    assert list(Custom(prefix='p' * 63).make_keys('fn')) == ['p' * 63 + '/fn', 'older/fn']
+
+
+@pytest.mark.parametrize('cls', [AnnotationsProgressStorage, AnnotationsDiffBaseStorage])
 def test_replicasets_of_deployments_have_keys_of_their_own(cls):
     storage = cls()
     assert storage.mark_key('fn', body=REPLICASET) == 'fn-ofDRS'

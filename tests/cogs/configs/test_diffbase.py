@@ -232,6 +232,21 @@ def test_essences_can_be_redefined_by_developers():
     assert MultiDiffBaseStorage([Custom(), Dummy()]).build(body=Body(BODY)) == {'spec': BODY['spec']}
 
 
+def test_developers_may_modify_what_they_redefine():
+    class Custom(AnnotationsDiffBaseStorage):
+        def build(self, *, body, extra_fields=None):
+            essence = super().build(body=body, extra_fields=extra_fields)
+            essence['spec']['a'].clear()
+            del essence['metadata']['labels']['l']
+            return essence
+
+    for storage in (Custom(), MultiDiffBaseStorage([Dummy(), Custom()])):
+        raw = copy.deepcopy(BODY)
+        essence = storage.build(body=Body(raw))
+        assert essence['spec'] == {'a': {}, 'n': None} and essence['metadata']['labels'] == {}
+        assert raw == BODY
+
+
 def test_constructors_of_developers_may_ignore_ours():
     class Custom(Dummy):
         def __init__(self):

@@ -73,11 +73,10 @@ def test_token_is_read_from_file_every_time(tmp_path: pathlib.Path):
         creds.as_http_headers()
 
 
-def test_basic_auth_needs_both_name_and_password():
-    auth = ConnectionInfo(server='https://localhost', username='u', password='p').as_aiohttp_basic_auth()
-    assert auth is not None
-    assert (auth.login, auth.password) == ('u', 'p')
-    assert ConnectionInfo(server='https://localhost', username='u').as_aiohttp_basic_auth() is None
+def test_basic_auth_is_in_headers_only_as_aiohttp_refuses_both():
+    creds = ConnectionInfo(server='https://localhost', username='u', password='p')
+    with pytest.deprecated_call(match='as_http_headers'):
+        assert creds.as_aiohttp_basic_auth() is None
 
 
 def test_secrets_are_not_shown():
@@ -125,11 +124,15 @@ def test_tls_paths_are_expanded(pki, monkeypatch):
     {'ca_path': 'x', 'ca_data': 'x'},
     {'certificate_path': 'x', 'certificate_data': 'x'},
     {'private_key_path': 'x', 'private_key_data': 'x'},
-    {'ca_data': 'garbage'},
 ])
-def test_tls_with_ambiguous_or_broken_data(kwargs):
+def test_tls_with_ambiguous_data(kwargs):
+    with pytest.raises(ValueError, match='only one'):
+        info('t', **kwargs)
+
+
+def test_tls_with_broken_data():
     with pytest.raises(ValueError):
-        info('t', **kwargs).as_ssl_context()
+        info('t', ca_data='garbage').as_ssl_context()
 
 
 def test_tls_certificate_without_its_key(pki):

@@ -79,6 +79,12 @@ def test_full(logger, lines):
     assert second[24:] == "] some.long.name.of.a. [INFO    ] bye"
 
 
+def test_formats_of_ones_own(logger, lines):
+    configure(log_format='%(levelname)s! %(message)s')
+    logger.info('hello')
+    assert lines() == ['INFO! hello']
+
+
 def test_full_times_of_different_seconds():
     configure(log_format=LogFormat.FULL)
     formatter = logging.getLogger().handlers[-1].formatter

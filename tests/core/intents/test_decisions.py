@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.configs.progress import AnnotationsProgressStorage, MultiProgressStorage
 from kopf._cogs.structs.bodies import Body
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
@@ -402,6 +403,19 @@ def test_a_released_object_is_not_handled_again():
     sim.released = True
     decision = sim.decide()
     assert not decision.due and decision.reason is Reason.DELETE
+
+
+def test_storages_of_developers_may_modify_what_they_clear():
+    class Custom(AnnotationsProgressStorage):
+        def clear(self, *, essence):
+            del essence['spec']['b']
+            return super().clear(essence=essence)
+
+    settings = OperatorSettings()
+    settings.persistence.progress_storage = MultiProgressStorage([Custom()])
+    body = Body({'metadata': {}, 'spec': {'a': 1, 'b': 2}})
+    assert Decider(make_table(), settings.persistence).essence_of(body) == {'spec': {'a': 1}}
+    assert body.spec == {'a': 1, 'b': 2}
 
 
 def test_an_object_of_no_handler_is_none_of_our_business():
