@@ -8,7 +8,6 @@ A delayed retry holds no worker: it is a timer, and the record of the object.
 """
 import asyncio
 import copy
-import functools
 import time
 from collections.abc import Mapping
 from typing import Any, cast
@@ -21,6 +20,7 @@ from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody, RawEvent
 from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.diffs import Diff
+from kopf._cogs.structs.finalizers import append_finalizer, remove_finalizer
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.execution import ErrorsMode, Execution, execute_handler_once, running, utcnow
 from kopf._core.actions.lifecycles import LifeCycleFn
@@ -310,7 +310,7 @@ class Processor(ObjectSink):
         if decision.add_finalizer:
             log.debug("Adding the finalizer, thus preventing the actual deletion.")
             wanted = snapshot_patch(patch)
-            patch.fns.append(functools.partial(append_finalizer, finalizer=self._decider.finalizer))
+            patch.fns.append(append_finalizer(self._decider.finalizer))
             return False, wanted
         if record.cycle is not None and record.cycle is not decision.cycle and title is not None:
             old_title = TITLES.get(Reason(record.cycle.state.purpose or Reason.NOOP))
@@ -354,7 +354,7 @@ class Processor(ObjectSink):
             decision.cause.logger.debug("Removing the finalizer, as there are no handlers requiring it.")
         else:
             return
-        patch.fns.append(functools.partial(remove_finalizer, finalizer=self._decider.finalizer))
+        patch.fns.append(remove_finalizer(self._decider.finalizer))
 
     async def _apply(self, record: ObjectRecord, decision: Decision | None, patch: Patch, wanted: Patch) -> bool:
         """Send the patch, remember what of the handlers' wishes could not be applied; tell if there was anything to."""
@@ -560,19 +560,3 @@ def _merge(old: Any, new: Any) -> Any:
 
 def is_deleted(event: RawEvent) -> bool:
     return event['type'] == 'DELETED' or event['object']['metadata'].get('deletionTimestamp') is not None
-
-
-def append_finalizer(raw: RawBody, /, *, finalizer: str) -> None:
-    """Change the raw body so that it is held by the finalizer."""
-    finalizers = raw['metadata'].setdefault('finalizers', [])
-    if finalizer not in finalizers and not raw['metadata'].get('deletionTimestamp'):
-        finalizers.append(finalizer)
-
-
-def remove_finalizer(raw: RawBody, /, *, finalizer: str) -> None:
-    """Change the raw body so that it is not held by the finalizer."""
-    finalizers = [item for item in raw['metadata'].get('finalizers') or () if item != finalizer]
-    if finalizers:
-        raw['metadata']['finalizers'] = finalizers
-    else:
-        raw['metadata'].pop('finalizers', None)
