@@ -34,6 +34,8 @@ from kopf._core.reactor.processing import Processor
 from kopf._core.reactor.watches import ResourceWatch
 from kopf._core.reactor.workforce import Workforce
 
+pytestmark = pytest.mark.timeout(120)
+
 RESOURCE = Resource('kopf.dev', 'v1', 'kopfexamples', kind='KopfExample', verbs=frozenset({'list', 'watch', 'patch'}))
 LAST_HANDLED = 'kopf.zalando.org/last-handled-configuration'
 START = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)

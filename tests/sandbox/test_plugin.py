@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(90)  # each of them starts a pytest of its own
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "09-testing"
 
 
@@ -15,14 +17,14 @@ def run_pytest(tmp_path):
     def run(text, *args):
         (tmp_path / "test_it.py").write_text(textwrap.dedent(text))
         done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args], cwd=tmp_path,
-                              capture_output=True, text=True, timeout=25)
+                              capture_output=True, text=True, timeout=60)
         return done.returncode, done.stdout + done.stderr
     return run
 
 
 def test_the_example():
     done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", EXAMPLE, EXAMPLE],
-                          capture_output=True, text=True, timeout=25)
+                          capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout
     assert "4 passed in " in done.stdout
 
@@ -40,7 +42,7 @@ def test_nothing_is_loaded_for_those_who_do_not_use_it(run_pytest):
 
 def test_nothing_heavy_is_imported():
     code = "import sys, kopf._kits.testing.plugin; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=25, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert not {"aiohttp", "click", "cryptography", "yaml"} & set(done.stdout.split())
 
 

@@ -206,9 +206,9 @@ def test_causes_are_shown(fail, write):
     assert "<frozen importlib" not in text
 
 
-@pytest.mark.parametrize('name', ['a.py', 'other.py'])
+@pytest.mark.parametrize('name', ['a.py', 'imported.py'])
 def test_syntax_errors(fail, write, name):
-    write('a.py', "import other\n")
+    write('a.py', "import imported\n")
     path = write(name, "x = 1\ndef (:\n")
     text = fail('a.py')
     assert text.startswith(f"Cannot load a.py: SyntaxError: invalid syntax ({path}:2)\n")
