@@ -46,19 +46,17 @@ async def test_a_relist_right_after_an_own_patch_stalls_nothing(world):
 
 
 async def test_stale_events_after_own_patches_are_dropped(world):
-    world.declare(kopf.on.create, 'create')
-    world.declare(kopf.on.update, 'update')
+    async def work(**_):
+        world.sandbox.faults.freeze_watches(resource='kopfexamples')
+        await world.edit(metadata={'finalizers': ['example.com/other']})  # it will be seen after our patch
+    world.declare(kopf.on.create, 'create', does=[work])
     async with world.operator():
-        await world.create(spec={'field': 0})
+        await world.create()
         await world.handled()
-        world.sandbox.faults.freeze_watches(0.5, times=1, resource='kopfexamples')
-        for number in range(1, 6):
-            await world.edit(field=number)
-        await world.handled(field=5)
+        world.sandbox.faults.clear()
         await world.settled()
-    assert world.called('update')[-1]['new']['spec'] == {'field': 5}
-    assert [old for kwargs in world.called('update')[1:] for _, _, old, _ in diffs(kwargs)] == [
-        new for kwargs in world.called('update')[:-1] for _, _, _, new in diffs(kwargs)]  # without gaps and repetitions
+        await world.edit(metadata={'finalizers': []})
+    assert len(world.called('create', 'obj')) == 1
 
 
 # Those who sleep, and those who take long.
@@ -159,6 +157,34 @@ async def test_deleted_by_its_own_handler(world):
     assert not any('Throttling' in line for line in world.log.texts)
 
 
+async def test_deletions_are_handled_once_though_the_finalizer_can_not_be_removed_at_once(world):
+    async def work(name, **_):
+        await world.edit(name, field='v2')  # the removal fits to the previous version only
+    world.declare(kopf.on.delete, 'delete', does=work)
+    async with world.operator():
+        await world.create()
+        await world.aio.wait_for('kopfexamples', 'obj', is_held)
+        await world.delete()
+        await world.gone()
+    assert world.ids == ['delete']
+
+
+async def test_successes_for_one_reason_do_not_count_for_another(world):
+    """The same function for all reasons; and it had succeeded for one of them when the operator went down."""
+    world.declare(kopf.on.create, 'both')
+    world.declare(kopf.on.delete, 'both')
+    world.declare(kopf.on.create, 'create', does=[kopf.TemporaryError('later', delay=600)])
+    async with world.operator():
+        await world.create()
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: (
+            'later' in annotations_of(body).get('kopf.zalando.org/create', '')))
+    await world.delete()
+    async with world.operator():
+        await world.gone()
+    assert [(call.id, str(call.kwargs['reason'])) for call in world.calls] == [
+        ('both', 'create'), ('create', 'create'), ('both', 'delete')]
+
+
 async def test_finalizers_that_others_remove_are_put_back(world):
     world.declare(kopf.on.create, 'create')
     world.declare(kopf.on.delete, 'delete')
@@ -252,6 +278,102 @@ async def test_callbacks_for_absent_fields_get_none(world):
         await world.until_called('create')
         await world.until_called('event')
     assert set(values) == {None}
+
+
+# What the API refuses, or adjusts.
+
+THING = """
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: things.other.dev}
+spec:
+  group: other.dev
+  scope: Namespaced
+  names: {plural: things, kind: Thing}
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    subresources: {status: {}}
+    schema:
+      openAPIV3Schema:
+        type: object
+        properties:
+          spec:
+            type: object
+            x-kubernetes-preserve-unknown-fields: true
+            properties: {sub: {type: object, properties: {a: {type: string}}}}
+          status:
+            type: object
+            x-kubernetes-preserve-unknown-fields: true
+            properties: {phase: {type: string}}
+"""
+
+
+async def create_thing(world):
+    await world.aio.apply(THING)
+    await world.aio.create({'apiVersion': 'other.dev/v1', 'kind': 'Thing', 'metadata': {'name': 'obj'}, 'spec': {}})
+
+
+async def thing_handled(world):
+    return await world.aio.wait_for('things', 'obj', lambda body: list(annotations_of(body)) == [LAST_HANDLED])
+
+
+async def test_a_success_is_not_on_record_without_its_status(world):
+    phases = iter([5, 'ready'])  # the schema permits only texts
+
+    async def work(patch, **_):
+        patch.status['phase'] = next(phases)
+        patch.spec['touched'] = True
+    world.declare(kopf.on.create, 'create', resource='things', does=work)
+    world.declare(kopf.on.create, 'other', resource='things')
+    await create_thing(world)
+    async with world.operator():
+        await world.until_logged('The API refuses to patch the object: status.phase')
+        body = await world.aio.get('things', 'obj')
+        assert not annotations_of(body) and body['spec'] == {}
+    async with world.operator():
+        body = await thing_handled(world)
+    assert (body['status'], body['spec']) == ({'phase': 'ready'}, {'touched': True})
+    assert world.ids == ['create', 'create', 'other']
+
+
+async def test_values_that_the_api_adjusts_are_no_edits(world):
+    async def work(patch, **_):
+        patch.spec['sub'] = {'a': 'ours', 'unknown': 'to the schema'}
+    world.declare(kopf.on.update, 'first', resource='things', does=work)
+    world.declare(kopf.on.update, 'second', resource='things')
+    world.declare(kopf.on.create, 'create', resource='things')
+    await create_thing(world)
+    async with world.operator():
+        await thing_handled(world)
+        await world.aio.patch('things', 'obj', {'spec': {'field': 'v2'}})
+        await world.until_called('second')
+        body = await thing_handled(world)
+        await asyncio.sleep(0.1)
+    assert body['spec'] == {'field': 'v2', 'sub': {'a': 'ours'}}
+    assert world.ids == ['create', 'first', 'second']
+
+
+async def test_newer_wishes_win_over_those_that_could_not_be_fulfilled(world):
+    world.settings.queueing.error_delays = [0.2]
+    seen = []
+
+    async def work(spec, patch, **_):
+        value = spec['field']
+        if value not in seen:
+            seen.append(value)
+            patch.status['last'] = value
+            patch.status[value] = True
+            patch.fns.append(lambda body: body['status'].setdefault('all', []).append(value))
+    world.declare(kopf.on.event, 'event', does=work)
+    async with world.operator():
+        world.sandbox.faults.error(500, verb='patch', name='obj')
+        await world.create(spec={'field': 'v1'})
+        await world.until_logged('Throttling')
+        await world.edit(field='v2')
+        body = await world.aio.wait_for('kopfexamples', 'obj', lambda body: 'status' in body)
+    assert body['status'] == {'last': 'v2', 'v1': True, 'v2': True, 'all': ['v1', 'v2']}
 
 
 # Other promises.

@@ -46,6 +46,7 @@ async def patch_obj(
         patch: patches.Patch,
         body: bodies.RawBody | None,
         logger: api.AnyLogger,
+        status_first: bool = False,
 ) -> PatchResult:
     """
     Apply a patch to an object.
@@ -62,6 +63,7 @@ async def patch_obj(
         patch: the values to merge and the functions to apply.
         body: the last known state of the object, if it is known.
         logger: the logger of the object.
+        status_first: whether the values of the status go before all others, which must not be stored without them.
 
     Raises:
         errors.APIError: if the API refuses the patch or does not work; it can be applied in part by then.
@@ -71,7 +73,7 @@ async def patch_obj(
     try:
         done = bool(patch) and await patching.apply_at_once(patch)
         if not done and len(patch):
-            await patching.merge(dict(patch))
+            await patching.merge(dict(patch), status_first=status_first)
         if not done and patch.fns:
             done = await patching.transform(patches.Patch(fns=patch.fns))
             if not done:
@@ -137,12 +139,18 @@ class _Patching:
             return False
         return await self._send_ops(self.url, "resource", ops)
 
-    async def merge(self, changes: dict[str, Any]) -> None:
+    async def merge(self, changes: dict[str, Any], *, status_first: bool) -> None:
         """Apply the values as merge patches."""
         status = changes.pop('status', {}) if self.has_status else {}
+        if status_first:
+            await self._merge_status(status)
         if changes:
             self.logger.debug("Merge-patching the resource with: %r", changes)
             await self._repeat(lambda: self._send_merge(self.url, changes))
+        if not status_first:
+            await self._merge_status(status)
+
+    async def _merge_status(self, status: Any) -> None:
         if status != {}:
             self.logger.debug("Merge-patching the status with: %r", {'status': status})
             await self._repeat(lambda: self._send_merge_of_status({'status': status}))

@@ -8,7 +8,6 @@ decide what to store and when to try again. Handling never raises because of the
 import asyncio
 import contextlib
 import dataclasses
-import datetime
 import enum
 import logging
 import os
@@ -19,6 +18,7 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from kopf._cogs.helpers.clocks import utcnow as utcnow
 from kopf._cogs.structs.ids import HandlerId
 from kopf._core.actions import invocation
 
@@ -140,10 +140,6 @@ def describe_error(error: BaseException) -> str:
     """Give the text of an error, or its type where there is no text."""
     text = str(error)
     return text if text and text != 'None' else f"{type(error).__name__}()"
-
-
-def utcnow() -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC)
 
 
 async def execute_handler_once(

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import orjson
 
 from kopf._cogs.configs.progress import ProgressRecord, ProgressStorage
+from kopf._cogs.helpers.clocks import get_shift
 from kopf._cogs.structs.bodies import Body
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
@@ -24,6 +25,12 @@ from kopf._core.actions.execution import Handler, Outcome
 
 MAX_MESSAGE = 4096
 """How much of an error is stored: annotations are limited to 256 KiB altogether (characters)."""
+
+TOLD_DELAY = 300.0
+"""Longer delays (in seconds) are also stored as such, so that nobody with another clock waits longer than that."""
+
+MAX_DELAY = 10 * 365 * 86400.0
+"""The limit of delays, beyond which no time can be told (in seconds)."""
 
 HandlerT = TypeVar('HandlerT', bound=Handler)
 
@@ -48,6 +55,8 @@ class HandlerState(NamedTuple):
     message: str | None = None
     subrefs: tuple[HandlerId, ...] = ()
     digest: str | None = None
+    delay: float | None = None
+    """The last delay (in seconds), if it is a long one."""
 
     @property
     def finished(self) -> bool:
@@ -58,14 +67,12 @@ class HandlerState(NamedTuple):
 
     def with_outcome(self, outcome: Outcome, now: datetime.datetime) -> 'HandlerState':
         """The state after one more attempt."""
-        delayed = None
-        if not outcome.final and outcome.delay is not None:
-            delayed = now + datetime.timedelta(seconds=outcome.delay)
+        delay = None if outcome.final or outcome.delay is None else min(outcome.delay, MAX_DELAY)
         return HandlerState(
             started=self.started,
             purpose=self.purpose,
             stopped=now if outcome.final else None,
-            delayed=delayed,
+            delayed=None if delay is None else now + datetime.timedelta(seconds=delay),
             retries=self.retries + 1,
             waits=self.waits + outcome.uncounted,
             success=outcome.final and outcome.exception is None,
@@ -73,7 +80,23 @@ class HandlerState(NamedTuple):
             message=outcome.message,
             subrefs=self.subrefs,
             digest=None if outcome.final else self.digest,
+            delay=delay if delay is not None and delay > TOLD_DELAY else None,
         )
+
+    def shifted(self, shift: datetime.timedelta) -> 'HandlerState':
+        """The same by a clock that is so much ahead."""
+        return self if not shift else self._replace(
+            started=self.started + shift,
+            stopped=None if self.stopped is None else self.stopped + shift,
+            delayed=None if self.delayed is None else self.delayed + shift)
+
+    def limited(self, now: datetime.datetime) -> 'HandlerState':
+        """The same, but not in a future in which it can only be by a clock that was wrong."""
+        latest = now + datetime.timedelta(seconds=TOLD_DELAY if self.delay is None else self.delay)
+        if self.started <= now and (self.delayed is None or self.delayed <= latest):
+            return self
+        return self._replace(
+            started=min(self.started, now), delayed=None if self.delayed is None else min(self.delayed, latest))
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], now: datetime.datetime) -> 'HandlerState':
@@ -89,6 +112,7 @@ class HandlerState(NamedTuple):
             message=record.get('message'),
             subrefs=tuple(record.get('subrefs') or ()),
             digest=record.get('digest'),
+            delay=parse_delay(record.get('delay')),
         )
 
     def as_record(self) -> ProgressRecord:
@@ -107,6 +131,8 @@ class HandlerState(NamedTuple):
             record['waits'] = self.waits
         if self.digest is not None:
             record['digest'] = self.digest
+        if self.delay is not None:
+            record['delay'] = self.delay
         return record  # type: ignore[return-value]
 
 
@@ -146,7 +172,7 @@ class State(Mapping[HandlerId, HandlerState]):
             if record is None or key in self._stored:
                 continue
             self._stored.add(key)
-            state = HandlerState.from_record(record, now)
+            state = HandlerState.from_record(record, now).shifted(-get_shift()).limited(now)
             if state.purpose in (None, self.purpose) or (key in keep and state.finished):
                 self._states[key] = state
             self.load(state.subrefs, storage=storage, body=body, now=now)
@@ -202,9 +228,10 @@ class State(Mapping[HandlerId, HandlerState]):
 
     def store(self, *, storage: ProgressStorage, body: Body, patch: Patch) -> None:
         """Put what has changed into the patch."""
+        shift = get_shift()
         for key in self._states:
             if key in self._dirty:
-                storage.store(key=key, record=self._states[key].as_record(), body=body, patch=patch)
+                storage.store(key=key, record=self._states[key].shifted(shift).as_record(), body=body, patch=patch)
         self._stored |= self._dirty
         self._dirty.clear()
 
@@ -245,3 +272,8 @@ def parse_time(text: str | None) -> datetime.datetime | None:
         return None
     value = datetime.datetime.fromisoformat(text)
     return value if value.tzinfo is not None else value.replace(tzinfo=datetime.UTC)
+
+
+def parse_delay(value: object) -> float | None:
+    """Read a stored delay (in seconds); what is no sane delay is as none."""
+    return float(value) if isinstance(value, int | float) and TOLD_DELAY < value <= MAX_DELAY else None

@@ -9,7 +9,6 @@ the others must think that it is dead, and take over. Nothing is requested while
 import asyncio
 import contextlib
 import dataclasses
-import datetime
 import logging
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -17,6 +16,7 @@ from typing import Any
 
 from kopf._cogs.clients import api, errors
 from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.helpers.clocks import read_wall_clock
 from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.references import Namespace, Resource
 from kopf._core.engines.peering import Peer, describe_place, touch
@@ -120,7 +120,7 @@ class Membership:
                 and version.isdecimal() and int(version) < int(self._version))
 
     def _read(self, status: Mapping[str, Any], *, first: bool) -> None:
-        now, clock = asyncio.get_running_loop().time(), datetime.datetime.now(datetime.UTC)
+        now, clock = asyncio.get_running_loop().time(), read_wall_clock()
         sightings: dict[str, Sighting] = {}
         for identity, record in status.items():
             peer = Peer.parse(identity, record)
@@ -301,7 +301,7 @@ class Membership:
         lifetime = self._settings.peering.lifetime
         started = asyncio.get_running_loop().time()
         own = Peer(self._identity, priority=self._settings.peering.priority, lifetime=lifetime,
-                   lastseen=datetime.datetime.now(datetime.UTC).isoformat(timespec='microseconds'))
+                   lastseen=read_wall_clock().isoformat(timespec='microseconds'))
         notes = self._get_notes()
         record = {**own.as_record(), **dict.fromkeys(self._told - notes), **dict.fromkeys(notes, True)}
         try:

@@ -363,7 +363,9 @@ class Processor(ObjectSink):
             with background(not self._workforce.is_urgent(record)):
                 result = await patching.patch_obj(
                     self._client, resource=self.table.resource, namespace=record.namespace, name=record.name,
-                    uid=raw['metadata'].get('uid'), patch=patch, body=raw, logger=self._get_logger(record))
+                    uid=raw['metadata'].get('uid'), patch=patch, body=raw, logger=self._get_logger(record),
+                    # If it is refused, then the success of the handlers must not be on record already.
+                    status_first=bool(wanted.get('status')))
         except Exception:
             self._keep_unsaved(record, wanted)
             raise

@@ -68,8 +68,9 @@ class Object:
             new = {**new, 'status': self.raw.get('status')}
         if new['metadata']['uid'] != self.raw['metadata']['uid']:
             return status_error(422, 'field is immutable', 'metadata.uid')
-        if new.get('spec', {}).get('invalid'):
-            return status_error(422, 'invalid value', 'spec.invalid')
+        for field in ('spec', 'status'):
+            if (new.get(field) or {}).get('invalid'):
+                return status_error(422, 'invalid value', f'{field}.invalid')
         self.raw = copy.deepcopy({key: value for key, value in new.items() if value is not None})
         for field in self.pruned:
             self.raw.get('spec', {}).pop(field, None)
@@ -98,10 +99,10 @@ def set_status(body):
 
 @pytest.fixture
 def apply(client):
-    async def apply(patch, *, resource=PLAIN, body=None, uid='uid1'):
+    async def apply(patch, *, resource=PLAIN, body=None, uid='uid1', **options):
         return await patching.patch_obj(
             client, resource=resource, namespace='ns', name='name', uid=uid, patch=patch,
-            body=copy.deepcopy(body), logger=logging.getLogger('kopf.objects'))
+            body=copy.deepcopy(body), logger=logging.getLogger('kopf.objects'), **options)
     return apply
 
 
@@ -151,6 +152,23 @@ async def test_status_goes_by_its_own_request(apply, server):
     ]
     assert result.body == obj.raw
     assert (result.body['spec'], result.body['status']) == ({'x': 1}, {'y': 2})
+
+
+async def test_status_goes_first_if_the_rest_depends_on_it(apply, server):
+    obj = Object(server, split=True)
+    patch = Patch({'spec': {'x': 1}, 'status': {'y': 2}})
+    result = await apply(patch, resource=SPLIT, body=obj.raw, status_first=True)
+    assert [path for path, _, _ in sent(server)] == ['/status', '']
+    assert result.body == obj.raw
+    assert (result.body['spec'], result.body['status']) == ({'x': 1}, {'y': 2})
+
+
+async def test_the_rest_is_not_stored_if_the_status_is_refused(apply, server):
+    obj = Object(server, split=True)
+    with pytest.raises(errors.APIUnprocessableError):
+        await apply(Patch({'spec': {'x': 1}, 'status': {'invalid': True}}), resource=SPLIT, body=obj.raw,
+                    status_first=True)
+    assert 'spec' not in obj.raw
 
 
 @pytest.mark.parametrize('known', [True, False])

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import kopf
 from kopf._cogs.structs.bodies import Body
+from kopf._core.actions import progression
 from kopf._core.actions.execution import Handler, HandlerChildrenRetry, Outcome
 from kopf._core.actions.progression import HandlerState, State, digest_essence, parse_time
 
@@ -24,7 +25,8 @@ states = st.builds(
     retries=st.integers(0, 10**9), waits=st.integers(0, 10**9), success=st.booleans(), failure=st.booleans(),
     message=st.none() | st.text(),
     subrefs=st.lists(ids, unique=True, max_size=3).map(tuple),
-    digest=st.none() | st.text('0123456789abcdef', min_size=12, max_size=12))
+    digest=st.none() | st.text('0123456789abcdef', min_size=12, max_size=12),
+    delay=st.none() | st.integers(301, 10**6) | st.floats(301, 1e8))
 storages = st.sampled_from([
     kopf.SmartProgressStorage(), kopf.AnnotationsProgressStorage(), kopf.AnnotationsProgressStorage(verbose=True),
     kopf.AnnotationsProgressStorage(prefix='example.com', v1=False), kopf.StatusProgressStorage()])
@@ -350,3 +352,40 @@ def test_digests_are_equal_for_equal_essences_only(one, two):
     assert digest_essence(one) == digest_essence(reverse(one))
     assert (digest_essence(one) == digest_essence(two)) == (json.dumps(one, sort_keys=True)
                                                             == json.dumps(two, sort_keys=True))
+
+
+# Clocks.
+
+@pytest.mark.parametrize('stored, seconds, expected', [
+    (HandlerState(started=after(-9), delayed=after(60)), 0, (-9, 60)),
+    (HandlerState(started=after(-9), delayed=after(3600)), 0, (-9, 300)),  # nobody has meant it to be so long
+    (HandlerState(started=after(-9), delayed=after(3600), delay=3600), 0, (-9, 3600)),
+    (HandlerState(started=after(-9), delayed=after(7200), delay=3600), 0, (-9, 3600)),
+    (HandlerState(started=after(7200), delayed=after(7260)), 0, (0, 300)),
+    (HandlerState(started=after(7200)), 0, (0, None)),
+    (HandlerState(started=after(3591), delayed=after(3660)), 3600, (-9, 60)),  # the clock of both was set
+])
+def test_times_of_the_future(monkeypatch, stored, seconds, expected):
+    setup = Setup('fn', fn=stored.as_record())
+    monkeypatch.setattr(progression, 'get_shift', lambda: datetime.timedelta(seconds=seconds))
+    setup.restart()
+    state = setup.state['fn']
+    assert (state.started, state.delayed) == tuple(None if value is None else after(value) for value in expected)
+    setup.state.begin(['fn', 'other'], NOW)
+    setup.store()
+    assert parse_time(setup.records['other']['started']) == after(seconds)
+
+
+@pytest.mark.parametrize('delay, told', [(300, None), (301, 301), (float('inf'), 315360000.0)])
+def test_long_delays_are_told(delay, told):
+    setup = Setup('fn')
+    setup.retry('fn', delay=delay)
+    setup.store()
+    assert setup.records['fn'].get('delay') == told
+    setup.restart()
+    assert setup.state['fn'].delay == told and setup.state['fn'].delayed == after(min(delay, 315360000))
+
+
+@pytest.mark.parametrize('delay', ['600', True, [], -1, 5, 1e300])
+def test_delays_that_make_no_sense_are_none(delay):
+    assert HandlerState.from_record({'delay': delay}, NOW).delay is None

@@ -3,6 +3,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import time
 import types
 
 import pytest
@@ -508,11 +509,13 @@ class OpaqueApi:
 
     def __init__(self):
         self.number = 0
+        self.version = 'v{}'
         self.raw = {'metadata': {'name': 'obj', 'uid': 'uid', 'resourceVersion': 'v0'}, 'spec': {'field': 'v1'}}
 
     def change(self, **changes):
         self.number += 1
-        metadata = {**self.raw['metadata'], **changes.pop('metadata', {}), 'resourceVersion': f'v{self.number}'}
+        version = self.version.format(self.number)
+        metadata = {**self.raw['metadata'], **changes.pop('metadata', {}), 'resourceVersion': version}
         self.raw = {**self.raw, **changes, 'metadata': metadata}
         return {'type': 'MODIFIED', 'object': self.raw}
 
@@ -540,8 +543,8 @@ async def opaque(world):
             await asyncio.sleep(0)
 
     yield types.SimpleNamespace(
-        api=api, record=record, rest=rest,
-        receive=lambda event: processor.receive(record, event, listed_since=None))
+        api=api, record=record, rest=rest, settings=settings,
+        receive=lambda event, since=None: processor.receive(record, event, listed_since=since))
     await workforce.close()
 
 
@@ -567,6 +570,19 @@ async def test_opaque_versions_without_an_echo(world, opaque):
     assert world.ids == ['create']
     await world.until_called('update')
     assert world.called('update')[0]['new']['spec'] == {'field': 'v3'}
+
+
+async def test_versions_that_have_gone_back(world, opaque):
+    """As when the API is restored from a backup: then, all newer versions are lower than that of our last patch."""
+    opaque.api.version, opaque.api.number = '{}', 100
+    opaque.settings.persistence.consistency_timeout = 0.01
+    opaque.receive(opaque.api.change())
+    await opaque.rest()
+    await asyncio.sleep(0.02)
+    opaque.api.number = 50
+    opaque.receive({**opaque.api.change(spec={'field': 'v2'}), 'type': None}, time.monotonic())
+    await opaque.rest()
+    assert world.ids == ['create', 'update']
 
 
 # Several operators, several resources.

@@ -318,9 +318,10 @@ async def test_refusals_of_streams(watch, server, sink, status):
     assert server.queries == [INITIAL, since(3), since(3)]
 
 
-async def test_versions_that_are_refused_again_and_again_are_given_up(watch, server, sink):
+@pytest.mark.parametrize('error', [failure(code=500), failure(), failure(code='Gone')])
+async def test_versions_that_are_refused_again_and_again_are_given_up(watch, server, sink, error):
     server.script = [
-        Stream(added('a', 1), bookmark(3, end=True), ending='end'), *[Stream(failure(code=500))] * 4,
+        Stream(added('a', 1), bookmark(3, end=True), ending='end'), *[Stream(error)] * 4,
         Stream(added('a', 5), bookmark(5, end=True))]
     async with running(watch):
         await sink.has(a=5)

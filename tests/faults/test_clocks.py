@@ -1,0 +1,100 @@
+"""Wall clocks that are set forward and back, by hours: delays stay as they are, and nobody waits for the future."""
+import asyncio
+import datetime
+import json
+
+import pytest
+
+import kopf
+from kopf._cogs.helpers import clocks
+from kopf._core.actions import progression
+from kopf._core.engines import membership
+
+HOUR = datetime.timedelta(hours=1)
+
+
+class Clock:
+    """The wall clock of the machine, which can be set."""
+
+    def __init__(self):
+        self.shift = datetime.timedelta()
+
+    def read(self):
+        return datetime.datetime.now(datetime.UTC) + self.shift
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    clock = Clock()
+    for module in (clocks, membership):
+        monkeypatch.setattr(module, 'read_wall_clock', clock.read)
+    return clock
+
+
+def progress_of(body, id='create'):
+    return json.loads((body['metadata'].get('annotations') or {}).get(f'kopf.zalando.org/{id}', '{}'))
+
+
+@pytest.mark.parametrize('shift', [HOUR, -HOUR], ids=['forward', 'back'])
+async def test_delays_and_timers_do_not_depend_on_the_wall_clock(world, clock, shift):
+    async def fail(**_):
+        clock.shift += shift
+        raise kopf.TemporaryError('later', delay=0.3)
+    world.declare(kopf.on.create, 'create', does=[fail], timeout=600)
+    world.declare(kopf.timer, 'timer', interval=0.1)
+    loop = asyncio.get_running_loop()
+    async with world.operator():
+        await world.create()
+        await world.until_called('create')
+        began = loop.time()
+        await world.aio.patch('kopfexamples', 'obj', {'status': {'it': 'is looked at again'}})
+        await world.handled()
+        assert loop.time() - began >= 0.25
+        times = len(world.called('timer'))
+        await world.until_called('timer', times + 2)
+    assert loop.time() - began < 5
+    first, second = world.called('create')
+    assert first['started'] == second['started']
+    assert 0.25 <= second['runtime'].total_seconds() < 5
+
+
+@pytest.mark.parametrize('correction', [datetime.timedelta(), -HOUR, HOUR], ids=['same', 'back', 'forward'])
+async def test_times_are_stored_by_the_wall_clock_and_never_stall_others(world, clock, monkeypatch, correction):
+    monkeypatch.setattr(progression, 'TOLD_DELAY', 1)
+    world.declare(kopf.on.create, 'create', does=[kopf.TemporaryError('later', delay=0.5)])
+    async with world.operator():
+        await world.create()
+        clock.shift += HOUR
+        body = await world.aio.wait_for('kopfexamples', 'obj', progress_of)
+    stored = {key: datetime.datetime.fromisoformat(progress_of(body)[key]) - clock.read()
+              for key in ('started', 'delayed')}
+    assert all(abs(distance.total_seconds()) < 5 for distance in stored.values())
+    clock.shift += correction
+    async with world.operator():
+        await world.handled()
+    assert [kwargs['retry'] for kwargs in world.called('create')] == [0, 1]
+
+
+async def test_peers_are_believed_by_our_own_patience(world, clock):
+    """Whoever renews the record is alive, whatever the clocks say."""
+    await world.aio.apply((world.root / 'peering.yaml').read_text())
+    await world.aio.create({'apiVersion': 'kopf.dev/v1', 'kind': 'ClusterKopfPeering', 'metadata': {'name': 'default'}})
+    world.declare(kopf.on.create, 'create')
+    world.settings.peering.name, world.settings.peering.clusterwide = 'default', True
+
+    async def tell(**status):
+        await world.aio.patch('clusterkopfpeerings', 'default', {'status': status})
+    boss = {'priority': 100, 'lifetime': 60, 'lastseen': clock.read().isoformat()}
+    async with world.operator(standalone=False):
+        await world.create('before')
+        await world.handled('before')
+        await tell(boss=boss)
+        await world.until_logged('Pausing operations')
+        for shift in (HOUR, -2 * HOUR):
+            clock.shift += shift
+            await tell(other={'priority': -1, 'lifetime': 60, 'lastseen': clock.read().isoformat()})
+        await world.create('after')
+        await asyncio.sleep(0.2)
+        assert world.ids == ['create']
+        await tell(boss=None)
+        await world.handled('after')
