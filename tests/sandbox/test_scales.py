@@ -111,3 +111,52 @@ async def test_the_discovery_tells_of_scales(client, fleets):
     resources = (await client("GET", f"/apis/{GROUP}/v1")).body["resources"]
     assert [item["name"] for item in resources if item["name"].startswith("fleets")] == [
         "fleets", "fleets/status", "fleets/scale"]
+
+
+@pytest.mark.parametrize("accept, found", [
+    ("application/json;as=Table;v=v1;g=meta.k8s.io", ["Name", "Desired", "Available", "Age"]),
+    ("application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1", []),
+])
+async def test_forms(client, fleets, accept, found):
+    answer = await client("GET", f"{fleets}/f/scale", headers={"Accept": accept})
+    assert answer.body["kind"] in accept
+    assert [column["name"] for column in answer.body.get("columnDefinitions", [])] == found
+
+
+NO_KIND = 'no kind is registered for the type v1.Scale in scheme "pkg/runtime/scheme.go:111"'
+
+
+@pytest.mark.parametrize("name, more, custom, builtin", [
+    ("other", {"spec": {"replicas": "x"}}, NO_KIND, "Scale in version \"v1\" cannot be handled as a Scale: json: "
+     "cannot unmarshal string into Go struct field ScaleSpec.spec.replicas of type int32"),
+    ("other", {"kind": "Other"}, NO_KIND, "Other in version \"v1\" cannot be handled as a Scale: no kind \"Other\" is "
+     "registered for version \"autoscaling/v1\" in scheme \"pkg/runtime/scheme.go:111\""),
+    ("other", {}, *["the name of the object (other) does not match the name on the URL (none)"] * 2),
+    ("none", {"spec": {"replicas": 2**31}}, NO_KIND, "Scale in version \"v1\" cannot be handled as a Scale: json: "
+     "cannot unmarshal number 2147483648 into Go struct field ScaleSpec.spec.replicas of type int32"),
+])
+async def test_what_is_checked_before_the_object_is_looked_for(client, fleets, deployment, name, more, custom, builtin):
+    scale = {"apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": {"name": name}, **more}
+    for path, message in (fleets, custom), (deployment.removesuffix("/d"), builtin):
+        answer = await client("PUT", f"{path}/none/scale", scale)
+        assert (answer.status, answer.message) == (400, message)
+
+
+@pytest.mark.parametrize("place, value, field, message", [
+    ("spec", 5, ".spec.size", "Invalid value: 0: .spec.size accessor error: 5 is of the type int64, expected "
+                              "map[string]interface{}"),
+    ("spec", {"size": 1.0}, ".spec.size", "Invalid value: 0: .spec.size accessor error: 1 is of the type float64, "
+                                          "expected int64"),
+    ("spec", {"size": -1}, ".spec.size", "Invalid value: -1: should be a non-negative integer"),
+    ("status", {"count": "x"}, ".status.count", "Invalid value: 0: .status.count accessor error: x is of the type "
+                                                "string, expected int64"),
+    ("status", {"count": 2**31}, ".status.count", "Invalid value: 2147483648: should be less than or equal to "
+                                                  "2147483647"),
+    ("status", {"labels": 7}, ".status.labels", "Invalid value: \"\": .status.labels accessor error: 7 is of the type "
+                                                "int64, expected string"),
+])
+async def test_what_is_found_where_the_numbers_should_be(client, fleets, place, value, field, message):
+    path = f"{fleets}/f/status" if place == "status" else f"{fleets}/f"
+    answer = await client("PATCH", path, [{"op": "add", "path": f"/{place}", "value": value}], type=JSON)
+    causes = {cause["field"]: cause["message"] for cause in answer.body["details"]["causes"]}
+    assert (answer.status, causes[field]) == (422, message)

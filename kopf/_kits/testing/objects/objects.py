@@ -16,7 +16,7 @@ from kopf._kits.testing.patching import managers
 from kopf._kits.testing.patching.patches import json_type
 from kopf._kits.testing.resources import crds
 from kopf._kits.testing.resources.kinds import Body, Kind
-from kopf._kits.testing.schemas import decoding, schemas, strictness
+from kopf._kits.testing.schemas import decoding, replicas, schemas, strictness
 from kopf._kits.testing.serving import jsontexts, statuses
 from kopf._kits.testing.serving.statuses import Cause
 
@@ -217,6 +217,8 @@ def problems(body: Body, kind: Kind, subresource: str = '') -> Iterator[Cause]:
     if kind.schema is not None:
         status = subresource == 'status'
         yield from (schemas.validate_status if status else schemas.validate)(body, kind.schema)
+        if 'scale' in kind.subresources:
+            yield from replicas.problems(body, kind.scale, status=status)
     elif kind.plural == crds.PLURAL:
         yield from crds.problems(body)
     else:

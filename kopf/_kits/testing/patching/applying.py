@@ -15,7 +15,7 @@ from kopf._kits.testing.patching.fieldsets import EMPTY, FieldSet
 from kopf._kits.testing.patching.managers import Writer
 from kopf._kits.testing.resources.kinds import Body, Catalog, Kind
 from kopf._kits.testing.schemas.shapes import Shape
-from kopf._kits.testing.serving import jsontexts, statuses
+from kopf._kits.testing.serving import jsontexts, statuses, yamltexts
 
 LAST_APPLIED = 'kubectl.kubernetes.io/last-applied-configuration'
 KUBECTL = 'kubectl'
@@ -24,7 +24,9 @@ KUBECTL = 'kubectl'
 def decode(text: bytes) -> Body:
     """The configuration, from YAML; 400 if it is none."""
     try:
-        config = jsontexts.load_yaml(text) if not text.startswith(b'{') else jsontexts.loads(text)
+        config = yamltexts.load(text) if not text.startswith(b'{') else jsontexts.loads(text)
+    except yamltexts.YamlError as error:
+        raise statuses.bad_request(f'error decoding YAML: error converting YAML to JSON: {error}') from None
     except ValueError as error:
         raise statuses.bad_request(f'error decoding YAML: {error}') from None
     if not isinstance(config, dict):

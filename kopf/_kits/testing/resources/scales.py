@@ -14,13 +14,26 @@ from kopf._kits.testing.objects.rest import Objects
 from kopf._kits.testing.patching.patches import json_type
 from kopf._kits.testing.resources import jsonpaths
 from kopf._kits.testing.resources.kinds import Body, Kind
-from kopf._kits.testing.serving import statuses
+from kopf._kits.testing.serving import gotext, statuses, tables
 
 API_VERSION, KIND = 'autoscaling/v1', 'Scale'
 KEPT = ('name', 'namespace', 'uid', 'resourceVersion', 'creationTimestamp')
 KNOWN: Mapping[str, tuple[str, ...]] = {
     '': ('apiVersion', 'kind', 'metadata', 'spec', 'status'), 'spec': ('replicas',), 'status': ('replicas', 'selector'),
 }
+SCHEME = 'pkg/runtime/scheme.go:111'
+
+
+#: The kind that scales are of: how they look in tables.
+SCALE = Kind(
+    group='autoscaling', version='v1', plural='scales', singular='scale', name=KIND, namespaced=True, custom=True,
+    columns=(
+        {'name': 'Desired', 'type': 'integer', 'description': 'Number of desired replicas',
+         'jsonPath': '.spec.replicas'},
+        {'name': 'Available', 'type': 'integer', 'description': 'Number of actual replicas',
+         'jsonPath': '.status.replicas'},
+        {'name': 'Age', 'type': 'date', 'description': tables.AGE_TEXT, 'jsonPath': '.metadata.creationTimestamp'},
+    ))
 
 
 class Scales:
@@ -40,13 +53,11 @@ class Scales:
 
     async def replace(self, kind: Kind, namespace: str, name: str, scale: Any, options: Options) -> Body:
         """Store another scale: as it was sent."""
-        self._objects.get(kind, namespace, name)
         given = scale if isinstance(scale, dict) else {}
-        if (given.get('kind', KIND), given.get('apiVersion', API_VERSION)) != (KIND, API_VERSION):
-            raise statuses.bad_request('no kind is registered for the type v1.Scale in scheme '
-                                       '"pkg/runtime/scheme.go:111"')
+        _check_decoded(given, kind)
         meta = given.get('metadata') or {}
         outcomes.check_name(meta.get('name') or '', name)
+        self._objects.get(kind, namespace, name)
         return await self._store(kind, namespace, name, given, options)
 
     async def patch(
@@ -57,13 +68,17 @@ class Scales:
         changed = change(scale)
         if not isinstance(changed, dict):
             raise statuses.rejected()
+        if complaint := _complaint(changed):
+            text = orjson.dumps(orjson.dumps(changed).decode()).decode()
+            raise statuses.invalid('', '', '', [statuses.value_invalid('patch', text, complaint)])
         return await self._store(kind, namespace, name, changed, options)
 
     async def _store(self, kind: Kind, namespace: str, name: str, scale: Body, options: Options) -> Body:
-        replicas = _replicas(scale)
         _check_fields(scale, options)
-        if replicas < 0:
-            raise _negative(kind, name, replicas)
+        replicas = (scale.get('spec') or {}).get('replicas') or 0
+        if replicas < 0 and not kind.custom:
+            raise statuses.invalid('autoscaling', KIND, name, [statuses.value_invalid(
+                'spec.replicas', str(replicas), 'must be greater than or equal to 0')])
         patch: Body = {}
         node, path = patch, kind.scale['spec'].strip('.').split('.')
         for part in path[:-1]:
@@ -75,16 +90,30 @@ class Scales:
         return _view(kind, orjson.loads(raw))
 
 
-def _replicas(scale: Body) -> int:
-    """How many are wanted; 422 in the words of Go if it is not a number."""
+def _check_decoded(scale: Body, kind: Kind) -> None:
+    """Refuse (400) what is no scale."""
+    name, version = scale.get('kind') or KIND, scale.get('apiVersion') or API_VERSION
+    complaint = _complaint(scale)
+    if (name, version) != (KIND, API_VERSION):
+        complaint = f'no kind "{name}" is registered for version "{version}" in scheme "{SCHEME}"'
+    if complaint and kind.custom:
+        raise statuses.bad_request(f'no kind is registered for the type v1.Scale in scheme "{SCHEME}"')
+    if complaint:
+        raise statuses.bad_request(f'{name} in version "{version.rpartition("/")[2]}" cannot be handled as a {KIND}: '
+                                   f'{complaint}')
+
+
+def _complaint(scale: Body) -> str:
+    """What Go says of a scale that cannot be decoded; empty if it can."""
     spec = scale.get('spec') or {}
     value, place, type = (spec, 'Scale.spec', 'v1.ScaleSpec') if not isinstance(spec, dict) else (
         spec.get('replicas') or 0, 'ScaleSpec.spec.replicas', 'int32')
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    text = orjson.dumps(orjson.dumps(scale).decode()).decode()
-    raise statuses.invalid('', '', '', [statuses.value_invalid(
-        'patch', text, f'json: cannot unmarshal {json_type(value)} into Go struct field {place} of type {type}')])
+    if isinstance(value, int) and not isinstance(value, bool) and -2 ** 31 <= value < 2 ** 31:
+        return ''
+    what = json_type(value)
+    if what == 'number':
+        what = f'number {gotext.plain(value)}'
+    return f'json: cannot unmarshal {what} into Go struct field {place} of type {type}'
 
 
 def _check_fields(scale: Body, options: Options) -> None:
@@ -95,14 +124,6 @@ def _check_fields(scale: Body, options: Options) -> None:
         raise statuses.bad_request('no kind is registered for the type v1.Scale in scheme "pkg/runtime/scheme.go:111"')
     if options.field_validation != 'Ignore':
         options.warnings += [f'unknown field "{path}"' for path in unknown]
-
-
-def _negative(kind: Kind, name: str, replicas: int) -> statuses.Refusal:
-    if kind.custom:
-        return statuses.invalid(kind.group, kind.name, name, [statuses.value_invalid(
-            kind.scale['spec'], str(replicas), 'should be a non-negative integer')])
-    return statuses.invalid('autoscaling', KIND, name, [statuses.value_invalid(
-        'spec.replicas', str(replicas), 'must be greater than or equal to 0')])
 
 
 def _view(kind: Kind, body: Body) -> Body:

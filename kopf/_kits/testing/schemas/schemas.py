@@ -20,7 +20,7 @@ import orjson
 
 from kopf._kits.testing.objects import metadata
 from kopf._kits.testing.schemas.extensions import EMBEDDED, INT_OR_STRING, LIST_KEYS, LIST_TYPE, PRESERVE
-from kopf._kits.testing.serving import statuses
+from kopf._kits.testing.serving import gotext, statuses
 from kopf._kits.testing.serving.statuses import Cause
 
 Schema = Mapping[str, Any]
@@ -246,9 +246,15 @@ def validate_status(body: Mapping[str, Any], schema: Schema) -> list[Cause]:
     sub = (schema.get('properties') or {}).get('status')
     if 'status' not in body or not isinstance(sub, Mapping):
         return []
-    return [cause._replace(message=cause.message.replace(
-        f'{cause.field} in body', f'{cause.field.removeprefix("status").removeprefix(".")} in body'))
-        for cause in _validate(body['status'], sub, 'status')]
+    return [_as_of_status(cause) for cause in _validate(body['status'], sub, 'status')]
+
+
+def _as_of_status(cause: Cause) -> Cause:
+    field, message = cause.field, cause.message
+    if field == '<nil>':
+        return Cause('status', cause.reason, message.replace(' in status.', ' in '))
+    return cause._replace(message=message.replace(
+        f'{field} in body', f'{field.removeprefix("status").removeprefix(".")} in body'))
 
 
 def _type_name(value: Any) -> str:
@@ -273,6 +279,8 @@ def _too_many(path: str, count: int, limit: int) -> Cause:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return gotext.plain(value)
     return orjson.dumps(value).decode()
 
 

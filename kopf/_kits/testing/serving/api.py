@@ -25,7 +25,7 @@ from kopf._kits.testing.resources import conversions, crds, scales
 from kopf._kits.testing.resources.admission import Webhooks
 from kopf._kits.testing.resources.kinds import Body, Catalog, Kind, builtin_kinds
 from kopf._kits.testing.schemas import strictness
-from kopf._kits.testing.serving import forms, jsontexts, openapi, protobuf, queries, routes, statuses
+from kopf._kits.testing.serving import forms, jsontexts, openapi, protobuf, queries, routes, statuses, yamltexts
 from kopf._kits.testing.serving.callouts import Callouts
 from kopf._kits.testing.serving.discovery import Discovery
 from kopf._kits.testing.serving.faults import SeenRequest
@@ -186,7 +186,7 @@ class Api:
         _read_options(seen, place.verb, options)
         status = 200
         if kind.table is None or place.subresource not in ('', 'status'):
-            status, raw = await self._special(kind, place, seen, options)
+            status, raw = await self._special(kind, place, seen, form, options)
         else:
             match place.verb:
                 case 'get':
@@ -235,7 +235,9 @@ class Api:
         head = orjson.dumps({'kind': kind.list_kind, 'apiVersion': kind.api_version, 'metadata': meta})
         return 200, head[:-1] + b',"items":[' + b','.join(gone) + b']}'
 
-    async def _special(self, kind: Kind, place: Place, seen: SeenRequest, options: Options) -> tuple[int, bytes]:
+    async def _special(
+            self, kind: Kind, place: Place, seen: SeenRequest, form: forms.Form, options: Options,
+    ) -> tuple[int, bytes]:
         namespace, name = place.namespace, place.name
         if kind.table is None:
             answer = self._reviews.answer(kind, namespace, _decoded(seen, kind), options.user)
@@ -244,13 +246,13 @@ class Api:
             await self.objects.read(kind, namespace, name)
         match place.subresource, place.verb:
             case 'scale', 'get':
-                return 200, orjson.dumps(self._scales.get(kind, namespace, name))
+                return 200, form.raw(scales.SCALE, orjson.dumps(self._scales.get(kind, namespace, name)))
             case 'scale', 'update':
-                scale = _decoded(seen, kind)
-                return 200, orjson.dumps(await self._scales.replace(kind, namespace, name, scale, options))
+                scale = await self._scales.replace(kind, namespace, name, _decoded(seen, kind), options)
+                return 200, form.raw(scales.SCALE, orjson.dumps(scale))
             case 'scale', _:
-                change = _scale_patch(seen, kind)
-                return 200, orjson.dumps(await self._scales.patch(kind, namespace, name, change, options))
+                scale = await self._scales.patch(kind, namespace, name, _scale_patch(seen, kind), options)
+                return 200, form.raw(scales.SCALE, orjson.dumps(scale))
             case 'token', _:
                 account = kind.body(self.objects.get(kind, namespace, name))
                 answer = subresources.token_request(namespace, account, _decoded(seen, kind), self._tokens)
@@ -291,6 +293,16 @@ def raw_response(body: bytes, status: int = 200, *, media: str = 'application/js
 def json_response(body: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """An answer of JSON."""
     return Response(status, orjson.dumps(body), [('Content-Type', 'application/json'), *(headers or {}).items()])
+
+
+def refused(refusal: statuses.Refusal, accept: str) -> Response:
+    """The answer to who wants what cannot be."""
+    if isinstance(refusal, statuses.UnknownPath):
+        return text_response('404 page not found\n', 404)
+    if 'yaml' in accept and forms.prefers_yaml(accept):
+        response = _yaml_response(orjson.dumps(refusal.as_status()), refusal.code)
+        return response._replace(headers=[*response.headers, *refusal.headers.items()])
+    return json_response(refusal.as_status(), refusal.code, refusal.headers)
 
 
 def text_response(text: str, status: int = 200) -> Response:
@@ -347,6 +359,9 @@ def _decoded(seen: SeenRequest, kind: Kind) -> Any:
         raise statuses.bad_request(
             f'the object provided is unrecognized (must be of type {kind.name}): {error} '
             f'({seen.body.hex()[:40]})') from None
+    except yamltexts.YamlError as error:
+        raise statuses.bad_request(f'the object provided is unrecognized (must be of type {kind.name}): {error} '
+                                   f'({jsontexts.excerpt(seen.body)})') from None
     except ValueError as error:
         raise statuses.bad_request(
             f'the object provided is unrecognized (must be of type {kind.name}): couldn\'t get version/kind; json '
@@ -359,7 +374,7 @@ def _decoded_options(seen: SeenRequest) -> Any:
     _check_media(seen, (*ACCEPTED, protobuf.MEDIA))
     try:
         return _load(seen.body, seen.content_type)
-    except protobuf.ProtobufError as error:
+    except (protobuf.ProtobufError, yamltexts.YamlError) as error:
         raise statuses.bad_request(str(error)) from None
     except ValueError as error:
         raise statuses.bad_request(f'couldn\'t get version/kind; json parse error: {error}') from None
@@ -417,4 +432,4 @@ def _check_media(seen: SeenRequest, accepted: tuple[str, ...]) -> None:
 def _load(body: bytes, content_type: str) -> Any:
     if content_type == protobuf.MEDIA:
         return protobuf.loads(body)
-    return jsontexts.load_yaml(body) if content_type == 'application/yaml' else jsontexts.loads(body)
+    return yamltexts.load(body) if content_type == 'application/yaml' else jsontexts.loads(body)

@@ -150,6 +150,16 @@ def negotiate(accept: str, params: Mapping[str, str], kind: Kind | None = None, 
     raise statuses.not_acceptable(MEDIA)
 
 
+def prefers_yaml(accept: str) -> bool:
+    """Whether refusals are to be sent as YAML: they have no other forms."""
+    for clause in accept.split(','):
+        media, *rest = [part.strip() for part in clause.split(';')]
+        if media in ('application/yaml', 'application/json', 'application/*', '*/*') and not any(
+                part.startswith('as=') for part in rest):
+            return media == 'application/yaml'
+    return False
+
+
 def _check_known(accept: str, *, streamed: bool) -> None:
     """Refuse a header in which nothing is known at all: this is noticed earlier, and told otherwise."""
     if not {clause.partition(';')[0].strip() for clause in accept.split(',')} & {*MEDIA, '*/*'}:

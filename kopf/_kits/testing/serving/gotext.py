@@ -15,12 +15,21 @@ def plain(value: Any) -> str:
         case bool():
             return str(value).lower()
         case float():
-            return f'{value:g}'
+            return _shortest(value)
         case Mapping():
             return f'map[{" ".join(f"{key}:{plain(value[key])}" for key in sorted(value))}]'
         case list():
             return f'[{" ".join(map(plain, value))}]'
     return str(value)
+
+
+def _shortest(value: float) -> str:
+    """As few digits as tell the number from others; those that are large or small with an exponent."""
+    import decimal
+    digits, _, exponent = f'{decimal.Decimal(repr(value)).normalize():e}'.partition('e')
+    if -4 <= int(exponent) < 6 or not value:
+        return repr(value).removesuffix('.0')
+    return f'{digits}e{int(exponent):+03d}'
 
 
 def literal(value: Any) -> str:

@@ -1,11 +1,9 @@
 """
-JSON and YAML as clients send them: decoded, or refused with the words of a real server.
+JSON as clients send it: decoded, or refused with the words of a real server.
 
 The fast parser's own complaints are not those of Go's one, so a text that it refuses is looked through once more, by
-the rules of Go's scanner. YAML is read by the rules of the server's library: ``n`` and ``off`` are booleans there (as
-keys, too), and times are texts.
+the rules of Go's scanner.
 """
-import functools
 import re
 from typing import Any
 
@@ -30,17 +28,6 @@ def loads(text: bytes) -> Any:
         raise ValueError(problem)
     import json
     return json.loads(decoded, strict=False)
-
-
-def load_yaml(text: bytes) -> Any:
-    """The value of a YAML text; ValueError if it is none."""
-    import yaml
-    try:
-        return _plain(yaml.load(text, _yaml_loader()))
-    except yaml.YAMLError as error:
-        mark = getattr(error, 'problem_mark', None)
-        place = f'line {mark.line + 1}: ' if mark is not None else ''
-        raise ValueError(f'error converting YAML to JSON: yaml: {place}{getattr(error, "problem", error)}') from None
 
 
 def excerpt(text: bytes) -> str:
@@ -171,30 +158,3 @@ def _quoted(character: str) -> str:
     if character not in _ESCAPES and ord(character) < 0x20:
         return f"'\\x{ord(character):02x}'"
     return f"'{_ESCAPES.get(character, character)}'"
-
-
-@functools.cache
-def _yaml_loader() -> Any:
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        """YAML 1.1 as the server's library reads it."""
-
-    Loader.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((':timestamp', ':bool'))]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()}
-    words = r'y|Y|yes|Yes|YES|on|On|ON|n|N|no|No|NO|off|Off|OFF|true|True|TRUE|false|False|FALSE'
-    Loader.add_implicit_resolver('tag:yaml.org,2002:bool', re.compile(f'^(?:{words})$'), list('yYoOnNtTfF'))
-    Loader.bool_values = {**yaml.SafeLoader.bool_values, 'y': True, 'n': False}
-    return Loader
-
-
-def _plain(value: Any) -> Any:
-    """The keys of JSON are texts."""
-    if isinstance(value, dict):
-        return {_key(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
-
-
-def _key(key: Any) -> str:
-    return str(key).lower() if isinstance(key, bool) else str(key)

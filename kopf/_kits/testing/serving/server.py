@@ -25,7 +25,7 @@ from kopf._kits.testing.access.users import Tokens, User
 from kopf._kits.testing.objects.options import Options
 from kopf._kits.testing.resources.kinds import Kind
 from kopf._kits.testing.serving import routes, statuses
-from kopf._kits.testing.serving.api import Api, json_response, text_response
+from kopf._kits.testing.serving.api import Api, json_response, refused
 from kopf._kits.testing.serving.audits import AuditLog
 from kopf._kits.testing.serving.certificates import Authority
 from kopf._kits.testing.serving.faults import REASONS, Controls, Fault, Faults, SeenRequest
@@ -171,10 +171,8 @@ class Server(Controls):
         options = Options()
         try:
             response = await self._answer(request, seen, options)
-        except statuses.UnknownPath:
-            response = text_response('404 page not found\n', 404)
         except statuses.Refusal as refusal:
-            response = json_response(refusal.as_status(), refusal.code, refusal.headers)
+            response = refused(refusal, request.headers.get('accept', ''))
         except (Dropped, ConnectionError):
             seen.status = seen.status or 500
             self._record(seen)
