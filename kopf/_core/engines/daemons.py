@@ -18,6 +18,7 @@ from kopf._cogs.clients import patching
 from kopf._cogs.clients.errors import APIConnectionError, APIServerError, APITooManyRequestsError
 from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.patches import Patch
+from kopf._cogs.structs.seals import Seal
 from kopf._core.actions.execution import Outcome, execute_handler_once, running, utcnow
 from kopf._core.actions.progression import HandlerState
 from kopf._core.engines.stoppers import DaemonStoppingReason
@@ -127,6 +128,7 @@ class Daemon:
         cause = self._make_cause(patch)
         rules = owner.spawner.rules_of_threads if self._has_thread else owner.spawner.rules
         outcome: Outcome | None = None
+        seal = Seal(owner.raw) if isinstance(handler, TimerHandler) else None  # states change while daemons run
         try:
             with running(handler, cause):
                 outcome = await execute_handler_once(
@@ -136,6 +138,8 @@ class Daemon:
         else:
             deliver_results({handler.id: outcome}, patch)
             patching.discard_unstorable(patch, owner.logger)
+        if seal is not None and seal.is_broken:
+            owner.spawner.host.restore(owner.record, seal, [handler.id])
         if patch:
             await self._send(patch)
         if outcome is None:

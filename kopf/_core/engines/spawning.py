@@ -8,12 +8,14 @@ operator, whatever their resource is: it stops them when the operator pauses or 
 """
 import asyncio
 import contextvars
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody
+from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
+from kopf._cogs.structs.seals import Seal
 from kopf._core.actions.execution import Execution
 from kopf._core.actions.loggers import ObjectLogger
 from kopf._core.engines.daemons import EXIT_TIMEOUT, Daemon
@@ -42,6 +44,9 @@ class Host(Protocol):
 
     async def send(self, record: Any, patch: Patch, /) -> None:
         """Apply a daemon's patch to the object, and show the daemons what has come of it."""
+
+    def restore(self, record: Any, seal: Seal, keys: Collection[HandlerId], /) -> None:
+        """Forget what these handlers have changed in place."""
 
     def wake(self, record: Any, /) -> None:
         """Look at the object again: its daemons have ended."""
@@ -180,6 +185,12 @@ class ObjectDaemons:
             for daemon in self:
                 daemon.resume()
         return True
+
+    def replace(self, old: RawBody, new: RawBody) -> None:
+        """Show this in place of what is shown, if it is still that: they are the same state."""
+        if self.raw is old:
+            self.raw = new
+            self.body._replace_with(new)
 
     def remove(self, daemon: Daemon, *, for_good: bool) -> None:
         key = self.spawner.keys[daemon.handler]

@@ -9,7 +9,7 @@ A delayed retry holds no worker: it is a timer, and the record of the object.
 import asyncio
 import copy
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 from kopf._cogs.clients import patching
@@ -21,7 +21,9 @@ from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody, RawEvent
 from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.diffs import Diff
 from kopf._cogs.structs.finalizers import append_finalizer, remove_finalizer
+from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
+from kopf._cogs.structs.seals import Seal
 from kopf._core.actions.execution import ErrorsMode, Execution, execute_handler_once, running, utcnow
 from kopf._core.actions.lifecycles import LifeCycleFn
 from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
@@ -69,6 +71,7 @@ class Processor(ObjectSink):
         self._lenient_rules = Execution(
             executor=settings.execution.executor, default_errors=ErrorsMode.IGNORED)
         self._observing = bool(table.watching)
+        self._told: set[HandlerId] = set()
         self._dropped = False
         self._spawner: Spawner | None = None
         if table.spawning:
@@ -219,7 +222,12 @@ class Processor(ObjectSink):
         body = Body(event['object'])
         patch = Patch(body=body)
         if self._observing:
+            seal = Seal(event['object']) if self.table.managing else None
             await self._observe(record, event, body, patch)
+            if seal is not None and seal.is_broken:
+                self.restore(record, seal, [handler.id for handler in self.table.watching])
+                event = {**event, 'object': seal.original}
+                body._replace_with(event['object'])
         if event['type'] == 'DELETED':
             self._forget(record, body)
             return
@@ -326,7 +334,11 @@ class Processor(ObjectSink):
             if cause.old is not None and cause.diff:
                 log.debug("%s diff: %r", title, cause.diff)
         if decision.due:
+            seal = Seal(cast(RawBody, record.body))
             await step.run(decision.due)
+            if seal.is_broken:
+                self.restore(record, seal, step.outcomes)
+                self._revert(decision, seal)
         deliver_results(step.outcomes, patch)
         patching.discard_unstorable(patch, log)
         wanted = snapshot_patch(patch)
@@ -342,6 +354,14 @@ class Processor(ObjectSink):
         self._decider.conclude(decision, patch, done=done)
         self._release(record, decision, patch, done=done)
         return done, wanted
+
+    def _revert(self, decision: Decision, seal: Seal) -> None:
+        """Go on with the decision about the object as it was before the handlers have changed it in place."""
+        body, cycle, changed = decision.cause.body, decision.cycle, decision.essence
+        body._replace_with(seal.original)
+        decision.essence = self._decider.essence_of(body)
+        cycle.known = decision.essence if cycle.known is changed else cycle.known
+        cycle.base = decision.essence if cycle.base is changed else cycle.base
 
     def _release(self, record: ObjectRecord, decision: Decision, patch: Patch, *, done: bool) -> None:
         """Take the finalizer away if it is not needed any more."""
@@ -464,6 +484,16 @@ class Processor(ObjectSink):
             await asyncio.sleep(delay)
         record.daemons.logger.warning(
             "The object changes faster than it can be patched; these functions are lost: %r", patch.fns)
+
+    def restore(self, record: ObjectRecord, seal: Seal, keys: Collection[HandlerId]) -> None:
+        """Forget what these handlers have changed in place, and tell of it once: nobody else must see it."""
+        if not self._told.issuperset(keys):
+            self._told.update(keys)
+            self._get_logger(record).warning("%s: %s", ", ".join(f"Handler {key!r}" for key in keys), seal.explain())
+        if record.body is seal.raw:
+            record.body = seal.original
+        if record.daemons is not None:
+            record.daemons.replace(seal.raw, seal.original)
 
     def wake(self, record: ObjectRecord) -> None:
         """Look at the object again, event or not."""

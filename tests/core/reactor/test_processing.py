@@ -759,3 +759,45 @@ async def test_kinds_that_are_being_deleted_before_the_operator_starts(world):
     async with world.operator():
         await world.aio.wait_gone('customresourcedefinitions', 'kopfexamples.kopf.dev')
     assert world.ids == ['delete']
+
+
+@pytest.mark.parametrize('decorator, options, times', [
+    (kopf.on.create, {}, 1), (kopf.on.create, {'backoff': 0.1}, 2), (kopf.on.event, {}, 2),
+    (kopf.timer, {'interval': 0.1}, 2),
+], ids=['create', 'retried', 'event', 'timer'])
+async def test_what_handlers_change_in_place_is_undone(world, decorator, options, times):
+    async def change(spec, retry, **_):
+        if 'items' in spec:  # it is not one of those that are only waited for
+            seen.append(list(spec['items']))
+            spec['items'].append('mine')
+            assert 'backoff' not in options or retry
+
+    seen = []
+    world.declare(decorator, 'change', does=change, **options)
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.update, 'update')
+    async with world.operator():
+        await world.create(spec={'items': ['yours']})
+        await world.until(lambda: len(seen) >= times)
+        await world.handled()
+        await world.settled()
+        await world.edit(field='v2')
+        await world.handled(items=['yours'], field='v2')
+    assert [diffs(call) for call in world.called('update')] == [[('add', 'spec.field', None, 'v2')]]
+    assert all(items == ['yours'] for items in seen)
+    told = [text for text in world.log.texts if "'change': The object was changed in place: spec.items." in text]
+    assert len(told) == 1
+
+
+async def test_what_is_changed_in_place_can_be_patched(world):
+    async def change(spec, patch, **_):
+        items = spec['items']
+        items.append('mine')
+        patch.spec['items'] = items
+        patch.fns.append(lambda body: body['metadata'].setdefault('labels', {}).update(changed='yes'))
+
+    world.declare(kopf.on.create, 'create', does=change)
+    async with world.operator():
+        await world.create(spec={'items': ['yours']})
+        body = await world.handled()
+    assert body['spec']['items'] == ['yours', 'mine'] and body['metadata']['labels'] == {'changed': 'yes'}
