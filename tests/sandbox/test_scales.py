@@ -85,10 +85,26 @@ async def test_objects_that_do_not_say_how_many(client, fleets):
     assert (await client("PATCH", f"{fleets}/f/scale", {"spec": {"replicas": 3}}, type=MERGE)).status == 200
 
 
-@pytest.mark.parametrize("type", [STRATEGIC, "application/apply-patch+yaml", "application/json"])
+@pytest.mark.parametrize("type", [STRATEGIC, "application/json"])
 async def test_patches_of_other_types(client, fleets, type):
     answer = await client("PATCH", f"{fleets}/f/scale", {"spec": {"replicas": 3}}, type=type, fieldManager="m")
     assert (answer.status, answer.body["reason"]) == (415, "UnsupportedMediaType")
+
+
+async def test_applied_scales(client, fleets):
+    """Deployments are among the replays; numbers of custom kinds can be anywhere."""
+    scale = {"apiVersion": "autoscaling/v1", "kind": "Scale", "spec": {"replicas": 5}}
+    apply = {"type": "application/apply-patch+yaml", "fieldManager": "me"}
+    answer = await client("PATCH", f"{fleets}/f/scale", scale, **apply)
+    assert (answer.status, answer.fields) == (409, {".spec.replicas"})
+    assert (await client("PATCH", f"{fleets}/f/scale", scale, **apply, force="true")).body["spec"] == {"replicas": 5}
+    fleet = (await client("GET", f"{fleets}/f")).body
+    assert fleet["spec"] == {"size": 5}
+    mine, = (record for record in fleet["metadata"]["managedFields"] if record["manager"] == "me")
+    assert mine == {"manager": "me", "operation": "Apply", "apiVersion": f"{GROUP}/v1", "subresource": "scale",
+                    "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {"f:size": {}}}}
+    scale["spec"]["replicas"] = 11
+    assert (await client("PATCH", f"{fleets}/f/scale", scale, **apply)).status == 422
 
 
 async def test_unknown_fields(client, fleets):

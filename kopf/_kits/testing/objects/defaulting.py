@@ -61,6 +61,7 @@ STATUSES: Mapping[str, Fields] = {
 def _pod(body: Body, spec: Fields) -> None:
     podspecs.complete(spec)
     spec.setdefault('enableServiceLinks', True)
+    podspecs.request_limits(spec)
 
 
 def _deployment(body: Body, spec: Fields) -> None:
@@ -128,7 +129,11 @@ def _job(body: Body, spec: Fields) -> None:
     spec.setdefault('suspend', False)
     spec.setdefault('manualSelector', False)
     spec.setdefault('podReplacementPolicy', 'Failed' if 'podFailurePolicy' in spec else 'TerminatingOrFailed')
-    podspecs.complete_template(spec.get('template'))
+    template = spec.get('template')
+    podspecs.complete_template(template)
+    if not body['metadata'].get('labels') and isinstance(template, dict):  # They are the same ones from now on.
+        if labels := template['metadata'].get('labels'):
+            body['metadata']['labels'] = labels
 
 
 def _begin_job(body: Body, spec: Fields) -> None:

@@ -21,12 +21,13 @@ from kopf._kits.testing.serving import gotext, statuses
 class Patched:
     """Where a patched object comes from: what is quoted if it is wrong, the text of the patch, the options."""
     document: Any
+    strategic: bool
     text: bytes
     options: Options
 
     def refuse(self, why: str) -> statuses.Refusal:
         """422: the outcome of the patch cannot be decoded."""
-        return unreadable(self.document, why)
+        return unreadable(self.document, why, strategic=self.strategic)
 
 
 def check(new: Any, kind: Kind, namespace: str, name: str, source: Patched) -> Body:
@@ -53,7 +54,7 @@ def check(new: Any, kind: Kind, namespace: str, name: str, source: Patched) -> B
         if kind.custom:
             metadata.check_types(meta, kind)
         else:
-            complain = decoding.in_patch if source.document is not new else decoding.in_json
+            complain = decoding.in_patch if source.strategic else decoding.in_json
             body = objects.structure(body, kind, b'', mistakes, complain)
             meta = body['metadata']
             mistakes[:0] = [f'duplicate field "{path}"' for path in decoding.duplicates(
@@ -86,9 +87,9 @@ def unversioned(kind: Kind, name: str) -> statuses.Refusal:
         'metadata.resourceVersion', '0', 'must be specified for an update')])
 
 
-def unreadable(body: Any, why: str) -> statuses.Refusal:
-    """422: such a body cannot be decoded."""
-    if isinstance(body, dict) and 'kind' not in body:  # A strategic patch, not the whole object.
+def unreadable(body: Any, why: str, *, strategic: bool = False) -> statuses.Refusal:
+    """422: such a body, or such a strategic merge patch, cannot be decoded."""
+    if strategic:
         text = statuses.text(gotext.plain(body))
     else:
         text = statuses.text(objects.sorted_text(body))

@@ -49,7 +49,15 @@ def complete_pod(spec: Any) -> None:
         return
     spec.setdefault('priority', 0)
     spec.setdefault('preemptionPolicy', 'PreemptLowerPriority')
-    for container in containers(spec):
+    tolerations = spec.setdefault('tolerations', [])
+    for key in (NOT_READY, UNREACHABLE):
+        if isinstance(tolerations, list) and not any(_tolerates(item, key) for item in maps(tolerations)):
+            tolerations.append({'key': key, 'operator': 'Exists', 'effect': 'NoExecute', 'tolerationSeconds': 300})
+
+
+def request_limits(spec: Any) -> None:
+    """Let containers of pods request what they are limited to, if they do not say what they request."""
+    for container in containers(spec if isinstance(spec, dict) else {}):
         resources = container.get('resources')
         if isinstance(resources, dict) and isinstance(limits := resources.get('limits'), dict):
             requests = resources.setdefault('requests', {})
@@ -57,10 +65,6 @@ def complete_pod(spec: Any) -> None:
                 requests.setdefault(key, value)
             if not requests:
                 del resources['requests']
-    tolerations = spec.setdefault('tolerations', [])
-    for key in (NOT_READY, UNREACHABLE):
-        if isinstance(tolerations, list) and not any(_tolerates(item, key) for item in maps(tolerations)):
-            tolerations.append({'key': key, 'operator': 'Exists', 'effect': 'NoExecute', 'tolerationSeconds': 300})
 
 
 def quality(spec: Any) -> str:

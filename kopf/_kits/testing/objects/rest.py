@@ -211,8 +211,9 @@ class Objects:
                     new = patches.apply(old, patch)
                 except patches.PatchError:
                     raise statuses.rejected() from None
-            document = new if content_type != STRATEGIC_PATCH else patch
-            return outcomes.check(new, kind, namespace, name, outcomes.Patched(document, text, options))
+            whole = content_type != STRATEGIC_PATCH
+            source = outcomes.Patched(new if whole else patch, not whole, text, options)
+            return outcomes.check(new, kind, namespace, name, source)
 
         return await self._update(kind, namespace, name, change, options, subresource)
 
@@ -222,9 +223,10 @@ class Objects:
         """Apply a decoded configuration; also says whether the object had to be created."""
         if subresource:
             self.get(kind, namespace, name)
-        applying.check(config, kind, namespace, name)
+        present = kind.store.get(namespace, name) is not None
+        applying.check(config, kind, namespace, name, present=present)
         writer = applying.writer_of(kind, self._catalog, options.manager, subresource)
-        if kind.store.get(namespace, name) is None and not subresource:
+        if not present:
             if self._guard is not None:
                 self._guard.check_creation(kind, namespace, name, options.user)
             new = applying.apply(None, config, writer, options.force)
@@ -239,6 +241,12 @@ class Objects:
             return body if kind.custom else objects.structure(body, kind, b'')
 
         return await self._update(kind, namespace, name, change, options, subresource, applied=True), False
+
+    async def rewrite(
+            self, kind: Kind, namespace: str, name: str, change: Change, options: Options, subresource: str,
+    ) -> bytes:
+        """Store what a function makes of the object, with the managed fields that it has given to it."""
+        return await self._update(kind, namespace, name, change, options, subresource, applied=True)
 
     async def delete(self, kind: Kind, namespace: str, name: str, options: Options) -> dict[str, Any] | bytes:
         """Delete an object, or mark it for deletion; answers with the object or with a ``Status`` of success."""

@@ -36,11 +36,14 @@ def decode(text: bytes) -> Body:
     return config
 
 
-def check(config: Body, kind: Kind, namespace: str, name: str) -> None:
-    """Refuse a configuration that is not of this object, or does not fit its kind."""
-    group, _, version = str(config.get('apiVersion', '')).rpartition('/')
-    if (config.get('apiVersion'), config.get('kind')) != (kind.api_version, kind.name):
-        raise statuses.bad_request(f'invalid object type: {group}/{version}, Kind={config.get("kind", "")}')
+def check(config: Body, kind: Kind, namespace: str, name: str, *, present: bool) -> None:
+    """Refuse a configuration that is not of this object, or does not fit its kind; it must name what is not there."""
+    api_version, word = (text if isinstance(text := config.get(key), str) else '' for key in ('apiVersion', 'kind'))
+    if api_version.count('/') > 1:
+        api_version = word = ''
+    group, _, version = api_version.rpartition('/')
+    if (api_version, word) != (kind.api_version, kind.name):
+        raise statuses.bad_request(f'invalid object type: {group}/{version}, Kind={word}')
     meta = config.get('metadata')
     if isinstance(meta, Mapping) and meta.get('managedFields') is not None:
         raise statuses.bad_request('metadata.managedFields must be nil')
@@ -50,10 +53,10 @@ def check(config: Body, kind: Kind, namespace: str, name: str) -> None:
         text = found[0] if len(found) == 1 else '\n  '.join(['errors:', *found])
         raise statuses.internal(f'failed to create typed patch object ({place}; {group}/{version}, Kind={kind.name}): '
                                 f'{text}')
-    if not given.get('name'):
+    if not given.get('name') and not (present and 'name' not in given):
         raise statuses.bad_request(f'the name of the object ({name} based on URL) was undeterminable: name must be '
                                    'provided')
-    if given['name'] != name:
+    if given.get('name', name) != name:
         raise statuses.bad_request(f'the name of the object ({given["name"]}) does not match the name on the URL '
                                    f'({name})')
     if kind.namespaced and (given.get('namespace') or namespace) != namespace:

@@ -29,6 +29,8 @@ UNOWNED: FieldSet = {
     'f:apiVersion': EMPTY, 'f:kind': EMPTY, 'f:metadata': dict.fromkeys(map(fieldsets.field, (
         'name', 'namespace', 'creationTimestamp', 'selfLink', 'uid', 'clusterName', 'generation', 'managedFields',
         'resourceVersion')), EMPTY)}
+#: What clients may say of new objects in vain.
+DROPPED = ('deletionTimestamp', 'deletionGracePeriodSeconds')
 
 
 @dataclasses.dataclass(slots=True)
@@ -41,10 +43,14 @@ class Record:
     time: str
     fields: FieldSet
 
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """Whose record it is; for appliers, versions do not matter."""
+        return self.manager, self.operation, self.subresource, self.api_version if self.operation == UPDATE else ''
+
     def is_of(self, other: 'Record') -> bool:
-        """Whether both records belong to the same manager; for appliers, versions do not matter."""
-        return (self.manager, self.operation, self.subresource) == (other.manager, other.operation, other.subresource) \
-            and (self.operation == APPLY or self.api_version == other.api_version)
+        """Whether both records belong to the same manager."""
+        return self.identity == other.identity
 
     def encoded(self) -> dict[str, Any]:
         """The record as the API has it."""
@@ -86,17 +92,17 @@ def manager_name(given: str, agent: str) -> str:
     """The name of the manager: as it is given, or else the first word of the user agent."""
     if given:
         return given
-    return ''.join(char for char in agent.partition('/')[0] if char.isprintable())[:128]
+    return ''.join(char for char in agent.partition('/')[0] if char.isprintable())[:128] or 'unknown'
 
 
-def reset(given: Any) -> bool:
-    """Whether a client asks for all records to be forgotten."""
-    return isinstance(given, list) and given == [{}]
+def reset(given: Any, shape: Shape) -> bool:
+    """Whether a client asks for all records to be forgotten; an empty list does it for built-in kinds only."""
+    return given == [{}] or given == [] and bool(shape.name)
 
 
 def decode(given: Any) -> list[Record] | None:
-    """The records as a client or the storage has them; None if they make no sense."""
-    records = []
+    """The records as a client or the storage has them, the last one of each manager; None if they make no sense."""
+    records: dict[tuple[str, ...], Record] = {}
     if not isinstance(given, list | None):
         return None
     for entry in given or ():
@@ -104,14 +110,19 @@ def decode(given: Any) -> list[Record] | None:
             return None
         if entry.get('fieldsType') != 'FieldsV1' or not isinstance(fields := entry.get('fieldsV1') or {}, Mapping):
             return None
-        records.append(Record(entry.get('manager') or '', entry['operation'], entry.get('apiVersion') or '',
-                              entry.get('subresource') or '', entry.get('time') or '', fields))
-    return records
+        record = Record(entry.get('manager') or '', entry['operation'], entry.get('apiVersion') or '',
+                        entry.get('subresource') or '', entry.get('time') or '', fields)
+        records[record.identity] = record
+    return [*records.values()]
 
 
 def created(body: Body, writer: Writer) -> None:
-    """Let the writer own everything in a new object."""
-    comparison = typed.Comparison(writer.shape.blank, _ownable(body), writer.shape)
+    """Let the writer own everything in a new object, but for what the server drops, and nulls that are always there."""
+    new = _ownable(body)
+    for key in DROPPED:
+        new['metadata'].pop(key, None)
+    blank = {**{key: None for key, value in body.items() if value is None}, **writer.shape.blank}
+    comparison = typed.Comparison(blank, new, writer.shape)
     fields = writer.owned(comparison.changed)
     _store(body, [dataclasses.replace(writer.record(UPDATE, fields), time=clocks.now())] if fields else [])
 
@@ -121,7 +132,10 @@ def updated(body: Body, old: Body, writer: Writer, given: Any = None) -> None:
     stored = old['metadata'].get('managedFields')
     records: list[Record] | None = None
     if given is not None and given != stored:
-        records = [] if reset(given) else decode(given) or None
+        if reset(given, writer.shape):
+            body['metadata'].pop('managedFields', None)
+            return
+        records = decode(given) or None
         stored = None if records is not None else stored
     before, after = _ownable(old), _ownable(body)
     comparison = typed.Comparison(before, after, writer.shape)
@@ -156,7 +170,7 @@ def applied(live: Body | None, config: Body, writer: Writer, force: bool) -> Bod
     records = decode(present.get('metadata', {}).get('managedFields')) or []
     if live is not None and not records:
         comparison = typed.Comparison(shape.blank, _ownable(live), shape)
-        records.append(Record(BEFORE_APPLY, UPDATE, writer.api_version, '', clocks.now(),
+        records.append(Record(BEFORE_APPLY, UPDATE, writer.api_version, writer.subresource, clocks.now(),
                               writer.owned(comparison.changed)))
     wanted = typed.fields_of(config, shape)
     mine = writer.record(APPLY, writer.owned(fieldsets.without(wanted, UNOWNED)))
@@ -209,11 +223,8 @@ def conflict(conflicts: Iterable[tuple[Record, FieldSet]]) -> statuses.Refusal:
     return statuses.Refusal(409, 'Conflict', f'Apply failed with {text}', details)
 
 
-def _timeless(records: Any) -> list[Record]:
-    decoded = decode(records) or []
-    for record in decoded:
-        record.time = ''
-    return decoded
+def _timeless(records: Any) -> list[Any]:
+    return [{**entry, 'time': ''} if isinstance(entry, Mapping) else entry for entry in records or ()]
 
 
 def _words(record: Record) -> str:
@@ -288,11 +299,16 @@ def _capped(records: list[Record]) -> list[Record]:
     return records
 
 
-def _store(body: Body, records: list[Record]) -> None:
+def encode(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """The records as the API has them, in its order."""
     ordered = sorted(records, key=lambda record: (
         record.operation, record.time, record.manager, record.api_version, record.subresource))
-    if ordered:
-        body['metadata']['managedFields'] = [record.encoded() for record in ordered]
+    return [record.encoded() for record in ordered]
+
+
+def _store(body: Body, records: list[Record]) -> None:
+    if records:
+        body['metadata']['managedFields'] = encode(records)
     else:
         body['metadata'].pop('managedFields', None)
 

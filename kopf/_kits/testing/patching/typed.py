@@ -14,6 +14,7 @@ from kopf._kits.testing.patching.fieldsets import EMPTY, FieldSet
 from kopf._kits.testing.schemas.shapes import ATOMIC, MAP, UNTYPED, Shape
 from kopf._kits.testing.serving import gotext
 
+SORTED = orjson.OPT_SORT_KEYS
 _ABSENT: Any = object()
 
 
@@ -174,7 +175,8 @@ def _compare_maps(
 
 def _equal(one: Any, another: Any) -> bool:
     """Whether both are the same; true and 1 are not, unlike in Python."""
-    return one == another and (isinstance(one, str) or orjson.dumps(one) == orjson.dumps(another))
+    return one == another and (isinstance(one, str) or orjson.dumps(one) == orjson.dumps(another)
+                               or orjson.dumps(one, option=SORTED) == orjson.dumps(another, option=SORTED))
 
 
 def _compare_lists(

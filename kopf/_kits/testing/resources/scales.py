@@ -1,16 +1,19 @@
 """
 Scales: the view of an object that only says how many replicas there are and should be, and of what.
 
-Whatever is written to it is written through to the object, as a patch of the one field.
+Whatever is written to it is written through to the object: one number, and who owns it.
 """
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
 
-from kopf._kits.testing.objects import outcomes, rest
+from kopf._kits.testing.objects import outcomes
 from kopf._kits.testing.objects.options import Options
 from kopf._kits.testing.objects.rest import Objects
+from kopf._kits.testing.patching import applying, scaling
+from kopf._kits.testing.patching.managers import Record
 from kopf._kits.testing.patching.patches import json_type
 from kopf._kits.testing.resources import jsonpaths
 from kopf._kits.testing.resources.kinds import Body, Kind
@@ -34,6 +37,12 @@ SCALE = Kind(
          'jsonPath': '.status.replicas'},
         {'name': 'Age', 'type': 'date', 'description': tables.AGE_TEXT, 'jsonPath': '.metadata.creationTimestamp'},
     ))
+
+
+#: The same, for what is recorded of its fields.
+_RECORDED = dataclasses.replace(SCALE, custom=False)
+#: A function of a scale and its records; of the new records, None means those that follow from an update.
+Rescale = Callable[[Body, list[Record]], tuple[Body, list[Record] | None]]
 
 
 class Scales:
@@ -73,21 +82,52 @@ class Scales:
             raise statuses.invalid('', '', '', [statuses.value_invalid('patch', text, complaint)])
         return await self._store(kind, namespace, name, changed, options)
 
+    async def apply(self, kind: Kind, namespace: str, name: str, config: Body, options: Options) -> Body:
+        """Apply a decoded configuration of the scale; 409 if others own the number."""
+        self._objects.get(kind, namespace, name)
+        applying.check(config, _RECORDED, namespace, name, present=True)
+
+        def change(scale: Body, owners: list[Record]) -> tuple[Body, list[Record]]:
+            return scaling.applied(scale, owners, config, options.manager, options.force)
+        return await self._rewrite(kind, namespace, name, change, options)
+
     async def _store(self, kind: Kind, namespace: str, name: str, scale: Body, options: Options) -> Body:
         _check_fields(scale, options)
-        replicas = (scale.get('spec') or {}).get('replicas') or 0
-        if replicas < 0 and not kind.custom:
+        if not kind.custom and (replicas := _replicas(scale)) < 0:
             raise statuses.invalid('autoscaling', KIND, name, [statuses.value_invalid(
                 'spec.replicas', str(replicas), 'must be greater than or equal to 0')])
-        patch: Body = {}
-        node, path = patch, kind.scale['spec'].strip('.').split('.')
-        for part in path[:-1]:
-            node = node.setdefault(part, {})
-        node[path[-1]] = replicas
-        if version := (scale.get('metadata') or {}).get('resourceVersion'):
-            patch.setdefault('metadata', {})['resourceVersion'] = version
-        raw = await self._objects.patch(kind, namespace, name, patch, rest.MERGE_PATCH, options)
-        return _view(kind, orjson.loads(raw))
+        return await self._rewrite(kind, namespace, name, lambda _, owners: (scale, None), options)
+
+    async def _rewrite(
+            self, kind: Kind, namespace: str, name: str, change: Rescale, options: Options,
+    ) -> Body:
+        """Write another scale through to the object."""
+        def rewrite(body: Body) -> Body:
+            ownership = scaling.Ownership(body, kind.api_version, path := kind.scale['spec'])
+            before = _view(kind, body)
+            scale, owners = change(before, ownership.of_scale())
+            replicas = _replicas(scale)
+            if owners is None:
+                owners = ownership.updated(options.manager, _replicas(before), replicas)
+            meta = {**body['metadata'], 'managedFields': ownership.of_object(owners)}
+            if version := (scale.get('metadata') or {}).get('resourceVersion'):
+                meta['resourceVersion'] = version
+            return {**_with_number(body, path.strip('.').split('.'), replicas), 'metadata': meta}
+        return _view(kind, orjson.loads(await self._objects.rewrite(
+            kind, namespace, name, rewrite, options, scaling.SUBRESOURCE)))
+
+
+def _with_number(body: Body, path: list[str], number: int) -> Body:
+    first, *rest = path
+    if not rest:
+        return {**body, first: number}
+    inner = body.get(first)
+    return {**body, first: _with_number(inner if isinstance(inner, dict) else {}, rest, number)}
+
+
+def _replicas(scale: Body) -> int:
+    """How many are wanted, by a scale that has been found to be one."""
+    return (scale.get('spec') or {}).get('replicas') or 0
 
 
 def _check_decoded(scale: Body, kind: Kind) -> None:

@@ -241,6 +241,9 @@ class Api:
         namespace, name = place.namespace, place.name
         if kind.table is None:
             answer = self._reviews.answer(kind, namespace, _decoded(seen, kind), options.user)
+            if answer.get('spec'):
+                asked = {key: value for key, value in answer.items() if key != 'status'}
+                managers.created(asked, applying.writer_of(kind, self.catalog, options.manager, ''))
             return 201, orjson.dumps(answer)
         if kind.conversion is not None:
             await self.objects.read(kind, namespace, name)
@@ -249,6 +252,9 @@ class Api:
                 return 200, form.raw(scales.SCALE, orjson.dumps(self._scales.get(kind, namespace, name)))
             case 'scale', 'update':
                 scale = await self._scales.replace(kind, namespace, name, _decoded(seen, kind), options)
+                return 200, form.raw(scales.SCALE, orjson.dumps(scale))
+            case 'scale', _ if seen.content_type == rest.APPLY_PATCH:
+                scale = await self._scales.apply(kind, namespace, name, applying.decode(seen.body), options)
                 return 200, form.raw(scales.SCALE, orjson.dumps(scale))
             case 'scale', _:
                 scale = await self._scales.patch(kind, namespace, name, _scale_patch(seen, kind), options)
@@ -405,8 +411,6 @@ def _decoded_patch(seen: SeenRequest, kind: Kind) -> Any:
 
 def _scale_patch(seen: SeenRequest, kind: Kind) -> Callable[[Body], Any]:
     """What a patch does to a scale; it has no lists, so strategic merge patches are like the others there."""
-    if seen.content_type == rest.APPLY_PATCH:
-        raise statuses.unsupported_media(PATCHES, 'the sandbox does not emulate that scales are applied: patch them')
     if seen.content_type == rest.STRATEGIC_PATCH and not kind.custom:
         seen = dataclasses.replace(seen, content_type=rest.MERGE_PATCH)
     patch = _decoded_patch(seen, kind)
