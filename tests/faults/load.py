@@ -5,17 +5,17 @@ Thousands of objects, and an API that fails all the time: is anything lost, is a
 
 Objects are created, edited and deleted while the API fails at random: streams that break, freeze and expire, refusals
 of all kinds, slow answers, lost answers, servers that restart. Then all faults end, and everything must come to rest.
-Each value of each object is unique, so that each call of a handler tells what it has seen. The exit code is 1 if
-anything is lost or done twice, if the memory grows, or if there are more requests than can be explained.
+Each value of each object is unique, so that each call of a handler tells what it has seen. The last line is the
+verdict. The exit code is 1 if anything is lost or done twice, if the memory grows, or if there are more requests than
+can be explained.
 """
 import argparse
 import asyncio
 import collections
 import random
-import sys
 import time
 
-from underload import Load
+from underload import Load, conclude
 
 RATE = 150
 """How many objects are changed per second."""
@@ -102,9 +102,9 @@ async def run(objects: int, seconds: float, seed: int) -> list[str]:
     print(f"requests: {sum(load.requests.values())} (limit {limit}): {load.requests}")
     print(f"memory: {last['memory'] // 1024} MB, {growth:+.1%} since the half; objects now: {len(load.objects)}")
     if sum(load.requests.values()) > limit:
-        problems.append("too many requests")
+        problems.append(f"too many requests: {sum(load.requests.values())} instead of {limit} at most")
     if objects >= 5000 and growth > 0.05:
-        problems.append("the memory grows")
+        problems.append(f"the memory grows by {growth:.1%}")
     if code:
         problems.append(f"the operator has ended with the code {code}")
     return problems
@@ -116,11 +116,7 @@ def main() -> None:
     parser.add_argument('--seconds', type=float, default=300)
     parser.add_argument('--seed', type=int, default=1)
     options = parser.parse_args()
-    problems = asyncio.run(run(options.objects, options.seconds, options.seed))
-    for problem in problems[:20]:
-        print("PROBLEM:", problem)
-    print(f"{len(problems)} problems" if problems else "nothing lost, nothing done twice")
-    sys.exit(bool(problems))
+    conclude(run(options.objects, options.seconds, options.seed), "nothing lost, nothing done twice")
 
 
 if __name__ == '__main__':

@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 import os
+import sys
 from typing import Any, TextIO
 
 import kopf
@@ -61,4 +62,5 @@ async def measure(event: kopf.RawEvent, body: kopf.Body, fields: kopf.Index[str,
     with open('/proc/self/status') as status:
         memory = next(int(line.split()[1]) for line in status if line.startswith('VmRSS:'))
     notes.write(json.dumps({'id': 'measure', 'name': body.metadata.name, 'memory': memory,
-                            'containers': len(gc.get_objects()), 'indexed': len(fields)}) + '\n')
+                            'containers': len(gc.get_objects()), 'blocks': sys.getallocatedblocks(),
+                            'indexed': len(fields)}) + '\n')

@@ -91,8 +91,9 @@ async def test_peers_are_believed_by_our_own_patience(world, clock):
         await tell(boss=boss)
         await world.until_logged('Pausing operations')
         for shift in (HOUR, -2 * HOUR):
+            lastseen = clock.read().isoformat()
             clock.shift += shift
-            await tell(other={'priority': -1, 'lifetime': 60, 'lastseen': clock.read().isoformat()})
+            await tell(boss={**boss, 'lastseen': lastseen})
         await world.create('after')
         await asyncio.sleep(0.2)
         assert world.ids == ['create']

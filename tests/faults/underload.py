@@ -13,8 +13,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
-from typing import Any, Self
+import traceback
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, NoReturn, Self
 
 import kopf.testing
 
@@ -195,3 +196,18 @@ def _judge(expected: Expected, calls: list[tuple[str, int]]) -> list[str]:
     elif ids and ids[-1] != 'delete':
         problems.append(f'the deletion is lost: {calls}')
     return problems
+
+
+def conclude(work: Coroutine[Any, Any, list[str]], praise: str) -> NoReturn:
+    """Do the work; tell in the last line what has come of it; end with 1 if it has found problems, else with 0."""
+    began = time.monotonic()
+    try:
+        problems = asyncio.run(work)
+    except Exception as error:
+        traceback.print_exc(file=sys.stdout)
+        problems = [f'given up: {error!r:.300}']
+    for problem in problems[:20]:
+        print("PROBLEM:", problem)
+    elapsed = f'{time.monotonic() - began:.0f} s'
+    print(f"FAILED in {elapsed}: {len(problems)} problems; {problems[0]}" if problems else f"ok in {elapsed}: {praise}")
+    sys.exit(bool(problems))
