@@ -1,5 +1,5 @@
 """
-A server between operators and the sandbox, which speaks HTTP as badly as real servers and proxies do.
+A server between operators and the API, which speaks HTTP as badly as real servers and proxies do.
 
 It passes on what it is asked, by plain HTTP, and lets the rules of the tests spoil the answers to some of the requests.
 """
@@ -9,6 +9,7 @@ import dataclasses
 import re
 import ssl
 import struct
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from kopf._cogs.clients import connections, pools
@@ -89,6 +90,8 @@ class HostileServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self.spoilt = 0
         """How many answers were spoilt by now."""
+        self.seen: list[tuple[float, str, str]] = []
+        """The time, the method and the target of each request."""
         self.url = ''
 
     @classmethod
@@ -115,6 +118,11 @@ class HostileServer:
     def clear(self) -> None:
         self._rules.clear()
 
+    def drop(self) -> None:
+        """Break off all connections, open streams included."""
+        for task in self._tasks:
+            task.cancel()
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -135,6 +143,7 @@ class HostileServer:
         headers = dict(line.split(': ', 1) for line in lines)
         body = await reader.readexactly(int(headers.get('Content-Length', 0)))
         exchange = Exchange(method, target, headers, body, writer)
+        self.seen.append((time.monotonic(), method, target))
         try:
             rule = next((rule for rule in self._rules if rule.matches(exchange)), None)
             await self._ask(exchange)
