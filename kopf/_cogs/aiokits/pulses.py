@@ -1,9 +1,10 @@
 """
 Watching from a thread whether an event loop goes on, and who keeps it from that.
 
-The loop is asked twice a second to answer; as long as it does, that is all there is: nothing is counted or remembered
-in the loop itself. If it does not answer, it is looked at several times what runs there. Only one task (or callback)
-that is there all the time is blocking it; a loop with very many short tasks is only busy.
+It is looked once or twice a second whether a task runs in the loop. If so, the loop is asked to answer, and as long as
+it does, that is all there is: nothing is counted or remembered in the loop itself. If it does not answer, it is looked at
+several times what runs there. Only one task (or callback) that is there all the time is blocking it; a loop with very
+many short tasks is only busy. A loop that looks idle is asked rarely, as a question wakes it up: callbacks are no tasks.
 """
 import asyncio
 import sys
@@ -13,7 +14,10 @@ from types import FrameType, TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 INTERVAL = 0.5
-"""How often the loop is asked (in seconds)."""
+"""How often it is looked whether the loop is busy (in seconds); half as often while it is not."""
+
+MAX_IDLE_LOOKS = 5
+"""After so many looks at an idle loop, it is asked all the same."""
 
 STEPS = 8
 """How many times the stack is looked at within the limit."""
@@ -74,7 +78,12 @@ class Pulse(Generic[T]):
     # In the thread.
 
     def _run(self) -> None:
-        while not self._closed.wait(INTERVAL):
+        idle_looks = 0
+        while not self._closed.wait(INTERVAL * 2 if idle_looks else INTERVAL):
+            if idle_looks < MAX_IDLE_LOOKS and asyncio.current_task(self._get_loop()) is None:
+                idle_looks += 1
+                continue
+            idle_looks = 0
             answered = threading.Event()
             self._asked_at = time.monotonic()
             try:

@@ -82,6 +82,23 @@ async def test_loops_that_are_busy_or_idle_are_not_blocked():
     assert inspector.found == []
 
 
+async def test_blocking_callbacks_are_found_though_they_are_no_tasks():
+    inspector = Inspector(0.1)
+    async with pulses.Pulse(inspector):
+        asyncio.get_running_loop().call_soon(block, 0.8)
+        await until(lambda: inspector.reports)
+    assert inspector.found == [('block', None)]
+
+
+async def test_idle_loops_are_woken_up_rarely(monkeypatch):
+    loop, questions = asyncio.get_running_loop(), []
+    call_soon_threadsafe = loop.call_soon_threadsafe
+    monkeypatch.setattr(loop, 'call_soon_threadsafe', lambda fn: questions.append(fn) or call_soon_threadsafe(fn))
+    async with pulses.Pulse(Inspector(0.1)):
+        await asyncio.sleep(0.4)
+    assert len(questions) <= 2  # of up to 20 looks
+
+
 async def test_no_limit_means_no_reports_but_the_silence_is_known():
     inspector = Inspector(None)
     async with pulses.Pulse(inspector) as pulse:
