@@ -1,10 +1,11 @@
 """
 Watching from a thread whether an event loop goes on, and who keeps it from that.
 
-It is looked once or twice a second whether a task runs in the loop. If so, the loop is asked to answer, and as long as
-it does, that is all there is: nothing is counted or remembered in the loop itself. If it does not answer, it is looked at
-several times what runs there. Only one task (or callback) that is there all the time is blocking it; a loop with very
-many short tasks is only busy. A loop that looks idle is asked rarely, as a question wakes it up: callbacks are no tasks.
+It is looked once or twice a second whether a task runs in the loop. If so, the loop is asked to answer, and as long
+as it does, that is all there is: nothing is counted or remembered in the loop itself. If it does not answer, it is
+looked at several times what runs there. Only one task (or callback) that is there all the time is blocking it; a loop
+with very many short tasks is only busy. A loop that looks idle is asked rarely, as a question wakes it up: callbacks
+are no tasks.
 """
 import asyncio
 import sys

@@ -96,7 +96,7 @@ class OwnerReference(TypedDict, total=False):
 
 
 def _cell_of(src: 'Body | Mapping[str, Any]') -> list[Mapping[Any, Any]]:
-    return src._cell if isinstance(src, dicts.MappingView) else [src]
+    return src._cell if type(src) is Body or isinstance(src, dicts.MappingView) else [src]
 
 
 class _Part(dicts.MappingView[str, Any]):

@@ -6,13 +6,12 @@ so that errors, retries and logs mean the same everywhere. What it returns is an
 decide what to store and when to try again. Handling never raises because of the user's code.
 """
 import asyncio
-import contextlib
 import dataclasses
 import enum
 import logging
 import os
 import pathlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from contextvars import ContextVar
 from types import TracebackType
@@ -157,9 +156,11 @@ async def execute_handler_once(
     What is to be done ``after`` the function counts as a part of it. Only cancellations come through as exceptions.
     """
     limits = _Limits(handler, state)
+    debugging = logger.isEnabledFor(logging.DEBUG)
     try:
         limits.check_before()
-        logger.debug("%s is invoked.", handler)
+        if debugging:
+            logger.debug("%s is invoked.", handler)
         result = await _call_in_time(handler, kwargs, limits, rules.executor)
         if after is not None:
             await after()
@@ -179,7 +180,8 @@ async def execute_handler_once(
     except (Exception, SystemExit) as error:  # an exit is for the operator to decide, not for a handler
         return _conclude_arbitrary(handler, error, limits, rules, logger)
     else:
-        logger.log(logging.DEBUG if handler.quiet else logging.INFO, "%s succeeded.", handler)
+        if debugging or not handler.quiet:
+            logger.log(logging.DEBUG if handler.quiet else logging.INFO, "%s succeeded.", handler)
         return Outcome(final=True, result=result)
 
 
@@ -277,13 +279,23 @@ def _begin_in_users_code(error: BaseException) -> BaseException | ExcInfo | None
     return None if is_call else error
 
 
-@contextlib.contextmanager
-def running(handler: Handler, cause: Any) -> Iterator[None]:
-    """Make the handler and its cause known to the toolkit's functions called inside."""
-    handler_token, cause_token = handler_var.set(handler), cause_var.set(cause)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):  # if it was abandoned, and is closed in another context
-            handler_var.reset(handler_token)
-            cause_var.reset(cause_token)
+class running:
+    """
+    Make the handler and its cause known to the toolkit's functions called inside of this context.
+
+    It is a class, as generators would cost more than all the rest here, and there is one for each daemon that runs.
+    """
+    __slots__ = ('_cause', '_cause_token', '_handler', '_handler_token')
+
+    def __init__(self, handler: Handler, cause: Any) -> None:
+        self._handler, self._cause = handler, cause
+
+    def __enter__(self) -> None:
+        self._handler_token, self._cause_token = handler_var.set(self._handler), cause_var.set(self._cause)
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            handler_var.reset(self._handler_token)
+            cause_var.reset(self._cause_token)
+        except ValueError:  # it was abandoned, and is closed in another context
+            pass

@@ -9,6 +9,7 @@ import asyncio
 import contextvars
 import functools
 import inspect
+import types
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from typing import Any
@@ -39,7 +40,9 @@ async def invoke(
     """Call the function and return its result; its exceptions come through unchanged."""
     if is_async_fn(fn) if asynchronous is None else asynchronous:
         result = fn(**kwargs)
-        return await result if inspect.isawaitable(result) else result  # a wrapper may have awaited it already
+        if type(result) is types.CoroutineType or inspect.isawaitable(result):
+            return await result
+        return result  # a wrapper may have awaited it already
     context = contextvars.copy_context()
     result = await asyncio.get_running_loop().run_in_executor(executor, context.run, _call, fn, kwargs)
     return await result if inspect.iscoroutine(result) else result

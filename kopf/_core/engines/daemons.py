@@ -32,13 +32,18 @@ if TYPE_CHECKING:
 EXIT_TIMEOUT, EXIT_CANCELLATION_TIMEOUT = 5.0, 1.0
 """For daemons without limits of their own: how long an exiting operator waits before it cancels them, and after."""
 
+TIMER_RESOLUTION = 0.001
+"""How much too early an event loop may be (in seconds): uvloop counts in milliseconds."""
+
 _PASSING_ERRORS = (APIServerError, APIConnectionError, APITooManyRequestsError)
 
 
 class Daemon:
     """One handler, a daemon or a timer, with one object."""
 
-    __slots__ = ('_alarm', '_base', '_due', '_sending', 'abandoned', 'handler', 'owner', 'state', 'stopper', 'task')
+    __slots__ = (
+        '_alarm', '_base', '_due', '_has_thread', '_sending', 'abandoned', 'handler', 'owner', 'state', 'stopper',
+        'task')
 
     def __init__(self, handler: SpawningHandler, owner: 'ObjectDaemons') -> None:
         self.handler = handler
@@ -52,6 +57,7 @@ class Daemon:
         """What runs the function, while it runs."""
         self._alarm: asyncio.TimerHandle | None = None
         self._due = self._base = 0.0
+        self._has_thread = isinstance(handler, DaemonHandler) and not handler.asynchronous
         self._sending = False
 
     # Running.
@@ -73,11 +79,11 @@ class Daemon:
         self._due = at
         if at == math.inf:
             return
-        if at <= self._now():
+        loop = asyncio.get_running_loop()
+        if at <= loop.time() + TIMER_RESOLUTION:
             self._begin()
         else:
-            self._alarm = asyncio.get_running_loop().call_at(
-                at, self._wake_up, context=self.owner.spawner.background.context)
+            self._alarm = loop.call_at(at, self._wake_up, context=self.owner.spawner.background.context)
 
     def _wake_up(self) -> None:
         self._alarm = None
@@ -95,10 +101,6 @@ class Daemon:
         self.task = asyncio.get_running_loop().create_task(
             self._run(), context=self.owner.spawner.background.context.copy())
         return True
-
-    @property
-    def _has_thread(self) -> bool:
-        return isinstance(self.handler, DaemonHandler) and not self.handler.asynchronous
 
     async def _run(self) -> None:
         at: float | None = None
@@ -142,15 +144,13 @@ class Daemon:
             owner.spawner.host.restore(owner.record, seal, [handler.id])
         if patch:
             await self._send(patch)
-        if outcome is None:
-            return None
-        self.state = self.state.with_outcome(outcome, utcnow())
-        return self._plan(outcome, began)
+        return None if outcome is None else self._plan(self.state, outcome, began)
 
-    def _plan(self, outcome: Outcome, began: float) -> float | None:
+    def _plan(self, state: HandlerState, outcome: Outcome, began: float) -> float | None:
         """Tell when to run it again, on the clock of the loop: never, or only after a change (infinity)."""
         handler, now = self.handler, self._now()
         if not outcome.final:
+            self.state = state.with_outcome(outcome, utcnow())
             return now + (outcome.delay or 0)
         if outcome.exception is not None or not isinstance(handler, TimerHandler):
             return None
@@ -162,7 +162,7 @@ class Daemon:
             return self._base + (missed + 1) * handler.interval
         # The delays of a busy loop must not add up.
         lag = began - self._due
-        return now + handler.interval - (lag if 0 < lag < handler.interval else 0)
+        return now + handler.interval - (lag if lag < handler.interval else 0)
 
     async def _send(self, patch: Patch) -> None:
         """Apply the patch; if the API does not work, try again until it does, or until the daemon is to stop."""

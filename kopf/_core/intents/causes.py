@@ -95,6 +95,7 @@ class ResourceCause(Cause):
 
     def _build(self) -> dict[str, Any]:
         body, meta = self.body, self.body.metadata
+        data = meta._data()
         return {
             'logger': self.logger,
             'memo': self.memo,
@@ -104,9 +105,9 @@ class ResourceCause(Cause):
             'spec': body.spec,
             'meta': meta,
             'status': body.status,
-            'uid': meta.uid,
-            'name': meta.name,
-            'namespace': meta.namespace,
+            'uid': data.get('uid'),
+            'name': data.get('name'),
+            'namespace': data.get('namespace'),
             'labels': meta.labels,
             'annotations': meta.annotations,
         }

@@ -5,6 +5,7 @@ There is one slotted record an object, and it is all that is kept of an object a
 Everything else (the body, the progress of a change, a worker, a timer, a memo) is only there while it is needed.
 """
 import asyncio
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ class ObjectRecord:
 
     def __init__(self, uid: str, namespace: str | None, name: str, *, initial: bool) -> None:
         self.uid = uid
-        self.namespace = namespace
+        self.namespace = sys.intern(namespace) if type(namespace) is str else namespace  # there are few of them
         self.name = name
         self.initial = initial
         """It was there before this process has begun to watch, and is not resumed yet."""

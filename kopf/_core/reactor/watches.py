@@ -15,9 +15,10 @@ import enum
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
+from kopf._cogs.aiokits.silences import SilenceLimit
 from kopf._cogs.clients import errors
 from kopf._cogs.clients.api import ApiClient, decode
 from kopf._cogs.configs.configuration import OperatorSettings
@@ -29,6 +30,8 @@ from kopf._core.reactor.inventory import ObjectRecord, identify
 logger = logging.getLogger(__name__)
 
 CHUNK_SIZE = 500
+MAX_AT_ONCE = 50
+"""How many objects are taken before those who handle them get their turn: each of them is in memory until then."""
 MIN_BACKOFF, MAX_BACKOFF, HEALTHY_AFTER = 0.8, 30.0, 120.0
 FORBIDDEN_BACKOFF = 60.0
 TRANSIENT_REFUSALS = (408, 429)
@@ -241,9 +244,11 @@ class ResourceWatch:
                 # It must not be taken for an empty list: all the objects would be gone.
                 raise errors.APIServerError(f"The answer is no list of objects: {str(page)[:200]}")
             defaults = {'apiVersion': page.get('apiVersion'), 'kind': (page.get('kind') or '').removesuffix('List')}
-            for item in page.get('items') or ():
+            for number, item in enumerate(page.get('items') or (), start=1):
                 raw = {**defaults, **item} if isinstance(item, dict) else item
                 self._take({'type': None, 'object': cast(RawBody, raw)})
+                if number % MAX_AT_ONCE == 0:
+                    await asyncio.sleep(0)
             meta = page.get('metadata') or {}
             token = meta.get('continue')
             if not token:
@@ -270,30 +275,24 @@ class ResourceWatch:
         """Take the events until the stream ends or breaks."""
         started, count = time.monotonic(), 0
         self.state = WatchState.LISTING if self._since is None else WatchState.STREAMING
+        limit = self._settings.watching.inactivity_timeout
         async with self._client.stream(self._path, params) as batches:
             self._opened_at = time.monotonic()
-            async for lines in self._alive(batches):
-                for line in lines:
-                    count += self._take_line(line)
-                self._note_health()
+            try:
+                async with SilenceLimit(limit) as silence:
+                    async for lines in batches:
+                        for number, line in enumerate(lines, start=1):
+                            count += self._take_line(line)
+                            if number % MAX_AT_ONCE == 0:
+                                await asyncio.sleep(0)
+                        self._note_health()
+                        silence.renew()
+            except TimeoutError as error:
+                raise StreamBroken(f"the stream is inactive for {limit:g} seconds; reconnecting") from error
         if self._since is None:
             raise StreamBroken("the stream has ended before the end of its initial list")
         if not count and time.monotonic() - started < SHORT_LIFE:
             raise StreamBroken("the stream has ended at once")
-
-    async def _alive(self, batches: AsyncIterator[list[bytes]]) -> AsyncIterator[list[bytes]]:
-        """Give the lines as they come; raise if there is nothing for too long: not even a bookmark."""
-        limit = self._settings.watching.inactivity_timeout
-        iterator = aiter(batches)
-        while True:
-            try:
-                async with asyncio.timeout(limit):
-                    lines = await anext(iterator)
-            except StopAsyncIteration:
-                return
-            except TimeoutError as error:
-                raise StreamBroken(f"the stream is inactive for {limit:g} seconds; reconnecting") from error
-            yield lines
 
     def _take_line(self, line: bytes) -> bool:
         """Take what the line brings; tell if it is about an object."""

@@ -1,0 +1,40 @@
+import asyncio
+
+import pytest
+
+from kopf._cogs.aiokits.silences import SilenceLimit
+
+pytestmark = pytest.mark.looptime
+
+
+async def test_signs_of_life_put_the_limit_off():
+    loop = asyncio.get_running_loop()
+    with pytest.raises(TimeoutError):
+        async with SilenceLimit(10) as silence:
+            for _ in range(3):
+                await asyncio.sleep(9)
+                silence.renew()
+            await asyncio.sleep(99)
+    assert loop.time() == pytest.approx(37)
+
+
+async def test_nothing_is_left_of_it_when_it_is_over():
+    async with SilenceLimit(10):
+        await asyncio.sleep(9)
+    await asyncio.sleep(9)
+
+
+async def test_no_limit():
+    async with SilenceLimit(None) as silence:
+        await asyncio.sleep(1e6)
+        silence.renew()
+
+
+async def test_errors_and_cancellations_of_others_come_through():
+    with pytest.raises(ZeroDivisionError):
+        async with SilenceLimit(10):
+            raise ZeroDivisionError
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(5), SilenceLimit(10):
+            await asyncio.sleep(99)
+    assert asyncio.get_running_loop().time() == pytest.approx(5)
