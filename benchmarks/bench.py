@@ -22,6 +22,8 @@ import threading
 import time
 import urllib.parse
 
+import results as reporting
+
 HERE = pathlib.Path(__file__).resolve().parent
 GROUP = "bench.kopf.dev"
 API = f"/apis/{GROUP}/v1"
@@ -29,7 +31,7 @@ CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 HOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 ANNOTATION = "kopf.zalando.org/last-handled-configuration"
 WRITERS = 4
-ON_REQUEST = ["index:N=10000", "index:N=30000"]  # only if named with --only: minutes to hours in the reference
+SLOW = ["index:N=10000", "index:N=30000"]  # quadratic in kopf 1.45: minutes, and half an hour
 
 SCALES = {
     "small": dict(ingest=[1000, 10000], index=[1000], settle=6, create=[300], variants=["finalizer"], latency=50,
@@ -596,55 +598,7 @@ def plan(scale):
     yield "idle", "", case_idle, {}, True
 
 
-# ---------------------------------------------------------------- the results
-
-def growth(results):
-    """Derive how much memory one more object takes, from the same case with different numbers of objects."""
-    points = collections.defaultdict(lambda: collections.defaultdict(list))
-    for result in results:
-        if result["case"] in ("ingest", "index") and result["variant"].startswith("N="):
-            points[result["case"], result["runner"]][int(result["variant"][2:])].append(result["metrics"])
-    derived = {"peak rss KB/object": ("peak rss MB", 1024), "settled rss KB/object": ("settled rss MB", 1024),
-               "cpu us/object": ("cpu settled s", 1e6)}
-    for (case, runner), sizes in points.items():
-        for small, large in zip(sorted(sizes), sorted(sizes)[1:]):
-            metrics = {}
-            for name, (key, unit) in derived.items():
-                low, high = (statistics.median(each[key] for each in sizes[size]) for size in (small, large))
-                metrics[name] = (high - low) * unit / (large - small)
-            yield dict(case=case, variant=f"growth {small}–{large}", runner=runner, repeat=0, metrics=metrics)
-
-
-def number(value):
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}" \
-        if abs(value) >= 0.1 or not value else f"{value:.4f}"
-
-
-def table(results, runners):
-    """Markdown: the median, the range if repeated, and the ratio to the first runner."""
-    rows = collections.defaultdict(lambda: collections.defaultdict(list))
-    for result in [*results, *growth(results)]:
-        for metric, value in result["metrics"].items():
-            rows[result["case"], result["variant"], metric][result["runner"]].append(value)
-    order = list(dict.fromkeys(result["case"] for result in results))
-    print("| case | metric |", " | ".join(runners), "|")
-    print("|---|---|" + "---:|" * len(runners))
-    for (case, variant, metric), values in sorted(rows.items(), key=lambda row: order.index(row[0][0])):
-        cells = []
-        base = statistics.median(values[runners[0]]) if values[runners[0]] else 0
-        for runner in runners:
-            if not values[runner]:
-                cells.append("")
-                continue
-            median = statistics.median(values[runner])
-            cell = number(median)
-            if len(values[runner]) > 1:
-                cell += f" ({number(min(values[runner]))}–{number(max(values[runner]))})"
-            if runner != runners[0] and base:
-                cell += f" ×{number(median / base)}"
-            cells.append(cell)
-        print(f"| {case} {variant} | {metric} |", " | ".join(cells), "|")
-
+# ---------------------------------------------------------------- the commands
 
 def build_anchor():
     binary = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "kubelab/goanchor"
@@ -663,16 +617,20 @@ def prepare(args):
     return runners, Cluster(args.dir, args.port)
 
 
-def measure(cluster, runners, scale, *, only, repeat, done=lambda results: None):
+def measure(cluster, runners, scale, *, only=(), repeat=1, slow=False, minutes=float("inf"), done=lambda results: None):
     """Measure the cases, all runners in turns; return the results and the number of failures."""
-    results, failures = [], 0
-    for case, variant, function, arguments, anchors in plan(SCALES[scale]):
-        label = f"{case}:{variant}"
-        if label not in only and (label in ON_REQUEST or only and case not in only):
-            continue
-        for repetition in range(repeat):
+    results, failures, took = [], 0, collections.Counter()
+    end = time.monotonic() + minutes * 60
+    for repetition in range(repeat):
+        for case, variant, function, arguments, anchors in plan(SCALES[scale]):
+            label = f"{case}:{variant}"
             for runner in runners:
-                if runner.kind != "kopf" and not anchors:
+                if only and label not in only and case not in only or runner.kind != "kopf" and not anchors:
+                    continue
+                if label in SLOW and runner is runners[0] and not slow:
+                    continue
+                begin = time.monotonic()
+                if repetition and begin + took[label, runner.name] > end:
                     continue
                 try:
                     metrics = function(cluster, runner, SCALES[scale], **arguments)
@@ -680,10 +638,11 @@ def measure(cluster, runners, scale, *, only, repeat, done=lambda results: None)
                     print(f"{case} {variant} {runner.name}: FAILED: {error!s:.2000}", file=sys.stderr)
                     failures += 1
                     continue
+                took[label, runner.name] = time.monotonic() - begin
                 results.append(dict(case=case, variant=variant, runner=runner.name, repeat=repetition, metrics=metrics))
-                load = os.getloadavg()[0]
-                print(f"{case} {variant} {runner.name}:", ", ".join(f"{k} {number(v)}" for k, v in metrics.items()),
-                      f"[load {load:.1f}]", file=sys.stderr, flush=True)
+                shown = ", ".join(f"{name} {reporting.number(value)}" for name, value in metrics.items())
+                print(f"{case} {variant} {runner.name}: {shown} [load {os.getloadavg()[0]:.1f}]",
+                      file=sys.stderr, flush=True)
                 done(results)
     return results, failures
 
@@ -693,23 +652,13 @@ def run(args):
     names = [runner.name for runner in runners]
     output = pathlib.Path(args.json or f"{cluster.directory}-results/{time.strftime('%m%d-%H%M%S')}.json")
     output.parent.mkdir(parents=True, exist_ok=True)
-    results, failures = measure(cluster, runners, args.scale, only=args.only, repeat=args.repeat,
-                                done=lambda results: output.write_text(json.dumps(dict(runners=names, results=results))))
-    table(results, names)
+    results, failures = measure(
+        cluster, runners, args.scale, only=args.only, repeat=args.repeat, slow=args.slow, minutes=args.minutes,
+        done=lambda results: output.write_text(json.dumps(dict(runners=names, results=results))))
+    reporting.print_table(results, names)
     print(f"\nJSON: {output}")
     cluster.pool.terminate()
     sys.exit(f"{failures} measurements failed" if failures else 0)
-
-
-def ratios(results, base, other):
-    """The ratios of the medians of all metrics that are the better, the less they are."""
-    values = collections.defaultdict(list)
-    for result in results:
-        for metric, value in result["metrics"].items():
-            values[f"{result['case']}:{result['variant']}", metric, result["runner"]].append(value)
-    medians = {key: statistics.median(items) for key, items in values.items()}
-    return {(label, metric): medians[label, metric, other] / value for (label, metric, runner), value in medians.items()
-            if runner == base and value and (label, metric, other) in medians}
 
 
 def check(args):
@@ -722,7 +671,7 @@ def check(args):
     for attempt in range(args.attempts):
         more, failures = measure(cluster, runners, "small", only=sorted({label for label, _ in worse}), repeat=args.repeat)
         results += more
-        found = ratios(results, base, other)
+        found = reporting.ratios(results, base, other)
         worse = [key for key in recorded if found.get(key, float("inf")) > recorded[key] * (1 + args.tolerance / 100)]
         if not worse:
             break
@@ -731,15 +680,15 @@ def check(args):
     for label, metric in recorded:
         now = found.get((label, metric), float("nan"))
         mark = "WORSE" if (label, metric) in worse else ""
-        print(f"| {label} | {metric} | ×{number(recorded[label, metric])} | ×{number(now)} | {mark} |")
+        ratios = f"×{reporting.number(recorded[label, metric])} | ×{reporting.number(now)}"
+        print(f"| {label} | {metric} | {ratios} | {mark} |")
     sys.exit(f"{len(worse)} of {len(recorded)} ratios are worse by more than {args.tolerance:g} %" if worse else 0)
 
 
 def show(args):
     """The table of one or more earlier runs."""
-    runs = [json.loads(pathlib.Path(file).read_text()) for file in args.file]
-    runners = list(dict.fromkeys(name for run in runs for name in run["runners"]))
-    table([result for run in runs for result in run["results"]], runners)
+    results, runners = reporting.load(args.file)
+    (reporting.print_page if args.csv else reporting.print_table)(results, runners)
 
 
 def main():
@@ -758,6 +707,10 @@ def main():
     command.add_argument("--only", nargs="+", default=[], metavar="CASE[:VARIANT]")
     command.add_argument("--scale", choices=SCALES, default="small")
     command.add_argument("--json", help="where to write the results")
+    command.add_argument("--minutes", type=float, default=float("inf"),
+                         help="begin no more repetitions that would end later; everything is measured once at least")
+    command.add_argument("--slow", action="store_true",
+                         help=f"measure {' and '.join(SLOW)} also in the base, where they can take half an hour")
     command = commands.add_parser("check", parents=[shared], help="compare two environments with the recorded ratios")
     command.set_defaults(function=check)
     command.add_argument("--recorded", type=pathlib.Path, default=HERE / "ratios.json")
@@ -766,6 +719,7 @@ def main():
     command = commands.add_parser("show", help="print the table of earlier runs")
     command.set_defaults(function=show)
     command.add_argument("file", nargs="+")
+    command.add_argument("--csv", action="store_true", help="print the rows of docs/performance.csv")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the operator is stopped too
     args.function(args)
