@@ -175,7 +175,9 @@ async def execute_handler_once(
     except TemporaryError as error:
         return _conclude_temporary(handler, error, limits, logger)
     except rules.permanent_errors as error:
-        logger.error("%s failed permanently: %s", handler, describe_error(error))
+        text = describe_error(error)
+        is_limit = text.startswith(f"{handler} has ")  # our own error, which names the handler already
+        logger.error("%s", text if is_limit else f"{handler} failed permanently: {text}")
         return Outcome(final=True, exception=error)
     except (Exception, SystemExit) as error:  # an exit is for the operator to decide, not for a handler
         return _conclude_arbitrary(handler, error, limits, rules, logger)

@@ -11,8 +11,8 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
-from typing import Any
+from concurrent.futures import CancelledError, Executor
+from typing import Any, NamedTuple
 
 
 def is_async_fn(fn: object) -> bool:
@@ -45,12 +45,24 @@ async def invoke(
         return result  # a wrapper may have awaited it already
     context = contextvars.copy_context()
     result = await asyncio.get_running_loop().run_in_executor(executor, context.run, _call, fn, kwargs)
+    if type(result) is _Raised:
+        try:
+            raise result.error
+        finally:
+            del result  # the traceback refers to this frame: a cycle
     return await result if inspect.iscoroutine(result) else result
+
+
+class _Raised(NamedTuple):
+    error: Exception
 
 
 def _call(fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
     try:
         return fn(**kwargs)
+    except (TimeoutError, CancelledError) as error:
+        # Asyncio takes them for those of its futures: it replaces them by errors without tracebacks, by cancellations.
+        return _Raised(error)
     except StopIteration as error:
         # A future can't carry it: the awaiting side would never be woken up.
         raise RuntimeError(f"The function {fn!r} raised StopIteration.") from error

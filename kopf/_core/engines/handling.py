@@ -6,6 +6,7 @@ kept beside its own. The parent is finished only when all of them are; until the
 them anew. Specified in the documentation's "Sub-handlers" and "Idempotence".
 """
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -97,7 +98,11 @@ _children_var: ContextVar[Children] = ContextVar('children_var')
 def append_subhandler(fn: Callable[..., Any], options: SubHandlerOptions | Mapping[str, Any]) -> None:
     """Add a sub-handler to the handler that is being run; `LookupError` if none is."""
     children = _get_children()
-    children.declared.append(make_subhandler(fn, children.parent, options))
+    handler = make_subhandler(fn, children.parent, options)
+    # Unlike those of other handlers, the ids have no fields in them, unless it is one function for several fields.
+    if handler.field and any(each.id == handler.id and each.field != handler.field for each in children.declared):
+        handler = dataclasses.replace(handler, id=HandlerId(f"{handler.id}/{'.'.join(handler.field)}"))
+    children.declared.append(handler)
 
 
 async def execute(

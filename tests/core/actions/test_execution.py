@@ -175,7 +175,7 @@ async def test_attempts_end(run, caplog, error):
 async def test_no_attempt_is_made_in_excess(run, caplog):
     outcome = await run(pytest.fail, retries=3, retries_done=3)
     assert isinstance(outcome.exception, kopf.HandlerRetriesError) and outcome.final
-    assert messages(caplog) == ["Handler 'fn' failed permanently: Handler 'fn' has exceeded 3 retries."]
+    assert messages(caplog) == ["Handler 'fn' has exceeded 3 retries."]
 
 
 async def test_the_last_attempt_can_succeed(run):
@@ -196,7 +196,7 @@ async def test_no_attempt_is_planned_past_the_end(run, caplog, error, options, a
 async def test_no_attempt_is_made_after_the_end(run, caplog):
     outcome = await run(pytest.fail, timeout=10, age=10)
     assert isinstance(outcome.exception, kopf.HandlerTimeoutError) and outcome.final
-    assert messages(caplog) == ["Handler 'fn' failed permanently: Handler 'fn' has timed out after 10 seconds."]
+    assert messages(caplog) == ["Handler 'fn' has timed out after 10 seconds."]
 
 
 @pytest.mark.parametrize('age', [0, 7.5])

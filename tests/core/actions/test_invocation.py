@@ -3,7 +3,7 @@ import asyncio
 import contextvars
 import functools
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 
 import pytest
 
@@ -103,7 +103,8 @@ async def test_functions_that_return_coroutines_are_awaited(executor):
     assert (args, kwargs) == ((), {'x': 1})
 
 
-@pytest.mark.parametrize('error', [ValueError('boo'), KeyError('x'), SystemExit(3)])
+@pytest.mark.parametrize('error', [
+    ValueError('boo'), KeyError('x'), SystemExit(3), TimeoutError('of a socket'), CancelledError('of a future')])
 @pytest.mark.parametrize('kind', ['sync', 'async'])
 async def test_errors_come_unchanged(kind, error, executor):
     def sync_failing(**_):
@@ -115,6 +116,7 @@ async def test_errors_come_unchanged(kind, error, executor):
     with pytest.raises(type(error)) as info:
         await invoke(sync_failing if kind == 'sync' else async_failing, {}, executor=executor)
     assert info.value is error
+    assert f'{kind}_failing' in [entry.name for entry in info.traceback]
 
 
 async def test_stop_iteration_does_not_hang(executor):

@@ -245,6 +245,17 @@ async def test_subhandlers_are_filtered(steps):
     assert steps.calls == ['fn', 'x'] and steps.done and 'fn/y' not in steps.state
 
 
+async def test_ids_of_subhandlers_have_fields_only_to_tell_them_apart(steps):
+    def parent(**_):
+        for field in ('spec.field', 'metadata.labels', 'spec.absent'):
+            steps.sub('sub', field=field)
+        steps.sub('other', field='spec')
+
+    steps.declare('fn', parent)
+    await steps.step()
+    assert sorted(steps.state) == ['fn', 'fn/other', 'fn/sub', 'fn/sub/metadata.labels']
+
+
 async def test_subhandlers_of_failing_parents_are_not_run(steps):
     def fn(**_):
         steps.sub('x')
