@@ -4,7 +4,8 @@ It turns options into the arguments of what can equally be called from Python, s
 may set up (logging, the event loop), and says in a few words why it fails: tracebacks are shown only where they help,
 i.e. for errors of unknown origin and under ``--debug``.
 
-Exit codes: 0 if stopped by a signal or a flag, 1 if failed, 2 if the command line is wrong.
+Exit codes: 0 if stopped by a signal or a flag, 1 if failed (or what an activity's handler has given to ``sys.exit()``),
+2 if the command line is wrong.
 """
 import asyncio
 import contextlib
@@ -128,14 +129,14 @@ def logging_options(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _failing_shortly(*, debug: bool) -> Iterator[None]:
-    """Log why the command has failed, and exit with the code 1."""
+    """Log why the command has failed, and exit with the code of the error, usually 1."""
     try:
         yield
     except (click.ClickException, click.exceptions.Exit, click.Abort):
         raise
     except ExplainedError as exc:
         logger.critical("%s", _summarise(exc), exc_info=debug)
-        raise SystemExit(1) from exc
+        raise SystemExit(exc.exit_code) from exc
     except Exception as exc:
         logger.critical("The operator has failed unexpectedly: %s", _summarise(exc), exc_info=True)
         raise SystemExit(1) from exc

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 import kopf._core.reactor.running
 from kopf._cogs.structs.credentials import LoginError
+from kopf._core.actions.execution import Outcome
 from kopf._core.actions.loggers import LogFormat
 from kopf._core.engines.activities import ActivityError
 from kopf._core.intents.causes import Activity
@@ -270,6 +271,11 @@ def test_known_failures_are_short(invoke, operator, handlers, error, text):
     assert result.output.splitlines() == [text]
     assert result.exception.__cause__ is error
     assert operator.kwargs['loop'].is_closed()
+
+
+def test_exit_codes_of_activities(invoke, operator, handlers):
+    operator.error = ActivityError(Activity.STARTUP, {'fn': Outcome(final=True, exception=SystemExit(7))})
+    assert invoke('run', handlers).exit_code == 7
 
 
 def test_known_failures_have_tracebacks_when_debugged(invoke, operator, handlers):

@@ -8,3 +8,6 @@ does not have to know, nor to import, all those who can fail.
 
 class ExplainedError(Exception):
     """An error whose text is all that its reader needs."""
+
+    exit_code = 1
+    """What the command ends with if it fails because of this error."""

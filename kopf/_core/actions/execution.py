@@ -125,7 +125,7 @@ class Execution(NamedTuple):
     executor: Executor
     default_errors: ErrorsMode = ErrorsMode.TEMPORARY
     default_backoff: float = 60
-    permanent_errors: tuple[type[Exception], ...] = (PermanentError,)
+    permanent_errors: tuple[type[BaseException], ...] = (PermanentError,)
 
 
 handler_var: ContextVar[Handler] = ContextVar('handler_var')

@@ -41,6 +41,7 @@ class ActivityError(ExplainedError):
         failures = '; '.join(f"{key}: {describe_error(outcome.exception)}" for key, outcome in outcomes.items()
                              if outcome.exception is not None)
         super().__init__(f"The activity {activity.value!r} has failed: {failures}")
+        self.exit_code = _get_exit_code(outcomes)
 
 
 async def run_activity(
@@ -80,7 +81,10 @@ def make_rules(settings: OperatorSettings) -> Execution:
     return Execution(
         executor=settings.execution.executor,
         default_backoff=settings.execution.default_backoff,
-        permanent_errors=(PermanentError, LoginError))  # it tells what must be repaired: trying again is of no use
+        permanent_errors=(
+            PermanentError,
+            LoginError,  # it tells what must be repaired: trying again is of no use
+            SystemExit))  # of those who call sys.exit(), e.g. if something is not configured
 
 
 def check_outcomes(activity: Activity, outcomes: Mapping[HandlerId, Outcome]) -> None:
@@ -105,8 +109,17 @@ def get_credentials(outcomes: Mapping[HandlerId, Outcome]) -> dict[HandlerId, Cr
     failures = [f"{key}: {describe_error(outcome.exception)}" for key, outcome in outcomes.items()
                 if outcome.exception is not None]
     if failures and not found:
-        raise LoginError(f"All login handlers have failed. {'; '.join(failures)}")
+        error = LoginError(f"All login handlers have failed. {'; '.join(failures)}")
+        error.exit_code = _get_exit_code(outcomes)
+        raise error
     return found
+
+
+def _get_exit_code(outcomes: Mapping[HandlerId, Outcome]) -> int:
+    """Give what a handler has called ``sys.exit()`` with, if any has; for all other failures, it is 1."""
+    failures = [outcome.exception for outcome in outcomes.values() if outcome.exception is not None]
+    codes = [(error.code or 0) if isinstance(error, SystemExit) else 1 for error in failures]
+    return max((code if isinstance(code, int) else 1 for code in codes), default=1)
 
 
 def _make_unique(id: HandlerId, taken: Collection[HandlerId]) -> HandlerId:

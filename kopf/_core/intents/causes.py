@@ -78,7 +78,7 @@ class ActivityCause(Cause):
     settings: OperatorSettings
 
     def base_kwargs(self) -> dict[str, Any]:
-        return {'logger': self.logger, 'memo': self.memo, 'settings': self.settings}
+        return {'logger': self.logger, 'memo': self.memo, 'settings': self.settings, 'activity': self.activity}
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)

@@ -26,7 +26,7 @@ _OBJECT = _BASIC | {
     'resource', 'patch', 'body', 'spec', 'meta', 'status', 'uid', 'name', 'namespace', 'labels', 'annotations'}
 
 PROVIDED: Mapping[type[Any], frozenset[str]] = {
-    ActivityHandler: _BASIC | {'settings'},
+    ActivityHandler: _BASIC | {'settings', 'activity'},
     WatchingHandler: _OBJECT | {'event', 'type'},
     SpawningHandler: _OBJECT | {'stopped'},
     ChangingHandler: _OBJECT | {'reason', 'old', 'new', 'diff'},

@@ -278,7 +278,7 @@ class Processor(ObjectSink):
             record.again = False  # those that have just ended are taken into account
         body = Body(cast(RawBody, record.body))
         decision = self._decide(record, body, patch, holding=holding) if deciding and self.table.managing else None
-        patching.discard_unstorable(patch, self._get_logger(record))
+        patching.discard_unstorable(patch, self._get_logger(record, ObjectLogger))
         wanted = snapshot_patch(patch)
         done = True
         if decision is not None:
@@ -322,7 +322,10 @@ class Processor(ObjectSink):
             return False, wanted
         if record.cycle is not None and record.cycle is not decision.cycle and title is not None:
             old_title = TITLES.get(Reason(record.cycle.state.purpose or Reason.NOOP))
-            log.debug("%s is superseded by %s.", old_title, title.lower())
+            succeeded, failed = (sum(getattr(old, name) for old in record.cycle.state.values())
+                                 for name in ('success', 'failure'))
+            log.info("%s is superseded by %s: %d succeeded; %d failed; %d left to the moment.", old_title,
+                     title.lower(), succeeded, failed, len(record.cycle.state) - succeeded - failed)
         record.cycle = decision.cycle
         step = Step(cause, state, self._rules, self._lifecycle)
         if decision.reason is Reason.FREE:
@@ -515,14 +518,14 @@ class Processor(ObjectSink):
         if record.throttle is None:
             record.throttle = Throttle(self._settings.queueing.error_delays)
         delay, is_new = record.throttle.fail(error)
-        log = self._get_logger(record)
-        refused = is_refusal(error)
+        log, refused = self._get_logger(record), is_refusal(error)
         log.error("Throttling for %s seconds due to an unexpected error: %r", delay, error,
                   exc_info=error if is_new and not refused else None)
         if refused:
             self._note_refusal(record, record.throttle, error)
             if is_new:
-                log.error("%s", explain_refusal(error, is_users_fault=record.throttle.is_users_fault))
+                posted = self._get_logger(record, ObjectLogger)
+                posted.error("%s", explain_refusal(error, is_users_fault=record.throttle.is_users_fault))
         record.cancel_wakeup()
         record.throttled = True
         record.wakeup = asyncio.get_running_loop().call_later(delay, self._wake, record)
@@ -551,20 +554,20 @@ class Processor(ObjectSink):
         throttle = cast(Throttle, record.throttle)
         throttle.hastened = True
         if throttle.is_users_fault and record.unsent is not None:
-            self._get_logger(record).info(
+            self._get_logger(record, ObjectLogger).info(
                 "The object has changed: what was refused is given up, and its handlers are run again: %r",
                 record.unsent)
             record.unsent = record.cycle = None
         record.cancel_wakeup()
         record.wakeup = asyncio.get_running_loop().call_later(throttle.get_pause(), self._wake, record)
 
-    def _get_logger(self, record: ObjectRecord) -> Any:
+    def _get_logger(self, record: ObjectRecord, cls: type[ObjectLogger] = LocalObjectLogger) -> ObjectLogger:
         raw = record.body if record.body is not None else {
             'apiVersion': f'{self.table.resource.group}/{self.table.resource.version}'.lstrip('/'),
             'kind': self.table.resource.kind,
             'metadata': {'name': record.name, 'namespace': record.namespace, 'uid': record.uid},
         }
-        return ObjectLogger(body=Body(raw), settings=self._settings)
+        return cls(body=Body(raw), settings=self._settings)
 
     def _copy_memo(self) -> Any:
         return copy.copy(self._memo)

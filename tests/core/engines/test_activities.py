@@ -1,6 +1,7 @@
 """Activities: all their handlers end, in rounds, and what came of them is told apart."""
 import asyncio
 import datetime
+import sys
 
 import pytest
 
@@ -60,7 +61,8 @@ async def test_kwargs(registry, run, caplog):
         seen.update(kwargs)
     settings = kopf.OperatorSettings()
     await run(settings=settings)
-    assert seen.keys() == {'logger', 'memo', 'param', 'retry', 'runtime', 'settings', 'started'}
+    assert seen.keys() == {'activity', 'logger', 'memo', 'param', 'retry', 'runtime', 'settings', 'started'}
+    assert seen['activity'] == 'startup'
     assert seen['settings'] is settings and seen['param'] == 'param'
     assert seen['retry'] == 0 and seen['started'] == START
     assert seen['logger'].name == 'kopf.activities.startup'
@@ -151,6 +153,20 @@ def test_credentials():
                 'c': Outcome(final=True, exception=ValueError('boo'))}
     assert get_credentials(outcomes) == {'a': INFO}
     assert get_credentials({}) == get_credentials({'b': Outcome(final=True)}) == {}
+
+
+@pytest.mark.parametrize('codes, expected', [([3], 3), ([None], 0), (['No $TOKEN.'], 1), ([0, 4], 4)])
+@pytest.mark.looptime
+async def test_exits_are_not_retried_and_give_their_codes(registry, run, codes, expected):
+    for number, code in enumerate(codes):
+        kopf.on.startup(id=f'id{number}', registry=registry)(lambda code=code, **_: sys.exit(code))
+    outcomes = await run()
+    with pytest.raises(activities.ActivityError) as info:
+        activities.check_outcomes(Activity.STARTUP, outcomes)
+    assert info.value.exit_code == expected
+    with pytest.raises(kopf.LoginError) as info:
+        get_credentials(outcomes)
+    assert info.value.exit_code == expected
 
 
 def test_no_credentials_because_of_failures():

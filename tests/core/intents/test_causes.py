@@ -42,7 +42,8 @@ def handler(cls=ResourceHandler, **options):
 
 
 @pytest.mark.parametrize('cause, names', [
-    (make(ActivityCause, activity=Activity.STARTUP, settings=kopf.OperatorSettings()), COMMON | {'settings'}),
+    (make(ActivityCause, activity=Activity.STARTUP, settings=kopf.OperatorSettings()),
+     COMMON | {'settings', 'activity'}),
     (make(WatchingCause, event={'type': None, 'object': RAW}), RESOURCE | {'event', 'type'}),
     (make(IndexingCause), RESOURCE),
     (make(SpawningCause), RESOURCE),

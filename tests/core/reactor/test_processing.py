@@ -264,6 +264,7 @@ async def test_deletion_supersedes_a_creation_that_fails(world):
         await world.delete()
         await world.gone()
     assert world.ids == ['create', 'delete']
+    assert "Creation is superseded by deletion: 0 succeeded; 0 failed; 1 left to the moment." in world.log.texts
 
 
 # Attempts.
@@ -388,7 +389,7 @@ async def test_objects_that_seem_to_be_gone(world):
         await world.handled(field='v2')
 
 
-async def test_throttling(world):
+async def test_throttling(world, caplog):
     world.settings.queueing.error_delays = [0.05, 0.06]
     world.declare(kopf.on.create, 'create', does=None)
     async with world.operator():
@@ -402,6 +403,8 @@ async def test_throttling(world):
         await world.handled(field='v2')
         await world.until_logged('Throttling is over. Switching back to normal operations.')
     assert rule.times is None and len(world.called('create', 'obj')) == 1
+    skipped = [record.k8s_skip for record in caplog.records if 'Throttling' in record.getMessage()]
+    assert skipped and all(skipped)  # they are not posted as events
 
 
 async def test_edits_while_throttled(world):
