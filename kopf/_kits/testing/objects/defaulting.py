@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kopf._kits.testing import clocks
-from kopf._kits.testing.objects import podspecs
+from kopf._kits.testing.objects import podspecs, transitions
 from kopf._kits.testing.objects.podspecs import Fields, maps
 from kopf._kits.testing.schemas import quantities
 
@@ -30,8 +30,6 @@ def begin(body: Body, plural: str) -> None:
             body['status'] = {'phase': 'Pending', 'qosClass': podspecs.quality(body.get('spec'))}
         case 'jobs':
             _begin_job(body, _mapping(body, 'spec'))
-        case 'daemonsets':
-            meta.setdefault('annotations', {})['deprecated.daemonset.template.generation'] = '1'
         case 'persistentvolumeclaims' | 'persistentvolumes':
             _hold(meta, 'kubernetes.io/pvc-protection' if plural.endswith('claims') else 'kubernetes.io/pv-protection')
         case 'nodes':
@@ -90,11 +88,11 @@ def _statefulset(body: Body, spec: Fields) -> None:
     for claim in maps(spec.get('volumeClaimTemplates')):
         claim.setdefault('apiVersion', 'v1')
         claim.setdefault('kind', 'PersistentVolumeClaim')
-        _mapping(claim, 'status').setdefault('phase', 'Pending')
         _claim(claim, _mapping(claim, 'spec'))
 
 
 def _daemonset(body: Body, spec: Fields) -> None:
+    _mapping(body['metadata'], 'annotations').setdefault(transitions.GENERATION, '1')
     spec.setdefault('revisionHistoryLimit', 10)
     strategy = _mapping(spec, 'updateStrategy')
     if strategy.setdefault('type', 'RollingUpdate') == 'RollingUpdate':
@@ -165,6 +163,7 @@ def _podtemplate(body: Body, _: Fields) -> None:
 
 def _claim(body: Body, spec: Fields) -> None:
     spec.setdefault('volumeMode', 'Filesystem')
+    _pending(body)
     resources = _mapping(spec, 'resources')
     quantities.canonize(resources.get('requests'))
     quantities.canonize(resources.get('limits'))
@@ -173,9 +172,15 @@ def _claim(body: Body, spec: Fields) -> None:
 def _volume(body: Body, spec: Fields) -> None:
     spec.setdefault('persistentVolumeReclaimPolicy', 'Retain')
     spec.setdefault('volumeMode', 'Filesystem')
+    _pending(body)
     quantities.canonize(spec.get('capacity'))
     if isinstance(path := spec.get('hostPath'), dict):
         path.setdefault('type', '')
+
+
+def _pending(body: Body) -> None:
+    """Something is always said of the phase."""
+    _mapping(body, 'status').setdefault('phase', 'Pending')
 
 
 def _node(body: Body, spec: Fields) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from kopf._kits.testing import clocks
-from kopf._kits.testing.objects import defaults, metadata, names
+from kopf._kits.testing.objects import defaults, metadata, names, transitions
 from kopf._kits.testing.patching import managers
 from kopf._kits.testing.patching.patches import json_type
 from kopf._kits.testing.resources import crds
@@ -149,8 +149,6 @@ def prepare_changed(body: Body, old: Body, kind: Kind, subresource: str) -> None
     if subresource == 'status':
         _keep_but_status(body, old, kind)
         meta = body['metadata']
-        if kind.plural == 'pods' and isinstance(status := body.get('status'), dict):
-            _restore(status, old.get('status') or {}, 'qosClass')
     elif 'status' in kind.subresources:
         _restore(body, old, 'status')
         if kind.plural == crds.PLURAL:
@@ -162,6 +160,8 @@ def prepare_changed(body: Body, old: Body, kind: Kind, subresource: str) -> None
     for key in ('uid', 'deletionTimestamp', 'deletionGracePeriodSeconds', 'resourceVersion', 'namespace'):
         if key in before:
             meta.setdefault(key, before[key])
+    if not kind.custom:
+        transitions.apply(body, old, kind.plural, subresource)
     if kind.counted and subresource != 'status' and _counts(body, kind) != _counts(old, kind):
         meta['generation'] = before.get('generation', 0) + 1
 
@@ -197,6 +197,8 @@ def _counts(body: Body, kind: Kind) -> bytes:
     """What the generation counts the changes of."""
     if not kind.custom:
         watched = {key: body.get(key) for key in ('spec', 'webhooks', 'template', 'endpoints', 'value')}
+        if kind.plural == 'deployments':
+            watched['annotations'] = body['metadata'].get('annotations')
     else:
         ignored = ('metadata', 'status') if 'status' in kind.subresources else ('metadata',)
         watched = {key: value for key, value in body.items() if key not in ignored}

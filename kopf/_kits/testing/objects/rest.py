@@ -6,6 +6,7 @@ commit; where webhooks have to be asked in between, the object is looked at agai
 """
 import dataclasses
 import uuid
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
@@ -41,6 +42,9 @@ RETURNED_ON_DELETION = frozenset({
     'resourcequotas', 'serviceaccounts', 'services', 'storageclasses', 'volumeattachments', 'volumeattributesclasses',
 })
 
+
+#: Kinds of which the first update makes a new version, even if it changes nothing.
+REWRITTEN = frozenset({'persistentvolumeclaims'})
 
 #: Kinds whose dependents are left alone when they are deleted and nobody says what is to become of them.
 ORPHANED = frozenset({'jobs', 'replicationcontrollers'})
@@ -105,6 +109,8 @@ class Objects:
         self._catalog = catalog
         self._admission = admission
         self._guard = guard
+        #: Those of the `REWRITTEN` kinds that were never updated.
+        self._untouched: weakref.WeakSet[Record] = weakref.WeakSet()
 
     def get(self, kind: Kind, namespace: str, name: str) -> Record:
         """The object; 404 if there is none."""
@@ -346,7 +352,7 @@ class Objects:
         """Write it, if there is anything to be written; None if the object has been changed in the meantime."""
         held = not record.deleting or body['metadata'].get('finalizers')
         migrated = kind.conversion is None or record.stored == kind.storage_api_version
-        if held and migrated and objects.unchanged(body, old):
+        if held and migrated and record not in self._untouched and objects.unchanged(body, old):
             return kind.raw(record) if kind.store.get(record.namespace, record.name) is record else None
         if options.dry_run:
             if kind.conversion is not None:
@@ -369,6 +375,8 @@ class Objects:
 
     async def _commit(self, kind: Kind, type: ChangeType, stored: Body) -> bytes:
         record = self._storage.commit(kind.store, type, stored).record
+        if type == 'ADDED' and kind.plural in REWRITTEN:
+            self._untouched.add(record)
         await kind.ready(record)
         return kind.raw(record)
 

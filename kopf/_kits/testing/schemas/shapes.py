@@ -96,7 +96,7 @@ class Shape:
         """The same, for the caller to fill it."""
         found: dict[str, Any] = {}
         for name, shape in self._always:
-            found[name] = shape.new() if shape.type == 'object' else ZEROS.get(shape.type)
+            found[name] = shape.new() if shape.type == 'object' else None if shape.is_time else ZEROS.get(shape.type)
         return found
 
     @functools.cached_property
@@ -104,7 +104,13 @@ class Shape:
         required = self.schema.get('required') or ()
         return [(name, shape) for name, shape in self.fields.items() if not self._meta and (
             shape.schema.get('default') == ({} if shape.type == 'object' else ZEROS.get(shape.type, 0))
-            or shape.type == 'array' and name in required)]
+            or shape.type == 'array' and name in required
+            or shape.is_time and self.name.endswith('Condition'))]
+
+    @property
+    def is_time(self) -> bool:
+        """Whether it is a moment; conditions always have theirs, if only as nulls."""
+        return self.name.endswith('.meta.v1.Time')
 
     def field(self, name: str) -> 'Shape | None':
         """What a field of this name is; None if there may be none."""
