@@ -162,3 +162,67 @@ async def test_tables_have_all_columns(client):
     table = (await client("GET", client.configmaps, headers=headers)).body
     assert [column["name"] for column in table["columnDefinitions"]] == ["Name", "Data", "Age"]
     assert table["rows"][0]["cells"][:2] == ["c", 1]
+
+
+SCHEME = 'in scheme "pkg/runtime/scheme.go:111"'
+
+
+@pytest.mark.parametrize("version, kind, message", [
+    ("v1", "Secret", 'Secret in version "v1" cannot be handled as a ConfigMap: converting (v1.Secret) to '
+                     '(core.ConfigMap): unknown conversion'),
+    ("apps/v1", "DeploymentList", 'DeploymentList in version "v1" cannot be handled as a ConfigMap: converting '
+                                  '(v1.DeploymentList) to (core.ConfigMap): unknown conversion'),
+    ("v1", "Status", 'Status in version "v1" cannot be handled as a ConfigMap: converting (v1.Status) to '
+                     '(core.ConfigMap): unknown conversion'),
+    ("v1", "Other", f'Other in version "v1" cannot be handled as a ConfigMap: no kind "Other" is registered for '
+                    f'version "v1" {SCHEME}'),
+    ("apiextensions.k8s.io/v1", "CustomResourceDefinition",
+     'CustomResourceDefinition in version "v1" cannot be handled as a ConfigMap: no kind "CustomResourceDefinition" is '
+     f'registered for version "apiextensions.k8s.io/v1" {SCHEME}'),
+    ("a/b/c", "X", 'the object provided is unrecognized (must be of type ConfigMap): unexpected GroupVersion string: '
+                   'a/b/c ({"apiVersion": "a/b/c", "kind" ...)'),
+])
+async def test_other_kinds(client, version, kind, message):
+    answer = await client("POST", client.configmaps, {"apiVersion": version, "kind": kind, "metadata": {"name": "x"}})
+    assert (answer.status, answer.message) == (400, message)
+
+
+@pytest.mark.parametrize("type, text, status, message", [
+    (MERGE, "5", 400, "Invalid JSON Patch"),
+    (MERGE, "{", 400, "Invalid JSON Patch"),
+    (MERGE, "[]", 422, f' "" is invalid: patch: Invalid value: "[]": couldn\'t get version/kind; json parse error: '
+                       f'{STRUCT}'),
+    (JSON, "[", 400, "unexpected end of JSON input"),
+    (JSON, "{}", 400, "json: cannot unmarshal object into Go value of type jsonpatch.Patch"),
+    (JSON, "[5]", 400, "json: cannot unmarshal number into Go value of type jsonpatch.Operation"),
+    (JSON, '[{"op": 5}]', 422, "the server rejected our request due to an error in our request"),
+])
+async def test_patches_of_those_who_do_not_care_for_unknown_fields(client, type, text, status, message):
+    await client("POST", client.configmaps, {"metadata": {"name": "c"}})
+    answer = await client("PATCH", f"{client.configmaps}/c", data=text, type=type, fieldValidation="Ignore")
+    assert (answer.status, answer.message) == (status, message)
+
+
+async def test_refusals_in_yaml(client):
+    answer = await client("GET", f"{client.configmaps}/none", headers={"Accept": "application/yaml"})
+    assert answer.headers["Content-Type"] == "application/yaml"
+    assert 'message: configmaps "none" not found\n' in answer.body
+
+
+async def test_collections_are_deleted_in_pages(client):
+    for name in "abc":
+        await client("POST", client.configmaps, {"metadata": {"name": name}})
+    answer = await client("DELETE", client.configmaps, limit="2")
+    assert ([item["metadata"]["name"] for item in answer.body["items"]], "continue" in answer.body["metadata"]) == (
+        ["a", "b"], True)
+    assert (await client("GET", f"{client.configmaps}/c")).status == 200
+    answer = await client("DELETE", f"{client.configmaps}/c", uid="other")
+    assert (answer.status, answer.body["reason"]) == (409, "Conflict")
+
+
+async def test_what_is_listed_but_not_emulated(client):
+    names = {resource["name"] for resource in (await client("GET", "/api/v1")).body["resources"]}
+    assert {"bindings", "componentstatuses", "nodes/proxy", "pods/resize"} <= names
+    assert (await client("GET", "/api/v1/componentstatuses")).status == 501
+    assert (await client("PATCH", "/api/v1/componentstatuses", {}, type=MERGE)).status == 405
+    assert (await client("GET", "/api/v1/nodes/none/proxy")).message == 'nodes "none" not found'

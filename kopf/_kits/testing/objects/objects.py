@@ -16,7 +16,7 @@ from kopf._kits.testing.patching import managers
 from kopf._kits.testing.patching.patches import json_type
 from kopf._kits.testing.resources import crds
 from kopf._kits.testing.resources.kinds import Body, Kind
-from kopf._kits.testing.schemas import decoding, replicas, schemas, strictness
+from kopf._kits.testing.schemas import decoding, registered, replicas, schemas, strictness
 from kopf._kits.testing.serving import jsontexts, statuses
 from kopf._kits.testing.serving.statuses import Cause
 
@@ -34,9 +34,7 @@ def decode(body: Any, kind: Kind, text: bytes, mistakes: list[str] | None = None
     if not isinstance(body, dict):
         excerpt = jsontexts.excerpt(text)
         raise statuses.bad_request(
-            f'the object provided is unrecognized (must be of type {kind.name}): couldn\'t get version/kind; json '
-            f'parse error: json: cannot unmarshal {json_type(body)} into Go value of type struct {{ APIVersion string '
-            f'"json:\\"apiVersion,omitempty\\""; Kind string "json:\\"kind,omitempty\\"" }} ({excerpt})')
+            f'the object provided is unrecognized (must be of type {kind.name}): {no_kind(body)} ({excerpt})')
     for key in ('apiVersion', 'kind'):
         if not isinstance(value := body.get(key), (str, type(None))):
             raise statuses.bad_request(
@@ -44,14 +42,16 @@ def decode(body: Any, kind: Kind, text: bytes, mistakes: list[str] | None = None
                 f'parse error: json: cannot unmarshal {json_type(value)} into Go struct field .{key} of type string '
                 f'({jsontexts.excerpt(text)})')
     api_version, name = body.get('apiVersion') or '', body.get('kind') or ''
+    if api_version.count('/') > 1:
+        raise statuses.bad_request(f'the object provided is unrecognized (must be of type {kind.name}): unexpected '
+                                   f'GroupVersion string: {api_version} ({jsontexts.excerpt(text)})')
     if kind.custom:
         _check_custom(api_version, name, kind, body, text)
     elif name not in ('', kind.name) or api_version not in ('', kind.api_version):
-        version = (api_version or kind.api_version).rpartition('/')[2]
+        name, api_version = name or kind.name, api_version or kind.api_version
         raise statuses.bad_request(
-            f'{name or kind.name} in version "{version}" cannot be handled as a {kind.name}: no kind '
-            f'"{name or kind.name}" is registered for version "{api_version or kind.api_version}" in scheme '
-            '"pkg/runtime/scheme.go:111"')
+            f'{name} in version "{api_version.rpartition("/")[2]}" cannot be handled as a {kind.name}: '
+            f'{registered.complaint(api_version, name, kind)}')
     if not kind.custom:
         try:
             return structure(body, kind, text, mistakes)
@@ -68,6 +68,13 @@ def decode(body: Any, kind: Kind, text: bytes, mistakes: list[str] | None = None
             f'{kind.name} in version "{kind.version}" cannot be handled as a {kind.name}: {error}') from None
     rest = {key: value for key, value in body.items() if key not in ('apiVersion', 'kind', 'metadata')}
     return {'apiVersion': kind.api_version, 'kind': kind.name, 'metadata': dict(meta), **rest}
+
+
+def no_kind(value: Any) -> str:
+    """What is said of something that is no object."""
+    return (f'couldn\'t get version/kind; json parse error: json: cannot unmarshal {json_type(value)} into Go value of '
+            'type struct { APIVersion string "json:\\"apiVersion,omitempty\\""; Kind string '
+            '"json:\\"kind,omitempty\\"" }')
 
 
 def structure(

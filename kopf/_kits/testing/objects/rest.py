@@ -7,7 +7,7 @@ commit; where webhooks have to be asked in between, the object is looked at agai
 import dataclasses
 import uuid
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 import orjson
@@ -21,7 +21,6 @@ from kopf._kits.testing.patching import applying, managers, patches, strategic
 from kopf._kits.testing.resources.kinds import Body, Catalog, Kind
 from kopf._kits.testing.schemas import rules, strictness
 from kopf._kits.testing.serving import statuses
-from kopf._kits.testing.storing.selectors import Selector
 from kopf._kits.testing.storing.storage import ChangeType, Record, Storage
 
 ATTEMPTS = 6
@@ -190,18 +189,21 @@ class Objects:
             subresource: str = '', text: bytes = b'',
     ) -> bytes:
         """Apply a decoded patch of one of the types `MERGE_PATCH`, `JSON_PATCH`, `STRATEGIC_PATCH`."""
+        lenient = options.field_validation == 'Ignore'
         if content_type == STRATEGIC_PATCH:
             if not isinstance(patch, dict | None):
                 raise statuses.bad_request(f'json: cannot unmarshal {patches.json_type(patch)} into Go value of type '
                                            'map[string]interface {}')
         elif content_type == MERGE_PATCH:
-            if patch is None:
-                raise statuses.bad_request('Invalid JSON Patch')
+            if not isinstance(patch, dict | list if lenient else dict | list | str | int | float):
+                raise patches.unread(None)
+            if isinstance(patch, list) and lenient:
+                raise outcomes.unreadable(patch, objects.no_kind(patch))
             if not isinstance(patch, dict):
                 raise statuses.bad_request(f'error decoding patch: json: cannot unmarshal {patches.json_type(patch)} '
                                            'into Go value of type map[string]interface {}')
         else:
-            patch = patches.check_operations(patch)
+            patch = patches.check_operations(patch, lenient=lenient)
         if kind.custom:
             options.mistakes += strictness.in_operations(patch, text) if content_type == JSON_PATCH else \
                 strictness.duplicates(text)
@@ -301,11 +303,8 @@ class Objects:
         change = self._storage.commit(kind.store, 'DELETED', body)
         return change.record if kind.plural in RETURNED_ON_DELETION else success
 
-    async def delete_collection(
-            self, kind: Kind, namespace: str, selector: Selector, options: Options,
-    ) -> list[bytes]:
-        """Delete all selected objects; answers with them as they were before."""
-        chosen = [record for record in kind.store.records(namespace) if selector.matches(record)]
+    async def delete_all(self, kind: Kind, chosen: Sequence[Record], options: Options) -> list[bytes]:
+        """Delete these objects; answers with them as they were before."""
         await kind.ready(*chosen)
         gone = [kind.raw(record) if kind.custom else b'{' + record.rest for record in chosen]
         for record in chosen:

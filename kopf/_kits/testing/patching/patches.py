@@ -41,10 +41,27 @@ def apply(document: Any, operations: Sequence[Mapping[str, Any]]) -> Any:
     return root['']
 
 
-def check_operations(value: Any) -> list[Mapping[str, Any]]:
-    """The operations of a decoded JSON patch; 400 if it is something else."""
+def unread(why: str | None) -> statuses.Refusal:
+    """400: the patch cannot be decoded by those who do not look for unknown fields in it."""
+    return statuses.bad_request('Invalid JSON Patch' if why is None else why)
+
+
+def check_operations(value: Any, *, lenient: bool = False) -> list[Mapping[str, Any]]:
+    """
+    The operations of a decoded JSON patch; 400 if it is something else.
+
+    If the client wants to hear nothing of unknown fields (``lenient``), the patch is decoded once only, which is seen
+    by the words.
+    """
     if value is None:
         return []
+    if lenient:
+        if not isinstance(value, list):
+            raise unread(f'json: cannot unmarshal {json_type(value)} into Go value of type jsonpatch.Patch')
+        for item in value:
+            if not isinstance(item, Mapping | None):
+                raise unread(f'json: cannot unmarshal {json_type(item)} into Go value of type jsonpatch.Operation')
+        return value
     if not isinstance(value, list):
         raise statuses.bad_request('error decoding patch: json: cannot unmarshal '
                                    f'{json_type(value)} into Go value of type []handlers.jsonPatchOp')

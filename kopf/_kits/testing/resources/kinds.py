@@ -20,24 +20,27 @@ from kopf._kits.testing.storing.storage import Record, Table
 VERBS = ('create', 'delete', 'deletecollection', 'get', 'list', 'patch', 'update', 'watch')
 
 #: Group and version; then in each line: plural, kind, scope, short names, categories, subresources, "generation" for
-#: those whose specifications are counted, "review" for those that are only answered and never stored.
+#: those whose specifications are counted, "review" for those that are only answered and never stored, "absent" for
+#: those that are only known to discovery.
 BUILTINS = '''
 v1
+    bindings Binding namespaced - - - absent
+    componentstatuses ComponentStatus cluster cs - - absent
     configmaps ConfigMap namespaced cm - - -
     endpoints Endpoints namespaced ep - - -
     events Event namespaced ev - - -
     limitranges LimitRange namespaced limits - - -
     namespaces Namespace cluster ns - finalize,status -
-    nodes Node cluster no - status -
+    nodes Node cluster no - proxy,status -
     persistentvolumeclaims PersistentVolumeClaim namespaced pvc - status -
     persistentvolumes PersistentVolume cluster pv - status -
-    pods Pod namespaced po all attach,eviction,exec,log,portforward,status generation
+    pods Pod namespaced po all * generation
     podtemplates PodTemplate namespaced - - - generation
     replicationcontrollers ReplicationController namespaced rc all scale,status generation
     resourcequotas ResourceQuota namespaced quota - status -
     secrets Secret namespaced - - - -
     serviceaccounts ServiceAccount namespaced sa - token -
-    services Service namespaced svc all status -
+    services Service namespaced svc all proxy,status -
 apps/v1
     controllerrevisions ControllerRevision namespaced - - - -
     daemonsets DaemonSet namespaced ds all status generation
@@ -101,6 +104,13 @@ node.k8s.io/v1
 discovery.k8s.io/v1
     endpointslices EndpointSlice namespaced - - - generation
 '''
+
+#: The subresources of pods.
+POD = ('attach', 'binding', 'ephemeralcontainers', 'eviction', 'exec', 'log', 'portforward', 'proxy', 'resize',
+       'status')
+
+#: The kinds of which there are no objects here.
+ABSENT = frozenset({'bindings', 'componentstatuses'})
 
 #: What clients of some kinds are told with every answer.
 WARNINGS = {('', 'endpoints'): 'v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice'}
@@ -187,6 +197,12 @@ class Kind:
     def list_kind(self) -> str:
         """The kind of lists of these objects."""
         return self.list_name or f'{self.name}List'
+
+    @functools.cached_property
+    def package(self) -> str:
+        """The name of the package in Go that the objects are known by."""
+        packages = {'events.k8s.io': 'core', 'rbac.authorization.k8s.io': 'rbac'}
+        return packages.get(self.group) or self.group.partition('.')[0] or 'core'
 
     @functools.cached_property
     def prefix(self) -> bytes:
@@ -312,14 +328,14 @@ def builtin_kinds(open_table: Callable[[str, str], Table]) -> Iterator[Kind]:
             group, _, version = line.rpartition('/')
             continue
         plural, name, scope, short, categories, subresources, flag = line.split()
-        review = flag == 'review'
+        unstored = flag in ('review', 'absent')
         views = other_views(group, version, plural)
         yield Kind(
             group=group, version=version, plural=plural, singular=name.lower(), name=name,
             namespaced=scope == 'namespaced', short_names=_words(short), categories=_words(categories),
-            subresources=frozenset(_words(subresources)), counted=flag == 'generation',
-            verbs=('create',) if review else _verbs(plural),
-            table=None if review else open_table('' if plural == 'events' else group, plural),
+            subresources=frozenset(_words(subresources) if subresources != '*' else POD), counted=flag == 'generation',
+            verbs=_verbs(plural, flag),
+            table=None if unstored else open_table('' if plural == 'events' else group, plural),
             stored_version=version, outward=views[0], inward=views[1], warning=WARNINGS.get((group, plural), ''),
             scale={'spec': '.spec.replicas', 'status': '.status.replicas', 'selector': '.spec.selector'},
         )
@@ -362,7 +378,9 @@ def event_inward(body: Body) -> Body:
     return {names.get(key, key): value for key, value in body.items()}
 
 
-def _verbs(plural: str) -> tuple[str, ...]:
+def _verbs(plural: str, flag: str) -> tuple[str, ...]:
+    if flag in ('review', 'absent'):
+        return ('get', 'list') if plural == 'componentstatuses' else ('create',)
     return tuple(verb for verb in VERBS if (plural, verb) != ('namespaces', 'deletecollection'))
 
 

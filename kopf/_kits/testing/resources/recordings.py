@@ -30,10 +30,15 @@ class Recording:
         for name, schema in self.schemas.items():
             for gvk in schema.get('x-kubernetes-group-version-kind', ()):
                 self._names.setdefault((gvk['group'], gvk['version'], gvk['kind']), name)
+        self._versions = {(group, version) for group, version, _ in self._names}
 
     def name_of(self, group: str, version: str, kind: str) -> str | None:
         """What the schema of a kind is called; None if there is none."""
         return self._names.get((group, version, kind))
+
+    def has_version(self, group: str, version: str) -> bool:
+        """Whether there is any kind in this version of the group."""
+        return (group, version) in self._versions
 
     def reachable(self, name: str, found: dict[str, Schema]) -> None:
         """Add to ``found`` the schema and all those that it refers to."""

@@ -23,7 +23,7 @@ from kopf._kits.testing.objects.rest import Objects
 from kopf._kits.testing.patching import applying, managers, patches
 from kopf._kits.testing.resources import conversions, crds, scales
 from kopf._kits.testing.resources.admission import Webhooks
-from kopf._kits.testing.resources.kinds import Body, Catalog, Kind, builtin_kinds
+from kopf._kits.testing.resources.kinds import ABSENT, Body, Catalog, Kind, builtin_kinds
 from kopf._kits.testing.schemas import strictness
 from kopf._kits.testing.serving import forms, jsontexts, openapi, protobuf, queries, routes, statuses, yamltexts
 from kopf._kits.testing.serving.callouts import Callouts
@@ -180,6 +180,8 @@ class Api:
         form, syntax = forms.negotiate(accept, seen.query, kind, place.verb)
         if place.verb == 'patch' and place.subresource != 'scale':
             _check_patch_media(seen, kind)
+            if not place.name:
+                raise statuses.bad_request('name must be provided')
         elif place.verb in ('create', 'update'):
             refused = kind.custom and seen.content_type == protobuf.MEDIA
             _check_media(seen, ACCEPTED if refused else (*ACCEPTED, protobuf.MEDIA))
@@ -220,7 +222,7 @@ class Api:
             case 'patch':
                 if seen.content_type != rest.APPLY_PATCH:
                     self.objects.get(kind, namespace, name)  # What is not there is missed before the patch is read.
-                patch = _decoded_patch(seen, kind)
+                patch = _decoded_patch(seen, kind, options)
                 raw = await self.objects.patch(kind, namespace, name, patch, seen.content_type, options, subresource,
                                                seen.body)
                 return 200, raw
@@ -230,8 +232,9 @@ class Api:
                 return 200, answer if isinstance(answer, bytes) else orjson.dumps(answer)
         selected = _list_options(kind, seen, shards=self._sharding)
         decode_options(_decoded_options(seen), seen.query, options)
-        gone = await self.objects.delete_collection(kind, namespace, selected.selector, options)
-        meta = {**({'continue': ''} if kind.custom else {}), 'resourceVersion': str(self.storage.version)}
+        chosen, found = listing.choose(self.storage, kind, namespace, selected)
+        gone = await self.objects.delete_all(kind, chosen, options)
+        meta = {**({'continue': ''} if kind.custom else {}), **found, 'resourceVersion': str(self.storage.version)}
         head = orjson.dumps({'kind': kind.list_kind, 'apiVersion': kind.api_version, 'metadata': meta})
         return 200, head[:-1] + b',"items":[' + b','.join(gone) + b']}'
 
@@ -239,6 +242,8 @@ class Api:
             self, kind: Kind, place: Place, seen: SeenRequest, form: forms.Form, options: Options,
     ) -> tuple[int, bytes]:
         namespace, name = place.namespace, place.name
+        if kind.plural in ABSENT and not kind.custom:
+            raise statuses.not_emulated(kind.plural, 'there is nothing behind them in the sandbox')
         if kind.table is None:
             answer = self._reviews.answer(kind, namespace, _decoded(seen, kind), options.user)
             if answer.get('spec'):
@@ -257,7 +262,7 @@ class Api:
                 scale = await self._scales.apply(kind, namespace, name, applying.decode(seen.body), options)
                 return 200, form.raw(scales.SCALE, orjson.dumps(scale))
             case 'scale', _:
-                scale = await self._scales.patch(kind, namespace, name, _scale_patch(seen, kind), options)
+                scale = await self._scales.patch(kind, namespace, name, _scale_patch(seen, kind, options), options)
                 return 200, form.raw(scales.SCALE, orjson.dumps(scale))
             case 'token', _:
                 account = kind.body(self.objects.get(kind, namespace, name))
@@ -274,7 +279,7 @@ class Api:
                 body = objects.decode(_decoded(seen, kind), kind, seen.body)
                 raw, _ = await self.objects.replace(kind, namespace, name, body, options, place.subresource)
                 return 200, raw
-            case 'approval', 'get':
+            case 'approval' | 'ephemeralcontainers' | 'resize', 'get':
                 return 200, kind.raw(self.objects.get(kind, namespace, name))
             case 'approval', 'update':
                 body = objects.decode(_decoded(seen, kind), kind, seen.body)
@@ -401,24 +406,26 @@ def _check_patch_media(seen: SeenRequest, kind: Kind) -> None:
         raise statuses.Refusal(415, 'UnsupportedMediaType', '415: Unsupported Media Type', {})
 
 
-def _decoded_patch(seen: SeenRequest, kind: Kind) -> Any:
+def _decoded_patch(seen: SeenRequest, kind: Kind, options: Options) -> Any:
     try:
         return jsontexts.loads(seen.body)
     except ValueError as error:
+        if options.field_validation == 'Ignore' and seen.content_type in PATCHES:
+            raise patches.unread(None if seen.content_type == rest.MERGE_PATCH else str(error)) from None
         prefix = '' if seen.content_type == rest.STRATEGIC_PATCH else 'error decoding patch: '
         raise statuses.bad_request(f'{prefix}{error}') from None
 
 
-def _scale_patch(seen: SeenRequest, kind: Kind) -> Callable[[Body], Any]:
+def _scale_patch(seen: SeenRequest, kind: Kind, options: Options) -> Callable[[Body], Any]:
     """What a patch does to a scale; it has no lists, so strategic merge patches are like the others there."""
     if seen.content_type == rest.STRATEGIC_PATCH and not kind.custom:
         seen = dataclasses.replace(seen, content_type=rest.MERGE_PATCH)
-    patch = _decoded_patch(seen, kind)
+    patch = _decoded_patch(seen, kind, options)
     if seen.content_type == rest.MERGE_PATCH:
         return lambda scale: patches.merge(scale, patch)
     if seen.content_type != rest.JSON_PATCH:
         raise statuses.unsupported_media((*PATCHES, rest.APPLY_PATCH))
-    operations = patches.check_operations(patch)
+    operations = patches.check_operations(patch, lenient=options.field_validation == 'Ignore')
 
     def change(scale: Body) -> Any:
         try:

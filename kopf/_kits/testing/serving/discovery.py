@@ -27,7 +27,15 @@ SUBRESOURCES: dict[str, tuple[tuple[str, ...], tuple[str, str, str] | None]] = {
     'portforward': (('create', 'get'), ('', 'v1', 'PodPortForwardOptions')),
     'token': (('create',), ('authentication.k8s.io', 'v1', 'TokenRequest')),
     'eviction': (('create',), ('policy', 'v1', 'Eviction')),
+    'binding': (('create',), ('', 'v1', 'Binding')),
+    'ephemeralcontainers': (('get', 'patch', 'update'), None),
+    'resize': (('get', 'patch', 'update'), None),
+    'proxy': (('create', 'delete', 'get', 'patch', 'update'), ('', 'v1', '{}ProxyOptions')),
 }
+
+#: The versions that a real server tells to store objects in, where it is not the preferred one.
+STORED = dict.fromkeys(('customresourcedefinitions', 'mutatingadmissionpolicies', 'mutatingadmissionpolicybindings'),
+                       'v1beta1')
 
 
 class Discovery:
@@ -117,18 +125,20 @@ class Discovery:
                 resource['categories'] = kind.categories
             if kind.table is not None:
                 stored = '' if kind.plural == 'events' else kind.group
-                digest = hashlib.sha256(f'{stored}/{kind.stored_version}/{kind.name}'.encode()).digest()
+                version_stored = STORED.get(kind.plural, kind.stored_version)
+                digest = hashlib.sha256(f'{stored}/{version_stored}/{kind.name}'.encode()).digest()
                 resource['storageVersionHash'] = base64.b64encode(digest[:8]).decode()
             resources.append(resource)
             for name in _subresources(kind):
                 verbs, spoken = SUBRESOURCES[name]
                 sub: dict[str, Any] = {'name': f'{kind.plural}/{name}', 'singularName': '',
                                        'namespaced': kind.namespaced}
-                if spoken is not None:
+                if spoken is not None and spoken[0]:
                     sub.update(group=spoken[0], version=spoken[1])
-                resources.append({**sub, 'kind': spoken[2] if spoken is not None else kind.name, 'verbs': verbs})
-        name = f'{group}/{version}' if group else version
-        return {'kind': 'APIResourceList', 'apiVersion': 'v1', 'groupVersion': name, 'resources': resources}
+                word = spoken[2].format(kind.name) if spoken is not None else kind.name
+                resources.append({**sub, 'kind': word, 'verbs': verbs})
+        own = {'apiVersion': 'v1', 'groupVersion': f'{group}/{version}'} if group else {'groupVersion': version}
+        return {'kind': 'APIResourceList', **own, 'resources': resources}
 
     def _aggregated(self, path: str) -> dict[str, Any]:
         items = []
@@ -162,8 +172,8 @@ def _aggregated(kind: Kind) -> dict[str, Any]:
     for name in _subresources(kind):
         verbs, spoken = SUBRESOURCES[name]
         group, version, word = spoken or (*own, kind.name)
-        subresources.append({'subresource': name, 'verbs': verbs,
-                             'responseKind': {'group': group, 'version': version, 'kind': word}})
+        subresources.append({'subresource': name, 'verbs': verbs, 'responseKind': {
+            'group': group, 'version': version, 'kind': word.format(kind.name)}})
     if subresources:
         resource['subresources'] = subresources
     return resource

@@ -14,8 +14,6 @@ from kopf._kits.testing.storing.storage import Record
 
 GROUP, VERSIONS = 'meta.k8s.io', ('v1', 'v1beta1')
 MEDIA = ('application/json', 'application/yaml', 'application/vnd.kubernetes.protobuf')
-#: The names of packages that are not those of their groups.
-PACKAGES = {'events.k8s.io': 'core', 'rbac.authorization.k8s.io': 'rbac'}
 KINDS = ('Table', 'PartialObjectMetadata', 'PartialObjectMetadataList')
 
 
@@ -125,7 +123,7 @@ def _type_name(kind: Kind) -> str:
     """What messages call a list of these objects."""
     if kind.custom:
         return '*unstructured.UnstructuredList'
-    return f'*{PACKAGES.get(kind.group) or kind.group.partition(".")[0] or "core"}.{kind.name}List'
+    return f'*{kind.package}.{kind.name}List'
 
 
 def negotiate(accept: str, params: Mapping[str, str], kind: Kind | None = None, verb: str = '') -> tuple[Form, str]:

@@ -79,7 +79,7 @@ class Deletion:
         self.orphan: bool | None = given.get('orphanDependents')
         self.dry_run: list[str] = given.get('dryRun') or []
         self.grace: int | None = given.get('gracePeriodSeconds')
-        preconditions = given.get('preconditions') or {}
+        preconditions = given.get('preconditions') or {} if body is not None else params
         self.uid: str = preconditions.get('uid') or ''
         self.version: str = preconditions.get('resourceVersion') or ''
         if causes := list(self._causes()):

@@ -83,7 +83,10 @@ def resolve(catalog: Catalog, place: Place, method: str) -> Kind:
     if place.subresource:
         _check_subresource(kind, place)
     elif not place.verb or place.verb not in kind.verbs:
-        if kind.custom and method in ('PUT', 'PATCH') and not place.name:
+        if kind.custom and method == 'PATCH' and not place.name:  # That is missed after the type of the patch.
+            place.verb = 'patch'
+            return kind
+        if kind.custom and method == 'PUT' and not place.name:
             raise statuses.bad_request('name must be provided')
         if kind.custom and not place.verb:
             raise _not_supported(kind, '')

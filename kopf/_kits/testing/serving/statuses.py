@@ -176,12 +176,14 @@ def not_emulated(what: str, hint: str) -> Refusal:
     return Refusal(501, 'NotImplemented', f'the sandbox does not emulate {what}: {hint}')
 
 
-def too_new(version: int, current: int) -> Refusal:
-    """504: a version that lies in the future."""
-    return Refusal(504, 'Timeout', f'Timeout: Too large resource version: {version}, current: {current}', {
-        'causes': [{'reason': 'ResourceVersionTooLarge', 'message': 'Too large resource version'}],
-        'retryAfterSeconds': 1,
-    }, headers={'Retry-After': '1'})
+def too_new(version: int, current: int, *, cached: bool = True) -> Refusal:
+    """504: a version that lies in the future; the caches of a real server say when it is worth to try again."""
+    details: dict[str, Any] = {
+        'causes': [{'reason': 'ResourceVersionTooLarge', 'message': 'Too large resource version'}]}
+    if cached:
+        details['retryAfterSeconds'] = 1
+    return Refusal(504, 'Timeout', f'Timeout: Too large resource version: {version}, current: {current}', details,
+                   headers={'Retry-After': '1'} if cached else {})
 
 
 def value_required(field: str, text: str = '') -> Cause:

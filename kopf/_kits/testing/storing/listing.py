@@ -92,11 +92,20 @@ def _list_causes(options: ListOptions) -> Iterable[statuses.Cause]:
 
 async def answer(storage: Storage, kind: Kind, namespace: str, options: ListOptions, form: Form) -> bytes:
     """The JSON of the list."""
+    chosen, meta = choose(storage, kind, namespace, options)
+    await kind.ready(*chosen)
+    return form.list(kind, chosen, meta)
+
+
+def choose(
+        storage: Storage, kind: Kind, namespace: str, options: ListOptions,
+) -> tuple[list[Record], dict[str, object]]:
+    """The objects of the list, and its metadata."""
     version, start = _decode(options.continued) if options.continued else (_asked(options.version), '')
     if options.continued and options.version not in ('', '0'):
         raise statuses.bad_request('specifying resource version is not allowed when using continue')
     if version > storage.version:
-        raise statuses.too_new(version, storage.version)
+        raise statuses.too_new(version, storage.version, cached=kind.plural != 'events')
     table = kind.store
     past = 0
     if options.continued and version > 0:
@@ -128,8 +137,7 @@ async def answer(storage: Storage, kind: Kind, namespace: str, options: ListOpti
             meta['continue'] = _encode(past or storage.version, f'{last}\0')
             if not (options.selector.whole if isinstance(options.selector, Sharded) else options.selector):
                 meta['remainingItemCount'] = 1 + sum(1 for _ in selected)
-    await kind.ready(*chosen)
-    return form.list(kind, chosen, meta)
+    return chosen, meta
 
 
 def names_of(records: Iterable[Record]) -> list[str]:
