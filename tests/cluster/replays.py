@@ -21,7 +21,7 @@ import yaml
 
 GROUP = "replays.example.dev"
 RESOURCES = {
-    f"{GROUP}/v1": {"things": "Thing", "plains": "Plain"},
+    f"{GROUP}/v1": {"things": "Thing", "plains": "Plain", "ruleds": "Ruled"},
     f"{GROUP}/v2": {"v2things": "Thing"},
     "v1": {"configmaps": "ConfigMap", "pods": "Pod", "services": "Service", "podtemplates": "PodTemplate",
            "secrets": "Secret", "serviceaccounts": "ServiceAccount", "persistentvolumeclaims": "PersistentVolumeClaim",

@@ -283,6 +283,48 @@ async def test_what_was_broken_before(client, make_crd):
     ]
 
 
+async def test_what_has_broken_the_schema_before(client, make_crd):
+    """Values that do not fit a new schema may stay as they are; of rules that they break, one is warned."""
+    await client(
+        "POST", DEFINITIONS, definition(make_crd, "elders", objects(a=INTEGER, b=INTEGER, s=STRING, l=lists(INTEGER)))
+    )
+    elders = Rules(client, "elders")
+    await elders.post("o", {"a": 1, "b": 1, "s": "x", "l": [1, 20]})
+    strict = definition(
+        make_crd,
+        "elders",
+        objects(
+            a=ruled(INTEGER, "self > 3"),
+            b={**INTEGER, "maximum": 0},
+            s={**STRING, "enum": ["y"]},
+            l=lists(ruled(INTEGER, "self < 10")),
+        ),
+    )
+    await client("PATCH", f"{DEFINITIONS}/elders.{GROUP}", {"spec": strict["spec"]}, type=MERGE)
+    answer = await elders.patch("o", spec={"b": 0})
+    assert (answer.status, answer.headers.getall("Warning")) == (
+        200,
+        [
+            '299 - "spec.a: Invalid value: 1: failed rule: self > 3"',
+            '299 - "spec.l[1]: Invalid value: 20: failed rule: self < 10"',
+        ],
+    )
+    assert causes(await elders.patch("o", spec={"b": 2})) == [
+        ("spec.b", "Invalid value: 2: spec.b in body should be less than or equal to 0")
+    ]
+    assert causes(await elders.patch("o", spec={"l": [20]})) == [
+        ("spec.l[0]", "Invalid value: 20: failed rule: self < 10")
+    ]
+    assert causes(await elders.patch("o", spec={"s": "z"})) == [
+        ("spec.s", 'Unsupported value: "z": supported values: "y"'),
+        (
+            "<nil>",
+            "Invalid value: null: some validation rules were not checked because the object was invalid; correct "
+            "the existing errors to complete validation",
+        ),
+    ]
+
+
 @pytest.mark.parametrize(
     "rule, field, message",
     [
@@ -291,7 +333,7 @@ async def test_what_was_broken_before(client, make_crd):
             {"rule": "self.a >"},
             "rule",
             'Invalid value: {"Rule":"self.a \\u003e","Message":"","MessageExpression":"","Reason":null,"FieldPath":"",'
-            "\"OptionalOldSelf\":null}: compilation failed: ERROR: <input>:1:9: Syntax error: "
+            '"OptionalOldSelf":null}: compilation failed: ERROR: <input>:1:9: Syntax error: '
             "mismatched input '<EOF>' expecting "
             "{'[', '{', '(', '.', '-', '!', 'true', 'false', 'null', NUM_FLOAT, NUM_INT, NUM_UINT, "
             "STRING, BYTES, IDENTIFIER}\n"
@@ -332,6 +374,137 @@ async def test_wrong_rules(client, make_crd, rule, field, message):
     ((place, text),) = causes(answer)
     assert place == f"spec.validation.openAPIV3Schema.properties[spec].x-kubernetes-validations[0].{field}"
     assert message in text
+
+
+OBJECTS = objects(x=INTEGER)
+OPTIONAL = {"optionalOldSelf": True}
+
+
+@pytest.mark.parametrize(
+    "schema, rule, message",
+    [
+        (objects(a=INTEGER), "self.b > 1", "undefined field 'b'\n | self.b > 1\n | ....^"),
+        (objects(a=OBJECTS), "self.a.c > 1", "undefined field 'c'\n | self.a.c > 1\n | ......^"),
+        (objects(a=INTEGER), "has(self.b)", "undefined field 'b'\n | has(self.b)\n | ...^"),
+        (objects(l=lists(OBJECTS)), "self.l.all(e, e.y > 1)", "undefined field 'y'"),
+        (
+            objects(m={"type": "object", "maxProperties": 3, "additionalProperties": OBJECTS}),
+            "self.m.all(k, self.m[k].y > 1)",
+            "undefined field 'y'",
+        ),
+        (objects(x_a=objects(b=INTEGER), xA=OBJECTS), "self.x_a.b > self.xA.y", "undefined field 'y'"),
+        (objects(a={"x-kubernetes-preserve-unknown-fields": True}), "self.a == 1", "undefined field 'a'"),
+        ({**objects(a=INTEGER), "x-kubernetes-preserve-unknown-fields": True}, "self.x == 1", "undefined field 'x'"),
+        (objects(a=INTEGER), "self.?b.orValue(1) == 1", "undefined field 'b'"),
+        (
+            objects(a=INTEGER, s=STRING),
+            "self.a == self.s",
+            "found no matching overload for '_==_' applied to '(int, string)'",
+        ),
+        (objects(s=STRING), "self.s < 5", "found no matching overload for '_<_' applied to '(string, int)'"),
+        (
+            objects(d={"type": "number"}),
+            "self.d == 1",
+            "found no matching overload for '_==_' applied to '(double, int)'",
+        ),
+        (objects(s=STRING), "self.s == null", "found no matching overload for '_==_' applied to '(string, null)'"),
+        (
+            objects(s={"type": "string", "format": "byte", "maxLength": 5}),
+            "self.s == 'x'",
+            "found no matching overload for '_==_' applied to '(bytes, string)'",
+        ),
+        (objects(s=STRING), "self.s", "cel expression must evaluate to a bool"),
+        (
+            objects(a=INTEGER),
+            {"rule": "oldSelf.a == self.a", **OPTIONAL},
+            "found no matching overload for '_==_' applied to '(optional_type(int), int)'\n | oldSelf.a == self.a\n",
+        ),
+        (
+            objects(a=INTEGER),
+            {"rule": "oldSelf.hasValue() ? oldSelf.value().b == self.a : true", **OPTIONAL},
+            "ERROR: <input>:1:37: undefined field 'b'",
+        ),
+        (
+            {"type": "object", "x-kubernetes-embedded-resource": True, "properties": {"spec": OBJECTS}},
+            "size(self.metadata.labels) == 1",
+            "undefined field 'labels'",
+        ),
+    ],
+)
+async def test_what_rules_refer_to(client, make_crd, schema, rule, message):
+    answer = await client("POST", DEFINITIONS, definition(make_crd, "wrongs", ruled(schema, rule)))
+    text = dict(causes(answer))["spec.validation.openAPIV3Schema.properties[spec].x-kubernetes-validations[0].rule"]
+    assert message in text
+
+
+@pytest.mark.parametrize(
+    "schema, rule",
+    [
+        (objects(d={"type": "number"}), "self.d < 1 && self.d >= 0"),
+        (objects(a=INTEGER), "self.?a.orValue(1) == 1"),
+        (objects(a=INTEGER), {"rule": "oldSelf.hasValue() ? oldSelf.value().a == self.a : true", **OPTIONAL}),
+        (objects(l=lists(lists(INTEGER))), "self.l[0][0] == 1"),
+        (objects(m={"type": "object", "additionalProperties": lists(INTEGER)}), "self.m['a'].size() < 5"),
+        (objects(**{"namespace": STRING, "a-b": STRING, "__x": STRING}), "self.__namespace__ == self.a__dash__b"),
+        (objects(a={"x-kubernetes-int-or-string": True}), "self.a == 1 || self.a == 'x'"),
+        (objects(t={"type": "string", "format": "date"}), "self.t < timestamp('2020-01-01T00:00:00Z')"),
+        (
+            {"type": "object", "x-kubernetes-embedded-resource": True, "properties": {"spec": OBJECTS}},
+            "self.kind == self.metadata.name || self.spec.x == 1",
+        ),
+        # What the library does not have is not evaluated, either.
+        (objects(l=lists(STRING)), "self.l.indexOf('a') == 1"),
+        (objects(l=lists(STRING)), "self.l.all(i, v, v == 'x')"),
+        (objects(s=STRING), "semver(self.s).major() == 1"),
+    ],
+)
+async def test_what_rules_may_say(client, make_crd, schema, rule):
+    made = definition(make_crd, "rights", ruled(schema, rule))
+    assert (await client("POST", DEFINITIONS, made, dryRun="All")).status == 201
+
+
+async def test_whole_objects(client, make_crd):
+    rules = ("self.spec.b == 1", "self.metadata.labels == 1", "self.metadata.generateName == self.kind", "self.other")
+    answer = await client("POST", DEFINITIONS, definition(make_crd, "wrongs", objects(a=INTEGER), *rules))
+    places = [
+        place.removeprefix("spec.validation.openAPIV3Schema.x-kubernetes-validations") for place, _ in causes(answer)
+    ]
+    assert places == ["[0].rule", "[1].rule", "[3].rule"]
+
+
+@pytest.mark.parametrize("inner", [ruled(INTEGER, "self == oldSelf"), objects(a=ruled(INTEGER, "self == oldSelf"))])
+async def test_items_that_nobody_knows_again(client, make_crd, inner):
+    answer = await client("POST", DEFINITIONS, definition(make_crd, "wrongs", objects(l=lists(inner))))
+    ((_, text),) = causes(answer)
+    assert text == (
+        'Invalid value: "self == oldSelf": oldSelf cannot be used on the uncorrelatable portion of the schema within '
+        "spec.validation.openAPIV3Schema.properties[spec].properties[l]"
+    )
+
+
+@pytest.mark.parametrize(
+    "spec, field, message",
+    [
+        ({**ruled(objects(a=INTEGER), "self.a > 1"), "default": {}}, ".default", "no such key: a evaluating rule: "),
+        (objects(a={**ruled(INTEGER, "self > 1"), "default": 1}), ".properties[a].default", "failed rule: self > 1"),
+        (
+            {**objects(a=INTEGER), "allOf": [{"x-kubernetes-validations": [{"rule": "true"}]}]},
+            ".allOf[0].x-kubernetes-validations",
+            "must be empty to be structural",
+        ),
+        (
+            objects(a=ruled({"x-kubernetes-preserve-unknown-fields": True}, "self == 1")),
+            ".properties[a].x-kubernetes-validations",
+            "unable to convert structural schema to CEL declarations",
+        ),
+        (objects(b={"type": "wrong"}, a=ruled(INTEGER, "self > 1")), ".properties[b].type", "Unsupported value"),
+        (ruled(objects(b={"type": "wrong"}), "self.c > 1"), ".properties[b].type", "Unsupported value"),
+    ],
+)
+async def test_rules_and_schemas(client, make_crd, spec, field, message):
+    """Rules are not looked at where the schema itself is wrong."""
+    ((place, text),) = causes(await client("POST", DEFINITIONS, definition(make_crd, "wrongs", spec)))
+    assert (place, message in text) == (f"spec.validation.openAPIV3Schema.properties[spec]{field}", True)
 
 
 WITHOUT = """

@@ -212,8 +212,12 @@ def _counts(body: Body, kind: Kind) -> bytes:
     return orjson.dumps(watched, option=orjson.OPT_SORT_KEYS)
 
 
-def problems(body: Body, kind: Kind, subresource: str = '') -> Iterator[Cause]:
-    """Everything that is wrong with an object in itself, as far as the subresource is about it."""
+def problems(body: Body, kind: Kind, subresource: str = '', old: Body | None = None) -> Iterator[Cause]:
+    """
+    Everything that is wrong with an object in itself, as far as the subresource is about it.
+
+    What breaks a schema may stay as it was in the ``old`` object.
+    """
     meta = body['metadata']
     if prefix := meta.get('generateName'):
         for problem in _name_problems(prefix[:-1] + 'a' if prefix.endswith('-') else prefix, kind):
@@ -225,7 +229,9 @@ def problems(body: Body, kind: Kind, subresource: str = '') -> Iterator[Cause]:
     yield from metadata.problems(meta, custom=kind.custom or kind.plural == crds.PLURAL)
     if kind.schema is not None:
         status = subresource == 'status'
-        yield from (schemas.validate_status if status else schemas.validate)(body, kind.schema)
+        before = schemas.ABSENT if old is None else old
+        yield from schemas.validate_status(body, kind.schema, before) if status else schemas.validate(
+            body, kind.schema, old=before)
         if 'scale' in kind.subresources:
             yield from replicas.problems(body, kind.scale, status=status)
     elif kind.plural == crds.PLURAL:

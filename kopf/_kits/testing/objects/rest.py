@@ -150,7 +150,7 @@ class Objects:
             review = Review(kind, 'CREATE', '', namespace, name, body, None, options)
             body = await self._admit(review)
         else:
-            self._validate(body, kind)
+            self._validate(body, kind, options)
         table = kind.store
         stored = await kind.stored(body)
         if version and not options.dry_run:
@@ -342,7 +342,7 @@ class Objects:
                 review = Review(kind, 'UPDATE', subresource, namespace, name, body, old, options)
                 body = await self._admit(review, nulls=applied)
             else:
-                self._validate(body, kind, old, subresource)
+                self._validate(body, kind, options, old, subresource)
             if (answer := await self._store(kind, record, body, old, options)) is not None:
                 return answer
         raise statuses.conflict(kind.group, kind.plural, name)
@@ -386,7 +386,7 @@ class Objects:
         objects.tidy(body, review.kind, nulls=nulls)
         if owners:  # What webhooks change has no owner.
             body['metadata']['managedFields'] = owners
-        self._validate(body, review.kind, review.old, review.subresource)
+        self._validate(body, review.kind, review.options, review.old, review.subresource)
         review.body = body
         await self._admission.validate(review)
         return body
@@ -397,8 +397,10 @@ class Objects:
         report(mistakes, options, lambda why: outcomes.unhandled(kind, why) if options.patched is None else
                outcomes.unreadable(options.patched, why))
 
-    def _validate(self, body: Body, kind: Kind, old: Body | None = None, subresource: str = '') -> None:
-        causes = list(objects.problems(body, kind, subresource))
+    def _validate(
+            self, body: Body, kind: Kind, options: Options, old: Body | None = None, subresource: str = '',
+    ) -> None:
+        causes = list(objects.problems(body, kind, subresource, old))
         if old is not None:
             causes += objects.change_problems(body, old)
             if kind.plural in CHECKED_TWICE and not kind.custom:
@@ -406,7 +408,7 @@ class Objects:
             causes += () if kind.custom else immutables.problems(body, old, kind.plural)
             causes += roles.change_problems(body, old, kind) if kind.group == permissions.GROUP else ()
         if kind.schema is not None:
-            causes += rules.problems(body, kind.schema, old, causes)
+            causes += rules.problems(body, kind.schema, old, causes, options.warnings)
         if causes:
             group = '' if kind.plural == 'events' else kind.group
             raise statuses.invalid(group, kind.name, body['metadata'].get('name', ''), causes)

@@ -1,31 +1,43 @@
 """
-CEL, by ``cel-expr-python``: the environment that rules are compiled in, and the values that they see.
+CEL, by ``cel-expr-python``: the environments that rules are compiled in, and the values that they see.
 
-Fields have no types here: that a rule names a field which the schema does not have, is noticed when it is evaluated,
-not when it is declared as on a real server. Nor are the costs of rules estimated.
+A rule is compiled twice: with the types of its schema when it is declared, which tells whether it makes sense, and
+without types for its evaluation. The costs of rules are not estimated.
 """
+import base64
 import datetime
 import functools
 import re
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
 from cel_expr_python import cel
 from cel_expr_python.ext import ext_bindings, ext_optional, ext_strings
 from google.protobuf import duration_pb2, timestamp_pb2
 
-from kopf._kits.testing.schemas import celfunctions
+from kopf._kits.testing.schemas import celfunctions, celtypes
 from kopf._kits.testing.schemas.schemas import Schema
 
-_RESERVED = frozenset((
-    'true', 'false', 'null', 'in', 'as', 'break', 'const', 'continue', 'else', 'for', 'function', 'if', 'import', 'let',
-    'loop', 'package', 'namespace', 'return'))
-_ESCAPES = (('__', '__underscores__'), ('.', '__dot__'), ('-', '__dash__'), ('/', '__slash__'))
 _UNITS = {'ns': 1e-9, 'us': 1e-6, 'µs': 1e-6, 'ms': 1e-3, 's': 1, 'm': 60, 'h': 3600, 'd': 86400, 'w': 604800}
+#: What Kubernetes has, and the library has not.
+_MISSING = re.compile(r'\b(transformList|transformMap|transformMapEntry|semver|isSemver|lists\.range|format\.\w+)\(|'
+                      r'\b(all|exists|existsOne)\(\s*\w+\s*,\s*\w+\s*,')
+NO_OVERLOAD = 'no such overload'
+_ON_LISTS = re.compile(r'\.(last)?[iI]ndexOf\(')
+#: What the library says of types, and a real server does not mind: numbers of any type can be compared.
+_FINE = re.compile(r"no matching overload for '_[<>]=?_' applied to '\((int|uint|double), (int|uint|double)\)'|"
+                   r"no matching overload for '(lastIndexOf|indexOf)' applied to '\(list")
+_WORDS = ((r" not found in struct '[^']*'", ''), (r'\bnull_type\b', 'null'),
+          (r'\boptional_type<([^<>]*)>(\([^()]*\))?', r'optional_type(\1)'))
 
 
 class CelError(Exception):
     """An expression cannot be compiled, or its evaluation has failed; the message is that of a real server."""
+
+
+class NotEmulatedError(CelError):
+    """An expression uses what only a real server has; the message is its name."""
 
 
 class Program:
@@ -35,16 +47,19 @@ class Program:
         environment = _environment()
         try:
             self._plain = environment.compile(text)
-            #: The type that it evaluates to, as far as it is known.
-            self.result: str = self._plain.return_type().name().upper()
             #: Whether it compares with what was before.
             self.uses_old = re.search(r'\boldSelf\b', text) is not None
+            self._on_lists = _ON_LISTS.search(text) is not None
             self._present = self._absent = self._plain
             if optional and self.uses_old:
                 self._present = environment.compile(f'cel.bind(oldSelf, optional.of(oldSelf), (\n{text}\n))')
                 self._absent = environment.compile(f'cel.bind(oldSelf, optional.none(), (\n{text}\n))')
         except RuntimeError as error:
-            raise CelError(_compilation_error(str(error))) from error
+            raise _compilation_error(text, str(error)) from error
+
+    def _failure(self, complaint: str) -> CelError:
+        found = _evaluation_error(complaint)
+        return NotEmulatedError('indexOf for lists') if found == NO_OVERLOAD and self._on_lists else CelError(found)
 
     def run(self, variables: Mapping[str, Any]) -> Any:
         """The value for these variables; `CelError` if there is none."""
@@ -52,9 +67,9 @@ class Program:
         try:
             value = program.eval(data=dict(variables))
         except RuntimeError as error:
-            raise CelError(_evaluation_error(str(error))) from error
+            raise self._failure(str(error)) from error
         if value.type().name().upper() == 'ERROR':
-            raise CelError(_evaluation_error(str(value.plain_value())))
+            raise self._failure(str(value.plain_value()))
         return value.plain_value()
 
 
@@ -64,12 +79,41 @@ def compiled(text: str, optional: bool) -> Program:
     return Program(text, optional)
 
 
+def result_type(text: str, optional: bool, schema: Schema, root: bool) -> str:
+    """
+    The type that an expression about values with this schema evaluates to; `CelError` if it makes no sense.
+
+    ``root``: the values are whole objects. `TypeError` if the schema does not say what the values are.
+    """
+    environment = _checker(orjson.dumps(schema), root)
+    if environment is None:
+        raise TypeError('unable to convert structural schema to CEL declarations')
+    head = 'cel.bind(oldSelf, optional.of(oldSelf), (\n'
+    try:
+        program = environment.compile(f'{head}{text}\n))' if optional else text)
+        return str(program.return_type().name()).upper()
+    except RuntimeError as error:
+        problem = _compilation_error(text, str(error), int(optional))
+        if isinstance(problem, NotEmulatedError) or str(problem):
+            raise problem from error
+        return 'DYN'
+
+
+@functools.lru_cache(maxsize=100)
+def _checker(schema: bytes, root: bool) -> Any:
+    found = celtypes.declared(orjson.loads(schema), root)
+    if found is None:
+        return None
+    pool, type = found
+    return cel.NewEnv(descriptor_pool=pool, variables={'self': type, 'oldSelf': type}, **_language())
+
+
 def seen(value: Any, schema: Schema) -> Any:
     """A value as rules see it: with times, durations, and names of fields that they can write."""
     if isinstance(value, dict):
         properties, others = schema.get('properties') or {}, schema.get('additionalProperties')
         other = others if isinstance(others, Mapping) else {}
-        return {_escaped(key) if key in properties else key: seen(item, properties.get(key, other))
+        return {celtypes.escaped(key) if key in properties else key: seen(item, properties.get(key, other))
                 for key, item in value.items()}
     if isinstance(value, list):
         items = schema.get('items')
@@ -83,6 +127,8 @@ def seen(value: Any, schema: Schema) -> Any:
 
 def _formatted(text: str, format: str) -> Any:
     match format:
+        case 'byte':
+            return base64.b64decode(text)
         case 'date-time' | 'date':
             moment = datetime.datetime.fromisoformat(text.upper())
             timestamp = timestamp_pb2.Timestamp()
@@ -97,16 +143,12 @@ def _formatted(text: str, format: str) -> Any:
     return text
 
 
-def _escaped(name: str) -> str:
-    if name in _RESERVED:
-        return f'__{name}__'
-    for text, escape in _ESCAPES:
-        name = name.replace(text, escape)
-    return name
-
-
 @functools.cache
 def _environment() -> Any:
+    return cel.NewEnv(variables={'self': cel.Type.DYN, 'oldSelf': cel.Type.DYN}, **_language())
+
+
+def _language() -> dict[str, Any]:
     functions: dict[str, list[Any]] = {}
     for form in celfunctions.forms():
         overloads = functions.setdefault(form.name, [])
@@ -114,14 +156,23 @@ def _environment() -> Any:
             id='_'.join([form.name.replace('.', '_'), *form.parameters]), is_member=form.is_member, impl=form.function,
             return_type=getattr(cel.Type, form.result),
             parameters=[getattr(cel.Type, type) for type in form.parameters]))
-    return cel.NewEnv(
-        variables={'self': cel.Type.DYN, 'oldSelf': cel.Type.DYN},
-        extensions=[ext_bindings.ExtBindings(), ext_optional.ExtOptional(), ext_strings.ExtStrings()],
-        functions=[cel.FunctionDecl(name, overloads) for name, overloads in functions.items()])
+    return {'extensions': [ext_bindings.ExtBindings(), ext_optional.ExtOptional(), ext_strings.ExtStrings()],
+            'functions': [cel.FunctionDecl(name, overloads) for name, overloads in functions.items()]}
 
 
-def _compilation_error(text: str) -> str:
-    return re.sub(r'\s*\[INVALID_ARGUMENT\]$', '', text.removeprefix('INVALID_ARGUMENT: ')).strip()
+def _compilation_error(text: str, complaint: str, shift: int = 0) -> CelError:
+    """What is wrong with an expression, in the words of a real server; empty if that has nothing against it."""
+    if 'undeclared reference to' in complaint and (match := _MISSING.search(text)) is not None:
+        return NotEmulatedError(match[1] or f'{match[2]} with two variables')
+    complaint = re.sub(r'\s*\[INVALID_ARGUMENT\]$', '', complaint.removeprefix('INVALID_ARGUMENT: ')).strip()
+    for pattern, replacement in _WORDS:
+        complaint = re.sub(pattern, replacement, complaint)
+    complaint = re.sub(r'<input>:(\d+)', lambda match: f'<input>:{int(match[1]) - shift}', complaint)
+    parts = re.split(r'\n(?=ERROR: )', complaint)
+    left = [part for part in parts if not _FINE.search(part)]
+    if not left and _ON_LISTS.search(text):
+        return NotEmulatedError('indexOf for lists')
+    return CelError('\n'.join(left))
 
 
 def _evaluation_error(text: str) -> str:
@@ -132,5 +183,5 @@ def _evaluation_error(text: str) -> str:
     if (match := re.search(r'Index error: index=(-?\d+)', text)) is not None:
         return f'index out of bounds: {match[1]}'
     if 'No matching overloads found' in text:
-        return 'no such overload'
+        return NO_OVERLOAD
     return re.sub(r'^[A-Z_]+: ', '', text)

@@ -6,29 +6,26 @@ not. A rule can compare a value with what it was before, if it is known which va
 keys. A rule that was broken before is not held against changes of something else.
 """
 import functools
-import json
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
-from kopf._kits.testing.schemas import extensions
-from kopf._kits.testing.schemas.schemas import Schema
+from kopf._kits.testing.schemas import schemas
+from kopf._kits.testing.schemas.schemas import ABSENT, Schema
 from kopf._kits.testing.serving import statuses
 from kopf._kits.testing.serving.statuses import Cause
 
 logger = logging.getLogger(__name__)
 
 RULES = 'x-kubernetes-validations'
-REASONS = ('FieldValueDuplicate', 'FieldValueForbidden', 'FieldValueInvalid', 'FieldValueRequired')
 #: What has to be right before the rules are looked at.
 BLOCKING = frozenset({'FieldValueNotSupported', 'FieldValueRequired', 'FieldValueTooLong', 'FieldValueTooMany',
                       'FieldValueTypeInvalid'})
 UNCHECKED = Cause('<nil>', 'FieldValueInvalid', 'Invalid value: null: some validation rules were not checked because '
                   'the object was invalid; correct the existing errors to complete validation')
-_ABSENT: Any = object()
 
 
 def has_rules(schema: Schema) -> bool:
@@ -48,21 +45,34 @@ def is_possible() -> bool:
     return True
 
 
-def problems(body: Any, schema: Schema, old: Any, causes: list[Cause]) -> Iterator[Cause]:
+def problems(
+        body: Any, schema: Schema, old: Any, causes: list[Cause], warnings: list[str] | None = None,
+) -> Iterator[Cause]:
     """
     Everything in an object that breaks a rule; ``old`` is what it was before, or None.
 
-    ``causes`` is what else is wrong with it: some of that makes it impossible to look at the rules.
+    ``causes`` is what else is wrong with it: some of that makes it impossible to look at the rules. To the
+    ``warnings``, what is broken is added that has not been changed, and may stay for that.
     """
     if not _has_rules(schema) or not is_possible():
         return
     if any(cause.reason in BLOCKING for cause in causes):
         yield UNCHECKED
         return
-    yield from _walk(_bare(body), schema, _bare(old) if old is not None else _ABSENT, '')
+    for found in _walk(_bare(body), schema, _bare(old) if old is not None else ABSENT, ''):
+        if not found.kept:
+            yield found.cause
+        elif warnings is not None:
+            warnings.append(f'{found.cause.field}: {found.cause.message}')
 
 
-def _walk(value: Any, schema: Schema, old: Any, path: str) -> Iterator[Cause]:
+class Finding(NamedTuple):
+    """Something that breaks a rule; ``kept``: it has been so before."""
+    cause: Cause
+    kept: bool = False
+
+
+def _walk(value: Any, schema: Schema, old: Any, path: str) -> Iterator[Finding]:
     if value is None:
         return
     if declared := schema.get(RULES):
@@ -72,40 +82,49 @@ def _walk(value: Any, schema: Schema, old: Any, path: str) -> Iterator[Cause]:
         before = old if isinstance(old, dict) else {}
         for key, item in value.items():
             if key in properties:
-                yield from _walk(item, properties[key], before.get(key, _ABSENT), f'{path}.{key}' if path else key)
+                yield from _walk(item, properties[key], before.get(key, ABSENT), f'{path}.{key}' if path else key)
             elif isinstance(others, Mapping):
-                yield from _walk(item, others, before.get(key, _ABSENT), f'{path}[{key}]')
+                yield from _walk(item, others, before.get(key, ABSENT), f'{path}[{key}]')
     elif isinstance(value, list) and isinstance(items := schema.get('items'), Mapping):
-        known = _by_keys(old, schema) if isinstance(old, list) else {}
+        known = schemas.by_keys(old, schema) if isinstance(old, list) else {}
+        same = schemas.is_same(value, old)
         for index, item in enumerate(value):
-            yield from _walk(item, items, known.get(_keys(item, schema), _ABSENT), f'{path}[{index}]')
+            before = known.get(schemas.keys_of(item, schema), ABSENT)
+            for found in _walk(item, items, before, f'{path}[{index}]'):
+                yield found._replace(kept=True) if same and before is ABSENT else found
 
 
-def _check(value: Any, schema: Schema, declared: list[Any], old: Any, path: str) -> Iterator[Cause]:
+def _check(value: Any, schema: Schema, declared: list[Any], old: Any, path: str) -> Iterator[Finding]:
     from kopf._kits.testing.schemas import cels
     seen = cels.seen(value, schema)
-    before = cels.seen(old, schema) if old is not _ABSENT and old is not None else _ABSENT
-    unchanged = before is not _ABSENT and old == value
+    before = cels.seen(old, schema) if old is not ABSENT and old is not None else ABSENT
+    unchanged = before is not ABSENT and schemas.is_same(old, value)
     for rule in declared:
-        program = cels.compiled(rule['rule'], bool(rule.get('optionalOldSelf')))
-        if program.uses_old:
-            if before is _ABSENT and not rule.get('optionalOldSelf'):
-                continue
-        elif unchanged:
+        try:
+            program = cels.compiled(rule['rule'], bool(rule.get('optionalOldSelf')))
+        except cels.NotEmulatedError:  # This has been told when the rule was declared.
             continue
-        variables = {'self': seen} if before is _ABSENT else {'self': seen, 'oldSelf': before}
+        if program.uses_old and before is ABSENT and not rule.get('optionalOldSelf'):
+            continue
+        kept = unchanged and not program.uses_old
+        variables = {'self': seen} if before is ABSENT else {'self': seen, 'oldSelf': before}
         try:
             if program.run(variables) is True:
                 continue
+        except cels.NotEmulatedError:
+            continue
         except cels.CelError as error:
             text = rule.get('message') or re.sub(r'\s*\n\s*', ' ', rule['rule']).strip()
             shown = _shown(value) or ('"array"' if isinstance(value, list) else '"object"')
-            yield statuses.value_invalid(path or '<nil>', shown, f'{error} evaluating rule: {text}')
-            continue
-        yield _broken(rule, variables, value, path)
+            cause = statuses.value_invalid(path or '<nil>', shown, f'{error} evaluating rule: {text}')
+        else:
+            cause = _broken(rule, variables, value, schema, path)
+        yield Finding(cause, kept)
 
 
-def _broken(rule: Mapping[str, Any], variables: Mapping[str, Any], value: Any, path: str) -> Cause:
+def _broken(
+        rule: Mapping[str, Any], variables: Mapping[str, Any], value: Any, schema: Schema, path: str,
+) -> Cause:
     from kopf._kits.testing.schemas import cels
     message = ''
     if expression := rule.get('messageExpression'):
@@ -115,7 +134,7 @@ def _broken(rule: Mapping[str, Any], variables: Mapping[str, Any], value: Any, p
         except cels.CelError:
             message = ''
     message = message or rule.get('message') or f'failed rule: {re.sub(chr(10), " ", rule["rule"]).strip()}'
-    place = (path + rule.get('fieldPath', '')).lstrip('.') or '<nil>'
+    place = (path + _as_field(rule.get('fieldPath') or '', schema)).lstrip('.') or '<nil>'
     shown = _shown(value)
     match rule.get('reason') or 'FieldValueInvalid':
         case 'FieldValueRequired':
@@ -127,63 +146,32 @@ def _broken(rule: Mapping[str, Any], variables: Mapping[str, Any], value: Any, p
     return Cause(place, 'FieldValueInvalid', f'Invalid value: {f"{shown}: " if shown else ""}{message}')
 
 
-def declaration_problems(schema: Schema, place: str) -> Iterator[Cause]:
-    """Everything that is wrong with the rules of one node of a schema."""
-    for index, rule in enumerate(schema.get(RULES) or ()):
-        yield from _declaration_problems(rule, schema, f'{place}.{RULES}[{index}]')
+def default_problems(schema: Schema) -> Iterator[Cause]:
+    """The rules of a schema that its own default breaks."""
+    if has_rules(schema) and is_possible():
+        yield from (found.cause for found in _walk(schema['default'], schema, ABSENT, ''))
 
 
-def _declaration_problems(rule: Mapping[str, Any], schema: Schema, place: str) -> Iterator[Cause]:
-    text, message = rule.get('rule') or '', rule.get('message') or ''
-    if not text.strip():
-        yield statuses.value_required(f'{place}.rule', 'rule is not specified')
-        return
-    if message and not message.strip():
-        yield statuses.value_invalid(f'{place}.message', _quoted(message), 'must be non-empty if specified')
-    elif '\n' in message.strip():
-        yield statuses.value_invalid(f'{place}.message', _quoted(message), 'must not contain line breaks')
-    elif '\n' in text.strip() and not message:
-        yield statuses.value_required(f'{place}.message', 'message must be specified if rule contains line breaks')
-    if (reason := rule.get('reason')) and reason not in REASONS:
-        yield statuses.value_unsupported(f'{place}.reason', _quoted(reason), map(_quoted, REASONS))
-    if (path := rule.get('fieldPath')) and not _leads(path, schema):
-        yield statuses.value_invalid(f'{place}.fieldPath', _quoted(path), 'must be a valid path')
-    if is_possible():
-        yield from _compilation_problems(rule, place)
-
-
-def _compilation_problems(rule: Mapping[str, Any], place: str) -> Iterator[Cause]:
-    from kopf._kits.testing.schemas import cels
-    optional = bool(rule.get('optionalOldSelf'))
-    try:
-        program = cels.compiled(rule['rule'], optional)
-        if program.result not in ('BOOL', 'DYN'):
-            yield statuses.value_invalid(f'{place}.rule', _as_go(rule), 'cel expression must evaluate to a bool')
-        elif rule.get('optionalOldSelf') is not None and not program.uses_old:
-            yield statuses.value_invalid(f'{place}.optionalOldSelf', orjson.dumps(rule['optionalOldSelf']).decode(),
-                                         'may not be set if oldSelf is not used in rule')
-    except cels.CelError as error:
-        yield statuses.value_invalid(f'{place}.rule', _as_go(rule), f'compilation failed: {error}')
-    try:
-        if (expression := rule.get('messageExpression')) and cels.compiled(expression, optional).result not in (
-                'STRING', 'DYN'):
-            yield statuses.value_invalid(f'{place}.messageExpression', _as_go(rule),
-                                         'messageExpression must evaluate to a string')
-    except cels.CelError as error:
-        yield statuses.value_invalid(f'{place}.messageExpression', _as_go(rule),
-                                     f'messageExpression compilation failed: {error}')
-
-
-def _leads(path: str, schema: Schema) -> bool:
-    node: Any = schema
-    rest = path
+def steps(path: str) -> list[str] | None:
+    """The names that the path of a field consists of: ``.a['b']``; None if it is none."""
+    steps, rest = [], path
     while rest:
         match = re.match(r"\.([A-Za-z_][\w-]*)|\['([^']+)'\]", rest)
-        if match is None or not isinstance(node, Mapping):
-            return False
-        node = (node.get('properties') or {}).get(match[1] or match[2]) or node.get('additionalProperties')
+        if match is None:
+            return None
+        steps.append(match[1] or match[2])
         rest = rest[match.end():]
-    return isinstance(node, Mapping)
+    return steps
+
+
+def _as_field(path: str, schema: Schema) -> str:
+    """The path that a rule says, as messages name it: keys of maps are in brackets there."""
+    node, text = schema, ''
+    for step in steps(path) or ():
+        inner = (node.get('properties') or {}).get(step)
+        text += f'.{step}' if inner is not None else f'[{step}]'
+        node = inner if inner is not None else node.get('additionalProperties') or {}
+    return text
 
 
 def _parts(schema: Schema) -> Iterator[tuple[Schema, str]]:
@@ -213,30 +201,5 @@ def _bare(body: Mapping[str, Any]) -> dict[str, Any]:
     return {**body, 'metadata': {key: meta[key] for key in ('name', 'generateName') if key in meta}}
 
 
-def _keys(item: Any, schema: Schema) -> Any:
-    if schema.get(extensions.LIST_TYPE) != 'map' or not isinstance(item, dict):
-        return None
-    return orjson.dumps([item.get(key) for key in schema.get(extensions.LIST_KEYS, ())])
-
-
-def _by_keys(items: list[Any], schema: Schema) -> dict[Any, Any]:
-    known = {_keys(item, schema): item for item in items}
-    known.pop(None, None)
-    return known
-
-
 def _shown(value: Any) -> str:
     return '' if isinstance(value, (dict, list)) else orjson.dumps(value).decode()
-
-
-def _quoted(text: str) -> str:
-    return orjson.dumps(text).decode()
-
-
-def _as_go(rule: Mapping[str, Any]) -> str:
-    """A rule as Go prints it."""
-    fields = {'Rule': rule.get('rule', ''), 'Message': rule.get('message', ''),
-              'MessageExpression': rule.get('messageExpression', ''), 'Reason': rule.get('reason'),
-              'FieldPath': rule.get('fieldPath', ''), 'OptionalOldSelf': rule.get('optionalOldSelf')}
-    text = json.dumps(fields, separators=(',', ':'), ensure_ascii=False)
-    return text.replace('<', '\\u003c').replace('>', '\\u003e').replace('&', '\\u0026')

@@ -25,6 +25,7 @@ from kopf._kits.testing.serving.statuses import Cause
 
 Schema = Mapping[str, Any]
 
+ABSENT: Any = object()
 _INT32, _INT64, _SAFE = 2 ** 31, 2 ** 63, 2 ** 53
 
 
@@ -90,21 +91,22 @@ def fill(value: Any, schema: Schema, *, nulls: bool = False) -> None:
                     fill(value[key], others, nulls=nulls)
 
 
-def validate(value: Any, schema: Schema, path: str = '') -> list[Cause]:
-    """Everything that is wrong with the value."""
-    return list(_validate(value, schema, path))
+def validate(value: Any, schema: Schema, path: str = '', old: Any = ABSENT) -> list[Cause]:
+    """Everything that is wrong with the value, but for what is the same in the ``old`` one."""
+    causes = list(_validate(value, schema, path))
+    return list(_validate(value, schema, path, old)) if causes and old is not ABSENT else causes
 
 
-def _validate(value: Any, schema: Schema, path: str) -> Iterator[Cause]:
-    if value is None and schema.get('nullable'):
+def _validate(value: Any, schema: Schema, path: str, old: Any = ABSENT) -> Iterator[Cause]:
+    if value is None and schema.get('nullable') or old is not ABSENT and is_same(value, old):
         return
     if isinstance(value, int) and not -_INT64 <= value < _INT64:
         value = float(value)  # As Go reads what does not fit.
     yield from _validate_type(value, schema, path)
     if isinstance(value, dict):
-        yield from _validate_object(value, schema, path)
+        yield from _validate_object(value, schema, path, old)
     elif isinstance(value, list):
-        yield from _validate_list(value, schema, path)
+        yield from _validate_list(value, schema, path, old)
     elif isinstance(value, str):
         yield from _validate_string(value, schema, path)
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -135,7 +137,7 @@ def _validate_type(value: Any, schema: Schema, path: str) -> Iterator[Cause]:
             yield statuses.value_invalid('<nil>', '""', f'Checked value must be of type integer {kind} in {path}')
 
 
-def _validate_object(value: dict[str, Any], schema: Schema, path: str) -> Iterator[Cause]:
+def _validate_object(value: dict[str, Any], schema: Schema, path: str, old: Any) -> Iterator[Cause]:
     for key in schema.get('required') or ():
         if key not in value:
             yield statuses.value_required(_join(path, key))
@@ -154,18 +156,20 @@ def _validate_object(value: dict[str, Any], schema: Schema, path: str) -> Iterat
             for cause in metadata.problems(meta, custom=True):
                 yield cause._replace(field=_join(path, cause.field))
     properties, others = schema.get('properties') or {}, schema.get('additionalProperties')
+    before = old if isinstance(old, dict) else {}
     for key, item in value.items():
         if key in properties:
             if path or key not in ('apiVersion', 'kind', 'metadata'):
-                yield from _validate(item, properties[key], _join(path, key))
+                yield from _validate(item, properties[key], _join(path, key), before.get(key, ABSENT))
         elif isinstance(others, Mapping):
-            yield from _validate(item, others, _join(path, key))
+            yield from _validate(item, others, _join(path, key), before.get(key, ABSENT))
 
 
-def _validate_list(value: list[Any], schema: Schema, path: str) -> Iterator[Cause]:
+def _validate_list(value: list[Any], schema: Schema, path: str, old: Any) -> Iterator[Cause]:
     if isinstance(items := schema.get('items'), Mapping):
+        before = by_keys(old, schema) if isinstance(old, list) else {}
         for index, item in enumerate(value):
-            yield from _validate(item, items, f'{path}[{index}]')
+            yield from _validate(item, items, f'{path}[{index}]', before.get(keys_of(item, schema), ABSENT))
     if len(value) > schema.get('maxItems', len(value)):
         yield _too_many(path, len(value), schema['maxItems'])
     if len(value) < schema.get('minItems', 0):
@@ -241,12 +245,33 @@ def _validate_junctors(value: Any, schema: Schema, path: str) -> Iterator[Cause]
         yield complain('not validate the schema (not)')
 
 
-def validate_status(body: Mapping[str, Any], schema: Schema) -> list[Cause]:
+def is_same(one: Any, another: Any) -> bool:
+    """Whether nothing differs; true and 1 do, unlike in Python."""
+    return bool(one == another) and orjson.dumps(one, option=orjson.OPT_SORT_KEYS) == orjson.dumps(
+        another, option=orjson.OPT_SORT_KEYS)
+
+
+def keys_of(item: Any, schema: Schema) -> Any:
+    """What identifies an item of a list with this schema; None if nothing does."""
+    if schema.get(LIST_TYPE) != 'map' or not isinstance(item, dict):
+        return None
+    return orjson.dumps([item.get(key) for key in schema.get(LIST_KEYS, ())])
+
+
+def by_keys(items: list[Any], schema: Schema) -> dict[Any, Any]:
+    """The items of a list by what identifies them."""
+    known = {keys_of(item, schema): item for item in items}
+    known.pop(None, None)
+    return known
+
+
+def validate_status(body: Mapping[str, Any], schema: Schema, old: Any = ABSENT) -> list[Cause]:
     """Everything that is wrong with the status of an object, in the words for when nothing else can be changed."""
     sub = (schema.get('properties') or {}).get('status')
     if 'status' not in body or not isinstance(sub, Mapping):
         return []
-    return [_as_of_status(cause) for cause in _validate(body['status'], sub, 'status')]
+    before = old.get('status', ABSENT) if old is not ABSENT else ABSENT
+    return [_as_of_status(cause) for cause in validate(body['status'], sub, 'status', before)]
 
 
 def _as_of_status(cause: Cause) -> Cause:

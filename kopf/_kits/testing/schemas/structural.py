@@ -3,11 +3,13 @@ Whether the schemas of CRDs are structural: what each place must say of its type
 
 The words are those of a real server; so are the places, which are named by the path in the definition.
 """
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kopf._kits.testing.schemas import extensions, rules, schemas
+from kopf._kits.testing.schemas import declarations, extensions, rules, schemas
+from kopf._kits.testing.schemas.declarations import Place
 from kopf._kits.testing.serving.statuses import (
     Cause,
     text,
@@ -32,30 +34,37 @@ def problems(schema: Schema, place: str) -> Iterator[Cause]:
         yield value_forbidden(f'{place}.nullable', 'nullable cannot be true at the root')
     if schema.get('additionalProperties') is not None:
         yield value_forbidden(f'{place}.additionalProperties', 'must not be used at the root')
-    yield from _node(schema, place, 'must not be empty at the root')
+    yield from _node(schema, Place(place, root=True), 'must not be empty at the root')
     if (type := schema.get('type')) and type != 'object':
         yield value_invalid(f'{place}.type', text(type), 'must be object at the root')
 
 
-def _node(schema: Any, place: str, why: str) -> Iterator[Cause]:
+def _node(schema: Any, place: Place, why: str) -> list[Cause]:
     if not isinstance(schema, Mapping):
-        return
-    yield from _unsupported(schema, place)
-    yield from _type(schema, place, why)
-    yield from _lists(schema, place)
-    yield from _extensions(schema, place)
-    yield from rules.declaration_problems(schema, place)
+        return []
+    path = place.path
+    causes = [*_unsupported(schema, path), *_type(schema, path, why), *_lists(schema, path),
+              *_extensions(schema, path)]
     if schema.get('default') is not None:
-        for cause in schemas.validate(schema['default'], schema, ''):
-            path = f'.{cause.field}' if cause.field not in ('', '<nil>') else ''
-            yield cause._replace(field=f'{place}.default{path}')
-    for name, sub, where in _junctors(schema, place):
-        yield from _junctor(sub, schema, where, f'{place}', name)
+        causes += _defaults(schema, path)
+    for name, sub, where in _junctors(schema, path):
+        causes += _junctor(sub, schema, where, path, name)
     empty = 'must not be empty for specified object fields'
     for key, sub in (schema.get('properties') or {}).items():
-        yield from _node(sub, f'{place}.properties[{key}]', empty)
-    yield from _node(schema.get('items'), f'{place}.items', 'must not be empty for specified array items')
-    yield from _node(schema.get('additionalProperties'), f'{place}.additionalProperties', empty)
+        causes += _node(sub, dataclasses.replace(place, path=f'{path}.properties[{key}]', root=False), empty)
+    lost = place.lost or ('' if schema.get(extensions.LIST_TYPE) == 'map' else path)
+    causes += _node(schema.get('items'), Place(f'{path}.items', lost=lost),
+                    'must not be empty for specified array items')
+    causes += _node(schema.get('additionalProperties'), Place(f'{path}.additionalProperties', lost=place.lost), empty)
+    sound = all(f'.{rules.RULES}[' in cause.field for cause in causes)
+    return [*causes, *declarations.problems(schema, place, sound=sound)]
+
+
+def _defaults(schema: Schema, place: str) -> Iterator[Cause]:
+    wrong = schemas.validate(schema['default'], schema, '')
+    for cause in wrong or rules.default_problems(schema):
+        path = f'.{cause.field}' if cause.field not in ('', '<nil>') else ''
+        yield cause._replace(field=f'{place}.default{path}')
 
 
 def _unsupported(schema: Schema, place: str) -> Iterator[Cause]:
@@ -150,6 +159,8 @@ def _junctor(sub: Any, outer: Any, place: str, base: str, name: str) -> Iterator
             yield value_forbidden(f'{place}.{key}', 'must be empty to be structural')
     if sub.get('nullable'):
         yield value_forbidden(f'{place}.nullable', 'must be false to be structural')
+    if sub.get(rules.RULES):
+        yield value_forbidden(f'{place}.{rules.RULES}', 'must be empty to be structural')
     properties = outer.get('properties') or {} if isinstance(outer, Mapping) else {}
     for key, inner in (sub.get('properties') or {}).items():
         where = f'{place}.properties[{key}]'
