@@ -13,11 +13,13 @@ import yaml
 
 UID = re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b")
 TIME = re.compile(r"\b(\d{4})-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|( \+0000 UTC))(?: m=\+[0-9.]+)?")
-GENERATED = re.compile(r"\b(gen[-.](?:[a-z0-9]+-)*x*)[bcdfghjklmnpqrstvwxz2456789]{5}\b")
-ADDRESS = re.compile(r"\b127\.0\.0\.1:\d+\b")
+GENERATED = re.compile(r"\b(Bad_|gen[-.]+(?:[a-z0-9]+-)*x*)[bcdfghjklmnpqrstvwxz2456789]{5}\b")
+ADDRESS = re.compile(r"\b\d+\.\d+\.\d+\.\d+:\d{4,5}\b")
+RECORDED = re.compile(r"(ResourceVersion in record )\(\d+\)")
 SERVICE = re.compile(r"\b10\.0\.\d+\.\d+\b")
 TOO_NEW = re.compile(r"(Too large resource version: )\d+(, current: )\d+")
 TOO_OLD = re.compile(r"(too old resource version: )\d+( \()\d+\)")
+NODE_PORT = re.compile(r":3(?:[01]\d{3}|2[0-6]\d{2}|27[0-5]\d|276[0-7])/")
 AGE = re.compile(r"(\d+[smhd])+|<unknown>")
 YEARS = {str(datetime.date.today().year + delta) for delta in (-1, 0, 1)}
 
@@ -100,8 +102,10 @@ class Names:
         text = GENERATED.sub(r"\1<5>", text)
         text = ADDRESS.sub("<address>", text)
         text = SERVICE.sub("<ip>", text)
+        text = NODE_PORT.sub(":<port>/", text)
         text = TOO_NEW.sub(r"\1<version>\2<version>", text)
         text = TOO_OLD.sub(r"\1<version>\2<version>)", text)
+        text = RECORDED.sub(r"\1(<version>)", text)
         if "ersion" in text:
             text = re.sub(r"\b\d+\b", lambda found: self._versions.get(found[0], found[0]), text)
         return text

@@ -104,7 +104,7 @@ def _configmap(body: Body, _: Fields) -> Iterator[Cause]:
             if field == 'data' and key in binary:
                 yield value_invalid(f'data[{key}]', text(key), 'duplicate of key present in binaryData')
     if sum(len(str(value).encode()) for value in (*data.values(), *binary.values())) > _LARGEST:
-        yield Cause('', 'FieldValueTooLong', f'Too long: may not be more than {_LARGEST} bytes')
+        yield Cause('[]', 'FieldValueTooLong', f'Too long: may not be more than {_LARGEST} bytes')
 
 
 def _secret(body: Body, _: Fields) -> Iterator[Cause]:
@@ -189,6 +189,8 @@ def _autoscaler(body: Body, spec: Fields) -> Iterator[Cause]:
         yield value_required('spec.maxReplicas', 'must be set and greater than 0')
     if least is not None and most < least:
         yield value_invalid('spec.maxReplicas', str(most), 'must be greater than or equal to `minReplicas`')
+    if '/' not in (version := target.get('apiVersion') or ''):
+        yield value_invalid('spec.scaleTargetRef.apiVersion', text(version), 'apiVersion must specify API group')
     if not target.get('kind'):
         yield value_required('spec.scaleTargetRef.kind')
     if not target.get('name'):

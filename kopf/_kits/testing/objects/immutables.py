@@ -1,11 +1,13 @@
 """
 What may not be changed in built-in objects once they are there, with the words of a real server.
 
-Real messages sometimes go on with a difference of internal structures, for people; that part is left out here.
+Real messages sometimes go on with a difference of internal structures, for people; that part is left out here for all
+but claims.
 """
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from kopf._kits.testing.objects import godiffs
 from kopf._kits.testing.schemas import quantities
 from kopf._kits.testing.serving import statuses
 from kopf._kits.testing.serving.statuses import Cause
@@ -90,15 +92,16 @@ def _claim(body: Body, old: Body) -> Iterator[Cause]:
     if bound:
         free.append('volumeAttributesClassName')
     one, another = _without(spec, free), _without(before, free)
+    requests, previous = _requests(one), _requests(another)
+    if previous.get('storage') and ('storage' not in requests or bound and (
+            quantities.amount(requests['storage']) < quantities.amount(previous['storage']))):
+        yield statuses.value_forbidden('spec.resources.requests.storage', 'field can not be less than status.capacity')
     if bound:
-        requests, previous = _requests(one), _requests(another)
-        if previous.get('storage') and requests.get('storage') and (
-                quantities.amount(requests['storage']) < quantities.amount(previous['storage'])):
-            yield statuses.value_forbidden('spec.resources.requests.storage',
-                                           'field can not be less than status.capacity')
         one, another = ({**each, 'resources': None} for each in (one, another))
     if one != another:
-        yield statuses.value_forbidden('spec', CLAIM)
+        yield statuses.value_forbidden('spec', f'{CLAIM}\n{godiffs.of_claims(another, one)}')
+    if spec.get('volumeMode') != before.get('volumeMode'):
+        yield statuses.value_invalid('volumeMode', statuses.text(spec.get('volumeMode')), 'field is immutable')
 
 
 def _requests(spec: Body) -> Mapping[str, Any]:

@@ -37,7 +37,7 @@ def subdomain_problems(text: str) -> list[str]:
 
 def label_problems(text: str) -> list[str]:
     """Why this cannot be the name of a namespace; nothing if it can."""
-    problems = ['must be no more than 63 bytes'] if len(text) > 63 else []
+    problems = ['must be no more than 63 characters'] if len(text) > 63 else []
     if _LABEL_RE.fullmatch(text):
         return problems
     return [*problems, 'must not contain dots' if _SUBDOMAIN_RE.fullmatch(text) else _LABEL_TEXT]

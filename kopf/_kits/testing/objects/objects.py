@@ -23,11 +23,14 @@ from kopf._kits.testing.serving.statuses import Cause
 _ALPHABET = 'bcdfghjklmnpqrstvwxz2456789'
 
 
-def decode(body: Any, kind: Kind, text: bytes, mistakes: list[str] | None = None) -> Body:
+def decode(
+        body: Any, kind: Kind, text: bytes, mistakes: list[str] | None = None, *, lenient: bool = False,
+) -> Body:
     """
     Check that a decoded request is an object of this kind, and give it its API version and kind; 400 otherwise.
 
-    What a strict decoder would refuse is added to the ``mistakes``, for built-in kinds.
+    What a strict decoder would refuse is added to the ``mistakes``, for built-in kinds. If nobody wants to hear of it
+    (``lenient``), some refusals are worded otherwise.
     """
     if body is None:
         body = {}
@@ -46,7 +49,7 @@ def decode(body: Any, kind: Kind, text: bytes, mistakes: list[str] | None = None
         raise statuses.bad_request(f'the object provided is unrecognized (must be of type {kind.name}): unexpected '
                                    f'GroupVersion string: {api_version} ({jsontexts.excerpt(text)})')
     if kind.custom:
-        _check_custom(api_version, name, kind, body, text)
+        _check_custom(api_version, name, kind, body, text, lenient=lenient)
     elif name not in ('', kind.name) or api_version not in ('', kind.api_version):
         name, api_version = name or kind.name, api_version or kind.api_version
         raise statuses.bad_request(
@@ -91,11 +94,19 @@ def structure(
     return {**decoded, 'apiVersion': kind.api_version, 'kind': kind.name}
 
 
-def _check_custom(api_version: str, name: str, kind: Kind, body: Mapping[str, Any], text: bytes) -> None:
+def _check_custom(
+        api_version: str, name: str, kind: Kind, body: Mapping[str, Any], text: bytes, *, lenient: bool,
+) -> None:
     if not name:
-        raise statuses.bad_request(
-            f'the object provided is unrecognized (must be of type {kind.name}): Object \'Kind\' is missing in '
-            f'\'{text.decode(errors="replace")}\' ({jsontexts.excerpt(text)})')
+        why = f'Object \'Kind\' is missing in \'{text.decode(errors="replace")}\''
+        if lenient:
+            raise statuses.bad_request(
+                f'{kind.name} in version "{kind.version}" cannot be handled as a {kind.name}: {why}')
+        raise statuses.bad_request(f'the object provided is unrecognized (must be of type {kind.name}): {why} '
+                                   f'({jsontexts.excerpt(text)})')
+    if body.get('apiVersion', '') is None:
+        raise statuses.bad_request(f'{name} in version "" cannot be handled as a {kind.name}: .apiVersion accessor '
+                                   'error: <nil> is of the type <nil>, expected string')
     if api_version != kind.api_version:
         raise statuses.bad_request(f'the API version in the data ({api_version}) does not match the expected API '
                                    f'version ({kind.api_version})')

@@ -450,12 +450,13 @@ def _other_uid(kind: Kind, namespace: str, name: str, given: str, present: str) 
 
 
 def _check_preconditions(kind: Kind, record: Record, options: Options) -> None:
+    group = '' if kind.plural == 'events' else kind.group
     if options.uid and options.uid != record.uid:
-        raise statuses.conflict(kind.group, kind.name, record.name,
+        raise statuses.conflict(group, kind.name, record.name,
                                 f'the UID in the precondition ({options.uid}) does not match the UID in record '
                                 f'({record.uid}). The object might have been deleted and then recreated')
     if options.version and options.version != str(record.version):
-        raise statuses.conflict(kind.group, kind.name, record.name,
+        raise statuses.conflict(group, kind.name, record.name,
                                 f'the ResourceVersion in the precondition ({options.version}) does not match the '
                                 f'ResourceVersion in record ({record.version}). The object might have been modified')
 

@@ -356,7 +356,8 @@ def _read_options(seen: SeenRequest, verb: str, options: Options) -> None:
 
 def _decode_object(seen: SeenRequest, kind: Kind, options: Options) -> Body:
     mistakes: list[str] = []
-    body = objects.decode(_decoded(seen, kind), kind, seen.body, mistakes)
+    body = objects.decode(_decoded(seen, kind), kind, seen.body, mistakes,
+                          lenient=options.field_validation == 'Ignore')
     report(mistakes, options, lambda text: outcomes.unhandled(kind, text))
     if kind.custom:
         options.mistakes += strictness.duplicates(seen.body)

@@ -110,7 +110,7 @@ def choose(
     past = 0
     if options.continued and version > 0:
         past = version
-    elif version and (options.match == 'Exact' or (options.limit and options.match != 'NotOlderThan')):
+    elif version and (options.match == 'Exact' or (options.limit > 0 and options.match != 'NotOlderThan')):
         past = version
     limit = 0 if options.version == '0' and not options.match else options.limit
     start = f'{namespace}/{start}' if namespace and start else start
@@ -126,13 +126,13 @@ def choose(
     meta: dict[str, object] = {'resourceVersion': str(past or storage.version)}
     if isinstance(options.selector, Sharded):
         meta['shardInfo'] = {'selector': options.selector.shards}
+    records = iter(records)
     selected = records if not options.selector else (r for r in records if options.selector.matches(r))
     if limit <= 0:
         chosen = list(selected)
     else:
         chosen = list(itertools.islice(selected, limit))
-        rest = next(selected, None)
-        if rest is not None:
+        if len(chosen) == limit and next(records, None) is not None:
             last = chosen[-1].name if namespace else chosen[-1].key
             meta['continue'] = _encode(past or storage.version, f'{last}\0')
             if not (options.selector.whole if isinstance(options.selector, Sharded) else options.selector):
