@@ -293,7 +293,8 @@ class Spawner:
         if not record.daemons.known:
             record.daemons = None
             return bool(survey.missing)
-        return bool(survey.missing) or record.daemons.holding
+        known = record.daemons.known  # also those that have ended at once
+        return any(self.keys[handler] not in known for handler in survey.missing) or record.daemons.holding
 
     def _spawn(self, record: Record, raw: RawBody, missing: Sequence[SpawningHandler]) -> None:
         if self.background.paused or self.background.closing:

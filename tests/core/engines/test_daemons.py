@@ -99,9 +99,10 @@ async def test_a_daemon_that_ends_by_itself_is_not_restarted(host, caplog):
     @kopf.daemon('kopfexamples', id='fn', registry=host.registry)
     async def fn(**_):
         calls.append(1)
+        await asyncio.sleep(1)
 
     assert await host.look()
-    await let_it_run()
+    await let_it_run(2)
     assert host.wakeups == 1
     assert not await host.look()
     assert not await host.edit(spec={'field': 'other'})

@@ -153,6 +153,17 @@ async def test_an_object_whose_daemons_have_ended_by_themselves_is_freed(scene):
     assert scene.record.body is None
 
 
+async def test_an_object_whose_daemons_end_at_once_is_freed(scene):
+    @kopf.daemon('kopfexamples', registry=scene.registry)
+    async def fn(**_):
+        raise kopf.PermanentError("It is of no use.")
+
+    scene.create()
+    await scene.run(1)
+    assert 'finalizers' not in scene.raw['metadata']
+    assert len(scene.patches) == 2 and scene.record.body is None
+
+
 @pytest.mark.parametrize('lingering, patches', [(0, 0), (0.5, 0), (3, 1)])
 async def test_deletion_handlers_run_once_however_long_the_daemons_take(scene, lingering, patches):
     deletions = []
