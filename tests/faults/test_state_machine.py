@@ -28,7 +28,7 @@ from kopf._cogs.structs.references import Resource
 from kopf._core.actions import execution
 from kopf._core.engines import handling
 from kopf._core.intents.registries import HandlerTable
-from kopf._core.reactor import processing, throttling, watches
+from kopf._core.reactor import echoes, processing, throttling, watches
 from kopf._core.reactor.intake import Indexation
 from kopf._core.reactor.processing import Processor
 from kopf._core.reactor.watches import ResourceWatch
@@ -187,7 +187,7 @@ class Operator(RuleBasedStateMachine):
         self.stack.callback(logger.setLevel, logger.level)
         logger.setLevel(logging.CRITICAL)
         patching = self.stack.enter_context(pytest.MonkeyPatch.context())
-        for module in (processing, throttling, watches):
+        for module in (echoes, throttling, watches):
             patching.setattr(module, 'time', types.SimpleNamespace(monotonic=self.loop.time))
         self.retries = {}  # when the handlers may run again at the earliest
         for module in (execution, processing, handling):
@@ -245,7 +245,7 @@ class Operator(RuleBasedStateMachine):
         await asyncio.sleep(0.05)
         if edit is not None:
             self.do_edit(**edit)
-        if outcome in ('retry', 'fail'):
+        if outcome in ('retry', 'fail') and not self.is_reverted():
             self.retries[reason, id] = self.loop.time() + {'retry': 3, 'fail': 60}[outcome] - 0.001
         if outcome == 'retry':
             raise kopf.TemporaryError('later', delay=3)
@@ -263,6 +263,13 @@ class Operator(RuleBasedStateMachine):
     def do_edit(self, **spec):
         self.server.put({**self.server.raw, 'spec': {**self.server.raw['spec'], **spec}})
         self.note()
+        if self.is_reverted():
+            self.retries = {}
+
+    def is_reverted(self):
+        """Tell if the object is as it was handled last: what was tried is over then."""
+        last = self.server.raw['metadata'].get('annotations', {}).get(LAST_HANDLED, '{}')
+        return json.loads(last).get('spec') == self.server.raw['spec']
 
     # What others do.
 

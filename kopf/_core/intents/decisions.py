@@ -260,13 +260,13 @@ class Decider:
                    keep=self.table.only_resuming_ids)
         base = last if last is not None and cause.reason is Reason.CREATE else essence
         cycle = Cycle(state=state, known=essence, base=base)
-        digest = digest_essence(essence) if any(record.digest is not None for record in state.values()) else None
-        outdated = [key for key, record in state.items() if record.digest not in (None, digest)]
+        outdated = find_outdated(state, essence)
         if purpose is Reason.UPDATE:
             for key in outdated:
                 (cycle.missed if state[key].finished else cycle.revived)[key] = None
         elif purpose is Reason.CREATE:
-            if digest is None and last is None and self._is_changed_since_created(cause.body):
+            digested = any(record.digest is not None for record in state.values())
+            if not digested and last is None and self._is_changed_since_created(cause.body):
                 outdated = [key for key, record in state.items() if record.finished]
             cycle.missed = {key: None for key in outdated if key in self._updating}
             if outdated and last is None:
@@ -288,6 +288,10 @@ class Decider:
                 cycle.missed.setdefault(key, cycle.known)
             for key in [key for key, seen in cycle.missed.items() if seen == essence]:
                 del cycle.missed[key]  # the edit was reverted
+        if cycle.state.purpose == Reason.UPDATE:
+            # Those that are due again anyway need not be by the last edit any more, but have missed it, too.
+            cycle.revived.update({key: None for key in find_outdated(cycle.state, essence)
+                                  if key not in cycle.revived and not cycle.state[key].finished})
         cycle.known = essence
 
     def _revive(
@@ -405,6 +409,13 @@ class Decider:
 
 def _is_for_updates(handler: ChangingHandler) -> bool:
     return not handler.initial and handler.reason in (None, Reason.UPDATE)
+
+
+def find_outdated(state: State, essence: BodyEssence) -> list[HandlerId]:
+    """Find the handlers that have seen something else than this essence, as far as their records tell."""
+    seen = {key: record.digest for key, record in state.items() if record.digest is not None}
+    digest = digest_essence(essence) if seen else None
+    return [key for key in seen if seen[key] != digest]
 
 
 def is_edited(old: BodyEssence, new: BodyEssence, patch: Mapping[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from kopf._cogs.structs.patches import Patch
 
 if TYPE_CHECKING:
     from kopf._core.intents.decisions import Cycle
+    from kopf._core.reactor.echoes import Expectation
     from kopf._core.reactor.intake import IndexingState
     from kopf._core.reactor.throttling import Throttle
 
@@ -24,8 +25,8 @@ class ObjectRecord:
     """One object, as long as it is there."""
 
     __slots__ = (
-        'again', 'body', 'cycle', 'daemons', 'deadline', 'employed', 'indexing', 'initial', 'memo', 'name', 'namespace',
-        'outdated', 'pending', 'released', 'throttle', 'throttled', 'uid', 'unsent', 'unsure', 'version', 'wakeup')
+        'again', 'body', 'cycle', 'daemons', 'employed', 'expected', 'indexing', 'initial', 'memo', 'name', 'namespace',
+        'outdated', 'pending', 'released', 'throttle', 'throttled', 'uid', 'unsent', 'wakeup')
 
     def __init__(self, uid: str, namespace: str | None, name: str, *, initial: bool) -> None:
         self.uid = uid
@@ -34,12 +35,8 @@ class ObjectRecord:
         self.initial = initial
         """It was there before this process has begun to watch, and is not resumed yet."""
 
-        self.version: str | None = None
-        """The resource version of our own last patch, until it is seen in the stream."""
-        self.deadline = 0.0
-        """Until when to wait for that version, if it can't be compared with others."""
-        self.unsure: RawEvent | None = None
-        """The newest event that may be from before that version, or not."""
+        self.expected: Expectation | None = None
+        """The state that our own last patch has made, until something newer is seen in the stream."""
 
         self.pending: RawEvent | None = None
         """The newest event that is not looked at yet."""
@@ -79,7 +76,7 @@ class ObjectRecord:
     def pass_on(self) -> None:
         """Forget those who have worked on the object, and what they know of it; but not what they could not store."""
         self.cancel_wakeup()
-        self.version = self.unsure = self.pending = self.body = self.throttle = self.daemons = None
+        self.expected = self.pending = self.body = self.throttle = self.daemons = None
         self.again = self.throttled = False
 
     def cancel_wakeup(self) -> None:

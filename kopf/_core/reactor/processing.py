@@ -8,7 +8,6 @@ A delayed retry holds no worker: it is a timer, and the record of the object.
 """
 import asyncio
 import copy
-import time
 from collections.abc import Collection, Mapping
 from typing import Any, cast
 
@@ -35,6 +34,7 @@ from kopf._core.intents import filters
 from kopf._core.intents.causes import ChangingCause, Reason, WatchingCause
 from kopf._core.intents.decisions import TITLES, Decider, Decision, deliver_results, is_edited
 from kopf._core.intents.registries import HandlerTable
+from kopf._core.reactor import echoes
 from kopf._core.reactor.intake import ObjectSink
 from kopf._core.reactor.inventory import ObjectRecord
 from kopf._core.reactor.throttling import Throttle, explain_refusal, is_fault_of, is_refusal
@@ -81,8 +81,8 @@ class Processor(ObjectSink):
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
         """Take the next event of an object: remember it for the worker, or see that there is no work."""
-        if listed_since is not None and record.version is not None and listed_since > record.deadline:
-            record.version = None  # a list that was asked for after our patch knows better
+        if listed_since is not None:
+            echoes.notice_list(record, since=listed_since)
         if record.daemons is not None:
             record.daemons.renew(event['object'])
             if is_deleted(event):
@@ -100,8 +100,7 @@ class Processor(ObjectSink):
         for record in watch.records.values():
             record.cancel_wakeup()
             record.throttled = record.again = False
-            record.cycle = record.unsent = record.version = None
-            record.pending = record.unsure = None
+            record.cycle = record.unsent = record.expected = record.pending = None
 
     def revise(self, table: HandlerTable) -> None:
         """Go on with the resource as it is defined now: with other subresources, for example, but the same handlers."""
@@ -116,7 +115,7 @@ class Processor(ObjectSink):
         for record in watch.records.values():
             record.cancel_wakeup()
             record.again = record.throttled = False
-            record.pending = record.unsure = None
+            record.pending = record.expected = None
             if record.daemons is not None:
                 record.daemons.forget()
 
@@ -151,37 +150,10 @@ class Processor(ObjectSink):
         return self._decider.is_settled(Body(raw), holding=holding)
 
     def _is_stale(self, record: ObjectRecord, event: RawEvent) -> bool:
-        """Tell whether this state is from before our own last patch, or is the echo of it."""
-        if record.version is None:
-            return False
-        version = event['object']['metadata'].get('resourceVersion')
-        comparable = version is not None and version.isdecimal() and record.version.isdecimal()
-        if version == record.version:
-            record.unsure = None
-            if not comparable:
-                record.version = None  # all that follows is newer
-            return True
-        stale = int(version or '') < int(record.version) if comparable else time.monotonic() < record.deadline
-        if not stale:
-            record.version = record.unsure = None
-        elif not comparable:
-            self._keep_unsure(record, event)
-        return stale
+        return echoes.is_stale(record, event, self._receive_again)
 
-    def _keep_unsure(self, record: ObjectRecord, event: RawEvent) -> None:
-        """Keep a state of which only time can tell that it is not stale: the echo of our patch may never come."""
-        waiting, record.unsure = record.unsure is not None, event
-        if not waiting:
-            asyncio.get_running_loop().call_later(record.deadline - time.monotonic(), self._reconsider, record)
-
-    def _reconsider(self, record: ObjectRecord) -> None:
-        event, record.unsure = record.unsure, None
-        if event is None or record.pending is not None or record.version is None:
-            return
-        if time.monotonic() < record.deadline:
-            self._keep_unsure(record, event)
-        else:
-            self.receive(record, event, listed_since=None)
+    def _receive_again(self, record: ObjectRecord, event: RawEvent) -> None:
+        self.receive(record, event, listed_since=None)
 
     # Working: one task an object.
 
@@ -263,7 +235,7 @@ class Processor(ObjectSink):
         if self.table.managing:
             ObjectLogger(body=body, settings=self._settings).debug("Deleted, really deleted, and we are notified.")
         record.cancel_wakeup()
-        record.body = record.cycle = record.unsent = record.unsure = None
+        record.body = record.cycle = record.unsent = record.expected = None
         if record.daemons is not None:
             record.daemons.forget()
 
@@ -438,10 +410,8 @@ class Processor(ObjectSink):
         if record.daemons is not None:
             record.daemons.renew(raw, patch)
             raw = record.daemons.raw  # a newer one can be here already: from a daemon's patch, or from the stream
-        timeout = self._settings.persistence.consistency_timeout
         record.body = raw
-        record.version = raw['metadata'].get('resourceVersion') if timeout > 0 else None
-        record.deadline = time.monotonic() + timeout
+        echoes.expect(record, raw, timeout=self._settings.persistence.consistency_timeout)
 
     def _sleep(self, record: ObjectRecord, decision: Decision) -> None:
         """Wake up when the next handler is due; nothing is held meanwhile."""

@@ -318,6 +318,23 @@ def test_an_edit_in_a_downtime_in_the_middle_of_an_update_is_noticed_by_the_dige
     assert ('first', {'a': 1, 'b': 1}) in [(id, spec) for id, _, spec, _ in sim.runs]
 
 
+def test_edits_are_reverted_after_a_restart_while_those_who_saw_them_are_due_again():
+    sim = Simulation(*updates())
+    sim.settle()
+    sim.edit(a=1)
+    sim.step()
+    sim.step()
+    sim.edit(a=2)
+    sim.step()
+    sim.runs.clear()
+    sim.restart()
+    sim.edit(a=1)
+    sim.step()
+    sim.edit(a=0)
+    sim.settle()
+    assert [(id, spec['a']) for id, _, spec, _ in sim.runs] == [('first', 1), ('first', 0), ('second', 0)]
+
+
 def test_finished_handlers_are_not_run_again_after_a_restart():
     sim = Simulation(*updates())
     sim.settle()

@@ -1,0 +1,88 @@
+"""
+Which states of an object are from before our own last patch: they must not be handled as if they were new.
+
+A stream is always behind: after a patch, it brings what was before it, then the echo of the patch, then what is new.
+Versions that are numbers tell them apart at once. With others, only the echo does, or time: what comes before either
+of them is kept until it is known to be new. Specified in the documentation's "Consistency".
+"""
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TypeAlias
+
+from kopf._cogs.structs.bodies import RawBody, RawEvent
+from kopf._core.reactor.inventory import ObjectRecord
+
+Receive: TypeAlias = Callable[[ObjectRecord, RawEvent], None]
+
+
+class Expectation:
+    """The state that our last patch has made, until something newer is seen."""
+
+    __slots__ = ('deadline', 'unsure', 'version')
+
+    def __init__(self, version: str, *, deadline: float, unsure: RawEvent | None) -> None:
+        self.version = version
+        self.deadline = deadline
+        """Until when to wait for that version, if it can't be compared with others (by the monotonic clock)."""
+        self.unsure = unsure
+        """The newest event that may be from before that version, or not."""
+
+
+def expect(record: ObjectRecord, raw: RawBody, *, timeout: float) -> None:
+    """Expect the state that has come of our patch, for some time (in seconds; zero is not to expect anything)."""
+    version = raw['metadata'].get('resourceVersion')
+    if version is None or timeout <= 0:
+        record.expected = None
+        return
+    unsure = record.expected.unsure if record.expected is not None else None
+    record.expected = Expectation(version, deadline=time.monotonic() + timeout, unsure=unsure)
+
+
+def notice_list(record: ObjectRecord, *, since: float) -> None:
+    """Trust a list that was asked for long enough after our patch: it knows better."""
+    if record.expected is not None and since > record.expected.deadline:
+        record.expected = None
+
+
+def is_stale(record: ObjectRecord, event: RawEvent, receive: Receive) -> bool:
+    """
+    Tell whether this state is from before our own last patch, or is the echo of it.
+
+    What can be either is held back as if it were stale, and given to the function when it turns out to be new.
+    """
+    expected = record.expected
+    if expected is None:
+        return False
+    version = event['object']['metadata'].get('resourceVersion')
+    comparable = version is not None and version.isdecimal() and expected.version.isdecimal()
+    if version == expected.version:
+        expected.unsure = None
+        if not comparable:
+            record.expected = None  # all that follows is newer
+        return True
+    stale = int(version or '') < int(expected.version) if comparable else time.monotonic() < expected.deadline
+    if not stale:
+        record.expected = None
+    elif not comparable:
+        waiting, expected.unsure = expected.unsure is not None, event
+        if not waiting:
+            _wait(record, expected, receive)
+    return stale
+
+
+def _wait(record: ObjectRecord, expected: Expectation, receive: Receive) -> None:
+    delay = expected.deadline - time.monotonic()
+    asyncio.get_running_loop().call_later(delay, _reconsider, record, receive)
+
+
+def _reconsider(record: ObjectRecord, receive: Receive) -> None:
+    expected = record.expected
+    if expected is None or expected.unsure is None:
+        return
+    if time.monotonic() < expected.deadline:  # there was one more patch meanwhile
+        _wait(record, expected, receive)
+        return
+    event, expected.unsure = expected.unsure, None
+    if record.pending is None:
+        receive(record, event)
