@@ -664,7 +664,8 @@ def run(args):
 def check(args):
     """Compare with the recorded ratios; what seems to be worse is measured again, together with the base."""
     recorded = {(label, metric): value for label, metrics in json.loads(args.recorded.read_text()).items()
-                for metric, value in metrics.items()}
+                for metric, value in metrics.items()
+                if not args.only or label in args.only or label.partition(":")[0] in args.only}
     runners, cluster = prepare(args)
     base, other = (runner.name for runner in runners)
     results, worse = [], list(recorded)
@@ -714,6 +715,7 @@ def main():
     command = commands.add_parser("check", parents=[shared], help="compare two environments with the recorded ratios")
     command.set_defaults(function=check)
     command.add_argument("--recorded", type=pathlib.Path, default=HERE / "ratios.json")
+    command.add_argument("--only", nargs="+", default=[], metavar="CASE[:VARIANT]")
     command.add_argument("--tolerance", type=float, default=20, help="%% (default: %(default)g)")
     command.add_argument("--attempts", type=int, default=3, help="how often to measure what seems to be worse")
     command = commands.add_parser("show", help="print the table of earlier runs")

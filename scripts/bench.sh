@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The short regression run of benchmarks/: ours against upstream, both from fresh virtual environments with uvloop.
 # Options are those of `benchmarks/bench.py check`. The environments and the cluster's files are kept in BENCH_DIR.
+# BENCH_CASES names the cases to be run, of those in benchmarks/ratios.json; all of them otherwise.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -16,5 +17,6 @@ install() { # NAME REQUIREMENT...
 install upstream kopf==1.45.2 uvloop orjson
 install ours uvloop .  # not editable: its modules have to be compiled once, as those of others are
 
-.venv/bin/python benchmarks/bench.py check --dir "$directory/cluster" --port "$port" \
+# shellcheck disable=SC2086  # these are words
+.venv/bin/python benchmarks/bench.py check ${BENCH_CASES:+--only $BENCH_CASES} --dir "$directory/cluster" --port "$port" \
     --venv "upstream=$directory/upstream/bin/python" --venv "ours=$directory/ours/bin/python" --repeat 2 "$@"

@@ -2,12 +2,14 @@
 import itertools
 
 import pytest
-from snippets import ROOT
+from snippets import ROOT, read_page
 from stage import pointing
 
 from kopf.testing import Sandbox
 
 CRDS = [ROOT / "examples" / "crd.yaml", ROOT / "peering.yaml"]
+OWN_KIND = next(
+    block.text for block in read_page(ROOT / "docs" / "walkthrough.rst").files if block.caption == "crd.yaml")
 
 _numbers = itertools.count(1)
 
@@ -32,8 +34,8 @@ def kubeconfig(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def sandbox(kubeconfig):
-    """A sandbox that knows the kinds of the examples and of peering, to which KUBECONFIG points."""
-    with Sandbox(crds=CRDS) as sandbox, pointing(kubeconfig, sandbox):
+    """A sandbox that knows the kinds of the examples, of peering, and of the walkthrough; KUBECONFIG points to it."""
+    with Sandbox(crds=[*CRDS, OWN_KIND]) as sandbox, pointing(kubeconfig, sandbox):
         yield sandbox
 
 

@@ -15,9 +15,10 @@ KINDS = ("python", *SHELLS, "yaml", "text", "dockerfile", "go")
 
 _CODE = re.compile(r"(?P<indent> *)\.\. code-block::(?: (?P<kind>\S+))?$")
 _CAPTION = re.compile(r" *:caption: (?P<caption>.+)$")
-_NOTE = re.compile(r"(?P<indent> *)\.\. (?P<kind>check|check without operator|not run):(?P<text>.*)$")
+_NOTES = "check|check without operator|file|thorough|compiled|not run"
+_NOTE = re.compile(rf"(?P<indent> *)\.\. (?P<kind>{_NOTES}):(?P<text>.*)$")
 _FENCE = re.compile(r"(?P<indent> *)```(?P<kind>\w*)$")
-_HIDDEN = re.compile(r"(?P<indent> *)<!-- (?P<kind>check|check without operator|not run):(?P<text>.*?)(?P<end>-->)?$")
+_HIDDEN = re.compile(rf"(?P<indent> *)<!-- (?P<kind>{_NOTES}):(?P<text>.*?)(?P<end>-->)?$")
 
 
 class PageError(Exception):
@@ -26,7 +27,7 @@ class PageError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A block of code, or an instruction about the blocks before it (of the kinds "check" and "not run")."""
+    """A block of code, or an instruction about the blocks before it (of the kinds in `_NOTES`)."""
 
     page: pathlib.Path
     line: int  #: where the text begins, from 1
@@ -62,6 +63,8 @@ class Page:
     shells: list[Block]
     files: list[Block]
     objects: list[Block]
+    thorough: list[tuple[Block, Block]]  #: what takes long or a package index, each with the instruction for it
+    compiled: list[tuple[Block, Block]]  #: what is in Go, each with the file around it
     exempted: list[tuple[Block, str]]
 
     @property
@@ -138,7 +141,7 @@ def read_page(path: pathlib.Path) -> Page:
 
     :raises PageError: there is a block of which it is not said what is to be done with it.
     """
-    page = Page(path, [], [], [], [], [])
+    page = Page(path, [], [], [], [], [], [], [])
     code: list[Block] = []
     objects: list[Block] = []
     idle: list[Block] = []  # those with which nothing is done: they have to be exempted
@@ -151,12 +154,20 @@ def read_page(path: pathlib.Path) -> Page:
             page.lessons.append(Lesson(block, code, objects))
             code, objects, previous = [], [], None
             continue
-        if block.kind == "not run":
+        if block.kind == "file":
             if previous is None or not block.text.strip():
+                raise PageError(f"{block.place}: it names the file that the block before it is in.")
+            page.files.append(dataclasses.replace(previous, caption=block.text.strip()))
+            continue
+        if block.kind in ("not run", "thorough", "compiled"):
+            if previous is None or not (block.text.strip() or block.kind == "thorough"):
                 raise PageError(f"{block.place}: an exemption follows a block, and has a reason.")
-            for blocks in (code, objects, idle, outputs, page.shells, page.files, page.objects):
+            for blocks in (code, objects, idle, outputs, page.shells, page.objects):
                 blocks[:] = [other for other in blocks if other is not previous]
-            page.exempted.append((previous, " ".join(block.text.split())))
+            if block.kind == "not run":
+                page.exempted.append((previous, " ".join(block.text.split())))
+            else:
+                (page.thorough if block.kind == "thorough" else page.compiled).append((previous, block))
             previous = None
             continue
         places = {"python": [code], "yaml": [objects, page.objects], "text": [outputs],

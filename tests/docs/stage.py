@@ -47,6 +47,7 @@ class Stage:
         self.namespace = namespace
         self.settings = kopf.OperatorSettings()
         self.module = types.ModuleType("snippet")
+        self._kind, self._api, self._plural = "KopfExample", "kopf.dev/v1", "kopfexamples"
         self.module.__dict__["__tracebackhide__"] = True  # pytest would show the whole page
         self._output = io.StringIO()
         self._log = io.StringIO()
@@ -154,10 +155,15 @@ class Stage:
 
     # -- The objects: those of the examples' kind unless said otherwise.
 
-    def create(self, name="example", *, kind="KopfExample", api="kopf.dev/v1", labels=(), annotations=(), **fields):
+    def use(self, kind, api) -> None:
+        """Let objects be of this kind from now on unless said otherwise."""
+        self._kind, self._api, self._plural = kind, api, f"{kind.lower()}s"
+
+    def create(self, name="example", *, kind=None, api=None, labels=(), annotations=(), **fields):
         """Create an object with these fields (``spec=...`` and others)."""
         meta = {"name": name, "namespace": self.namespace, "labels": dict(labels), "annotations": dict(annotations)}
-        return self.sandbox.create({"apiVersion": api, "kind": kind, "metadata": meta, **fields})
+        return self.sandbox.create({
+            "apiVersion": api or self._api, "kind": kind or self._kind, "metadata": meta, **fields})
 
     def pod(self, name, *, containers=("main",), **fields):
         """Create a pod with these containers."""
@@ -170,24 +176,24 @@ class Stage:
             body["metadata"]["namespace"] = self.namespace
             self.sandbox.apply(body)
 
-    def patch(self, name, patch, kind="kopfexamples", **options):
+    def patch(self, name, patch, kind=None, **options):
         """Change an object by a merge patch."""
-        return self.sandbox.patch(kind, name, patch, namespace=self.namespace, **options)
+        return self.sandbox.patch(kind or self._plural, name, patch, namespace=self.namespace, **options)
 
-    def delete(self, name="example", kind="kopfexamples"):
+    def delete(self, name="example", kind=None):
         """Request the deletion of an object."""
-        self.sandbox.delete(kind, name, namespace=self.namespace)
+        self.sandbox.delete(kind or self._plural, name, namespace=self.namespace)
 
-    def get(self, name="example", kind="kopfexamples"):
+    def get(self, name="example", kind=None):
         """Read an object; an empty dict if there is none."""
         try:
-            return self.sandbox.get(kind, name, namespace=self.namespace)
+            return self.sandbox.get(kind or self._plural, name, namespace=self.namespace)
         except Refusal as error:
             if error.code == 404:
                 return {}
             raise
 
-    def status(self, name="example", kind="kopfexamples"):
+    def status(self, name="example", kind=None):
         """The status of an object; an empty dict if there is none."""
         return self.get(name, kind).get("status", {})
 
@@ -211,9 +217,9 @@ class Stage:
                 for event in self.sandbox.list("events", namespace=self.namespace)
                 if event["involvedObject"]["name"] == name]
 
-    def gone(self, name="example", kind="kopfexamples"):
+    def gone(self, name="example", kind=None):
         """Wait until the object is gone."""
-        self.sandbox.wait_gone(kind, name, namespace=self.namespace, timeout=SECONDS)
+        self.sandbox.wait_gone(kind or self._plural, name, namespace=self.namespace, timeout=SECONDS)
 
     def refused(self, action) -> Refusal:
         """Do it, and return why the API has refused it."""

@@ -2,17 +2,14 @@
 
 The package and what it needs come from a package index, so this takes long.
 """
-import os
-import pathlib
 import re
-import shutil
 import subprocess
-import venv
 
 import pytest
+from checkouts import environment, make_checkout
 from kubeapi import wait
+from snippets import ROOT
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
 INSTALLATION = "pip install '.[dev]'"
@@ -21,20 +18,9 @@ INSTALLATION = "pip install '.[dev]'"
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
     """A copy of the repository, in which the package is installed as the README says."""
-    folder = tmp_path_factory.mktemp("newcomer")
-    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    for name in filter(None, names.split("\0")):
-        if (ROOT / name).exists():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
-    venv.create(folder / "env", with_pip=True)
+    folder = make_checkout(tmp_path_factory.mktemp("newcomer"))
     subprocess.run(INSTALLATION, cwd=folder, check=True, shell=True, env=environment(folder))
     return folder
-
-
-def environment(folder):
-    path = os.pathsep.join([str(folder / "env" / "bin"), os.environ["PATH"]])
-    return {**os.environ, "PATH": path, "VIRTUAL_ENV": str(folder / "env"), "KUBECONFIG": ""}
 
 
 @pytest.mark.thorough
