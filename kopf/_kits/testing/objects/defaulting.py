@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kopf._kits.testing import clocks
-from kopf._kits.testing.objects import podspecs, transitions
+from kopf._kits.testing.objects import autoscalers, podspecs, transitions
 from kopf._kits.testing.objects.podspecs import Fields, maps
 from kopf._kits.testing.schemas import quantities
 
@@ -229,10 +229,11 @@ def _policy(body: Body, spec: Fields) -> None:
 
 
 def _autoscaler(body: Body, spec: Fields) -> None:
-    if body.get('apiVersion') == 'autoscaling/v1':
-        return
     spec.setdefault('minReplicas', 1)
-    if not spec.get('metrics'):
+    if body.get('apiVersion') == 'autoscaling/v1':
+        if autoscalers.METRICS not in (body['metadata'].get('annotations') or {}):
+            spec.setdefault('targetCPUUtilizationPercentage', 80)
+    elif not spec.get('metrics'):
         target = {'type': 'Utilization', 'averageUtilization': 80}
         spec['metrics'] = [{'type': 'Resource', 'resource': {'name': 'cpu', 'target': target}}]
 

@@ -18,7 +18,7 @@ class Options:
     propagation: str = ''
     uid: str = ''
     version: str = ''
-    manager: str = 'sandbox'
+    manager: str = 'kube-apiserver'
     force: bool = False
     warnings: list[str] = dataclasses.field(default_factory=list)
     #: What is wrong with the text of the request, for custom kinds; and what a strict patch has led to.

@@ -137,7 +137,7 @@ class Objects:
         if kind.namespaced:
             body['metadata']['namespace'] = namespace
             self._check_namespace(kind, namespace, body['metadata'].get('name', ''))
-        self._tidy(body, kind, options)
+        self._tidy(body, kind, options, nulls=owners is not None)
         if owners:
             body['metadata']['managedFields'] = owners
         elif owners is None:
@@ -246,7 +246,10 @@ class Objects:
         def change(old: Body) -> Body:
             applied = applying.apply(old, config, writer, options.force)
             body: Body = orjson.loads(orjson.dumps(applied))
-            return body if kind.custom else objects.structure(body, kind, b'')
+            if not kind.custom:
+                return objects.structure(body, kind, b'')
+            metadata.check_types(body['metadata'], kind)
+            return body
 
         return await self._update(kind, namespace, name, change, options, subresource, applied=True), False
 

@@ -121,7 +121,8 @@ def created(body: Body, writer: Writer) -> None:
     new = _ownable(body)
     for key in DROPPED:
         new['metadata'].pop(key, None)
-    blank = {**{key: None for key, value in body.items() if value is None}, **writer.shape.blank}
+    nulls = {key: None for key, value in body.items() if value is None} if writer.shape.name else {}
+    blank = {**nulls, **writer.shape.blank}
     comparison = typed.Comparison(blank, new, writer.shape)
     fields = writer.owned(comparison.changed)
     _store(body, [dataclasses.replace(writer.record(UPDATE, fields), time=clocks.now())] if fields else [])

@@ -75,6 +75,8 @@ def _scalar_problem(value: Any, type: str) -> str | None:
 def element(item: Any, shape: Shape) -> str:
     """What identifies an item of a list that is a set or a map; ValueError if nothing does."""
     if shape.list_relation != MAP:
+        if item is None:
+            raise ValueError('associative list without keys has an element that\'s an explicit null')
         return fieldsets.valued(item)
     if not isinstance(item, Mapping):
         raise ValueError('associative list with keys may not have non-map elements')
