@@ -34,7 +34,9 @@ class SilenceLimit:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        await self._timeout.__aexit__(type_, error, traceback)
+        timeout = self._timeout
+        del self._timeout  # it refers to the task, whose error refers to the frames that refer to this limit
+        await timeout.__aexit__(type_, error, traceback)
 
     def renew(self) -> None:
         """Know that there is a sign of life: the time begins anew."""
