@@ -36,6 +36,7 @@ PAGE = [
     ("2,000 daemons, idle: memory of each", "daemons:daemon", "rss KB/object", "KB"),
     ("the same: CPU", "daemons:daemon", "steady cpu %", "%"),
     ("2,000 timers of 1 s: CPU", "daemons:timer", "steady cpu %", "%"),
+    ("the same: CPU a tick", "daemons:timer", "cpu us/tick", "µs"),
     ("the same: ticks missed", "daemons:timer", "missed ticks %", "%"),
     ("200 objects created, with a ``def`` handler of 50 ms: all in", "sync:N=200", "wall s", "s"),
     ("the same: CPU an object", "sync:N=200", "cpu ms/object", "ms"),

@@ -19,4 +19,4 @@ install ours uvloop .  # not editable: its modules have to be compiled once, as 
 
 # shellcheck disable=SC2086  # these are words
 .venv/bin/python benchmarks/bench.py check ${BENCH_CASES:+--only $BENCH_CASES} --dir "$directory/cluster" --port "$port" \
-    --venv "upstream=$directory/upstream/bin/python" --venv "ours=$directory/ours/bin/python" --repeat 2 "$@"
+    --venv "upstream=$directory/upstream/bin/python" --venv "ours=$directory/ours/bin/python" "$@"

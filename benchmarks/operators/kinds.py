@@ -1,0 +1,14 @@
+"""Counts the raw watch events of several kinds, of one object each."""
+import kopf
+from common import RESOURCE, report
+
+plurals = set(RESOURCE[2].split(","))
+
+
+async def event(resource, **_):
+    plurals.discard(resource.plural)
+    if not plurals:
+        report("seen")
+
+for plural in sorted(plurals):
+    kopf.on.event(*RESOURCE[:2], plural)(event)
