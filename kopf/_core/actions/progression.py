@@ -27,7 +27,7 @@ MAX_MESSAGE = 4096
 """How much of an error is stored: annotations are limited to 256 KiB altogether (characters)."""
 
 TOLD_DELAY = 300.0
-"""Longer delays (in seconds) are also stored as such, so that nobody with another clock waits longer than that."""
+"""Longer delays (in seconds) are also stored as such, so that nobody with another clock waits longer than they are."""
 
 MAX_DELAY = 10 * 365 * 86400.0
 """The limit of delays, beyond which no time can be told (in seconds)."""
@@ -91,12 +91,11 @@ class HandlerState(NamedTuple):
             delayed=None if self.delayed is None else self.delayed + shift)
 
     def limited(self, now: datetime.datetime) -> 'HandlerState':
-        """The same, but not in a future in which it can only be by a clock that was wrong."""
-        latest = now + datetime.timedelta(seconds=TOLD_DELAY if self.delay is None else self.delay)
-        if self.started <= now and (self.delayed is None or self.delayed <= latest):
-            return self
-        return self._replace(
-            started=min(self.started, now), delayed=None if self.delayed is None else min(self.delayed, latest))
+        """The same, without what can only be by a clock that was wrong: a start in the future, or too long a wait."""
+        state = self if self.started <= now else self.shifted(now - self.started)
+        if state.delayed is None or state.delay is None:
+            return state
+        return state._replace(delayed=min(state.delayed, now + datetime.timedelta(seconds=state.delay)))
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], now: datetime.datetime) -> 'HandlerState':

@@ -358,10 +358,10 @@ def test_digests_are_equal_for_equal_essences_only(one, two):
 
 @pytest.mark.parametrize('stored, seconds, expected', [
     (HandlerState(started=after(-9), delayed=after(60)), 0, (-9, 60)),
-    (HandlerState(started=after(-9), delayed=after(3600)), 0, (-9, 300)),  # nobody has meant it to be so long
+    (HandlerState(started=after(-9), delayed=after(3600)), 0, (-9, 3600)),  # as others store it
     (HandlerState(started=after(-9), delayed=after(3600), delay=3600), 0, (-9, 3600)),
     (HandlerState(started=after(-9), delayed=after(7200), delay=3600), 0, (-9, 3600)),
-    (HandlerState(started=after(7200), delayed=after(7260)), 0, (0, 300)),
+    (HandlerState(started=after(7200), delayed=after(7260)), 0, (0, 60)),
     (HandlerState(started=after(7200)), 0, (0, None)),
     (HandlerState(started=after(3591), delayed=after(3660)), 3600, (-9, 60)),  # the clock of both was set
 ])
