@@ -341,9 +341,15 @@ class Decider:
         Of an edited creation, some handlers have seen other states than the first one did, from which the update is.
         """
         cycle = decision.cycle
-        if cycle.state.purpose != Reason.CREATE or not cycle.missed:
+        if cycle.state.purpose != Reason.CREATE:
             return None
-        return Cycle(State(Reason.UPDATE), known=decision.essence, base=decision.essence, missed=cycle.missed)
+        missed = dict(cycle.missed)
+        if cycle.known != cycle.base:
+            missed.update({key: cycle.known for key, record in cycle.state.items()
+                           if record.finished and key in self._updating and key not in missed})
+        if not missed:
+            return None
+        return Cycle(State(Reason.UPDATE), known=decision.essence, base=decision.essence, missed=missed)
 
     def _move_along(self, decision: Decision, patch: Patch) -> None:
         """Let all the handlers count as having seen what the patch changes."""

@@ -557,6 +557,17 @@ def test_handlers_that_saw_more_of_an_edited_creation_than_the_first_one_are_tol
     assert sim.cycle is None
 
 
+def test_edits_of_a_creation_that_are_reverted_during_its_last_handler_are_shown_to_it():
+    sim = Simulation(
+        make_handler('create', reason=Reason.CREATE),
+        make_handler('field/spec.a', field=('spec', 'a'), needs_change=True))
+    sim.step(edit_meanwhile={'a': 1})
+    sim.step(edit_meanwhile={'a': 0})
+    sim.settle()
+    assert [(id, spec['a']) for id, _, spec, _ in sim.runs] == [('create', 0), ('field/spec.a', 1), ('field/spec.a', 0)]
+    assert sim.cycle is None
+
+
 @pytest.mark.parametrize('generation, subresources, status, told', [
     (2, {'status'}, {}, True), (2, {'status'}, {'x': 1}, True), (2, {}, {}, True),
     (1, {'status'}, {}, False), (None, {'status'}, {}, False),
