@@ -34,6 +34,8 @@ from twins import HEADERS, Answer, Twins
 LENGTH = 50
 CONCURRENCY = 4
 SANDBOX, REAL = 0, 1
+PROTECTED = ("persistentvolumes", "persistentvolumeclaims")
+PROTECTIONS = (["kubernetes.io/pv-protection"], ["kubernetes.io/pvc-protection"])
 
 
 @dataclasses.dataclass
@@ -125,6 +127,8 @@ class Run:
             headers = [_headers(name, answer) for name, answer in zip(names, answers, strict=True)]
             result = Comparison(episode.name, step, answers, bodies, headers)
             results.append(result)
+            if any(plural in step.path for plural in PROTECTED) and step.method != "GET":
+                await self._unprotected(episode)
             if not result.same_status and step.method != "GET" and step.target[:1] == "/" and any(
                     answer.status < 300 for answer in answers):
                 await self._forget(step.target, memories)
@@ -133,6 +137,17 @@ class Run:
         for step in episode.cleanup():
             await self._twins.ask(step, memories)
         self.results += results
+
+    async def _unprotected(self, episode: Episode) -> None:
+        """Wait until the real control plane has let go of what only its protection holds: it takes its time."""
+        real = self._twins.servers[REAL]
+        for path in ("/api/v1/persistentvolumes", f"/api/v1/namespaces/{episode.namespace}/persistentvolumeclaims"):
+            for _ in range(100):
+                listed = (await real.ask(Step("-", "GET", path), Memory())).body
+                held = [item["metadata"] for item in listed.get("items", ())] if isinstance(listed, dict) else []
+                if not any(meta.get("finalizers") in PROTECTIONS and "deletionTimestamp" in meta for meta in held):
+                    break
+                await asyncio.sleep(0.05)
 
     async def _forget(self, path: str, memories: list[Memory]) -> None:
         """Have the object away on both sides, so that one difference is not told of many times."""

@@ -226,3 +226,53 @@ async def test_what_is_listed_but_not_emulated(client):
     assert (await client("GET", "/api/v1/componentstatuses")).status == 501
     assert (await client("PATCH", "/api/v1/componentstatuses", {}, type=MERGE)).status == 405
     assert (await client("GET", "/api/v1/nodes/none/proxy")).message == 'nodes "none" not found'
+
+
+async def test_columns_are_described_once_in_a_stream(client):
+    for name in "ab":
+        await client("POST", client.configmaps, {"metadata": {"name": name}})
+    table = {"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}
+    async with client.watch(client.configmaps, headers=table, allowWatchBookmarks="true", sendInitialEvents="true",
+                            resourceVersionMatch="NotOlderThan") as watch:
+        tables = [(await watch.next())["object"] for _ in range(3)]
+    assert [bool(each["columnDefinitions"]) for each in tables] == [True, False, False]
+    assert tables[2]["rows"][0]["cells"] == ["", 0, "<unknown>"]
+
+
+@pytest.mark.parametrize("path, expected", [
+    (PODS, {"spec": {"containers": None}, "status": {}}), (CONFIGS, {}), (THINGS, {}),
+    ("/apis/apps/v1/deployments", {"status": {}, "spec": {
+        "replicas": 0, "selector": None, "strategy": {}, "template": {"metadata": {}, "spec": {"containers": None}}}}),
+])
+async def test_what_bookmarks_are_about(client, path, expected):
+    async with client.watch(path.format(ns=client.namespace), allowWatchBookmarks="true", sendInitialEvents="true",
+                            resourceVersionMatch="NotOlderThan") as watch:
+        found = (await watch.next())["object"]
+    assert {key: value for key, value in found.items() if key not in ("apiVersion", "kind", "metadata")} == expected
+
+
+async def test_repeated_structures_are_put_together(client):
+    text = '{"metadata": {"name": "a", "labels": {"x": "1"}}, "metadata": {"name": "b"}}'
+    answer = await client("POST", client.configmaps, data=text)
+    assert (answer.body["metadata"]["name"], answer.body["metadata"]["labels"]) == ("b", {"x": "1"})
+
+
+async def test_pages_of_selected_objects_end_where_nothing_follows(client):
+    for name, label in ("a", "1"), ("b", "0"):
+        await client("POST", client.configmaps, {"metadata": {"name": name, "labels": {"n": label}}})
+    for limit, goes_on in ("1", True), ("2", False):
+        answer = await client("GET", client.configmaps, labelSelector="n=1", limit=limit)
+        assert ("continue" in answer.body["metadata"]) is goes_on
+
+
+async def test_what_was_changed_of_a_claim(client):
+    path = f"/api/v1/namespaces/{client.namespace}/persistentvolumeclaims"
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    await client("POST", path, {"metadata": {"name": "c"}, "spec": spec})
+    answer = await client("PATCH", f"{path}/c", {"spec": {"volumeMode": "Block"}}, type=MERGE)
+    causes = {cause["field"]: cause["message"] for cause in answer.body["details"]["causes"]}
+    assert causes["volumeMode"] == 'Invalid value: "Block": field is immutable'
+    assert causes["spec"].endswith(
+        '@@ -11,7 +11,7 @@\n  },\n  "VolumeName": "",\n  "StorageClassName": null,\n- "VolumeMode": "Filesystem",\n'
+        '+ "VolumeMode": "Block",\n  "DataSource": null,\n  "DataSourceRef": null,\n'
+        '  "VolumeAttributesClassName": null\n')

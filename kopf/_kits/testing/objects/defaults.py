@@ -28,17 +28,19 @@ SELECTABLE: Mapping[str, tuple[str, ...]] = {
     'nodes': ('spec.unschedulable',),
     'services': ('spec.clusterIP', 'spec.type'),
     'jobs': ('status.successful',),
-    'replicasets': ('status.replicas',),
     'replicationcontrollers': ('status.replicas',),
     'certificatesigningrequests': ('spec.signerName',),
 }
+
+#: What fields are selected by that are absent, if not as empty texts.
+_ABSENT = {'status.successful': '0', 'status.replicas': '0', 'spec.unschedulable': 'false'}
 
 
 #: The kinds with fields of their own, and what is said of the fields that they do not have.
 COMPLAINTS = dict.fromkeys(
     ('pods', 'events', 'namespaces', 'secrets', 'nodes', 'services', 'replicationcontrollers',
      'certificatesigningrequests'), 'field label not supported: {}') | {
-    'jobs': 'field label "{}" not supported for batchv1.Job'}
+    'jobs': 'field label "{}" not supported for Job'}
 COMPLAINT = '"{}" is not a known field selector: only "metadata.name", "metadata.namespace"'
 
 
@@ -49,7 +51,7 @@ def fields_of(plural: str) -> Callable[[Mapping[str, Any]], Mapping[str, str]] |
         return None
 
     def pick(body: Mapping[str, Any]) -> Mapping[str, str]:
-        return {path: _dig(body, path) for path in paths}
+        return {path: _dig(body, path) or _ABSENT.get(path, '') for path in paths}
     return pick
 
 

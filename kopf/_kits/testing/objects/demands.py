@@ -9,6 +9,7 @@ from typing import Any
 
 from kopf._kits.testing.objects import names, podrules
 from kopf._kits.testing.objects.podspecs import Fields, maps
+from kopf._kits.testing.schemas import quantities
 from kopf._kits.testing.serving.statuses import (
     Cause,
     text,
@@ -30,6 +31,11 @@ def problems(body: Body, plural: str) -> Iterator[Cause]:
 
 def _pod(body: Body, spec: Fields) -> Iterator[Cause]:
     yield from podrules.problems(spec, 'spec')
+    for number, volume in enumerate(maps(spec.get('volumes')) if not spec.get('serviceAccountName') else ()):
+        for index, source in enumerate(maps((volume.get('projected') or {}).get('sources'))):
+            if 'serviceAccountToken' in source:
+                yield value_forbidden(f'spec.volumes[{number}].projected.sources[{index}].serviceAccountToken',
+                                      'must not be specified when serviceAccountName is not set')
 
 
 def _workload(body: Body, spec: Fields) -> Iterator[Cause]:
@@ -38,6 +44,8 @@ def _workload(body: Body, spec: Fields) -> Iterator[Cause]:
     if (spec.get('replicas') or 0) < 0:
         yield value_invalid('spec.replicas', text(spec['replicas']), 'must be greater than or equal to 0')
     yield from podrules.problems(template.get('spec') or {}, 'spec.template.spec')
+    for index, claim in enumerate(maps(spec.get('volumeClaimTemplates'))):
+        yield from _storage(claim.get('spec') or {}, f'spec.volumeClaimTemplates[{index}].spec')
     strategy = spec.get('strategy') or {}
     if strategy.get('type') == 'Recreate' and 'rollingUpdate' in strategy:
         yield value_forbidden('spec.strategy.rollingUpdate',
@@ -49,7 +57,8 @@ def _selecting(spec: Fields, labels: Mapping[str, str] | None, word: str) -> Ite
     if selector is None and word != 'daemonset':
         yield value_required('spec.selector')
     if selector is not None and not selector.get('matchLabels') and not selector.get('matchExpressions'):
-        yield value_invalid('spec.selector', '{}', f'empty selector is invalid for {word}')
+        called = 'deployment' if word == 'replicaset' else word
+        yield value_invalid('spec.selector', '{}', f'empty selector is invalid for {called}')
     elif selector is None or not _matches(selector, labels or {}):
         yield value_invalid('spec.template.metadata.labels', text(labels),
                             '`selector` does not match template `labels`')
@@ -157,8 +166,23 @@ def _service(body: Body, spec: Fields) -> Iterator[Cause]:
 def _claim(body: Body, spec: Fields) -> Iterator[Cause]:
     if not spec.get('accessModes'):
         yield value_required('spec.accessModes', 'at least 1 access mode is required')
-    if 'storage' not in ((spec.get('resources') or {}).get('requests') or {}):
-        yield value_required('spec.resources[storage]')
+    yield from _storage(spec, 'spec')
+
+
+def _storage(spec: Fields, place: str) -> Iterator[Cause]:
+    requests = (spec.get('resources') or {}).get('requests') or {}
+    if 'storage' not in requests:
+        yield value_required(f'{place}.resources[storage]')
+    elif quantities.amount(requests['storage']) <= 0:
+        yield value_invalid(f'{place}.resources[storage]', text(requests['storage']), 'must be greater than zero')
+
+
+def _endpoints(body: Body, _: Fields) -> Iterator[Cause]:
+    for number, subset in enumerate(maps(body.get('subsets'))):
+        for index, port in enumerate(maps(subset.get('ports'))):
+            if not 1 <= (value := port.get('port') or 0) <= 65535:
+                yield value_invalid(f'subsets[{number}].ports[{index}].port', str(value),
+                                    'must be between 1 and 65535, inclusive')
 
 
 def _volume(body: Body, spec: Fields) -> Iterator[Cause]:
@@ -241,5 +265,6 @@ _CHECKS: Mapping[str, Callable[[Body, Fields], Iterator[Cause]]] = {
     'configmaps': _configmap, 'secrets': _secret, 'services': _service, 'persistentvolumeclaims': _claim,
     'persistentvolumes': _volume, 'ingresses': _ingress, 'horizontalpodautoscalers': _autoscaler,
     'storageclasses': _storage_class, 'leases': _lease, 'networkpolicies': _policy, 'endpointslices': _slice,
+    'endpoints': _endpoints,
     'namespaces': _status,
 }

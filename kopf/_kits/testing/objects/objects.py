@@ -44,7 +44,7 @@ def decode(
                 f'the object provided is unrecognized (must be of type {kind.name}): couldn\'t get version/kind; json '
                 f'parse error: json: cannot unmarshal {json_type(value)} into Go struct field .{key} of type string '
                 f'({jsontexts.excerpt(text)})')
-    api_version, name = body.get('apiVersion') or '', body.get('kind') or ''
+    api_version, name = (body.get('apiVersion') or '').removeprefix('/'), body.get('kind') or ''
     if api_version.count('/') > 1:
         raise statuses.bad_request(f'the object provided is unrecognized (must be of type {kind.name}): unexpected '
                                    f'GroupVersion string: {api_version} ({jsontexts.excerpt(text)})')
@@ -88,8 +88,9 @@ def structure(
     decoder = decoding.Decoder(complain)
     decoded = decoder.decode(body, kind.shape)
     if mistakes is not None:
-        if text.startswith(b'{'):
-            mistakes += [f'duplicate field "{path}"' for path in decoding.duplicates(text, decoder.count)]
+        if text.startswith(b'{') and (repeated := decoding.duplicates(text, decoder.count)):
+            mistakes += [f'duplicate field "{path}"' for path in repeated]
+            decoded = decoding.Decoder(complain).decode(decoding.merged(text), kind.shape)
         mistakes += [f'unknown field "{path}"' for path in decoder.unknown]
     return {**decoded, 'apiVersion': kind.api_version, 'kind': kind.name}
 

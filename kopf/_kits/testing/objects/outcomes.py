@@ -36,7 +36,7 @@ def check(new: Any, kind: Kind, namespace: str, name: str, source: Patched) -> B
     given, version, meta = body.get('kind'), body.get('apiVersion'), body.get('metadata')
     nameless = statuses.bad_request(f'the name of the object ({name} based on URL) was undeterminable: name must be '
                                     'provided')
-    for key, part in (('apiVersion', version), ('kind', given)) if kind.custom else ():
+    for key, part in (('apiVersion', version), ('kind', given)):
         if not isinstance(part, (str, type(None))):
             raise unreadable(new, f'couldn\'t get version/kind; json parse error: json: cannot unmarshal '
                                   f'{patches.json_type(part)} into Go struct field .{key} of type string')

@@ -43,6 +43,12 @@ def _volume_status(body: Body, old: Body) -> None:
         status.setdefault('lastPhaseTransitionTime', moment)
 
 
+def _autoscaler_status(body: Body, old: Body) -> None:
+    status = _mapping(body, 'status')
+    status.setdefault('currentMetrics', None)
+    status.setdefault('desiredReplicas', 0)
+
+
 def _daemonset(body: Body, old: Body) -> None:
     number = (old['metadata'].get('annotations') or {}).get(GENERATION, '1')
     templates = [(each.get('spec') or {}).get('template') for each in (body, old)]
@@ -60,5 +66,5 @@ def _mapping(body: Body, key: str) -> Body:
 
 _COMPLETE: Mapping[tuple[str, str], Callable[[Body, Body], None]] = {
     ('pods', ''): _pod, ('pods', 'status'): _pod_status, ('persistentvolumes', 'status'): _volume_status,
-    ('daemonsets', ''): _daemonset,
+    ('daemonsets', ''): _daemonset, ('horizontalpodautoscalers', 'status'): _autoscaler_status,
 }

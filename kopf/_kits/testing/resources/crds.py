@@ -39,8 +39,10 @@ def note_storage(body: Body) -> None:
     """Add the version that objects are stored in to those that they may be stored in."""
     stored = body['status']['storedVersions']
     for version in _versions(body['spec']):
-        if version.get('storage') and version.get('name') not in stored:
-            stored.append(version['name'])
+        if version.get('storage'):
+            if version.get('name') not in stored:
+                stored.append(version['name'])
+            return
 
 
 def problems(body: Body) -> list[Cause]:
@@ -86,6 +88,10 @@ def _problems(body: Body) -> Iterator[Cause]:
     yield from clientconfigs.problems(spec.get('conversion') or {})
     if not body['status']['storedVersions']:
         yield statuses.value_invalid('status.storedVersions', 'null', 'must have at least one stored version')
+    elif (storage := [each.get('name') for each in _versions(spec) if each.get('storage')]) and (
+            storage[-1] not in body['status']['storedVersions']):
+        yield statuses.value_invalid('status.storedVersions', statuses.text(body['status']['storedVersions']),
+                                     f'must have the storage version {storage[-1]}')
 
 
 def change_problems(body: Body, old: Body) -> Iterator[Cause]:
@@ -161,7 +167,7 @@ def _scale_problems(version: Mapping[str, Any], place: str) -> Iterator[Cause]:
 
 def _described(versions: list[dict[str, Any]]) -> str:
     """The versions as messages quote them: what all of them have in common is not said of each."""
-    return statuses.text([{
+    return 'null' if not versions else statuses.text([{
         'Name': version.get('name', ''), 'Served': bool(version.get('served')), 'Storage': bool(version.get('storage')),
         'Deprecated': bool(version.get('deprecated')), 'DeprecationWarning': version.get('deprecationWarning'),
         'Schema': None, 'Subresources': None, 'AdditionalPrinterColumns': None, 'SelectableFields': None,

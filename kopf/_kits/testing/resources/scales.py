@@ -39,10 +39,20 @@ SCALE = Kind(
     ))
 
 
-#: The same, for what is recorded of its fields.
-_RECORDED = dataclasses.replace(SCALE, custom=False)
+#: The same for built-in kinds, whose scales are described in other words.
+BUILTIN = dataclasses.replace(SCALE, custom=False, columns=tuple(
+    {'name': name, 'type': type, 'format': '', 'description': text, 'priority': 0} for name, type, text in (
+        ('Name', 'string', tables.NAME_TEXT),
+        ('Desired', 'integer', 'replicas is the desired number of instances for the scaled object.'),
+        ('Available', 'integer', 'replicas is the actual number of observed instances of the scaled object.'),
+        ('Age', 'string', tables.AGE_TEXT))))
 #: A function of a scale and its records; of the new records, None means those that follow from an update.
 Rescale = Callable[[Body, list[Record]], tuple[Body, list[Record] | None]]
+
+
+def kind_of(parent: Kind) -> Kind:
+    """The kind that the scales of these objects are of."""
+    return SCALE if parent.custom else BUILTIN
 
 
 class Scales:
@@ -85,7 +95,7 @@ class Scales:
     async def apply(self, kind: Kind, namespace: str, name: str, config: Body, options: Options) -> Body:
         """Apply a decoded configuration of the scale; 409 if others own the number."""
         self._objects.get(kind, namespace, name)
-        applying.check(config, _RECORDED, namespace, name, present=True)
+        applying.check(config, BUILTIN, namespace, name, present=True)
 
         def change(scale: Body, owners: list[Record]) -> tuple[Body, list[Record]]:
             return scaling.applied(scale, owners, config, options.manager, options.force)

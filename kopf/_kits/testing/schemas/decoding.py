@@ -167,6 +167,24 @@ def duplicates(text: bytes, count: int) -> list[str]:
     return found
 
 
+def merged(text: bytes) -> Any:
+    """The value of a JSON text in which fields are repeated: the later structures complete the earlier ones."""
+    import json
+
+    def complete(earlier: Any, later: Any) -> Any:
+        if not isinstance(earlier, dict) or not isinstance(later, dict):
+            return later
+        return {**earlier, **{name: complete(earlier.get(name), item) for name, item in later.items()}}
+
+    def collect(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        for name, item in pairs:
+            fields[name] = complete(fields.get(name), item)
+        return fields
+
+    return json.loads(text, object_pairs_hook=collect)
+
+
 def go_type(shape: Shape) -> str:
     """What a field is called in Go, most probably; what is called otherwise is recorded."""
     if shape.name:

@@ -170,8 +170,8 @@ class Api:
 
     def watch(self, kind: Kind, place: Place, seen: SeenRequest, accept: str) -> AsyncIterator[bytes]:
         """The stream of a watch."""
-        options = _list_options(kind, seen, watch=True, shards=self._sharding)
         form, _ = forms.negotiate(accept, seen.query, kind, 'watch')
+        options = _list_options(kind, seen, watch=True, shards=self._sharding)
         return watching.Watch(self.storage, kind, place.namespace, options, form).lines()
 
     async def act(self, kind: Kind, place: Place, seen: SeenRequest, accept: str, options: Options) -> Response:
@@ -254,16 +254,16 @@ class Api:
             await self.objects.read(kind, namespace, name)
         match place.subresource, place.verb:
             case 'scale', 'get':
-                return 200, form.raw(scales.SCALE, orjson.dumps(self._scales.get(kind, namespace, name)))
+                return 200, form.raw(scales.kind_of(kind), orjson.dumps(self._scales.get(kind, namespace, name)))
             case 'scale', 'update':
                 scale = await self._scales.replace(kind, namespace, name, _decoded(seen, kind), options)
-                return 200, form.raw(scales.SCALE, orjson.dumps(scale))
+                return 200, form.raw(scales.kind_of(kind), orjson.dumps(scale))
             case 'scale', _ if seen.content_type == rest.APPLY_PATCH:
                 scale = await self._scales.apply(kind, namespace, name, applying.decode(seen.body), options)
-                return 200, form.raw(scales.SCALE, orjson.dumps(scale))
+                return 200, form.raw(scales.kind_of(kind), orjson.dumps(scale))
             case 'scale', _:
                 scale = await self._scales.patch(kind, namespace, name, _scale_patch(seen, kind, options), options)
-                return 200, form.raw(scales.SCALE, orjson.dumps(scale))
+                return 200, form.raw(scales.kind_of(kind), orjson.dumps(scale))
             case 'token', _:
                 account = kind.body(self.objects.get(kind, namespace, name))
                 answer = subresources.token_request(namespace, account, _decoded(seen, kind), self._tokens)

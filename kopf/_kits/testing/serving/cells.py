@@ -84,7 +84,7 @@ def _phase(body: Body) -> str:
 def _pod_status(body: Body) -> str:
     if 'deletionTimestamp' in body['metadata']:
         return 'Terminating'
-    return str(_first(body, '.status.reason') or _first(body, '.status.phase', 'Unknown'))
+    return str(_first(body, '.status.reason') or _first(body, '.status.phase'))
 
 
 def _pod_ready(body: Body) -> str:
@@ -103,7 +103,7 @@ def _service_address(body: Body) -> str:
     if type == 'LoadBalancer':
         given = [item.get('ip') or item.get('hostname') for item in find(body, '.status.loadBalancer.ingress[*]')]
         return ','.join(str(item) for item in [*given, *own]) or '<pending>'
-    return ','.join(own) or NONE
+    return ','.join(own) or NONE if type else UNKNOWN
 
 
 def _service_ports(body: Body) -> str:
@@ -278,6 +278,7 @@ _CLASS = _text('.spec.volumeAttributesClassName', UNSET)
 #: The others by kind.
 BUILTINS: Mapping[str, Mapping[str, Cell]] = {
     'namespaces': {'Status': _at('.status.phase', '')},
+    'scales': {'Desired': _number('.spec.replicas'), 'Available': _number('.status.replicas')},
     'pods': {
         'Ready': _pod_ready, 'Status': _pod_status, 'Restarts': _pod_restarts, 'IP': _at('.status.podIP'),
         'Node': _at('.spec.nodeName'), 'Nominated Node': _at('.status.nominatedNodeName'),

@@ -14,6 +14,8 @@ from kopf._kits.testing.storing.storage import Record
 
 GROUP, VERSIONS = 'meta.k8s.io', ('v1', 'v1beta1')
 MEDIA = ('application/json', 'application/yaml', 'application/vnd.kubernetes.protobuf')
+#: The annotation that only whole objects have.
+HIDDEN = 'deprecated.daemonset.template.generation'
 KINDS = ('Table', 'PartialObjectMetadata', 'PartialObjectMetadataList')
 
 
@@ -24,6 +26,10 @@ class Form:
     def object(self, kind: Kind, record: Record) -> bytes:
         """One object."""
         return kind.raw(record)
+
+    def continued(self) -> 'Form':
+        """The form of what follows in a stream."""
+        return self
 
     def raw(self, kind: Kind, raw: bytes) -> bytes:
         """The same for an object that is JSON already, such as the answer to a write."""
@@ -76,10 +82,15 @@ class TableForm(Form):
     """Objects as rows; ``include`` says what comes with each row: ``Metadata``, ``Object`` or ``None``."""
     name = 'table'
 
-    def __init__(self, include: str, version: str) -> None:
+    def __init__(self, include: str, version: str, *, headless: bool = False) -> None:
         self._include = include or 'Metadata'
         self._version = version
-        self.name = f'table/{self._include}/{version}'
+        self._headless = headless
+        self.name = f'table/{self._include}/{version}{"/headless" if headless else ""}'
+
+    def continued(self) -> Form:
+        """The columns are described once only."""
+        return self if self._headless else TableForm(self._include, self._version, headless=True)
 
     def object(self, kind: Kind, record: Record) -> bytes:
         """One object."""
@@ -104,7 +115,7 @@ class TableForm(Form):
                 for body in bodies]
         return orjson.dumps({
             'kind': 'Table', 'apiVersion': self._version, 'metadata': meta,
-            'columnDefinitions': [column.definition for column in columns], 'rows': rows,
+            'columnDefinitions': None if self._headless else [column.definition for column in columns], 'rows': rows,
         })
 
     def _included(self, body: dict[str, Any]) -> dict[str, Any] | None:
@@ -167,4 +178,8 @@ def _check_known(accept: str, *, streamed: bool) -> None:
 
 
 def _partial(body: Mapping[str, Any], version: str) -> dict[str, Any]:
-    return {'kind': 'PartialObjectMetadata', 'apiVersion': version, 'metadata': body['metadata']}
+    meta = body['metadata']
+    if HIDDEN in (annotations := meta.get('annotations') or {}):
+        shown = {key: value for key, value in annotations.items() if key != HIDDEN}
+        meta = {key: value for key, value in {**meta, 'annotations': shown}.items() if value != {}}
+    return {'kind': 'PartialObjectMetadata', 'apiVersion': version, 'metadata': meta}

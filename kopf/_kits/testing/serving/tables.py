@@ -36,12 +36,13 @@ class Column(NamedTuple):
 @functools.lru_cache(maxsize=1000)
 def columns(kind: Kind) -> tuple[Column, ...]:
     """The columns of a kind."""
-    first = _column('Name', 'string', lambda body: body['metadata'].get('name'), text=NAME_TEXT, format='name')
+    first = _column('Name', 'string', lambda body: body['metadata'].get('name', ''), text=NAME_TEXT, format='name')
     if kind.custom:
         age = {'name': 'Age', 'type': 'date', 'jsonPath': '.metadata.creationTimestamp', 'description': AGE_TEXT}
         return first, *(_declared(column) for column in kind.columns or [age])
     name = f'{kind.plural}.{kind.group}/{kind.version}'
-    return tuple(Column(definition, cells.of(kind.plural, definition['name'])) for definition in _recorded()[name])
+    return tuple(Column(definition, cells.of(kind.plural, definition['name']))
+                 for definition in kind.columns or _recorded()[name])
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 import orjson
 
 from kopf._kits.testing.resources.kinds import Kind
+from kopf._kits.testing.schemas import blanks
 from kopf._kits.testing.serving import statuses
 from kopf._kits.testing.serving.forms import Form
 from kopf._kits.testing.storing.listing import ListOptions
@@ -98,7 +99,7 @@ class Watch:
         return records
 
     def _together(self, records: Iterable[Record]) -> bytes:
-        lines = [b'{"type":"ADDED","object":%s}\n' % self._form.object(self._kind, record) for record in records]
+        lines = [self._line_of('ADDED', record) for record in records]
         if self._options.initial_events and self._options.bookmarks:
             lines.append(self._bookmark(self._since, {'k8s.io/initial-events-end': 'true'}))
         return b''.join(lines)
@@ -140,26 +141,23 @@ class Watch:
         key = (self._kind, self._form.name)
         if (line := change.lines.get(key)) is None:
             line = change.lines[key] = self._line_of(type, record)
+        self._form = self._form.continued()
         return line
 
     def _line_of(self, type: str, record: Record) -> bytes:
-        return b'{"type":"%s","object":%s}\n' % (type.encode(), self._form.object(self._kind, record))
+        line = b'{"type":"%s","object":%s}\n' % (type.encode(), self._form.object(self._kind, record))
+        self._form = self._form.continued()
+        return line
 
     def _bookmark(self, version: int, annotations: dict[str, str] | None = None) -> bytes:
         meta: dict[str, object] = {'resourceVersion': str(version)}
         if annotations:
             meta['annotations'] = annotations
         kind = self._kind
-        partial: dict[str, object] = {
-            'kind': 'PartialObjectMetadata', 'apiVersion': 'meta.k8s.io/v1', 'metadata': meta}
-        body: dict[str, object] = {'kind': kind.name, 'apiVersion': kind.api_version, 'metadata': meta}
-        if self._form.name.startswith('metadata'):
-            body = partial
-        elif self._form.name.startswith('table'):
-            body = {'kind': 'Table', 'apiVersion': 'meta.k8s.io/v1', 'columnDefinitions': None,
-                    'metadata': {'resourceVersion': meta['resourceVersion']},
-                    'rows': [{'cells': None, 'object': partial}]}
-        return b'{"type":"BOOKMARK","object":%s}\n' % orjson.dumps(body)
+        body = {'kind': kind.name, 'apiVersion': kind.api_version, **blanks.of(kind), 'metadata': meta}
+        line = b'{"type":"BOOKMARK","object":%s}\n' % self._form.raw(kind, orjson.dumps(body))
+        self._form = self._form.continued()
+        return line
 
     def _next_bookmark(self, end: float) -> float:
         if not self._options.bookmarks:
