@@ -84,8 +84,13 @@ class Replayer:
         return list(_normalised(answers, namespace))
 
     def prepare(self, crds: list[dict[str, Any]]) -> None:
-        """Create the kinds, and wait until they are served."""
+        """Create the kinds, when those of a former run are gone, and wait until they are served."""
         for crd in crds:
+            present = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}"
+            for _ in range(300):
+                if "deletionTimestamp" not in self.send("GET", present, None, "")["body"].get("metadata", {}):
+                    break
+                time.sleep(0.1)
             self.send("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd, "application/json")
             names = crd["spec"]["names"]["plural"]
             for version in crd["spec"]["versions"]:

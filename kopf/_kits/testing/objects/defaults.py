@@ -5,12 +5,11 @@ This is not the validation of a real server: an invalid Deployment is stored as 
 rely on in the answer: phases, types, addresses of services, the settings of webhooks, encoded secrets.
 """
 import base64
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from kopf._kits.testing.access import roles
-from kopf._kits.testing.objects import defaulting, demands, podspecs
+from kopf._kits.testing.objects import defaulting, demands, services
 from kopf._kits.testing.resources import crds
 from kopf._kits.testing.resources.kinds import Body, Kind
 from kopf._kits.testing.serving import statuses
@@ -68,7 +67,7 @@ def apply(body: Body, kind: Kind) -> None:
         case 'namespaces':
             body['metadata'].setdefault('labels', {})['kubernetes.io/metadata.name'] = body['metadata'].get('name', '')
         case 'services':
-            _complete_service(body)
+            services.complete(body)
         case 'roles' | 'clusterroles' | 'rolebindings' | 'clusterrolebindings':
             roles.complete(body, kind)
         case 'mutatingwebhookconfigurations' | 'validatingwebhookconfigurations':
@@ -147,47 +146,10 @@ def _complete_webhook(webhook: dict[str, Any], kind: Kind) -> None:
         service.setdefault('port', 443)
 
 
-def _complete_service(body: Body) -> None:
-    spec = _spec(body)
-    type = spec.setdefault('type', 'ClusterIP')
-    if spec.setdefault('sessionAffinity', 'None') == 'ClientIP':
-        config = spec.setdefault('sessionAffinityConfig', {'clientIP': {'timeoutSeconds': 10800}})
-        if isinstance(config, dict) and isinstance(config.setdefault('clientIP', {}), dict):
-            config['clientIP'].setdefault('timeoutSeconds', 10800)
-    for port in podspecs.maps(spec.get('ports')):
-        port.setdefault('protocol', 'TCP')
-        port.setdefault('targetPort', port.get('port'))
-    if type == 'ExternalName':
-        return
-    spec.setdefault('internalTrafficPolicy', 'Cluster')
-    if type in ('NodePort', 'LoadBalancer'):
-        spec.setdefault('externalTrafficPolicy', 'Cluster')
-    if type == 'LoadBalancer':
-        spec.setdefault('allocateLoadBalancerNodePorts', True)
-
-
-def allocate(body: Body, kind: Kind) -> None:
-    """Fill in what the server chooses, and nobody has asked for: addresses and ports of services."""
-    if kind.plural != 'services' or (spec := _spec(body)).get('type') == 'ExternalName':
-        return
-    headless = spec.get('clusterIP') == 'None'
-    meta = body['metadata']
-    number = zlib.crc32(f'{meta.get("namespace")}/{meta.get("name")}'.encode())
-    if not spec.get('clusterIP'):
-        spec['clusterIP'] = f'10.0.{number % 256}.{number // 256 % 254 + 1}'
-    spec.setdefault('clusterIPs', [spec['clusterIP']])
-    spec.setdefault('ipFamilies', ['IPv4'])
-    spec.setdefault('ipFamilyPolicy', 'RequireDualStack' if headless and not spec.get('selector') else 'SingleStack')
-    if spec['type'] in ('NodePort', 'LoadBalancer'):
-        for index, port in enumerate(podspecs.maps(spec.get('ports'))):
-            port.setdefault('nodePort', 30000 + (number + index) % 2768)
-
-
-def _spec(body: Body) -> dict[str, Any]:
-    spec = body.get('spec')
-    if not isinstance(spec, dict):
-        spec = body['spec'] = {}
-    return spec
+def allocate(body: Body, kind: Kind, old: Body | None = None) -> None:
+    """Fill in what the server chooses, and nobody has asked for."""
+    if kind.plural == 'services':
+        services.allocate(body, old)
 
 
 def _dig(body: Mapping[str, Any], path: str) -> str:

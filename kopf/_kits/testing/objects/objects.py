@@ -287,9 +287,9 @@ def sorted_text(body: Any) -> str:
 
 
 def unchanged(body: Body, old: Body) -> bool:
-    """Whether a new version is the same as the old one; its managed fields are the very same object then."""
-    owners = old['metadata'].get('managedFields')
-    if body['metadata'].get('managedFields') is not owners:
+    """Whether a new version is the same as the old one, but for the times in its managed fields."""
+    owners, given = (each['metadata'].get('managedFields') for each in (old, body))
+    if given is not owners and not (given and owners and managers.same_but_times(given, owners)):
         return False
     if owners is None:
         return same(body, old)

@@ -337,7 +337,7 @@ class Objects:
                 managers.updated(body, old, writer, owners)
             else:
                 objects.own(body, old, owners)
-            defaults.allocate(body, kind)
+            defaults.allocate(body, kind, old)
             body['metadata']['resourceVersion'] = old['metadata']['resourceVersion']
             if self._guard is not None:
                 self._guard.check(kind, namespace, body, old, options.user)

@@ -1,0 +1,100 @@
+"""
+Services: what is filled in, what the server chooses, and what it lets go of when the type changes.
+
+Addresses and ports follow from the names of services, so that they are the same in each run.
+"""
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+from kopf._kits.testing.objects.podspecs import Fields, maps
+
+Body = dict[str, Any]
+
+_EXTERNAL, _NODES, _BALANCED = 'ExternalName', ('NodePort', 'LoadBalancer'), ('LoadBalancer',)
+_INSIDE = ('ClusterIP', *_NODES)
+#: What belongs to services of some types only.
+_OF_TYPES = (
+    (_INSIDE, ('clusterIP', 'clusterIPs', 'ipFamilies', 'ipFamilyPolicy', 'internalTrafficPolicy')),
+    (_NODES, ('externalTrafficPolicy',)),
+    (_BALANCED, ('allocateLoadBalancerNodePorts', 'loadBalancerClass', 'healthCheckNodePort')),
+)
+
+
+def complete(body: Body) -> None:
+    """Fill in the defaults."""
+    spec = _spec(body)
+    type = spec.setdefault('type', 'ClusterIP')
+    if spec.setdefault('sessionAffinity', 'None') == 'ClientIP':
+        config = spec.setdefault('sessionAffinityConfig', {'clientIP': {'timeoutSeconds': 10800}})
+        if isinstance(config, dict) and isinstance(config.setdefault('clientIP', {}), dict):
+            config['clientIP'].setdefault('timeoutSeconds', 10800)
+    for port in maps(spec.get('ports')):
+        port.setdefault('protocol', 'TCP')
+        port.setdefault('targetPort', port.get('port'))
+    if type == _EXTERNAL:
+        return
+    spec.setdefault('internalTrafficPolicy', 'Cluster')
+    if type in _NODES:
+        spec.setdefault('externalTrafficPolicy', 'Cluster')
+    if type in _BALANCED:
+        spec.setdefault('allocateLoadBalancerNodePorts', True)
+
+
+def allocate(body: Body, old: Body | None = None) -> None:
+    """Fill in what the server chooses, and nobody has asked for: addresses and ports; what was chosen stays."""
+    spec = _spec(body)
+    if old is not None:
+        before = old.get('spec') or {}
+        _let_go(spec, before)
+        _keep(spec, before)
+    if spec.get('type') == _EXTERNAL:
+        return
+    headless, meta = spec.get('clusterIP') == 'None', body['metadata']
+    number = zlib.crc32(f'{meta.get("namespace")}/{meta.get("name")}'.encode())
+    if not spec.get('clusterIP'):
+        spec['clusterIP'] = f'10.0.{number % 256}.{number // 256 % 254 + 1}'
+    spec.setdefault('clusterIPs', [spec['clusterIP']])
+    spec.setdefault('ipFamilies', ['IPv4'])
+    spec.setdefault('ipFamilyPolicy', 'RequireDualStack' if headless and not spec.get('selector') else 'SingleStack')
+    if spec['type'] in _NODES:
+        for index, port in enumerate(maps(spec.get('ports'))):
+            port.setdefault('nodePort', 30000 + (number + index) % 2768)
+
+
+def _let_go(spec: Fields, before: Mapping[str, Any]) -> None:
+    """Drop what only the former type needed, unless somebody has changed it."""
+    for types, keys in _OF_TYPES:
+        if before.get('type') in types and spec.get('type') not in types:
+            for key in keys:
+                if spec.get(key) == before.get(key):
+                    spec.pop(key, None)
+    ports, former = ([port.get('nodePort') for port in maps(each.get('ports'))] for each in (spec, before))
+    if before.get('type') in _NODES and spec.get('type') not in _NODES and ports == former:
+        for port in maps(spec.get('ports')):
+            port.pop('nodePort', None)
+
+
+def _keep(spec: Fields, before: Mapping[str, Any]) -> None:
+    """Go on with the addresses and ports that the service has already."""
+    if spec.get('type') in _INSIDE and before.get('type') in _INSIDE:
+        if not spec.get('clusterIP') and before.get('clusterIP'):
+            spec['clusterIP'] = before['clusterIP']
+        if not spec.get('clusterIPs') and before.get('clusterIPs') and spec.get('clusterIP') == before.get('clusterIP'):
+            spec['clusterIPs'] = before['clusterIPs']
+    if spec.get('type') in _NODES and before.get('type') in _NODES:
+        chosen = {_key(port): port['nodePort'] for port in maps(before.get('ports')) if port.get('nodePort')}
+        for port in maps(spec.get('ports')):
+            if not port.get('nodePort') and _key(port) in chosen:
+                port['nodePort'] = chosen[_key(port)]
+
+
+def _key(port: Fields) -> tuple[Any, Any]:
+    return port.get('protocol'), port.get('port')
+
+
+def _spec(body: Body) -> Fields:
+    spec = body.get('spec')
+    if not isinstance(spec, dict):
+        spec = body['spec'] = {}
+    return spec
