@@ -25,7 +25,7 @@ from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.references import Resource, Selector
 
 STATE, PACKED = "last-handled-configuration", "last-handled-configuration-packed"
-OURS_ONLY = {"delay", "digest", "waits"}
+OURS_ONLY = {"base", "delay", "digest", "waits"}
 SECRET_FIELDS = ("data", "stringData")
 
 

@@ -322,7 +322,12 @@ spec:
     served: true
     storage: true
     subresources: {status: {}}
-    schema: {openAPIV3Schema: {type: object, properties: {status: {type: object, properties: {phase: {type: string}}}}}}
+    schema:
+      openAPIV3Schema:
+        type: object
+        properties:
+          spec: {type: object, x-kubernetes-preserve-unknown-fields: true}
+          status: {type: object, properties: {phase: {type: string}}}
 """
 
 
@@ -332,6 +337,8 @@ def phases(kubeapi: KubeApi) -> Iterator[None]:
     kubeapi.apply(PHASES)
     yield
     kubeapi.delete("apiextensions.k8s.io/v1", "CustomResourceDefinition", None, "kopfphases.kopf.dev")
+    wait(lambda: not kubeapi.get("apiextensions.k8s.io/v1", "CustomResourceDefinition", None, "kopfphases.kopf.dev"),
+         "the end of the kind")
 
 
 @pytest.mark.usefixtures("phases")
@@ -361,3 +368,39 @@ def create(patch, **_):
             operator.process.kill()
         assert get().get("status") == expected
         assert list(get()["metadata"].get("annotations", {})) == ([LAST_HANDLED] if expected else [])
+
+
+@pytest.mark.usefixtures("phases")
+def test_labels_that_are_edited_after_a_kill_in_a_creation(
+    world: World, kubeapi: KubeApi, tmp_path: pathlib.Path, cluster: Any,
+) -> None:
+    handlers = tmp_path / "handlers.py"
+    handlers.write_text("""
+import asyncio, kopf, os
+
+@kopf.on.create('kopfphases')
+def first(**_):
+    print("The first one.", flush=True)
+
+@kopf.on.create('kopfphases')
+async def second(**_):
+    print("The second one.", flush=True)
+    if 'HANGS' in os.environ:
+        await asyncio.Event().wait()
+
+@kopf.on.update('kopfphases')
+def update(labels, **_):
+    print(f"Updated: {dict(labels)}", flush=True)
+""")
+    with OperatorProcess("-n", world.namespace, "--standalone", handlers, log=tmp_path / "log1",
+                         kubeconfig=cluster.kubeconfig, HANGS="") as operator:
+        kubeapi.apply({"apiVersion": "kopf.dev/v1", "kind": "KopfPhase", "metadata": {"name": "obj"},
+                       "spec": {"size": 1}}, world.namespace)  # managers are known only if there is something to manage
+        operator.wait_output("The second one.")
+        operator.process.kill()
+    time.sleep(1.1)  # the API tells the times of edits in whole seconds
+    kubeapi.patch("kopf.dev/v1", "KopfPhase", world.namespace, "obj", {"metadata": {"labels": {"edited": "yes"}}})
+    with OperatorProcess("-n", world.namespace, "--standalone", handlers, log=tmp_path / "log2",
+                         kubeconfig=cluster.kubeconfig) as operator:
+        operator.wait_output("Updated: {'edited': 'yes'}")
+        assert "The first one." not in operator.output

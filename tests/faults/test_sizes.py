@@ -7,7 +7,7 @@ import random
 import pytest
 
 import kopf
-from kopf._cogs.configs import conventions
+from kopf._cogs.configs import conventions, digests
 
 LAST_HANDLED = 'kopf.zalando.org/last-handled-configuration'
 PACKED = f'{LAST_HANDLED}-packed'
@@ -300,4 +300,22 @@ async def test_edits_of_secrets_in_the_middle_of_a_creation(world, secrets):
         await world.aio.wait_for('secrets', 'obj', lambda body: len(annotations_of(body)) == 1)
         assert SECRET.encode() not in b''.join(request.body for request in secrets.get_writes())
     assert world.ids == ['create1', 'create2', 'update']
+    assert [(op, field) for op, field, _, _ in diffs(world.called('update')[0])] == [('change', 'data.password')]
+
+
+async def test_edits_of_secrets_between_operators_in_the_middle_of_a_creation(world, secrets):
+    world.declare(kopf.on.create, 'create1', resource='secrets')
+    world.declare(kopf.on.create, 'create2', resource='secrets', does=[kopf.TemporaryError('later', delay=0.1)])
+    world.declare(kopf.on.update, 'update', resource='secrets')
+    async with world.operator():
+        await secrets.create(password=SECRET, user='dXNlcg==')
+        body = await world.aio.wait_for('secrets', 'obj', lambda body: (
+            'later' in annotations_of(body).get('kopf.zalando.org/create2', '')))
+    base = json.loads(annotations_of(body)['kopf.zalando.org/create1'])['base']
+    assert 'password' in digests.unpack(base) and SECRET not in digests.unpack(base)
+    await secrets.edit(password='bmV3')
+    async with world.operator():
+        await world.until_called('update')
+        await world.aio.wait_for('secrets', 'obj', lambda body: len(annotations_of(body)) == 1)
+    assert world.ids == ['create1', 'create2', 'create2', 'update']
     assert [(op, field) for op, field, _, _ in diffs(world.called('update')[0])] == [('change', 'data.password')]

@@ -236,7 +236,7 @@ class Operator(RuleBasedStateMachine):
 
     def check_state(self, reason, old):
         """Check what the handlers are told of the past."""
-        if old is not None and old != {} and old['spec'] not in self.history:
+        if old is not None and old.get('spec') not in self.history:
             self.complaints.append(f"{reason} is told of a past that never was: {old}")
 
     async def handle(self, id, spec, patch, reason):

@@ -57,6 +57,8 @@ class HandlerState(NamedTuple):
     digest: str | None = None
     delay: float | None = None
     """The last delay (in seconds), if it is a long one."""
+    base: str | None = None
+    """What the first finished handler of the cycle has seen, packed; in one of the records."""
 
     @property
     def finished(self) -> bool:
@@ -112,6 +114,7 @@ class HandlerState(NamedTuple):
             subrefs=tuple(record.get('subrefs') or ()),
             digest=record.get('digest'),
             delay=parse_delay(record.get('delay')),
+            base=record.get('base'),
         )
 
     def as_record(self) -> ProgressRecord:
@@ -132,6 +135,8 @@ class HandlerState(NamedTuple):
             record['digest'] = self.digest
         if self.delay is not None:
             record['delay'] = self.delay
+        if self.base is not None:
+            record['base'] = self.base
         return record  # type: ignore[return-value]
 
 
@@ -190,6 +195,10 @@ class State(Mapping[HandlerId, HandlerState]):
                 self._set(each, HandlerState(
                     started=now, purpose=self.purpose, subrefs=old.subrefs, digest=old.digest))
 
+    def inherit(self, key: HandlerId, old: HandlerState, digest: str) -> None:
+        """Let a handler that has finished in another cycle be due in this one, as it has seen something else there."""
+        self._set(key, HandlerState(started=old.stopped or old.started, purpose=self.purpose, digest=digest))
+
     def conclude(self, key: HandlerId, outcome: Outcome, now: datetime.datetime) -> None:
         self._set(key, self._states[key].with_outcome(outcome, now))
 
@@ -207,6 +216,18 @@ class State(Mapping[HandlerId, HandlerState]):
             state = self._states.get(key)
             if state is not None and state.finished and state.digest != digest:
                 self._set(key, state._replace(digest=digest))
+
+    @property
+    def base(self) -> str | None:
+        """What the first finished handler has seen, if it is kept."""
+        return next((state.base for state in self._states.values() if state.base is not None), None)
+
+    def keep_base(self, text: str | None) -> None:
+        """Keep it in the record of a finished handler: those that are not finished change more often."""
+        finished = [key for key, state in self._states.items() if state.finished]
+        for key in [key for key in finished if self._states[key].base is not None] or finished[:1]:
+            if self._states[key].base != text:
+                self._set(key, self._states[key]._replace(base=text))
 
     def due(self, handlers: Iterable[HandlerT], now: datetime.datetime) -> list[HandlerT]:
         return [handler for handler in handlers if self._states[handler.id].is_due(now)]

@@ -8,9 +8,9 @@ is what makes "no update is lost" and "nothing runs twice" true.
 Edits by others in the middle of a cycle:
 
 - of an update: handlers that had finished and would match the edit are due again; those that run later see it anyway;
-- of a creation: an update follows, from the state that the first finished handler has seen; or from nothing, if the
-  operator was not running then, so that the state is not known. While handlers of a creation follow each other soon,
-  their records have no digests, for they are as they always were, if the object has a generation that tells of edits.
+- of a creation: an update follows, from the state that the first finished handler has seen. If the creation is put off,
+  that state is in the records, and digests of what the others have seen. While handlers follow each other soon, their
+  records are as they always were; if the operator is killed then, the object itself tells of edits, but not from what.
 
 What our own patches change counts as seen by all.
 """
@@ -28,7 +28,7 @@ from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.execution import Outcome
 from kopf._core.actions.progression import State, digest_essence
-from kopf._core.intents import filters
+from kopf._core.intents import evidence, filters
 from kopf._core.intents.causes import ChangingCause, Reason
 from kopf._core.intents.handlers import ChangingHandler
 from kopf._core.intents.registries import HandlerTable
@@ -86,6 +86,8 @@ class Decision:
     remove_finalizer: bool = False
     relevant: bool = False
     """Whether there are change-detecting handlers for the object at all."""
+    heir: Cycle | None = None
+    """The cycle that goes on when this one is done, once that is known."""
 
     @property
     def reason(self) -> Reason:
@@ -266,12 +268,13 @@ class Decider:
                 (cycle.missed if state[key].finished else cycle.revived)[key] = None
         elif purpose is Reason.CREATE:
             digested = any(record.digest is not None for record in state.values())
-            if not digested and last is None and self._is_changed_since_created(cause.body):
+            if not digested and last is None and evidence.is_changed_since_created(
+                    cause.body, has_status='status' in self.table.resource.subresources):
                 outdated = [key for key, record in state.items() if record.finished]
             cycle.missed = {key: None for key in outdated if key in self._updating}
             if outdated and last is None:
-                # It was edited while nobody was there to remember what it was before. All of it counts as changed then.
-                cycle.base, cycle.edited = BodyEssence(), True
+                # It was edited while nobody was there. If it is not known what it was before, all counts as changed.
+                cycle.base, cycle.edited = self._recall_base(state, essence, cause.body), True
         return cycle
 
     def _notice_edit(self, cycle: Cycle, essence: BodyEssence) -> None:
@@ -326,6 +329,9 @@ class Decider:
             return
         if done:
             cycle.state.purge(storage=self.progress, body=body, patch=patch)
+            decision.heir = self._follow(decision)
+            if decision.heir is not None:
+                decision.heir.state.store(storage=self.progress, body=body, patch=patch)
             if decision.relevant and reason in _STORING and decision.final_essence != decision.last:
                 self._store_last(body, decision.final_essence, patch)
             return
@@ -334,22 +340,27 @@ class Decider:
         if cycle.edited and cycle.base != decision.last:
             self._store_last(body, cycle.base, patch)
 
-    def follow(self, decision: Decision) -> Cycle | None:
+    def _follow(self, decision: Decision) -> Cycle | None:
         """
-        Give the cycle that goes on when this one is done, if any does.
+        Give the cycle that goes on when this one is done, if any does; it is stored together with the end of this one.
 
         Of an edited creation, some handlers have seen other states than the first one did, from which the update is.
+        They are due in it, also if the object becomes again what the first one has seen.
         """
-        cycle = decision.cycle
-        if cycle.state.purpose != Reason.CREATE:
+        cycle, cause, essence = decision.cycle, decision.cause, decision.essence
+        if cycle.state.purpose != Reason.CREATE or (cycle.base == essence and not cycle.missed):
             return None
-        missed = dict(cycle.missed)
-        if cycle.known != cycle.base:
-            missed.update({key: cycle.known for key, record in cycle.state.items()
-                           if record.finished and key in self._updating and key not in missed})
-        if not missed:
-            return None
-        return Cycle(State(Reason.UPDATE), known=decision.essence, base=decision.essence, missed=missed)
+        heir = Cycle(State(Reason.UPDATE), known=essence, base=essence)
+        for handler in self.table.changing:
+            record = cycle.state.get(handler.id)
+            if record is None or not record.finished or not _is_for_updates(handler):
+                continue
+            seen = cycle.missed.get(handler.id, essence)
+            if seen is None or filters.match(handler, dataclasses.replace(
+                    cause, reason=Reason.UPDATE, old=cycle.base, new=seen, diff=diff(cycle.base, seen))):
+                heir.revived[handler.id] = seen
+                heir.state.inherit(handler.id, record, '' if seen is None else digest_essence(seen))
+        return heir if heir.revived else None
 
     def _move_along(self, decision: Decision, patch: Patch) -> None:
         """Let all the handlers count as having seen what the patch changes."""
@@ -359,17 +370,24 @@ class Decider:
             same = cycle.base == essence
             cycle.base = moved if same else self._predict_essence(cycle.base, patch)
         cycle.known = moved
-        if cycle.state.purpose == Reason.UPDATE or self._is_creation_put_off(cycle, decision.cause.body):
+        put_off = self._is_creation_put_off(cycle, decision.cause.body)
+        if put_off and not cycle.edited:
+            self._keep_base(cycle, decision.cause.body)
+        if cycle.state.purpose == Reason.UPDATE or put_off:
             finished = [key for key, record in cycle.state.items() if record.finished and key not in cycle.missed]
             if finished:
                 cycle.state.see(finished, digest_essence(moved))
 
-    def _is_changed_since_created(self, body: Body) -> bool:
-        """Tell if the specification was ever changed, where it is known; labels and annotations do not count."""
-        # Without the subresource, the generation also grows with the status, e.g. with the results of handlers.
-        counted = 'status' in self.table.resource.subresources or not body.get('status')
-        generation = body.metadata.get('generation') if counted else None
-        return isinstance(generation, int) and generation > 1
+    def _keep_base(self, cycle: Cycle, body: Body) -> None:
+        """Let the records of a creation have what its first finished handler has seen."""
+        essence = digests.conceal(cycle.base, _SECRET_FIELDS, body) if self._concealing else cycle.base
+        cycle.state.keep_base(evidence.pack(essence, body))
+
+    def _recall_base(self, state: State, essence: BodyEssence, body: Body) -> BodyEssence:
+        base = evidence.unpack(state.base)
+        if base is not None and self._revealing:
+            base = digests.reveal(base, essence, body)
+        return BodyEssence() if base is None else base
 
     def _is_creation_put_off(self, cycle: Cycle, body: Body) -> bool:
         """Tell if another operator can well go on with the creation later, with no idea of the edits until then."""

@@ -262,7 +262,7 @@ class Processor(ObjectSink):
             record.cycle = None  # none of our business any more; if it is ever again, the records are on the object
         elif decision is not None and not decision.add_finalizer:
             if done:
-                record.cycle, record.initial = self._decider.follow(decision), False
+                record.cycle, record.initial = decision.heir, False
             elif not record.again and record.body is not None:
                 self._sleep(record, decision)
         if record.again and record.cycle is None and self._is_settled(record, cast(RawBody, record.body)):

@@ -26,7 +26,7 @@ states = st.builds(
     message=st.none() | st.text(),
     subrefs=st.lists(ids, unique=True, max_size=3).map(tuple),
     digest=st.none() | st.text('0123456789abcdef', min_size=12, max_size=12),
-    delay=st.none() | st.integers(301, 10**6) | st.floats(301, 1e8))
+    delay=st.none() | st.integers(301, 10**6) | st.floats(301, 1e8), base=st.none() | st.text())
 storages = st.sampled_from([
     kopf.SmartProgressStorage(), kopf.AnnotationsProgressStorage(), kopf.AnnotationsProgressStorage(verbose=True),
     kopf.AnnotationsProgressStorage(prefix='example.com', v1=False), kopf.StatusProgressStorage()])

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kopf._cogs.configs import conventions
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.configs.progress import AnnotationsProgressStorage, MultiProgressStorage
 from kopf._cogs.structs.bodies import Body
@@ -59,6 +60,7 @@ class Simulation:
         self.now = START
         self.runs: list[tuple[str, str, dict, bool]] = []  # the id, the reason, the spec seen, the success
         self.reasons: list[Reason] = []
+        self.olds: list[dict | None] = []
         self.ends: Counter[str] = Counter()  # how many times a handler has succeeded or failed for good
 
     @property
@@ -100,6 +102,7 @@ class Simulation:
         if decision is None:
             return True
         self.reasons.append(decision.reason)
+        self.olds.append(decision.cause.old)
         patch = Patch(own_patch or {})
         if decision.add_finalizer:
             self.raw['metadata'] = {**self.raw['metadata'], 'finalizers': [self.decider.finalizer]}
@@ -124,7 +127,7 @@ class Simulation:
         if patch and not done:
             self.decider.notice_patched(decision, patch, Body(self.raw))
         if done:
-            self.cycle, self.initial = self.decider.follow(decision), False
+            self.cycle, self.initial = decision.heir, False
             if decision.reason is Reason.DELETE or decision.remove_finalizer:
                 finalizers = [item for item in self.raw['metadata'].get('finalizers', ())
                               if item != self.decider.finalizer]
@@ -483,12 +486,13 @@ def test_a_function_of_all_reasons_runs_for_each():
     assert [(id, reason) for id, reason, *_ in sim.runs] == [('same', 'create'), ('same', 'delete')]
 
 
-def test_an_edit_in_a_downtime_while_a_creation_is_put_off_becomes_an_update_too():
+@pytest.mark.parametrize('own_patch', [None, {'spec': {'c': 5}}], ids=['no patch', 'patch'])
+def test_an_edit_in_a_downtime_while_a_creation_is_put_off_becomes_an_update_too(own_patch):
     sim = Simulation(
         make_handler('create1', reason=Reason.CREATE), make_handler('create2', reason=Reason.CREATE),
         make_handler('update', reason=Reason.UPDATE, needs_change=True))
     sim.step()
-    sim.step(OUTCOMES['retry'])
+    sim.step(OUTCOMES['retry'], own_patch=own_patch)
     sim.restart()
     sim.edit(a=1)
     sim.step()
@@ -496,7 +500,52 @@ def test_an_edit_in_a_downtime_while_a_creation_is_put_off_becomes_an_update_too
     sim.settle()
     assert [(id, reason, spec['a']) for id, reason, spec, success in sim.runs if success] == [
         ('create1', 'create', 0), ('create2', 'create', 1), ('update', 'update', 1)]
-    assert sim.last_handled['spec'] == {'a': 1, 'b': 0}
+    assert sim.last_handled['spec'] == {'a': 1, 'b': 0, **(own_patch or {}).get('spec', {})}
+    assert sim.olds[sim.reasons.index(Reason.UPDATE)] == {'spec': {'a': 0, 'b': 0, **(own_patch or {}).get('spec', {})}}
+
+
+@pytest.mark.parametrize('room, old', [(0, {}), (10**6, {'spec': {'a': 0, 'b': 0}})])
+def test_what_does_not_fit_into_the_object_is_not_kept(monkeypatch, room, old):
+    monkeypatch.setattr(conventions, 'MAX_ANNOTATIONS_SIZE', room)
+    sim = Simulation(
+        make_handler('create1', reason=Reason.CREATE), make_handler('create2', reason=Reason.CREATE),
+        make_handler('update', reason=Reason.UPDATE, needs_change=True))
+    sim.step()
+    sim.step(OUTCOMES['retry'])
+    sim.restart()
+    sim.edit(a=1)
+    sim.settle()
+    assert [id for id, *_ in sim.runs] == ['create1', 'create2', 'create2', 'update']
+    assert sim.olds[sim.reasons.index(Reason.UPDATE)] == old
+
+
+MANAGED = {'manager': 'kubectl-label', 'operation': 'Update', 'time': '2030-01-01T00:00:09Z',
+           'fieldsV1': {'f:metadata': {'f:labels': {'f:x': {}}}}}
+OURS = {'manager': 'kopf', 'operation': 'Update', 'time': '2030-01-01T00:00:05Z',
+        'fieldsV1': {'f:metadata': {'f:annotations': {'f:kopf.zalando.org/create1': {}}}}}
+
+
+@pytest.mark.parametrize('entries, told', [
+    ([OURS, MANAGED], True),
+    ([OURS, {**MANAGED, 'fieldsV1': {'f:metadata': {'f:annotations': {'f:y': {}}}}}], True),
+    ([OURS, {**MANAGED, 'fieldsV1': {'f:metadata': {'f:annotations': {'f:x.kopf.zalando.org/y': {}}}}}], False),
+    ([OURS, {**MANAGED, 'fieldsV1': {'f:metadata': {'f:finalizers': {}}}}], False),
+    ([OURS, {**MANAGED, 'fieldsV1': {'f:spec': {}}}], False),  # the generation tells of that
+    ([OURS, {**MANAGED, 'subresource': 'status'}], False),
+    ([OURS, {**MANAGED, 'time': '2030-01-01T00:00:02Z'}], False),  # by the one who has created it
+    ([OURS, {**OURS, 'time': '2030-01-01T00:00:09Z', 'fieldsV1': MANAGED['fieldsV1']}], False),
+    ([MANAGED], False), ([OURS, {}], False), ([5, OURS], False), (None, False),
+])
+def test_labels_changed_in_a_downtime_right_after_a_handler_are_known_by_their_managers(entries, told):
+    sim = Simulation(
+        make_handler('create1', reason=Reason.CREATE), make_handler('create2', reason=Reason.CREATE),
+        make_handler('update', reason=Reason.UPDATE, needs_change=True))
+    sim.raw['metadata']['generation'] = 1
+    sim.step()
+    sim.restart()
+    sim.raw = {**sim.raw, 'metadata': {**sim.raw['metadata'], 'labels': {'x': 'y'}, 'managedFields': entries}}
+    sim.settle()
+    assert [id for id, *_ in sim.runs] == ['create1', 'create2', *(['update'] if told else [])]
 
 
 def test_a_downtime_without_edits_while_a_creation_is_put_off_is_no_reason_for_an_update():
@@ -566,6 +615,43 @@ def test_edits_of_a_creation_that_are_reverted_during_its_last_handler_are_shown
     sim.settle()
     assert [(id, spec['a']) for id, _, spec, _ in sim.runs] == [('create', 0), ('field/spec.a', 1), ('field/spec.a', 0)]
     assert sim.cycle is None
+
+
+@pytest.mark.parametrize('restarting', [False, True])
+def test_handlers_that_saw_an_edit_in_a_creation_are_told_when_it_is_reverted_after_its_end(restarting):
+    sim = Simulation(
+        make_handler('create', reason=Reason.CREATE),
+        make_handler('field/spec.a', field=('spec', 'a'), needs_change=True),
+        make_handler('other/spec.b', field=('spec', 'b'), needs_change=True),
+        make_handler('update', reason=Reason.UPDATE, needs_change=True))
+    sim.step(edit_meanwhile={'a': 1})
+    sim.step()
+    sim.step()
+    assert sim.last_handled['spec']['a'] == 0
+    if restarting:
+        sim.restart()
+    sim.edit(a=0)
+    sim.settle()
+    assert [(id, spec['a']) for id, _, spec, _ in sim.runs] == [
+        ('create', 0), ('field/spec.a', 1), ('other/spec.b', 1), ('field/spec.a', 0)]
+    assert not sim.progress and sim.cycle is None
+
+
+def test_handlers_that_are_due_again_stay_so_over_a_restart_with_the_state_that_they_have_seen():
+    sim = Simulation(*updates())
+    sim.settle()
+    sim.runs.clear()
+    sim.edit(b=1)
+    sim.step()  # the first one has seen this
+    sim.edit(a=1)
+    sim.step(OUTCOMES['retry'])  # but not this
+    sim.edit(a=0)
+    sim.restart()
+    sim.step()
+    sim.edit(b=0)
+    sim.settle()
+    assert [spec for id, _, spec, success in sim.runs if id == 'first' and success][-1] == {'a': 0, 'b': 0}
+    assert not sim.progress
 
 
 @pytest.mark.parametrize('generation, subresources, status, told', [

@@ -1,0 +1,63 @@
+"""
+What an object tells of edits that others have made in the middle of its creation, while no operator was there.
+
+If the creation is put off for a while, the records of its handlers have what the first of them has seen. If not, there
+is nothing, as the next handler follows at once; if the operator is killed just then, the API still has records of its
+own: how often the specification was changed, and who has changed the labels and annotations when.
+"""
+import json
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+from kopf._cogs.configs import conventions, digests
+from kopf._cogs.helpers.versions import user_agent
+from kopf._cogs.structs.bodies import Body, BodyEssence
+
+RESERVE: Final = 32 * 1024
+"""How much of the annotations is left for other records and other tools (in bytes)."""
+
+_MANAGER: Final = user_agent.partition('/')[0]
+
+
+def pack(essence: BodyEssence, body: Body) -> str | None:
+    """Give the essence as a text for the record of a handler; ``None`` if there is no room for it in the object."""
+    text = digests.pack(conventions.dump_json(essence))
+    room = conventions.MAX_ANNOTATIONS_SIZE - RESERVE - conventions.measure_annotations(
+        conventions.get_annotations(body))
+    return text if 2 * len(text) <= room else None  # there can be two keys for one record
+
+
+def unpack(text: str | None) -> BodyEssence | None:
+    """Get back the essence; ``None`` if there is nothing, or nothing that makes sense."""
+    try:
+        essence = None if text is None else conventions.load_json(digests.unpack(text))
+    except (ValueError, TypeError, json.JSONDecodeError):
+        return None
+    return cast(BodyEssence, essence) if isinstance(essence, dict) else None
+
+
+def is_changed_since_created(body: Body, *, has_status: bool) -> bool:
+    """Tell if the specification was ever changed, or the labels and annotations later than by us, as far as known."""
+    # Without the subresource, the generation also grows with the status, e.g. with the results of handlers.
+    generation = body.metadata.get('generation') if has_status or not body.get('status') else None
+    return (isinstance(generation, int) and generation > 1) or _is_labelled_by_others(body)
+
+
+def _is_labelled_by_others(body: Body) -> bool:
+    entries = [entry for entry in body.metadata.get('managedFields') or ()
+               if isinstance(entry, Mapping) and not entry.get('subresource')]
+    ours = max((_get_time(entry) for entry in entries if entry.get('manager') == _MANAGER), default='')
+    return bool(ours) and any(  # the times are in whole seconds
+        entry.get('manager') != _MANAGER and _get_time(entry) > ours and _has_essential_metadata(entry)
+        for entry in entries)
+
+
+def _get_time(entry: Mapping[str, Any]) -> str:
+    return str(entry.get('time') or '')
+
+
+def _has_essential_metadata(entry: Mapping[str, Any]) -> bool:
+    fields = (entry.get('fieldsV1') or {}).get('f:metadata') or {}
+    return bool(fields.get('f:labels')) or any(
+        key.startswith('f:') and not conventions.is_foreign(key.removeprefix('f:'))
+        for key in fields.get('f:annotations') or ())
