@@ -154,3 +154,25 @@ def test_errors(kubectl, words, message):
     code, output = kubectl(*words)
     assert code == 1
     assert message in output
+
+
+def test_from_client_side_to_server_side(kubectl):
+    """What kubectl has applied by itself becomes its own; what others have, it takes only by force."""
+    def owners():
+        records = json.loads(kubectl("get", "note", "n", "-o", "json", "--show-managed-fields")[1])["metadata"][
+            "managedFields"]
+        return {(record["manager"], record["operation"], record.get("subresource", "")): record["fieldsV1"]["f:spec"]
+                for record in records if "f:spec" in record["fieldsV1"]}
+
+    kubectl("apply", "--validate=false", "-f", "NOTE")
+    assert owners() == {("kubectl-client-side-apply", "Update", ""): {".": {}, "f:copies": {}, "f:text": {}}}
+    assert kubectl("apply", "--server-side", "-f", "NOTE")[0] == 0
+    assert owners() == {("kubectl", "Apply", ""): {"f:copies": {}, "f:text": {}}}
+    kubectl("scale", "note", "n", "--replicas=3")
+    assert owners() == {("kubectl", "Apply", ""): {"f:text": {}}, ("kubectl", "Update", "scale"): {"f:copies": {}}}
+    code, output = kubectl("apply", "--server-side", "-f", "NOTE", "--field-manager=other")
+    assert code == 1
+    assert ('error: Apply failed with 1 conflict: conflict with "kubectl" with subresource "scale" using '
+            f'{GROUP}/v1: .spec.copies\nPlease review the fields above--they currently have other managers.') in output
+    assert kubectl("apply", "--server-side", "-f", "NOTE", "--field-manager=other", "--force-conflicts")[0] == 0
+    assert owners()["other", "Apply", ""] == {"f:copies": {}, "f:text": {}}
