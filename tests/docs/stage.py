@@ -33,10 +33,12 @@ def pointing(path: pathlib.Path, sandbox: Sandbox):
     previous = path.readlink() if path.is_symlink() else None
     path.unlink(missing_ok=True)
     path.symlink_to(sandbox.kubeconfig)
-    yield
-    path.unlink(missing_ok=True)
-    if previous is not None:
-        path.symlink_to(previous)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        if previous is not None:
+            path.symlink_to(previous)
 
 
 class Stage:

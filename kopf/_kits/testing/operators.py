@@ -15,9 +15,13 @@ from types import TracebackType
 from typing import Self
 
 from kopf._kits.testing.sandbox import Sandbox
+from kopf._kits.testing.serving.faults import SeenRequest
 
 #: What an operator watches for itself before it serves anybody.
 OWN_RESOURCES = frozenset({'customresourcedefinitions', 'namespaces', 'clusterkopfpeerings', 'kopfpeerings'})
+
+#: What it writes when it can be asked; those that have nothing but webhooks watch nothing else.
+WEBHOOKS = frozenset({'validatingwebhookconfigurations', 'mutatingwebhookconfigurations'})
 
 
 class OperatorFailed(RuntimeError):
@@ -29,8 +33,8 @@ class Operator:
     A running ``kopf run`` with these arguments: files of handlers, and options.
 
     All namespaces are served unless the arguments say otherwise. The context begins when the operator watches its
-    resources and ends with its graceful exit; `OperatorFailed` is raised if it does not start within ``timeout``
-    seconds.
+    resources (or, if it has nothing but webhooks, when the API knows them) and ends with its graceful exit;
+    `OperatorFailed` is raised if it does not start within ``timeout`` seconds.
     """
 
     def __init__(
@@ -113,9 +117,16 @@ class Operator:
         return self._process.returncode
 
     def _serves(self, started: float) -> bool:
-        return any(request.verb == 'watch' and request.status == 200 and request.user_agent.startswith('kopf/')
-                   and request.resource not in OWN_RESOURCES and request.time >= started
-                   for request in self._sandbox.requests)
+        return any(_serves(request) for request in self._sandbox.requests if request.time >= started)
 
     def _tail(self) -> str:
         return '\n'.join(self.output.splitlines()[-20:])
+
+
+def _serves(request: SeenRequest) -> bool:
+    """Whether this is what only an operator asks for that serves somebody."""
+    if request.status not in (200, 201) or not request.user_agent.startswith('kopf/'):
+        return False
+    if request.resource in WEBHOOKS:
+        return request.verb in ('create', 'patch') and b'"clientConfig"' in request.body
+    return request.verb == 'watch' and request.resource not in OWN_RESOURCES
