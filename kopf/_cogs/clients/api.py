@@ -12,13 +12,16 @@ import logging
 import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Iterator, Mapping, Sized
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import orjson
 
 from kopf._cogs.clients import errors, pacing, sessions
 from kopf._cogs.configs import configuration
 from kopf._cogs.structs import credentials
+
+if TYPE_CHECKING:
+    import aiohttp
 
 AnyLogger: TypeAlias = logging.Logger | logging.LoggerAdapter[Any]
 Params: TypeAlias = Mapping[str, str | int | None]
@@ -45,6 +48,7 @@ class ApiClient:
         self._settings = settings
         self._sessions: dict[credentials.VaultKey, sessions.Session] = {}
         self._retired: set[sessions.Session] = set()
+        self._given: set[aiohttp.ClientSession] = set()  # by login handlers, whom nobody asks to close them
         self._gates: dict[str, pacing.Gate] = {}  # by server
         self._default_namespace: str | None = None
         self._closed = False
@@ -67,6 +71,8 @@ class ApiClient:
             gate.close()
         for session in everything:
             await session.close()
+        for given in self._given:
+            await given.close()
         for _ in range(2):
             await asyncio.sleep(0)  # the transports end in the next iterations, and the loop may have no more of them
 
@@ -252,6 +258,8 @@ class ApiClient:
         outdated, session = session, sessions.open_session(key, info)
         session.users += 1
         self._sessions[key] = session
+        if isinstance(info, credentials.AiohttpSession):
+            self._given.add(info.aiohttp_session)
         if session.server not in self._gates:
             self._gates[session.server] = pacing.Gate(session.server, self._settings)
         self._default_namespace = info.default_namespace or self._default_namespace

@@ -65,7 +65,7 @@ class AiohttpSession(KubeContext):
     """
     An HTTP session made by the operator's developer: it brings all of TLS, headers, proxies, etc.
 
-    The session is used as it is, and is closed by whoever has made it.
+    The session is used as it is, and is closed when the operator ends: it is given away to the operator.
     """
     aiohttp_session: 'aiohttp.ClientSession'
 

@@ -246,7 +246,8 @@ async def test_session_of_the_developer(server, settings, make_vault):
         async with api.ApiClient(make_vault(info), settings) as client:
             await client.get_json('/x')
             assert client.default_namespace == 'ns'
-        assert not session.closed
+            assert not session.closed
+        assert session.closed
     assert server.seen[0].headers['X-Mine'] == 'yes'
     assert server.seen[0].headers['User-Agent'] == 'mine'
 
