@@ -1,13 +1,18 @@
 """
 The functions that rules in CEL have in Kubernetes besides those of the language: of lists, sets, patterns, URLs,
-quantities, addresses. What is a type of its own on a real server, is a map here.
+quantities, versions, addresses. What is a type of its own on a real server, is a map here.
 """
+import datetime
+import functools
 import ipaddress
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
+
+from google.protobuf import duration_pb2, timestamp_pb2
 
 SUFFIXES = {
     'n': Decimal('1e-9'), 'u': Decimal('1e-6'), 'm': Decimal('1e-3'), '': Decimal(1), 'k': Decimal(10**3),
@@ -16,6 +21,8 @@ SUFFIXES = {
     'Ei': Decimal(2**60),
 }
 _QUANTITY = re.compile(r'([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d+)|([numkMGTPE]|[KMGTPE]i)?)')
+_SEMVER = re.compile(r'(?P<major>0|[1-9]\d*)\.(?P<minor>0|[1-9]\d*)\.(?P<patch>0|[1-9]\d*)'
+                     r'(-(?P<before>[0-9A-Za-z.-]+))?(\+(?P<build>[0-9A-Za-z.-]+))?', re.ASCII)
 
 
 class Form(NamedTuple):
@@ -30,9 +37,9 @@ class Form(NamedTuple):
 def forms() -> Iterator[Form]:
     """All of them."""
     yield Form('isSorted', ['LIST'], True, lambda items: list(items) == sorted(items), 'BOOL')
-    yield Form('sum', ['LIST'], True, lambda items: sum(items))
-    yield Form('min', ['LIST'], True, lambda items: min(items))
-    yield Form('max', ['LIST'], True, lambda items: max(items))
+    yield Form('sum', ['LIST'], True, _sum)
+    yield Form('min', ['LIST'], True, lambda items: _returned(min(items)))
+    yield Form('max', ['LIST'], True, lambda items: _returned(max(items)))
     yield Form('sets.contains', ['LIST', 'LIST'], False, lambda one, two: all(item in one for item in two), 'BOOL')
     yield Form('sets.intersects', ['LIST', 'LIST'], False, lambda one, two: any(item in one for item in two), 'BOOL')
     yield Form('sets.equivalent', ['LIST', 'LIST'], False, _equivalent, 'BOOL')
@@ -40,13 +47,14 @@ def forms() -> Iterator[Form]:
     yield Form('findAll', ['STRING', 'STRING'], True, lambda text, pattern: _find_all(text, pattern, -1), 'LIST')
     yield Form('findAll', ['STRING', 'STRING', 'INT'], True, _find_all, 'LIST')
     yield from _url_forms()
-    yield from _quantity_forms()
+    yield from _number_forms()
     yield from _address_forms()
 
 
 def _url_forms() -> Iterator[Form]:
     yield Form('isURL', ['STRING'], False, lambda text: _attempt(_url, text) is not None, 'BOOL')
     yield Form('url', ['STRING'], False, lambda text: {'url': _url(text)})
+    yield Form('getQuery', ['MAP'], True, lambda self: parse_qs(urlsplit(self['url']).query, keep_blank_values=True))
     for name, part in _URL_PARTS.items():
         yield Form(name, ['MAP'], True, lambda self, part=part: part(urlsplit(self['url'])), 'STRING')
 
@@ -60,11 +68,15 @@ _URL_PARTS: Mapping[str, Callable[[Any], str]] = {
 }
 
 
-def _quantity_forms() -> Iterator[Form]:
+def _number_forms() -> Iterator[Form]:
+    yield Form('isSemver', ['STRING'], False, lambda text: _SEMVER.fullmatch(text) is not None, 'BOOL')
+    yield Form('semver', ['STRING'], False, _semver)
+    for name in ('major', 'minor', 'patch'):
+        yield Form(name, ['MAP'], True, lambda self, name=name: int(self[name]), 'INT')
     yield Form('isQuantity', ['STRING'], False, lambda text: _attempt(_quantity, text) is not None, 'BOOL')
     yield Form('quantity', ['STRING'], False, lambda text: _boxed(_quantity(text)))
-    yield Form('isGreaterThan', ['MAP', 'MAP'], True, lambda one, two: _number(one) > _number(two), 'BOOL')
-    yield Form('isLessThan', ['MAP', 'MAP'], True, lambda one, two: _number(one) < _number(two), 'BOOL')
+    yield Form('isGreaterThan', ['MAP', 'MAP'], True, lambda one, two: _compare(one, two) > 0, 'BOOL')
+    yield Form('isLessThan', ['MAP', 'MAP'], True, lambda one, two: _compare(one, two) < 0, 'BOOL')
     yield Form('compareTo', ['MAP', 'MAP'], True, _compare, 'INT')
     yield Form('sign', ['MAP'], True, lambda self: _compare(self, _boxed(Decimal(0))), 'INT')
     yield Form('isInteger', ['MAP'], True, lambda self: _number(self) == int(_number(self)), 'BOOL')
@@ -80,18 +92,51 @@ def _address_forms() -> Iterator[Form]:
     yield Form('isIP', ['STRING'], False, lambda text: _attempt(ipaddress.ip_address, text) is not None, 'BOOL')
     yield Form('ip', ['STRING'], False, lambda text: {'ip': str(ipaddress.ip_address(text))})
     yield Form('family', ['MAP'], True, lambda self: ipaddress.ip_address(self['ip']).version, 'INT')
-    for name, attribute in (('isUnspecified', 'is_unspecified'), ('isLoopback', 'is_loopback'),
-                            ('isLinkLocalUnicast', 'is_link_local'), ('isGlobalUnicast', 'is_global')):
+    yield Form('ip.isCanonical', ['STRING'], False, lambda text: str(ipaddress.ip_address(text)) == text, 'BOOL')
+    for name, question in _ADDRESSES.items():
         yield Form(name, ['MAP'], True,
-                   lambda self, attribute=attribute: getattr(ipaddress.ip_address(self['ip']), attribute), 'BOOL')
+                   lambda self, question=question: question(ipaddress.ip_address(self['ip'])), 'BOOL')
     yield Form('isCIDR', ['STRING'], False, lambda text: '/' in text and _attempt(_network, text) is not None, 'BOOL')
-    yield Form('cidr', ['STRING'], False, lambda text: {'cidr': str(_network(text))})
+    yield Form('cidr', ['STRING'], False, lambda text: {'cidr': ipaddress.ip_interface(text).with_prefixlen})
+    yield Form('masked', ['MAP'], True, lambda self: {'cidr': str(_network(self['cidr']))})
+    yield Form('ip', ['MAP'], True, lambda self: {'ip': str(ipaddress.ip_interface(self['cidr']).ip)})
     yield Form('prefixLength', ['MAP'], True, lambda self: _network(self['cidr']).prefixlen, 'INT')
     yield Form('containsIP', ['MAP', 'STRING'], True,
                lambda self, text: ipaddress.ip_address(text) in _network(self['cidr']), 'BOOL')
     yield Form('containsIP', ['MAP', 'MAP'], True,
                lambda self, other: ipaddress.ip_address(other['ip']) in _network(self['cidr']), 'BOOL')
     yield Form('containsCIDR', ['MAP', 'STRING'], True, _contains_network, 'BOOL')
+    yield Form('containsCIDR', ['MAP', 'MAP'], True, lambda self, other: _contains_network(self, other['cidr']), 'BOOL')
+
+
+#: What can be asked of addresses; those of private networks are global, too, as Go sees it.
+_ADDRESSES: Mapping[str, Callable[[Any], bool]] = {
+    'isUnspecified': lambda address: address.is_unspecified,
+    'isLoopback': lambda address: address.is_loopback,
+    'isLinkLocalUnicast': lambda address: address.is_link_local,
+    'isLinkLocalMulticast': lambda address: address in ipaddress.ip_network(
+        '224.0.0.0/24' if address.version == 4 else 'ff02::/16'),
+    'isGlobalUnicast': lambda address: not (
+        address.is_multicast or address.is_loopback or address.is_unspecified or address.is_link_local
+        or str(address) == '255.255.255.255'),
+}
+
+
+def _sum(items: Sequence[Any]) -> Any:
+    return _returned(functools.reduce(operator.add, items)) if items else 0
+
+
+def _returned(value: Any) -> Any:
+    """A value as the library takes it back: it does not know times of Python."""
+    if isinstance(value, datetime.timedelta):
+        duration = duration_pb2.Duration()
+        duration.FromTimedelta(value)
+        return duration
+    if isinstance(value, datetime.datetime):
+        timestamp = timestamp_pb2.Timestamp()
+        timestamp.FromDatetime(value)
+        return timestamp
+    return value
 
 
 def _equivalent(one: Sequence[Any], two: Sequence[Any]) -> bool:
@@ -131,7 +176,21 @@ def _number(box: Mapping[str, str]) -> Decimal:
 
 
 def _compare(one: Mapping[str, str], two: Mapping[str, str]) -> int:
-    return (_number(one) > _number(two)) - (_number(one) < _number(two))
+    first, second = (_rank(box) if 'major' in box else _number(box) for box in (one, two))
+    return bool(first > second) - bool(first < second)
+
+
+def _semver(text: str) -> dict[str, str]:
+    if (match := _SEMVER.fullmatch(text)) is None:
+        raise ValueError(f'invalid semantic version: {text}')
+    return {name: value or '' for name, value in match.groupdict().items()}
+
+
+def _rank(box: Mapping[str, str]) -> Any:
+    """What semantic versions are compared by: those before a release are less than it, and numbers less than words."""
+    labels = [(0, int(label), '') if label.isdecimal() else (1, 0, label)
+              for label in box['before'].split('.')] if box['before'] else [(2, 0, '')]
+    return [int(box[name]) for name in ('major', 'minor', 'patch')], labels
 
 
 def _network(text: str) -> Any:

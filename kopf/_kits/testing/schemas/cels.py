@@ -21,7 +21,7 @@ from kopf._kits.testing.schemas.schemas import Schema
 
 _UNITS = {'ns': 1e-9, 'us': 1e-6, 'µs': 1e-6, 'ms': 1e-3, 's': 1, 'm': 60, 'h': 3600, 'd': 86400, 'w': 604800}
 #: What Kubernetes has, and the library has not.
-_MISSING = re.compile(r'\b(transformList|transformMap|transformMapEntry|semver|isSemver|lists\.range|format\.\w+)\(|'
+_MISSING = re.compile(r'\b(transformList|transformMap|transformMapEntry|lists\.range|format\.\w+)\(|'
                       r'\b(all|exists|existsOne)\(\s*\w+\s*,\s*\w+\s*,')
 NO_OVERLOAD = 'no such overload'
 _ON_LISTS = re.compile(r'\.(last)?[iI]ndexOf\(')
