@@ -36,9 +36,9 @@ SLOW = ["index:N=10000", "index:N=30000"]  # quadratic in kopf 1.45: minutes, an
 SCALES = {
     "small": dict(ingest=[1000, 10000], index=[1000], kinds=[], settle=6, create=[300], variants=["finalizer"],
                   latency=50, churn=5, daemons=500, window=6, sync=100, webhook=4, idle=10),
-    "full": dict(ingest=[1000, 10000, 30000], index=[1000, 3000, 10000, 30000], kinds=[1, 20], settle=10,
+    "full": dict(ingest=[1000, 10000, 30000], index=[1000, 3000, 10000, 30000], kinds=[1, 20], settle=6,
                  create=[500, 2000], variants=["noposting", "logposting", "finalizer", "handlers=5", "handlers=10"],
-                 latency=100, churn=15, daemons=2000, window=20, sync=200, webhook=10, idle=60),
+                 latency=100, churn=15, daemons=2000, window=20, sync=200, webhook=10, idle=30),
 }
 
 

@@ -218,10 +218,11 @@ def build_object_reference(body: Body) -> ObjectReference:
     """
     Build a reference to the object, e.g. for Events about it. What is not known is left out.
     """
-    meta = body.get('metadata') or {}
+    data = body._data() if type(body) is Body else body  # it is done for each line of the log
+    meta = data.get('metadata') or {}
     ref = {
-        'apiVersion': body.get('apiVersion'),
-        'kind': body.get('kind'),
+        'apiVersion': data.get('apiVersion'),
+        'kind': data.get('kind'),
         'name': meta.get('name'),
         'uid': meta.get('uid'),
         'namespace': meta.get('namespace'),

@@ -119,7 +119,8 @@ class Workforce:
         self._calm.discard(record)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
-        self._begin_all()
+        if self._queue:
+            self._begin_all()
         if (record.pending is not None or record.again) and not record.throttled:
             self.start(processor, record)  # for what has come just now
 
