@@ -253,6 +253,26 @@ async def test_chunked_lists(watch, server, sink, settings):
     assert sink.objects['uid-a']['kind'] == 'KopfExample' and sink.objects['uid-a']['apiVersion'] == 'kopf.dev/v1'
 
 
+@pytest.mark.parametrize('streamed', [True, False], ids=['streamed', 'chunked'])
+async def test_handlers_get_their_turn_in_the_middle_of_lists(watch, server, sink, settings, monkeypatch, streamed):
+    monkeypatch.setattr(watches, 'MAX_AT_ONCE', 3)
+    settings.watching.streaming_lists = streamed
+    objs = [obj(f'x{number}', 1) for number in range(10)]
+    waiting, receive, most = set(), sink.receive, []
+
+    def receive_and_handle_later(record, event, **kwargs):
+        waiting.add(record)
+        most.append(len(waiting))
+        asyncio.get_running_loop().call_soon(waiting.discard, record)
+        receive(record, event, **kwargs)
+    sink.receive = receive_and_handle_later
+    lines = [{'type': 'ADDED', 'object': each} for each in objs]
+    server.script = [Stream(*lines, bookmark(3, end=True))] if streamed else [page(*objs, version=3), Stream()]
+    async with running(watch):
+        await sink.has(**{f'x{number}': 1 for number in range(10)})
+    assert max(most) <= 3
+
+
 @pytest.mark.parametrize('status', [400, 422])
 async def test_servers_without_streamed_lists(watch, server, sink, status):
     server.script = [Refusal(status), page(obj('a', 1), version=3), Stream(failure(code=410)),
