@@ -70,3 +70,17 @@ async def test_updates(client):
     body["spec"]["x"] = 1
     answer = await client("PUT", f"{client.things}/a", body, fieldValidation="Strict")
     assert (answer.status, 'unknown field "spec.x"' in answer.message) == (400, True)
+
+
+@pytest.mark.parametrize("number", ["1" + 400 * "0", "1e400", "-1e400"])
+async def test_numbers_that_are_too_large(client, number):
+    text = '{"apiVersion": "things.example.dev/v1", "kind": "Thing", "metadata": {"name": "big"}, "spec": {"size": %s}}'
+    answer = await client("POST", client.things, data=text % number)
+    assert (answer.status, answer.message) == (
+        400, 'Thing in version "v1" cannot be handled as a Thing: '
+             f"json: cannot unmarshal number {number} into Go value of type float64")
+    patch = f'{{"spec": {{"free": {{"x": {number}}}}}}}'
+    await client.create("big")
+    answer = await client("PATCH", f"{client.things}/big", data=patch, type="application/merge-patch+json")
+    assert (answer.status, answer.message) == (
+        400, f"error decoding patch: json: cannot unmarshal number {number} into Go value of type float64")

@@ -374,6 +374,8 @@ def _decoded(seen: SeenRequest, kind: Kind) -> Any:
     except yamltexts.YamlError as error:
         raise statuses.bad_request(f'the object provided is unrecognized (must be of type {kind.name}): {error} '
                                    f'({jsontexts.excerpt(seen.body)})') from None
+    except jsontexts.NumberError as error:
+        raise outcomes.unhandled(kind, str(error)) from None
     except ValueError as error:
         raise statuses.bad_request(
             f'the object provided is unrecognized (must be of type {kind.name}): couldn\'t get version/kind; json '

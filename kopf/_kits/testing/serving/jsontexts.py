@@ -4,6 +4,7 @@ JSON as clients send it: decoded, or refused with the words of a real server.
 The fast parser's own complaints are not those of Go's one, so a text that it refuses is looked through once more, by
 the rules of Go's scanner.
 """
+import math
 import re
 from typing import Any
 
@@ -17,6 +18,10 @@ _ESCAPES = {'\\': '\\\\', "'": "\\'", '"': '"', '\n': '\\n', '\r': '\\r', '\t': 
 END = 'unexpected end of JSON input'
 
 
+class NumberError(ValueError):
+    """A number is larger than any that Go can read; the message is in its words."""
+
+
 def loads(text: bytes) -> Any:
     """The value of a JSON text; ValueError with the words of Go."""
     try:
@@ -27,7 +32,13 @@ def loads(text: bytes) -> Any:
     if (problem := complaint(decoded)) is not None:
         raise ValueError(problem)
     import json
-    return json.loads(decoded, strict=False)
+    return json.loads(decoded, strict=False, parse_int=_finite, parse_float=_finite)
+
+
+def _finite(text: str) -> float:
+    if math.isinf(number := float(text)):
+        raise NumberError(f'json: cannot unmarshal number {text} into Go value of type float64')
+    return number if re.search('[.eE]', text) else int(text)
 
 
 def excerpt(text: bytes) -> str:
