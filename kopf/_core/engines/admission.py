@@ -21,6 +21,7 @@ from kopf._cogs.structs.diffs import diff
 from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.references import Resource
 from kopf._cogs.structs.reviews import Headers, Request, Response, ResponsePayload, SSLPeer, time_limit_var
+from kopf._cogs.structs.seals import Seal
 from kopf._core.actions.execution import HandlerTimeoutError, PermanentError, TemporaryError
 from kopf._core.engines.reviewing import Memos, Respondent, ReviewError
 from kopf._core.engines.webhooks import Served, get_aliases, name_endpoints
@@ -245,6 +246,7 @@ class Reviewer(Respondent):
             return
         verdict.strict = verdict.strict or not handler.ignore_failures
         before = Patch(copy.deepcopy(dict(cause.patch)), fns=cause.patch.fns) if handler.ignore_failures else None
+        seal = Seal(cast(RawBody, cause.body._data())) if handler.type is WebhookType.MUTATING else None
         timeout = asyncio.timeout_at(deadline)
         failure: BaseException | None
         try:
@@ -256,6 +258,9 @@ class Reviewer(Respondent):
                 raise
             failure = HandlerTimeoutError(f"{handler} has not answered within {limit:g} seconds.")
             cause.logger.error("%s", failure)
+        if seal is not None and seal.is_broken:  # the patch is to be compared with what the API has
+            cause.logger.warning("%s: %s", handler, seal.explain())
+            cause.body._replace_with(seal.original)
         verdict.mutating = verdict.mutating or handler.type is WebhookType.MUTATING
         if failure is not None:
             verdict.blame(handler, failure, cause)

@@ -450,6 +450,21 @@ async def test_patches(registry: kopf.OperatorRegistry, ask: Ask) -> None:
         assert jsonpatch.apply_patch(obj, decode(response)) == expected
 
 
+async def test_what_is_changed_in_place_can_be_patched(
+        registry: kopf.OperatorRegistry, ask: Ask, caplog: pytest.LogCaptureFixture,
+) -> None:
+    @kopf.on.mutate('kopfexamples', registry=registry, id='handler')
+    def handler(spec: kopf.Spec, patch: kopf.Patch, **_: Any) -> None:
+        spec['items'].append('added')
+        spec['others'].clear()
+        patch.spec['items'] = spec['items']
+
+    obj = make_object(spec={'items': ['x'], 'others': [1]})
+    response = await ask(make_review(object=copy.deepcopy(obj)), webhook='handler')
+    assert jsonpatch.apply_patch(obj, decode(response))['spec'] == {'items': ['x', 'added'], 'others': [1]}
+    assert "Webhook 'handler': The object was changed in place: spec.items, spec.others." in caplog.text
+
+
 @pytest.mark.parametrize('on, review', [
     (kopf.on.validate, make_review()),
     (kopf.on.mutate, make_review('DELETE')),
