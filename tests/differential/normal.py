@@ -70,8 +70,9 @@ class Names:
 
     def _sorted_causes(self, status: dict[str, Any]) -> dict[str, Any]:
         """What is wrong is told in the order of a map of Go: in none. Quoted objects are compared as such."""
-        causes = sorted(status["details"]["causes"], key=json.dumps)
-        causes = [{**cause, "message": self._requoted(str(cause.get("message")))} for cause in causes]
+        causes = [{**cause, "message": self._text(self._requoted(str(cause.get("message"))))}
+                  for cause in status["details"]["causes"]]
+        causes.sort(key=json.dumps)
         head, bracket, _ = str(status.get("message")).partition(" is invalid: ")
         message = head + bracket + "(see the causes)" if bracket else status.get("message")
         return {**status, "message": message, "details": {**status["details"], "causes": causes}}

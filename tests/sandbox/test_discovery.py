@@ -97,3 +97,15 @@ async def test_resources_that_do_not_exist_in_groups_that_do(client, path):
 async def test_verbs_that_do_not_exist(client, method, path):
     answer = await client(method, path, {})
     assert (answer.status, answer.body["reason"]) == (405, "MethodNotAllowed")
+
+
+@pytest.mark.parametrize("path, accept, status", [
+    ("/api/v1", "text/plain", 406), ("/apis/apps/v1", "application/yaml", 200), ("/version", "application/yaml", 406),
+    ("/apis/apps/v1", "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList", 406),
+    ("/openapi/v2", "text/plain", 406), ("/healthz", "text/plain", 200), ("/apis", "text/html, */*", 200),
+])
+async def test_the_forms_of_documents(client, path, accept, status):
+    answer = await client("GET", path, headers={"Accept": accept})
+    assert answer.status == status
+    if status == 200 and "yaml" in accept:
+        assert answer.headers["Content-Type"] == "application/yaml"

@@ -84,3 +84,39 @@ async def test_claims_are_written_anew_once(client, make):
     versions = [(await client("GET", path)).body["metadata"]["resourceVersion"]]
     versions += [(await client("PATCH", path, {}, type=MERGE)).body["metadata"]["resourceVersion"] for _ in range(2)]
     assert versions[0] != versions[1] == versions[2]
+
+
+SERVICES = "/api/v1/namespaces/{}/services"
+
+
+@pytest.mark.parametrize("before, after, expected", [
+    ({"type": "NodePort", "ports": [{"port": 80}]}, {"type": "NodePort", "ports": [{"port": 80}]}, "same"),
+    ({"clusterIP": "None", "selector": LABELS}, {"ports": [{"port": 80}]}, "None"),
+    ({"clusterIP": "None", "selector": LABELS}, {"type": "NodePort", "ports": [{"port": 80}]},
+     "spec.clusterIPs[0]: Invalid value: \"None\": may not be set to 'None' for NodePort services"),
+])
+async def test_what_was_allocated_stays_with_the_service(client, before, after, expected):
+    path = SERVICES.format(client.namespace)
+    old = await client("POST", path, {"metadata": {"name": "s"}, "spec": before})
+    new = await client("PUT", f"{path}/s", {"metadata": {"name": "s"}, "spec": after})
+    if expected == "same":
+        assert new.body == old.body
+    elif expected == "None":
+        assert (new.status, new.body["spec"]["clusterIP"]) == (200, "None")
+    else:
+        assert (new.status, new.message) == (422, f'Service "s" is invalid: {expected}')
+
+
+@pytest.mark.parametrize("path, spec, count", [
+    ("/api/v1/namespaces/{}/events", {"involvedObject": {"namespace": "{}"}}, 2),
+    ("/apis/policy/v1/namespaces/{}/poddisruptionbudgets", {"spec": {}}, 2),
+    ("/apis/coordination.k8s.io/v1/namespaces/{}/leases", {"spec": {}}, 3),
+    ("/api/v1/namespaces/{}/configmaps", {}, 4),
+])
+async def test_how_often_bad_labels_are_told_of(client, path, spec, count):
+    import json
+    body = json.loads(json.dumps(spec).replace("{}", client.namespace)) if "involvedObject" in spec else spec
+    await client("POST", path.format(client.namespace), {"metadata": {"name": "x"}, **body})
+    answer = await client("PATCH", f"{path.format(client.namespace)}/x", {"metadata": {"labels": {"/a": "b"}}},
+                          type=MERGE)
+    assert len(answer.body["details"]["causes"]) == count

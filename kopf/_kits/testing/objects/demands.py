@@ -148,6 +148,8 @@ def _service(body: Body, spec: Fields) -> Iterator[Cause]:
     ports = list(maps(spec.get('ports')))
     if not ports and spec.get('clusterIP') != 'None' and spec.get('type') != 'ExternalName':
         yield value_required('spec.ports')
+    if spec.get('type') in ('NodePort', 'LoadBalancer') and spec.get('clusterIP') == 'None':
+        yield value_invalid('spec.clusterIPs[0]', '"None"', f"may not be set to 'None' for {spec['type']} services")
     if spec.get('type') == 'ExternalName' and not spec.get('externalName'):
         yield value_invalid('spec.externalName', '""', names.subdomain_problems('')[0])
     for index, port in enumerate(ports):

@@ -20,6 +20,12 @@ from kopf._kits.testing.schemas import decoding, registered, replicas, schemas, 
 from kopf._kits.testing.serving import jsontexts, statuses
 from kopf._kits.testing.serving.statuses import Cause
 
+#: Kinds of which the finalizers can be called as they like.
+PLAIN = frozenset({
+    ('', 'events'), ('apiextensions.k8s.io', crds.PLURAL), ('coordination.k8s.io', 'leases'),
+    ('policy', 'poddisruptionbudgets'), ('admissionregistration.k8s.io', 'mutatingwebhookconfigurations'),
+    ('admissionregistration.k8s.io', 'validatingwebhookconfigurations'),
+})
 _ALPHABET = 'bcdfghjklmnpqrstvwxz2456789'
 
 
@@ -238,7 +244,7 @@ def problems(body: Body, kind: Kind, subresource: str = '', old: Body | None = N
         yield statuses.value_required('metadata.name', 'name or generateName is required')
     for problem in _name_problems(name, kind) if name else ():
         yield statuses.value_invalid('metadata.name', _text(name), problem)
-    yield from metadata.problems(meta, custom=kind.custom or kind.plural == crds.PLURAL)
+    yield from metadata.problems(meta, custom=kind.custom or (kind.group, kind.plural) in PLAIN)
     if kind.schema is not None:
         status = subresource == 'status'
         before = schemas.ABSENT if old is None else old
@@ -278,7 +284,8 @@ def change_problems(body: Body, old: Body) -> Iterator[Cause]:
     if body['kind'] == 'CustomResourceDefinition':
         yield from crds.change_problems(body, old)
     yield from causes
-    yield from causes  # A real server checks this twice, and tells so.
+    if (body['apiVersion'], body['kind']) not in (('v1', 'Event'), ('policy/v1', 'PodDisruptionBudget')):
+        yield from causes  # A real server checks this twice, and tells so.
 
 
 def sorted_text(body: Any) -> str:

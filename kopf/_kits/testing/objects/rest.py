@@ -15,7 +15,7 @@ import orjson
 from kopf._kits.testing import clocks
 from kopf._kits.testing.access import permissions, roles
 from kopf._kits.testing.access.users import User
-from kopf._kits.testing.objects import defaults, deletion, immutables, metadata, names, objects, outcomes
+from kopf._kits.testing.objects import deletion, immutables, metadata, names, objects, outcomes
 from kopf._kits.testing.objects.options import Options, report
 from kopf._kits.testing.patching import applying, managers, patches, strategic
 from kopf._kits.testing.resources.kinds import Body, Catalog, Kind
@@ -337,7 +337,6 @@ class Objects:
                 managers.updated(body, old, writer, owners)
             else:
                 objects.own(body, old, owners)
-            defaults.allocate(body, kind, old)
             body['metadata']['resourceVersion'] = old['metadata']['resourceVersion']
             if self._guard is not None:
                 self._guard.check(kind, namespace, body, old, options.user)

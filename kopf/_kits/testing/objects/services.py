@@ -55,8 +55,9 @@ def allocate(body: Body, old: Body | None = None) -> None:
     if not spec.get('clusterIP'):
         spec['clusterIP'] = f'10.0.{number % 256}.{number // 256 % 254 + 1}'
     spec.setdefault('clusterIPs', [spec['clusterIP']])
-    spec.setdefault('ipFamilies', ['IPv4'])
-    spec.setdefault('ipFamilyPolicy', 'RequireDualStack' if headless and not spec.get('selector') else 'SingleStack')
+    dual = headless and not spec.get('selector')
+    spec.setdefault('ipFamilies', ['IPv4', 'IPv6'] if dual else ['IPv4'])
+    spec.setdefault('ipFamilyPolicy', 'RequireDualStack' if dual else 'SingleStack')
     if spec['type'] in _NODES:
         for index, port in enumerate(maps(spec.get('ports'))):
             port.setdefault('nodePort', 30000 + (number + index) % 2768)
@@ -82,6 +83,9 @@ def _keep(spec: Fields, before: Mapping[str, Any]) -> None:
             spec['clusterIP'] = before['clusterIP']
         if not spec.get('clusterIPs') and before.get('clusterIPs') and spec.get('clusterIP') == before.get('clusterIP'):
             spec['clusterIPs'] = before['clusterIPs']
+        for key in ('ipFamilies', 'ipFamilyPolicy'):
+            if key in before and not spec.get(key):
+                spec[key] = before[key]
     if spec.get('type') in _NODES and before.get('type') in _NODES:
         chosen = {_key(port): port['nodePort'] for port in maps(before.get('ports')) if port.get('nodePort')}
         for port in maps(spec.get('ports')):

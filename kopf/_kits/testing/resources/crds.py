@@ -110,8 +110,8 @@ def change_problems(body: Body, old: Body) -> Iterator[Cause]:
 def _version_problems(spec: Mapping[str, Any]) -> Iterator[Cause]:
     versions = _versions(spec)
     if sum(bool(version.get('storage')) for version in versions) != 1:
-        yield statuses.value_invalid('spec.versions', _described(versions),
-                                     'must have exactly one version marked as storage version')
+        quoted = _described(versions) if spec.get('versions') is not None else 'null'
+        yield statuses.value_invalid('spec.versions', quoted, 'must have exactly one version marked as storage version')
     seen: set[str] = set()
     for index, version in enumerate(versions):
         place, name = f'spec.versions[{index}]', version.get('name')
@@ -167,7 +167,7 @@ def _scale_problems(version: Mapping[str, Any], place: str) -> Iterator[Cause]:
 
 def _described(versions: list[dict[str, Any]]) -> str:
     """The versions as messages quote them: what all of them have in common is not said of each."""
-    return 'null' if not versions else statuses.text([{
+    return statuses.text([{
         'Name': version.get('name', ''), 'Served': bool(version.get('served')), 'Storage': bool(version.get('storage')),
         'Deprecated': bool(version.get('deprecated')), 'DeprecationWarning': version.get('deprecationWarning'),
         'Schema': None, 'Subresources': None, 'AdditionalPrinterColumns': None, 'SelectableFields': None,

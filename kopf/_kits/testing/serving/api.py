@@ -118,6 +118,15 @@ class Api:
             return text_response('ok')
         if method != 'GET' and self._is_fixed(path):
             raise statuses.no_method()
+        response = self._document(path, accept, address)
+        if path.startswith('/openapi/v3') and path != '/openapi/v3' or path == '/openapi/v2':
+            return response if forms.accepts(accept, 'application/json') else Response(406, b'', [])
+        if path.startswith(('/api', '/version')):
+            syntax = forms.of_document(accept, fixed=self._is_fixed(path), path=path)
+            return _yaml_response(response.body, 200) if syntax == 'yaml' else response
+        return response
+
+    def _document(self, path: str, accept: str, address: str) -> Response:
         match path:
             case '/version':
                 return json_response(VERSION)
@@ -170,8 +179,10 @@ class Api:
 
     def watch(self, kind: Kind, place: Place, seen: SeenRequest, accept: str) -> AsyncIterator[bytes]:
         """The stream of a watch."""
-        form, _ = forms.negotiate(accept, seen.query, kind, 'watch')
+        if kind.custom:  # A real server looks at these in another order than at built-in ones.
+            forms.negotiate(accept, seen.query, kind, 'watch')
         options = _list_options(kind, seen, watch=True, shards=self._sharding)
+        form, _ = forms.negotiate(accept, seen.query, kind, 'watch')
         return watching.Watch(self.storage, kind, place.namespace, options, form).lines()
 
     async def act(self, kind: Kind, place: Place, seen: SeenRequest, accept: str, options: Options) -> Response:
@@ -199,7 +210,7 @@ class Api:
                     raw = await listing.answer(self.storage, kind, place.namespace, listed, form)
                 case _:
                     status, raw = await self._write(kind, place, seen, options)
-                    if form is not forms.PLAIN and 'delete' not in place.verb:
+                    if form is not forms.PLAIN and (place.verb != 'deletecollection' and not _is_status(raw)):
                         raw = form.raw(kind, raw)
         return raw_response(raw, status) if syntax == 'json' else _yaml_response(raw, status)
 
@@ -294,6 +305,10 @@ class Api:
 
     def _open(self, group: str, plural: str) -> Table:
         return self.storage.open(group, plural, defaults.fields_of(plural))
+
+
+def _is_status(raw: bytes) -> bool:
+    return raw.startswith(b'{"kind":"Status","apiVersion":"v1"')
 
 
 def raw_response(body: bytes, status: int = 200, *, media: str = 'application/json') -> Response:

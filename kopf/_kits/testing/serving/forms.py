@@ -159,6 +159,29 @@ def negotiate(accept: str, params: Mapping[str, str], kind: Kind | None = None, 
     raise statuses.not_acceptable(MEDIA)
 
 
+def accepts(accept: str, media: str) -> bool:
+    """Whether the media type is among those that a client accepts."""
+    known = {clause.partition(';')[0].strip() for clause in accept.split(',')}
+    return not accept or not known.isdisjoint({media, f'{media.partition("/")[0]}/*', '*/*'})
+
+
+def of_document(accept: str, *, fixed: bool, path: str) -> str:
+    """The syntax (``json`` or ``yaml``) of a document of the discovery; 406 if it cannot be had."""
+    if not accept or accept == '*/*':
+        return 'json'
+    medias = MEDIA if path != '/version' else MEDIA[:1]
+    if not any(accepts(accept, media) for media in medias):
+        known = f'406: Not Acceptable\n\nAvailable representations: {", ".join(medias)}'
+        raise statuses.Refusal(406, 'NotAcceptable', known, {}) if fixed else statuses.not_acceptable(MEDIA)
+    for clause in accept.split(','):
+        media, *rest = [part.strip() for part in clause.split(';')]
+        aggregated = any(part.startswith('as=') for part in rest)
+        if media in medias[:2] or media in ('*/*', 'application/*'):
+            if not aggregated or path in ('/api', '/apis', '/version'):
+                return 'yaml' if media.endswith('yaml') else 'json'
+    raise statuses.not_acceptable(MEDIA)
+
+
 def prefers_yaml(accept: str) -> bool:
     """Whether refusals are to be sent as YAML: they have no other forms."""
     for clause in accept.split(','):
