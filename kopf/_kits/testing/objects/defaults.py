@@ -93,8 +93,7 @@ def begin(body: Body, kind: Kind) -> None:
             if 'status' in kind.subresources and kind.plural != 'nodes':
                 body['status'] = {}
             defaulting.begin(body, kind.plural)
-            if kind.plural == 'services':
-                services.allocate(body)
+            allocate(body, kind)
 
 
 def problems(body: Body, kind: Kind) -> Iterator[Cause]:
@@ -145,6 +144,12 @@ def _complete_webhook(webhook: dict[str, Any], kind: Kind) -> None:
         rule.setdefault('scope', '*')
     if service := (webhook.get('clientConfig') or {}).get('service'):
         service.setdefault('port', 443)
+
+
+def allocate(body: Body, kind: Kind, old: Body | None = None) -> None:
+    """Fill in what the server chooses, and nobody has asked for."""
+    if kind.plural == 'services':
+        services.allocate(body, old)
 
 
 def _dig(body: Mapping[str, Any], path: str) -> str:

@@ -7,7 +7,7 @@ stored. Types and unknown fields have been dealt with before.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from kopf._kits.testing.objects import names, podrules
+from kopf._kits.testing.objects import names, podparts, podrules
 from kopf._kits.testing.objects.podspecs import Fields, maps
 from kopf._kits.testing.schemas import quantities
 from kopf._kits.testing.serving.statuses import (
@@ -161,7 +161,7 @@ def _service(body: Body, spec: Fields) -> Iterator[Cause]:
         yield from podrules.one_of(port, 'protocol', place, podrules.PROTOCOLS)
         for key in ('port', 'targetPort'):
             if not isinstance(number := port.get(key) or 0, str) and not 1 <= number <= 65535:
-                yield value_invalid(f'{place}.{key}', str(number), podrules.PORTS)
+                yield value_invalid(f'{place}.{key}', str(number), podparts.PORTS)
     yield from podrules.one_of(spec, 'type', 'spec', ('ClusterIP', 'ExternalName', 'LoadBalancer', 'NodePort'))
 
 

@@ -49,6 +49,18 @@ def word_problems(text: str) -> list[str]:
     return problems if _WORD_RE.fullmatch(text) else [*problems, _WORD_TEXT]
 
 
+def port_problems(text: str) -> list[str]:
+    """Why this cannot be the name of a port; nothing if it can."""
+    rules = (
+        (len(text) <= 15, 'must be no more than 15 characters'),
+        (re.fullmatch('[-a-z0-9]+', text), 'must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)'),
+        (re.search('[a-z]', text), 'must contain at least one letter (a-z)'),
+        ('--' not in text, 'must not contain consecutive hyphens'),
+        (text.strip('-') == text, 'must not begin or end with a hyphen'),
+    )
+    return [why for fits, why in rules if not fits]
+
+
 def path_problems(text: str) -> list[str]:
     """Why this cannot be a part of a path, as the names of roles must be; nothing if it can."""
     if text in ('.', '..'):

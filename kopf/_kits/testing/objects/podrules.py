@@ -7,7 +7,7 @@ is a name, what refers to nothing. The order of complaints is that of a real ser
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from kopf._kits.testing.objects import names
+from kopf._kits.testing.objects import names, podparts
 from kopf._kits.testing.objects.podspecs import Fields, maps
 from kopf._kits.testing.serving.statuses import (
     Cause,
@@ -18,7 +18,6 @@ from kopf._kits.testing.serving.statuses import (
     value_unsupported,
 )
 
-PORTS = 'must be between 1 and 65535, inclusive'
 PROTOCOLS = ('SCTP', 'TCP', 'UDP')
 #: The most common sources of volumes, in the order in which they are looked at.
 SOURCES = ('emptyDir', 'hostPath', 'gitRepo', 'gcePersistentDisk', 'awsElasticBlockStore', 'secret', 'nfs', 'iscsi',
@@ -38,6 +37,7 @@ def problems(spec: Fields, place: str) -> Iterator[Cause]:
     for key in ('containers', 'initContainers'):
         for index, container in enumerate(maps(spec.get(key))):
             yield from _container(container, f'{place}.{key}[{index}]', seen, volumes)
+    yield from podparts.of_pod(spec, place)
     yield from one_of(spec, 'restartPolicy', place, ('Always', 'OnFailure', 'Never'))
     yield from one_of(spec, 'dnsPolicy', place, ('ClusterFirstWithHostNet', 'ClusterFirst', 'Default', 'None'))
     seconds = spec.get('activeDeadlineSeconds')
@@ -57,6 +57,7 @@ def _volume(volume: Fields, place: str, seen: set[Any]) -> Iterator[Cause]:
     name = volume.get('name') or ''
     yield from _label(name, f'{place}.name', seen)
     seen.add(name)
+    yield from podparts.of_volume(volume, place)
     sources = [key for key in volume if key != 'name']
     for key in sorted(sources, key=lambda key: SOURCES.index(key) if key in SOURCES else len(SOURCES))[1:]:
         yield value_forbidden(f'{place}.{key}', 'may not specify more than 1 volume type')
@@ -73,7 +74,7 @@ def _container(container: Fields, place: str, seen: set[Any], volumes: set[Any])
         if not (number := port.get('containerPort') or 0):
             yield value_required(f'{where}.containerPort')
         elif not 1 <= number <= 65535:
-            yield value_invalid(f'{where}.containerPort', str(number), PORTS)
+            yield value_invalid(f'{where}.containerPort', str(number), podparts.PORTS)
         yield from one_of(port, 'protocol', where, PROTOCOLS)
     for index, variable in enumerate(maps(container.get('env'))):
         where = f'{place}.env[{index}].name'
@@ -82,6 +83,7 @@ def _container(container: Fields, place: str, seen: set[Any], volumes: set[Any])
         elif '=' in name or not name.isascii() or not name.isprintable():
             yield value_invalid(where, text(name), 'a valid environment variable name must consist only of printable '
                                                    "ASCII characters other than '='")
+    yield from podparts.of_container(container, place)
     yield from _mounts(container, place, volumes)
     yield from one_of(container, 'imagePullPolicy', place, ('Always', 'IfNotPresent', 'Never'))
 

@@ -15,7 +15,7 @@ import orjson
 from kopf._kits.testing import clocks
 from kopf._kits.testing.access import permissions, roles
 from kopf._kits.testing.access.users import User
-from kopf._kits.testing.objects import deletion, immutables, metadata, names, objects, outcomes
+from kopf._kits.testing.objects import defaults, deletion, immutables, metadata, names, objects, outcomes
 from kopf._kits.testing.objects.options import Options, report
 from kopf._kits.testing.patching import applying, managers, patches, strategic
 from kopf._kits.testing.resources.kinds import Body, Catalog, Kind
@@ -337,6 +337,7 @@ class Objects:
                 managers.updated(body, old, writer, owners)
             else:
                 objects.own(body, old, owners)
+            defaults.allocate(body, kind, old)
             body['metadata']['resourceVersion'] = old['metadata']['resourceVersion']
             if self._guard is not None:
                 self._guard.check(kind, namespace, body, old, options.user)
@@ -464,7 +465,6 @@ def _check_preconditions(kind: Kind, record: Record, options: Options) -> None:
 
 
 def _version(text: str | None) -> int:
-    try:
-        return int(text or 0)
-    except ValueError:
-        raise statuses.internal(f'strconv.ParseUint: parsing "{text}": invalid syntax') from None
+    if text and not (text.isascii() and text.isdecimal()):
+        raise statuses.internal(f'strconv.ParseUint: parsing "{text}": invalid syntax')
+    return int(text or 0)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kopf._kits.testing import clocks
-from kopf._kits.testing.objects import podspecs, services
+from kopf._kits.testing.objects import podspecs
 
 Body = dict[str, Any]
 
@@ -66,6 +66,6 @@ def _mapping(body: Body, key: str) -> Body:
 
 _COMPLETE: Mapping[tuple[str, str], Callable[[Body, Body], None]] = {
     ('pods', ''): _pod, ('pods', 'status'): _pod_status, ('persistentvolumes', 'status'): _volume_status,
-    ('daemonsets', ''): _daemonset, ('services', ''): services.allocate,
+    ('daemonsets', ''): _daemonset,
     ('horizontalpodautoscalers', 'status'): _autoscaler_status,
 }

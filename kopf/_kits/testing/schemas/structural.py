@@ -47,8 +47,8 @@ def _node(schema: Any, place: Place, why: str) -> list[Cause]:
               *_extensions(schema, path)]
     if schema.get('default') is not None:
         causes += _defaults(schema, path)
-    for name, sub, where in _junctors(schema, path):
-        causes += _junctor(sub, schema, where, path, name)
+    for sub, where in _junctors(schema, path):
+        causes += _junctor(sub, schema, where, path, complete=place.root)
     empty = 'must not be empty for specified object fields'
     for key, sub in (schema.get('properties') or {}).items():
         causes += _node(sub, dataclasses.replace(place, path=f'{path}.properties[{key}]', root=False), empty)
@@ -138,15 +138,15 @@ def _extensions(schema: Schema, place: str) -> Iterator[Cause]:
             yield value_invalid(f'{place}.type', text(type or ''), f'must be object if {extensions.EMBEDDED} is true')
 
 
-def _junctors(schema: Schema, place: str) -> Iterator[tuple[str, Any, str]]:
+def _junctors(schema: Schema, place: str) -> Iterator[tuple[Any, str]]:
     for name in _JUNCTORS:
         for index, sub in enumerate(schema.get(name) or ()):
-            yield name, sub, f'{place}.{name}[{index}]'
+            yield sub, f'{place}.{name}[{index}]'
     if 'not' in schema:
-        yield 'not', schema['not'], f'{place}.not'
+        yield schema['not'], f'{place}.not'
 
 
-def _junctor(sub: Any, outer: Any, place: str, base: str, name: str) -> Iterator[Cause]:
+def _junctor(sub: Any, outer: Any, place: str, base: str, *, complete: bool) -> Iterator[Cause]:
     """What alternatives may not say, and what must have been said before; ``outer`` is what stands around them."""
     if not isinstance(sub, Mapping):
         return
@@ -164,7 +164,7 @@ def _junctor(sub: Any, outer: Any, place: str, base: str, name: str) -> Iterator
     properties = outer.get('properties') or {} if isinstance(outer, Mapping) else {}
     for key, inner in (sub.get('properties') or {}).items():
         where = f'{place}.properties[{key}]'
-        if key not in properties:
+        if key not in properties and complete:
             yield value_required(f'{base}.properties[{key}]', f'because it is defined in {where}')
         else:
-            yield from _junctor(inner, properties[key], where, f'{base}.properties[{key}]', name)
+            yield from _junctor(inner, properties.get(key, {}), where, f'{base}.properties[{key}]', complete=complete)

@@ -142,7 +142,10 @@ class Api:
         if path.startswith(('/openapi/v3/api/', '/openapi/v3/apis/')):
             _, _, rest = path.removeprefix('/openapi/v3/').partition('/')
             group, _, version = rest.rpartition('/')
-            return raw_response(self._openapi.version(group, version))
+            try:
+                return raw_response(self._openapi.version(group, version))
+            except statuses.UnknownPath:
+                return Response(404, b'', [])
         head, _, rest = path.removeprefix('/').partition('/')
         group, _, version = rest.partition('/')
         if head == 'apis' and group:
@@ -154,7 +157,7 @@ class Api:
     def _is_fixed(self, path: str) -> bool:
         """Whether the document belongs to the built-in part of a real server, where only GET is allowed."""
         match path.split('/'):
-            case ['', 'version'] | ['', 'api'] | ['', 'api', _]:
+            case ['', 'version'] | ['', 'api'] | ['', 'api', 'v1']:
                 return True
             case ['', 'apis', group, version]:
                 kinds = self.catalog.resources(group, version)
@@ -179,8 +182,7 @@ class Api:
 
     def watch(self, kind: Kind, place: Place, seen: SeenRequest, accept: str) -> AsyncIterator[bytes]:
         """The stream of a watch."""
-        if kind.custom:  # A real server looks at these in another order than at built-in ones.
-            forms.negotiate(accept, seen.query, kind, 'watch')
+        forms.negotiate(accept, seen.query, kind, 'list')  # That YAML cannot be streamed, is noticed later.
         options = _list_options(kind, seen, watch=True, shards=self._sharding)
         form, _ = forms.negotiate(accept, seen.query, kind, 'watch')
         return watching.Watch(self.storage, kind, place.namespace, options, form).lines()
@@ -350,6 +352,8 @@ def _known_fields(kind: Kind) -> frozenset[str]:
 def _list_options(kind: Kind, seen: SeenRequest, *, watch: bool = False, shards: bool) -> listing.ListOptions:
     try:
         options = listing.list_options(seen.query, _known_fields(kind), watch=watch)
+        if kind.custom and not kind.namespaced and 'metadata.namespace' in options.selector.fields:
+            raise selectors.UnknownField('metadata.namespace')
         if shards and seen.query.get('shardSelector'):
             options.selector = sharding.Sharded(options.selector, seen.query['shardSelector'])
         return options

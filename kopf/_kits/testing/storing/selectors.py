@@ -64,6 +64,11 @@ class Selector:
                 raise UnknownField(field)
         self._fields = [item for item in self._fields if item[0] or item[2]]
 
+    @property
+    def fields(self) -> frozenset[str]:
+        """The names of the fields that it is about."""
+        return frozenset(field for field, _, _ in self._fields)
+
     def __bool__(self) -> bool:
         return bool(self._labels or self._fields)
 
