@@ -469,3 +469,10 @@ def deliver_results(outcomes: Mapping[HandlerId, Outcome], patch: Patch) -> None
             patch.status[key] = {**(known if isinstance(known, Mapping) else {}), **outcome.result}
         else:
             patch.status[key] = outcome.result
+
+
+def is_delivered(result: Any, known: Any) -> bool:
+    """Tell whether the status has the result already, so that delivering it would change nothing."""
+    if isinstance(result, Mapping) and isinstance(known, Mapping):
+        return {**known, **result} == known
+    return bool(result == known)

@@ -32,7 +32,7 @@ from kopf._core.engines.spawning import Spawner
 from kopf._core.engines.stoppers import DaemonStoppingReason
 from kopf._core.intents import filters
 from kopf._core.intents.causes import ChangingCause, Reason, WatchingCause
-from kopf._core.intents.decisions import TITLES, Decider, Decision, deliver_results, is_edited
+from kopf._core.intents.decisions import TITLES, Decider, Decision, deliver_results, is_delivered, is_edited
 from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor import echoes
 from kopf._core.reactor.intake import ObjectSink
@@ -228,8 +228,11 @@ class Processor(ObjectSink):
             if matching:
                 state = HandlerState(started=utcnow())
                 with running(handler, cause):
-                    await execute_handler_once(
+                    outcome = await execute_handler_once(
                         handler, cause.kwargs_for(handler, state), state, self._lenient_rules, logger=local)
+                # Usually, the same is returned for each event: it is stored once.
+                if outcome.result is not None and not is_delivered(outcome.result, body.status.get(handler.id)):
+                    deliver_results({handler.id: outcome}, patch)
 
     def _forget(self, record: ObjectRecord, body: Body) -> None:
         if self.table.managing:

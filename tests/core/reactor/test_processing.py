@@ -176,6 +176,21 @@ async def test_raw_events(world):
     assert world.patches() == world.patches('old') == []
 
 
+async def test_results_of_raw_events_are_stored_unless_they_are_there_already(world):
+    world.declare(kopf.on.event, 'event', does=lambda spec, **_: result(spec.get('field')))
+    world.declare(kopf.on.event, 'constant', does=lambda **_: result({'a': 1}))
+
+    async def result(value):
+        return value
+
+    async with world.operator():
+        await world.create()
+        await world.until(lambda: len(world.called('event')) == 2)  # with our own patch
+        await world.edit(field='v2')
+        await world.until(lambda: len(world.called('event')) == 4)
+    assert [patch['status'] for patch in world.patches()] == [{'event': 'value', 'constant': {'a': 1}}, {'event': 'v2'}]
+
+
 async def test_failing_raw_events_concern_nobody_else(world):
     def fail(**_):
         raise ValueError("the filter fails")
