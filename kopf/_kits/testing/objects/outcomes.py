@@ -5,6 +5,7 @@ What is refused here is refused in words of its own: a real server decodes the o
 the patch, where that fails.
 """
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -79,6 +80,14 @@ def check(new: Any, kind: Kind, namespace: str, name: str, source: Patched) -> B
     if kind.custom and not meta.get('resourceVersion'):
         raise unversioned(kind, name)
     return {**body, 'kind': kind.name, 'apiVersion': kind.api_version}
+
+
+def check_words(patch: Mapping[str, Any], kind: Kind) -> None:
+    """Refuse (422) a strategic merge patch whose kind or version is no text; wrong texts are ignored."""
+    for key in ('apiVersion', 'kind'):
+        if not isinstance(value := patch.get(key), (str, type(None))):
+            spot = decoding.Spot(kind.name, key, 'string')
+            raise unreadable(patch, decoding.in_patch(value, kind.shape.fields[key], spot), strategic=True)
 
 
 def unversioned(kind: Kind, name: str) -> statuses.Refusal:

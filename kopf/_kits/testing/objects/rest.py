@@ -210,6 +210,7 @@ class Objects:
 
         def change(old: Body) -> Body:
             if content_type == STRATEGIC_PATCH:
+                outcomes.check_words(patch or {}, kind)
                 new: Any = {**strategic.merge(old, patch or {}, kind.shape),
                             'apiVersion': old['apiVersion'], 'kind': old['kind']}
             elif content_type == MERGE_PATCH:
