@@ -319,11 +319,16 @@ async def thing_handled(world):
     return await world.aio.wait_for('things', 'obj', lambda body: list(annotations_of(body)) == [LAST_HANDLED])
 
 
-async def test_a_success_is_not_on_record_without_its_status(world):
+@pytest.mark.parametrize('way', ['values', 'functions'])
+async def test_a_success_is_not_on_record_without_its_status(world, way):
     phases = iter([5, 'ready'])  # the schema permits only texts
 
     async def work(patch, **_):
-        patch.status['phase'] = next(phases)
+        phase = next(phases)
+        if way == 'values':
+            patch.status['phase'] = phase
+        else:
+            patch.fns.append(lambda body: body.setdefault('status', {}).update(phase=phase))
         patch.spec['touched'] = True
     world.declare(kopf.on.create, 'create', resource='things', does=work)
     world.declare(kopf.on.create, 'other', resource='things')

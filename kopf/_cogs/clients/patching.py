@@ -63,7 +63,7 @@ async def patch_obj(
         patch: the values to merge and the functions to apply.
         body: the last known state of the object, if it is known.
         logger: the logger of the object.
-        status_first: whether the values of the status go before all others, which must not be stored without them.
+        status_first: whether the status goes before all the rest, which must not be stored without it.
 
     Raises:
         errors.APIError: if the API refuses the patch or does not work; it can be applied in part by then.
@@ -71,7 +71,7 @@ async def patch_obj(
     url = resource.get_url(namespace=namespace, name=name)
     patching = _Patching(client, url, uid, body, logger, has_status='status' in resource.subresources)
     try:
-        done = bool(patch) and await patching.apply_at_once(patch)
+        done = bool(patch) and await patching.apply_at_once(patch, status_first=status_first)
         if not done and len(patch):
             await patching.merge(dict(patch), status_first=status_first)
         if not done and patch.fns:
@@ -130,13 +130,16 @@ class _Patching:
     has_status: bool
     result: bodies.RawBody | None = None
 
-    async def apply_at_once(self, patch: patches.Patch) -> bool:
+    async def apply_at_once(self, patch: patches.Patch, *, status_first: bool) -> bool:
         """Apply both the values and the functions as one JSON patch, if it fits; tell if it is done."""
         if self.body is None or not len(patch) or not patch.fns:
             return False
         ops = patch.as_json_patch(self.body)
-        if self.has_status and any(_is_of_status(op) for op in ops):
-            return False
+        ops_of_status = [op for op in ops if self.has_status and _is_of_status(op)]
+        if ops_of_status:
+            if not status_first or not await self._send_ops(f'{self.url}/status', "status", ops_of_status):
+                return False
+            ops = [op for op in ops if not _is_of_status(op)]
         return await self._send_ops(self.url, "resource", ops)
 
     async def merge(self, changes: dict[str, Any], *, status_first: bool) -> None:

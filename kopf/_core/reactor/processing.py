@@ -363,7 +363,7 @@ class Processor(ObjectSink):
                     self._client, resource=self.table.resource, namespace=record.namespace, name=record.name,
                     uid=raw['metadata'].get('uid'), patch=patch, body=raw, logger=self._get_logger(record),
                     # If it is refused, then the success of the handlers must not be on record already.
-                    status_first=bool(wanted.get('status')))
+                    status_first=bool(wanted.get('status') or wanted.fns))
         except Exception:
             self._keep_unsaved(record, wanted)
             raise

@@ -171,6 +171,24 @@ async def test_the_rest_is_not_stored_if_the_status_is_refused(apply, server):
     assert 'spec' not in obj.raw
 
 
+async def test_functions_go_with_what_depends_on_them(apply, server):
+    obj = Object(server, split=True, spec={})
+    patch = Patch({'spec': {'x': 1}, 'status': {'y': 2}}, fns=[functools.partial(append, 'a'), set_status])
+    result = await apply(patch, resource=SPLIT, body=obj.raw, status_first=True)
+    assert [(path, kind) for path, kind, _ in sent(server)] == [('/status', JSON), ('', JSON)]
+    assert (obj.raw['spec'], obj.raw['status']) == ({'x': 1, 'items': ['a']}, {'y': 2, 'fn': True})
+    assert result == patching.PatchResult(obj.raw)
+
+
+@pytest.mark.parametrize('fn', [
+    lambda body: body.update(status={'invalid': True}), lambda body: body['spec'].update(invalid=True)])
+async def test_nothing_is_stored_that_depends_on_functions_that_are_refused(apply, server, fn):
+    obj = Object(server, split=True, spec={})
+    with pytest.raises(errors.APIUnprocessableError):
+        await apply(Patch({'spec': {'x': 1}}, fns=[set_status, fn]), resource=SPLIT, body=obj.raw, status_first=True)
+    assert obj.raw['spec'] == {}
+
+
 @pytest.mark.parametrize('known', [True, False])
 async def test_status_alone(apply, server, known):
     obj = Object(server, split=True)
