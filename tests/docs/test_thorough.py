@@ -135,5 +135,9 @@ def test_go_is_compiled(page, tmp_path):
     assert process.returncode == 0, process.stderr
 
 
+def test_what_is_said_to_be_installed_has_names():
+    assert all(re.search(r" '?[a-z.][^ ]*$", command) for command in find_mentioned()), find_mentioned()
+
+
 def test_they_are_run_in_the_continuous_integration():
     assert "tests/docs/test_thorough.py" in CI and "--thorough" in CI
