@@ -59,7 +59,7 @@ class Names:
                 result[key] = self._versions.get(item, "<version>") if "uid" in value else "<version>"
             elif key == "continue" and item:
                 result[key] = "<token>"
-            elif key == "nodePort" and isinstance(item, int) and 30000 <= item < 32768:
+            elif key == "nodePort" and isinstance(item, int) and 30000 <= item < 33000:
                 result[key] = "<port>"
             elif key == "cells" and isinstance(item, list):
                 result[key] = ["<age>" if isinstance(cell, str) and AGE.fullmatch(cell) else self.normal(cell)

@@ -148,6 +148,9 @@ async def test_pods_are_completed(client):
     ("deployments", {"spec": {"selector": {"matchLabels": {"a": "b"}}, "template": {
         "metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c"}]}}}},
      "spec.template.spec.containers[0].image: Required value"),
+    ("deployments", {"spec": {"selector": {"matchLabels": {"a": "b"}}, "template": {
+        "metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i", "envFrom": [{}]}]}}}},
+     'spec.template.spec.containers[0].envFrom: Invalid value: "": must specify one of: `configMapRef` or `secretRef`'),
 ])
 async def test_demands_of_builtin_kinds(client, plural, body, message):
     path = f"/apis/apps/v1/namespaces/{client.namespace}/{plural}"
@@ -276,3 +279,22 @@ async def test_what_was_changed_of_a_claim(client):
         '@@ -11,7 +11,7 @@\n  },\n  "VolumeName": "",\n  "StorageClassName": null,\n- "VolumeMode": "Filesystem",\n'
         '+ "VolumeMode": "Block",\n  "DataSource": null,\n  "DataSourceRef": null,\n'
         '  "VolumeAttributesClassName": null\n')
+
+
+@pytest.mark.parametrize("backend, message", [
+    ({}, 'spec.defaultBackend: Invalid value: "": resource or service backend is required'),
+    ({"service": {"port": {"number": 1}}}, "spec.defaultBackend.service.name: Required value"),
+    ({"service": {"name": "x"}}, "spec.defaultBackend: Required value: port name or number is required"),
+])
+async def test_backends_of_ingresses(client, backend, message):
+    path = f"/apis/networking.k8s.io/v1/namespaces/{client.namespace}/ingresses"
+    answer = await client("POST", path, {"metadata": {"name": "x"}, "spec": {"defaultBackend": backend}})
+    assert (answer.status, answer.message) == (422, f'Ingress.networking.k8s.io "x" is invalid: {message}')
+
+
+async def test_storage_classes_stay_as_they_are(client):
+    path, name = "/apis/storage.k8s.io/v1/storageclasses", f"c-{client.namespace}"
+    await client("POST", path, {"metadata": {"name": name}, "provisioner": "a/b"})
+    answer = await client("PATCH", f"{path}/{name}", {"reclaimPolicy": "Retain"}, type=MERGE)
+    await client("DELETE", f"{path}/{name}")
+    assert answer.message.endswith('reclaimPolicy: Invalid value: "Retain": field is immutable')

@@ -195,16 +195,39 @@ def _volume(body: Body, spec: Fields) -> Iterator[Cause]:
 
 
 def _ingress(body: Body, spec: Fields) -> Iterator[Cause]:
-    if not spec.get('rules') and not spec.get('defaultBackend'):
+    if not spec.get('rules') and spec.get('defaultBackend') is None:
         yield value_invalid('spec', text(body.get('spec') or None), 'either `defaultBackend` or `rules` must be '
                             'specified')
+    if spec.get('defaultBackend') is not None:
+        yield from _backend(spec['defaultBackend'], 'spec.defaultBackend')
     for number, rule in enumerate(maps(spec.get('rules'))):
+        if rule.get('http') is not None and not rule['http'].get('paths'):
+            yield value_required(f'spec.rules[{number}].http.paths')
         for index, path in enumerate(maps((rule.get('http') or {}).get('paths'))):
             place = f'spec.rules[{number}].http.paths[{index}]'
             if not (kind := path.get('pathType')):
                 yield value_required(f'{place}.pathType', 'pathType must be specified')
             elif kind in ('Exact', 'Prefix') and not str(path.get('path') or '').startswith('/'):
                 yield value_invalid(f'{place}.path', text(path.get('path') or ''), 'must be an absolute path')
+            yield from _backend(path.get('backend') or {}, f'{place}.backend')
+
+
+def _backend(backend: Fields, place: str) -> Iterator[Cause]:
+    if (service := backend.get('service')) is None:
+        if backend.get('resource') is None:
+            yield value_invalid(place, '""', 'resource or service backend is required')
+        return
+    if not (name := service.get('name')):
+        yield value_required(f'{place}.service.name')
+    for problem in names.label_problems(name) if name else ():
+        yield value_invalid(f'{place}.service.name', text(name), problem)
+    port = service.get('port') or {}
+    if port.get('name') and port.get('number'):
+        yield value_invalid(place, '""', 'cannot set both port name & port number')
+    elif not port.get('name') and not port.get('number'):
+        yield value_required(place, 'port name or number is required')
+    elif port.get('number') and not 1 <= port['number'] <= 65535:
+        yield value_invalid(f'{place}.service.port.number', str(port['number']), podparts.PORTS)
 
 
 def _autoscaler(body: Body, spec: Fields) -> Iterator[Cause]:

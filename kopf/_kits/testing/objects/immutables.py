@@ -118,6 +118,18 @@ def _service(body: Body, old: Body) -> Iterator[Cause]:
                                      'may not change once set')
 
 
+def _class(body: Body, old: Body) -> Iterator[Cause]:
+    for key in ('parameters', 'provisioner', 'reclaimPolicy', 'volumeBindingMode'):
+        yield from _same(body, old, key, key)
+
+
+def _node(body: Body, old: Body) -> Iterator[Cause]:
+    present = _spec(old).get('podCIDRs')
+    if present and _spec(body).get('podCIDRs') != present:
+        yield statuses.value_forbidden('spec.podCIDRs',
+                                       'node updates may not change podCIDR except from "" to valid')
+
+
 def _same(body: Body, old: Body, key: str, place: str) -> Iterator[Cause]:
     if body.get(key) != old.get(key):
         yield statuses.value_invalid(place, statuses.text(body.get(key)), 'field is immutable')
@@ -135,5 +147,5 @@ def _without(value: Body, keys: Any) -> dict[str, Any]:
 _CHECKS: Mapping[str, Callable[[Body, Body], Iterator[Cause]]] = {
     'configmaps': _contents, 'secrets': _secret, 'deployments': _selector, 'replicasets': _selector,
     'daemonsets': _selector, 'statefulsets': _statefulset, 'jobs': _job, 'pods': _pod,
-    'persistentvolumeclaims': _claim, 'services': _service,
+    'persistentvolumeclaims': _claim, 'services': _service, 'storageclasses': _class, 'nodes': _node,
 }

@@ -171,14 +171,14 @@ class Objects:
         meta = body['metadata']
         if kind.plural in CREATED_ON_UPDATE and kind.store.get(namespace, name) is None and not subresource:
             if meta.get('uid'):
-                raise _other_uid(kind, namespace, name, meta['uid'], '')
+                raise _other_uid(kind, namespace, name, (meta['uid'], ''), options)
             meta.pop('resourceVersion', None)
             if self._guard is not None:
                 self._guard.check_creation(kind, namespace, name, options.user)
             return await self.create(kind, namespace, body, options), True
         record = self.get(kind, namespace, name)
         if (meta.get('uid') or record.uid) != record.uid:
-            raise _other_uid(kind, namespace, name, meta['uid'], record.uid)
+            raise _other_uid(kind, namespace, name, (meta['uid'], record.uid), options)
         if _version(meta.get('resourceVersion')) == 0 and kind.custom:
             raise outcomes.unversioned(kind, name)
         return await self._update(kind, namespace, name, lambda old: orjson.loads(orjson.dumps(body)),
@@ -445,12 +445,14 @@ _PLACES = {
 }
 
 
-def _other_uid(kind: Kind, namespace: str, name: str, given: str, present: str) -> statuses.Refusal:
+def _other_uid(
+        kind: Kind, namespace: str, name: str, uids: tuple[str, str], options: Options,
+) -> statuses.Refusal:
     place = f'{kind.group}/{kind.plural}' if kind.custom else _PLACES.get(kind.plural, kind.plural)
-    key = f'/registry/{place}/{f"{namespace}/" if namespace else ""}{name}'
+    key = f'{"" if options.dry_run else "/registry"}/{place}/{f"{namespace}/" if namespace else ""}{name}'
     return statuses.conflict(
         kind.group, kind.plural, name, f'StorageError: invalid object, Code: 4, Key: {key}, ResourceVersion: 0, '
-        f'AdditionalErrorMsg: Precondition failed: UID in precondition: {given}, UID in object meta: {present}')
+        f'AdditionalErrorMsg: Precondition failed: UID in precondition: {uids[0]}, UID in object meta: {uids[1]}')
 
 
 def _check_preconditions(kind: Kind, record: Record, options: Options) -> None:
