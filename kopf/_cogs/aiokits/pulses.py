@@ -1,11 +1,11 @@
 """
 Watching from a thread whether an event loop goes on, and who keeps it from that.
 
-It is looked once or twice a second whether a task runs in the loop. If so, the loop is asked to answer, and as long
-as it does, that is all there is: nothing is counted or remembered in the loop itself. If it does not answer, it is
-looked at several times what runs there. Only one task (or callback) that is there all the time is blocking it; a loop
-with very many short tasks is only busy. A loop that looks idle is asked rarely, as a question wakes it up: callbacks
-are no tasks.
+It is looked twice a second whether a task runs in the loop. If so, the loop is asked to answer, and as long as it
+does, that is all there is: nothing is counted or remembered in the loop itself. If it does not answer, it is looked
+at several times what runs there. Only one task (or callback) that is there all the time is blocking it; a loop with
+very many short tasks is only busy. When nothing runs, the thread dozes: who begins something that can block says so
+by `rouse`, and that costs next to nothing for all the others.
 """
 import asyncio
 import sys
@@ -15,10 +15,13 @@ from types import FrameType, TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 INTERVAL = 0.5
-"""How often it is looked whether the loop is busy (in seconds); half as often while it is not."""
+"""How often it is looked whether the loop is busy (in seconds)."""
 
 MAX_IDLE_LOOKS = 5
-"""After so many looks at an idle loop, it is asked all the same."""
+"""After so many looks at an idle loop, the thread dozes."""
+
+DOZE = 10.0
+"""For how long (in seconds), unless it is roused; then the loop is asked all the same, as callbacks are no tasks."""
 
 STEPS = 8
 """How many times the stack is looked at within the limit."""
@@ -44,6 +47,16 @@ class Inspector(Protocol[T]):
         """Know for how long it has blocked the loop by now, or in all."""
 
 
+_dozing: 'set[Pulse[Any]]' = set()
+
+
+def rouse() -> None:
+    """Let the loops be looked at again, as something begins there; from any thread."""
+    if _dozing:
+        for pulse in list(_dozing):
+            pulse._roused.set()
+
+
 class Pulse(Generic[T]):
     """
     Watches the running event loop; an async context manager.
@@ -54,6 +67,7 @@ class Pulse(Generic[T]):
     def __init__(self, inspector: Inspector[T]) -> None:
         self._inspector = inspector
         self._closed = threading.Event()
+        self._roused = threading.Event()
         self._asked_at: float | None = None
         self.culprit: T | None = None
         """What blocks the loop now, if that is known."""
@@ -68,7 +82,8 @@ class Pulse(Generic[T]):
     async def __aexit__(
             self, type_: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None,
     ) -> None:
-        self._closed.set()  # the thread ends soon; nobody needs to wait for it
+        self._closed.set()
+        self._roused.set()  # the thread ends soon; nobody needs to wait for it
 
     @property
     def silence(self) -> float:
@@ -80,11 +95,13 @@ class Pulse(Generic[T]):
 
     def _run(self) -> None:
         idle_looks = 0
-        while not self._closed.wait(INTERVAL * 2 if idle_looks else INTERVAL):
-            if idle_looks < MAX_IDLE_LOOKS and asyncio.current_task(self._get_loop()) is None:
-                idle_looks += 1
+        while not self._closed.wait(INTERVAL):
+            idle_looks = idle_looks + 1 if asyncio.current_task(self._get_loop()) is None else 0
+            if 0 < idle_looks < MAX_IDLE_LOOKS:
                 continue
-            idle_looks = 0
+            if idle_looks and self._doze():
+                idle_looks = 0
+                continue
             answered = threading.Event()
             self._asked_at = time.monotonic()
             try:
@@ -93,6 +110,15 @@ class Pulse(Generic[T]):
                 return
             self._wait(answered)
             self._asked_at = None
+
+    def _doze(self) -> bool:
+        """Sleep for long; tell if it was roused from that."""
+        self._roused.clear()
+        _dozing.add(self)
+        try:
+            return self._closed.is_set() or self._roused.wait(DOZE)
+        finally:
+            _dozing.discard(self)
 
     def _wait(self, answered: threading.Event) -> None:
         """Wait for the answer, and look at what goes on meanwhile."""

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Executor
 from typing import Any, NamedTuple
 
+from kopf._cogs.aiokits.pulses import rouse
+
 
 def is_async_fn(fn: object) -> bool:
     """Tell whether calling the function gives a coroutine; partials, wrappers and callable objects are unwrapped."""
@@ -39,6 +41,7 @@ async def invoke(
 ) -> Any:
     """Call the function and return its result; its exceptions come through unchanged."""
     if is_async_fn(fn) if asynchronous is None else asynchronous:
+        rouse()
         result = fn(**kwargs)
         if type(result) is types.CoroutineType or inspect.isawaitable(result):
             return await result

@@ -28,6 +28,7 @@ class Inspector:
 @pytest.fixture(autouse=True)
 def interval(monkeypatch):
     monkeypatch.setattr(pulses, 'INTERVAL', 0.02)
+    monkeypatch.setattr(pulses, 'DOZE', 0.2)
 
 
 def block(seconds):
@@ -85,7 +86,7 @@ async def test_loops_that_are_busy_or_idle_are_not_blocked():
 async def test_blocking_callbacks_are_found_though_they_are_no_tasks():
     inspector = Inspector(0.1)
     async with pulses.Pulse(inspector):
-        asyncio.get_running_loop().call_soon(block, 0.8)
+        asyncio.get_running_loop().call_soon(block, 1.2)
         await until(lambda: inspector.reports)
     assert inspector.found == [('block', None)]
 
@@ -97,6 +98,17 @@ async def test_idle_loops_are_woken_up_rarely(monkeypatch):
     async with pulses.Pulse(Inspector(0.1)):
         await asyncio.sleep(0.4)
     assert len(questions) <= 2  # of up to 20 looks
+
+
+async def test_who_dozes_can_be_roused(monkeypatch):
+    monkeypatch.setattr(pulses, 'DOZE', 99)
+    inspector = Inspector(0.1)
+    async with pulses.Pulse(inspector) as pulse:
+        await until(lambda: pulse in pulses._dozing)
+        pulses.rouse()
+        block(1.0)
+        await until(lambda: inspector.reports)
+    assert [culprit for culprit, _, _ in inspector.reports] == ['block']
 
 
 async def test_no_limit_means_no_reports_but_the_silence_is_known():
