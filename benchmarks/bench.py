@@ -530,7 +530,7 @@ def case_daemons(cluster, runner, scale, operator):
         if operator == "timer":
             ticks = process.wait("ticks", timeout=60)
             result |= {"cpu us/tick": cpu / ticks["done"] * 1e6, "interval p50 s": ticks["median"],
-                       "interval p99 s": ticks["p99"], "missed ticks %": ticks["missed"] * 100}
+                       "interval p99 s": ticks["p99"], "missed ticks %": max(0.0, ticks["missed"]) * 100}
         return result | {"shutdown s": process.stop()}
 
 

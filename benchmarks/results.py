@@ -27,6 +27,7 @@ PAGE = [
     ("500 of them, with a finalizer", "create:finalizer N=500", "cpu ms/object", "ms"),
     ("500 of them, without Events", "create:noposting N=500", "cpu ms/object", "ms"),
     ("500 of them, with Events of what is logged", "create:logposting N=500", "cpu ms/object", "ms"),
+    ("500 of them, with 10 handlers each", "create:handlers=10 N=500", "cpu ms/object", "ms"),
     ("One change at a time: until its handler runs (median)", "latency:", "handler p50 ms", "ms"),
     ("the same (99 %)", "latency:", "handler p99 ms", "ms"),
     ("the same: until the patch is seen by others (median)", "latency:", "patched p50 ms", "ms"),
