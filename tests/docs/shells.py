@@ -146,7 +146,12 @@ class Process(Foreground):
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(["bash", "-c", f"exec {command}"], cwd=folder, stdin=subprocess.DEVNULL,
                                              stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-        self.wait_for("The sandbox is at ...", place)
+        try:
+            self.wait_for("The sandbox is at ...", place)
+        except BaseException:
+            self._process.kill()
+            self._process.wait()
+            raise
 
     @property
     def output(self) -> str:
