@@ -130,31 +130,17 @@ class ApiClient:
         """
         headers = (accept, content_type if payload is not None else None)
         request = sessions.Request(method, _encode_query(path, params), payload, headers)
-        networking = self._settings.networking
-        attempts = _Attempts(networking, logger or default_logger, backoffs)
+        attempts = _Attempts(self._settings.networking, logger or default_logger, backoffs)
         while True:
+            session, gate = await self._enter()
             refusal: errors.APIUnauthorizedError | None = None
             failure: errors.APIError | None = None
-            session, gate = await self._enter()
             try:
-                body = await session.request(request, sessions.Timeouts(
-                    connecting=networking.connect_timeout, answering=networking.request_timeout))
-                if not session.approved:
-                    self._approve(session)
-                return body
+                return await self._attempt(request, session, gate)
             except errors.APIUnauthorizedError as e:
                 refusal = e
-            except errors.APITooManyRequestsError as e:
-                gate.hold(e.retry_after)
+            except (errors.APITooManyRequestsError, errors.APIServerError, errors.APIConnectionError) as e:
                 failure = e
-            except (errors.APIServerError, errors.APIConnectionError) as e:
-                failure = e
-                self._suspect(e, session.server)
-            finally:
-                gate.leave()
-                await self._release(session)
-
-            # Nothing is held while waiting: neither a session, nor a place among the requests in flight.
             try:
                 if refusal is not None:
                     await self._replace(session, refusal)
@@ -162,6 +148,25 @@ class ApiClient:
                     await attempts.wait(failure, method, session.server + request.query)
             finally:
                 refusal = failure = None  # or else, this frame and their tracebacks would keep each other
+
+    async def _attempt(self, request: sessions.Request, session: sessions.Session, gate: pacing.Gate) -> bytes:
+        """Make the request once; then nothing is held: neither the session, nor the place among those in flight."""
+        networking = self._settings.networking
+        try:
+            body = await session.request(request, sessions.Timeouts(
+                connecting=networking.connect_timeout, answering=networking.request_timeout))
+        except errors.APITooManyRequestsError as e:
+            gate.hold(e.retry_after)
+            raise
+        except (errors.APIServerError, errors.APIConnectionError) as e:
+            self._suspect(e, session.server)
+            raise
+        finally:
+            gate.leave()
+            await self._release(session)
+        if not session.approved:
+            self._approve(session)
+        return body
 
     @contextlib.asynccontextmanager
     async def stream(
