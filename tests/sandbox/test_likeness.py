@@ -292,9 +292,31 @@ async def test_backends_of_ingresses(client, backend, message):
     assert (answer.status, answer.message) == (422, f'Ingress.networking.k8s.io "x" is invalid: {message}')
 
 
-async def test_storage_classes_stay_as_they_are(client):
-    path, name = "/apis/storage.k8s.io/v1/storageclasses", f"c-{client.namespace}"
-    await client("POST", path, {"metadata": {"name": name}, "provisioner": "a/b"})
-    answer = await client("PATCH", f"{path}/{name}", {"reclaimPolicy": "Retain"}, type=MERGE)
+@pytest.mark.parametrize("place, body, change, message", [
+    ("storage.k8s.io/v1/storageclasses", {"provisioner": "a/b"}, {"reclaimPolicy": "Retain"},
+     'reclaimPolicy: Invalid value: "Retain": field is immutable'),
+    ("scheduling.k8s.io/v1/priorityclasses", {"value": 5}, {"value": 6},
+     "value: Forbidden: may not be changed in an update."),
+])
+async def test_classes_stay_as_they_are(client, place, body, change, message):
+    path, name = f"/apis/{place}", f"c-{client.namespace}"
+    await client("POST", path, {"metadata": {"name": name}, **body})
+    answer = await client("PATCH", f"{path}/{name}", change, type=MERGE)
     await client("DELETE", f"{path}/{name}")
-    assert answer.message.endswith('reclaimPolicy: Invalid value: "Retain": field is immutable')
+    assert (answer.status, answer.message.partition(" is invalid: ")[2]) == (422, message)
+
+
+async def test_absent_objects_are_missed_before_their_kind_is_looked_at(client):
+    body = {"apiVersion": "things.example.dev/v1", "kind": "Other", "metadata": {"name": "none"}}
+    assert (await client("PUT", f"{client.things}/none", body)).status == 404
+    assert (await client("POST", client.things, body)).status == 422
+
+
+async def test_changes_of_endpoint_slices_are_counted(client):
+    path = f"/apis/discovery.k8s.io/v1/namespaces/{client.namespace}/endpointslices"
+    await client("POST", path, {"metadata": {"name": "e"}, "addressType": "IPv4", "endpoints": [
+        {"addresses": ["10.1.2.3"]}], "ports": [{"name": "http", "port": 80}]})
+    changes = {"metadata": {"labels": {"a": "b"}}}, {"metadata": {"annotations": {"a": "b"}}}, {"ports": []}
+    found = [(await client("PATCH", f"{path}/e", change, type=MERGE)).body["metadata"]["generation"]
+             for change in changes]
+    assert found == [2, 2, 3]

@@ -181,6 +181,8 @@ def _storage(spec: Fields, place: str) -> Iterator[Cause]:
 
 def _endpoints(body: Body, _: Fields) -> Iterator[Cause]:
     for number, subset in enumerate(maps(body.get('subsets'))):
+        if not subset.get('addresses') and not subset.get('notReadyAddresses'):
+            yield value_required(f'subsets[{number}]', 'must specify `addresses` or `notReadyAddresses`')
         for index, port in enumerate(maps(subset.get('ports'))):
             if not 1 <= (value := port.get('port') or 0) <= 65535:
                 yield value_invalid(f'subsets[{number}].ports[{index}].port', str(value),
@@ -192,6 +194,11 @@ def _volume(body: Body, spec: Fields) -> Iterator[Cause]:
         yield value_required('spec.accessModes')
     if not spec.get('capacity'):
         yield value_required('spec.capacity')
+
+
+def _ingress_class(_: Body, spec: Fields) -> Iterator[Cause]:
+    if not spec.get('controller'):
+        yield value_required('spec.controller')
 
 
 def _ingress(body: Body, spec: Fields) -> Iterator[Cause]:
@@ -290,6 +297,6 @@ _CHECKS: Mapping[str, Callable[[Body, Fields], Iterator[Cause]]] = {
     'configmaps': _configmap, 'secrets': _secret, 'services': _service, 'persistentvolumeclaims': _claim,
     'persistentvolumes': _volume, 'ingresses': _ingress, 'horizontalpodautoscalers': _autoscaler,
     'storageclasses': _storage_class, 'leases': _lease, 'networkpolicies': _policy, 'endpointslices': _slice,
-    'endpoints': _endpoints,
+    'endpoints': _endpoints, 'ingressclasses': _ingress_class,
     'namespaces': _status,
 }

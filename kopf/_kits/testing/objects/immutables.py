@@ -123,6 +123,12 @@ def _class(body: Body, old: Body) -> Iterator[Cause]:
         yield from _same(body, old, key, key)
 
 
+def _priority(body: Body, old: Body) -> Iterator[Cause]:
+    if body.get('value', 0) != old.get('value', 0):
+        yield statuses.value_forbidden('value', 'may not be changed in an update.')
+    yield from _same(body, old, 'preemptionPolicy', 'preemptionPolicy')
+
+
 def _node(body: Body, old: Body) -> Iterator[Cause]:
     present = _spec(old).get('podCIDRs')
     if present and _spec(body).get('podCIDRs') != present:
@@ -147,5 +153,6 @@ def _without(value: Body, keys: Any) -> dict[str, Any]:
 _CHECKS: Mapping[str, Callable[[Body, Body], Iterator[Cause]]] = {
     'configmaps': _contents, 'secrets': _secret, 'deployments': _selector, 'replicasets': _selector,
     'daemonsets': _selector, 'statefulsets': _statefulset, 'jobs': _job, 'pods': _pod,
-    'persistentvolumeclaims': _claim, 'services': _service, 'storageclasses': _class, 'nodes': _node,
+    'persistentvolumeclaims': _claim, 'services': _service, 'storageclasses': _class,
+    'priorityclasses': _priority, 'nodes': _node,
 }

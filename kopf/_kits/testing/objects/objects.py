@@ -224,6 +224,8 @@ def _counts(body: Body, kind: Kind) -> bytes:
         watched = {key: body.get(key) for key in ('spec', 'webhooks', 'template', 'endpoints', 'value')}
         if kind.plural == 'deployments':
             watched['annotations'] = body['metadata'].get('annotations')
+        if kind.plural == 'endpointslices':
+            watched |= {'labels': body['metadata'].get('labels'), 'ports': body.get('ports')}
     else:
         ignored = ('metadata', 'status') if 'status' in kind.subresources else ('metadata',)
         watched = {key: value for key, value in body.items() if key not in ignored}

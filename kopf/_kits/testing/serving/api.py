@@ -225,7 +225,12 @@ class Api:
                     approvals.claim(body, options.user)
                 return 201, await self.objects.create(kind, namespace, body, options)
             case 'update':
-                body = _decode_object(seen, kind, options)
+                try:
+                    body = _decode_object(seen, kind, options)
+                except statuses.Refusal as refusal:
+                    if refusal.code == 422:  # Another kind of object: this is noticed after one that is not there.
+                        self.objects.get(kind, namespace, name)
+                    raise
                 raw, created = await self.objects.replace(kind, namespace, name, body, options, subresource)
                 return 201 if created else 200, raw
             case 'patch' if seen.content_type == rest.APPLY_PATCH:
