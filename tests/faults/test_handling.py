@@ -329,18 +329,33 @@ async def test_a_success_is_not_on_record_without_its_status(world, way):
             patch.status['phase'] = phase
         else:
             patch.fns.append(lambda body: body.setdefault('status', {}).update(phase=phase))
-        patch.spec['touched'] = True
     world.declare(kopf.on.create, 'create', resource='things', does=work)
     world.declare(kopf.on.create, 'other', resource='things')
     await create_thing(world)
     async with world.operator():
         await world.until_logged('The API refuses to patch the object: status.phase')
         body = await world.aio.get('things', 'obj')
-        assert not annotations_of(body) and body['spec'] == {}
+        assert not annotations_of(body)
     async with world.operator():
         body = await thing_handled(world)
-    assert (body['status'], body['spec']) == ({'phase': 'ready'}, {'touched': True})
+    assert body['status'] == {'phase': 'ready'}
     assert world.ids == ['create', 'create', 'other']
+
+
+async def test_the_order_of_all_kinds_of_patches(world):
+    async def work(patch, **_):
+        patch.spec['x'], patch.status['y'], patch.metadata.labels['z'] = 1, 2, '3'
+        patch.fns.append(lambda body: body['spec'].update(fn=True))
+        patch.fns.append(lambda body: body['status'].update(fn=True))
+    world.declare(kopf.on.create, 'create', resource='things', does=work)
+    await create_thing(world)
+    async with world.operator():
+        body = await world.aio.wait_for('things', 'obj', lambda body: body.get('status', {}).get('fn'))
+    assert (body['spec'], body['status'], body['metadata']['labels']) == (
+        {'x': 1, 'fn': True}, {'y': 2, 'fn': True}, {'z': '3'})
+    patches = [(request.subresource, type(json.loads(request.body)))
+               for request in world.sandbox.requests if request.method == 'PATCH' and request.name == 'obj']
+    assert patches[:4] == [('', dict), ('status', dict), ('', list), ('status', list)]
 
 
 async def test_values_that_the_api_adjusts_are_no_edits(world):

@@ -362,8 +362,9 @@ class Processor(ObjectSink):
                 result = await patching.patch_obj(
                     self._client, resource=self.table.resource, namespace=record.namespace, name=record.name,
                     uid=raw['metadata'].get('uid'), patch=patch, body=raw, logger=self._get_logger(record),
-                    # If it is refused, then the success of the handlers must not be on record already.
-                    status_first=bool(wanted.get('status') or wanted.fns))
+                    # If it is refused, then the success of the handlers must not be on record already. But where they
+                    # have patched other fields, too, the requests are in the documented order.
+                    status_first=bool(wanted.fns or wanted) and not set(wanted) - {'status'})
         except Exception:
             self._keep_unsaved(record, wanted)
             raise
