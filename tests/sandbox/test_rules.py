@@ -487,6 +487,7 @@ async def test_items_that_nobody_knows_again(client, make_crd, inner):
     [
         ({**ruled(objects(a=INTEGER), "self.a > 1"), "default": {}}, ".default", "no such key: a evaluating rule: "),
         (objects(a={**ruled(INTEGER, "self > 1"), "default": 1}), ".properties[a].default", "failed rule: self > 1"),
+        (objects(a={**ruled(INTEGER, "f("), "default": 1}), ".properties[a].default", "rule compile error: "),
         (
             {**objects(a=INTEGER), "allOf": [{"x-kubernetes-validations": [{"rule": "true"}]}]},
             ".allOf[0].x-kubernetes-validations",

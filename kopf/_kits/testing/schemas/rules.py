@@ -104,6 +104,10 @@ def _check(value: Any, schema: Schema, declared: list[Any], old: Any, path: str)
             program = cels.compiled(rule['rule'], bool(rule.get('optionalOldSelf')))
         except cels.NotEmulatedError:  # This has been told when the rule was declared.
             continue
+        except cels.CelError as error:  # As with this: but defaults are checked before the declaration is refused.
+            yield Finding(statuses.value_invalid(
+                path or '<nil>', f'"{schema.get("type")}"', f'rule compile error: compilation failed: {error}'))
+            continue
         if program.uses_old and before is ABSENT and not rule.get('optionalOldSelf'):
             continue
         kept = unchanged and not program.uses_old
