@@ -23,10 +23,12 @@ class Log(logging.Handler):
         super().__init__()
         self.texts = []
         self.changed = changed
+        self.loop = None  # of those who wait
 
     def emit(self, record):
         self.texts.append(record.getMessage())
-        self.changed.set()
+        if self.loop is not None and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.changed.set)  # other threads log, too
 
 
 class World:
@@ -120,6 +122,7 @@ class World:
         return await self.aio.wait_for('kopfexamples', name, at_rest)
 
     async def until(self, predicate, timeout=10):
+        self.log.loop = asyncio.get_running_loop()
         async with asyncio.timeout(timeout):
             while not predicate():
                 self.changed.clear()

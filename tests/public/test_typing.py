@@ -60,10 +60,12 @@ def test_all_public_names_are_used() -> None:
     assert not set(kopf.__all__) - used
 
 
+@pytest.mark.thorough
 def test_operators_can_be_strictly_typed(complaints: Callable[[str], list[str]]) -> None:
     assert complaints(SAMPLE.name) == []
 
 
+@pytest.mark.thorough
 def test_mistakes_are_found(complaints: Callable[[str], list[str]]) -> None:
     found = '\n'.join(complaints('mistakes.py'))
     lines = {int(line) for line in re.findall(r'mistakes\.py:(\d+):', found)}
