@@ -214,3 +214,14 @@ async def test_configurations_are_completed_and_checked(client):
     assert stored["webhooks"][0] == {
         **webhook, "objectSelector": {}, "namespaceSelector": {}, "failurePolicy": "Fail", "timeoutSeconds": 10,
         "matchPolicy": "Equivalent", "reinvocationPolicy": "Never"}
+
+
+@pytest.mark.parametrize("admission", [False, True])
+async def test_nulls_that_are_applied_stay_until_they_are_checked(client, configure, admission):
+    if admission:
+        await configure("mutating")
+    answer = await client(
+        "PATCH", f"{client.things}/new?fieldManager=me", {
+            "apiVersion": f"{GROUP}/v1", "kind": "Thing", "metadata": {"name": "new"}, "spec": {"size": None}},
+        type="application/apply-patch+yaml")
+    assert (answer.status, answer.fields) == (422, {"spec.size"})

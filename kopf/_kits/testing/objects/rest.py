@@ -148,7 +148,7 @@ class Objects:
             self._guard.check(kind, namespace, body, None, options.user)
         if self._admission.concerns(kind, 'CREATE', ''):
             review = Review(kind, 'CREATE', '', namespace, name, body, None, options)
-            body = await self._admit(review)
+            body = await self._admit(review, nulls=owners is not None)
         else:
             self._validate(body, kind, options)
         table = kind.store
