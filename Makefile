@@ -6,7 +6,7 @@ EXTRAS := test
 
 # Most tests wait for servers and clocks, so there may be more of them at once than there are cores. What fails while the
 # machine is busy is tried once again; the summary tells of it.
-PARALLEL := -n 4 --dist loadfile --reruns 1 -r R
+PARALLEL := -n 6 --dist loadfile --reruns 1 -r R
 
 # Deferred on purpose: looked for only when .venv has to be made.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,\
