@@ -5,7 +5,7 @@ Object = dict[str, Any]
 
 
 def define(plural: str, kind: str, *, group: str = "example.dev", schema: Object | None = None,
-           short: str | None = None) -> Object:
+           short: str | None = None, subresources: Object | None = None) -> Object:
     """Make the definition of a namespaced kind in the version v1."""
     anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     return {
@@ -15,7 +15,8 @@ def define(plural: str, kind: str, *, group: str = "example.dev", schema: Object
             "group": group, "scope": "Namespaced",
             "names": {"plural": plural, "kind": kind, **({"shortNames": [short]} if short else {})},
             "versions": [{"name": "v1", "served": True, "storage": True,
-                          "schema": {"openAPIV3Schema": schema or anything}}],
+                          "schema": {"openAPIV3Schema": schema or anything},
+                          **({"subresources": subresources} if subresources else {})}],
         },
     }
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from hostile import HostileServer
+from kinds import define
 from kubeapi import KubeApi, wait
 from operatorprocess import OperatorProcess
 from sandboxplane import SandboxPlane
@@ -309,26 +310,10 @@ def test_finalizers_and_annotations_that_others_remove(world: World) -> None:
     assert world.calls_of_changes("held")[2:] == [("delete", "v1")]
 
 
-PHASES = """
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: kopfphases.kopf.dev}
-spec:
-  group: kopf.dev
-  scope: Namespaced
-  names: {plural: kopfphases, kind: KopfPhase}
-  versions:
-  - name: v1
-    served: true
-    storage: true
-    subresources: {status: {}}
-    schema:
-      openAPIV3Schema:
-        type: object
-        properties:
-          spec: {type: object, x-kubernetes-preserve-unknown-fields: true}
-          status: {type: object, properties: {phase: {type: string}}}
-"""
+PHASES = define("kopfphases", "KopfPhase", group="kopf.dev", subresources={"status": {}}, schema={
+    "type": "object", "properties": {
+        "spec": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+        "status": {"type": "object", "properties": {"phase": {"type": "string"}}}}})
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import secrets
 
 import pytest
 import yaml
+from kinds import define
 from kubeapi import KubeApi, wait
 from operatorprocess import OperatorProcess
 from sandboxplane import SandboxPlane
@@ -15,22 +16,7 @@ from sandboxplane import SandboxPlane
 from kopf.testing import Sandbox
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-CRD = """
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: guardeds.kopf.dev}
-spec:
-  group: kopf.dev
-  scope: Namespaced
-  names: {kind: Guarded, plural: guardeds, singular: guarded}
-  versions:
-    - name: v1
-      served: true
-      storage: true
-      subresources: {status: {}}
-      schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
-"""
+CRD = define("guardeds", "Guarded", group="kopf.dev", subresources={"status": {}})
 RBAC = "rbac.authorization.k8s.io"
 CREATE = """
 import kopf

@@ -5,6 +5,7 @@ import threading
 
 import aiohttp
 import pytest
+from kinds import define
 
 import kopf
 
@@ -282,32 +283,11 @@ async def test_callbacks_for_absent_fields_get_none(world):
 
 # What the API refuses, or adjusts.
 
-THING = """
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: things.other.dev}
-spec:
-  group: other.dev
-  scope: Namespaced
-  names: {plural: things, kind: Thing}
-  versions:
-  - name: v1
-    served: true
-    storage: true
-    subresources: {status: {}}
-    schema:
-      openAPIV3Schema:
-        type: object
-        properties:
-          spec:
-            type: object
-            x-kubernetes-preserve-unknown-fields: true
-            properties: {sub: {type: object, properties: {a: {type: string}}}}
-          status:
-            type: object
-            x-kubernetes-preserve-unknown-fields: true
-            properties: {phase: {type: string}}
-"""
+ANYTHING = {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}
+THING = define('things', 'Thing', group='other.dev', subresources={'status': {}}, schema={
+    'type': 'object', 'properties': {
+        'spec': {**ANYTHING, 'properties': {'sub': {'type': 'object', 'properties': {'a': {'type': 'string'}}}}},
+        'status': {**ANYTHING, 'properties': {'phase': {'type': 'string'}}}}})
 
 
 async def create_thing(world):
