@@ -149,6 +149,8 @@ def run(api, tmp_path):
             return operator.output
 
     yield run
+    for kind in ("ValidatingWebhookConfiguration", "MutatingWebhookConfiguration"):
+        api.delete("admissionregistration.k8s.io/v1", kind, None, f"{name}.kopf.dev")  # if it was left
     for obj in reversed(made):
         if obj["kind"] == "Guarded":
             api.patch(obj["apiVersion"], obj["kind"], name, name, {"metadata": {"finalizers": []}})

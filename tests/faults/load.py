@@ -44,7 +44,9 @@ def disturb(load: Load, rng: random.Random) -> str:
         ('422 to streamed lists', lambda: faults.error(422, times=1, query='sendInitialEvents')),
         ('slow', lambda: faults.delay(rng.uniform(0.1, 2), times=times)),
         ('slow streams', lambda: faults.delay(rng.uniform(0.1, 3), times=2, verb='watch')),
-        ('answers lost', lambda: faults.drop(times=times)),
+        ('connections dropped', lambda: faults.drop(times=times)),
+        ('answers lost', lambda: faults.lose(times=times)),
+        ('answers to patches lost', lambda: faults.lose(times=times, verb='patch')),
         ('restart', lambda: faults.refuse_connections(rng.uniform(0.1, 2))),
     ])
     act()

@@ -48,6 +48,14 @@ async def test_dropped_connections(client, faults):
         await client("POST", client.things, {})
 
 
+async def test_lost_answers(client, faults, make_thing):
+    faults.lose(verb="create", times=2)
+    for _ in range(2):
+        with pytest.raises(aiohttp.ClientError):
+            await client("POST", client.things, make_thing("a"))
+    assert (await client("GET", client.things)).names == ["a"]
+
+
 async def test_delays(client, faults):
     faults.delay(0.1, verb="list")
     with pytest.raises(TimeoutError):

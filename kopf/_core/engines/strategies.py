@@ -35,6 +35,7 @@ class Strategies(Upkeep):
     def __init__(self, client: ApiClient) -> None:
         super().__init__(client)
         self._persistent: dict[str, bool] = {}  # by the names of CRDs, as all the others
+        self._sent: dict[str, Mapping[str, Any]] = {}
         self._written: dict[str, Mapping[str, Any]] = {}
         self._previous: dict[str, Mapping[str, Any]] = {}
         self._foreign: set[str] = set()
@@ -50,9 +51,9 @@ class Strategies(Upkeep):
             await self._write_over(name, build_strategy(name, client_config))
 
     async def remove(self, client_config: WebhookClientConfig) -> None:
-        for name, written in self._written.items():
+        for name, sent in self._sent.items():
             crd = await self._read(name)
-            if crd is None or not is_same(_get_strategy(crd), written):
+            if crd is None or not is_same(_get_strategy(crd), sent):
                 continue  # it is somebody else's now
             if self._persistent.get(name, True):
                 logger.info("The conversion strategy of %s is left as it is: until the operator is back, "
@@ -76,6 +77,7 @@ class Strategies(Upkeep):
         current, written = _get_strategy(crd), self._written.get(name)
         if is_same(current, strategy):
             self._foreign.discard(name)
+            self._sent[name] = strategy
         elif written is not None and is_same(written, strategy) and current['strategy'] == 'Webhook':
             if name not in self._foreign:
                 logger.warning("The conversion strategy of %s has been changed by somebody else, who is to convert the "
@@ -86,6 +88,7 @@ class Strategies(Upkeep):
             logger.info("Reconfiguring the conversion strategy of %s.", name)
             if not _is_own(current, name):
                 self._previous[name] = current
+            self._sent[name] = strategy
             await self._patch(crd, strategy)
         self._written[name] = strategy
 

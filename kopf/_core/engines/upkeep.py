@@ -34,6 +34,8 @@ class Upkeep(ABC):
         self._client = client
         self._client_config: WebhookClientConfig | None = None
         self._changed = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._closed = False
 
     @property
     @abstractmethod
@@ -58,7 +60,7 @@ class Upkeep(ABC):
         self._changed.set()
 
     async def run(self) -> None:
-        """Write when it has to be written; on failures, try again until it works."""
+        """Write when it has to be written until it is cleaned up; on failures, try again until it works."""
         failures = 0
         while True:
             await self._changed.wait()
@@ -66,7 +68,10 @@ class Upkeep(ABC):
             if self._client_config is None:
                 continue
             try:
-                await self.write(self._client_config)
+                async with self._writing:
+                    if self._closed:
+                        return
+                    await self.write(self._client_config)
                 failures = 0
             except errors.APIError as error:
                 delay = RETRY_DELAYS[min(failures, len(RETRY_DELAYS) - 1)]
@@ -77,11 +82,16 @@ class Upkeep(ABC):
                 self._changed.set()
 
     async def clean_up(self) -> None:
-        """Remove what must not stay; if that is impossible, say so."""
+        """
+        Remove what must not stay; if that is impossible, say so.
+
+        What is just being written is waited for: the API would store it even if nobody waited, after it is removed.
+        """
+        self._closed = True
         if self._client_config is None:
             return
         try:
-            async with asyncio.timeout(CLEANUP_TIMEOUT):
+            async with asyncio.timeout(CLEANUP_TIMEOUT), self._writing:
                 await self.remove(self._client_config)
         except (TimeoutError, errors.APIError) as error:
             logger.error("The %s cannot be cleaned up; %s: %r", self.title, self.consequence, error)

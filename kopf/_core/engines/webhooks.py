@@ -5,6 +5,7 @@ There is one object for validating and one for mutating webhooks, both of the na
 They are written as a whole, and only when something has changed. They matter to the whole cluster: a webhook that is
 left behind with nobody to answer blocks all changes of its resource; so they are cleaned up before the server ends.
 """
+import contextlib
 import logging
 import urllib.parse
 from collections.abc import Collection, Mapping
@@ -46,6 +47,7 @@ class Configurations(Upkeep):
         self._name = name
         self._served: Served = {}
         self._written: dict[WebhookType, list[dict[str, Any]]] = {}
+        self._unsure: set[WebhookType] = set()  # sent, and it is not known what came of it
 
     @property
     def title(self) -> str:
@@ -58,7 +60,8 @@ class Configurations(Upkeep):
 
     async def write(self, client_config: WebhookClientConfig) -> None:
         built = {type: self._build(type, client_config) for type in WebhookType}
-        changed = {type: webhooks for type, webhooks in built.items() if self._written.get(type) != webhooks}
+        changed = {type: webhooks for type, webhooks in built.items()
+                   if self._written.get(type) != webhooks or type in self._unsure}
         for type in changed:
             logger.info("Reconfiguring the %s webhook %s.", type.value, self._name)
             if type not in self._written:
@@ -68,9 +71,10 @@ class Configurations(Upkeep):
 
     async def remove(self, client_config: WebhookClientConfig) -> None:
         for type in WebhookType:
-            if type in self._written:
+            if type in self._written or type in self._unsure:
                 logger.info("Cleaning up the admission webhook %s.", self._name)
-                await self._write(type, self._build(type, client_config, persistent_only=True))
+                with contextlib.suppress(errors.APINotFoundError):
+                    await self._write(type, self._build(type, client_config, persistent_only=True))
 
     async def _create(self, type: WebhookType) -> None:
         kind, plural = _KINDS[type]
@@ -81,14 +85,18 @@ class Configurations(Upkeep):
             logger.debug("The webhook configuration %s is not created: %s", self._name, error)  # it can be there
 
     async def _write(self, type: WebhookType, webhooks: list[dict[str, Any]]) -> None:
-        if self._written.get(type) == webhooks:
+        if self._written.get(type) == webhooks and type not in self._unsure:
             return
         path = f'/apis/{GROUP_VERSION}/{_KINDS[type][1]}/{self._name}'
+        self._unsure.add(type)
         try:
             await self._client.patch(path, {'webhooks': webhooks}, MERGE_PATCH, logger=logger)
-        except errors.APINotFoundError:
-            self._written.pop(type, None)  # somebody has deleted it
+        except errors.APIClientError as error:
+            self._unsure.discard(type)
+            if isinstance(error, errors.APINotFoundError):
+                self._written.pop(type, None)  # somebody has deleted it
             raise
+        self._unsure.discard(type)
         self._written[type] = webhooks
 
     def _build(

@@ -91,6 +91,37 @@ async def test_the_api_forgets_all_but_the_persistent_before_the_server_ends(wor
     assert seen == {VALIDATING: [f'persistent.{NAME}'], MUTATING: []}
 
 
+async def test_what_is_just_being_written_in_the_end_is_removed_too(world, server):
+    world.sandbox.faults.delay(0.2, method='PATCH', resource=VALIDATING)
+    world.declare(kopf.on.validate, 'validating')
+    async with world.operator():
+        while not any(request.method == 'PATCH' for request in world.sandbox.requests):
+            await asyncio.sleep(0.01)
+    patches = [request for request in world.sandbox.requests
+               if request.method == 'PATCH' and request.resource == VALIDATING]
+    assert len(patches) == 2
+    assert 'webhooks' not in await world.aio.get(VALIDATING, NAME)
+
+
+async def test_what_was_maybe_written_is_removed_too(world, server, hooks, monkeypatch):
+    monkeypatch.setattr(upkeep, 'RETRY_DELAYS', (600,))
+    world.settings.networking.error_backoffs = ()
+    world.sandbox.faults.lose(method='PATCH', resource=VALIDATING)
+    world.declare(kopf.on.validate, 'validating')
+    async with world.operator():
+        await world.until_logged("cannot be written; trying again")
+        await hooks(VALIDATING, 'validating')
+    assert 'webhooks' not in await world.aio.get(VALIDATING, NAME)
+
+
+async def test_configurations_that_others_have_deleted_need_no_cleanup(world, server, hooks):
+    world.declare(kopf.on.validate, 'validating')
+    async with world.operator():
+        await hooks(VALIDATING, 'validating')
+        await world.aio.delete(VALIDATING, NAME)
+    assert not any("cannot be cleaned up" in line for line in world.log.texts)
+
+
 async def test_existing_configurations_are_taken_over(world, server, hooks):
     await world.aio.create({
         'apiVersion': 'admissionregistration.k8s.io/v1', 'kind': 'ValidatingWebhookConfiguration',

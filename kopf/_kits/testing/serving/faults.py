@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 T = TypeVar('T')
 
-Action = Literal['error', 'delay', 'drop', 'freeze', 'cut', 'gone', 'fail', 'end', 'say']
+Action = Literal['error', 'delay', 'drop', 'lose', 'freeze', 'cut', 'gone', 'fail', 'end', 'say']
 WATCH_ACTIONS: frozenset[str] = frozenset({'freeze', 'cut', 'gone', 'fail', 'end', 'say'})
 REASONS = {400: 'BadRequest', 401: 'Unauthorized', 403: 'Forbidden', 404: 'NotFound', 409: 'Conflict', 410: 'Expired',
            422: 'Invalid', 429: 'TooManyRequests', 500: 'InternalError', 503: 'ServiceUnavailable', 504: 'Timeout'}
@@ -112,8 +112,12 @@ class Faults:
         return self.add('delay', seconds=seconds, times=times, **fields)
 
     def drop(self, *, times: int | None = 1, **fields: Any) -> Fault:
-        """Break off the connection instead of answering."""
+        """Break off the connection instead of answering, and do nothing."""
         return self.add('drop', times=times, **fields)
+
+    def lose(self, *, times: int | None = 1, **fields: Any) -> Fault:
+        """Do what was asked, but break off the connection instead of answering: nobody is told what came of it."""
+        return self.add('lose', times=times, **fields)
 
     def freeze_watches(self, seconds: float | None = None, *, times: int | None = None, **fields: Any) -> Fault:
         """Leave watches open but send nothing more, for so many seconds or until `clear`."""

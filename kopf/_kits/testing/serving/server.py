@@ -6,6 +6,7 @@ each request. One instance lives in one event loop and is used from there only, 
 what `Controls` promises.
 """
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -207,12 +208,22 @@ class Server(Controls):
         if seen.method in ('POST', 'PUT', 'PATCH', 'DELETE'):
             seen.body = _take_body(request)
         self.requests.append(seen)
-        if (rule := self.faults.take(seen)) is not None:
+        if (rule := self.faults.take(seen)) is None:
+            return await self._act(request, seen, place, options)
+        if rule.action != 'lose':
             await _suffer(rule)
+            return await self._act(request, seen, place, options)
+        with contextlib.suppress(statuses.Refusal):
+            await self._act(request, seen, place, options)
+        raise Dropped
+
+    async def _act(
+            self, request: Request, seen: SeenRequest, place: Place | None, options: Options,
+    ) -> Response | None:
         options.user = self._identify(request, seen, place)
         accept = request.headers.get('accept', '')
         if place is None or not place.plural:
-            return self.api.document(seen.method, path.rstrip('/') or '/', accept, f'{HOST}:{self.port}')
+            return self.api.document(seen.method, seen.path.rstrip('/') or '/', accept, f'{HOST}:{self.port}')
         kind = self.api.resolve(place, seen, options)
         seen.kind = kind.name
         if place.verb == 'watch':
