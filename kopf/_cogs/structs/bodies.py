@@ -95,7 +95,7 @@ class OwnerReference(TypedDict, total=False):
     uid: str
 
 
-def _cell_of(src: 'Body | Mapping[str, Any]') -> list[Mapping[Any, Any]]:
+def _cell_of(src: 'Body | Mapping[str, Any]') -> dicts.Cell:
     return src._cell if type(src) is Body or isinstance(src, dicts.MappingView) else [src]
 
 
@@ -183,6 +183,13 @@ class Body(dicts.ReplaceableMappingView[str, Any]):
         self._meta: Meta | None = None
         self._spec: Spec | None = None
         self._status: Status | None = None
+
+    @classmethod
+    def living_in(cls, cell: dicts.Cell, /) -> 'Body':
+        """Give the body of whatever state is in the cell."""
+        body = cls({})
+        body._cell = cell
+        return body
 
     @property
     def metadata(self) -> Meta:

@@ -4,10 +4,10 @@ Nested dictionaries: addressing their fields by paths, and looking at their part
 Objects of Kubernetes are plain dicts, and they stay so here: copying them or wrapping them in models would cost more
 than everything else that is done about an event. Instead, a view remembers the root and a path, and looks again on
 every use. The root is kept in a one-item list (a cell), which all views of one root share: replacing the root is seen
-through all of them, and the views do not refer to each other in cycles.
+through all of them, and the views do not refer to each other in cycles. See `stashes` for cells of other kinds.
 """
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, MutableMapping, ValuesView
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeAlias, TypeVar, overload
 
 FieldPath: TypeAlias = tuple[str, ...]
 FieldSpec: TypeAlias = None | str | FieldPath | list[str]
@@ -128,6 +128,14 @@ def _ensure_mapping(d: MutableMapping[Any, Any], path: Iterable[str]) -> Mutable
     return d
 
 
+class Cell(Protocol):
+    """Where the root of views is: its only item. Usually, it is a list."""
+
+    def __getitem__(self, index: int, /) -> Mapping[Any, Any]: ...
+
+    def __setitem__(self, index: int, root: Mapping[Any, Any], /) -> None: ...
+
+
 class MappingView(Mapping[_K, _V], Generic[_K, _V]):
     """
     A read-only live view of one field of a mapping, the root by default.
@@ -139,7 +147,7 @@ class MappingView(Mapping[_K, _V], Generic[_K, _V]):
     """
     __slots__ = ('_cell', '_path')
 
-    _cell: list[Mapping[Any, Any]]
+    _cell: Cell
     _path: FieldPath
 
     def __init__(self, src: Mapping[Any, Any], path: FieldSpec = None, /) -> None:
@@ -153,7 +161,7 @@ class MappingView(Mapping[_K, _V], Generic[_K, _V]):
             self._path = field
 
     @classmethod
-    def _of(cls, cell: list[Mapping[Any, Any]], path: FieldPath) -> Self:
+    def _of(cls, cell: Cell, path: FieldPath) -> Self:
         """Make a view of what is known to be right: bodies make many of them."""
         view = cls.__new__(cls)
         view._cell, view._path = cell, path

@@ -6,7 +6,8 @@ let nobody change the object itself, but the lists and dicts inside of it are th
 object is made at a fraction of the cost, and tells as much.
 """
 import copy
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 import orjson
 
@@ -43,6 +44,11 @@ class Seal:
 
     def explain(self) -> str:
         """Tell what was changed, and what to do instead."""
-        fields = ['.'.join(map(str, item.field)) for item in diffs.diff(self.original, self.raw)]
-        return (f"The object was changed in place: {', '.join(fields)}. That changes nothing in the cluster, and is "
-                f"undone. Use the argument patch; or change a copy (copy.deepcopy) if it is for something else.")
+        return explain_changes(self.original, self.raw)
+
+
+def explain_changes(original: Mapping[str, Any], changed: Mapping[str, Any]) -> str:
+    """Tell what was changed in place, and what to do instead."""
+    fields = ['.'.join(map(str, item.field)) for item in diffs.diff(original, changed)]
+    return (f"The object was changed in place: {', '.join(fields)}. That changes nothing in the cluster, and is "
+            f"undone. Use the argument patch; or change a copy (copy.deepcopy) if it is for something else.")

@@ -18,7 +18,6 @@ from kopf._cogs.clients import patching
 from kopf._cogs.clients.errors import APIConnectionError, APIServerError, APITooManyRequestsError
 from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.patches import Patch
-from kopf._cogs.structs.seals import Seal
 from kopf._core.actions.execution import Outcome, execute_handler_once, running, utcnow
 from kopf._core.actions.progression import HandlerState
 from kopf._core.engines.stoppers import DaemonStoppingReason
@@ -130,7 +129,8 @@ class Daemon:
         cause = self._make_cause(patch)
         rules = owner.spawner.rules_of_threads if self._has_thread else owner.spawner.rules
         outcome: Outcome | None = None
-        seal = Seal(owner.raw) if isinstance(handler, TimerHandler) else None  # states change while daemons run
+        # States change while daemons run.
+        text, version = owner.stash.text if isinstance(handler, TimerHandler) else None, owner.version
         try:
             with running(handler, cause):
                 outcome = await execute_handler_once(
@@ -140,8 +140,8 @@ class Daemon:
         else:
             deliver_results({handler.id: outcome}, patch)
             patching.discard_unstorable(patch, owner.logger)
-        if seal is not None and seal.is_broken:
-            owner.spawner.host.restore(owner.record, seal, [handler.id])
+        if text is not None and (explanation := owner.undo(text, version)) is not None:
+            owner.spawner.host.tell_of_changes(owner.record, explanation, [handler.id])
         if patch:
             await self._send(patch)
         return None if outcome is None else self._plan(self.state, outcome, began)
@@ -191,7 +191,8 @@ class Daemon:
         checker = AsyncFlagWaiter if self.handler.asynchronous else SyncFlagWaiter
         return DaemonCause(
             logger=owner.logger, memo=spawner.host.get_memo(owner.record), indices=spawner.indices,
-            resource=spawner.table.resource, body=owner.body, patch=patch, stopped=checker(self.stopper))
+            resource=spawner.table.resource, body=owner.body, patch=patch, stopped=checker(self.stopper),
+            identity=owner.identity)
 
     def _get_initial_delay(self) -> float:
         delay = self.handler.initial_delay

@@ -15,14 +15,15 @@ from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
-from kopf._cogs.structs.seals import Seal
+from kopf._cogs.structs.seals import explain_changes
+from kopf._cogs.structs.stashes import Stash, Stashes
 from kopf._core.actions.execution import Execution
 from kopf._core.actions.loggers import ObjectLogger
 from kopf._core.engines.daemons import EXIT_TIMEOUT, Daemon
 from kopf._core.engines.stoppers import DaemonStoppingReason
 from kopf._core.engines.threads import DaemonThreads
 from kopf._core.intents import filters
-from kopf._core.intents.causes import SpawningCause
+from kopf._core.intents.causes import Identity, SpawningCause
 from kopf._core.intents.decisions import Decider
 from kopf._core.intents.handlers import SpawningHandler, TimerHandler
 from kopf._core.intents.registries import HandlerTable
@@ -45,8 +46,8 @@ class Host(Protocol):
     async def send(self, record: Any, patch: Patch, /) -> None:
         """Apply a daemon's patch to the object, and show the daemons what has come of it."""
 
-    def restore(self, record: Any, seal: Seal, keys: Collection[HandlerId], /) -> None:
-        """Forget what these handlers have changed in place."""
+    def tell_of_changes(self, record: Any, explanation: str, keys: Collection[HandlerId], /) -> None:
+        """Warn that these handlers have changed the object in place, which is undone."""
 
     def wake(self, record: Any, /) -> None:
         """Look at the object again: its daemons have ended."""
@@ -63,6 +64,8 @@ class Background:
         self.threads = DaemonThreads(settings.background)
         self.context = contextvars.copy_context()
         """The context that all runs begin with: none of them sees what others have left."""
+        self.stashes = Stashes()
+        """The states of all objects that have daemons or timers."""
         self.paused = False
         self.closing = False
         self._active: set[Daemon] = set()
@@ -116,13 +119,18 @@ class Background:
 class ObjectDaemons:
     """The daemons and timers of one object, and the object as they see it."""
 
-    __slots__ = ('body', 'changed_at', 'essence', 'gone', 'known', 'logger', 'raw', 'record', 'spawner')
+    __slots__ = (
+        'body', 'changed_at', 'essence', 'gone', 'identity', 'known', 'logger', 'record', 'spawner', 'stash', 'version')
 
     def __init__(self, spawner: 'Spawner', record: Any, raw: RawBody) -> None:
         self.spawner = spawner
         self.record = record
-        self.raw = raw
-        self.body = Body(raw)
+        self.stash = Stash(spawner.background.stashes, raw)
+        """The newest state known."""
+        self.body = Body.living_in(self.stash)
+        metadata = raw['metadata']
+        self.identity = Identity(metadata.get('uid'), metadata.get('name'), metadata.get('namespace'))
+        self.version = metadata.get('resourceVersion')
         self.logger = ObjectLogger(body=self.body, settings=spawner.settings)
         self.known: dict[SpawningHandler, Daemon | None] = {}
         """Those that run, or wait for their time; ``None`` for those that have ended by themselves, for good."""
@@ -170,27 +178,32 @@ class ObjectDaemons:
 
         A state that has come of our own ``patch`` is no change by others, except for what the patch does not explain.
         """
-        if is_older(raw, self.raw) or not raw['metadata'].get('resourceVersion'):
+        version = raw['metadata'].get('resourceVersion')
+        if not version or is_older(version, self.version):
             return False  # without a version, nothing but the identity of a deleted object is known
         if self.spawner.idling:
             essence = self.spawner.essence_of(Body(raw))
-            expected = self.essence if patch is None else self.spawner.predict(Body(self.raw), patch)
+            expected = self.essence if patch is None else self.spawner.predict(self.body, patch)
             changed, self.essence = essence != expected, essence
         else:
             changed = False
-        self.raw = raw
-        self.body._replace_with(raw)
+        self.stash[0], self.version = raw, version
         if changed:
             self.changed_at = asyncio.get_running_loop().time()
             for daemon in self:
                 daemon.resume()
         return True
 
-    def replace(self, old: RawBody, new: RawBody) -> None:
-        """Show this in place of what is shown, if it is still that: they are the same state."""
-        if self.raw is old:
-            self.raw = new
-            self.body._replace_with(new)
+    def undo(self, text: str | bytes, version: str | None) -> str | None:
+        """
+        Show the state as it was with this text, if it is still that version; explain what was changed in place, if so.
+        """
+        if version != self.version or self.stash.text == text:
+            return None
+        changed = self.stash[0]
+        self.stash.text = text
+        original = self.stash[0]
+        return None if original == changed else explain_changes(original, changed)
 
     def remove(self, daemon: Daemon, *, for_good: bool) -> None:
         key = self.spawner.keys[daemon.handler]
@@ -318,8 +331,6 @@ class Spawner:
             await asyncio.wait(tasks, timeout=settings.instant_exit_timeout)
 
 
-def is_older(raw: RawBody, other: RawBody) -> bool:
-    """Tell whether a state of the object is older than another one; if the versions do not tell, it is not."""
-    version = raw['metadata'].get('resourceVersion') or ''
-    other_version = other['metadata'].get('resourceVersion') or ''
-    return version.isdecimal() and other_version.isdecimal() and int(version) < int(other_version)
+def is_older(version: str, other: str | None) -> bool:
+    """Tell whether a version of the object is older than another one; if that cannot be told, it is not."""
+    return other is not None and version.isdecimal() and other.isdecimal() and int(version) < int(other)

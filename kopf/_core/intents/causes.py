@@ -7,7 +7,7 @@ The kwargs are built once a cause, and extended for each handler by `kwargs_for`
 import dataclasses
 import enum
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawEvent
@@ -48,6 +48,13 @@ class Reason(enum.StrEnum):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}.{self.name}: {self.value!r}>"
+
+
+class Identity(NamedTuple):
+    """Which object it is."""
+    uid: str | None
+    name: str | None
+    namespace: str | None
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
@@ -94,8 +101,11 @@ class ResourceCause(Cause):
         return self._shared.copy()
 
     def _build(self) -> dict[str, Any]:
+        data = self.body.metadata._data()
+        return self._assemble(data.get('uid'), data.get('name'), data.get('namespace'))
+
+    def _assemble(self, uid: str | None, name: str | None, namespace: str | None) -> dict[str, Any]:
         body, meta = self.body, self.body.metadata
-        data = meta._data()
         return {
             'logger': self.logger,
             'memo': self.memo,
@@ -105,9 +115,9 @@ class ResourceCause(Cause):
             'spec': body.spec,
             'meta': meta,
             'status': body.status,
-            'uid': data.get('uid'),
-            'name': data.get('name'),
-            'namespace': data.get('namespace'),
+            'uid': uid,
+            'name': name,
+            'namespace': namespace,
             'labels': meta.labels,
             'annotations': meta.annotations,
         }
@@ -139,12 +149,14 @@ class SpawningCause(ResourceCause):
 class DaemonCause(ResourceCause):
     """A daemon or a timer runs."""
     stopped: Any
+    identity: Identity
+    """What does not change; so that nobody has to look into the body for it."""
 
     def base_kwargs(self) -> dict[str, Any]:
         return self._build()  # there is only one handler, so there is nothing to share
 
     def _build(self) -> dict[str, Any]:
-        kwargs = ResourceCause._build(self)
+        kwargs = self._assemble(*self.identity)
         kwargs['stopped'] = self.stopped
         return kwargs
 

@@ -412,8 +412,8 @@ class Processor(ObjectSink):
     def _accept(self, record: ObjectRecord, raw: RawBody, patch: Patch) -> None:
         """Go on with the state that has come of our patch; its echo will be recognised by its version."""
         if record.daemons is not None:
-            record.daemons.renew(raw, patch)
-            raw = record.daemons.raw  # a newer one can be here already: from a daemon's patch, or from the stream
+            if not record.daemons.renew(raw, patch):
+                raw = record.daemons.stash.copy()  # a newer one is here: from a daemon's patch, or from the stream
         record.body = raw
         echoes.expect(record, raw, timeout=self._settings.persistence.consistency_timeout)
 
@@ -443,11 +443,11 @@ class Processor(ObjectSink):
 
     async def send(self, record: ObjectRecord, patch: Patch) -> None:
         """Apply a patch of a daemon to the freshest state of the object."""
-        raw: RawBody | None = record.daemons.raw
+        raw: RawBody | None = record.daemons.stash.copy()
         for delay in CONFLICT_DELAYS:
             result = await patching.patch_obj(
                 self._client, resource=self.table.resource, namespace=record.namespace, name=record.name,
-                uid=record.daemons.raw['metadata'].get('uid'), patch=patch, body=raw, logger=record.daemons.logger)
+                uid=record.daemons.identity.uid, patch=patch, body=raw, logger=record.daemons.logger)
             if result.body is not None and not record.daemons.gone:
                 at_rest = record.body is None
                 self._accept(record, result.body, patch)
@@ -463,21 +463,23 @@ class Processor(ObjectSink):
             "The object changes faster than it can be patched; these functions are lost: %r", patch.fns)
 
     def restore(self, record: ObjectRecord, seal: Seal, keys: Collection[HandlerId]) -> None:
-        """Forget what these handlers have changed in place, and tell of it once: nobody else must see it."""
-        if not self._told.issuperset(keys):
-            self._told.update(keys)
-            self._get_logger(record).warning("%s: %s", ", ".join(f"Handler {key!r}" for key in keys), seal.explain())
+        """Forget what these handlers have changed in place, and tell of it: nobody else must see it."""
+        self.tell_of_changes(record, seal.explain(), keys)
         if record.body is seal.raw:
             record.body = seal.original
-        if record.daemons is not None:
-            record.daemons.replace(seal.raw, seal.original)
+
+    def tell_of_changes(self, record: ObjectRecord, explanation: str, keys: Collection[HandlerId]) -> None:
+        """Warn once that these handlers have changed the object in place, which is undone."""
+        if not self._told.issuperset(keys):
+            self._told.update(keys)
+            self._get_logger(record).warning("%s: %s", ", ".join(f"Handler {key!r}" for key in keys), explanation)
 
     def wake(self, record: ObjectRecord) -> None:
         """Look at the object again, event or not."""
         if self._dropped:
             return
         if record.body is None:
-            record.body = record.daemons.raw
+            record.body = record.daemons.stash.copy()
         record.again = True
         if not record.throttled:
             self._workforce.start(self, record)

@@ -14,6 +14,7 @@ from kopf._core.intents.causes import (
     ActivityCause,
     ChangingCause,
     DaemonCause,
+    Identity,
     IndexingCause,
     Reason,
     SpawningCause,
@@ -47,7 +48,7 @@ def handler(cls=ResourceHandler, **options):
     (make(WatchingCause, event={'type': None, 'object': RAW}), RESOURCE | {'event', 'type'}),
     (make(IndexingCause), RESOURCE),
     (make(SpawningCause), RESOURCE),
-    (make(DaemonCause, stopped=object()), RESOURCE | {'stopped'}),
+    (make(DaemonCause, stopped=object(), identity=Identity('uid1', 'x', 'ns')), RESOURCE | {'stopped'}),
     (make(ChangingCause, reason=Reason.CREATE), RESOURCE | {'reason', 'old', 'new', 'diff'}),
 ], ids=lambda value: type(value).__name__ if not isinstance(value, set) else '')
 def test_names(cause, names):

@@ -23,8 +23,8 @@ WEBHOOK = {'dryrun': False, 'webhook': None, 'headers': {}, 'sslpeer': {}, 'user
         logger=logging.getLogger(), memo=None, activity=causes.Activity.STARTUP, settings=kopf.OperatorSettings())),
     (handlers.IndexingHandler, causes.IndexingCause(**OBJECT)),
     (handlers.WatchingHandler, causes.WatchingCause(**OBJECT, event={'type': None, 'object': {}})),
-    (handlers.DaemonHandler, causes.DaemonCause(**OBJECT, stopped=None)),
-    (handlers.TimerHandler, causes.DaemonCause(**OBJECT, stopped=None)),
+    (handlers.DaemonHandler, causes.DaemonCause(**OBJECT, stopped=None, identity=causes.Identity(None, None, None))),
+    (handlers.TimerHandler, causes.DaemonCause(**OBJECT, stopped=None, identity=causes.Identity(None, None, None))),
     (handlers.ChangingHandler, causes.ChangingCause(**OBJECT, reason=causes.Reason.CREATE)),
     (handlers.WebhookHandler, causes.WebhookCause(**OBJECT, **WEBHOOK, reason=None)),
     (handlers.ConversionHandler, causes.ConversionCause(
