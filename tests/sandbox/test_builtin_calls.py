@@ -76,12 +76,40 @@ async def test_pods_that_do_not_run(client, pod, method, call, status, message):
     assert (answer.status, message in str(answer.body)) == (status, True)
 
 
-async def test_evictions_are_of_the_pod_that_they_name(client, pod):
-    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "other"}}
-    assert (await client("POST", f"{pod}/eviction", eviction)).status == 400
-    eviction["metadata"]["name"] = "p"
-    assert (await client("POST", f"{pod}/eviction", eviction)).status == 201
+def eviction(name="p", **more):
+    return {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}, **more}
+
+
+@pytest.mark.parametrize("order, status, message", [
+    (eviction("other"), 400, "name in URL does not match name in Eviction object"),
+    ({}, 400, "name in URL does not match name in Eviction object"),
+    ({**eviction(), "kind": "Pod"}, 400, 'no kind "Pod" is registered for version "policy/v1"'),
+    (eviction(deleteOptions=5), 400, "cannot unmarshal number into Go struct field Eviction.deleteOptions"),
+    (eviction(deleteOptions={"preconditions": {"uid": "x"}}), 409, "the UID in the precondition (x) does not match"),
+    (eviction(deleteOptions={"propagationPolicy": "Bad"}), 422, 'Unsupported value: "Bad"'),
+    (eviction(deleteOptions={"dryRun": ["All"]}), 201, ""),
+])
+async def test_pods_that_are_not_evicted(client, pod, order, status, message):
+    answer = await client("POST", f"{pod}/eviction", order)
+    assert answer.status == status and message in answer.body.get("message", "")
+    assert (await client("GET", pod)).status == 200
+
+
+async def test_evictions(client, pod):
+    assert (await client("POST", f"{pod}/eviction", eviction())).status == 201
     assert (await client("GET", pod)).status == 404
+
+
+async def test_pods_get_nodes_by_bindings(client, pod):
+    order = {"metadata": {"name": "p", "annotations": {"by": "me"}}, "target": {"kind": "Node", "name": "n1"}}
+    answer = await client("POST", f"{pod}/binding", {**order, "target": {"kind": "Pod"}})
+    assert answer.status == 500 and "target.name: Required value" in answer.message
+    assert (await client("POST", f"{pod}/binding", order)).status == 201
+    body = (await client("GET", pod)).body
+    assert (body["spec"]["nodeName"], body["metadata"]["annotations"]) == ("n1", {"by": "me"})
+    assert [item["type"] for item in body["status"]["conditions"]] == ["PodScheduled"]
+    answer = await client("POST", f"{pod}/binding", order)
+    assert answer.status == 409 and 'pod p is already assigned to node "n1"' in answer.message
 
 
 async def test_autoscalers_in_both_versions(client):

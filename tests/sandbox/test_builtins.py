@@ -97,10 +97,3 @@ async def test_generation_is_counted_where_it_is_in_a_cluster(client, path):
     assert (await client("POST", path("jobs", "apis/batch/v1"), job)).body["metadata"]["generation"] == 1
     config = (await client("POST", client.configmaps, {"metadata": {"name": "c"}})).body
     assert "generation" not in config["metadata"]
-
-
-async def test_evictions(client, path):
-    spec = {"containers": [{"name": "c", "image": "i"}]}
-    await client("POST", path("pods"), {"metadata": {"name": "p"}, "spec": spec})
-    assert (await client("POST", path("pods") + "/p/eviction", {})).status == 201
-    assert (await client("GET", path("pods") + "/p")).status == 404

@@ -3,7 +3,7 @@ Objects that are questions: who am I, whose token is this, may I do that, what m
 
 They are answered in the moment they are created, and never stored.
 """
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -27,28 +27,34 @@ class Reviews:
         self._authorizer = authorizer
         self._lookup = lookup
 
-    def answer(self, kind: Kind, namespace: str, body: Any, user: User) -> Body:
-        """The object that was sent, with its status; 400 and 422 if it asks for nothing."""
-        asked: Mapping[str, Any] = body if isinstance(body, dict) else {}
+    def answer(self, kind: Kind, namespace: str, asked: Mapping[str, Any], user: User) -> Body:
+        """The object that was sent (decoded already), with its status; 400 and 422 if it asks for nothing."""
         spec: dict[str, Any] = asked.get('spec') or {}
+        sent = {key: value for key, value in asked['metadata'].items() if value is not None}
         head: Body = {'kind': kind.name, 'apiVersion': kind.api_version}
         match kind.plural:
             case 'selfsubjectreviews':
                 meta = {'creationTimestamp': clocks.now()}
                 return {**head, 'metadata': meta, 'status': {'userInfo': user.as_info()}}
             case 'tokenreviews':
-                return {**head, 'metadata': {}, 'spec': spec, 'status': self._token(spec)}
+                return {**head, 'metadata': sent, 'spec': spec, 'status': self._token(spec)}
             case 'selfsubjectrulesreviews':
                 return {**head, 'metadata': {}, 'spec': {}, 'status': self._rules(user, spec.get('namespace', ''))}
-        meta = {'namespace': namespace} if namespace else {}
-        causes = list(_problems(kind, spec, namespace))
+        if kind.namespaced:
+            if sent.get('namespace', namespace) != namespace:
+                raise statuses.bad_request('the namespace of the provided object does not match the namespace sent on '
+                                           'the request')
+            sent['namespace'] = namespace
+        else:
+            sent.pop('namespace', None)
+        causes = [*_problems(kind, spec, namespace), *_metadata_problems(sent)]
         if causes:
             raise statuses.invalid(kind.group, '', '', causes)
         if not kind.plural.startswith('self'):
             user = User(spec.get('user', ''), tuple(spec.get('groups') or ()), spec.get('uid', ''))
         decision = self._authorizer.decide(user, _attributes(spec))
         status = {'allowed': decision.allowed, 'reason': decision.reason}
-        return {**head, 'metadata': meta, 'spec': spec,
+        return {**head, 'metadata': sent, 'spec': spec,
                 'status': {key: value for key, value in status.items() if value != ''}}
 
     def _token(self, spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,6 +99,20 @@ def _problems(kind: Kind, spec: Mapping[str, Any], namespace: str) -> Any:
     if kind.namespaced and (resource or {}).get('namespace', '') != namespace:
         yield statuses.value_invalid('spec.resourceAttributes.namespace', f'"{(resource or {}).get("namespace", "")}"',
                                      'must match metadata.namespace')
+
+
+def _metadata_problems(sent: Mapping[str, Any]) -> Iterator[statuses.Cause]:
+    if sent.keys() - {'namespace', 'managedFields'}:
+        ordered = {key: _sorted(sent[key]) for key in ('name', 'generateName', 'namespace', *sent) if key in sent}
+        yield statuses.value_invalid('metadata', statuses.text(ordered),
+                                     f'must be empty{" except for namespace" if "namespace" in sent else ""}')
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, list):
+        return [{**item, 'fieldsV1': orjson.loads(orjson.dumps(item.get('fieldsV1'), option=orjson.OPT_SORT_KEYS))}
+                for item in value if isinstance(item, dict)]
+    return value
 
 
 def _attributes(spec: Mapping[str, Any]) -> Attributes:

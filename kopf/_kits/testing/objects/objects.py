@@ -174,7 +174,7 @@ def prepare_changed(body: Body, old: Body, kind: Kind, subresource: str) -> None
     if subresource == 'status':
         _keep_but_status(body, old, kind)
         meta = body['metadata']
-    elif 'status' in kind.subresources:
+    elif 'status' in kind.subresources and subresource != 'binding':
         _restore(body, old, 'status')
         if kind.plural == crds.PLURAL:
             crds.note_storage(body)
@@ -187,7 +187,7 @@ def prepare_changed(body: Body, old: Body, kind: Kind, subresource: str) -> None
             meta.setdefault(key, before[key])
     if not kind.custom:
         transitions.apply(body, old, kind.plural, subresource)
-    if kind.counted and subresource != 'status' and _counts(body, kind) != _counts(old, kind):
+    if kind.counted and subresource not in ('status', 'binding') and _counts(body, kind) != _counts(old, kind):
         meta['generation'] = before.get('generation', 0) + 1
 
 

@@ -17,7 +17,7 @@ from kopf._kits.testing.access.reviews import Reviews
 from kopf._kits.testing.access.roles import Guard
 from kopf._kits.testing.access.users import Tokens, User
 from kopf._kits.testing.life.controllers import Controllers
-from kopf._kits.testing.objects import approvals, defaults, objects, outcomes, podcalls, rest
+from kopf._kits.testing.objects import approvals, defaults, objects, outcomes, podcalls, podorders, rest
 from kopf._kits.testing.objects.options import Options, decode_options, report
 from kopf._kits.testing.objects.rest import Objects
 from kopf._kits.testing.patching import applying, managers, patches
@@ -40,6 +40,7 @@ HEALTH = frozenset(f'/{name}{check}' for name in ('healthz', 'livez', 'readyz')
 NAMESPACES = ('default', 'kube-node-lease', 'kube-public', 'kube-system')
 ACCEPTED = ('application/json', 'application/yaml')
 PATCHES = (rest.JSON_PATCH, rest.MERGE_PATCH)
+_DONE = orjson.dumps({'kind': 'Status', 'apiVersion': 'v1', 'metadata': {}, 'status': 'Success', 'code': 201})
 VERSION = {
     'major': '1', 'minor': '36', 'gitVersion': 'v1.36.0+kopf-sandbox', 'gitCommit': '', 'gitTreeState': '',
     'buildDate': '1970-01-01T00:00:00Z', 'goVersion': '', 'compiler': '', 'platform': 'python',
@@ -263,11 +264,10 @@ class Api:
         if kind.plural in ABSENT and not kind.custom:
             raise statuses.not_emulated(kind.plural, 'there is nothing behind them in the sandbox')
         if kind.table is None:
-            answer = self._reviews.answer(kind, namespace, _decoded(seen, kind), options.user)
-            if answer.get('spec'):
-                asked = {key: value for key, value in answer.items() if key != 'status'}
+            asked = _decode_object(seen, kind, options)
+            if asked.get('spec'):
                 managers.created(asked, applying.writer_of(kind, self.catalog, options.manager, ''))
-            return 201, orjson.dumps(answer)
+            return 201, orjson.dumps(self._reviews.answer(kind, namespace, asked, options.user))
         if kind.conversion is not None:
             await self.objects.read(kind, namespace, name)
         match place.subresource, place.verb:
@@ -283,16 +283,21 @@ class Api:
                 scale = await self._scales.patch(kind, namespace, name, _scale_patch(seen, kind, options), options)
                 return 200, form.raw(scales.kind_of(kind), orjson.dumps(scale))
             case 'token', _:
+                asked = _decode_object(seen, subresources.TOKEN, options)
+                subresources.check_request(asked, name)
                 account = kind.body(self.objects.get(kind, namespace, name))
-                answer = subresources.token_request(namespace, account, _decoded(seen, kind), self._tokens)
+                answer = subresources.token_request(namespace, account, asked, self._tokens)
                 return 201, orjson.dumps(answer)
             case 'eviction', _:
-                wanted = _decoded(seen, kind)
-                if ((wanted if isinstance(wanted, dict) else {}).get('metadata') or {}).get('name') not in (None, name):
-                    raise statuses.bad_request('name in URL does not match name in Eviction object')
+                podorders.check_eviction(_decode_object(seen, podorders.EVICTION, options), namespace, name, options)
                 await self.objects.delete(kind, namespace, name, options)
-                return 201, orjson.dumps({'kind': 'Status', 'apiVersion': 'v1', 'metadata': {}, 'status': 'Success',
-                                          'code': 201})
+                return 201, _DONE
+            case 'binding', _:
+                order = _decode_object(seen, podorders.BINDING, options)
+                podorders.check_binding(order, namespace, name)
+                await self.objects.rewrite(kind, namespace, name, lambda pod: podorders.bind(pod, order), options,
+                                           'binding')
+                return 201, _DONE
             case 'finalize', 'update':
                 body = objects.decode(_decoded(seen, kind), kind, seen.body)
                 raw, _ = await self.objects.replace(kind, namespace, name, body, options, place.subresource)
