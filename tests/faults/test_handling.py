@@ -1,5 +1,6 @@
 """Handling under faults: own echoes, sleepers, threads, and objects that others break, delete and create anew."""
 import asyncio
+import itertools
 import json
 import threading
 
@@ -299,16 +300,19 @@ async def thing_handled(world):
     return await world.aio.wait_for('things', 'obj', lambda body: list(annotations_of(body)) == [LAST_HANDLED])
 
 
-@pytest.mark.parametrize('way', ['values', 'functions'])
+@pytest.mark.parametrize('way', ['values', 'functions', 'values with others', 'functions with others'])
 async def test_a_success_is_not_on_record_without_its_status(world, way):
     phases = iter([5, 'ready'])  # the schema permits only texts
 
     async def work(patch, **_):
         phase = next(phases)
-        if way == 'values':
+        if 'values' in way:
             patch.status['phase'] = phase
         else:
             patch.fns.append(lambda body: body.setdefault('status', {}).update(phase=phase))
+        if 'others' in way:
+            patch.spec['touched'] = True
+            patch.metadata.labels['touched'] = 'yes'
     world.declare(kopf.on.create, 'create', resource='things', does=work)
     world.declare(kopf.on.create, 'other', resource='things')
     await create_thing(world)
@@ -319,7 +323,31 @@ async def test_a_success_is_not_on_record_without_its_status(world, way):
     async with world.operator():
         body = await thing_handled(world)
     assert body['status'] == {'phase': 'ready'}
+    assert body['spec'] == ({'touched': True} if 'others' in way else {})
     assert world.ids == ['create', 'create', 'other']
+
+
+async def test_a_success_is_not_on_record_without_functions_that_always_conflict(world):
+    edits = itertools.count()
+    others = [lambda: world.sandbox.patch('things', 'obj', {'status': {'edit': next(edits)}}, subresource='status')]
+
+    async def work(patch, **_):
+        def fn(body):
+            for edit in others:  # somebody is always faster
+                edit()
+            body['spec']['done'] = True
+        patch.fns.append(fn)
+    world.declare(kopf.on.create, 'create', resource='things', does=work)
+    world.declare(kopf.on.create, 'other', resource='things')
+    await create_thing(world)
+    async with world.operator():
+        body = await world.aio.wait_for('things', 'obj', lambda body: body.get('status', {}).get('edit', 0) > 9)
+        assert not annotations_of(body)
+    others.clear()
+    async with world.operator():
+        body = await thing_handled(world)
+    assert body['spec'] == {'done': True}
+    assert world.ids.count('create') == 2
 
 
 async def test_the_order_of_all_kinds_of_patches(world):

@@ -116,7 +116,9 @@ class Pulse(Generic[T]):
         self._roused.clear()
         _dozing.add(self)
         try:
-            return self._closed.is_set() or self._roused.wait(DOZE)
+            # What has begun before it was added, has roused nobody.
+            begun = asyncio.current_task(self._get_loop()) is not None
+            return begun or self._closed.is_set() or self._roused.wait(DOZE)
         finally:
             _dozing.discard(self)
 

@@ -26,7 +26,8 @@ class PatchResult(NamedTuple):
 
     Args:
         body: the object after the last change; `None` if nothing was changed, or if it is gone.
-        remaining_fns: the functions were not applied since the object has changed: try again with its newer state.
+        remaining_fns: the functions, and the conclusion, were not applied since the object has changed: try again with
+            its newer state.
         gone: the object does not exist, or there is another one under its name; there is nothing to patch any more.
         unserved: the API does not know such a resource: it is gone or has other versions now, and nobody knows yet.
     """
@@ -46,13 +47,14 @@ async def patch_obj(
         patch: patches.Patch,
         body: bodies.RawBody | None,
         logger: api.AnyLogger,
-        status_first: bool = False,
+        conclusion: patches.Patch | None = None,
 ) -> PatchResult:
     """
     Apply a patch to an object.
 
     If the resource has the status subresource, the status goes by its own requests. The functions are sent
-    together with the values if they can go by the same request.
+    together with the values if they can go by the same request. The conclusion is stored only when all of the patch is:
+    with its last request, if that is to the same place, or after it.
 
     Args:
         client: the client to patch with.
@@ -63,23 +65,16 @@ async def patch_obj(
         patch: the values to merge and the functions to apply.
         body: the last known state of the object, if it is known.
         logger: the logger of the object.
-        status_first: whether the status goes before all the rest, which must not be stored without it.
+        conclusion: what is to be on record if the patch is stored, and never without it; e.g. the success of a handler.
 
     Raises:
         errors.APIError: if the API refuses the patch or does not work; it can be applied in part by then.
     """
     url = resource.get_url(namespace=namespace, name=name)
     patching = _Patching(client, url, uid, body, logger, has_status='status' in resource.subresources)
+    conclusion = conclusion if conclusion is not None else patches.Patch()
     try:
-        done = bool(patch) and await patching.apply_at_once(patch, status_first=status_first)
-        if not done and len(patch):
-            await patching.merge(dict(patch), status_first=status_first)
-        if not done and patch.fns:
-            done = await patching.transform(patches.Patch(fns=patch.fns))
-            if not done:
-                logger.debug(f"Could not apply the patch in full: the object has changed. "
-                             f"The functions will be applied to its newer state: {patch.fns!r}")
-            return PatchResult(patching.result, remaining_fns=not done)
+        done = await patching.apply(patch, conclusion)
     except (errors.APINotFoundError, _ReplacedError) as error:
         if isinstance(error, errors.APINotFoundError) and error.code is None:
             # Of a missing object, the API tells by its status; of a missing resource, its web server tells in words.
@@ -87,7 +82,10 @@ async def patch_obj(
             return PatchResult(None, unserved=True)
         logger.debug("Patching was skipped: the object does not exist anymore.")
         return PatchResult(None, gone=True)
-    return PatchResult(patching.result)
+    if not done:
+        logger.debug(f"Could not apply the patch in full: the object has changed. "
+                     f"The functions will be applied to its newer state: {[*patch.fns, *conclusion.fns]!r}")
+    return PatchResult(patching.result, remaining_fns=not done)
 
 
 def discard_unstorable(patch: patches.Patch, logger: api.AnyLogger) -> None:
@@ -130,45 +128,98 @@ class _Patching:
     has_status: bool
     result: bodies.RawBody | None = None
 
-    async def apply_at_once(self, patch: patches.Patch, *, status_first: bool) -> bool:
-        """Apply both the values and the functions as one JSON patch, if it fits; tell if it is done."""
-        if self.body is None or not len(patch) or not patch.fns:
-            return False
-        ops = patch.as_json_patch(self.body)
-        ops_of_status = [op for op in ops if self.has_status and _is_of_status(op)]
-        if ops_of_status:
-            if not status_first or not await self._send_ops(f'{self.url}/status', "status", ops_of_status):
-                return False
-            ops = [op for op in ops if not _is_of_status(op)]
-        return await self._send_ops(self.url, "resource", ops)
-
-    async def merge(self, changes: dict[str, Any], *, status_first: bool) -> None:
-        """Apply the values as merge patches."""
-        status = changes.pop('status', {}) if self.has_status else {}
-        if status_first:
-            await self._merge_status(status)
-        if changes:
-            self.logger.debug("Merge-patching the resource with: %r", changes)
-            await self._repeat(lambda: self._send_merge(self.url, changes))
-        if not status_first:
-            await self._merge_status(status)
-
-    async def _merge_status(self, status: Any) -> None:
-        if status != {}:
-            self.logger.debug("Merge-patching the status with: %r", {'status': status})
-            await self._repeat(lambda: self._send_merge_of_status({'status': status}))
-
-    async def transform(self, patch: patches.Patch) -> bool:
-        """Apply the functions as JSON patches; tell if they are applied, or the object has changed."""
+    async def apply(self, patch: patches.Patch, conclusion: patches.Patch) -> bool:
+        """Apply the patch, and then the conclusion; tell if all is applied, or the object has changed meanwhile."""
+        if not patch.fns:
+            return await self._conclude(patch, conclusion)
+        if self.body is not None and (len(patch) or conclusion):
+            done = await self._apply_at_once(patch, conclusion)
+            if done is not None:
+                return done
+        else:
+            await self._merge(patch)
         if self.body is None:
             await self._reload()
-        ops = patch.as_json_patch(self.body)
-        if not self.has_status:
+        functions = patches.Patch(fns=patch.fns)
+        ops = patches.combine(functions, conclusion).as_json_patch(self.body)
+        if not any(map(self._is_for_status, ops)):
             return await self._send_ops(self.url, "resource", ops)
-        ops_of_status = [op for op in ops if _is_of_status(op)]
-        ops_of_others = [op for op in ops if not _is_of_status(op)]
-        return (await self._send_ops(self.url, "resource", ops_of_others) and
-                await self._send_ops(f'{self.url}/status', "status", ops_of_status))
+        ops = functions.as_json_patch(self.body)
+        return (await self._send_ops(self.url, "resource", [op for op in ops if not self._is_for_status(op)]) and
+                await self._send_ops(f'{self.url}/status', "status", [op for op in ops if self._is_for_status(op)]) and
+                await self._conclude(patches.Patch(), conclusion))
+
+    async def _apply_at_once(self, patch: patches.Patch, conclusion: patches.Patch) -> bool | None:
+        """
+        Apply the values together with the functions, if they are for one place; tell if it is done.
+
+        If that is not possible, only the values are applied, or the newer state is got; and there is no answer.
+        """
+        ops, tried = patches.combine(patch, conclusion).as_json_patch(self.body), True
+        if not any(map(self._is_for_status, ops)):
+            if await self._send_ops(self.url, "resource", ops):
+                return True
+        elif conclusion and all(map(self._is_for_status, ops := patch.as_json_patch(self.body))):
+            if await self._send_ops(f'{self.url}/status', "status", ops):
+                return await self._conclude(patches.Patch(), conclusion)
+        else:
+            tried = False
+        if tried and not len(patch):
+            await self._reload()
+        await self._merge(patch)
+        return None
+
+    async def _conclude(self, patch: patches.Patch, conclusion: patches.Patch) -> bool:
+        """Apply the values of the patch, and the conclusion with what goes to the same place; tell if it is done."""
+        changes, status = self._split(patch)
+        last_changes, last_status = self._split(conclusion)
+        if status and (len(last_changes) or conclusion.fns):
+            await self._merge_status(status)
+            status = {}
+        if not conclusion.fns or last_status:
+            await self._merge_object(patches.combine_values(changes, last_changes))
+            await self._merge_status(patches.combine_values(status, last_status))
+            changes = last_changes = {}
+        if not conclusion.fns:
+            return True
+        if self.body is None:
+            await self._reload()
+        whole = patches.Patch(patches.combine_values(changes, last_changes), fns=conclusion.fns)
+        if await self._send_ops(self.url, "resource", whole.as_json_patch(self.body)):
+            return True
+        if not len(whole):
+            return False
+        if len(changes):
+            await self._merge_object(changes)
+        else:
+            await self._reload()
+        rest = patches.Patch(dict(last_changes), fns=conclusion.fns)
+        return await self._send_ops(self.url, "resource", rest.as_json_patch(self.body))
+
+    def _split(self, patch: patches.Patch) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Take the values apart: those of the object, and those of its status, if that is a place of its own."""
+        if not self.has_status or 'status' not in patch:
+            return patch, {}
+        status = {'status': patch['status']} if patch['status'] != {} else {}
+        return {key: value for key, value in patch.items() if key != 'status'}, status
+
+    async def _merge(self, patch: patches.Patch) -> None:
+        changes, status = self._split(patch)
+        await self._merge_object(changes)
+        await self._merge_status(status)
+
+    async def _merge_object(self, changes: Mapping[str, Any]) -> None:
+        if len(changes):  # a patch with nothing but functions is true, too
+            self.logger.debug("Merge-patching the resource with: %r", dict(changes))
+            await self._repeat(lambda: self._send_merge(self.url, changes))
+
+    async def _merge_status(self, changes: Mapping[str, Any]) -> None:
+        if changes:
+            self.logger.debug("Merge-patching the status with: %r", dict(changes))
+            await self._repeat(lambda: self._send_merge_of_status(changes))
+
+    def _is_for_status(self, op: patches.JSONPatchItem) -> bool:
+        return self.has_status and (op['path'] == '/status' or op['path'].startswith('/status/'))
 
     async def _send_merge(self, url: str, changes: Mapping[str, Any]) -> None:
         metadata = changes.get('metadata') or {}
@@ -225,7 +276,10 @@ class _Patching:
         await send()
 
     async def _reload(self) -> None:
-        self.body = await self.client.get_json(self.url, logger=self.logger)
+        try:
+            self.body = await self.client.get_json(self.url, logger=self.logger)
+        except errors.APIForbiddenError:  # who may patch, may see what comes of it
+            await self._send_merge(self.url, {})
         if self.uid is not None and _get_uid(self.body) != self.uid:
             raise _ReplacedError
 
@@ -234,10 +288,6 @@ class _Patching:
             # It must not be taken for the new state of the object: everything else begins with that.
             raise errors.APIServerError(f"The answer to the patch is no object: {body!r:.200}")
         self.body = self.result = cast(bodies.RawBody, body)
-
-
-def _is_of_status(op: patches.JSONPatchItem) -> bool:
-    return op['path'] == '/status' or op['path'].startswith('/status/')
 
 
 def _is_about_uid(error: errors.APIError) -> bool:

@@ -166,6 +166,28 @@ class Patch(dict[str, Any]):
         return list(_iter_ops('', dict(original), self.applied_to(original)))
 
 
+def combine(patch: Patch, newer: Patch) -> Patch:
+    """Give both as one: the newer values win, the newer functions go last; neither of them is modified."""
+    if not newer:
+        return patch
+    if not patch:
+        return newer
+    return Patch(combine_values(patch, newer), fns=[*patch.fns, *newer.fns])
+
+
+def combine_values(older: Mapping[str, Any], newer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Give the values of both merge patches as one; the newer ones win."""
+    if not len(newer):
+        return older
+    result = dict(older)
+    for key, value in newer.items():
+        known = result.get(key)
+        if isinstance(known, Mapping) and isinstance(value, Mapping):
+            value = combine_values(known, value)
+        result[key] = value
+    return result
+
+
 def _merge(old: Any, changes: Any) -> Any:
     if not isinstance(changes, Mapping):
         return changes

@@ -171,15 +171,18 @@ class State(Mapping[HandlerId, HandlerState]):
         A record of another purpose is of a cycle that was superseded: it is only remembered to be purged. Those
         to ``keep`` count whatever their purpose.
         """
-        for key in ids:
+        shift: datetime.timedelta | None = None
+        pending = [*ids]
+        for key in pending:
             record = storage.fetch(key=key, body=body)
             if record is None or key in self._stored:
                 continue
             self._stored.add(key)
-            state = HandlerState.from_record(record, now).shifted(-get_shift()).limited(now)
+            shift = -get_shift() if shift is None else shift
+            state = HandlerState.from_record(record, now).shifted(shift).limited(now)
             if state.purpose in (None, self.purpose) or (key in keep and state.finished):
                 self._states[key] = state
-            self.load(state.subrefs, storage=storage, body=body, now=now)
+            pending += state.subrefs
 
     def begin(self, ids: Iterable[HandlerId], now: datetime.datetime) -> None:
         """Start the record of each handler that has none yet."""
@@ -269,6 +272,11 @@ class State(Mapping[HandlerId, HandlerState]):
         """Know that the last patch with the records has failed, or only its answer was lost: store them again."""
         self._dirty.update(self._states)
         self._unsure = True
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether a patch with the records has ever failed, so that the object can have more than it is known to."""
+        return self._unsure
 
     @property
     def stored(self) -> bool:

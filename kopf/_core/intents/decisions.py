@@ -69,6 +69,8 @@ class Cycle:
     """The essences that finished handlers have seen before somebody's edit; ``None`` if that is not known."""
     revived: dict[HandlerId, BodyEssence | None] = dataclasses.field(default_factory=dict)
     """The same for handlers that are due again because of it, until they are finished."""
+    hoped: tuple[BodyEssence, BodyEssence] | None = None
+    """The essence, and the base, if the last patch was stored after all, though only an error came back."""
     edited: bool = False
     """Whether the base must be stored before the end of the cycle, as it can't be found in the object any more."""
 
@@ -86,6 +88,8 @@ class Decision:
     remove_finalizer: bool = False
     relevant: bool = False
     """Whether there are change-detecting handlers for the object at all."""
+    before: tuple[BodyEssence, BodyEssence] | None = None
+    """The known essence, and the base, without what the patch changes."""
     heir: Cycle | None = None
     """The cycle that goes on when this one is done, once that is known."""
 
@@ -238,6 +242,13 @@ class Decider:
         if cycle is None or (cycle.state.purpose != cause.reason and not (
                 cause.reason in _UNCHANGED and cycle.state.purpose == Reason.UPDATE)):
             return self._load_cycle(cause, essence, last, now)
+        if cycle.hoped is not None:
+            hoped, base = cycle.hoped
+            # If both the patch is stored and there are edits, then there are fewer differences to what was hoped for.
+            if essence == hoped or (essence != cycle.known and
+                                    len(diff(hoped, essence)) < len(diff(cycle.known, essence))):
+                cycle.known, cycle.base = hoped, base
+                cycle.hoped = None
         if essence != cycle.known:
             self._notice_edit(cycle, essence)
         return cycle
@@ -322,23 +333,23 @@ class Decider:
         chosen.update(handler for handler in relevant if handler.id in cycle.revived and _is_for_updates(handler))
         return [handler for handler in relevant if handler in chosen]
 
-    def conclude(self, decision: Decision, patch: Patch, *, done: bool) -> None:
-        """Put into the patch what is to be stored now: the progress, or the end of the cycle."""
+    def conclude(self, decision: Decision, patch: Patch, conclusion: Patch, *, done: bool) -> None:
+        """Put into the conclusion what is to be stored with the patch: the progress, or the end of the cycle."""
         cycle, body, reason = decision.cycle, decision.cause.body, decision.reason
         if reason is Reason.FREE:
             return
         if done:
-            cycle.state.purge(storage=self.progress, body=body, patch=patch)
+            cycle.state.purge(storage=self.progress, body=body, patch=conclusion)
             decision.heir = self._follow(decision)
             if decision.heir is not None:
-                decision.heir.state.store(storage=self.progress, body=body, patch=patch)
+                decision.heir.state.store(storage=self.progress, body=body, patch=conclusion)
             if decision.relevant and reason in _STORING and decision.final_essence != decision.last:
-                self._store_last(body, decision.final_essence, patch)
+                self._store_last(body, decision.final_essence, conclusion)
             return
         self._move_along(decision, patch)
-        cycle.state.store(storage=self.progress, body=body, patch=patch)
+        cycle.state.store(storage=self.progress, body=body, patch=conclusion)
         if cycle.edited and cycle.base != decision.last:
-            self._store_last(body, cycle.base, patch)
+            self._store_last(body, cycle.base, conclusion)
 
     def _follow(self, decision: Decision) -> Cycle | None:
         """
@@ -364,19 +375,40 @@ class Decider:
 
     def _move_along(self, decision: Decision, patch: Patch) -> None:
         """Let all the handlers count as having seen what the patch changes."""
-        cycle, essence = decision.cycle, decision.essence
-        moved = self.predict(decision.cause.body, patch)
-        if moved != essence and cycle.state.purpose == Reason.CREATE:
-            same = cycle.base == essence
-            cycle.base = moved if same else self._predict_essence(cycle.base, patch)
-        cycle.known = moved
+        cycle = decision.cycle
+        decision.before, cycle.hoped = (cycle.known, cycle.base), None
+        self._move(decision, patch)
         put_off = self._is_creation_put_off(cycle, decision.cause.body)
         if put_off and not cycle.edited:
             self._keep_base(cycle, decision.cause.body)
         if cycle.state.purpose == Reason.UPDATE or put_off:
             finished = [key for key, record in cycle.state.items() if record.finished and key not in cycle.missed]
             if finished:
-                cycle.state.see(finished, digest_essence(moved))
+                cycle.state.see(finished, digest_essence(cycle.known))
+
+    def _move(self, decision: Decision, patch: Patch) -> None:
+        cycle, essence = decision.cycle, decision.essence
+        moved = self.predict(decision.cause.body, patch)
+        if moved != essence and cycle.state.purpose == Reason.CREATE:
+            same = cycle.base == essence
+            cycle.base = moved if same else self._predict_essence(cycle.base, patch)
+        cycle.known = moved
+
+    def retract(self, decision: Decision, stored: Patch | None) -> None:
+        """
+        Undo what the patch was supposed to change: it is not stored, or only this of it, or nobody knows (``None``).
+
+        Otherwise, what is as it was before would be taken for an edit by others.
+        """
+        cycle = decision.cycle
+        if decision.before is None:
+            return
+        hoped = cycle.known, cycle.base
+        cycle.known, cycle.base = decision.before
+        if stored is None:
+            cycle.hoped = hoped if hoped != decision.before else None
+        else:
+            self._move(decision, stored)
 
     def _keep_base(self, cycle: Cycle, body: Body) -> None:
         """Let the records of a creation have what its first finished handler has seen."""

@@ -21,7 +21,7 @@ from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.diffs import Diff
 from kopf._cogs.structs.finalizers import append_finalizer, remove_finalizer
 from kopf._cogs.structs.ids import HandlerId
-from kopf._cogs.structs.patches import Patch
+from kopf._cogs.structs.patches import Patch, combine_values
 from kopf._cogs.structs.seals import Seal
 from kopf._core.actions.execution import ErrorsMode, Execution, execute_handler_once, running, utcnow
 from kopf._core.actions.lifecycles import LifeCycleFn
@@ -253,14 +253,15 @@ class Processor(ObjectSink):
             record.again = False  # those that have just ended are taken into account
         body = Body(cast(RawBody, record.body))
         decision = self._decide(record, body, patch, holding=holding) if deciding and self.table.managing else None
-        patching.discard_unstorable(patch, self._get_logger(record, ObjectLogger))
-        wanted = snapshot_patch(patch)
+        conclusion = Patch()
         done = True
         if decision is not None:
-            done, wanted = await self._handle(record, decision, patch)
-        if patch and not await self._apply(record, decision, patch, wanted):
+            done = await self._handle(record, decision, patch, conclusion)
+        else:
+            patching.discard_unstorable(patch, self._get_logger(record, ObjectLogger))
+        if (patch or conclusion) and not await self._apply(record, decision, patch, conclusion):
             return
-        record.unsent = record.unsent if patch else None
+        record.unsent = None
         if decision is None and deciding:
             record.cycle = None  # none of our business any more; if it is ever again, the records are on the object
         elif decision is not None and not decision.add_finalizer:
@@ -286,15 +287,15 @@ class Processor(ObjectSink):
             body, record.cycle, make_cause, initial=record.initial, released=record.released, holding=holding,
             now=utcnow())
 
-    async def _handle(self, record: ObjectRecord, decision: Decision, patch: Patch) -> tuple[bool, Patch]:
-        """Run what is due, put its effects into the patch; tell if all is done, and what the handlers have wanted."""
+    async def _handle(self, record: ObjectRecord, decision: Decision, patch: Patch, conclusion: Patch) -> bool:
+        """Run what is due; put its effects into the patch, and its success into the conclusion; tell if all is done."""
         cause, log, state = decision.cause, decision.cause.logger, decision.cycle.state
         title = TITLES.get(decision.reason)
         if decision.add_finalizer:
             log.debug("Adding the finalizer, thus preventing the actual deletion.")
-            wanted = snapshot_patch(patch)
-            patch.fns.append(append_finalizer(self._decider.finalizer))
-            return False, wanted
+            patching.discard_unstorable(patch, log)
+            conclusion.fns.append(append_finalizer(self._decider.finalizer))
+            return False
         if record.cycle is not None and record.cycle is not decision.cycle and title is not None:
             old_title = TITLES.get(Reason(record.cycle.state.purpose or Reason.NOOP))
             succeeded, failed = (sum(getattr(old, name) for old in record.cycle.state.values())
@@ -319,19 +320,18 @@ class Processor(ObjectSink):
                 self._revert(decision, seal)
         deliver_results(step.outcomes, patch)
         patching.discard_unstorable(patch, log)
-        wanted = snapshot_patch(patch)
         done = state.done(decision.matching)
         if done and decision.reason is Reason.DELETE and record.daemons is not None and record.daemons.holding:
             done = False  # what is done must not be forgotten while the object waits for its daemons
             if step.outcomes and not patch:
                 # They usually end soon, and then one patch is enough.
                 record.wakeup = asyncio.get_running_loop().call_later(DAEMONS_GRACE, self._wake, record)
-                return False, wanted
-        if done and title is not None and decision.matching:
+                return False
+        if done and title is not None and decision.matching and (step.outcomes or not state.unsaved):
             log.info("%s is processed: %d succeeded; %d failed.", title, *state.counts(decision.matching))
-        self._decider.conclude(decision, patch, done=done)
-        self._release(record, decision, patch, done=done)
-        return done, wanted
+        self._decider.conclude(decision, patch, conclusion, done=done)
+        self._release(record, decision, conclusion, done=done)
+        return done
 
     def _revert(self, decision: Decision, seal: Seal) -> None:
         """Go on with the decision about the object as it was before the handlers have changed it in place."""
@@ -341,7 +341,7 @@ class Processor(ObjectSink):
         cycle.known = decision.essence if cycle.known is changed else cycle.known
         cycle.base = decision.essence if cycle.base is changed else cycle.base
 
-    def _release(self, record: ObjectRecord, decision: Decision, patch: Patch, *, done: bool) -> None:
+    def _release(self, record: ObjectRecord, decision: Decision, conclusion: Patch, *, done: bool) -> None:
         """Take the finalizer away if it is not needed any more."""
         if decision.reason is Reason.DELETE:
             if not done:
@@ -352,47 +352,55 @@ class Processor(ObjectSink):
             decision.cause.logger.debug("Removing the finalizer, as there are no handlers requiring it.")
         else:
             return
-        patch.fns.append(remove_finalizer(self._decider.finalizer))
+        conclusion.fns.append(remove_finalizer(self._decider.finalizer))
 
-    async def _apply(self, record: ObjectRecord, decision: Decision | None, patch: Patch, wanted: Patch) -> bool:
-        """Send the patch, remember what of the handlers' wishes could not be applied; tell if there was anything to."""
+    async def _apply(self, record: ObjectRecord, decision: Decision | None, patch: Patch, conclusion: Patch) -> bool:
+        """Send the patch; remember what could not be applied; tell if all is done that can be."""
         raw = cast(RawBody, record.body)
         try:
             with background(not self._workforce.is_urgent(record)):
                 result = await patching.patch_obj(
                     self._client, resource=self.table.resource, namespace=record.namespace, name=record.name,
                     uid=raw['metadata'].get('uid'), patch=patch, body=raw, logger=self._get_logger(record),
-                    # If it is refused, then the success of the handlers must not be on record already. But where they
-                    # have patched other fields, too, the requests are in the documented order.
-                    status_first=bool(wanted.fns or wanted) and not set(wanted) - {'status'})
+                    conclusion=conclusion)
         except Exception:
-            self._keep_unsaved(record, wanted)
+            self._keep_unsaved(record, decision, patch)
             raise
         if result.unserved:
-            self._keep_unsaved(record, wanted)
+            self._keep_unsaved(record, decision, patch)
             record.wakeup = asyncio.get_running_loop().call_later(CONFLICT_DELAYS[-1], self._wake, record)
             return False
-        record.unsent = Patch(fns=wanted.fns) if result.remaining_fns and wanted.fns else None
         if result.gone:
             record.body = record.cycle = record.unsent = None
             record.again = False
-        elif result.body is not None:
+            return True
+        stored = patch
+        if result.remaining_fns:
+            stored = Patch(dict(patch)) if result.body is not None else Patch()
+            self._keep_unsaved(record, decision, Patch(fns=patch.fns), stored)
+        if result.body is not None:
             self._accept(record, result.body, patch)
             if decision is not None and record.cycle is not None:
-                self._decider.notice_patched(decision, patch, Body(result.body))
+                self._decider.notice_patched(decision, stored, Body(result.body))
             record.again = record.again or (self.table.managing and not result.remaining_fns)
-        if result.remaining_fns and not record.again and record.wakeup is None:
+        if not result.remaining_fns:
+            return True
+        if not record.again and record.wakeup is None:
             # Usually, an event brings the state that they fit to. If it is late, or if there was another reason for
             # the refusal, then the state is asked for: otherwise, the same patch would be refused again and again.
             record.outdated = True
             record.wakeup = asyncio.get_running_loop().call_later(CONFLICT_DELAYS[-1], self._wake, record)
-        return True
+        return False
 
-    def _keep_unsaved(self, record: ObjectRecord, wanted: Patch) -> None:
+    def _keep_unsaved(
+            self, record: ObjectRecord, decision: Decision | None, patch: Patch, stored: Patch | None = None,
+    ) -> None:
         """Remember what could not be stored: for the next attempt, or for those who serve the object after us."""
-        record.unsent = wanted if wanted else None
+        record.unsent = patch if patch else None
         if record.cycle is not None:
             record.cycle.state.mark_unsaved()
+            if decision is not None:
+                self._decider.retract(decision, stored)
 
     async def _reload(self, record: ObjectRecord, known: RawBody) -> None:
         """Ask for the state of the object, as no event brings it."""
@@ -549,24 +557,10 @@ class Processor(ObjectSink):
         return copy.copy(self._memo)
 
 
-def snapshot_patch(patch: Patch) -> Patch:
-    """Remember what is in the patch by now."""
-    return Patch(copy.deepcopy(dict(patch)), fns=patch.fns)
-
-
 def merge_patches(patch: Patch, older: Patch) -> None:
     """Add to the patch what could not be applied before; the newer values win."""
-    newer = dict(patch)
-    patch.update(_merge(copy.deepcopy(dict(older)), newer))
+    patch.update(copy.deepcopy(dict(combine_values(older, dict(patch)))))
     patch.fns[:0] = older.fns
-
-
-def _merge(old: Any, new: Any) -> Any:
-    if not isinstance(old, dict) or not isinstance(new, Mapping):
-        return new
-    for key, value in new.items():
-        old[key] = _merge(old.get(key), value)
-    return old
 
 
 def is_deleted(event: RawEvent) -> bool:

@@ -100,6 +100,16 @@ async def test_idle_loops_are_woken_up_rarely(monkeypatch):
     assert len(questions) <= 2  # of up to 20 looks
 
 
+async def test_nobody_dozes_off_when_something_has_just_begun(monkeypatch):
+    monkeypatch.setattr(pulses, 'DOZE', 99)
+    async with pulses.Pulse(Inspector(None)) as pulse:
+        answers = []
+        thread = threading.Thread(target=lambda: answers.append(pulse._doze()))
+        thread.start()
+        thread.join(5)  # blocks the loop, and has roused nobody
+    assert answers == [True]
+
+
 async def test_who_dozes_can_be_roused(monkeypatch):
     monkeypatch.setattr(pulses, 'DOZE', 99)
     inspector = Inspector(0.1)

@@ -41,6 +41,7 @@ class Object:
 
     def __init__(self, server, *, split=False, pruned=(), **body):
         self.split, self.pruned, self.gone, self.interventions = split, pruned, False, []
+        self.readable = True
         self.raw = {'metadata': {'name': 'name', 'namespace': 'ns', 'uid': 'uid1', 'resourceVersion': '1'}, **body}
         server.add('PATCH', PATH, self.patch)
         server.add('GET', PATH, self.get)
@@ -48,6 +49,8 @@ class Object:
             server.add('PATCH', f'{PATH}/status', self.patch)
 
     async def get(self, request):
+        if not self.readable:
+            return status_error(403, 'forbidden')
         return web.json_response(self.raw) if not self.gone else status_error(404, 'not found')
 
     async def patch(self, request):
@@ -154,39 +157,104 @@ async def test_status_goes_by_its_own_request(apply, server):
     assert (result.body['spec'], result.body['status']) == ({'x': 1}, {'y': 2})
 
 
-async def test_status_goes_first_if_the_rest_depends_on_it(apply, server):
-    obj = Object(server, split=True)
-    patch = Patch({'spec': {'x': 1}, 'status': {'y': 2}})
-    result = await apply(patch, resource=SPLIT, body=obj.raw, status_first=True)
-    assert [path for path, _, _ in sent(server)] == ['/status', '']
-    assert result.body == obj.raw
-    assert (result.body['spec'], result.body['status']) == ({'x': 1}, {'y': 2})
+RECORD = {'metadata': {'annotations': {'record': 'success'}}}
 
 
-async def test_the_rest_is_not_stored_if_the_status_is_refused(apply, server):
-    obj = Object(server, split=True)
-    with pytest.raises(errors.APIUnprocessableError):
-        await apply(Patch({'spec': {'x': 1}, 'status': {'invalid': True}}), resource=SPLIT, body=obj.raw,
-                    status_first=True)
-    assert 'spec' not in obj.raw
+def release(body):
+    body['metadata'] = {**body['metadata'], 'finalizers': []}
 
 
-async def test_functions_go_with_what_depends_on_them(apply, server):
+def shape(server):
+    """Where the requests go, of which kind they are, and whether the record is in them."""
+    return [(path, kind, 'success' in json.dumps(payload)) for path, kind, payload in sent(server)]
+
+
+WISHES = {
+    'nothing': (Patch(), [('', MERGE, True)]),
+    'object': (Patch({'spec': {'x': 1}}), [('', MERGE, True)]),
+    'status': (Patch({'status': {'y': 2}}), [('/status', MERGE, False), ('', MERGE, True)]),
+    'both': (Patch({'spec': {'x': 1}, 'status': {'y': 2}}), [('/status', MERGE, False), ('', MERGE, True)]),
+    'function': (Patch(fns=[functools.partial(append, 'a')]), [('', JSON, True)]),
+    'function of status': (Patch(fns=[set_status]), [('/status', JSON, False), ('', MERGE, True)]),
+    'status and its function': (
+        Patch({'status': {'y': 2}}, fns=[set_status]), [('/status', JSON, False), ('', MERGE, True)]),
+    'functions of both': (
+        Patch(fns=[functools.partial(append, 'a'), set_status]),
+        [('', JSON, False), ('/status', JSON, False), ('', MERGE, True)]),
+    'values of both, function': (
+        Patch({'spec': {'x': 1}, 'status': {'y': 2}}, fns=[functools.partial(append, 'a')]),
+        [('', MERGE, False), ('/status', MERGE, False), ('', JSON, True)]),
+    'all': (
+        Patch({'spec': {'x': 1}, 'status': {'y': 2}}, fns=[functools.partial(append, 'a'), set_status]),
+        [('', MERGE, False), ('/status', MERGE, False), ('', JSON, False), ('/status', JSON, False),
+         ('', MERGE, True)]),
+}
+
+
+@pytest.mark.parametrize('name', WISHES)
+async def test_the_conclusion_is_stored_with_the_last_of_the_patch(apply, server, name):
     obj = Object(server, split=True, spec={})
-    patch = Patch({'spec': {'x': 1}, 'status': {'y': 2}}, fns=[functools.partial(append, 'a'), set_status])
-    result = await apply(patch, resource=SPLIT, body=obj.raw, status_first=True)
-    assert [(path, kind) for path, kind, _ in sent(server)] == [('/status', JSON), ('', JSON)]
-    assert (obj.raw['spec'], obj.raw['status']) == ({'x': 1, 'items': ['a']}, {'y': 2, 'fn': True})
+    patch, shapes = WISHES[name]
+    result = await apply(patch, resource=SPLIT, body=obj.raw, conclusion=Patch(RECORD))
+    assert shape(server) == shapes
     assert result == patching.PatchResult(obj.raw)
+    wanted = patch.applied_to({'spec': {}})
+    assert (obj.raw['spec'], obj.raw.get('status')) == (wanted['spec'], wanted.get('status'))
+    assert obj.raw['metadata']['annotations'] == {'record': 'success'}
 
 
-@pytest.mark.parametrize('fn', [
-    lambda body: body.update(status={'invalid': True}), lambda body: body['spec'].update(invalid=True)])
-async def test_nothing_is_stored_that_depends_on_functions_that_are_refused(apply, server, fn):
+@pytest.mark.parametrize('name', list(WISHES)[1:])
+async def test_the_conclusion_is_not_stored_without_all_of_the_patch(apply, server, name):
     obj = Object(server, split=True, spec={})
+    patch, _ = WISHES[name]
+    invalid = {'invalid': True}
+    patch = Patch(dict.fromkeys(patch, invalid), fns=[
+        lambda body: body['status' if 'status' in name else 'spec'].update(invalid)] if patch.fns else [])
+    patch.fns[:0] = [lambda body: body.setdefault('status', {})] if patch.fns else []
     with pytest.raises(errors.APIUnprocessableError):
-        await apply(Patch({'spec': {'x': 1}}, fns=[set_status, fn]), resource=SPLIT, body=obj.raw, status_first=True)
-    assert obj.raw['spec'] == {}
+        await apply(patch, resource=SPLIT, body=obj.raw, conclusion=Patch(RECORD))
+    assert 'annotations' not in obj.raw['metadata']
+
+
+@pytest.mark.parametrize('name', ['function', 'functions of both', 'function of status', 'all'])
+async def test_the_conclusion_is_not_stored_while_functions_conflict(apply, server, name):
+    obj = Object(server, split=True, spec={})
+    obj.interventions = [obj.touch] * 20
+    patch, _ = WISHES[name]
+    result = await apply(Patch(fns=patch.fns), resource=SPLIT, body=obj.raw, conclusion=Patch(RECORD))
+    assert result.remaining_fns
+    assert 'annotations' not in obj.raw['metadata']
+
+
+@pytest.mark.parametrize('readable', [True, False])
+@pytest.mark.parametrize('name', ['function', 'function of status'])
+async def test_functions_are_sent_again_at_once_with_the_conclusion(apply, server, name, readable):
+    obj = Object(server, split=True, spec={})
+    obj.readable = readable
+    body = copy.deepcopy(obj.raw)
+    obj.touch()
+    result = await apply(WISHES[name][0], resource=SPLIT, body=body, conclusion=Patch(RECORD))
+    assert result == patching.PatchResult(obj.raw)
+    assert 'annotations' in obj.raw['metadata']
+
+
+async def test_conclusions_in_the_status_go_last(apply, server):
+    obj = Object(server, split=True, spec={})
+    patch = Patch({'spec': {'x': 1}, 'status': {'y': 2}})
+    await apply(patch, resource=SPLIT, body=obj.raw, conclusion=Patch({'status': {'record': 'success'}}))
+    assert shape(server) == [('', MERGE, False), ('/status', MERGE, True)]
+    await apply(patch, resource=SPLIT, body=obj.raw, conclusion=Patch({**RECORD, 'status': {'record': None}}))
+    assert shape(server)[2:] == [('/status', MERGE, False), ('', MERGE, True), ('/status', MERGE, False)]
+    assert obj.raw['status'] == {'y': 2}
+
+
+@pytest.mark.parametrize('patch, kinds', [
+    (Patch(), [JSON]), (Patch({'spec': {'x': 1}}), [JSON]), (Patch({'status': {'y': 2}}), [MERGE, JSON])])
+async def test_functions_of_the_conclusion_go_with_its_values(apply, server, patch, kinds):
+    obj = Object(server, split=True, spec={})
+    await apply(patch, resource=SPLIT, body=obj.raw, conclusion=Patch(RECORD, fns=[release]))
+    assert [kind for _, kind, _ in sent(server)] == kinds
+    assert obj.raw['metadata']['finalizers'] == []
 
 
 @pytest.mark.parametrize('known', [True, False])

@@ -20,7 +20,7 @@ from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.configs.progress import AnnotationsProgressStorage, MultiProgressStorage
 from kopf._cogs.structs.bodies import Body
 from kopf._cogs.structs.ids import HandlerId
-from kopf._cogs.structs.patches import Patch
+from kopf._cogs.structs.patches import Patch, combine
 from kopf._cogs.structs.references import Resource
 from kopf._core.actions.execution import Outcome, PermanentError, TemporaryError
 from kopf._core.intents.causes import ChangingCause, Reason
@@ -103,7 +103,7 @@ class Simulation:
             return True
         self.reasons.append(decision.reason)
         self.olds.append(decision.cause.old)
-        patch = Patch(own_patch or {})
+        patch, conclusion = Patch(own_patch or {}), Patch()
         if decision.add_finalizer:
             self.raw['metadata'] = {**self.raw['metadata'], 'finalizers': [self.decider.finalizer]}
             return False
@@ -117,7 +117,8 @@ class Simulation:
             self.ends[handler.id] += outcome.final
             state.conclude(handler.id, outcome, self.now)
         done = state.done(decision.matching)
-        self.decider.conclude(decision, patch, done=done)
+        self.decider.conclude(decision, patch, conclusion, done=done)
+        patch = combine(patch, conclusion)
         if edit_meanwhile:
             self.edit(**edit_meanwhile)
         if patch_lost:
@@ -584,7 +585,7 @@ def test_records_of_patches_whose_answers_are_lost_are_purged():
     decision = sim.decide()
     sim.cycle.state.conclude(HandlerId('create2'), OUTCOMES['success'], sim.now)
     patch = Patch()
-    sim.decider.conclude(decision, patch, done=True)
+    sim.decider.conclude(decision, Patch(), patch, done=True)
     assert list(patch.applied_to(stored)['metadata']['annotations']) == [LAST_HANDLED]
 
 
