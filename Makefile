@@ -5,8 +5,8 @@ STAMP  := $(VENV)/.installed
 EXTRAS := test
 
 # Most tests wait for servers and clocks, so there may be more of them at once than there are cores. What fails while the
-# machine is busy is tried once again; the summary tells of it.
-PARALLEL := -n 6 --dist loadfile --reruns 1 -r R
+# machine is busy is tried again; the summary tells of it.
+PARALLEL := -n 6 --dist loadfile --no-loadscope-reorder --reruns 2 -r R
 
 # Deferred on purpose: looked for only when .venv has to be made.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,\
@@ -20,11 +20,13 @@ help:  ## show this list
 
 venv: $(STAMP)  ## make .venv with everything for development
 
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(STAMP)  ## run all tests, on the sandbox where they need a cluster
+	@$(VENV)/bin/python -m compileall -q kopf
 	$(VENV)/bin/python -m pytest $(PARALLEL)
 
 e2e: $(STAMP)  ## run the end-to-end tests on a real control plane: that of KUBECONFIG, or with Go one of their own
-	$(VENV)/bin/python -m pytest --cluster=real --reruns 1 -r R tests/e2e
+	$(VENV)/bin/python -m pytest --cluster=real --reruns 2 -r R tests/e2e
 
 lint: $(STAMP)  ## check style, types and layers
 	$(VENV)/bin/ruff check

@@ -7,6 +7,7 @@ import asyncio
 import os
 import pathlib
 import secrets
+import sys
 from collections.abc import Callable, Iterator
 
 import hypothesis
@@ -17,6 +18,9 @@ from operatorprocess import OperatorProcess
 from sandboxplane import SandboxPlane
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# Where the tests wait more than they compute.
+WAITING = ("tests/docs/", "tests/e2e/", "tests/faults/", "tests/public/", "tests/soak/", "tests/sandbox/test_plugin.py")
 
 # The same examples in every run, however slow the machine; HYPOTHESIS_PROFILE=search looks for new ones.
 hypothesis.settings.register_profile("steady", derandomize=True, deadline=None, database=None)
@@ -38,6 +42,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="also run the tests that take long")
 
 
+def pytest_collection_finish() -> None:
+    # What tests write, run, and write again within the same second is never taken for what it was before.
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("thorough") and not item.config.getoption("--thorough"):
         pytest.skip("run with --thorough")
@@ -51,6 +61,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # What waits for processes goes first: it leaves time to the others, and none of it is left alone at the end.
+    items.sort(key=lambda item: not item.nodeid.startswith(WAITING))
     for item in items:
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             if item.callspec.params.get("cluster") == "real":

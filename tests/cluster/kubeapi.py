@@ -25,7 +25,7 @@ class ApiError(Exception):
         self.status = status
 
 
-def wait(predicate: Callable[[], T], what: str, *, timeout: float = 20) -> T:
+def wait(predicate: Callable[[], T], what: str, *, timeout: float = 60) -> T:
     """Poll until the predicate returns something true, and return that; TimeoutError after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not (value := predicate()):
@@ -68,7 +68,7 @@ class KubeApi:
         headers = {**self._headers, "Accept": "application/json", **({"Content-Type": content_type} if data else {})}
         request = urllib.request.Request(self._server + path, data, headers, method=method)
         try:
-            with self._opener.open(request, timeout=30) as response:
+            with self._opener.open(request, timeout=60) as response:
                 self.warnings = response.headers.get_all("Warning") or []
                 answer: Object = json.load(response)
                 return answer

@@ -51,7 +51,7 @@ class OperatorProcess:
         """All that it has printed so far."""
         return self.log.read_text(errors="replace")
 
-    def wait_output(self, pattern: str, *, timeout: float = 20) -> re.Match[str]:
+    def wait_output(self, pattern: str, *, timeout: float = 60) -> re.Match[str]:
         """Wait until the output has a match of the regular expression.
 
         :raises TimeoutError: not within `timeout` seconds.
@@ -72,7 +72,7 @@ class OperatorProcess:
         assert found is not None
         return found
 
-    def stop(self, sig: int = signal.SIGTERM, *, timeout: float = 15) -> tuple[int, float]:
+    def stop(self, sig: int = signal.SIGTERM, *, timeout: float = 60) -> tuple[int, float]:
         """Send a signal and wait for the end; return the exit code and the seconds that it took."""
         began = time.monotonic()
         self.process.send_signal(sig)

@@ -121,7 +121,7 @@ class World:
             return last is not None and not progress and spec.items() <= last.get('spec', {}).items()
         return await self.aio.wait_for('kopfexamples', name, at_rest)
 
-    async def until(self, predicate, timeout=10):
+    async def until(self, predicate, timeout=60):
         self.log.loop = asyncio.get_running_loop()
         async with asyncio.timeout(timeout):
             while not predicate():

@@ -15,7 +15,7 @@ def get(pool, *, repeatable=True):
 
 
 async def until(predicate):
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not predicate():
             await asyncio.sleep(0.001)
 

@@ -63,7 +63,7 @@ class Background:
         """Press Ctrl-C, and expect a graceful end."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
-        assert self.process.wait(5) == 0, f"{self.command} has ended with {self.process.returncode}:\n{self.output}"
+        assert self.process.wait(60) == 0, f"{self.command} has ended with {self.process.returncode}:\n{self.output}"
 
 
 class Walkthrough:
@@ -78,7 +78,7 @@ class Walkthrough:
         self.namespace = namespace
         self.real = kubeconfig is not None
         # The garbage collector of a control plane looks for new kinds, such as those of parents, only every 30 s.
-        self.patience = 60 if self.real else 20
+        self.patience = 60
         self.background: list[Background] = []
         for name in ("examples", "peering.yaml"):
             (folder / name).symlink_to(ROOT / name)
@@ -164,7 +164,7 @@ class Walkthrough:
 
     def _execute(self, command: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(["bash", "-c", command], cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=20)
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
 
     def _compare(self, command: str, expected: str) -> None:
         pattern = _pattern(" ".join(expected.split()))

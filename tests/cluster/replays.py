@@ -128,7 +128,7 @@ class Replayer:
         headers = {**self._headers, **({} if data is None else {"Content-Type": media})}
         request = urllib.request.Request(self._server + path, data, headers, method=method)
         try:
-            with self._opener.open(request, timeout=20) as response:
+            with self._opener.open(request, timeout=60) as response:
                 return {"status": response.status, "body": json.load(response),
                         "warnings": response.headers.get_all("Warning") or []}
         except urllib.error.HTTPError as error:

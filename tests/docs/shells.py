@@ -4,7 +4,6 @@
 since that is much faster than a process. All other commands are run by bash.
 """
 import contextlib
-import io
 import os
 import pathlib
 import re
@@ -15,11 +14,11 @@ import threading
 import time
 
 from snippets import Block
-from stage import assert_shows
+from stage import Lines, assert_shows
 
 from kopf import cli
 
-SECONDS = 5.0
+SECONDS = 60.0
 _LASTING = re.compile(r"kopf (run|sandbox)\b(?!.*--help)")
 _FAILING = re.compile(r"^error\b", re.MULTILINE | re.IGNORECASE)
 
@@ -62,7 +61,7 @@ class Shell:
         deadline = time.monotonic() + SECONDS
         while True:
             process = subprocess.run(["bash", "-c", command], cwd=self._folder, stdout=subprocess.PIPE,
-                                     stderr=subprocess.STDOUT, text=True, timeout=60)
+                                     stderr=subprocess.STDOUT, text=True, timeout=SECONDS)
             output = process.stdout
             try:
                 # A command that shows an error is there for the error.
@@ -108,7 +107,7 @@ class Thread(Foreground):
         # The shell knows best what its words mean.
         line = re.sub(r"^kopf ", "", command)
         words = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], cwd=folder, capture_output=True, check=True)
-        self._stream = io.StringIO()
+        self._stream = Lines()
         self._error: BaseException | None = None
         self._stop = threading.Event()
         ready = threading.Event()
@@ -134,7 +133,7 @@ class Thread(Foreground):
 
     def stop(self) -> None:
         self._stop.set()
-        self._thread.join(10)
+        self._thread.join(SECONDS)
         assert not self._thread.is_alive() and self._error is None, f"{self._error!r}\n{self.output}"
 
 
@@ -160,7 +159,7 @@ class Process(Foreground):
     def stop(self) -> None:
         self._process.terminate()
         try:
-            code = self._process.wait(10)
+            code = self._process.wait(SECONDS)
         finally:
             self._process.kill()
         assert code == 0, self.output

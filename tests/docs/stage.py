@@ -24,7 +24,7 @@ import kopf
 from kopf._core.actions.loggers import TextFormatter  # the prefixes are those that users see
 from kopf.testing import Operator, Refusal, Sandbox
 
-SECONDS = 5.0
+SECONDS = 60.0
 
 
 @contextlib.contextmanager
@@ -51,7 +51,7 @@ class Stage:
         self.module = types.ModuleType("snippet")
         self._kind, self._api, self._plural = "KopfExample", "kopf.dev/v1", "kopfexamples"
         self.module.__dict__["__tracebackhide__"] = True  # pytest would show the whole page
-        self._output = io.StringIO()
+        self._output = Lines()
         self._log = io.StringIO()
         self._thread: threading.Thread | None = None
         self._others: list[threading.Thread] = []
@@ -146,7 +146,7 @@ class Stage:
     def _end(self) -> None:
         if self._thread is not None:
             self._stop.set()
-            self._thread.join(10)
+            self._thread.join(SECONDS)
             assert not self._thread.is_alive(), "The operator does not stop."
             self._thread = None
 
@@ -278,6 +278,19 @@ class Stage:
     def shown(self, text: str) -> None:
         """Wait until the code has printed the text; "..." stands for anything."""
         self.until(lambda: re.search(_pattern(text), self.printed(), re.DOTALL))
+
+
+class Lines(io.StringIO):
+    """A stream of whole lines: `print` writes them in two pieces, and several threads may do so at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begun = threading.local()
+
+    def write(self, text: str) -> int:
+        whole, newline, self._begun.text = (getattr(self._begun, "text", "") + text).rpartition("\n")
+        super().write(whole + newline)
+        return len(text)
 
 
 def _pattern(text: str) -> str:

@@ -12,7 +12,7 @@ PAGES_WITH_COMMANDS = [page for page in map(read_page, PAGES) if page.shells]
 OBJECTS = [block for page in map(read_page, PAGES) for block in page.objects]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=lambda page: page.name)
 def test_commands(page, empty_sandbox, monkeypatch, folder):
     if shutil.which("kubectl") is None and any("kubectl" in block.text for block in page.shells):

@@ -108,7 +108,7 @@ def test_the_image(page, checkout, tmp_path_factory):
         with log.open("wb") as output:
             operator = subprocess.Popen(command, cwd=image.root, env=variables, stdout=output, stderr=output)
         try:
-            sandbox.wait_for("kex", "kopf-example-1", lambda body: "create_fn" in body.get("status", {}), timeout=20)
+            sandbox.wait_for("kex", "kopf-example-1", lambda body: "create_fn" in body.get("status", {}), timeout=60)
             with urllib.request.urlopen(f"http://127.0.0.1:{port}{probe['path']}") as answer:
                 assert answer.status == 200
         except BaseException as error:

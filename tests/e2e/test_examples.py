@@ -47,7 +47,7 @@ def obj(kubeapi, namespace):
 def assert_ends_well(operator, sig=signal.SIGTERM):
     code, seconds = operator.stop(sig)
     assert code == 0, operator.output
-    assert seconds < 2
+    assert seconds < 15
     assert "Traceback" not in operator.output
 
 
@@ -92,7 +92,7 @@ def test_exceptions(run_operator, obj):
     assert "Attempt 2 has failed." in output
     assert "Attempt 3 has failed." not in output
     code, seconds = operator.stop()
-    assert code == 0 and seconds < 2
+    assert code == 0 and seconds < 15
 
 
 def test_handlers(run_operator, obj):

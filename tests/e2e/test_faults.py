@@ -76,7 +76,7 @@ class Proxy:
 
     def __enter__(self) -> "Proxy":
         self._thread.start()
-        assert self._started.wait(5)
+        assert self._started.wait(60)
         return self
 
     def __exit__(self, *_: object) -> None:

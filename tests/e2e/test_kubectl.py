@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 pytestmark = [pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed"),
-              pytest.mark.timeout(120)]
+              pytest.mark.timeout(300)]
 
 GROUP = "notes.example.dev"
 CRD = {
@@ -111,7 +111,7 @@ def kubectl(cluster, tmp_path_factory):
         if not any(word.startswith("--namespace") for word in words) and "create-namespace" not in words:
             given.append(f"--namespace={namespace}")
         done = subprocess.run(["kubectl", f"--cache-dir={folder}/cache", *given], capture_output=True, text=True,
-                              timeout=30, env={**os.environ, "KUBECONFIG": str(cluster.kubeconfig)})
+                              timeout=60, env={**os.environ, "KUBECONFIG": str(cluster.kubeconfig)})
         return done.returncode, (done.stdout + done.stderr).strip()
 
     assert kubectl("create", "namespace", namespace)[0] == 0

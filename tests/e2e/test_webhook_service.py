@@ -169,7 +169,7 @@ def test_the_killed_is_replaced(hooks, operate):
 def test_secrets_of_others_are_left_alone(hooks, operate, kubeapi, data):
     kubeapi.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET}, "data": data}, hooks.namespace)
     operator = operate()
-    assert operator.process.wait(20) != 0
+    assert operator.process.wait(60) != 0
     assert "Set secret= of kopf.WebhookService to another name" in operator.output
     assert kubeapi.get("v1", "Secret", hooks.namespace, SECRET)["data"] == data
 
@@ -198,7 +198,7 @@ def test_the_documented_permissions_are_enough(cluster, hooks, operate, kubeapi,
     """
     try:
         operator = operate(code=code, kubeconfig=str(limited))
-        assert operator.process.wait(30) != 0
+        assert operator.process.wait(60) != 0
         rule = '{apiGroups: [""], resources: [secrets], verbs: [get, create, patch]}'
         assert f"a Role in the namespace '{namespace}' with the rule {rule}" in operator.output
         assert "Traceback" not in operator.output

@@ -553,7 +553,7 @@ def test_no_server(run_operator, tmp_path):
             pass
     """))
     operator = run_operator(path)
-    assert operator.process.wait(20) != 0
+    assert operator.process.wait(60) != 0
     assert "settings.admission.server" in operator.output
 
 
@@ -562,5 +562,5 @@ def test_no_library_for_certificates(run_operator, tmp_path):
     path.write_text("import sys\nsys.modules['cryptography.x509'] = sys.modules['certbuilder'] = None\nSERVER = {}\n"
                     + textwrap.dedent(HEAD) + textwrap.dedent(MARK))
     operator = run_operator(path, MANAGED="none.kopf.dev")
-    assert operator.process.wait(20) != 0
+    assert operator.process.wait(60) != 0
     assert "pip install kopf[dev]" in operator.output

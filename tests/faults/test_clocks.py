@@ -52,9 +52,9 @@ async def test_delays_and_timers_do_not_depend_on_the_wall_clock(world, clock, s
         await world.handled()
         await world.until_called('timer', len(world.called('timer')) + 2)
     first, second = world.called('create')
-    assert 0.29 < times[1] - times[0] < 5
+    assert 0.29 < times[1] - times[0] < 60
     assert first['started'] == second['started']
-    assert 0.29 < second['runtime'].total_seconds() < 5
+    assert 0.29 < second['runtime'].total_seconds() < 60
 
 
 @pytest.mark.parametrize('correction', [datetime.timedelta(), -HOUR, HOUR], ids=['same', 'back', 'forward'])
@@ -66,7 +66,7 @@ async def test_times_are_stored_by_the_wall_clock_and_never_stall_others(world, 
         body = await world.aio.wait_for('kopfexamples', 'obj', progress_of)
     stored = {key: datetime.datetime.fromisoformat(progress_of(body)[key]) - clock.read()
               for key in ('started', 'delayed')}
-    assert all(abs(distance.total_seconds()) < 5 for distance in stored.values())
+    assert all(abs(distance.total_seconds()) < 60 for distance in stored.values())
     clock.shift += correction
     async with world.operator():
         await world.handled()

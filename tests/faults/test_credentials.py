@@ -49,7 +49,7 @@ async def test_those_who_were_never_accepted_are_refused_soon(world):
     world.declare(kopf.on.create, 'create')
     with pytest.raises(kopf.LoginError, match="No new credentials.* Renew them or fix the login handlers"):
         async with world.operator() as task:
-            await asyncio.wait_for(task, 5)
+            await asyncio.wait_for(task, 60)
 
 
 async def test_a_success_is_a_new_beginning(world):
@@ -73,7 +73,7 @@ async def test_those_who_are_refused_for_good_are_told_what_to_do(world, backoff
             await world.handled('before')
             world.sandbox.faults.error(401, times=None)
             await world.create('after')
-            await asyncio.wait_for(task, 5)
+            await asyncio.wait_for(task, 60)
     patches = [seen for seen in refusals(world) if seen.verb == 'patch']
     assert len(patches) == attempts
 

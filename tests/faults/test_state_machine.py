@@ -34,7 +34,7 @@ from kopf._core.reactor.processing import Processor
 from kopf._core.reactor.watches import ResourceWatch
 from kopf._core.reactor.workforce import Workforce
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 RESOURCE = Resource('kopf.dev', 'v1', 'kopfexamples', kind='KopfExample', verbs=frozenset({'list', 'watch', 'patch'}))
 LAST_HANDLED = 'kopf.zalando.org/last-handled-configuration'

@@ -59,7 +59,7 @@ def is_handled(body):
 
 
 def test_successful_run(sandbox):
-    with KopfRunner(['run', '-n', 'default', 'handlers.py'], timeout=20) as runner:
+    with KopfRunner(['run', '-n', 'default', 'handlers.py'], timeout=60) as runner:
         sandbox.create(KEX)
         sandbox.wait_for('kopfexamples', 'a', is_handled)
         assert not runner.future.done()
@@ -83,14 +83,14 @@ def test_settings_and_registry(sandbox):
     def extra(**_):
         return 'extra'
 
-    with KopfRunner(['run', '-n', 'default', 'handlers.py'], timeout=20, registry=registry, settings=settings):
+    with KopfRunner(['run', '-n', 'default', 'handlers.py'], timeout=60, registry=registry, settings=settings):
         sandbox.create(KEX)
         body = sandbox.wait_for('kopfexamples', 'a', lambda body: len(body.get('status', {})) == 2)
     assert body['status'] == {'created': 'example.com/mine', 'test_settings_and_registry.<locals>.extra': 'extra'}
 
 
 def test_failure(sandbox):
-    with KopfRunner(['run', '-n', 'default', 'absent.py'], reraise=False, timeout=20) as runner:
+    with KopfRunner(['run', '-n', 'default', 'absent.py'], reraise=False, timeout=60) as runner:
         pass
     assert runner.exit_code == 1
     assert isinstance(runner.exception, FileNotFoundError)
@@ -100,19 +100,19 @@ def test_failure(sandbox):
 
 def test_failure_is_raised(sandbox):
     with pytest.raises(FileNotFoundError):
-        with KopfRunner(['run', '-n', 'default', 'absent.py'], timeout=20):
+        with KopfRunner(['run', '-n', 'default', 'absent.py'], timeout=60):
             pass
 
 
 def test_failure_in_the_users_code(sandbox, tmp_path):
     tmp_path.joinpath('broken.py').write_text("raise ValueError('from the file')")
     with pytest.raises(ValueError, match="from the file"):
-        with KopfRunner(['run', '-n', 'default', 'broken.py'], timeout=20):
+        with KopfRunner(['run', '-n', 'default', 'broken.py'], timeout=60):
             pass
 
 
 def test_wrong_usage(sandbox):
-    with KopfRunner(['run', '--nonsense'], reraise=False, timeout=20) as runner:
+    with KopfRunner(['run', '--nonsense'], reraise=False, timeout=60) as runner:
         pass
     assert runner.exit_code == 2
     assert isinstance(runner.exception, SystemExit)
@@ -121,14 +121,14 @@ def test_wrong_usage(sandbox):
 
 def test_error_of_the_test(sandbox):
     with pytest.raises(ZeroDivisionError):
-        with KopfRunner(['run', '-n', 'default', 'handlers.py'], timeout=20) as runner:
+        with KopfRunner(['run', '-n', 'default', 'handlers.py'], timeout=60) as runner:
             raise ZeroDivisionError
     assert runner.exit_code == 0
 
 
 def test_errors_of_both(sandbox):
     with pytest.raises(FileNotFoundError) as caught:
-        with KopfRunner(['run', '-n', 'default', 'absent.py'], timeout=20):
+        with KopfRunner(['run', '-n', 'default', 'absent.py'], timeout=60):
             raise ZeroDivisionError
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
@@ -148,7 +148,7 @@ def test_operator_that_does_not_stop(sandbox, tmp_path):
 
 
 def test_reuse(sandbox):
-    runner = KopfRunner(['run', '-n', 'default', 'handlers.py'], timeout=20)
+    runner = KopfRunner(['run', '-n', 'default', 'handlers.py'], timeout=60)
     for _ in range(2):
         with runner:
             pass
@@ -158,7 +158,7 @@ def test_reuse(sandbox):
 def test_logging_is_restored(sandbox):
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
-    with KopfRunner(['run', '-n', 'default', '--debug', 'handlers.py'], timeout=20):
+    with KopfRunner(['run', '-n', 'default', '--debug', 'handlers.py'], timeout=60):
         pass
     assert (root.handlers, root.level) == (handlers, level)
 
@@ -190,7 +190,7 @@ def test_embedded_operators(sandbox, registry, fn):
     settings = kopf.OperatorSettings()
     settings.persistence.finalizer = 'example.com/mine'
     kopf.daemon('kopfexamples', registry=registry)(lambda **_: None)
-    with KopfRunner(fn, 'default', registry=registry, settings=settings, timeout=20) as runner:
+    with KopfRunner(fn, 'default', registry=registry, settings=settings, timeout=60) as runner:
         sandbox.create(KEX)
         body = sandbox.wait_for('kopfexamples', 'a', lambda body: body.get('status'))
         assert body['metadata']['finalizers'] == ['example.com/mine']
@@ -204,10 +204,10 @@ def test_embedded_operators_that_fail(sandbox, registry):
     def fail(**_):
         raise kopf.PermanentError("boo")
 
-    with KopfRunner(kopf.operator, namespaces=['default'], registry=registry, reraise=False, timeout=20) as runner:
+    with KopfRunner(kopf.operator, namespaces=['default'], registry=registry, reraise=False, timeout=60) as runner:
         pass
     assert runner.exit_code == 1
     assert "boo" in str(runner.exception)
     with pytest.raises(Exception, match="boo"):
-        with KopfRunner(kopf.operator, namespaces=['default'], registry=registry, timeout=20):
+        with KopfRunner(kopf.operator, namespaces=['default'], registry=registry, timeout=60):
             pass

@@ -46,7 +46,7 @@ def run_kopf():
     """Run a command that fails; return its exit code and its output."""
     def run(*args, **env):
         done = subprocess.run([sys.executable, "-m", "kopf", *args], env={**os.environ, **env}, capture_output=True,
-                              text=True, timeout=20)
+                              text=True, timeout=60)
         assert "Traceback" not in done.stderr
         return done.returncode, done.stdout + done.stderr
     return run
@@ -72,7 +72,7 @@ def test_the_sandbox_alone(start_sandbox, monkeypatch, sig):
     monkeypatch.setenv("KUBECONFIG", kubeconfig)
     assert KubeApi().get("example.dev/v1", "Note", "default", "n")["spec"] == {"size": 1}
     process.send_signal(sig)
-    _, banner = process.communicate(timeout=10)
+    _, banner = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "development and tests only" in banner
     assert "https://127.0.0.1:" in banner
@@ -85,7 +85,7 @@ def test_the_kubeconfig_where_it_is_wanted(start_sandbox, tmp_path):
         process, line = start_sandbox("--kubeconfig", "config")
         assert line == f"export KUBECONFIG={tmp_path}/config\n"
         process.terminate()
-        process.wait(10)
+        process.wait(60)
     assert (tmp_path / "config").exists()
 
 
@@ -112,7 +112,7 @@ def test_the_environment_is_restored(monkeypatch):
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "192.0.2.1")
     threads = set(threading.enumerate())
     args = ["--crd", "crd.yaml", "--load", "good.yaml", "handlers.py"]
-    with KopfRunner(["run", "--sandbox", *args], timeout=20):
+    with KopfRunner(["run", "--sandbox", *args], timeout=60):
         api = KubeApi()
         wait(lambda: api.get("example.dev/v1", "Note", "default", "n").get("status"), "the status")
         assert os.environ["KUBECONFIG"] != "/nonexistent"

@@ -224,7 +224,7 @@ def run(tmp_path, monkeypatch):
                     break
                 time.sleep(0.01)
         flag.set()
-        thread.join(15)
+        thread.join(60)
         assert results, f"It neither ends nor says what it should:\n{log.getvalue()}"
         return results[0].exit_code, results[0].output
     return run

@@ -136,7 +136,7 @@ def test_operators_that_import_them(kopf_sandbox, tmp_path, monkeypatch):
     path = tmp_path / 'handlers.py'
     path.write_text(OPERATOR)
     kex = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': {'name': 'a'}, 'spec': {'field': 1}}
-    with KopfRunner(['run', '-A', '--standalone', str(path)], timeout=20) as runner:
+    with KopfRunner(['run', '-A', '--standalone', str(path)], timeout=60) as runner:
         kopf_sandbox.create(kex)
         kopf_sandbox.wait_for('kopfexamples', 'a', is_handled)
         kopf_sandbox.patch('kopfexamples', 'a', {'spec': {'field': 2}})
@@ -167,7 +167,7 @@ def test_registries_and_indexers_of_embedded_operators(kopf_sandbox):
     def created(names, **_):
         pass
 
-    with KopfRunner(kopf.operator, registry=registry, indexers=indexers, clusterwide=True, standalone=True, timeout=20):
+    with KopfRunner(kopf.operator, registry=registry, indexers=indexers, clusterwide=True, standalone=True, timeout=60):
         kopf_sandbox.wait_for('kopfexamples', 'a', is_handled)
         assert list(indexers.indices['names']['names']) == ['a']
 

@@ -101,7 +101,7 @@ class Watching:
             connection.transport.abort()  # Closing it would leave its last words to the next test.
         self.response.close()
 
-    async def next(self, timeout: float = 5) -> Any:
+    async def next(self, timeout: float = 60) -> Any:
         """The next event; None when the stream ends, an exception when it is broken off."""
         async with asyncio.timeout(timeout):
             line = await self.response.content.readline()

@@ -11,7 +11,7 @@ DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 def gone(client):
     """Wait until there is nothing at a path any more."""
     async def gone(path):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while (await client("GET", path)).status != 404:
                 await asyncio.sleep(0)
     return gone
@@ -91,7 +91,7 @@ async def test_dependents_go_with_their_last_owner(client, gone):
     one, two = await client.create("one"), await client.create("two")
     await client("POST", client.configmaps, owned("child", one, two))
     await client("DELETE", f"{client.things}/one")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while len((await client("GET", f"{client.configmaps}/child")).body["metadata"]["ownerReferences"]) > 1:
             await asyncio.sleep(0)
     await client("DELETE", f"{client.things}/two")
@@ -121,7 +121,7 @@ async def test_foreground_deletion_waits_for_the_dependents(client, gone):
     await client("POST", client.configmaps, child)
     answer = await client("DELETE", f"{client.things}/one", {"propagationPolicy": "Foreground"})
     assert answer.body["metadata"]["finalizers"] == ["foregroundDeletion"]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while "deletionTimestamp" not in (await client("GET", f"{client.configmaps}/child")).body["metadata"]:
             await asyncio.sleep(0)
     assert (await client("GET", f"{client.things}/one")).status == 200
@@ -144,7 +144,7 @@ async def test_namespaces_take_their_content_with_them(client, gone):
         "NamespaceContentRemaining": "Some resources are remaining: things.things.example.dev has 1 resource instances",
         "NamespaceFinalizersRemaining":
             "Some content in the namespace has finalizers remaining: x.dev/y in 1 resource instances"}
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         told = None
         while told != expected:
             conditions = (await client("GET", namespace)).body["status"].get("conditions", [])
@@ -166,7 +166,7 @@ async def test_definitions_take_their_objects_with_them(client, make_crd, gone):
     definition = f"{DEFINITIONS}/brieves.things.example.dev"
     answer = await client("DELETE", definition)
     assert answer.body["metadata"]["finalizers"] == ["customresourcecleanup.apiextensions.k8s.io"]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while "deletionTimestamp" not in (await client("GET", f"{brieves}/held")).body["metadata"]:
             await asyncio.sleep(0)
     assert (await client("POST", brieves, {})).status == 405
@@ -199,7 +199,7 @@ async def test_a_later_deletion_can_decide_otherwise(client, gone):
     answer = await client("DELETE", f"{client.things}/one", {"propagationPolicy": "Foreground"})
     assert answer.body["metadata"]["finalizers"] == ["x.dev/y", "foregroundDeletion"]
     await gone(f"{client.configmaps}/child")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while len((await client("GET", f"{client.things}/one")).body["metadata"]["finalizers"]) > 1:
             await asyncio.sleep(0)
 

@@ -1,7 +1,7 @@
 """Operators against the sandbox, by the fixtures that users have."""
 import pytest
 
-from kopf.testing import OperatorFailed
+from kopf.testing import Operator, OperatorFailed
 
 CRD = {
     "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
@@ -34,3 +34,18 @@ def test_operators_that_do_not_start(kopf_sandbox, kopf_operator, tmp_path):
     (tmp_path / "handlers.py").write_text("1 / 0")
     with pytest.raises(OperatorFailed, match="ZeroDivisionError"), kopf_operator(tmp_path / "handlers.py"):
         pass
+
+
+def test_last_words_are_heard(kopf_sandbox):
+    """Also if they are said between two looks, and the operator has ended by then."""
+    class Ending(Operator):
+        said, returncode = "", None
+
+        @property
+        def output(self):
+            said, self.said, self.returncode = self.said, "my last words", 0
+            return said
+
+    operator = Ending(kopf_sandbox)
+    assert operator.wait_for_output("last words")
+    operator.stop()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(90)  # each of them starts a pytest of its own
+pytestmark = pytest.mark.timeout(300)  # each of them starts a pytest of its own
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "09-testing"
 

@@ -39,7 +39,7 @@ class Operator:
 
     def __init__(
             self, sandbox: Sandbox, *arguments: str | os.PathLike[str], env: Mapping[str, str] | None = None,
-            cwd: str | os.PathLike[str] | None = None, timeout: float = 20.0,
+            cwd: str | os.PathLike[str] | None = None, timeout: float = 60.0,
     ) -> None:
         self._sandbox = sandbox
         self._arguments = [os.fspath(argument) for argument in arguments]
@@ -91,16 +91,18 @@ class Operator:
                 raise OperatorFailed(f'the operator does not watch anything after {self._timeout} s:\n{self._tail()}')
             time.sleep(0.02)
 
-    def wait_for_output(self, pattern: str, *, timeout: float = 10.0) -> re.Match[str]:
+    def wait_for_output(self, pattern: str, *, timeout: float = 30.0) -> re.Match[str]:
         """Wait until the output has something that matches the regular expression; `OperatorFailed` otherwise."""
         deadline = time.monotonic() + timeout
-        while (match := re.search(pattern, self.output, re.MULTILINE)) is None:
-            if self.returncode is not None or time.monotonic() > deadline:
+        while True:
+            is_over = self.returncode is not None or time.monotonic() > deadline  # before looking: for the last words
+            if match := re.search(pattern, self.output, re.MULTILINE):
+                return match
+            if is_over:
                 raise OperatorFailed(f'nothing in the output matches {pattern!r}:\n{self._tail()}')
             time.sleep(0.02)
-        return match
 
-    def stop(self, *, timeout: float = 10.0) -> int | None:
+    def stop(self, *, timeout: float = 30.0) -> int | None:
         """End the operator gracefully, by force after so many seconds; returns the exit code."""
         if self._process is None or self._output.closed:
             self._output.close()

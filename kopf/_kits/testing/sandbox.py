@@ -134,14 +134,14 @@ class AsyncSandbox(_Common):
 
     async def wait_for(
             self, resource: ResourceName, name: str, predicate: Predicate | None = None,
-            *, namespace: str | None = None, timeout: float = 10.0,
+            *, namespace: str | None = None, timeout: float = 30.0,
     ) -> Body:
         """See `Sandbox.wait_for`."""
         found = await self._runner.later(self._door.wait_for(resource, name, predicate, namespace, False, timeout))
         return found or {}
 
     async def wait_gone(
-            self, resource: ResourceName, name: str, *, namespace: str | None = None, timeout: float = 10.0,
+            self, resource: ResourceName, name: str, *, namespace: str | None = None, timeout: float = 30.0,
     ) -> None:
         """See `Sandbox.wait_gone`."""
         await self._runner.later(self._door.wait_for(resource, name, None, namespace, True, timeout))
@@ -281,7 +281,7 @@ class Sandbox(_Common):
 
     def wait_for(
             self, resource: ResourceName, name: str, predicate: Predicate | None = None,
-            *, namespace: str | None = None, timeout: float = 10.0,
+            *, namespace: str | None = None, timeout: float = 30.0,
     ) -> Body:
         """
         Wait until the object is there and the predicate is true of it; returns the object.
@@ -292,7 +292,7 @@ class Sandbox(_Common):
         return self._runner.now(self._door.wait_for(resource, name, predicate, namespace, False, timeout)) or {}
 
     def wait_gone(
-            self, resource: ResourceName, name: str, *, namespace: str | None = None, timeout: float = 10.0,
+            self, resource: ResourceName, name: str, *, namespace: str | None = None, timeout: float = 30.0,
     ) -> None:
         """Wait until there is no such object; TimeoutError after ``timeout`` seconds."""
         self._runner.now(self._door.wait_for(resource, name, None, namespace, True, timeout))

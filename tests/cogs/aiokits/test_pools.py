@@ -18,27 +18,27 @@ def pool():
 
 
 def test_results_and_errors(pool):
-    assert pool.submit(divmod, 7, 2).result(5) == (3, 1)
+    assert pool.submit(divmod, 7, 2).result(60) == (3, 1)
     with pytest.raises(ZeroDivisionError):
-        pool.submit(divmod, 7, 0).result(5)
+        pool.submit(divmod, 7, 0).result(60)
     assert list(pool.map(str, range(5))) == ['0', '1', '2', '3', '4']
 
 
 def test_as_many_threads_as_allowed_and_no_more(pool):
     barrier, release = threading.Barrier(4), threading.Event()
-    futures = [pool.submit(lambda: (barrier.wait(5), release.wait(5))) for _ in range(3)]
-    barrier.wait(5)  # all three are running
+    futures = [pool.submit(lambda: (barrier.wait(60), release.wait(60))) for _ in range(3)]
+    barrier.wait(60)  # all three are running
     extra = pool.submit(threading.current_thread)
     assert not extra.running()
     release.set()
-    assert extra.result(5).daemon
-    concurrent.futures.wait(futures, 5)
+    assert extra.result(60).daemon
+    concurrent.futures.wait(futures, 60)
 
 
 def test_threads_are_reused(pool):
     names = set()
     for _ in range(20):
-        names.add(pool.submit(lambda: threading.current_thread().name).result(5))
+        names.add(pool.submit(lambda: threading.current_thread().name).result(60))
     assert len(names) <= 3
 
 
@@ -47,10 +47,10 @@ def test_free_threads_are_counted_whatever_has_waited(pool):
     futures = [pool.submit(release.wait, 5) for _ in range(20)]
     futures[10].cancel()
     release.set()
-    concurrent.futures.wait(futures, 5)
+    concurrent.futures.wait(futures, 60)
     pool._max_workers = 5  # as the settings do it
     barrier = threading.Barrier(5)
-    assert sum(future.result(5) for future in [pool.submit(barrier.wait, 5) for _ in range(5)]) == 10
+    assert sum(future.result(60) for future in [pool.submit(barrier.wait, 60) for _ in range(5)]) == 10
 
 
 def test_cancelled_while_waiting(pool):
@@ -59,8 +59,8 @@ def test_cancelled_while_waiting(pool):
     waiting = pool.submit(pytest.fail, 'must not run')
     assert waiting.cancel()
     release.set()
-    concurrent.futures.wait(running, 5)
-    assert pool.submit(int).result(5) == 0
+    concurrent.futures.wait(running, 60)
+    assert pool.submit(int).result(60) == 0
 
 
 def test_shutdown_waits_for_all():
@@ -81,23 +81,23 @@ def test_shutdown_without_waiting():
     pool.shutdown(wait=False, cancel_futures=True)
     assert waiting.cancelled()
     release.set()
-    assert running.result(5)
+    assert running.result(60)
 
 
 def test_forgotten_pools_end_their_threads():
     pool = DaemonicThreadPool(2)
-    threads = [pool.submit(threading.current_thread).result(5) for _ in range(2)]
+    threads = [pool.submit(threading.current_thread).result(60) for _ in range(2)]
     del pool
     gc.collect()
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive()
 
 
 def test_the_process_does_not_wait():
     code = ("import threading; from kopf._cogs.aiokits.pools import DaemonicThreadPool; "
             "DaemonicThreadPool(1).submit(threading.Event().wait); print('end')")
-    assert subprocess.run([sys.executable, '-c', code], timeout=10, stdout=subprocess.PIPE).stdout == b'end\n'
+    assert subprocess.run([sys.executable, '-c', code], timeout=60, stdout=subprocess.PIPE).stdout == b'end\n'
 
 
 def test_errors_are_freed_without_the_garbage_collector(pool):

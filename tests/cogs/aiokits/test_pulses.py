@@ -38,7 +38,7 @@ def block(seconds):
 
 
 async def until(predicate):
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not predicate():
             await asyncio.sleep(0.01)
 
@@ -53,7 +53,7 @@ async def test_who_blocks_is_reported_with_the_time():
         assert pulse.culprit is None
     assert inspector.found == [('block', asyncio.current_task())]
     [(culprit, seconds, is_over)] = inspector.reports
-    assert culprit == 'block' and is_over and 0.1 < seconds < 5
+    assert culprit == 'block' and is_over and seconds > 0.1
 
 
 async def test_what_does_not_end_is_reported_in_the_middle(monkeypatch):
@@ -61,24 +61,22 @@ async def test_what_does_not_end_is_reported_in_the_middle(monkeypatch):
     inspector = Inspector(0.1)
     async with pulses.Pulse(inspector) as pulse:
         await asyncio.sleep(0.05)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while not inspector.reports and time.monotonic() < deadline:
             pass
         assert pulse.silence >= 0.2
         assert pulse.culprit is not None
-        await asyncio.sleep(0.1)
-        assert pulse.silence < 0.1
+        await until(lambda: pulse.silence < 0.1)
     assert [is_over for _, _, is_over in inspector.reports] == [False]
 
 
 async def test_loops_that_are_busy_or_idle_are_not_blocked():
-    inspector = Inspector(0.1)
+    inspector = Inspector(0.5)
 
     async def work():
-        block(0.002)
+        block(0.008)
     async with pulses.Pulse(inspector):
-        for _ in range(3):
-            await asyncio.gather(*[work() for _ in range(100)])  # 0.2 s in one iteration of the loop
+        await asyncio.gather(*[work() for _ in range(100)])  # 0.8 s in one iteration of the loop
         await asyncio.sleep(0.3)
     assert inspector.found == []
 
@@ -134,7 +132,7 @@ def test_the_thread_ends_with_the_loop():
     async def main():
         await pulses.Pulse(Inspector(0.1)).__aenter__()  # as if it was not closed
     asyncio.run(main())
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while any(thread.name == 'kopf-pulse' for thread in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.01)

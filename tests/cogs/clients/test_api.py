@@ -42,7 +42,7 @@ def streaming(*chunks, abort=False, length=None, before=None):
 
 
 async def until_closed(connections):
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(60):
         while not all(connection.is_closing() for connection in connections):
             await asyncio.sleep(0)
 

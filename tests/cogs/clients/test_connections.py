@@ -89,7 +89,7 @@ async def half_close(writer):
 ])
 async def test_requests_that_are_answered_before_they_are_read(raw_server, pool, steps):
     raw_server.scripts = [steps]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         response = await pool.request(HUGE, connect_timeout=5, repeatable=False)
         assert (response.status, response.body) == (413, b'no')
         assert (await get(pool)).body == b'ok'

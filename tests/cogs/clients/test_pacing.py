@@ -169,7 +169,7 @@ def seconds_between(server, first, second):
 
 
 async def until(condition):
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0)
 
@@ -196,7 +196,7 @@ async def test_one_who_is_told_to_wait_holds_all_back(client, server, settings, 
 
 async def test_new_streams_are_held_back_but_those_open_go_on(client, server, settings):
     settings.networking.error_backoffs = []
-    server.add('GET', '/x', TOO_MANY)
+    server.add('GET', '/x', (429, {}, {'Retry-After': '1'}))
     news = asyncio.Event()
 
     async def stream(request):
@@ -211,10 +211,10 @@ async def test_new_streams_are_held_back_but_those_open_go_on(client, server, se
             await client.get_json('/x')
         news.set()
         assert await anext(open_before) == [b'{}']
-        assert time.monotonic() - server.seen[1].time < 0.29
+        assert time.monotonic() - server.seen[1].time < 0.99
         async with client.stream('/watch'):
             pass
-    assert seconds_between(server, 1, 2) > 0.29
+    assert seconds_between(server, 1, 2) > 0.99
 
 
 async def test_other_errors_hold_nobody_back(client, server, settings):
@@ -234,7 +234,7 @@ async def test_servers_are_independent(server, tls_server, pki, settings, make_v
     tls_server.add('GET', '/x', {})
     infos = [ConnectionInfo(server=server.url, priority=1), ConnectionInfo(server=tls_server.url, insecure=True)]
     vault = make_vault(*infos)
-    async with api.ApiClient(vault, settings) as client, asyncio.timeout(5):
+    async with api.ApiClient(vault, settings) as client, asyncio.timeout(60):
         with pytest.raises(errors.APITooManyRequestsError):
             await client.get_json('/x')
         (key, info) = await vault.select()
@@ -317,7 +317,7 @@ async def test_a_closed_client_keeps_nobody_waiting(vault, server, settings):
     async with api.ApiClient(vault, settings) as client:
         tasks = [asyncio.create_task(client.get_json('/x')) for _ in range(3)]  # in flight, and behind it
         await coming.wait()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         results = await asyncio.gather(*tasks, return_exceptions=True)
         with pytest.raises(errors.APIConnectionError, match='is closed'):
             await client.get_json('/x')

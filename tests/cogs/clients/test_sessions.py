@@ -26,11 +26,11 @@ def hang(sandbox):
 
     def predicate(body):
         hanging.set()
-        return over.wait(10)
+        return over.wait(100)
 
     def hang():
         thread.start()
-        assert hanging.wait(10)
+        assert hanging.wait(60)
 
     thread = threading.Thread(target=sandbox.wait_for, args=('namespaces', 'default', predicate))
     yield hang

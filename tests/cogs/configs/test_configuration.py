@@ -131,7 +131,7 @@ def test_waiting_for_a_thread_is_logged_once(settings, caplog):
         assert caplog.messages == []
         futures += [executor.submit(release.wait, 5) for _ in range(5)]
         release.set()
-        assert all(future.result(5) for future in futures)
+        assert all(future.result(60) for future in futures)
     assert len(caplog.messages) == 1
     assert "All the 2 threads" in caplog.text and "settings.execution.max_workers" in caplog.text
 

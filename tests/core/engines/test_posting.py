@@ -59,7 +59,7 @@ class FakeAPI:
 
     async def wait_until(self, condition):
         async with self._changed:
-            await asyncio.wait_for(self._changed.wait_for(condition), timeout=10)
+            await asyncio.wait_for(self._changed.wait_for(condition), timeout=60)
 
     @property
     def summary(self):

@@ -44,7 +44,7 @@ class Answer:
 
 def ask_now(port, path='/healthz'):
     try:
-        with urllib.request.urlopen(f'http://127.0.0.1:{port}{path}', timeout=10) as response:
+        with urllib.request.urlopen(f'http://127.0.0.1:{port}{path}', timeout=60) as response:
             return Answer(response)
     except urllib.error.HTTPError as error:
         with error:

@@ -325,7 +325,7 @@ async def test_a_thread_that_hangs_does_not_hold_up_the_end(host, monkeypatch):
     await host.look()
     await started.wait()
     with pytest.warns(ResourceWarning):
-        await asyncio.wait_for(host.background.close(), 5)
+        await asyncio.wait_for(host.background.close(), 60)
     gate.set()
 
 

@@ -313,7 +313,7 @@ async def test_indices_are_given(world, server, hooks):
     await world.create('one')
     async with world.operator():
         await hooks(VALIDATING, 'validating')
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while 'one' not in seen:
                 await server.review()
                 await asyncio.sleep(0)

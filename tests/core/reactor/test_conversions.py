@@ -180,7 +180,7 @@ async def test_unmanaged_crds_are_left_alone(world, server, strategy):
     world.settings.admission.managed = None
     declare(world)
     async with world.operator():
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while server.fn is None:
                 await asyncio.sleep(0)
     await strategy(is_none)

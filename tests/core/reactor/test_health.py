@@ -53,7 +53,7 @@ async def ask(sandbox, settings, registry):
 
     def ask_now(path):
         try:
-            with urllib.request.urlopen(f'http://127.0.0.1:{port}{path}', timeout=10) as response:
+            with urllib.request.urlopen(f'http://127.0.0.1:{port}{path}', timeout=60) as response:
                 return response.status, json.loads(response.read())
         except urllib.error.HTTPError as error:
             with error:
@@ -63,7 +63,7 @@ async def ask(sandbox, settings, registry):
 
     async def ask(path, status, reason=''):
         """Ask until the answer is as expected."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 code, content = await asyncio.to_thread(ask_now, path)
                 if code == status and reason in str(content.get('reasons', '')):

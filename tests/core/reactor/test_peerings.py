@@ -68,7 +68,7 @@ class World:
         self.changed.set()
 
     async def until(self, predicate):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not predicate():
                 self.changed.clear()
                 await self.changed.wait()

@@ -51,7 +51,7 @@ async def wait_flag(flag):
 async def test_flags(world, activities, cls):
     ready, stop = cls(), cls()
     world.declare(kopf.on.create, 'create')
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         task = asyncio.create_task(kopf.operator(**options(world, ready_flag=ready, stop_flag=stop)))
         await wait_flag(ready)
         await world.create()
@@ -65,7 +65,7 @@ async def test_flags(world, activities, cls):
 async def test_stopped_before_it_is_started(world, activities):
     stop = asyncio.Event()
     stop.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await kopf.operator(**options(world, stop_flag=stop))
     assert not any(request.user_agent for request in world.sandbox.requests)
 
@@ -77,7 +77,7 @@ async def test_stopped_while_starting_up(world):
         await asyncio.Event().wait()
     kopf.on.cleanup(registry=world.registry)(lambda **_: world.note('cleanup', None))
     stop = asyncio.Event()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         task = asyncio.create_task(kopf.operator(**options(world, stop_flag=stop)))
         await world.until_called('startup')
         stop.set()
@@ -89,7 +89,7 @@ async def test_stopped_while_starting_up(world):
 async def test_cancelled(world, activities):
     world.declare(kopf.on.create, 'create', does=lambda **_: asyncio.Event().wait())
     world.settings.queueing.exit_timeout = 0.05
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         task = asyncio.create_task(kopf.operator(**options(world)))
         await world.create()
         await world.until_called('create')
@@ -119,7 +119,7 @@ async def test_handlers_that_do_not_end_are_left(world, activities):
     @kopf.on.create('kopfexamples', registry=world.registry, when=lambda name, **_: name == 'sync')
     def sync(**_):
         started.set()
-        release.wait(10)
+        release.wait(60)
 
     async def swallow(**_):
         while not release.is_set():
@@ -134,7 +134,7 @@ async def test_handlers_that_do_not_end_are_left(world, activities):
         await wait_flag(started)
         await world.until_called('swallow')
         began = time.monotonic()
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 15
     assert world.ids[-1] == 'cleanup'
     assert any('ignore their cancellation, and are left' in text for text in world.log.texts)
     release.set()
@@ -179,7 +179,7 @@ async def test_lost_login(world, activities):
     await ready.wait()
     world.sandbox.faults.expire_tokens()
     world.sandbox.faults.drop_watches()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         with pytest.raises(kopf.LoginError):
             await task
     assert world.ids[-1] == 'cleanup'
@@ -330,7 +330,7 @@ async def test_tasks(world, activities):
     late_bystander = asyncio.create_task(asyncio.Event().wait())
     await world.until_called('startup')
     stop.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await running
     assert not bystander.done() and not late_bystander.done()
     bystander.cancel()
@@ -387,14 +387,14 @@ class Process:
             sys.executable, *command, str(self.path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
     async def until(self, text):
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             while text not in self.output:
                 line = await self.process.stdout.readline()
                 assert line, self.output
                 self.output += line.decode()
 
     async def end(self):
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             self.output += (await self.process.communicate())[0].decode()
         return self.process.returncode
 
@@ -428,7 +428,7 @@ async def test_signals(process, number):
     process.signal(number)
     began = time.monotonic()
     assert await process.end() == 0
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 15
     assert 'CLEANUP' in process.output and f'Signal {number.name} is received.' in process.output
 
 
@@ -479,7 +479,7 @@ async def test_signals_while_handlers_hang(process):
     process.signal()
     began = time.monotonic()
     assert await process.end() == 0
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 15
     assert '<default/c>' in process.output and 'Traceback' not in process.output
 
 
@@ -500,7 +500,7 @@ async def test_the_second_signal_ends_at_once(process):
     process.signal()
     began = time.monotonic()
     assert await process.end() == -signal.SIGTERM
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 15
 
 
 @pytest.mark.parametrize('kind', ['def', 'async def'])
@@ -516,7 +516,7 @@ async def test_signals_while_starting_up(process, kind):
     process.signal()
     began = time.monotonic()
     assert await process.end() == 0
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 15
     assert process.world.sandbox.requests == []
 
 

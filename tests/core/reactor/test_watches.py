@@ -152,7 +152,7 @@ class Sink:
         return {body['metadata']['name']: body['metadata']['resourceVersion'] for body in self.objects.values()}
 
     async def until(self, condition):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not condition():
                 self.news.clear()
                 await self.news.wait()
@@ -477,7 +477,7 @@ async def test_nothing_to_log_in_with(server, settings, sink):
     async with ApiClient(Vault(), settings) as client:
         watch = ResourceWatch(client, settings, RESOURCE, None, sink)
         with pytest.raises(LoginError):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await watch.run()
 
 

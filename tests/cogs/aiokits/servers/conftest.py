@@ -58,7 +58,7 @@ class Client:
 
     async def read(self, *, bodiless=False):
         """Read one answer: its status, its headers, its body."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             head = await self.reader.readuntil(b'\r\n\r\n')
             status, *lines = head.decode().splitlines()
             headers = dict(line.lower().split(': ', 1) for line in lines if line)
@@ -71,7 +71,7 @@ class Client:
 
     async def is_closed(self):
         """Wait for the end; tell whether nothing has come before."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             try:
                 return await self.reader.read() == b''
             except ConnectionError:

@@ -18,7 +18,7 @@ POST = b'POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbody'
 
 
 async def close(listener, **options):
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await listener.close(**options)
 
 
@@ -78,7 +78,7 @@ async def test_nothing_of_a_connection_is_left_to_the_garbage_collector(app, ser
             await client.ask(GET)
             client.send(last)
             await client.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while [each for each in gc.get_objects() if isinstance(each, Connection) and each not in known]:
                 app.requests.clear()
                 await asyncio.sleep(0.01)
@@ -189,7 +189,7 @@ async def test_http_in_place_of_https(app, serve, connect):
     port, _ = await serve(secure=True)
     client = await connect(port)
     client.send(GET)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert b'HTTP/' not in await client.reader.read()
     assert (await (await connect(port, secure=True)).ask(GET))[0] == 200
 
