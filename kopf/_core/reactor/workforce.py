@@ -1,8 +1,9 @@
 """
 Who works on the objects, and how many at a time.
 
-An object has a worker only while there is work: a task that ends with it. So an operator of many thousands of objects
-at rest has no tasks for them, and the limit of workers is a limit of what happens, not of what exists.
+An object has a worker only while there is work, and a worker is a task only if it waits for something. So an operator
+of many thousands of objects at rest has no tasks for them, and the limit of workers is a limit of what happens, not
+of what exists.
 
 Those who wait for a place go in two lanes: what has just happened is served before what was there already when the
 operator has started, both here and among the requests to the API.
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 
 from kopf._cogs.aiokits.lanes import Lanes
 from kopf._cogs.aiokits.loops import abandon
+from kopf._cogs.aiokits.starters import Starter
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._core.engines.spawning import Background
 from kopf._core.reactor.intake import Indexation
@@ -45,6 +47,8 @@ class Workforce:
         self._settings = settings
         self._indexation = indexation
         indexation.listeners.append(self._begin_all)
+        self._starter = Starter()
+        self._taskless = 0  # how many have begun, and can come to their end without a task
         self._tasks: dict[asyncio.Task[None], ObjectRecord] = {}
         self._calm: set[ObjectRecord] = set()  # those employed, but not urgent
         self._queue: Lanes[ObjectRecord, Processing] = Lanes()
@@ -82,7 +86,8 @@ class Workforce:
 
     def _has_place(self) -> bool:
         limit = self._settings.queueing.worker_limit
-        return not self.paused and self._indexation.is_complete and (limit is None or len(self._tasks) < limit)
+        return not self.paused and self._indexation.is_complete and (
+            limit is None or len(self._tasks) + self._taskless < limit)
 
     def pause(self) -> None:
         """Begin nothing until resumed: neither objects, nor the next steps of those that are being processed."""
@@ -106,23 +111,42 @@ class Workforce:
     def _begin_all(self) -> None:
         while self._queue and self._has_place() and not self._closed:
             record, processor = self._queue.pop()
-            self._begin(processor, record)
+            self._follow(processor, record, asyncio.create_task(processor.work(record)))  # there can be thousands
 
     def _begin(self, processor: Processing, record: ObjectRecord) -> None:
-        task = asyncio.create_task(processor.work(record))
+        task = None
+        self._taskless += 1
+        try:
+            task = self._starter.start(processor.work(record))
+        except asyncio.CancelledError:
+            pass  # a handler has cancelled itself
+        except Exception as error:
+            self.fail(error)
+        finally:
+            self._taskless -= 1
+            if task is not None:
+                self._follow(processor, record, task)
+            else:
+                self._conclude(processor, record)
+
+    def _follow(self, processor: Processing, record: ObjectRecord, task: asyncio.Task[None]) -> None:
         self._tasks[task] = record
         task.add_done_callback(functools.partial(self._end, processor, record))
 
     def _end(self, processor: Processing, record: ObjectRecord, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
-        record.employed = False
-        self._calm.discard(record)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
+        self._conclude(processor, record)
+
+    def _conclude(self, processor: Processing, record: ObjectRecord) -> None:
+        """Give the place to others, or to the object itself for what has come just now."""
+        record.employed = False
+        self._calm.discard(record)
         if self._queue:
             self._begin_all()
         if (record.pending is not None or record.again) and not record.throttled:
-            self.start(processor, record)  # for what has come just now
+            self.start(processor, record)
 
     async def release(self, records: Collection[ObjectRecord]) -> None:
         """Let those who work on these objects finish for a while, and cancel those that do not: others come to work."""
@@ -149,6 +173,7 @@ class Workforce:
         self._closed = True
         self.failure.cancel()
         await asyncio.gather(self.background.close(), self._end_all())
+        await self._starter.close()
 
     async def _end_all(self) -> None:
         if self._tasks:
