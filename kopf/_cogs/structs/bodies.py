@@ -234,7 +234,7 @@ def build_object_reference(body: Body) -> ObjectReference:
         'uid': meta.get('uid'),
         'namespace': meta.get('namespace'),
     }
-    return cast(ObjectReference, {key: val for key, val in ref.items() if val})
+    return cast(ObjectReference, ref if all(ref.values()) else {key: val for key, val in ref.items() if val})
 
 
 def build_owner_reference(

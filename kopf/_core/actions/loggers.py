@@ -9,9 +9,10 @@ second, are kept. The lines of JSON are in `jsonlogs`.
 """
 import enum
 import logging
+import sys
 import time
 from collections.abc import Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from kopf._cogs.structs import bodies
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 objects_logger = logging.getLogger('kopf.objects')
 
 DEFAULT_REFKEY = 'object'
+
+_LOGGING = logging.Logger.log.__code__.co_filename
+"""The file of the functions that are never those who log."""
 
 
 class LogFormat(enum.Enum):
@@ -63,6 +67,23 @@ class ObjectLogger(logging.LoggerAdapter[logging.Logger]):
         given = kwargs.get('extra')
         kwargs['extra'] = {**mark, **given} if given else mark
         return msg, kwargs
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """Log the message with the mark; the arguments are as everywhere in ``logging``."""
+        logger = self.logger
+        if not logger.isEnabledFor(level):
+            return
+        if kwargs or type(level) is not int:
+            super().log(level, msg, *args, **{**kwargs, 'stacklevel': kwargs.get('stacklevel', 1) + 1})
+            return
+        # A line is written for nearly every event. What the loggers would do for it, does more than there is to do.
+        msg, given = self.process(cast(str, msg), {})
+        caller = sys._getframe(1)
+        while caller.f_code.co_filename == _LOGGING and caller.f_back is not None:
+            caller = caller.f_back
+        code = caller.f_code
+        logger.handle(logger.makeRecord(
+            logger.name, level, code.co_filename, caller.f_lineno, msg, args, None, code.co_name, given['extra']))
 
 
 class LocalObjectLogger(ObjectLogger):

@@ -228,6 +228,27 @@ def test_records_refer_to_objects_and_callers(logger, caplog):
     assert record.pathname == __file__
 
 
+BOO = ValueError("boo")
+
+
+@pytest.mark.parametrize('write', [
+    lambda logger: logger.warning("hello %s", 'world'),
+    lambda logger: logger.log(logging.ERROR, "hello %(key)s", {'key': 'world'}),
+    lambda logger: logger.warning("hello", extra={'key': 'value'}),
+    lambda logger: logger.log(logging.ERROR, "hello", stack_info=False),
+    lambda logger: logger.exception("hello", exc_info=BOO),
+    lambda logger: (lambda: logger.warning("hello", stacklevel=2))(),
+])
+def test_records_are_as_of_usual_loggers(logger, caplog, write):
+    for each in (logging.getLogger('usual'), logger):
+        write(each)
+    usual, ours = (vars(record) for record in caplog.records)
+    varying = {'name', 'created', 'msecs', 'relativeCreated'}
+    assert {key: ours[key] for key in usual if key not in varying} == {
+        key: usual[key] for key in usual if key not in varying}
+    assert set(ours) - set(usual) == {'settings', 'k8s_ref', 'k8s_skip'}
+
+
 def test_local_loggers_are_marked_to_be_skipped(caplog):
     logger = LocalObjectLogger(body=Body(RAW), settings=OperatorSettings())
     logger.warning("hello")
