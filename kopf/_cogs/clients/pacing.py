@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 DEFAULT_HOLD = 1.0
 """For how long (in seconds) to wait if the server does not say it: what Kubernetes servers usually ask for."""
 
+MIN_PAUSE = 0.001
+"""For how long (in seconds) to wait at least: timers count in milliseconds, so with less it would be a busy loop."""
+
 
 _in_background: contextvars.ContextVar[bool] = contextvars.ContextVar('_in_background', default=False)
 
@@ -158,7 +161,7 @@ class Gate:
         while self._waiting and self._count < self._limit:
             if (delay := self._delay()) > 0:
                 if self._timer is None:
-                    self._timer = self._loop.call_later(delay, self._look_again)
+                    self._timer = self._loop.call_later(max(delay, MIN_PAUSE), self._look_again)
                 return
             future, _ = self._waiting.pop()
             if not future.done():  # those that are cancelled just now are still in the queue

@@ -326,3 +326,26 @@ async def test_a_closed_client_keeps_nobody_waiting(vault, server, settings):
                 pass
     assert [type(error) for error in results] == [errors.APIConnectionError] * 3
     assert asked == ['/x']
+
+
+def test_waiting_for_the_rate_is_no_busy_loop(settings):
+    uvloop = pytest.importorskip('uvloop')  # its timers are at once if they are shorter than half a millisecond
+    settings.networking.requests_per_second = 1000
+    settings.networking.requests_burst = 1
+    looks = 0
+
+    class CountingGate(pacing.Gate):
+        def _look_again(self):
+            nonlocal looks
+            looks += 1
+            super()._look_again()
+
+    async def visit():
+        gate = CountingGate('http://server', settings)
+        for _ in range(20):
+            await gate.enter()
+            gate.leave()
+        gate.close()
+
+    uvloop.run(visit())
+    assert looks <= 40
