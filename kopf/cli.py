@@ -54,7 +54,7 @@ class CLIControls:
     vault: credentials.Vault | None = None
     """The credentials to use, or to share with other operators."""
     registry: registries.OperatorRegistry | None = None
-    """Where the handlers are declared, instead of a new registry."""
+    """Where the handlers are declared, instead of the default registry."""
     settings: 'configuration.OperatorSettings | None' = None
     """The initial settings, instead of the defaults."""
     loop: asyncio.AbstractEventLoop | None = None
@@ -286,8 +286,8 @@ def run(
     if not sandbox and (crds or loads or pods):
         raise click.UsageError("--crd, --load and --pods are for --sandbox only: nothing is done to a real cluster.")
     from kopf._core.reactor import running
-    registry = registries.SmartOperatorRegistry() if controls.registry is None else controls.registry
-    # The decorators in the files to be loaded add the handlers there.
+    # Programs that call `main` have their handlers in the default registry, where those of the files are added.
+    registry = registries.get_default_registry() if controls.registry is None else controls.registry
     registries.set_default_registry(registry)
     with _credentials(controls, sandbox=sandbox, crds=crds, loads=loads, pods=pods) as vault:
         loaders.preload(paths=paths, modules=modules)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.loaders import LoadError
 from kopf._core.actions import loggers
-from kopf._core.intents.registries import OperatorRegistry
+from kopf._core.intents.registries import OperatorRegistry, SmartOperatorRegistry
 
 if TYPE_CHECKING:
     from click import Command
@@ -110,7 +110,9 @@ class KopfRunner:
         cli = importlib.import_module('kopf.cli')
         loop = asyncio.new_event_loop()
         controls = cli.CLIControls(
-            ready_flag=self._ready, stop_flag=self._stop, registry=self.registry, settings=self.settings, loop=loop)
+            ready_flag=self._ready, stop_flag=self._stop, settings=self.settings, loop=loop,
+            # As in a new process: without the handlers of the tests, and of other runs.
+            registry=SmartOperatorRegistry() if self.registry is None else self.registry)
         with contextlib.closing(loop), _restored_logging():
             if self.args and callable(self.args[0]):
                 result = CliRunner().invoke(self._make_command(*self.args), [])

@@ -192,11 +192,19 @@ def test_helps_have_examples_and_explain_all_options(invoke, command):
         assert isinstance(option, click.Argument) or option.help, option
 
 
-def test_every_run_has_its_own_registry(invoke, operator, handlers):
-    invoke('run', handlers)
-    first = operator.registry
-    invoke('run', handlers)
-    assert operator.registry is not first
+def test_programs_that_call_the_command_bring_their_handlers(invoke, operator, handlers):
+    def call():
+        kopf.set_default_registry(OperatorRegistry())
+        kopf.on.create('kopfexamples')(of_the_program)
+        return invoke('run', handlers)
+
+    def of_the_program(**_):
+        pass
+
+    assert contextvars.copy_context().run(call).exit_code == 0
+    ids = [handler.id for handler in operator.kwargs['registry'].iter_resource_handlers()]
+    assert operator.kwargs['registry'] is operator.registry
+    assert {id.rpartition('.')[2] for id in ids} == {'of_the_program', 'fn'}
 
 
 def test_controls(invoke, operator, handlers):

@@ -6,6 +6,7 @@ over snapshots: nothing that happens meanwhile breaks them. An object is known b
 removed object has left is never mixed up with a successor, whichever comes first. All is O(1) an object and a key.
 """
 import collections
+import copy
 from collections.abc import Collection, Hashable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from typing import Any, Generic, TypeVar
 
@@ -43,6 +44,10 @@ class Store(ephemera.Store[_V], Generic[_V]):
     def __contains__(self, value: object) -> bool:
         return value in list(self._values.values())
 
+    def __getstate__(self) -> Any:
+        # Copies of all kinds are of the values only, not of the objects that have brought them.
+        return None, {'_values': dict(enumerate(self))}
+
 
 class Index(ephemera.Index[_K, _V], Generic[_K, _V]):
     """The stores by their keys, as readers see them."""
@@ -72,6 +77,9 @@ class Index(ephemera.Index[_K, _V], Generic[_K, _V]):
 
     def values(self) -> ValuesView[ephemera.Store[_V]]:
         return dict[_K, ephemera.Store[_V]](self._stores).values()
+
+    def __getstate__(self) -> Any:
+        return None, {'_stores': {key: copy.copy(store) for key, store in self.items()}}
 
 
 class OperatorIndexer:

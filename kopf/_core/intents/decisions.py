@@ -170,8 +170,9 @@ class Decider:
         last = self._fetch_last(body, essence)
 
         reason, changes = self._detect(body, cycle, essence, last, deleting=deleting, held=held, initial=initial)
+        creating = reason is Reason.CREATE  # also if the state that an update is to be from is stored already
         cause = make_cause(
-            reason=reason, initial=initial and reason is not Reason.CREATE, old=last, new=essence, diff=changes)
+            reason=reason, initial=initial and not creating, old=None if creating else last, new=essence, diff=changes)
         relevant = [handler for handler in self.table.changing if filters.prematch(handler, cause)]
         needed = holding or any(filters.prematch(handler, cause) for handler in self.table.finalizing)
         if not relevant and not needed and not held:

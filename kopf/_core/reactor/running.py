@@ -91,9 +91,13 @@ async def operator(**options: Unpack[RunOptions]) -> None:
         await instance.run()
 
 
-async def spawn_tasks(**options: Unpack[RunOptions]) -> Collection[asyncio.Task[None]]:
-    """Start an operator in the running loop; return its tasks, to be awaited by `run_tasks` or otherwise."""
-    return {asyncio.create_task(operator(**options), name='operator')}
+async def spawn_tasks(**options: Unpack[RunOptions]) -> list[asyncio.Task[None]]:
+    """
+    Start an operator in the running loop; return its tasks, to be awaited by `run_tasks` or otherwise.
+
+    Tasks of one's own can be added to the list: then they are stopped together, as soon as any of them ends.
+    """
+    return [asyncio.create_task(operator(**options), name='operator')]
 
 
 async def run_tasks(

@@ -1,7 +1,9 @@
 """Indices: what functions return, what readers see, what errors do."""
 import concurrent.futures
+import copy
 import datetime
 import logging
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -88,6 +90,17 @@ def test_index_is_read_only(indexer: OperatorIndexer, mutator: str) -> None:
     indexer.replace('obj1', {'key1': 'a'})
     assert not hasattr(indexer.index, mutator)
     assert not hasattr(indexer.index['key1'], mutator)
+
+
+@pytest.mark.parametrize('copied', [copy.copy, copy.deepcopy, lambda index: pickle.loads(pickle.dumps(index))])
+def test_copies_stay_as_they_are(indexer: OperatorIndexer, copied: Callable[[Any], Any]) -> None:
+    owner = threading.Lock()  # objects are known by what cannot be copied
+    indexer.replace(owner, {'key': ['a']})
+    index, store = copied(indexer.index), copied(indexer.index['key'])
+    indexer.replace('other', {'key': ['b'], 'more': ['c']})
+    indexer.discard(owner)
+    assert isinstance(index, kopf.Index) and isinstance(store, kopf.Store)
+    assert as_lists(index) == {'key': [['a']]} and list(store) == [['a']]
 
 
 def test_readers_are_not_disturbed_by_changes(indexer: OperatorIndexer) -> None:

@@ -223,6 +223,23 @@ async def test_edits_during_a_creation(world):
         ('add', 'spec.extra', None, 'x'), ('change', 'spec.field', 'v1', 'v3')]
 
 
+async def test_creation_handlers_after_an_edit_know_of_no_old_state(world):
+    gate = Gate()
+    world.declare(kopf.on.create, 'create', does=gate)
+    world.declare(kopf.on.create, 'next')
+    world.declare(kopf.on.field, 'field', field='spec.field')
+    world.declare(kopf.on.field, 'filtered', field='spec.field', old=kopf.ABSENT)
+    async with world.operator():
+        await world.create(spec={'field': 'v1'})
+        await world.until_called('create')
+        await world.edit(field='v2')
+        gate.open()
+        await world.handled(field='v2')
+    creations = [kwargs for key in ('create', 'next', 'field', 'filtered')
+                 for kwargs in world.called(key) if kwargs['reason'] == 'create']
+    assert [kwargs['old'] for kwargs in creations] == [None] * 4
+
+
 async def test_edits_during_an_update(world):
     gate = Gate()
     world.declare(kopf.on.update, 'first', does=gate)

@@ -337,6 +337,17 @@ async def test_tasks(world, activities):
     late_bystander.cancel()
 
 
+async def test_tasks_together_with_others(world, activities):
+    async def bring():
+        await world.until_called('startup')
+
+    tasks = await kopf.spawn_tasks(**options(world))
+    tasks.append(asyncio.create_task(bring()))
+    async with asyncio.timeout(5):
+        await kopf.run_tasks(tasks)
+    assert all(task.done() for task in tasks)
+
+
 async def test_tasks_that_fail(world):
     @kopf.on.startup(registry=world.registry)
     def startup(**_):
