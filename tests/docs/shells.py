@@ -16,6 +16,7 @@ import time
 from snippets import Block
 from stage import Lines, assert_shows
 
+import kopf
 from kopf import cli
 
 SECONDS = 60.0
@@ -111,7 +112,7 @@ class Thread(Foreground):
         self._error: BaseException | None = None
         self._stop = threading.Event()
         ready = threading.Event()
-        controls = cli.CLIControls(ready_flag=ready, stop_flag=self._stop)
+        controls = cli.CLIControls(ready_flag=ready, stop_flag=self._stop, registry=kopf.OperatorRegistry())
 
         def run() -> None:
             try:

@@ -54,9 +54,14 @@ def operator(monkeypatch):
 
 @pytest.fixture()
 def invoke():
-    # The default registry of the run must not become that of other tests.
-    return lambda *args, **kwargs: contextvars.copy_context().run(
-        CliRunner().invoke, main, args, prog_name='kopf', **kwargs)
+    def invoke(*args, **kwargs):
+        if get_default_registry() is process_registry:
+            # What is loaded must not become handlers of other tests.
+            kopf.set_default_registry(OperatorRegistry())
+        return CliRunner().invoke(main, args, prog_name='kopf', **kwargs)
+
+    process_registry = get_default_registry()
+    return lambda *args, **kwargs: contextvars.copy_context().run(invoke, *args, **kwargs)
 
 
 @pytest.fixture()

@@ -14,6 +14,7 @@ import time
 import pytest
 from click.testing import CliRunner
 
+import kopf
 from kopf import cli
 from kopf.testing import Sandbox
 
@@ -215,7 +216,7 @@ def run(tmp_path, monkeypatch):
         flag, results = threading.Event(), []
         thread = threading.Thread(daemon=True, target=lambda: results.append(CliRunner().invoke(
             cli.main, ["run", "-A", "--standalone", "--quiet", "--log-format=plain", *args],
-            obj=cli.CLIControls(stop_flag=flag))))
+            obj=cli.CLIControls(stop_flag=flag, registry=kopf.OperatorRegistry()))))
         thread.start()
         with collected_log() as log:
             deadline = time.monotonic() + 10
