@@ -4,8 +4,8 @@ Watching from a thread whether an event loop goes on, and who keeps it from that
 It is looked twice a second whether a task runs in the loop. If so, the loop is asked to answer, and as long as it
 does, that is all there is: nothing is counted or remembered in the loop itself. If it does not answer, it is looked
 at several times what runs there. Only one task (or callback) that is there all the time is blocking it; a loop with
-very many short tasks is only busy. When nothing runs, the thread dozes: who begins something that can block says so
-by `rouse`, and that costs next to nothing for all the others.
+very many short tasks is only busy. When nothing runs, the thread dozes: who begins something that can block, or who
+wants to know whether the loop is blocked, says so by `rouse`, and that costs next to nothing for all the others.
 """
 import asyncio
 import sys
@@ -20,7 +20,7 @@ INTERVAL = 0.5
 MAX_IDLE_LOOKS = 5
 """After so many looks at an idle loop, the thread dozes."""
 
-DOZE = 10.0
+DOZE = 60.0
 """For how long (in seconds), unless it is roused; then the loop is asked all the same, as callbacks are no tasks."""
 
 STEPS = 8
@@ -95,21 +95,33 @@ class Pulse(Generic[T]):
 
     def _run(self) -> None:
         idle_looks = 0
-        while not self._closed.wait(INTERVAL):
-            idle_looks = idle_looks + 1 if asyncio.current_task(self._get_loop()) is None else 0
-            if 0 < idle_looks < MAX_IDLE_LOOKS:
-                continue
-            if idle_looks and self._doze():
-                idle_looks = 0
-                continue
-            answered = threading.Event()
-            self._asked_at = time.monotonic()
-            try:
-                self._get_loop().call_soon_threadsafe(answered.set)
-            except RuntimeError:  # the loop is closed
+        while not self._closed.is_set():
+            if idle_looks >= MAX_IDLE_LOOKS:
+                if self._doze():
+                    idle_looks = 0
+            elif self._closed.wait(INTERVAL):
                 return
-            self._wait(answered)
-            self._asked_at = None
+            elif asyncio.current_task(self._get_loop()) is None:
+                idle_looks += 1
+                continue
+            else:
+                idle_looks = 0
+            if not self._ask():
+                return
+
+    def _ask(self) -> bool:
+        """Let the loop answer; tell if it is still to be watched."""
+        if self._closed.is_set():
+            return False
+        answered = threading.Event()
+        self._asked_at = time.monotonic()
+        try:
+            self._get_loop().call_soon_threadsafe(answered.set)
+        except RuntimeError:  # the loop is closed
+            return False
+        self._wait(answered)
+        self._asked_at = None
+        return True
 
     def _doze(self) -> bool:
         """Sleep for long; tell if it was roused from that."""

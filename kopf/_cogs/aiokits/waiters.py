@@ -44,21 +44,6 @@ class ReasonedFlag(Generic[ReasonT]):
             event = self._event = self._event or threading.Event()
         event.wait(timeout)
 
-    async def wait(self, timeout: float | None) -> None:
-        if self.reason is not None:
-            await asyncio.sleep(0)  # a cycle that ignores the flag must not block the others
-            return
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-        handle = None if timeout is None else loop.call_later(timeout, _release, future)
-        self._futures.append(future)
-        try:
-            await future
-        finally:
-            self._futures.remove(future)
-            if handle is not None:
-                handle.cancel()
-
 
 class FlagWaiter(Generic[ReasonT]):
     """
@@ -114,7 +99,20 @@ class AsyncFlagWaiter(FlagWaiter[ReasonT], Generic[ReasonT]):
 
         It returns itself: to be checked at once, as in ``while not await stopped.wait(10): …``.
         """
-        await self._flag.wait(timeout)
+        flag = self._flag
+        if flag.reason is not None:
+            await asyncio.sleep(0)  # a cycle that ignores the flag must not block the others
+            return self
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        handle = None if timeout is None else loop.call_later(timeout, _release, future)
+        flag._futures.append(future)
+        try:
+            await future
+        finally:
+            flag._futures.remove(future)
+            if handle is not None:
+                handle.cancel()
         return self
 
 

@@ -11,7 +11,7 @@ import enum
 import logging
 import os
 import pathlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from contextvars import ContextVar
 from types import TracebackType
@@ -143,7 +143,7 @@ def describe_error(error: BaseException) -> str:
 
 async def execute_handler_once(
         handler: Handler,
-        kwargs: Mapping[str, Any],
+        kwargs: dict[str, Any],
         state: 'HandlerState',
         rules: Execution,
         *,
@@ -151,7 +151,7 @@ async def execute_handler_once(
         after: Callable[[], Awaitable[None]] | None = None,
 ) -> Outcome:
     """
-    Run the handler once with these kwargs; log what came of it; return that.
+    Run the handler once with these kwargs; log what came of it; return that. The kwargs are for this run only.
 
     What is to be done ``after`` the function counts as a part of it. Only cancellations come through as exceptions.
     """
@@ -161,7 +161,11 @@ async def execute_handler_once(
         limits.check_before()
         if debugging:
             logger.debug("%s is invoked.", handler)
-        result = await _call_in_time(handler, kwargs, limits, rules.executor)
+        if limits.timeout is None or not handler.asynchronous:
+            result = await invocation.invoke(
+                handler.fn, kwargs, executor=rules.executor, asynchronous=handler.asynchronous)
+        else:
+            result = await _call_in_time(handler, kwargs, limits, rules.executor)
         if after is not None:
             await after()
     except asyncio.CancelledError as error:
@@ -220,9 +224,7 @@ class _Limits:
         return remaining is not None and (delay or 0) >= remaining
 
 
-async def _call_in_time(handler: Handler, kwargs: Mapping[str, Any], limits: _Limits, executor: Executor) -> Any:
-    if limits.timeout is None or not handler.asynchronous:
-        return await invocation.invoke(handler.fn, kwargs, executor=executor, asynchronous=handler.asynchronous)
+async def _call_in_time(handler: Handler, kwargs: dict[str, Any], limits: _Limits, executor: Executor) -> Any:
     deadline = asyncio.timeout(limits.remaining())
     try:
         async with deadline:

@@ -34,7 +34,7 @@ def is_async_fn(fn: object) -> bool:
 async def invoke(
         fn: Callable[..., Any],
         /,
-        kwargs: Mapping[str, Any],
+        kwargs: dict[str, Any],
         *,
         executor: Executor,
         asynchronous: bool | None = None,
@@ -44,6 +44,7 @@ async def invoke(
         rouse()
         result = fn(**kwargs)
         if type(result) is types.CoroutineType or inspect.isawaitable(result):
+            kwargs.clear()  # or else, those who call would hold them as long as the function waits
             return await result
         return result  # a wrapper may have awaited it already
     context = contextvars.copy_context()

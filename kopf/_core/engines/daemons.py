@@ -18,7 +18,7 @@ from kopf._cogs.clients import patching
 from kopf._cogs.clients.errors import APIConnectionError, APIServerError, APITooManyRequestsError
 from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.patches import Patch
-from kopf._core.actions.execution import Outcome, execute_handler_once, running, utcnow
+from kopf._core.actions.execution import Outcome, cause_var, execute_handler_once, handler_var, utcnow
 from kopf._core.actions.progression import HandlerState
 from kopf._core.engines.stoppers import DaemonStoppingReason
 from kopf._core.intents.causes import DaemonCause
@@ -129,12 +129,13 @@ class Daemon:
         cause = self._make_cause(patch)
         rules = owner.spawner.rules_of_threads if self._has_thread else owner.spawner.rules
         outcome: Outcome | None = None
+        handler_var.set(handler)  # the context is of this run alone
+        cause_var.set(cause)
         # States change while daemons run.
         text, version = owner.stash.text if isinstance(handler, TimerHandler) else None, owner.version
         try:
-            with running(handler, cause):
-                outcome = await execute_handler_once(
-                    handler, cause.kwargs_for(handler, self.state), self.state, rules, logger=owner.logger)
+            outcome = await execute_handler_once(
+                handler, cause.kwargs_for(handler, self.state), self.state, rules, logger=owner.logger)
         except asyncio.CancelledError:
             pass  # what it wants is applied all the same
         else:
@@ -182,7 +183,7 @@ class Daemon:
                     delay = delays.next()
                     logger.error("The patch of %s can't be applied; trying again in %s seconds: %r",
                                  self.handler, delay, error)
-                await self.stopper.wait(delay)
+                await AsyncFlagWaiter(self.stopper).wait(delay)
         finally:
             self._sending = False
 

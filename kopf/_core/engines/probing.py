@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import orjson
 
 from kopf._cogs.aiokits.loops import end
-from kopf._cogs.aiokits.pulses import Pulse
+from kopf._cogs.aiokits.pulses import Pulse, rouse
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.ids import HandlerId
 from kopf._core.actions.execution import Execution, Outcome, execute_handler_once, running, utcnow
@@ -246,6 +246,7 @@ class ProbeServer:
 
     def _is_stuck(self) -> bool:
         limit = self._settings.probing.stuck_loop_limit
+        rouse()  # for the next time
         return limit is not None and self._pulse.silence > limit
 
 

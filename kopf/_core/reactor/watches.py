@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, cast
 
+from kopf._cogs.aiokits.pulses import rouse
 from kopf._cogs.aiokits.silences import SilenceLimit
 from kopf._cogs.clients import errors
 from kopf._cogs.clients.api import ApiClient, decode
@@ -349,6 +350,7 @@ class ResourceWatch:
                     uid, meta.get('namespace'), meta['name'], initial=event['type'] is None)
             if self._listing_since is not None:
                 self._listed_ids.add(uid)
+        rouse()  # those who receive it call filters and such, which can block
         try:
             self._sink.receive(record, event, listed_since=self._listing_since)
         except Exception:

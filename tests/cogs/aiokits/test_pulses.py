@@ -119,6 +119,17 @@ async def test_who_dozes_can_be_roused(monkeypatch):
     assert [culprit for culprit, _, _ in inspector.reports] == ['block']
 
 
+async def test_who_is_roused_asks_also_if_no_task_runs(monkeypatch):
+    monkeypatch.setattr(pulses, 'DOZE', 99)
+    inspector = Inspector(0.1)
+    async with pulses.Pulse(inspector) as pulse:
+        await until(lambda: pulse in pulses._dozing)
+        pulses.rouse()
+        asyncio.get_running_loop().call_soon(block, 1.0)
+        await until(lambda: inspector.reports)
+    assert [culprit for culprit, _, _ in inspector.reports] == ['block']
+
+
 async def test_no_limit_means_no_reports_but_the_silence_is_known():
     inspector = Inspector(None)
     async with pulses.Pulse(inspector) as pulse:
