@@ -133,3 +133,54 @@ async def test_autoscalers_in_both_versions(client):
     metrics = (await client("GET", f"{new}/b")).body["spec"]["metrics"]
     assert [item["resource"]["target"].get("averageUtilization") for item in metrics] == [70, None]
     assert metrics[1] == memory
+
+
+NOW = "2001-02-03T04:05:06.000000Z"
+NEWER = {"regarding": {"kind": "Pod", "name": "p"}, "eventTime": NOW, "reportingController": "example.dev/c",
+         "reportingInstance": "i", "action": "A", "reason": "R", "type": "Normal", "note": "n"}
+
+
+@pytest.fixture
+async def say(client):
+    """Creates an event in one of the groups."""
+    async def say(group, name, **fields):
+        path = f"/apis/events.k8s.io/v1/namespaces/{client.namespace}/events" if group else (
+            f"/api/v1/namespaces/{client.namespace}/events")
+        reference = "regarding" if group else "involvedObject"
+        fields[reference] = {"kind": "Pod", "name": "p", "namespace": client.namespace}
+        return await client("POST", path, {"metadata": {"name": name}, **fields})
+    return say
+
+
+@pytest.mark.parametrize("group, fields, fault", [
+    ("", {"eventTime": NOW, "reason": "R"}, "reportingComponent: Required value"),
+    ("", {"eventTime": NOW, "reason": "R"}, "action: Required value"),
+    ("", {**NEWER, "reportingComponent": "a b"}, "name part must consist of alphanumeric characters"),
+    ("", {**NEWER, "reportingComponent": "c", "message": "x" * 1025}, "message: Invalid value: \"\": can have at most"),
+    ("newer", {**NEWER, "eventTime": None}, "eventTime: Required value"),
+    ("newer", {**NEWER, "type": "Odd"}, 'type: Invalid value: "": has invalid value: Odd'),
+    ("newer", {**NEWER, "series": {"count": 1}}, "series.count: Invalid value"),
+    ("newer", {**NEWER, "deprecatedCount": 3}, 'count: Invalid value: "": needs to be unset'),
+])
+async def test_events_that_say_when_they_happened_have_to_say_more(say, group, fields, fault):
+    answer = await say(group, "e", **fields)
+    assert answer.status == 422 and fault in answer.message
+
+
+async def test_the_newer_group_of_events_fixes_them_and_selects_them_by_its_own_names(client, say):
+    await say("newer", "e1", **NEWER)
+    await say("", "e2", reason="R", source={"component": "old"}, type="Odd")
+    core = f"/api/v1/namespaces/{client.namespace}/events"
+    newer = core.replace("/api/v1", "/apis/events.k8s.io/v1")
+    answer = await client("PATCH", f"{newer}/e1", {"note": "other"}, type=MERGE)
+    assert answer.status == 422 and answer.message.endswith('message: Invalid value: "other": field is immutable')
+    series = {"series": {"count": 2, "lastObservedTime": NOW}}
+    assert (await client("PATCH", f"{newer}/e1", series, type=MERGE)).status == 200
+    assert (await client("PATCH", f"{core}/e1", {"message": "other"}, type=MERGE)).status == 200
+
+    async def names(path, selector):
+        answer = await client("GET", path, fieldSelector=selector)
+        return [item["metadata"]["name"] for item in answer.body["items"]] if answer.status == 200 else answer.status
+    assert await names(newer, "regarding.name=p,reportingController=example.dev/c") == ["e1"]
+    assert await names(core, "involvedObject.name=p,source=old") == ["e2"]
+    assert [await names(newer, "involvedObject.name=p"), await names(core, "regarding.name=p")] == [400, 400]

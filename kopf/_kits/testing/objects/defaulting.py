@@ -205,6 +205,8 @@ def _begin_node(body: Body) -> None:
 
 
 def _event(body: Body, _: Fields) -> None:
+    if isinstance(body.get('series'), dict):
+        body['series'].setdefault('lastObservedTime', None)
     if 'regarding' in body or 'reportingController' in body or body.get('apiVersion') == 'events.k8s.io/v1':
         body.setdefault('deprecatedSource', {})
         body.setdefault('deprecatedFirstTimestamp', None)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from kopf._kits.testing.access import roles
-from kopf._kits.testing.objects import defaulting, demands, services
+from kopf._kits.testing.objects import defaulting, demands, eventrules, services
 from kopf._kits.testing.resources import crds
 from kopf._kits.testing.resources.kinds import Body, Kind
 from kopf._kits.testing.serving import statuses
@@ -19,9 +19,7 @@ from kopf._kits.testing.serving.statuses import Cause
 SELECTABLE: Mapping[str, tuple[str, ...]] = {
     'pods': ('spec.nodeName', 'spec.restartPolicy', 'spec.schedulerName', 'spec.serviceAccountName', 'status.phase',
              'status.podIP', 'status.nominatedNodeName'),
-    'events': ('involvedObject.kind', 'involvedObject.namespace', 'involvedObject.name', 'involvedObject.uid',
-               'involvedObject.apiVersion', 'involvedObject.resourceVersion', 'involvedObject.fieldPath', 'reason',
-               'reportingComponent', 'source', 'type'),
+    'events': eventrules.SELECTABLE,
     'namespaces': ('status.phase',),
     'secrets': ('type',),
     'nodes': ('spec.unschedulable',),
@@ -43,9 +41,18 @@ COMPLAINTS = dict.fromkeys(
 COMPLAINT = '"{}" is not a known field selector: only "metadata.name", "metadata.namespace"'
 
 
+def selectable(kind: Kind) -> frozenset[str]:
+    """The fields that objects of a built-in kind can be selected by."""
+    if kind.group == eventrules.GROUP:
+        return frozenset(eventrules.SELECTABLE_ANEW)
+    return frozenset(SELECTABLE.get(kind.plural, ()))
+
+
 def fields_of(plural: str) -> Callable[[Mapping[str, Any]], Mapping[str, str]] | None:
     """A function that picks the selectable fields of an object, or None if the kind has none."""
     paths = SELECTABLE.get(plural)
+    if plural == 'events':
+        return eventrules.pick
     if paths is None:
         return None
 
@@ -96,18 +103,14 @@ def begin(body: Body, kind: Kind) -> None:
             allocate(body, kind)
 
 
-def problems(body: Body, kind: Kind) -> Iterator[Cause]:
+def problems(body: Body, kind: Kind, old: Body | None = None) -> Iterator[Cause]:
     """The few rules of built-in kinds that are checked."""
     match kind.plural:
         case 'mutatingwebhookconfigurations' | 'validatingwebhookconfigurations':
             for index, webhook in enumerate(body.get('webhooks') or ()):
                 yield from _webhook_problems(webhook, f'webhooks[{index}]')
         case 'events':
-            involved = body.get('involvedObject') or body.get('regarding') or {}
-            namespace, own = involved.get('namespace', ''), body['metadata'].get('namespace', '')
-            if namespace != own and (namespace or own != 'default'):
-                yield statuses.value_invalid('involvedObject.namespace', f'"{namespace}"',
-                                             'does not match event.namespace')
+            yield from eventrules.problems(body, kind, old)
         case 'roles' | 'clusterroles' | 'rolebindings' | 'clusterrolebindings':
             yield from roles.problems(body, kind)
         case _:
@@ -161,6 +164,4 @@ def _dig(body: Mapping[str, Any], path: str) -> str:
             return ''
         case bool():
             return str(value).lower()
-        case Mapping():
-            return str(value.get('component', ''))
     return str(value)

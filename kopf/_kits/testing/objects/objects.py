@@ -257,7 +257,7 @@ def problems(body: Body, kind: Kind, subresource: str = '', old: Body | None = N
     elif kind.plural == crds.PLURAL:
         yield from crds.problems(body)
     else:
-        yield from defaults.problems(body, kind)
+        yield from defaults.problems(body, kind, old)
 
 
 def _name_problems(name: str, kind: Kind) -> list[str]:

@@ -369,7 +369,8 @@ EVENT_FIELDS = {
 
 def event_outward(body: Body) -> Body:
     """A core Event as one of ``events.k8s.io``."""
-    return {EVENT_FIELDS.get(key, key): value for key, value in body.items()}
+    return {EVENT_FIELDS.get(key, key): value for key, value in body.items()
+            if value or key not in ('reportingComponent', 'reportingInstance')}
 
 
 def event_inward(body: Body) -> Body:

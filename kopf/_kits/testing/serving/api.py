@@ -356,7 +356,7 @@ def _yaml_response(raw: bytes, status: int) -> Response:
 
 
 def _known_fields(kind: Kind) -> frozenset[str]:
-    return frozenset(kind.selectable if kind.custom else defaults.SELECTABLE.get(kind.plural, ()))
+    return frozenset(kind.selectable) if kind.custom else defaults.selectable(kind)
 
 
 def _list_options(kind: Kind, seen: SeenRequest, *, watch: bool = False, shards: bool) -> listing.ListOptions:
