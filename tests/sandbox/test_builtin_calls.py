@@ -184,3 +184,45 @@ async def test_the_newer_group_of_events_fixes_them_and_selects_them_by_its_own_
     assert await names(newer, "regarding.name=p,reportingController=example.dev/c") == ["e1"]
     assert await names(core, "involvedObject.name=p,source=old") == ["e2"]
     assert [await names(newer, "involvedObject.name=p"), await names(core, "regarding.name=p")] == [400, 400]
+
+
+BUDGETS, SERVICES = "/apis/policy/v1/namespaces/{}/poddisruptionbudgets", "/api/v1/namespaces/{}/services"
+BALANCED = {"type": "LoadBalancer", "ports": [{"port": 80}]}
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+COLUMN = {"name": "A", "type": "string", "format": "name", "jsonPath": ".a"}
+
+
+@pytest.mark.parametrize("path, body, message", [
+    (BUDGETS, {"spec": {"minAvailable": "x"}}, "a valid percent string must be a numeric string followed by"),
+    (BUDGETS, {"spec": {"minAvailable": 1, "maxUnavailable": 1}}, "minAvailable and maxUnavailable cannot be both set"),
+    ("/api/v1/namespaces/{}/secrets", {"type": "kubernetes.io/basic-auth"}, "data[username]: Required value"),
+    (CRDS, {"spec": {"group": "example.dev", "scope": "Cluster", "names": {"plural": "as", "kind": "A"}, "versions": [
+        {"name": "v1", "served": True, "storage": True, "additionalPrinterColumns": [COLUMN],
+         "schema": {"openAPIV3Schema": {"type": "object"}}}]}}, "must be one of byte,date,date-time,double,float"),
+])
+async def test_rules_of_some_kinds(client, path, body, message):
+    name = "as.example.dev" if path == CRDS else "x"
+    answer = await client("POST", path.format(client.namespace), {"metadata": {"name": name}, **body}, dryRun="All")
+    assert answer.status == 422 and message in answer.message
+
+
+async def test_budgets_of_nothing_are_kept(client):
+    path = BUDGETS.format(client.namespace)
+    answer = await client("POST", path, {"metadata": {"name": "b"}, "spec": {"maxUnavailable": 0}})
+    assert answer.body["spec"] == {"maxUnavailable": 0}
+
+
+async def test_addresses_of_services(client):
+    path = SERVICES.format(client.namespace)
+    await client("POST", path, {"metadata": {"name": "s"}, "spec": {"ports": [{"port": 80}]}})
+    status = {"status": {"loadBalancer": {"ingress": [{"ip": "1.2.3.4"}]}}}
+    answer = await client("PATCH", f"{path}/s/status", status, type=MERGE)
+    assert answer.status == 422 and "may only be used when `spec.type` is 'LoadBalancer'" in answer.message
+    answer = await client("PATCH", f"{path}/s", {"spec": {"clusterIP": "10.0.0.77"}}, type=MERGE)
+    assert answer.status == 422 and "may not change once set" in answer.message
+    await client("PATCH", f"{path}/s", {"spec": BALANCED}, type=MERGE)
+    answer = await client("PATCH", f"{path}/s/status", status, type=MERGE)
+    assert answer.body["status"]["loadBalancer"] == {"ingress": [{"ip": "1.2.3.4", "ipMode": "VIP"}]}
+    status["status"]["loadBalancer"]["ingress"][0]["ip"] = "x"
+    answer = await client("PATCH", f"{path}/s/status", status, type=MERGE)
+    assert answer.status == 422 and "must be a valid IP address" in answer.message

@@ -18,6 +18,8 @@ PLURALS = {'ClusterRole': 'clusterroles', 'ClusterRoleBinding': 'clusterrolebind
            'RoleBinding': 'rolebindings'}
 
 #: What can be read without credentials even where there are no rules.
+#: What comes with refusals, so that browsers take them for nothing else.
+SAFE = {'X-Content-Type-Options': 'nosniff'}
 OPEN_PATHS = frozenset({'/healthz', '/livez', '/readyz', '/version'})
 HEALTH_PATHS = frozenset({'/healthz', '/livez', '/readyz'})
 
@@ -44,11 +46,13 @@ class Attributes(NamedTuple):
         why = f': {reason}' if reason else ''
         if not self.resource:
             message = f'forbidden: User "{user.name}" cannot {self.verb} path "{self.path}"{why}'
-            return statuses.Refusal(403, 'Forbidden', message, {})
+            return statuses.Refusal(403, 'Forbidden', message, {}, headers=SAFE)
         scope = f'in the namespace "{self.namespace}"' if self.namespace else 'at the cluster scope'
-        return statuses.forbidden(
+        refusal = statuses.forbidden(
             self.group, self.resource, self.name, f'User "{user.name}" cannot {self.verb} resource "{self.combined}" '
             f'in API group "{self.group}" {scope}{why}')
+        refusal.headers.update(SAFE)
+        return refusal
 
 
 class Decision(NamedTuple):

@@ -4,10 +4,11 @@ The rules of built-in kinds that are broken most often: what is required, what e
 These are not all rules of a real server by far, but those that its words are known of here; whatever breaks others is
 stored. Types and unknown fields have been dealt with before.
 """
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from kopf._kits.testing.objects import names, podparts, podrules
+from kopf._kits.testing.objects import names, podparts, podrules, services
 from kopf._kits.testing.objects.podspecs import Fields, maps
 from kopf._kits.testing.schemas import quantities
 from kopf._kits.testing.serving.statuses import (
@@ -124,6 +125,9 @@ def _secret(body: Body, _: Fields) -> Iterator[Cause]:
     for key in _SECRETS.get(body.get('type', ''), ()):
         if key not in data:
             yield value_required(f'data[{key}]')
+    if body.get('type') == 'kubernetes.io/basic-auth' and not {'username', 'password'} & {*data}:
+        yield value_required('data[username]')
+        yield value_required('data[password]')
     if sum(len(str(value)) * 3 // 4 for value in data.values()) > _LARGEST:
         yield Cause('data', 'FieldValueTooLong', f'Too long: may not be more than {_LARGEST} bytes')
 
@@ -163,6 +167,7 @@ def _service(body: Body, spec: Fields) -> Iterator[Cause]:
             if not isinstance(number := port.get(key) or 0, str) and not 1 <= number <= 65535:
                 yield value_invalid(f'{place}.{key}', str(number), podparts.PORTS)
     yield from podrules.one_of(spec, 'type', 'spec', ('ClusterIP', 'ExternalName', 'LoadBalancer', 'NodePort'))
+    yield from services.problems_of_status(body)
 
 
 def _claim(body: Body, spec: Fields) -> Iterator[Cause]:
@@ -284,6 +289,20 @@ def _slice(body: Body, _: Fields) -> Iterator[Cause]:
         yield value_required('addressType')
 
 
+def _budget(body: Body, spec: Fields) -> Iterator[Cause]:
+    least, most = spec.get('minAvailable'), spec.get('maxUnavailable')
+    for key, amount in (('minAvailable', least), ('maxUnavailable', most)):
+        if isinstance(amount, str) and not re.fullmatch('[0-9]+%', amount):
+            yield value_invalid(f'spec.{key}', text(amount), "a valid percent string must be a numeric string followed "
+                                "by an ending '%' (e.g. '1%',  or '93%', regex used for validation is '[0-9]+%')")
+        elif isinstance(amount, int) and amount < 0:
+            yield value_invalid(f'spec.{key}', str(amount), 'must be greater than or equal to 0')
+    if least is not None and most is not None:
+        quoted = {'MinAvailable': least, 'Selector': spec.get('selector'), 'MaxUnavailable': most,
+                  'UnhealthyPodEvictionPolicy': spec.get('unhealthyPodEvictionPolicy')}
+        yield value_invalid('spec', text(quoted), 'minAvailable and maxUnavailable cannot be both set')
+
+
 def _status(body: Body, spec: Fields) -> Iterator[Cause]:
     phase = (body.get('status') or {}).get('phase')
     if 'deletionTimestamp' not in body['metadata'] and phase != 'Active':
@@ -298,5 +317,5 @@ _CHECKS: Mapping[str, Callable[[Body, Fields], Iterator[Cause]]] = {
     'persistentvolumes': _volume, 'ingresses': _ingress, 'horizontalpodautoscalers': _autoscaler,
     'storageclasses': _storage_class, 'leases': _lease, 'networkpolicies': _policy, 'endpointslices': _slice,
     'endpoints': _endpoints, 'ingressclasses': _ingress_class,
-    'namespaces': _status,
+    'namespaces': _status, 'poddisruptionbudgets': _budget,
 }

@@ -17,8 +17,8 @@ Body = Mapping[str, Any]
 GROUP = 'events.k8s.io'
 _REFERENCE = ('kind', 'namespace', 'name', 'uid', 'apiVersion', 'resourceVersion', 'fieldPath')
 _TYPES = ('Normal', 'Warning')
-_FIXED = ('reason', 'reason', 'type', 'message', 'source', 'firstTimestamp', 'lastTimestamp', 'count', 'action', 'eventTime',
-          'involvedObject', 'related', 'reportingComponent', 'reportingInstance')
+_FIXED = ('reason', 'reason', 'type', 'message', 'source', 'firstTimestamp', 'lastTimestamp', 'count', 'action',
+          'eventTime', 'involvedObject', 'related', 'reportingComponent', 'reportingInstance')
 
 #: The fields that can be selected in the core group, and in the other one.
 SELECTABLE = (*(f'involvedObject.{key}' for key in _REFERENCE), 'reason', 'reportingComponent', 'source', 'type')

@@ -3,16 +3,20 @@ Services: what is filled in, what the server chooses, and what it lets go of whe
 
 Addresses and ports follow from the names of services, so that they are the same in each run.
 """
+import ipaddress
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kopf._kits.testing.objects import names
 from kopf._kits.testing.objects.podspecs import Fields, maps
+from kopf._kits.testing.serving.statuses import Cause, text, value_forbidden, value_invalid
 
 Body = dict[str, Any]
 
 _EXTERNAL, _NODES, _BALANCED = 'ExternalName', ('NodePort', 'LoadBalancer'), ('LoadBalancer',)
 _INSIDE = ('ClusterIP', *_NODES)
+NO_ADDRESS = 'must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)'
 #: What belongs to services of some types only.
 _OF_TYPES = (
     (_INSIDE, ('clusterIP', 'clusterIPs', 'ipFamilies', 'ipFamilyPolicy', 'internalTrafficPolicy')),
@@ -31,7 +35,11 @@ def complete(body: Body) -> None:
             config['clientIP'].setdefault('timeoutSeconds', 10800)
     for port in maps(spec.get('ports')):
         port.setdefault('protocol', 'TCP')
-        port.setdefault('targetPort', port.get('port'))
+        if not port.get('targetPort'):
+            port['targetPort'] = port.get('port')
+    for point in maps(((body.get('status') or {}).get('loadBalancer') or {}).get('ingress')):
+        if point.get('ip'):
+            point.setdefault('ipMode', 'VIP')
     if type == _EXTERNAL:
         return
     spec.setdefault('internalTrafficPolicy', 'Cluster')
@@ -39,6 +47,30 @@ def complete(body: Body) -> None:
         spec.setdefault('externalTrafficPolicy', 'Cluster')
     if type in _BALANCED:
         spec.setdefault('allocateLoadBalancerNodePorts', True)
+
+
+def problems_of_status(body: Mapping[str, Any]) -> Iterator[Cause]:
+    """What is wrong with the addresses of a load balancer."""
+    listed = ((body.get('status') or {}).get('loadBalancer') or {}).get('ingress') or ()
+    place = 'status.loadBalancer.ingress'
+    if listed and (body.get('spec') or {}).get('type') != 'LoadBalancer':
+        yield value_forbidden(place, "may only be used when `spec.type` is 'LoadBalancer'")
+        return
+    for index, point in enumerate(maps(listed)):
+        if (address := point.get('ip')) and not _is_address(address):
+            yield value_invalid(f'{place}[{index}].ip', text(address), NO_ADDRESS)
+        if name := point.get('hostname'):
+            for problem in names.subdomain_problems(name):
+                yield value_invalid(f'{place}[{index}].hostname', text(name), problem)
+            if _is_address(name):
+                yield value_invalid(f'{place}[{index}].hostname', text(name), 'must be a DNS name, not an IP address')
+
+
+def _is_address(value: str) -> bool:
+    try:
+        return bool(ipaddress.ip_address(value))
+    except ValueError:
+        return False
 
 
 def allocate(body: Body, old: Body | None = None) -> None:
@@ -81,7 +113,10 @@ def _keep(spec: Fields, before: Mapping[str, Any]) -> None:
     if spec.get('type') in _INSIDE and before.get('type') in _INSIDE:
         if not spec.get('clusterIP') and before.get('clusterIP'):
             spec['clusterIP'] = before['clusterIP']
-        if not spec.get('clusterIPs') and before.get('clusterIPs') and spec.get('clusterIP') == before.get('clusterIP'):
+        same = spec.get('clusterIP') == before.get('clusterIP')
+        if not same and spec.get('clusterIPs') == before.get('clusterIPs'):
+            spec['clusterIPs'] = [spec['clusterIP']]
+        elif same and not spec.get('clusterIPs') and before.get('clusterIPs'):
             spec['clusterIPs'] = before['clusterIPs']
         for key in ('ipFamilies', 'ipFamilyPolicy'):
             if key in before and not spec.get(key):

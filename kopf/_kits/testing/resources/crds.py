@@ -139,6 +139,10 @@ def _version_problems(spec: Mapping[str, Any]) -> Iterator[Cause]:
         yield from structural.problems(schema, f'{base}.openAPIV3Schema')
 
 
+#: What the numbers and texts of columns can be.
+FORMATS = ('byte', 'date', 'date-time', 'double', 'float', 'int32', 'int64', 'password')
+
+
 def _column_problems(version: Mapping[str, Any], place: str) -> Iterator[Cause]:
     known = 'boolean,date,integer,number,string'
     for index, column in enumerate(version.get('additionalPrinterColumns') or ()):
@@ -149,6 +153,9 @@ def _column_problems(version: Mapping[str, Any], place: str) -> Iterator[Cause]:
             yield statuses.value_required(f'{where}.type', f'must be one of {known}')
         elif type not in known.split(','):
             yield statuses.value_invalid(f'{where}.type', statuses.text(type), f'must be one of {known}')
+        if (format := column.get('format')) and format not in FORMATS:
+            yield statuses.value_invalid(f'{where}.format', statuses.text(format),
+                                         f'must be one of {",".join(FORMATS)}')
         if not path:
             yield statuses.value_required(f'{where}.JSONPath')
         elif not path.startswith('.'):

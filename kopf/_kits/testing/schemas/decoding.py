@@ -224,7 +224,7 @@ def _inner(type: str) -> str:
 
 def _may_be_dropped(value: Any, shape: Shape) -> bool:
     """Whether an empty value is as good as none: not so for structures, and for what can be anything."""
-    if _is(shape, 'JSON', 'RawExtension'):
+    if _is(shape, 'JSON', 'RawExtension', 'IntOrString'):
         return False
     return not isinstance(value, dict) or not shape.fields and not _is_free(shape)
 

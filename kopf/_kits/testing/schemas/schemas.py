@@ -5,20 +5,16 @@ The order is that of a real server: unknown fields are pruned, defaults are appl
 dropped, and only then the object is validated. The first three change the object in place: it has just been decoded.
 Rules in CEL are looked at afterwards: see `kopf._kits.testing.schemas.rules`.
 """
-import base64
-import binascii
 import copy
-import datetime
 import functools
-import ipaddress
 import re
-import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import orjson
 
 from kopf._kits.testing.objects import metadata
+from kopf._kits.testing.schemas import formats
 from kopf._kits.testing.schemas.extensions import EMBEDDED, INT_OR_STRING, LIST_KEYS, LIST_TYPE, PRESERVE
 from kopf._kits.testing.serving import gotext, statuses
 from kopf._kits.testing.serving.statuses import Cause
@@ -204,7 +200,7 @@ def _validate_string(value: str, schema: Schema, path: str) -> Iterator[Cause]:
     elif 'pattern' in schema and not _pattern(schema['pattern']).search(value):
         yield statuses.value_invalid(path, _text(value), f"{path} in body should match '{schema['pattern']}'")
     format = schema.get('format', '')
-    if format in FORMATS and not _is_formatted(value, FORMATS[format]):
+    if format and not formats.is_formatted(value, format):
         yield statuses.value_mistyped(path, _text(value), f'{path} in body must be of type {format}: {_text(value)}')
 
 
@@ -319,36 +315,3 @@ def _pattern(text: str) -> re.Pattern[str]:
         return re.compile(text)
     except re.error:  # The syntax is that of Go: what Python cannot read is let through.
         return re.compile('')
-
-
-def _is_formatted(value: str, parse: Callable[[str], object]) -> bool:
-    try:
-        return parse(value) is not None
-    except (ValueError, binascii.Error):
-        return False
-
-
-def _duration(text: str) -> object:
-    return re.fullmatch(r'[-+]?(\d+(\.\d+)?\s*(ns|us|µs|ms|s|m|h|d|w))+|0', text)
-
-
-def _date_time(text: str) -> object:
-    if not re.match(r'\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d', text):
-        raise ValueError(text)
-    return datetime.datetime.fromisoformat(text.upper())
-
-
-#: The formats that are checked (a real server knows a few more), by what raises ValueError for others.
-FORMATS: Mapping[str, Callable[[str], object]] = {
-    'date-time': _date_time,
-    'date': lambda text: datetime.date.fromisoformat(text) if len(text) == 10 else None,
-    'duration': _duration,
-    'byte': lambda text: base64.b64decode(text, validate=True) if text else None,
-    'ipv4': ipaddress.IPv4Address,
-    'ipv6': ipaddress.IPv6Address,
-    'cidr': lambda text: ipaddress.ip_network(text, strict=False) if '/' in text else None,
-    'email': lambda text: re.fullmatch(r'[^@\s]+@[^@\s]+', text),
-    'uri': lambda text: re.match(r'[a-zA-Z][a-zA-Z0-9+.-]*:|/', text),
-    'hostname': lambda text: re.fullmatch(r'[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?', text),
-    'uuid': lambda text: uuid.UUID(text) if len(text) in (32, 36) else None,
-}

@@ -168,4 +168,6 @@ def _array(text: str, place: int) -> int:
 def _quoted(character: str) -> str:
     if character not in _ESCAPES and ord(character) < 0x20:
         return f"'\\x{ord(character):02x}'"
+    if not character.isascii():  # Go looks at the first byte only.
+        character = chr(character.encode(errors='replace')[0])
     return f"'{_ESCAPES.get(character, character)}'"

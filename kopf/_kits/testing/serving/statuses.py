@@ -93,7 +93,7 @@ def unauthorized() -> Refusal:
 
 def forbidden(group: str, plural: str, name: str, why: str, causes: Iterable[Cause] = ()) -> Refusal:
     """403: understood, but not allowed in the present state."""
-    subject = f'{qualified(group, plural)} "{name}"' if name else qualified(group, plural)
+    subject = f'{qualified(group, plural)} {text(name)}' if name else qualified(group, plural)
     details = about(group, plural, name)
     if listed := _causes(causes):
         details['causes'] = listed
@@ -102,7 +102,7 @@ def forbidden(group: str, plural: str, name: str, why: str, causes: Iterable[Cau
 
 def not_found(group: str, plural: str, name: str) -> Refusal:
     """404: there is no such object."""
-    return Refusal(404, 'NotFound', f'{qualified(group, plural)} "{name}" not found', about(group, plural, name))
+    return Refusal(404, 'NotFound', f'{qualified(group, plural)} {text(name)} not found', about(group, plural, name))
 
 
 def no_resource() -> Refusal:
