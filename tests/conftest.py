@@ -4,6 +4,7 @@ By default, that is the sandbox: nobody's KUBECONFIG is touched by a plain `pyte
 little time. With `--cluster=real`, it is a real control plane, or a failure: there is no silent choice.
 """
 import asyncio
+import gc
 import os
 import pathlib
 import secrets
@@ -46,6 +47,9 @@ def pytest_collection_finish() -> None:
     # What tests write, run, and write again within the same second is never taken for what it was before.
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    # The thousands of tests stay, so that no collection of garbage has to look at them.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
