@@ -43,7 +43,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="also run the tests that take long")
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.config.getoption("--cluster") == "sandbox" and not session.config.getoption("--thorough"):
+        bare = str(ROOT / "tests" / "cluster" / "bare")
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [bare, os.environ.get("PYTHONPATH")]))
     # What tests write, run, and write again within the same second is never taken for what it was before.
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
