@@ -24,7 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 WAITING = ("tests/docs/", "tests/e2e/", "tests/faults/", "tests/public/", "tests/soak/", "tests/sandbox/test_plugin.py")
 
 # The same examples in every run, however slow the machine; HYPOTHESIS_PROFILE=search looks for new ones.
-hypothesis.settings.register_profile("steady", derandomize=True, deadline=None, database=None)
+hypothesis.settings.register_profile("steady", max_examples=50, derandomize=True, deadline=None, database=None)
 hypothesis.settings.register_profile("search", max_examples=5000, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 

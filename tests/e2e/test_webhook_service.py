@@ -138,7 +138,7 @@ def test_replicas_that_start_at_once(hooks, operate):
 
 def test_renewal_is_not_noticed(hooks, operate):
     """The API calls all the time, while authorities and certificates change under it."""
-    operators = [operate("dict(lifetime=3, overlap=1, check_interval=0.2)", port=port)
+    operators = [operate("dict(lifetime=6, overlap=2, check_interval=0.2)", port=port)
                  for port in (hooks.port, find_port())]
     hooks.served()
     issuers, bundles, calls = set(), set(), 0
@@ -152,7 +152,7 @@ def test_renewal_is_not_noticed(hooks, operate):
         return len(issuers) >= 2
 
     wait(has_changed, "certificates by another authority")
-    assert calls > 10
+    assert calls > 5
     assert {bundle.count(b"BEGIN CERTIFICATE") for bundle in bundles} == {1, 2}
     for operator in operators:
         assert "Traceback" not in operator.output

@@ -25,7 +25,7 @@ async def test_everybody_waits_when_one_is_told_to(world):
     told = next(seen for seen in requests(world) if seen.status == 429)
     at_once = [seen for seen in requests(world) if told.time < seen.time < told.time + 0.95]
     # Those that were on their way already, at the same time as the one that was refused.
-    assert all(seen.time < told.time + 0.1 for seen in at_once)
+    assert all(seen.time < told.time + 0.5 for seen in at_once)
     assert sorted(call.name for call in world.calls if call.id == 'create') == sorted(
         ['first', *(f'obj{number}' for number in range(10))])  # nobody is called again for that
     assert any('asks to wait for 1 seconds' in text for text in world.log.texts)

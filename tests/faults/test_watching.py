@@ -287,7 +287,7 @@ async def test_slow_servers_while_being_paused(world):
 
 
 async def test_slow_headers_are_limited(world, neighbour):
-    world.settings.networking.request_timeout = 0.4
+    world.settings.networking.request_timeout = 1
     world.declare(kopf.on.create, 'create')
     async with world.operator():
         await streaming(world)
@@ -356,7 +356,7 @@ async def test_conflicts_are_solved_without_the_stream(world):
     world.declare(kopf.on.delete, 'delete')  # so that there is a finalizer, by a patch that fits to one version only
     async with world.operator():
         await streaming(world)
-        world.sandbox.faults.delay(0.3, verb='patch')
+        world.sandbox.faults.delay(1, verb='patch')
         await world.create()
         async with asyncio.timeout(60):
             while not any(seen.verb == 'patch' for seen in world.sandbox.requests):
@@ -380,7 +380,7 @@ async def test_gone_in_a_conflict_without_the_stream(world):
     world.declare(kopf.on.delete, 'delete')
     async with world.operator():
         await streaming(world)
-        world.sandbox.faults.delay(0.3, verb='patch')
+        world.sandbox.faults.delay(1, verb='patch')
         await world.create()
         async with asyncio.timeout(60):
             while not any(seen.verb == 'patch' for seen in world.sandbox.requests):

@@ -166,7 +166,7 @@ def updates():
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(operations, max_size=25))
 def test_no_update_is_lost_and_nothing_runs_twice(script):
     sim = Simulation(*updates())
@@ -239,7 +239,7 @@ lives = st.lists(st.one_of(
 ), max_size=20)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(life=lives, rest=st.booleans(), death=lives)
 def test_whatever_happens_it_ends_and_what_has_succeeded_is_not_repeated(life, rest, death):
     sim = Simulation(

@@ -686,13 +686,13 @@ async def test_ambiguity_concerns_only_those_who_are_ambiguous(world):
 
 
 async def test_nothing_is_handled_of_resources_that_are_not_served_any_more(world):
-    world.declare(kopf.on.create, 'create', does=[kopf.TemporaryError('boo', delay=0.3), None])
+    world.declare(kopf.on.create, 'create', does=[kopf.TemporaryError('boo', delay=1), None])
     world.declare(kopf.on.event, 'event', resource='configmaps')
     async with world.operator():
         await world.create()
         await world.until_called('create')
         await world.aio.delete('customresourcedefinitions', 'kopfexamples.kopf.dev')
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(1.5)
     assert world.ids.count('create') == 1
 
 
@@ -728,7 +728,7 @@ async def test_objects_are_not_resumed_again_when_their_resource_is_defined_diff
 
 
 async def test_another_version_takes_over_what_is_planned(world):
-    world.declare(kopf.on.create, 'create', does=[kopf.TemporaryError('boo', delay=0.7), None])
+    world.declare(kopf.on.create, 'create', does=[kopf.TemporaryError('boo', delay=3), None])
     async with world.operator():
         await world.create()
         await world.until_called('create')
