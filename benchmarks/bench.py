@@ -739,7 +739,7 @@ def main():
     command.add_argument("--only", nargs="+", default=[], metavar="CASE[:VARIANT]")
     command.add_argument("--tolerance", type=float, default=20,
                          help="how much worse the ratios may be where nothing is recorded: %% (default: %(default)g)")
-    command.add_argument("--attempts", type=int, default=3, help="how often to measure what seems to be worse")
+    command.add_argument("--attempts", type=int, default=5, help="how often to measure what seems to be worse")
     command = commands.add_parser("show", help="print the table of earlier runs")
     command.set_defaults(function=show)
     command.add_argument("file", nargs="+")

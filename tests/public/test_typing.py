@@ -33,7 +33,7 @@ kopf.adopt(123)
 '''
 LINES = {5, 8, 11, 13, 15}
 
-pytestmark = pytest.mark.timeout(300)  # nothing is cached where the tests run for the first time
+pytestmark = pytest.mark.timeout(900)  # nothing is cached where the tests run for the first time
 
 
 @pytest.fixture(scope='module', params=['mypy', 'basedpyright'])
