@@ -380,10 +380,9 @@ def update(labels, **_):
     with OperatorProcess("-n", world.namespace, "--standalone", handlers, log=tmp_path / "log1",
                          kubeconfig=cluster.kubeconfig, HANGS="") as operator:
         kubeapi.apply({"apiVersion": "kopf.dev/v1", "kind": "KopfPhase", "metadata": {"name": "obj"},
-                       "spec": {"size": 1}}, world.namespace)  # managers are known only if there is something to manage
+                       "spec": {"size": 1}}, world.namespace)
         operator.wait_output("The second one.")
         operator.process.kill()
-    time.sleep(1.1)  # the API tells the times of edits in whole seconds
     kubeapi.patch("kopf.dev/v1", "KopfPhase", world.namespace, "obj", {"metadata": {"labels": {"edited": "yes"}}})
     with OperatorProcess("-n", world.namespace, "--standalone", handlers, log=tmp_path / "log2",
                          kubeconfig=cluster.kubeconfig) as operator:

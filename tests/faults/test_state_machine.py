@@ -2,11 +2,13 @@
 "No update is lost" and "nothing runs twice", for any order of what can happen to one object and one operator.
 
 The reactor is real, from the watch to the patches; the API is in memory and the time is virtual, so that hypothesis can
-decide on everything: edits, outcomes, crashes, patches that are refused or whose answers are lost, events that come as
-late as it likes, or never, as the stream breaks and everything is listed anew. In the end, the object is deleted.
+decide on everything: edits, outcomes, what handlers patch, crashes, patches that are refused or whose answers are lost,
+events that come as late as it likes, or never, as the stream breaks and everything is listed anew; and the kind: with a
+generation or not, with the status as a subresource or not. In the end, the object is deleted.
 """
 import asyncio
 import contextlib
+import dataclasses
 import datetime
 import itertools
 import json
@@ -37,19 +39,36 @@ from kopf._core.reactor.workforce import Workforce
 pytestmark = pytest.mark.timeout(300)
 
 RESOURCE = Resource('kopf.dev', 'v1', 'kopfexamples', kind='KopfExample', verbs=frozenset({'list', 'watch', 'patch'}))
+SPLIT = dataclasses.replace(RESOURCE, subresources=frozenset({'status'}))
 LAST_HANDLED = 'kopf.zalando.org/last-handled-configuration'
 START = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
+WISHES = {'status': ['status'], 'spec': ['spec'], 'both': ['spec', 'status'],
+          'function': ['spec'], 'functions': ['spec', 'status']}
 REST = 2000.0  # seconds without anything new, after which everything must be at rest
+
+
+def look_at(raw):
+    """What there is to be seen of an object: the fields that others edit, and those that the handlers patch."""
+    return {**raw['spec'], 'l': raw['metadata'].get('labels', {}).get('l')}
+
+
+def reduce(seen):
+    """Only what others edit: what the handlers of a change patch themselves counts as seen by all of them."""
+    return {key: seen.get(key) for key in ('a', 'b', 'l')}
 
 
 class Server:
     """The API with one object: as much of it as the reactor needs. It is the client for it, too."""
 
-    def __init__(self):
+    def __init__(self, resource, generation):
+        self.resource = resource
         self.version = 100
         self.raw = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample',
                     'metadata': {'name': 'obj', 'uid': 'uid1', 'resourceVersion': '100'},
                     'spec': {'a': 0, 'b': 0}}
+        if generation:
+            self.raw['metadata']['generation'] = 1
+        self.history = [look_at(self.raw)]
         self.gone = False
         self.log = []  # the versions and the lines of all changes
         self.visible = 100
@@ -59,16 +78,23 @@ class Server:
         """Whether the next read of a stream fails, and everything is to be listed anew."""
         self.faults = []
         self.patches = 0
+        self.records = 0
+        """How many of the patches have told how far the handlers are."""
 
     def put(self, raw):
         raw = json.loads(json.dumps(raw))
         if {**raw['metadata'], 'resourceVersion': ''} == {**self.raw['metadata'], 'resourceVersion': ''} and (
                 raw['spec'] == self.raw['spec'] and raw.get('status') == self.raw.get('status')):
             return  # as in Kubernetes, this is no change
+        is_split = bool(self.resource.subresources)
+        if 'generation' in raw['metadata'] and (
+                raw['spec'] != self.raw['spec'] or (not is_split and raw.get('status') != self.raw.get('status'))):
+            raw['metadata']['generation'] = self.raw['metadata']['generation'] + 1
         self.gone = 'deletionTimestamp' in raw['metadata'] and not raw['metadata'].get('finalizers')
         self.version += random.Random(self.version).randint(1, 3)
         raw['metadata']['resourceVersion'] = str(self.version)
         self.raw = raw
+        self.history.append(look_at(raw))
         type_ = 'DELETED' if self.gone else 'MODIFIED'
         self.log.append((self.version, json.dumps({'type': type_, 'object': raw}).encode()))
 
@@ -99,20 +125,30 @@ class Server:
 
     async def patch(self, path, payload, content_type, *, logger=None):
         fault = self.faults.pop(0) if self.faults else None
+        is_status = path.endswith('/status')
         await asyncio.sleep(0.01)
-        if fault == 'refused':
+        if fault == 'refused' or (fault == 'status refused' and is_status):
             raise errors.APIServerError('down', status=500)
         if self.gone:
             raise errors.APINotFoundError('gone', status=404, code=404)
         if content_type == patching._JSON:
             try:
-                self.put(jsonpatch.apply_patch(self.raw, payload))
+                new = jsonpatch.apply_patch(self.raw, payload)
             except jsonpatch.JsonPatchTestFailed as error:
                 raise errors.APIUnprocessableError('the test has failed', status=422) from error
         else:
-            assert payload['metadata']['uid'] == 'uid1'
-            self.put(Patch(payload).applied_to(self.raw))
+            assert is_status or payload['metadata']['uid'] == 'uid1'
+            if payload['metadata'].get('resourceVersion', self.raw['metadata']['resourceVersion']) != (
+                    self.raw['metadata']['resourceVersion']):
+                raise errors.APIConflictError('changed', status=409)
+            new = Patch(payload).applied_to(self.raw)
+        if is_status:
+            new = {**self.raw, 'status': new.get('status')}
+        elif self.resource.subresources:
+            new = {**new, 'status': self.raw.get('status')}
+        self.put({key: value for key, value in new.items() if value is not None})
         self.patches += 1
+        self.records += any(mark in json.dumps(payload) for mark in ('kopf.zalando.org', '/metadata/finalizers'))
         result = self.raw
         await asyncio.sleep(0.01)
         if fault == 'lost':
@@ -144,11 +180,11 @@ class Process:
         options = kopf.OperatorSettings()
         options.watching.streaming_lists = False
         options.watching.inactivity_timeout = 1e9
-        table = HandlerTable.build(registry, RESOURCE, set(registry.iter_selectors()))
+        table = HandlerTable.build(registry, server.resource, set(registry.iter_selectors()))
         self.workforce = Workforce(options, Indexation())
         processor = Processor(client=server, settings=options, table=table, workforce=self.workforce,
                               lifecycle=kopf.lifecycles.asap, memo=kopf.Memo(), indices={})
-        self.watch = ResourceWatch(server, options, RESOURCE, None, processor)
+        self.watch = ResourceWatch(server, options, server.resource, None, processor)
         self.task = asyncio.create_task(self.watch.run())
 
     async def kill(self):
@@ -166,14 +202,16 @@ class Process:
 class Operator(RuleBasedStateMachine):
     """What happens, in any order."""
 
-    fields = st.sampled_from(['a', 'b'])
+    fields = st.sampled_from(['a', 'b', 'l'])
+    edits = st.none() | st.builds(lambda field, value: {field: value}, fields, st.integers(0, 2))
+    outcomes = st.sampled_from(['success', 'retry', 'fail', 'status', 'spec', 'both', 'function', 'functions'])
 
     def __init__(self):
         super().__init__()
         self.stack = contextlib.ExitStack()
         self.plan = []
-        self.runs = []  # the handler, the spec it has seen, how many patches there were by then; if it has succeeded
-        self.history = []
+        self.runs = []  # the handler, what it has seen, how many records there were by then; if it has succeeded
+        self.numbers = itertools.count(1)
         self.running = 0
         self.process = None
         self.farewell = [], None
@@ -199,10 +237,10 @@ class Operator(RuleBasedStateMachine):
     def run(self, coro):
         return self.loop.run_until_complete(coro)
 
-    @initialize(creating=st.booleans())
-    def start(self, creating):
+    @initialize(creating=st.booleans(), resource=st.sampled_from([RESOURCE, SPLIT]), generation=st.booleans())
+    def start(self, creating, resource, generation):
         async def begin():
-            self.server = Server()
+            self.server = Server(resource, generation)
             self.registry = kopf.OperatorRegistry()
             decorators = {
                 'create1': kopf.on.create, 'create2': kopf.on.create, 'update1': kopf.on.update,
@@ -212,7 +250,6 @@ class Operator(RuleBasedStateMachine):
                 decorator('kopfexamples', id=id, registry=self.registry)(self.make_handler(id))
             field = kopf.on.field('kopfexamples', field='spec.a', id='field', registry=self.registry)
             field(self.make_handler('field'))
-            self.note()
             self.process = Process(self.server, self.registry)
             if not creating:
                 await asyncio.sleep(10)
@@ -221,7 +258,7 @@ class Operator(RuleBasedStateMachine):
         self.run(begin())
 
     def make_handler(self, id):
-        async def fn(spec, patch, retry, reason, old, **_):
+        async def fn(body, patch, retry, reason, old, **_):
             assert not self.running, "two handlers of the object run at the same time"
             if self.loop.time() < self.retries.pop((reason, id), 0):
                 self.complaints.append(f"{id} is tried again too early")
@@ -229,19 +266,20 @@ class Operator(RuleBasedStateMachine):
                 self.check_state(reason, old)
             self.running += 1
             try:
-                await self.handle(id, dict(spec), patch, reason)
+                await self.handle(id, look_at(body), patch, reason)
             finally:
                 self.running -= 1
         return fn
 
     def check_state(self, reason, old):
         """Check what the handlers are told of the past."""
-        if old is not None and old.get('spec') not in self.history:
+        if old and reduce(look_at({'metadata': {}, **old})) not in map(reduce, self.server.history):
             self.complaints.append(f"{reason} is told of a past that never was: {old}")
 
-    async def handle(self, id, spec, patch, reason):
+    async def handle(self, id, seen, patch, reason):
         outcome, edit = self.plan.pop(0) if self.plan else ('success', None)
-        self.runs.append((id, spec, self.server.patches, False))
+        run = len(self.runs)
+        self.runs.append((id, seen, self.server.records, False, {}))
         await asyncio.sleep(0.05)
         if edit is not None:
             self.do_edit(**edit)
@@ -253,23 +291,30 @@ class Operator(RuleBasedStateMachine):
             raise ValueError('try again')
         if outcome == 'hang':
             await asyncio.sleep(1e5)
-        if outcome == 'patch':
-            patch.status['seen'] = spec['a']
-        self.runs[-1] = (id, spec, self.server.patches, True)
+        number = next(self.numbers)
+        wishes = WISHES.get(outcome, ())
+        for field in wishes:
+            if outcome.startswith('function'):
+                patch.fns.append(lambda body, field=field: body.setdefault(field, {}).update({id: number}))
+            else:
+                patch.setdefault(field, {})[id] = number
+        self.runs[run] = (id, seen, self.server.records, True, {(field, id): number for field in wishes})
 
-    def note(self):
-        self.history.append(dict(self.server.raw['spec']))
-
-    def do_edit(self, **spec):
-        self.server.put({**self.server.raw, 'spec': {**self.server.raw['spec'], **spec}})
-        self.note()
+    def do_edit(self, **values):
+        label = values.pop('l', None)
+        raw = {**self.server.raw, 'spec': {**self.server.raw['spec'], **values}}
+        if label is not None:
+            labels = {'l': str(label)} if label else {}
+            raw['metadata'] = {**{key: value for key, value in raw['metadata'].items() if key != 'labels'},
+                               **({'labels': labels} if labels else {})}
+        self.server.put(raw)
         if self.is_reverted():
             self.retries = {}
 
     def is_reverted(self):
         """Tell if the object is as it was handled last: what was tried is over then."""
-        last = self.server.raw['metadata'].get('annotations', {}).get(LAST_HANDLED, '{}')
-        return json.loads(last).get('spec') == self.server.raw['spec']
+        last = json.loads(self.server.raw['metadata'].get('annotations', {}).get(LAST_HANDLED, '{"spec":{}}'))
+        return look_at({'metadata': {}, **last}) == look_at(self.server.raw)
 
     # What others do.
 
@@ -279,23 +324,21 @@ class Operator(RuleBasedStateMachine):
 
     @rule()
     def change_the_status(self):
-        self.server.put({**self.server.raw, 'status': {'foreign': self.server.version}})
+        status = {**self.server.raw.get('status', {}), 'foreign': self.server.version}
+        self.server.put({**self.server.raw, 'status': status})
 
-    @rule(plan=st.lists(st.tuples(
-        st.sampled_from(['success', 'retry', 'fail', 'patch']),
-        st.none() | st.builds(lambda field, value: {field: value}, fields, st.integers(0, 2))), min_size=1, max_size=4),
-        seconds=st.sampled_from([0, 0.1, 2]))
+    @rule(plan=st.lists(st.tuples(outcomes, edits), min_size=1, max_size=4), seconds=st.sampled_from([0, 0.1, 2]))
     def let_handlers_do(self, plan, seconds):
         self.plan = plan
         self.do_edit(a=(self.server.raw['spec']['a'] + 1) % 3)
         self.server.show()
         self.run(asyncio.sleep(seconds))
 
-    @rule(faults=st.lists(st.sampled_from(['refused', 'lost']), min_size=1, max_size=3))
+    @rule(faults=st.lists(st.sampled_from(['refused', 'lost', 'status refused', 'none']), min_size=1, max_size=4))
     def let_patches_fail(self, faults):
         self.server.faults = faults
 
-    @rule(plan=st.lists(st.tuples(st.sampled_from(['success', 'retry', 'fail', 'patch']), st.none()), max_size=4),
+    @rule(plan=st.lists(st.tuples(outcomes, st.none()), max_size=4),
           crash=st.none() | st.sampled_from([0, 0.07, 2]))
     def let_it_end(self, plan, crash):
         self.farewell = plan, crash
@@ -333,7 +376,7 @@ class Operator(RuleBasedStateMachine):
         await self.process.kill()
         self.plan, self.retries = [], {}
         # A success that could not be stored before the crash is unknown to the next process.
-        self.runs = [run for run in self.runs if not (run[3] and run[2] == self.server.patches)]
+        self.runs = [run for run in self.runs if not (run[3] and run[2] == self.server.records)]
         if edit is not None:
             self.do_edit(**edit)
         self.process = Process(self.server, self.registry)
@@ -364,23 +407,28 @@ class Operator(RuleBasedStateMachine):
         assert self.server.patches == self.patched, "it is not at rest"
 
     def check(self):
-        final = self.server.raw['spec']
+        raw = self.server.raw
+        final = reduce(look_at(raw))
         annotations = self.server.raw['metadata']['annotations']
         assert list(annotations) == [LAST_HANDLED]
-        assert json.loads(annotations[LAST_HANDLED])['spec'] == final
+        assert look_at({'metadata': {}, **json.loads(annotations[LAST_HANDLED])}) == look_at(raw)
         [record] = self.process.watch.records.values()
         assert record.body is record.cycle is record.unsent is record.pending is record.wakeup is None
         assert not record.employed and not record.throttled
-        successes = {id: [spec for other, spec, _, success in self.runs if other == id and success]
+        successes = {id: [seen for other, seen, _, success, _ in self.runs if other == id and success]
                      for id in ('create1', 'create2', 'update1', 'update2', 'update3', 'field', 'resume')}
         assert len(successes['create1']) <= 1 and len(successes['create2']) <= 1
-        created_with = next(spec for id, spec, _, success in self.runs if success and not id.startswith('update'))
+        created_with = next(seen for id, seen, _, success, _ in self.runs if success and not id.startswith('update'))
         for id in ('update1', 'update2', 'update3'):
-            assert (successes[id][-1] if successes[id] else created_with) == final, f"{id} has missed an update"
+            last = successes[id][-1] if successes[id] else created_with
+            assert reduce(last) == final, f"{id} has missed an update"
         assert successes['field'][-1]['a'] == final['a'], "the field's handler has missed an update"
         for id in ('update1', 'update2', 'update3'):
             for one, other in itertools.pairwise(successes[id]):
                 assert one != other or self.has_moved(one), f"{id} has run twice for {one}"
+        for _, _, _, success, wishes in self.runs:
+            for (field, id), number in wishes.items() if success else ():
+                assert raw[field].get(id, 0) >= number, f"what {id} has put into the {field} is lost"
 
     async def end(self):
         self.runs, (self.plan, crash) = [], self.farewell
@@ -395,11 +443,11 @@ class Operator(RuleBasedStateMachine):
     def check_end(self):
         assert self.server.gone
         assert not self.process.watch.records
-        assert sorted(id for id, _, _, success in self.runs if success) == ['delete1', 'delete2']
+        assert sorted(id for id, _, _, success, _ in self.runs if success) == ['delete1', 'delete2']
 
-    def has_moved(self, spec):
-        """Tell if the spec has come back after it was something else."""
-        return [state for state, _ in itertools.groupby(self.history)].count(spec) > 1
+    def has_moved(self, seen):
+        """Tell if the object has become the same again after it was something else."""
+        return [state for state, _ in itertools.groupby(self.server.history)].count(seen) > 1
 
 
 # Without the explanation of failures: it would trace every line of the reactor.

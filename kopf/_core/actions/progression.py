@@ -5,14 +5,15 @@ How far the handlers of one change have come: what is stored of it, and what the
 `State` is all the records of one handling cycle of one object. It lives in memory while the cycle goes on, and is
 stored on the object after each step, so that a restarted operator goes on where the previous one was.
 
-A record in a cycle of updates also carries a digest of the essence that its handler has seen: when the object is edited
-meanwhile, a finished handler has not seen the edit, and is due again. The formats are specified in the documentation's
-"Continuity".
+A record also carries a digest of the essence that its handler has seen: when the object is edited meanwhile, a finished
+handler has not seen the edit, and is due again. The records of creations have it after the microseconds of a timestamp,
+and no fields that upstream's do not have. The formats are specified in the documentation's "Continuity".
 """
 import datetime
 import hashlib
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import orjson
 
@@ -31,6 +32,8 @@ TOLD_DELAY = 300.0
 
 MAX_DELAY = 10 * 365 * 86400.0
 """The limit of delays, beyond which no time can be told (in seconds)."""
+
+_DIGEST_IN_TIME: Final = re.compile(r'\.\d{6}(\d{15})(?!\d)')
 
 HandlerT = TypeVar('HandlerT', bound=Handler)
 
@@ -112,7 +115,7 @@ class HandlerState(NamedTuple):
             failure=bool(record.get('failure')),
             message=record.get('message'),
             subrefs=tuple(record.get('subrefs') or ()),
-            digest=record.get('digest'),
+            digest=record.get('digest') or _parse_digest(record.get('stopped')),
             delay=parse_delay(record.get('delay')),
             base=record.get('base'),
         )
@@ -131,7 +134,9 @@ class HandlerState(NamedTuple):
         }
         if self.waits:
             record['waits'] = self.waits
-        if self.digest is not None:
+        if self.digest is not None and self.stopped is not None and self.purpose == 'create':
+            record['stopped'] = _add_digest(record['stopped'], self.digest)
+        elif self.digest is not None:
             record['digest'] = self.digest
         if self.delay is not None:
             record['delay'] = self.delay
@@ -292,6 +297,17 @@ def _shorten(message: str | None) -> str | None:
     if message is None or len(message) <= MAX_MESSAGE:
         return message
     return f'{message[:MAX_MESSAGE // 2]}...{message[3 - MAX_MESSAGE // 2:]}'
+
+
+def _add_digest(time: str, digest: str) -> str:
+    """Put the digest after the microseconds, as 15 more digits: that is still the same time in the same format."""
+    seconds, dot, rest = time.partition('.')
+    return f'{seconds}{dot}{rest[:6]}{int(digest, 16):015}{rest[6:]}'
+
+
+def _parse_digest(time: str | None) -> str | None:
+    match = _DIGEST_IN_TIME.search(time or '')
+    return f'{int(match[1]):012x}' if match else None
 
 
 def parse_time(text: str | None) -> datetime.datetime | None:

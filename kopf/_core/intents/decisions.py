@@ -9,8 +9,8 @@ Edits by others in the middle of a cycle:
 
 - of an update: handlers that had finished and would match the edit are due again; those that run later see it anyway;
 - of a creation: an update follows, from the state that the first finished handler has seen. If the creation is put off,
-  that state is in the records, and digests of what the others have seen. While handlers follow each other soon, their
-  records are as they always were; if the operator is killed then, the object itself tells of edits, but not from what.
+  that state is in the records. While handlers follow each other soon, there are only digests of what they have seen; if
+  the operator is killed then, edits are known, but not from what.
 
 What our own patches change counts as seen by all.
 """
@@ -42,7 +42,7 @@ TITLES = {
 
 
 LONG_DELAY = 1.0
-"""How far from each other creation handlers must be for what they have seen to be stored between them (in seconds)."""
+"""How far from each other creation handlers must be for the state to be stored between them (in seconds)."""
 
 _STORING = (Reason.CREATE, Reason.UPDATE, Reason.DELETE)
 _UNCHANGED = (Reason.NOOP, Reason.RESUME)
@@ -379,10 +379,10 @@ class Decider:
         cycle = decision.cycle
         decision.before, cycle.hoped = (cycle.known, cycle.base), None
         self._move(decision, patch)
-        put_off = self._is_creation_put_off(cycle, decision.cause.body)
-        if put_off and not cycle.edited:
+        creating = cycle.state.purpose == Reason.CREATE and bool(self._updating)
+        if creating and not cycle.edited and self._is_put_off(cycle, decision.cause.body):
             self._keep_base(cycle, decision.cause.body)
-        if cycle.state.purpose == Reason.UPDATE or put_off:
+        if cycle.state.purpose == Reason.UPDATE or creating:
             finished = [key for key, record in cycle.state.items() if record.finished and key not in cycle.missed]
             if finished:
                 cycle.state.see(finished, digest_essence(cycle.known))
@@ -422,11 +422,9 @@ class Decider:
             base = digests.reveal(base, essence, body)
         return BodyEssence() if base is None else base
 
-    def _is_creation_put_off(self, cycle: Cycle, body: Body) -> bool:
+    def _is_put_off(self, cycle: Cycle, body: Body) -> bool:
         """Tell if another operator can well go on with the creation later, with no idea of the edits until then."""
-        if cycle.state.purpose != Reason.CREATE or not self._updating:
-            return False
-        if any(record.digest is not None for record in cycle.state.values()):
+        if cycle.state.base is not None:
             return True
         if not isinstance(body.metadata.get('generation'), int):  # many built-in kinds have none
             return True

@@ -2,8 +2,8 @@
 What an object tells of edits that others have made in the middle of its creation, while no operator was there.
 
 If the creation is put off for a while, the records of its handlers have what the first of them has seen. If not, there
-is nothing, as the next handler follows at once; if the operator is killed just then, the API still has records of its
-own: how often the specification was changed, and who has changed the labels and annotations when.
+are only digests; and none, if the records are of upstream's. Then, the API still has records of its own: how often the
+specification was changed, and who has changed the labels and annotations when.
 """
 import json
 from collections.abc import Mapping
