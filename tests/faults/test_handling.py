@@ -395,6 +395,10 @@ async def test_newer_wishes_win_over_those_that_could_not_be_fulfilled(world):
             patch.status['last'] = value
             patch.status[value] = True
             patch.fns.append(lambda body: body['status'].setdefault('all', []).append(value))
+            if value == 'v1':
+                patch.fns.append(lambda body: body['status'].update(by='function'))
+            else:
+                patch.status['by'] = 'value'
     world.declare(kopf.on.event, 'event', does=work)
     async with world.operator():
         world.sandbox.faults.error(500, verb='patch', name='obj')
@@ -402,7 +406,7 @@ async def test_newer_wishes_win_over_those_that_could_not_be_fulfilled(world):
         await world.until_logged('Throttling')
         await world.edit(field='v2')
         body = await world.aio.wait_for('kopfexamples', 'obj', lambda body: 'status' in body)
-    assert body['status'] == {'last': 'v2', 'v1': True, 'v2': True, 'all': ['v1', 'v2']}
+    assert body['status'] == {'last': 'v2', 'v1': True, 'v2': True, 'all': ['v1', 'v2'], 'by': 'value'}
 
 
 # Other promises.

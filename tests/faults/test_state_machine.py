@@ -273,7 +273,9 @@ class Operator(RuleBasedStateMachine):
 
     def check_state(self, reason, old):
         """Check what the handlers are told of the past."""
-        if old and reduce(look_at({'metadata': {}, **old})) not in map(reduce, self.server.history):
+        if not old or 'a' not in old['spec']:
+            return  # it is new, or nobody knows what it was
+        if reduce(look_at({'metadata': {}, **old})) not in map(reduce, self.server.history):
             self.complaints.append(f"{reason} is told of a past that never was: {old}")
 
     async def handle(self, id, seen, patch, reason):
@@ -313,8 +315,8 @@ class Operator(RuleBasedStateMachine):
 
     def is_reverted(self):
         """Tell if the object is as it was handled last: what was tried is over then."""
-        last = json.loads(self.server.raw['metadata'].get('annotations', {}).get(LAST_HANDLED, '{"spec":{}}'))
-        return look_at({'metadata': {}, **last}) == look_at(self.server.raw)
+        last = json.loads(self.server.raw['metadata'].get('annotations', {}).get(LAST_HANDLED, '{}'))
+        return look_at({'metadata': {}, 'spec': {}, **last}) == look_at(self.server.raw)
 
     # What others do.
 

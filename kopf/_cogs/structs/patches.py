@@ -150,6 +150,13 @@ class Patch(dict[str, Any]):
             fn(cast(bodies.RawBody, new))
         return new
 
+    def apply_to(self, body: bodies.RawBody) -> None:
+        """Make the changes in the body itself, as a function of another patch. See `applied_to` for the rules."""
+        raw = cast(dict[str, Any], body)
+        new = self.applied_to(raw)
+        raw.clear()
+        raw.update(new)
+
     def as_json_patch(self, body: bodies.Body | bodies.RawBody | None = None) -> list[JSONPatchItem]:
         """
         Express the changes as a JSON patch (RFC 6902) of the given body, or of the one that the patch was made for.

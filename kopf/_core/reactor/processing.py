@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 from kopf._cogs.clients import patching
-from kopf._cogs.clients.api import ApiClient
+from kopf._cogs.clients.api import AnyLogger, ApiClient
 from kopf._cogs.clients.errors import APIForbiddenError, APINotFoundError
 from kopf._cogs.clients.pacing import background
 from kopf._cogs.configs.configuration import OperatorSettings
@@ -245,8 +245,6 @@ class Processor(ObjectSink):
     async def _step(self, record: ObjectRecord, patch: Patch, *, deciding: bool) -> None:
         """Do one step about the newest state of the object, and apply what comes of it in one patch."""
         record.cancel_wakeup()
-        if record.unsent is not None:
-            merge_patches(patch, record.unsent)
         holding = False
         if deciding and self._spawner is not None:
             holding = await self._spawner.adjust(record, cast(RawBody, record.body))
@@ -258,7 +256,7 @@ class Processor(ObjectSink):
         if decision is not None:
             done = await self._handle(record, decision, patch, conclusion)
         else:
-            patching.discard_unstorable(patch, self._get_logger(record, ObjectLogger))
+            self._complete(record, patch, self._get_logger(record, ObjectLogger))
         if (patch or conclusion) and not await self._apply(record, decision, patch, conclusion):
             return
         record.unsent = None
@@ -293,7 +291,7 @@ class Processor(ObjectSink):
         title = TITLES.get(decision.reason)
         if decision.add_finalizer:
             log.debug("Adding the finalizer, thus preventing the actual deletion.")
-            patching.discard_unstorable(patch, log)
+            self._complete(record, patch, log)
             conclusion.fns.append(append_finalizer(self._decider.finalizer))
             return False
         if record.cycle is not None and record.cycle is not decision.cycle and title is not None:
@@ -319,7 +317,7 @@ class Processor(ObjectSink):
                 self.restore(record, seal, step.outcomes)
                 self._revert(decision, seal)
         deliver_results(step.outcomes, patch)
-        patching.discard_unstorable(patch, log)
+        self._complete(record, patch, log)
         done = state.done(decision.matching)
         if done and decision.reason is Reason.DELETE and record.daemons is not None and record.daemons.holding:
             done = False  # what is done must not be forgotten while the object waits for its daemons
@@ -332,6 +330,12 @@ class Processor(ObjectSink):
         self._decider.conclude(decision, patch, conclusion, done=done)
         self._release(record, decision, conclusion, done=done)
         return done
+
+    def _complete(self, record: ObjectRecord, patch: Patch, log: AnyLogger) -> None:
+        """Add to what the handlers want now what they have wanted before, and could not get."""
+        patching.discard_unstorable(patch, log)
+        if record.unsent is not None:
+            merge_patches(patch, record.unsent)
 
     def _revert(self, decision: Decision, seal: Seal) -> None:
         """Go on with the decision about the object as it was before the handlers have changed it in place."""
@@ -558,9 +562,10 @@ class Processor(ObjectSink):
 
 
 def merge_patches(patch: Patch, older: Patch) -> None:
-    """Add to the patch what could not be applied before; the newer values win."""
-    patch.update(copy.deepcopy(dict(combine_values(older, dict(patch)))))
-    patch.fns[:0] = older.fns
+    """Add to the patch what could not be applied before; the newer values win, also over the older functions."""
+    newer = Patch(copy.deepcopy(dict(patch)))
+    patch.update(copy.deepcopy(dict(combine_values(older, newer))))
+    patch.fns[:0] = [*older.fns, *([newer.apply_to] if older.fns and newer else [])]
 
 
 def is_deleted(event: RawEvent) -> bool:
