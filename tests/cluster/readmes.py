@@ -6,18 +6,17 @@ commands print sooner or later. Where the prose before a block speaks of Ctrl-C,
 interrupted first. "…" stands for anything. In a sandbox, this is done literally; on a control plane, what starts
 the sandbox is replaced by the commands of the section "On a cluster", and the namespace "default" by that of the test.
 """
-import contextlib
 import dataclasses
 import os
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 
 from kubeapi import wait
+from ports import free_port
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BACKGROUND = re.compile(r"kopf (run|sandbox)\b|python ")
@@ -84,7 +83,7 @@ class Walkthrough:
             (folder / name).symlink_to(ROOT / name)
         text = readme.read_text()
         ports = sorted(set(re.findall(r"(?<=127\.0\.0\.1:)\d+", text)))
-        self.ports = dict(zip(ports, free_ports(len(ports)), strict=True))
+        self.ports = {port: str(free_port()) for port in ports}
         self.blocks = list(parse(text))
         self.environment = {
             **os.environ,
@@ -202,13 +201,6 @@ class Walkthrough:
         found = wait(lambda: pattern.search(item.output) or item.process.poll(), f"the output of {item.command}")
         assert isinstance(found, re.Match), item.output
         return found
-
-
-def free_ports(count: int) -> list[str]:
-    """Some ports that nobody listens on; the next ones are others for some time."""
-    with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [str(listener.getsockname()[1]) for listener in listeners]
 
 
 def _pattern(text: str) -> str:

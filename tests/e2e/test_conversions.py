@@ -1,9 +1,9 @@
 """Conversions as users of the cluster see them: one object in several versions, by an API that asks the operator."""
-import socket
 import textwrap
 
 import pytest
 from kubeapi import ApiError, wait
+from ports import free_port
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
@@ -187,9 +187,7 @@ def test_operators_that_end_with_all(conversions, operate):
 
 
 def test_services(conversions, operate, kubeapi):
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+    port = free_port()
     kubeapi.apply({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "conv"},
                    "spec": {"type": "ExternalName", "externalName": "localhost"}}, conversions.namespace)
     operate(server="kopf.WebhookService(name='conv', namespace=os.environ['NAMESPACE'], addr='localhost', "

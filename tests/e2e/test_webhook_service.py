@@ -2,13 +2,13 @@
 import base64
 import pathlib
 import signal
-import socket
 import textwrap
 
 import pytest
 from controlplane import ControlPlane
 from cryptography import x509
 from kubeapi import ApiError, wait
+from ports import free_port
 
 KIND = "kopf.dev/v1", "KopfExample"
 GROUP = "admissionregistration.k8s.io/v1"
@@ -32,18 +32,12 @@ OPERATOR = """
 """
 
 
-def find_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
-
-
 class Cluster:
     """What is in the cluster of the webhooks of the test."""
 
     def __init__(self, kubeapi, namespace):
         self.api, self.namespace, self.managed = kubeapi, namespace, f"{namespace}.kopf.dev"
-        self.port = find_port()
+        self.port = free_port()
         # There are no pods here, nor a network between them: the name of the service leads to this machine.
         kubeapi.apply({"apiVersion": "v1", "kind": "Service", "metadata": {"name": SERVICE},
                        "spec": {"type": "ExternalName", "externalName": "localhost"}}, namespace)
@@ -120,7 +114,7 @@ def test_serving(hooks, operate):
 
 
 def test_replicas_that_start_at_once(hooks, operate):
-    ports = [hooks.port, find_port(), find_port(), find_port()]
+    ports = [hooks.port, free_port(), free_port(), free_port()]
     operators = [operate(port=port, mark=f"by {port}") for port in ports]
     for operator in operators:
         operator.wait_output("Reconfiguring the mutating webhook")
@@ -139,7 +133,7 @@ def test_replicas_that_start_at_once(hooks, operate):
 def test_renewal_is_not_noticed(hooks, operate):
     """The API calls all the time, while authorities and certificates change under it."""
     operators = [operate("dict(lifetime=6, overlap=2, check_interval=0.2)", port=port)
-                 for port in (hooks.port, find_port())]
+                 for port in (hooks.port, free_port())]
     hooks.served()
     issuers, bundles, calls = set(), set(), 0
 

@@ -13,6 +13,7 @@ import threading
 import pytest
 from controlplane import ControlPlane
 from kubeapi import ApiError, wait
+from ports import free_port
 
 from kopf._kits.certificates import build_certificate
 
@@ -252,8 +253,8 @@ def test_configurations(operate, settled, webhooks, create):
     create("afterwards", metadata={"labels": {"x": "y"}})  # nobody answers, which is to be ignored
 
 
-def test_webhooks_of_the_killed_are_served_by_the_next(operate, create, settled, unused_tcp_port):
-    operator = operate(MARK, f"{{'port': {unused_tcp_port}}}")  # where nobody else listens after it
+def test_webhooks_of_the_killed_are_served_by_the_next(operate, create, settled):
+    operator = operate(MARK, f"{{'port': {free_port()}}}")  # where nobody else listens after it
     settled(is_marked)
     operator.stop(signal.SIGKILL)
     wait(lambda: refusal(create)[0] == 500, "the refusal, as nobody answers")
