@@ -18,6 +18,7 @@ import orjson
 
 from kopf._cogs.clients import errors, pacing, sessions
 from kopf._cogs.configs import configuration
+from kopf._cogs.helpers.jsontexts import dump_tightly
 from kopf._cogs.structs import credentials
 
 if TYPE_CHECKING:
@@ -332,7 +333,7 @@ def encode(obj: Any) -> bytes:
         TypeError: if there is anything else inside.
     """
     try:
-        return orjson.dumps(obj, default=_simplify)
+        return dump_tightly(obj, default=_simplify)
     except orjson.JSONEncodeError:
         return json.dumps(obj, default=_simplify, separators=(',', ':')).encode()
 

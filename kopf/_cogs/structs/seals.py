@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import orjson
 
+from kopf._cogs.helpers.jsontexts import dump_tightly
 from kopf._cogs.structs import diffs
 from kopf._cogs.structs.bodies import RawBody
 
@@ -23,7 +24,7 @@ class Seal:
         self.raw = raw
         self._copy: RawBody | None = None
         try:
-            self._text = orjson.dumps(raw)
+            self._text = dump_tightly(raw)
         except TypeError:  # there are numbers in JSON that are too large for this library
             self._copy = copy.deepcopy(raw)
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import orjson
 
+from kopf._cogs.helpers.jsontexts import dump_tightly
+
 MAX_PARSED = 100
 """How many states stay parsed: those of a small operator, with daemons that look at them all the time."""
 
@@ -84,7 +86,7 @@ class Stash:
 
 def _pack(data: Mapping[str, Any]) -> str | bytes | None:
     try:
-        return bytes(memoryview(orjson.dumps(data)))  # the original has room for as much again
+        return dump_tightly(data)
     except TypeError:
         try:  # there are numbers in JSON that are too large for the fast library
             return json.dumps(data)
