@@ -2,8 +2,8 @@
 Daemons and timers: the life of one handler with one object, from its start to its end.
 
 A daemon that runs is one task, and nothing besides: no watcher, no queue, no event. What waits for its time (a timer
-between its runs, a daemon before a retry) is not even a task, but one entry among the timers of the event loop; so are
-the stages of stopping. Nobody polls: whoever ends says so, and the object goes on at once.
+between its runs, a daemon before a retry) is not even a task, but one entry among the alarms of all of them; the stages
+of stopping are timers. Nobody polls: whoever ends says so, and the object goes on at once.
 
 Specified in the documentation's "Daemons" and "Timers".
 """
@@ -12,6 +12,7 @@ import math
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from kopf._cogs.aiokits.alarms import Alarm
 from kopf._cogs.aiokits.delays import Delays
 from kopf._cogs.aiokits.waiters import AsyncFlagWaiter, ReasonedFlag, SyncFlagWaiter
 from kopf._cogs.clients import patching
@@ -54,7 +55,7 @@ class Daemon:
         """The progress of the current attempts; ``None`` before the first one."""
         self.task: asyncio.Task[None] | None = None
         """What runs the function, while it runs."""
-        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm: Alarm | asyncio.TimerHandle | None = None
         self._due = self._base = 0.0
         self._has_thread = isinstance(handler, DaemonHandler) and not handler.asynchronous
         self._sending = False
@@ -82,7 +83,7 @@ class Daemon:
         if at <= loop.time() + TIMER_RESOLUTION:
             self._begin()
         else:
-            self._alarm = loop.call_at(at, self._wake_up, context=self.owner.spawner.background.context)
+            self._alarm = self.owner.spawner.background.alarms.set(at, self._wake_up)
 
     def _wake_up(self) -> None:
         self._alarm = None

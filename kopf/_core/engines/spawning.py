@@ -11,6 +11,7 @@ import contextvars
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from kopf._cogs.aiokits.alarms import Alarms
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody
 from kopf._cogs.structs.ids import HandlerId
@@ -64,6 +65,7 @@ class Background:
         self.threads = DaemonThreads(settings.background)
         self.context = contextvars.copy_context()
         """The context that all runs begin with: none of them sees what others have left."""
+        self.alarms = Alarms(self.context)
         self.stashes = Stashes()
         """The states of all objects that have daemons or timers."""
         self.paused = False
