@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
+PATIENCE = 30.0
+"""For how long operators may go on that are asked for what has come of them before they are stopped (in seconds)."""
+
 
 class KopfRunner:
     """
@@ -70,6 +73,7 @@ class KopfRunner:
         self.timeout = timeout
         self.registry = registry
         self.settings = settings
+        self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._ready = threading.Event()
         self._future: concurrent.futures.Future[Result] = concurrent.futures.Future()
@@ -80,7 +84,8 @@ class KopfRunner:
         self._future = concurrent.futures.Future()
         self._future.add_done_callback(lambda _: self._ready.set())
         # A daemon: an operator that can't be stopped must not keep the tests from finishing.
-        threading.Thread(target=self._run, args=(self._future,), name='kopf-runner', daemon=True).start()
+        self._thread = threading.Thread(target=self._run, args=(self._future,), name='kopf-runner', daemon=True)
+        self._thread.start()
         self._ready.wait(self.timeout)
         return self
 
@@ -140,40 +145,59 @@ class KopfRunner:
         """The future of the result of the command, as ``click`` makes it."""
         return self._future
 
+    def _result(self) -> 'Result':
+        """What has come of the operator; RuntimeError if that cannot be known yet."""
+        if self._thread is None:
+            raise RuntimeError("The operator has not been started: use the runner in a `with` block.")
+        patience = PATIENCE if self.timeout is None and not self._stop.is_set() else self.timeout
+        try:
+            return self._future.result(patience)
+        except TimeoutError:
+            if self._future.done():
+                raise
+            raise RuntimeError("The operator still runs: its output and its exit code are there when the `with` "
+                               "block has ended.") from None
+
     @property
     def exit_code(self) -> int:
-        """What the process would have exited with; waits until it ends, as all the properties below do."""
-        return self._future.result().exit_code
+        """
+        What the process would have exited with; waits until it ends, as all the properties below do.
+
+        Inside the context, it waits for an operator that ends by itself for ``timeout`` or half a minute.
+
+        :raises RuntimeError: if the operator still runs then, or has not been started.
+        """
+        return self._result().exit_code
 
     @property
     def output(self) -> str:
         """Both the standard output and the standard error (where the logs are), as they come."""
-        return self._future.result().output
+        return self._result().output
 
     @property
     def stdout(self) -> str:
         """The standard output."""
-        return self._future.result().stdout
+        return self._result().stdout
 
     @property
     def stdout_bytes(self) -> bytes:
         """The standard output, not decoded."""
-        return self._future.result().stdout_bytes
+        return self._result().stdout_bytes
 
     @property
     def stderr(self) -> str:
         """The standard error, with the logs."""
-        return self._future.result().stderr
+        return self._result().stderr
 
     @property
     def stderr_bytes(self) -> bytes:
         """The standard error, not decoded."""
-        return self._future.result().stderr_bytes or b''
+        return self._result().stderr_bytes or b''
 
     @property
     def exception(self) -> BaseException | None:
         """What the operator has failed with; the original error rather than how the command line has reported it."""
-        error: BaseException | None = self._future.result().exception
+        error: BaseException | None = self._result().exception
         while isinstance(error, (SystemExit, LoadError)) and error.__cause__ is not None:
             error = error.__cause__
         return error
@@ -182,7 +206,7 @@ class KopfRunner:
     def exc_info(self) -> ExcInfo | None:
         """The same as what ``sys.exc_info()`` would give, also for an ordinary exit."""
         error = self.exception
-        return cast('ExcInfo | None', self._future.result().exc_info) if error is None else (
+        return cast('ExcInfo | None', self._result().exc_info) if error is None else (
             type(error), error, error.__traceback__)
 
 

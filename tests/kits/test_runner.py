@@ -147,6 +147,19 @@ def test_operator_that_does_not_stop(sandbox, tmp_path):
         runner.future.result(20)
 
 
+def test_output_of_operators_that_still_run():
+    def operate(ready_flag, stop_flag):
+        ready_flag.set()
+        stop_flag.wait()
+
+    runner = KopfRunner(operate, timeout=0.2)
+    with pytest.raises(RuntimeError, match="use the runner in a `with` block"):
+        runner.output
+    with runner, pytest.raises(RuntimeError, match="are there when the `with` block has ended"):
+        runner.output
+    assert (runner.output, runner.exit_code) == ("", 0)
+
+
 def test_reuse(sandbox):
     runner = KopfRunner(['run', '-n', 'default', 'handlers.py'], timeout=60)
     for _ in range(2):
