@@ -10,6 +10,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import dataclasses
+import json
 import logging
 import threading
 import time
@@ -254,5 +255,16 @@ def make_response(results: Mapping[HandlerId, Any], reasons: Sequence[str]) -> '
     """Make the response: the results if everything is good, otherwise what is wrong, too."""
     from aiohttp import web
     content = {'reasons': reasons, 'probes': results} if reasons else results
-    text = orjson.dumps(content, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
-    return web.Response(status=503 if reasons else 200, text=text, content_type='application/json')
+    return web.Response(status=503 if reasons else 200, text=_encode(content), content_type='application/json')
+
+
+def _encode(content: Mapping[str, Any]) -> str:
+    """The content as JSON, whatever the probes have returned: an operator is not ill of what they look like."""
+    try:
+        return orjson.dumps(content, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+    except TypeError:  # e.g. integers above 64 bits, half characters, tuples as keys
+        pass
+    try:
+        return json.dumps(content, default=str, skipkeys=True)
+    except (ValueError, RecursionError):  # containers that contain themselves
+        return json.dumps({key: str(value) for key, value in content.items()})

@@ -139,6 +139,23 @@ async def test_results_of_any_type(registry, serve):
         assert (await ask(server)).json == {'anything': {'1': '(1+2j)'}}
 
 
+CYCLE = []
+CYCLE.append(CYCLE)
+
+
+@pytest.mark.parametrize('result, shown', [
+    (10**30, 10**30), ('\ud800', '\ud800'), ({(1, 2): 3, 'x': 1j}, {'x': '1j'}), (CYCLE, '[[...]]'),
+], ids=['integer', 'surrogate', 'keys', 'cycle'])
+async def test_results_that_json_hardly_knows(registry, serve, result, shown):
+    @kopf.on.probe(id='odd', registry=registry)
+    def odd(**_):
+        return result
+
+    async with serve() as server:
+        answer = await ask(server)
+        assert (answer.status, answer.json) == (200, {'odd': shown})
+
+
 @pytest.mark.parametrize('lifetime, count', [(1000, 1), (0, 3)])
 async def test_results_are_kept_for_a_while(registry, settings, serve, lifetime, count):
     settings.probing.cache_lifetime = lifetime
