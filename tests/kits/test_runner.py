@@ -154,9 +154,9 @@ def test_output_of_operators_that_still_run():
 
     runner = KopfRunner(operate, timeout=0.2)
     with pytest.raises(RuntimeError, match="use the runner in a `with` block"):
-        runner.output
+        _ = runner.output
     with runner, pytest.raises(RuntimeError, match="are there when the `with` block has ended"):
-        runner.output
+        _ = runner.output
     assert (runner.output, runner.exit_code) == ("", 0)
 
 

@@ -84,3 +84,16 @@ async def test_numbers_that_are_too_large(client, number):
     answer = await client("PATCH", f"{client.things}/big", data=patch, type="application/merge-patch+json")
     assert (answer.status, answer.message) == (
         400, f"error decoding patch: json: cannot unmarshal number {number} into Go value of type float64")
+
+
+@pytest.mark.parametrize("given, stored", [
+    (r'"x\udcff"', "x\ufffd"), (r'"\ud800\u0041"', "\ufffdA"), (r'"\ud83d\ude00\ud83d"', "\U0001f600\ufffd"),
+    (r'["\udcff", 1000000000000000000000000000000]', ["\ufffd", 1e30]),
+])
+async def test_halves_of_characters_are_replaced(client, given, stored):
+    path = f"{client.things}/h"
+    await client.create("h")
+    for type, patch in ((MERGE, f'{{"spec":{{"free":{{"a":{given}}}}}}}'),
+                        (JSON, f'[{{"op": "add", "path": "/spec/free", "value": {{"a": {given}}}}}]')):
+        answer = await client("PATCH", path, data=patch, type=type)
+        assert (answer.status, answer.body["spec"]["free"]) == (200, {"a": stored})

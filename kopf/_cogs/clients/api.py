@@ -329,13 +329,16 @@ def encode(obj: Any) -> bytes:
     """
     Encode what handlers want to be in an object: JSON types, and also views, tuples, sets, huge integers.
 
+    Halves of characters, as of file names that are not in UTF-8, become U+FFFD, as servers would read them.
+
     Raises:
         TypeError: if there is anything else inside.
     """
     try:
         return dump_tightly(obj, default=_simplify)
     except orjson.JSONEncodeError:
-        return json.dumps(obj, default=_simplify, separators=(',', ':')).encode()
+        text = json.dumps(obj, default=_simplify, separators=(',', ':'), ensure_ascii=False)
+        return text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace').encode()
 
 
 def simplify(obj: Any) -> Any:

@@ -254,11 +254,11 @@ class ProbeServer:
 def make_response(results: Mapping[HandlerId, Any], reasons: Sequence[str]) -> 'web.Response':
     """Make the response: the results if everything is good, otherwise what is wrong, too."""
     from aiohttp import web
-    content = {'reasons': reasons, 'probes': results} if reasons else results
+    content: Mapping[Any, Any] = {'reasons': reasons, 'probes': results} if reasons else results
     return web.Response(status=503 if reasons else 200, text=_encode(content), content_type='application/json')
 
 
-def _encode(content: Mapping[str, Any]) -> str:
+def _encode(content: Mapping[Any, Any]) -> str:
     """The content as JSON, whatever the probes have returned: an operator is not ill of what they look like."""
     try:
         return orjson.dumps(content, default=str, option=orjson.OPT_NON_STR_KEYS).decode()

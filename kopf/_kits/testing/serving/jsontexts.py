@@ -15,6 +15,7 @@ _NUMBER = re.compile(r'-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?')
 _LITERALS = {'t': 'true', 'f': 'false', 'n': 'null'}
 _ESCAPES = {'\\': '\\\\', "'": "\\'", '"': '"', '\n': '\\n', '\r': '\\r', '\t': '\\t', '\0': '\\x00', '\b': '\\b',
             '\f': '\\f', '\a': '\\a', '\v': '\\v'}
+_INT64 = 2 ** 63
 END = 'unexpected end of JSON input'
 
 
@@ -32,13 +33,25 @@ def loads(text: bytes) -> Any:
     if (problem := complaint(decoded)) is not None:
         raise ValueError(problem)
     import json
-    return json.loads(decoded, strict=False, parse_int=_finite, parse_float=_finite)
+    return _whole(json.loads(decoded, strict=False, parse_int=_finite, parse_float=_finite))
+
+
+def _whole(value: Any) -> Any:
+    """The value without halves of characters: Go takes them for unknown ones."""
+    match value:
+        case str():
+            return value.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
+        case list():
+            return [_whole(item) for item in value]
+        case dict():
+            return {_whole(key): _whole(item) for key, item in value.items()}
+    return value
 
 
 def _finite(text: str) -> float:
     if math.isinf(number := float(text)):
         raise NumberError(f'json: cannot unmarshal number {text} into Go value of type float64')
-    return number if re.search('[.eE]', text) else int(text)
+    return number if re.search('[.eE]', text) or not -_INT64 <= int(text) < _INT64 else int(text)
 
 
 def excerpt(text: bytes) -> str:
