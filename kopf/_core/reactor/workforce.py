@@ -172,8 +172,10 @@ class Workforce:
         """Let the workers and the daemons finish for a while; cancel those that do not, and name them."""
         self._closed = True
         self.failure.cancel()
-        await asyncio.gather(self.background.close(), self._end_all())
-        await self._starter.close()
+        try:
+            await asyncio.gather(self.background.close(), self._end_all())
+        finally:
+            await self._starter.close()
 
     async def _end_all(self) -> None:
         if self._tasks:

@@ -4,6 +4,9 @@ import asyncio
 import pytest
 
 import kopf
+from kopf._core.reactor.intake import Indexation
+from kopf._core.reactor.inventory import ObjectRecord
+from kopf._core.reactor.workforce import Workforce
 
 
 async def until_watched(world, resources):
@@ -99,3 +102,24 @@ async def test_the_initial_list_is_not_stuck_behind_live_changes(world, crowd):
             await world.handled(name)
         before = len(world.called('busy'))
         await world.until_called('busy', before + 10)
+
+
+async def test_ends_that_are_cut_short_leave_no_tasks_but_those_of_handlers():
+    class Processor:
+        async def work(self, record):
+            await asyncio.sleep(999)
+
+    workforce = Workforce(kopf.OperatorSettings(), Indexation())
+    for name in 'ab':
+        workforce.start(Processor(), ObjectRecord(name, None, name, initial=False))
+        await asyncio.sleep(0)
+    tasks = asyncio.all_tasks()
+    closing = asyncio.create_task(workforce.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait([closing])
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    assert len(left) == 2 and left < tasks
+    for task in left:
+        task.cancel()
+    await asyncio.wait(left)
