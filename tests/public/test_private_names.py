@@ -13,12 +13,22 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 NAMES = {
     'kopf._cogs.structs.bodies': [
         'Annotations', 'Body', 'BodyEssence', 'Labels', 'Meta', 'RawBody', 'RawEvent', 'Spec', 'Status'],
+    'kopf._cogs.configs.configuration': ['OperatorSettings', 'PostingSettings', 'ScanningSettings'],
+    'kopf._cogs.helpers.loaders': ['preload'],
     'kopf._cogs.structs.diffs': ['Diff', 'DiffItem', 'DiffOperation', 'diff'],
+    'kopf._cogs.structs.ephemera': ['Memo'],
+    'kopf._cogs.structs.patches': ['Patch'],
+    'kopf._cogs.structs.references': ['Resource', 'Selector'],
     'kopf._core.actions.execution': [
         'ErrorsMode', 'HandlerRetriesError', 'HandlerTimeoutError', 'Logger', 'PermanentError', 'TemporaryError'],
+    'kopf._core.actions.loggers': ['LogFormat', 'ObjectLogger', 'configure'],
     'kopf._core.engines.indexing': ['OperatorIndexers'],
     'kopf._core.engines.posting': ['event_queue_var'],
+    'kopf._core.intents.causes': ['Reason'],
+    'kopf._core.intents.handlers': ['TimerHandler'],
     'kopf._core.intents.registries': ['OperatorRegistry', 'SmartOperatorRegistry'],
+    'kopf._core.reactor.running': ['operator', 'run', 'run_tasks', 'spawn_tasks'],
+    'kopf._kits.runner': ['KopfRunner'],
     'kopf.cli': ['main'],
 }
 

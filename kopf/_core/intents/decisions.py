@@ -45,6 +45,7 @@ LONG_DELAY = 1.0
 """How far from each other creation handlers must be for the state to be stored between them (in seconds)."""
 
 _STORING = (Reason.CREATE, Reason.UPDATE, Reason.DELETE)
+_KEEPING = (Reason.CREATE, Reason.UPDATE)
 _UNCHANGED = (Reason.NOOP, Reason.RESUME)
 _SECRET_FIELDS = ('data', 'stringData')
 
@@ -142,7 +143,9 @@ class Decider:
             self._latest = raw, essence
         return essence
 
-    def _fetch_last(self, body: Body, essence: BodyEssence) -> BodyEssence | None:
+    def _fetch_last(self, body: Body, essence: BodyEssence, unkept: str | None = None) -> BodyEssence | None:
+        if unkept is not None and unkept == digest_essence(essence):
+            return essence
         last = self.diffbase.fetch(body=body)
         if last is not None and (self._revealing or isinstance(last, digests.DigestedEssence)):
             return digests.reveal(last, essence, body)
@@ -155,19 +158,20 @@ class Decider:
 
     def decide(
             self, body: Body, cycle: Cycle | None, make_cause: MakeCause, *,
-            initial: bool, released: bool, holding: bool, now: datetime.datetime,
+            initial: bool, released: bool, holding: bool, now: datetime.datetime, unkept: str | None = None,
     ) -> Decision | None:
         """
         Decide what is to be done about the object now; ``None`` if it is none of our business.
 
         ``initial`` means that this process has not resumed the object yet; ``released``, that its deletion is handled;
-        ``holding``, that something else needs the object to stay, such as a running daemon.
+        ``holding``, that something else needs the object to stay, such as a running daemon. ``unkept`` is what was
+        handled, but could not be stored: see `find_unkept`.
         """
         metadata = body['metadata']
         deleting = metadata.get('deletionTimestamp') is not None
         held = self.finalizer in (metadata.get('finalizers') or ())
         essence = self.essence_of(body)
-        last = self._fetch_last(body, essence)
+        last = self._fetch_last(body, essence, unkept)
 
         reason, changes = self._detect(body, cycle, essence, last, deleting=deleting, held=held, initial=initial)
         creating = reason is Reason.CREATE  # also if the state that an update is to be from is stored already
@@ -197,7 +201,20 @@ class Decider:
         decision.due = cycle.state.due(decision.matching, now)
         return decision
 
-    def is_settled(self, body: Body, *, holding: bool = False) -> bool:
+    def find_unkept(self, decision: Decision, body: Body) -> str | None:
+        """
+        Give the digest of the state that was handled if the object is in it, but does not say so after our patch.
+
+        Some storages store nothing, and the API drops what the schema of a kind does not name, such as most fields
+        of the status. Without the digest, the same state would be handled again and again.
+        """
+        essence = self.essence_of(body)
+        if decision.reason not in _KEEPING or not decision.relevant or essence != decision.final_essence:
+            return None
+        kept = self.diffbase.matches(body=body, essence=essence) or self._fetch_last(body, essence) == essence
+        return None if kept else digest_essence(essence)
+
+    def is_settled(self, body: Body, *, holding: bool = False, unkept: str | None = None) -> bool:
         """Tell at a glance that there is nothing to do about the object; in doubt, do not."""
         metadata = body['metadata']
         needed = holding or self._held_if_settled
@@ -209,7 +226,7 @@ class Decider:
             return True
         essence = self.essence_of(body)
         if not self.diffbase.matches(body=body, essence=essence):
-            last = self._fetch_last(body, essence)
+            last = self._fetch_last(body, essence, unkept)
             if last is None or last != essence:
                 return False
         return not any(self.progress.fetch(key=key, body=body) is not None for key in self.table.changing_ids)

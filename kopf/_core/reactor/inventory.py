@@ -26,7 +26,7 @@ class ObjectRecord:
 
     __slots__ = (
         'again', 'body', 'cycle', 'daemons', 'employed', 'expected', 'indexing', 'initial', 'memo', 'name', 'namespace',
-        'outdated', 'pending', 'released', 'throttle', 'throttled', 'uid', 'unsent', 'wakeup')
+        'outdated', 'pending', 'released', 'throttle', 'throttled', 'uid', 'unkept', 'unsent', 'wakeup')
 
     def __init__(self, uid: str, namespace: str | None, name: str, *, initial: bool) -> None:
         self.uid = uid
@@ -58,6 +58,8 @@ class ObjectRecord:
         """The change that is being handled."""
         self.released = False
         """Its deletion is handled: only our finalizer is to be removed."""
+        self.unkept: str | None = None
+        """The digest of the state that was handled last, if it cannot be stored on the object."""
         self.unsent: Patch | None = None
         """What handlers have wanted of the object, and could not be applied to it yet."""
         self.indexing: IndexingState | None = None

@@ -147,7 +147,16 @@ class Processor(ObjectSink):
             if survey.missing or survey.excess:
                 return False
             holding = survey.holding
-        return self._decider.is_settled(Body(raw), holding=holding)
+        return self._decider.is_settled(Body(raw), holding=holding, unkept=record.unkept)
+
+    def _is_at_rest(self, record: ObjectRecord, concluded: Decision | None) -> bool:
+        """Tell if there is nothing to do about what our patch has made of the object."""
+        raw = cast(RawBody, record.body)
+        if self._is_settled(record, raw):
+            return True
+        if concluded is not None and record.unkept is None:
+            record.unkept = self._decider.find_unkept(concluded, Body(raw))
+        return concluded is not None and record.unkept is not None and self._is_settled(record, raw)
 
     def _is_stale(self, record: ObjectRecord, event: RawEvent) -> bool:
         return echoes.is_stale(record, event, self._receive_again)
@@ -265,9 +274,11 @@ class Processor(ObjectSink):
         elif decision is not None and not decision.add_finalizer:
             if done:
                 record.cycle, record.initial = decision.heir, False
+                if decision.reason in (Reason.CREATE, Reason.UPDATE):
+                    record.unkept = None
             elif not record.again and record.body is not None:
                 self._sleep(record, decision)
-        if record.again and record.cycle is None and self._is_settled(record, cast(RawBody, record.body)):
+        if record.again and record.cycle is None and self._is_at_rest(record, decision if done else None):
             record.again = False
 
     def _decide(self, record: ObjectRecord, body: Body, patch: Patch, *, holding: bool) -> Decision | None:
@@ -283,7 +294,7 @@ class Processor(ObjectSink):
                 reason=reason, initial=initial, old=old, new=new, diff=diff)
         return self._decider.decide(
             body, record.cycle, make_cause, initial=record.initial, released=record.released, holding=holding,
-            now=utcnow())
+            now=utcnow(), unkept=record.unkept)
 
     async def _handle(self, record: ObjectRecord, decision: Decision, patch: Patch, conclusion: Patch) -> bool:
         """Run what is due; put its effects into the patch, and its success into the conclusion; tell if all is done."""

@@ -620,6 +620,37 @@ async def test_versions_that_have_gone_back(world, opaque):
     assert world.ids == ['create', 'update']
 
 
+class Forgetful(kopf.DiffBaseStorage):
+    """Keeps nothing, for those who may not write to the objects."""
+
+    def fetch(self, **_):
+        return None
+
+    def store(self, **_):
+        pass
+
+
+@pytest.mark.parametrize('storage, kind', [
+    (kopf.StatusDiffBaseStorage(field='status.pruned'), 'configmaps'), (Forgetful(), 'kopfexamples')])
+async def test_handled_states_that_are_not_kept_are_handled_once(world, storage, kind):
+    async def count(**_):
+        return len(world.ids)
+
+    world.settings.persistence.diffbase_storage = storage
+    world.declare(kopf.on.create, 'create', resource=kind, labels={'mine': 'yes'}, does=count)
+    head = ({'apiVersion': 'v1', 'kind': 'ConfigMap'} if kind == 'configmaps' else
+            {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample'})
+    async with world.operator():
+        await world.aio.create({**head, 'metadata': {'name': 'obj', 'labels': {'mine': 'yes'}}})
+        for times, value in enumerate(['v1', 'v2', 'v1'], start=1):
+            await world.until_called('create', times=times)
+            await world.aio.patch(kind, 'obj', {'metadata': {'annotations': {'edit': value}}})
+        await world.until_called('create', times=4)
+        await world.aio.create({**head, 'metadata': {'name': 'next', 'labels': {'mine': 'yes'}}})
+        await world.until_called('create', name='next')
+    assert [kwargs['annotations'].get('edit') for kwargs in world.called('create', 'obj')] == [None, 'v1', 'v2', 'v1']
+
+
 # Several operators, several resources.
 
 async def test_two_operators_in_one_process(world):
