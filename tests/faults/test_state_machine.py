@@ -124,10 +124,11 @@ class Server:
         return {'kind': 'KopfExampleList', 'metadata': {'resourceVersion': str(self.version)}, 'items': items}
 
     async def patch(self, path, payload, content_type, *, logger=None):
-        fault = self.faults.pop(0) if self.faults else None
         is_status = path.endswith('/status')
+        waiting = self.faults[:1] == ['status refused'] and not is_status
+        fault = self.faults.pop(0) if self.faults and not waiting else None
         await asyncio.sleep(0.01)
-        if fault == 'refused' or (fault == 'status refused' and is_status):
+        if fault in ('refused', 'status refused'):
             raise errors.APIServerError('down', status=500)
         if self.gone:
             raise errors.APINotFoundError('gone', status=404, code=404)

@@ -60,6 +60,7 @@ class Simulation:
         self.initial = False
         self.released = False
         self.now = START
+        self.unsent = Patch()
         self.runs: list[tuple[str, str, dict, bool]] = []  # the id, the reason, the spec seen, the success
         self.reasons: list[Reason] = []
         self.olds: list[dict | None] = []
@@ -108,14 +109,15 @@ class Simulation:
         return self.decider.decide(
             body, self.cycle, make_cause, initial=self.initial, released=self.released, holding=False, now=self.now)
 
-    def step(self, outcome=None, *, edit_meanwhile=None, patch_lost=False, own_patch=None) -> bool:
-        """Do one step; tell if the object is at rest."""
+    def step(self, outcome=None, *, edit_meanwhile=None, patch_lost=False, own_patch=None, error=None) -> bool:
+        """Do one step; tell if the object is at rest. With an error, the patch is refused, or only its answer lost."""
         decision = self.decide()
         if decision is None:
             return True
         self.reasons.append(decision.reason)
         self.olds.append(decision.cause.old)
-        patch, conclusion = Patch(own_patch or {}), Patch()
+        patch, conclusion = combine(self.unsent, Patch(own_patch or {})), Patch()
+        self.unsent = Patch()
         if decision.add_finalizer:
             self.raw['metadata'] = {**self.raw['metadata'], 'finalizers': [self.decider.finalizer]}
             return False
@@ -130,6 +132,14 @@ class Simulation:
             state.conclude(handler.id, outcome, self.now)
         done = state.done(decision.matching)
         self.decider.conclude(decision, patch, conclusion, done=done)
+        if error is not None:
+            self.unsent = patch
+            state.mark_unsaved()
+            self.decider.retract(decision, None)
+            self.raw = combine(patch, conclusion).applied_to(self.raw) if error == 'lost' else self.raw
+            if edit_meanwhile:
+                self.edit(**edit_meanwhile)
+            return False
         patch = combine(patch, conclusion)
         if edit_meanwhile:
             self.edit(**edit_meanwhile)
@@ -724,3 +734,29 @@ def test_edits_in_a_downtime_are_known_by_digests_where_there_is_no_generation(e
     sim.settle()
     assert [(id, spec['a']) for id, _, spec, _ in sim.runs] == [
         ('create1', 0), ('create2', edits.get('a', 0)), *([('update', 1)] if told else [])]
+
+
+@pytest.mark.parametrize('error', ['refused', 'lost'])
+@pytest.mark.parametrize('edit', [None, {'b': 1}])
+def test_patches_of_the_spec_that_are_refused_or_not_answered_are_no_edits(error, edit):
+    sim = Simulation(*updates())
+    sim.settle()
+    sim.runs.clear()
+    sim.edit(a=1)
+    sim.step(own_patch={'spec': {'c': 1}}, error=error, edit_meanwhile=edit)
+    while 'second' not in {id for id, *_ in sim.runs}:
+        sim.step()
+    ids = [id for id, *_ in sim.runs]
+    assert ids == (['first', 'second'] if edit is None else ['first', 'first', 'second'])
+    assert sim.raw['spec']['c'] == 1
+
+
+@pytest.mark.parametrize('error', ['refused', 'lost'])
+def test_creations_whose_patches_are_refused_or_not_answered_are_followed_by_no_update(error):
+    sim = Simulation(
+        *(make_handler(id, reason=Reason.CREATE) for id in ('create1', 'create2', 'create3')),
+        make_handler('update', reason=Reason.UPDATE, needs_change=True))
+    sim.step(own_patch={'spec': {'c': 1}}, error=error)
+    sim.settle()
+    assert [id for id, *_ in sim.runs] == ['create1', 'create2', 'create3']
+    assert sim.last_handled['spec']['c'] == 1
