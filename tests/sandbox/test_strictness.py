@@ -97,3 +97,13 @@ async def test_halves_of_characters_are_replaced(client, given, stored):
                         (JSON, f'[{{"op": "add", "path": "/spec/free", "value": {{"a": {given}}}}}]')):
         answer = await client("PATCH", path, data=patch, type=type)
         assert (answer.status, answer.body["spec"]["free"]) == (200, {"a": stored})
+
+
+@pytest.mark.parametrize("depth", [400, 3000])
+@pytest.mark.parametrize("type", ["application/json", "application/yaml"])
+async def test_objects_that_are_too_deep(client, depth, type, caplog):
+    deep = '{"a": ' * depth + "1" + "}" * depth
+    text = f'{HEAD}"metadata": {{"name": "d"}}, "spec": {{"size": 1, "free": {deep}}}}}'
+    answer = await client("POST", client.things, data=text, type=type)
+    assert answer.status == 501 and answer.message.endswith("the object is nested too deeply")
+    assert not caplog.records

@@ -179,6 +179,8 @@ class Server(Controls):
             self._record(seen)
             raise
         except Exception as error:
+            if _is_too_deep(error):
+                return self._refuse(seen, statuses.not_emulated('this', 'the object is nested too deeply'))
             logger.exception(f'The sandbox has failed to answer: {seen.method} {seen.path}')
             message = f'Internal error occurred: the sandbox has failed: {error!r}'
             response = json_response(statuses.Refusal(500, 'InternalError', message).as_status(), 500)
@@ -189,6 +191,11 @@ class Server(Controls):
         self._record(seen)
         warnings = [('Warning', f'299 - {orjson.dumps(warning).decode()}') for warning in options.warnings]
         return response._replace(headers=[*response.headers, CACHING, *warnings])
+
+    def _refuse(self, seen: SeenRequest, refusal: statuses.Refusal) -> Response:
+        seen.status = refusal.code
+        self._record(seen)
+        return refused(refusal, '')
 
     def _record(self, seen: SeenRequest) -> None:
         if self._audit is not None:
@@ -369,3 +376,8 @@ def _fields(item: Any) -> dict[str, Any]:
     fields = {name: getattr(item, name) for name in item.__slots__}
     return {name: value.decode(errors='replace') if isinstance(value, bytes) else dict(value)
             if isinstance(value, Mapping) else value for name, value in fields.items()}
+
+
+def _is_too_deep(error: Exception) -> bool:
+    """Whether a request has more levels than Python can follow: real servers follow some thousands."""
+    return isinstance(error, RecursionError) or isinstance(error, TypeError) and str(error) == 'Recursion limit reached'
