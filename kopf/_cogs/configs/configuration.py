@@ -24,7 +24,8 @@ class _Group:
     def __setattr__(self, name: str, value: object) -> None:
         if not hasattr(type(self), name) and name not in self.__dataclass_fields__:  # type: ignore[attr-defined]
             import difflib
-            names = difflib.get_close_matches(name, self.__dataclass_fields__, n=1)  # type: ignore[attr-defined]
+            known = [field.lstrip('_') for field in self.__dataclass_fields__]  # type: ignore[attr-defined]
+            names = difflib.get_close_matches(name, known, n=1)
             hint = f"Did you mean {names[0]!r}?" if names else "See the list of settings in the documentation."
             raise AttributeError(f"There is no {name!r} in {type(self).__name__}. {hint}")
         object.__setattr__(self, name, value)

@@ -168,6 +168,12 @@ def test_settings_are_shown_and_copied(settings):
     assert copied.default_backoff == 5
 
 
+def test_names_that_are_suggested_are_those_to_be_used(settings):
+    with pytest.raises(AttributeError, match="Did you mean 'max_workers'"):
+        settings.execution.max_worker = 1
+
+
+
 # Old names
 
 def test_batching_is_now_queueing(settings):
