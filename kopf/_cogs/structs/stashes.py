@@ -25,7 +25,7 @@ class Stashes:
     __slots__ = ('_lock', '_parsed')
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what is collected as garbage meanwhile can look at states, too
         self._parsed: deque[Stash] = deque()
 
     def _note_parsed(self, stash: 'Stash') -> None:
