@@ -196,6 +196,8 @@ COLUMN = {"name": "A", "type": "string", "format": "name", "jsonPath": ".a"}
     (BUDGETS, {"spec": {"minAvailable": "x"}}, "a valid percent string must be a numeric string followed by"),
     (BUDGETS, {"spec": {"minAvailable": 1, "maxUnavailable": 1}}, "minAvailable and maxUnavailable cannot be both set"),
     ("/api/v1/namespaces/{}/secrets", {"type": "kubernetes.io/basic-auth"}, "data[username]: Required value"),
+    ("/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices", {"addressType": "Bad"}, 'Unsupported value: "Bad"'),
+    ("/apis/apps/v1/namespaces/{}/statefulsets", {"metadata": {"name": "a.b"}}, "must not contain dots"),
     (CRDS, {"spec": {"group": "example.dev", "scope": "Cluster", "names": {"plural": "as", "kind": "A"}, "versions": [
         {"name": "v1", "served": True, "storage": True, "additionalPrinterColumns": [COLUMN],
          "schema": {"openAPIV3Schema": {"type": "object"}}}]}}, "must be one of byte,date,date-time,double,float"),

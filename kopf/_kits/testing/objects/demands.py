@@ -285,8 +285,10 @@ def _policy(body: Body, spec: Fields) -> Iterator[Cause]:
 
 
 def _slice(body: Body, _: Fields) -> Iterator[Cause]:
-    if not body.get('addressType'):
+    if not (type := body.get('addressType')):
         yield value_required('addressType')
+    elif type not in ('FQDN', 'IPv4', 'IPv6'):
+        yield value_unsupported('addressType', text(type), ['"FQDN"', '"IPv4"', '"IPv6"'])
 
 
 def _budget(body: Body, spec: Fields) -> Iterator[Cause]:

@@ -261,7 +261,7 @@ def problems(body: Body, kind: Kind, subresource: str = '', old: Body | None = N
 
 
 def _name_problems(name: str, kind: Kind) -> list[str]:
-    if kind.plural in ('namespaces', 'services'):
+    if (kind.group, kind.plural) in (('', 'namespaces'), ('', 'services'), ('apps', 'statefulsets')):
         return names.label_problems(name)
     if kind.group == 'rbac.authorization.k8s.io':
         return names.path_problems(name)
