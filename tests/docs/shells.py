@@ -62,7 +62,7 @@ class Shell:
         deadline = time.monotonic() + SECONDS
         while True:
             process = subprocess.run(["bash", "-c", command], cwd=self._folder, stdout=subprocess.PIPE,
-                                     stderr=subprocess.STDOUT, text=True, timeout=SECONDS)
+                                     stderr=subprocess.STDOUT, text=True, timeout=4 * SECONDS)
             output = process.stdout
             try:
                 # A command that shows an error is there for the error.

@@ -316,6 +316,7 @@ async def test_a_success_is_not_on_record_without_its_status(world, way):
             patch.metadata.labels['touched'] = 'yes'
     world.declare(kopf.on.create, 'create', resource='things', does=work)
     world.declare(kopf.on.create, 'other', resource='things')
+    world.settings.queueing.error_delays = [100]
     await create_thing(world)
     async with world.operator():
         await world.until_logged('The API refuses to patch the object: status.phase')

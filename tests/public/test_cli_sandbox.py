@@ -80,6 +80,22 @@ def test_the_sandbox_alone(start_sandbox, monkeypatch, sig):
     assert not os.path.exists(kubeconfig)
 
 
+def test_the_sandbox_is_ended_by_signals_to_any_thread(tmp_path):
+    """Waiting is interrupted in that thread alone that a signal finds; nor by one that comes right before it."""
+    code = """
+import os, signal, threading, time
+from kopf import cli
+def end():
+    while not os.path.exists("config"):
+        time.sleep(0.01)
+    time.sleep(0.5)  # now, the other thread waits
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+threading.Thread(target=end, daemon=True).start()
+cli.main(["sandbox", "--kubeconfig", "config"])
+"""
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, timeout=60, capture_output=True).returncode == 0
+
+
 def test_the_kubeconfig_where_it_is_wanted(start_sandbox, tmp_path):
     for _ in range(2):  # What a sandbox has left is replaced by the next one.
         process, line = start_sandbox("--kubeconfig", "config")

@@ -79,7 +79,7 @@ class Soak:
 
     def stop(self, operator: OperatorProcess) -> None:
         """Stop the operator gracefully."""
-        code, seconds = operator.stop(timeout=30)
+        code, seconds = operator.stop(timeout=60)
         self.codes.append(code)
         if code:
             self.errors.append(f'{operator.log.name}: ended with the code {code}')

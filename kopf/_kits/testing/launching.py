@@ -39,7 +39,9 @@ def serve(
     sandbox = Sandbox(
         port=port, kubeconfig=kubeconfig, rbac=rbac, sharding=sharding, crds=crds, loads=loads, state=state, pods=pods)
     with _ended_by_signals(), _started(sandbox, state):
-        threading.Event().wait()
+        forever = threading.Event()
+        while not forever.wait(1.0):
+            pass  # A signal that has come right before the wait, or to another thread, has not interrupted it.
 
 
 @contextlib.contextmanager
