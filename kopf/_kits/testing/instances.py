@@ -146,8 +146,9 @@ class Runner:
     def stop(self) -> None:
         """End the thread, and wait for that."""
         self._stopping = True
-        if self._loop is not None and self._stop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._stop.set)
+        if self._loop is not None and self._stop is not None:
+            with contextlib.suppress(RuntimeError):  # It is closed, maybe at this moment, as it has not started.
+                self._loop.call_soon_threadsafe(self._stop.set)
         if self._thread is not None:
             self._thread.join()
 
