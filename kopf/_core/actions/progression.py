@@ -6,8 +6,9 @@ How far the handlers of one change have come: what is stored of it, and what the
 stored on the object after each step, so that a restarted operator goes on where the previous one was.
 
 A record also carries a digest of the essence that its handler has seen: when the object is edited meanwhile, a finished
-handler has not seen the edit, and is due again. The records of creations have it after the microseconds of a timestamp,
-and no fields that upstream's do not have. The formats are specified in the documentation's "Continuity".
+handler has not seen the edit, and is due again. While creation handlers follow each other at once, their records have
+it after the microseconds of a timestamp, and no fields that upstream's do not have. The formats are specified in the
+documentation's "Continuity".
 """
 import datetime
 import hashlib
@@ -120,7 +121,8 @@ class HandlerState(NamedTuple):
             base=record.get('base'),
         )
 
-    def as_record(self) -> ProgressRecord:
+    def as_record(self, *, usual: bool = False) -> ProgressRecord:
+        """Give what is stored; in records that are to look as ``usual``, the digest is in digits of a timestamp."""
         record: dict[str, Any] = {
             'started': self.started.isoformat(timespec='microseconds'),
             'stopped': None if self.stopped is None else self.stopped.isoformat(timespec='microseconds'),
@@ -134,7 +136,7 @@ class HandlerState(NamedTuple):
         }
         if self.waits:
             record['waits'] = self.waits
-        if self.digest is not None and self.stopped is not None and self.purpose == 'create':
+        if self.digest is not None and self.stopped is not None and usual:
             record['stopped'] = _add_digest(record['stopped'], self.digest)
         elif self.digest is not None:
             record['digest'] = self.digest
@@ -257,9 +259,11 @@ class State(Mapping[HandlerId, HandlerState]):
     def store(self, *, storage: ProgressStorage, body: Body, patch: Patch) -> None:
         """Put what has changed into the patch."""
         shift = get_shift()
+        usual = self.purpose == 'create' and self.base is None
         for key in self._states:
             if key in self._dirty:
-                storage.store(key=key, record=self._states[key].shifted(shift).as_record(), body=body, patch=patch)
+                record = self._states[key].shifted(shift).as_record(usual=usual)
+                storage.store(key=key, record=record, body=body, patch=patch)
         self._stored |= self._dirty
         self._dirty.clear()
 

@@ -728,6 +728,9 @@ def test_edits_in_a_downtime_are_known_by_digests_where_there_is_no_generation(e
         make_handler('update', reason=Reason.UPDATE, needs_change=True))
     sim.raw['metadata'].pop('generation', None)
     sim.step()
+    (record,) = [record for record in sim.records if record.get('success')]
+    assert 'digest' in record and 'base' in record  # so there is no need to hide it
+    assert re.fullmatch(r'[\dT:-]+\.\d{6}\+00:00', record['stopped'])
     sim.restart()
     if edits:
         sim.edit(**edits)
