@@ -250,8 +250,8 @@ class Spawner:
         self.background = background
         self.indices = indices
         self.settings = settings = background.settings
-        self.essence_of = decider.essence_of
-        self.predict = decider.predict
+        self.essence_of = decider.essences.of
+        self.predict = decider.essences.predict
         self.idling = any(isinstance(handler, TimerHandler) and handler.idle is not None for handler in table.spawning)
         self.rules = Execution(
             executor=settings.execution.executor, default_backoff=settings.execution.default_backoff)

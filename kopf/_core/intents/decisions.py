@@ -14,13 +14,11 @@ Edits by others in the middle of a cycle:
 
 What our own patches change counts as seen by all.
 """
-import copy
 import dataclasses
 import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from kopf._cogs.configs import conventions, digests
 from kopf._cogs.configs.configuration import PersistenceSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence
 from kopf._cogs.structs.diffs import EMPTY, Diff, diff
@@ -30,6 +28,7 @@ from kopf._core.actions.execution import Outcome
 from kopf._core.actions.progression import State, digest_essence
 from kopf._core.intents import evidence, filters
 from kopf._core.intents.causes import ChangingCause, Reason
+from kopf._core.intents.essences import Essences
 from kopf._core.intents.handlers import ChangingHandler
 from kopf._core.intents.registries import HandlerTable
 
@@ -40,14 +39,12 @@ TITLES = {
     Reason.RESUME: 'Resuming',
 }
 
-
 LONG_DELAY = 1.0
 """How far from each other creation handlers must be for the state to be stored between them (in seconds)."""
 
 _STORING = (Reason.CREATE, Reason.UPDATE, Reason.DELETE)
 _KEEPING = (Reason.CREATE, Reason.UPDATE)
 _UNCHANGED = (Reason.NOOP, Reason.RESUME)
-_SECRET_FIELDS = ('data', 'stringData')
 
 
 class MakeCause(Protocol):
@@ -107,20 +104,13 @@ class Decision:
 class Decider:
     """Decides for all the objects of one resource."""
 
-    __slots__ = (
-        '_concealing', '_copying', '_held_if_settled', '_latest', '_revealing', '_updating', 'diffbase', 'finalizer',
-        'progress', 'table')
+    __slots__ = ('_held_if_settled', '_updating', 'essences', 'finalizer', 'progress', 'table')
 
     def __init__(self, table: HandlerTable, persistence: PersistenceSettings) -> None:
         self.table = table
         self.finalizer = persistence.finalizer
         self.progress = persistence.progress_storage
-        self.diffbase = persistence.diffbase_storage
-        self._copying = conventions.is_overridden(self.progress, 'clear')  # as it may modify what it is given
-        self._latest: tuple[Mapping[str, Any] | None, BodyEssence] = None, BodyEssence()
-        resource = table.resource
-        self._revealing = resource.group == '' and resource.plural == 'secrets'
-        self._concealing = self._revealing and not persistence.store_secrets
+        self.essences = Essences(table, persistence)
         # Who is to be told of an edit in the middle of a creation.
         self._updating = frozenset(handler.id for handler in table.changing if _is_for_updates(handler))
         # Whether objects at rest have our finalizer; None if it depends on the object.
@@ -131,30 +121,7 @@ class Decider:
     def revise(self, table: HandlerTable) -> None:
         """Go on with the resource as it is defined now, with the same handlers."""
         self.table = table
-        self._latest = None, BodyEssence()
-
-    def essence_of(self, body: Body) -> BodyEssence:
-        raw = body._data()
-        latest, essence = self._latest
-        if raw is not latest:  # the same state is usually looked at twice in a row
-            source = Body(copy.deepcopy(dict(raw))) if self._copying else body
-            essence = self.diffbase.build(body=source, extra_fields=self.table.extra_fields)
-            essence = self.progress.clear(essence=essence)
-            self._latest = raw, essence
-        return essence
-
-    def _fetch_last(self, body: Body, essence: BodyEssence, unkept: str | None = None) -> BodyEssence | None:
-        if unkept is not None and unkept == digest_essence(essence):
-            return essence
-        last = self.diffbase.fetch(body=body)
-        if last is not None and (self._revealing or isinstance(last, digests.DigestedEssence)):
-            return digests.reveal(last, essence, body)
-        return last
-
-    def _store_last(self, body: Body, essence: BodyEssence, patch: Patch) -> None:
-        if self._concealing:
-            essence = digests.conceal(essence, _SECRET_FIELDS, body)
-        self.diffbase.store(body=body, patch=patch, essence=essence)
+        self.essences.forget()
 
     def decide(
             self, body: Body, cycle: Cycle | None, make_cause: MakeCause, *,
@@ -170,8 +137,8 @@ class Decider:
         metadata = body['metadata']
         deleting = metadata.get('deletionTimestamp') is not None
         held = self.finalizer in (metadata.get('finalizers') or ())
-        essence = self.essence_of(body)
-        last = self._fetch_last(body, essence, unkept)
+        essence = self.essences.of(body)
+        last = self.essences.fetch_last(body, essence, unkept)
 
         reason, changes = self._detect(body, cycle, essence, last, deleting=deleting, held=held, initial=initial)
         creating = reason is Reason.CREATE  # also if the state that an update is to be from is stored already
@@ -208,10 +175,10 @@ class Decider:
         Some storages store nothing, and the API drops what the schema of a kind does not name, such as most fields
         of the status. Without the digest, the same state would be handled again and again.
         """
-        essence = self.essence_of(body)
+        essence = self.essences.of(body)
         if decision.reason not in _KEEPING or not decision.relevant or essence != decision.final_essence:
             return None
-        kept = self.diffbase.matches(body=body, essence=essence) or self._fetch_last(body, essence) == essence
+        kept = self.essences.is_last(body, essence) or self.essences.fetch_last(body, essence) == essence
         return None if kept else digest_essence(essence)
 
     def is_settled(self, body: Body, *, holding: bool = False, unkept: str | None = None) -> bool:
@@ -224,9 +191,9 @@ class Decider:
             return False
         if not self.table.changing:
             return True
-        essence = self.essence_of(body)
-        if not self.diffbase.matches(body=body, essence=essence):
-            last = self._fetch_last(body, essence, unkept)
+        essence = self.essences.of(body)
+        if not self.essences.is_last(body, essence):
+            last = self.essences.fetch_last(body, essence, unkept)
             if last is None or last != essence:
                 return False
         return not any(self.progress.fetch(key=key, body=body) is not None for key in self.table.changing_ids)
@@ -303,7 +270,7 @@ class Decider:
             cycle.missed = {key: None for key in outdated if key in self._updating}
             if outdated and last is None:
                 # It was edited while nobody was there. If it is not known what it was before, all counts as changed.
-                cycle.base, cycle.edited = self._recall_base(state, essence, cause.body), True
+                cycle.base, cycle.edited = self.essences.unpack(state.base, essence, cause.body), True
         return cycle
 
     def _notice_edit(self, cycle: Cycle, essence: BodyEssence) -> None:
@@ -362,12 +329,12 @@ class Decider:
             if decision.heir is not None:
                 decision.heir.state.store(storage=self.progress, body=body, patch=conclusion)
             if decision.relevant and reason in _STORING and decision.final_essence != decision.last:
-                self._store_last(body, decision.final_essence, conclusion)
+                self.essences.store_last(body, decision.final_essence, conclusion)
             return
         self._move_along(decision, patch)
         cycle.state.store(storage=self.progress, body=body, patch=conclusion)
         if cycle.edited and cycle.base != decision.last:
-            self._store_last(body, cycle.base, conclusion)
+            self.essences.store_last(body, cycle.base, conclusion)
 
     def _follow(self, decision: Decision) -> Cycle | None:
         """
@@ -398,7 +365,7 @@ class Decider:
         self._move(decision, patch)
         creating = cycle.state.purpose == Reason.CREATE and bool(self._updating)
         if creating and not cycle.edited and self._is_put_off(cycle, decision.cause.body):
-            self._keep_base(cycle, decision.cause.body)
+            cycle.state.keep_base(self.essences.pack(cycle.base, decision.cause.body))
         if cycle.state.purpose == Reason.UPDATE or creating:
             finished = [key for key, record in cycle.state.items() if record.finished and key not in cycle.missed]
             if finished:
@@ -406,10 +373,10 @@ class Decider:
 
     def _move(self, decision: Decision, patch: Patch) -> None:
         cycle, essence = decision.cycle, decision.essence
-        moved = self.predict(decision.cause.body, patch)
+        moved = self.essences.predict(decision.cause.body, patch)
         if moved != essence and cycle.state.purpose == Reason.CREATE:
             same = cycle.base == essence
-            cycle.base = moved if same else self._predict_essence(cycle.base, patch)
+            cycle.base = moved if same else self.essences.predict_change(cycle.base, patch)
         cycle.known = moved
 
     def retract(self, decision: Decision, stored: Patch | None) -> None:
@@ -428,17 +395,6 @@ class Decider:
         else:
             self._move(decision, stored)
 
-    def _keep_base(self, cycle: Cycle, body: Body) -> None:
-        """Let the records of a creation have what its first finished handler has seen."""
-        essence = digests.conceal(cycle.base, _SECRET_FIELDS, body) if self._concealing else cycle.base
-        cycle.state.keep_base(evidence.pack(essence, body))
-
-    def _recall_base(self, state: State, essence: BodyEssence, body: Body) -> BodyEssence:
-        base = evidence.unpack(state.base)
-        if base is not None and self._revealing:
-            base = digests.reveal(base, essence, body)
-        return BodyEssence() if base is None else base
-
     def _is_put_off(self, cycle: Cycle, body: Body) -> bool:
         """Tell if another operator can well go on with the creation later, with no idea of the edits until then."""
         if cycle.state.base is not None:
@@ -450,18 +406,6 @@ class Decider:
             record.delayed is not None and (record.delayed - stopped).total_seconds() >= LONG_DELAY
             for record in cycle.state.values() if not record.finished)
 
-    def predict(self, body: Body, patch: Patch) -> BodyEssence:
-        """The essence that the object has once it is patched, if nobody else changes it."""
-        try:
-            return self.essence_of(Body(patch.applied_to(body)))
-        except Exception:  # functions of users may fail, and are called again when it matters
-            return self.essence_of(body)
-
-    def _predict_essence(self, essence: BodyEssence, patch: Patch) -> BodyEssence:
-        """The same for an essence: with those changes of the patch that fit it."""
-        changes = Patch({key: value for key, value in patch.items() if key != 'status'})
-        return self.essence_of(Body(changes.applied_to(Body({'metadata': {}, **essence}))))
-
     def notice_patched(self, decision: Decision, patch: Patch, body: Body) -> None:
         """
         Compare what our patch has made of the object with what was expected of it.
@@ -470,7 +414,7 @@ class Decider:
         of others, and are noticed by the next decision.
         """
         cycle = decision.cycle
-        actual = self.essence_of(body)
+        actual = self.essences.of(body)
         if actual == cycle.known:
             return
         if not is_edited(cycle.known, actual, patch):

@@ -352,7 +352,7 @@ class Processor(ObjectSink):
         """Go on with the decision about the object as it was before the handlers have changed it in place."""
         body, cycle, changed = decision.cause.body, decision.cycle, decision.essence
         body._replace_with(seal.original)
-        decision.essence = self._decider.essence_of(body)
+        decision.essence = self._decider.essences.of(body)
         cycle.known = decision.essence if cycle.known is changed else cycle.known
         cycle.base = decision.essence if cycle.base is changed else cycle.base
 
@@ -533,7 +533,7 @@ class Processor(ObjectSink):
         wanted = record.unsent if record.unsent is not None else Patch()
         throttle.refused, throttle.is_users_fault = wanted, is_fault_of(wanted, error)
         if record.body is not None:
-            throttle.essence = self._decider.essence_of(Body(record.body))
+            throttle.essence = self._decider.essences.of(Body(record.body))
 
     def _is_worth_retrying(self, record: ObjectRecord, event: RawEvent) -> bool:
         """Tell if the object has changed so that it can be handled now, though it could not before."""
@@ -545,7 +545,7 @@ class Processor(ObjectSink):
             return event['type'] == 'DELETED' or not known
         if throttle.refused is None or throttle.essence is None or self._is_stale(record, event):
             return False
-        essence = self._decider.essence_of(Body(event['object']))
+        essence = self._decider.essences.of(Body(event['object']))
         return is_edited(throttle.essence, essence, throttle.refused)
 
     def _hasten(self, record: ObjectRecord) -> None:

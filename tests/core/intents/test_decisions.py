@@ -457,7 +457,7 @@ def test_storages_of_developers_may_modify_what_they_clear():
     settings = OperatorSettings()
     settings.persistence.progress_storage = MultiProgressStorage([Custom()])
     body = Body({'metadata': {}, 'spec': {'a': 1, 'b': 2}})
-    assert Decider(make_table(), settings.persistence).essence_of(body) == {'spec': {'a': 1}}
+    assert Decider(make_table(), settings.persistence).essences.of(body) == {'spec': {'a': 1}}
     assert body.spec == {'a': 1, 'b': 2}
 
 

@@ -1,0 +1,92 @@
+"""
+The essences of objects: what changes are detected by, that is, the objects without what is nobody's wish.
+
+They are built by the storages in the settings, which may be the user's own; so is the last handled essence, which is
+stored in the object. Of secrets, only digests are stored, and what they stand for is taken from the object again.
+"""
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from kopf._cogs.configs import conventions, digests
+from kopf._cogs.configs.configuration import PersistenceSettings
+from kopf._cogs.structs.bodies import Body, BodyEssence
+from kopf._cogs.structs.patches import Patch
+from kopf._core.actions.progression import digest_essence
+from kopf._core.intents import evidence
+from kopf._core.intents.registries import HandlerTable
+
+_SECRET_FIELDS = ('data', 'stringData')
+
+
+class Essences:
+    """The essences of all the objects of one resource."""
+
+    __slots__ = ('_concealing', '_copying', '_diffbase', '_extra_fields', '_latest', '_progress', '_revealing')
+
+    def __init__(self, table: HandlerTable, persistence: PersistenceSettings) -> None:
+        self._progress = persistence.progress_storage
+        self._diffbase = persistence.diffbase_storage
+        self._copying = conventions.is_overridden(self._progress, 'clear')  # as it may modify what it is given
+        self._extra_fields = table.extra_fields
+        self._revealing = table.resource.group == '' and table.resource.plural == 'secrets'
+        self._concealing = self._revealing and not persistence.store_secrets
+        self._latest: tuple[Mapping[str, Any] | None, BodyEssence] = None, BodyEssence()
+
+    def of(self, body: Body) -> BodyEssence:
+        """Build the essence of the object."""
+        raw = body._data()
+        latest, essence = self._latest
+        if raw is not latest:  # the same state is usually looked at twice in a row
+            source = Body(copy.deepcopy(dict(raw))) if self._copying else body
+            essence = self._diffbase.build(body=source, extra_fields=self._extra_fields)
+            essence = self._progress.clear(essence=essence)
+            self._latest = raw, essence
+        return essence
+
+    def forget(self) -> None:
+        """Keep no object in memory."""
+        self._latest = None, BodyEssence()
+
+    def fetch_last(self, body: Body, essence: BodyEssence, unkept: str | None = None) -> BodyEssence | None:
+        """Give the last handled essence of the object; the present one is it if its digest is the ``unkept`` one."""
+        if unkept is not None and unkept == digest_essence(essence):
+            return essence
+        last = self._diffbase.fetch(body=body)
+        if last is not None and (self._revealing or isinstance(last, digests.DigestedEssence)):
+            return digests.reveal(last, essence, body)
+        return last
+
+    def is_last(self, body: Body, essence: BodyEssence) -> bool:
+        """Tell at a glance that the essence is the last handled one; if not, it can still be."""
+        return self._diffbase.matches(body=body, essence=essence)
+
+    def store_last(self, body: Body, essence: BodyEssence, patch: Patch) -> None:
+        """Put the essence into the patch as the last handled one."""
+        self._diffbase.store(body=body, patch=patch, essence=self._conceal(essence, body))
+
+    def pack(self, essence: BodyEssence, body: Body) -> str | None:
+        """Give the essence as a text for the record of a handler; ``None`` if there is no room for it."""
+        return evidence.pack(self._conceal(essence, body), body)
+
+    def unpack(self, text: str | None, essence: BodyEssence, body: Body) -> BodyEssence:
+        """Get back the essence from the record of an object with this present one; an empty one if it is not there."""
+        unpacked = evidence.unpack(text)
+        if unpacked is None:
+            return BodyEssence()
+        return digests.reveal(unpacked, essence, body) if self._revealing else unpacked
+
+    def predict(self, body: Body, patch: Patch) -> BodyEssence:
+        """Build the essence that the object has once it is patched, if nobody else changes it."""
+        try:
+            return self.of(Body(patch.applied_to(body)))
+        except Exception:  # functions of users may fail, and are called again when it matters
+            return self.of(body)
+
+    def predict_change(self, essence: BodyEssence, patch: Patch) -> BodyEssence:
+        """The same for an essence: with those changes of the patch that fit it."""
+        changes = Patch({key: value for key, value in patch.items() if key != 'status'})
+        return self.of(Body(changes.applied_to(Body({'metadata': {}, **essence}))))
+
+    def _conceal(self, essence: BodyEssence, body: Body) -> BodyEssence:
+        return digests.conceal(essence, _SECRET_FIELDS, body) if self._concealing else essence
