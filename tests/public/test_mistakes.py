@@ -122,8 +122,8 @@ WARNED = {
         "patch['spec']['field'] = ..., where None removes it."),
     "a change in place of a list": (
         CREATE + "def fn(spec, **_): spec['items'].append('x')",
-        "Handler 'fn': The object was changed in place: spec.items. That changes nothing in the cluster, and is "
-        "undone. Use the argument patch; or change a copy (copy.deepcopy) if it is for something else."),
+        "Handler 'fn': The object was changed in place: spec.items. By itself, that changes nothing in the cluster, "
+        "and it is undone. Use the argument patch; or change a copy (copy.deepcopy) if it is for something else."),
     "a delay that is no number": (
         CREATE + "def fn(**_): raise kopf.TemporaryError('Later.', delay='5')",
         "Handler 'fn' failed with an exception and will try again in 60 seconds: kopf.TemporaryError: delay= must be a "

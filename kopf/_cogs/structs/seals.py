@@ -51,5 +51,5 @@ class Seal:
 def explain_changes(original: Mapping[str, Any], changed: Mapping[str, Any]) -> str:
     """Tell what was changed in place, and what to do instead."""
     fields = ['.'.join(map(str, item.field)) for item in diffs.diff(original, changed)]
-    return (f"The object was changed in place: {', '.join(fields)}. That changes nothing in the cluster, and is "
-            f"undone. Use the argument patch; or change a copy (copy.deepcopy) if it is for something else.")
+    return (f"The object was changed in place: {', '.join(fields)}. By itself, that changes nothing in the cluster, "
+            f"and it is undone. Use the argument patch; or change a copy (copy.deepcopy) if it is for something else.")
