@@ -1,5 +1,5 @@
 """
-Ending an event loop, whatever still runs in it.
+Ending an event loop, and what runs in it: in time, and without anything that is lost by that.
 
 Asyncio's own way waits for the cancelled tasks for as long as they take: one that swallows its cancellation would hang
 the whole process. Here they are waited for a limited time, then named and left.
@@ -7,11 +7,12 @@ the whole process. Here they are waited for a limited time, then named and left.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Iterator
-from typing import Any
+from collections.abc import Collection, Coroutine, Iterator
+from typing import Any, TypeVar
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar('T')
 Tasks = Collection[asyncio.Task[Any]]
 
 _abandoned: list[asyncio.Task[Any]] = []
@@ -64,6 +65,27 @@ async def end(tasks: Tasks, *, timeout: float | None, what: str) -> None:
     if hung:
         logger.warning("%s ignore their cancellation, and are left: %s.", what, ', '.join(sorted(map(_describe, hung))))
         abandon(hung)
+
+
+async def complete(coro: Coroutine[Any, Any, T], *, patience: float) -> T:
+    """
+    Await the coroutine; when cancelled, let it come to its end before that, but only if this does not take long.
+
+    This is for requests that others are to follow: the server can carry out a request that nobody waits for any more,
+    and later than the next one.
+
+    :param patience: for how long (in seconds) to wait after the cancellation.
+    """
+    task = asyncio.create_task(coro)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task}, timeout=patience)
+        raise
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
 
 
 def abandon(tasks: Tasks) -> None:

@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+from kopf._cogs.aiokits.loops import complete
 from kopf._cogs.clients import api, errors
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.clocks import read_wall_clock
@@ -28,6 +29,9 @@ RETRY_DELAY = 5.0
 
 REQUEST_TIMEOUT = 10.0
 """For how long to wait for the API at most: the lifetime goes on (in seconds)."""
+
+EXIT_PATIENCE = 2.0
+"""For how long the end waits for a record that is being written: it must not come after its removal (in seconds)."""
 
 TAKEOVER_TIMEOUT = 5.0
 """For how long a newcomer waits at most until those of lower priorities tell that they have stopped (in seconds)."""
@@ -75,6 +79,7 @@ class Membership:
         self._renewal = 0.0
         self._removal = 0.0
         self._expiry: float | None = None
+        self._unsure = False  # whether our own record can be there, though nobody has confirmed it
         self._reason: object = None
         self._nudge = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None
@@ -304,14 +309,16 @@ class Membership:
                    lastseen=read_wall_clock().isoformat(timespec='microseconds'))
         notes = self._get_notes()
         record = {**own.as_record(), **dict.fromkeys(self._told - notes), **dict.fromkeys(notes, True)}
+        self._unsure = True
         try:
-            body = await self._touch({self._identity: record})
+            body = await complete(self._touch({self._identity: record}), patience=EXIT_PATIENCE)
         except (errors.APIError, TimeoutError) as error:
             self._failing = True
+            self._unsure = not isinstance(error, errors.APIClientError)
             self._renewal = asyncio.get_running_loop().time() + min(RETRY_DELAY, lifetime / 4)
             logger.warning("Keep-alive in %s has failed; trying again soon: %s", self._place, str(error) or repr(error))
             return
-        self._failing = False
+        self._failing = self._unsure = False
         self._log_keepalive('not found' if body is None else 'ok')
         if body is not None:
             # Not at the same time with others, and not too late. Short lifetimes are for those who are in a hurry.
@@ -336,7 +343,7 @@ class Membership:
 
     async def leave(self) -> None:
         """Remove our own record, if it is there: the others need not wait until it dies."""
-        if not self._present or self._expiry is None:
+        if not self._present or (self._expiry is None and not self._unsure):
             return
         try:
             body = await self._touch({self._identity: None})

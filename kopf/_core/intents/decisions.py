@@ -88,6 +88,8 @@ class Decision:
     """Whether there are change-detecting handlers for the object at all."""
     before: tuple[BodyEssence, BodyEssence] | None = None
     """The known essence, and the base, without what the patch changes."""
+    stored: BodyEssence | None = None
+    """What is stored as the last handled essence, or was already; ``None`` if the cycle is not done."""
     heir: Cycle | None = None
     """The cycle that goes on when this one is done, once that is known."""
 
@@ -176,7 +178,7 @@ class Decider:
         of the status. Without the digest, the same state would be handled again and again.
         """
         essence = self.essences.of(body)
-        if decision.reason not in _KEEPING or not decision.relevant or essence != decision.final_essence:
+        if decision.reason not in _KEEPING or not decision.relevant or essence != decision.stored:
             return None
         kept = self.essences.is_last(body, essence) or self.essences.fetch_last(body, essence) == essence
         return None if kept else digest_essence(essence)
@@ -328,8 +330,9 @@ class Decider:
             decision.heir = self._follow(decision)
             if decision.heir is not None:
                 decision.heir.state.store(storage=self.progress, body=body, patch=conclusion)
-            if decision.relevant and reason in _STORING and decision.final_essence != decision.last:
-                self.essences.store_last(body, decision.final_essence, conclusion)
+            decision.stored = decision.final_essence
+            if decision.relevant and reason in _STORING and decision.stored != decision.last:
+                self.essences.store_last(body, decision.stored, conclusion)
             return
         self._move_along(decision, patch)
         cycle.state.store(storage=self.progress, body=body, patch=conclusion)

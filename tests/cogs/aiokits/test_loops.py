@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from kopf._cogs.aiokits.loops import finishing
+from kopf._cogs.aiokits.loops import complete, finishing
 
 
 def test_the_loop_is_closed():
@@ -79,3 +79,32 @@ def test_tasks_that_swallow_cancellations_are_named_and_left(caplog):
     assert time.monotonic() - started < 2
     assert loop.is_closed()
     assert 'the-task' in caplog.text and 'stubborn' in caplog.text
+
+
+@pytest.mark.parametrize('patience, ends', [(60, ['finished']), (0.01, ['cancelled'])])
+async def test_what_is_cancelled_comes_to_its_end_if_that_does_not_take_long(patience, ends):
+    log, step = [], asyncio.Event()
+
+    async def work():
+        try:
+            await step.wait()
+            log.append('finished')
+        except asyncio.CancelledError:
+            log.append('cancelled')
+            raise
+
+    task = asyncio.create_task(complete(work(), patience=patience))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.sleep(0)
+    if patience > 1:
+        step.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert log == ends
+
+
+async def test_what_is_not_cancelled_is_as_without():
+    assert await complete(asyncio.sleep(0, 'result'), patience=0) == 'result'
+    with pytest.raises(TimeoutError):
+        await complete(asyncio.wait_for(asyncio.Event().wait(), 0.01), patience=0)

@@ -170,6 +170,25 @@ async def test_handover(world):
         ('low', 'create', 'a'), ('high', 'create', 'b'), ('high', 'update', 'a', '2'), ('low', 'create', 'c')]
 
 
+async def test_a_record_that_is_just_being_written_in_the_end_is_removed(world):
+    await world.join()
+    world.sandbox.faults.delay(0.3, method='PATCH', resource='kopfpeerings')
+    async with world.operator('brief'):
+        while not any(request.method == 'PATCH' for request in world.requests('kopfpeerings')):
+            await asyncio.sleep(0.01)
+    assert len([request for request in world.requests('kopfpeerings') if request.method == 'PATCH']) == 2
+    await world.joined()
+
+
+async def test_a_record_that_was_maybe_written_is_removed(world):
+    await world.join()
+    world.sandbox.faults.lose(method='PATCH', resource='kopfpeerings')
+    async with world.operator('brief'):
+        await world.joined('brief')
+        await world.until(lambda: any('Keep-alive in' in text for text in world.says))
+    await world.joined()
+
+
 async def test_changes_during_the_pause_are_handled_once_after_it(world):
     await world.join()
     async with world.operator('low'):

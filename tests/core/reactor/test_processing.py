@@ -630,6 +630,21 @@ class Forgetful(kopf.DiffBaseStorage):
         pass
 
 
+@pytest.mark.parametrize('status', [{}, {'phase': 'ready'}])
+async def test_what_creation_handlers_patch_is_an_update(world, status):
+    async def complete(patch, **_):
+        patch.spec['added'] = 'value'
+        patch.status.update(status)
+
+    world.declare(kopf.on.create, 'create', does=complete)
+    world.declare(kopf.on.update, 'update')
+    async with world.operator():
+        await world.create(spec={'field': 'value'})
+        await world.handled(field='value', added='value')
+    assert world.ids == ['create', 'update']
+    assert world.called('update')[0]['diff'] == (('add', ('spec', 'added'), None, 'value'),)
+
+
 @pytest.mark.parametrize('storage, kind', [
     (kopf.StatusDiffBaseStorage(field='status.pruned'), 'configmaps'), (Forgetful(), 'kopfexamples')])
 async def test_handled_states_that_are_not_kept_are_handled_once(world, storage, kind):
