@@ -119,8 +119,10 @@ class Pulse(Generic[T]):
             self._get_loop().call_soon_threadsafe(answered.set)
         except RuntimeError:  # the loop is closed
             return False
-        self._wait(answered)
-        self._asked_at = None
+        try:
+            self._wait(answered)
+        finally:
+            self._asked_at = None  # if the inspector fails, nobody watches any more, but nobody is blamed either
         return True
 
     def _doze(self) -> bool:

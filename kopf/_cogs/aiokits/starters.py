@@ -14,6 +14,9 @@ from typing import Any
 
 Work = Coroutine[Any, Any, None]
 
+MAX_BEGINNINGS = 100
+"""How many coroutines begin as one task at most: what others remember of a task must not grow without end."""
+
 
 class Starter:
     """Starts coroutines in the running event loop. Its spare task does not end by itself, but when it is closed."""
@@ -40,6 +43,8 @@ class Starter:
             done = host.begin(work)
         finally:
             self._busy = False
+            if host.is_worn():
+                host.retire()
             if not host.is_free():
                 self._renew()
         return None if done else host.task
@@ -59,10 +64,11 @@ class Starter:
 class _Host:
     """A task that can take over one coroutine."""
 
-    __slots__ = ('_context', '_loop', '_rest', '_waited', '_work', 'task')
+    __slots__ = ('_beginnings', '_context', '_loop', '_rest', '_waited', '_work', 'task')
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._beginnings = 0
         self._rest: asyncio.Future[None] | None = None
         self._work: Work | None = None
         self._waited: asyncio.Future[Any] | None = None
@@ -74,8 +80,18 @@ class _Host:
         """Whether the task is at rest: neither just made, nor cancelled, nor with a coroutine."""
         return self._rest is not None and self._work is None and not self._rest.done()
 
+    def is_worn(self) -> bool:
+        """Whether so many coroutines have begun as this task that it is time for another one."""
+        return self._beginnings >= MAX_BEGINNINGS
+
+    def retire(self) -> None:
+        """End the task if it is at rest."""
+        if self.is_free() and self._rest is not None:
+            self._rest.set_result(None)
+
     def begin(self, work: Work) -> bool:
         """Run the coroutine until it waits; tell if it is done, as otherwise it is taken over."""
+        self._beginnings += 1
         context, loop, current = contextvars.copy_context(), self._loop, asyncio.current_task()
         if current is not None:
             asyncio._leave_task(loop, current)

@@ -10,6 +10,8 @@ import enum
 import threading
 from typing import Generic, TypeVar
 
+from kopf._cogs.aiokits.pulses import rouse
+
 ReasonT = TypeVar('ReasonT', bound=enum.Flag)
 
 _lock = threading.Lock()  # one for all flags: it is held for some instructions only
@@ -113,6 +115,7 @@ class AsyncFlagWaiter(FlagWaiter[ReasonT], Generic[ReasonT]):
             flag._futures.remove(future)
             if handle is not None:
                 handle.cancel()
+            rouse()  # what follows can block
         return self
 
 

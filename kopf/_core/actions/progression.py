@@ -116,7 +116,7 @@ class HandlerState(NamedTuple):
             failure=bool(record.get('failure')),
             message=record.get('message'),
             subrefs=tuple(record.get('subrefs') or ()),
-            digest=record.get('digest') or _parse_digest(record.get('stopped')),
+            digest=record['digest'] if record.get('digest') is not None else _parse_digest(record.get('stopped')),
             delay=parse_delay(record.get('delay')),
             base=record.get('base'),
         )

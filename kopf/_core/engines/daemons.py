@@ -160,7 +160,7 @@ class Daemon:
         if handler.interval is None:
             return None if handler.idle is None else math.inf
         if handler.sharp:
-            missed = (now - self._base) // handler.interval if handler.interval > 0 else 0
+            missed = max(0, (now - self._base) // handler.interval) if handler.interval > 0 else 0
             return self._base + (missed + 1) * handler.interval
         # The delays of a busy loop must not add up.
         lag = began - self._due

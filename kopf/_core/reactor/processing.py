@@ -86,7 +86,10 @@ class Processor(ObjectSink):
         if record.daemons is not None:
             record.daemons.renew(event['object'])
             if is_deleted(event):
-                record.daemons.stop(DaemonStoppingReason.RESOURCE_DELETED)  # the worker can be busy for long
+                # The worker can be busy for long. If there is none, those that end at once must not make it begin yet.
+                employed, record.employed = record.employed, True
+                record.daemons.stop(DaemonStoppingReason.RESOURCE_DELETED)
+                record.employed = employed
         if not record.employed and not record.throttled and not self._needs_work(record, event):
             return
         record.pending = event
@@ -278,6 +281,8 @@ class Processor(ObjectSink):
                     record.unkept = None
             elif not record.again and record.body is not None:
                 self._sleep(record, decision)
+        if done and decision is not None and not patch and not conclusion and record.unkept is None:
+            record.unkept = self._decider.find_unkept(decision, body)
         if record.again and record.cycle is None and self._is_at_rest(record, decision if done else None):
             record.again = False
 

@@ -234,3 +234,16 @@ async def test_from_outside_of_tasks(starter):
     loop.call_soon(starter.start, work())
     async with asyncio.timeout(5):
         await done.wait()
+
+
+async def test_not_too_much_begins_as_one_task(starter):
+    seen = set()
+
+    async def work():
+        seen.add(asyncio.current_task())
+
+    for _ in range(250):
+        starter.start(work())
+        await settle()
+    assert len(seen) >= 3
+    assert sum(not task.done() for task in seen) == 1

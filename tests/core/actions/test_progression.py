@@ -109,6 +109,13 @@ def test_records_come_back_the_same_through_storages(state, id, storage):
     assert HandlerState.from_record(record, NOW) == state
 
 
+@pytest.mark.parametrize('usual', [True, False])
+@pytest.mark.parametrize('digest', ['0123456789ab', 'ffffffffffff', ''])
+def test_digests_come_back_the_same(digest, usual):
+    state = HandlerState(started=NOW, digest=digest, **({'stopped': NOW, 'success': True} if digest else {}))
+    assert HandlerState.from_record(state.as_record(usual=usual), NOW).digest == digest  # empty: nobody knows of what
+
+
 def test_old_records_are_read():
     state = HandlerState.from_record({'started': '2020-02-03T04:05:06', 'retries': 3}, NOW)
     assert state == HandlerState(started=datetime.datetime(2020, 2, 3, 4, 5, 6, tzinfo=datetime.UTC), retries=3)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
 import threading
 import time
 import tracemalloc
@@ -588,6 +589,21 @@ async def test_the_interval_of_sharp_timers_is_counted_from_the_beginning(host, 
     await host.look()
     await let_it_run(4.5)
     assert runs == [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0)]
+
+
+async def test_sharp_timers_that_begin_a_bit_early_run_once(host):
+    loop = asyncio.get_running_loop()
+    # Those that are due right after a common moment begin at that moment.
+    await asyncio.sleep(math.ceil(loop.time() * 50) / 50 + 0.0009 - loop.time())
+    runs = []
+
+    @kopf.timer('kopfexamples', id='fn', registry=host.registry, interval=1, sharp=True)
+    async def fn(**_):
+        runs.append(loop.time())
+        await asyncio.sleep(9 if len(runs) > 9 else 0)
+    await host.look()
+    await let_it_run(4.5)
+    assert len(runs) == 5
 
 
 async def test_sharp_timers_skip_what_they_have_missed_and_never_overlap(host, clock):

@@ -666,6 +666,18 @@ async def test_handled_states_that_are_not_kept_are_handled_once(world, storage,
     assert [kwargs['annotations'].get('edit') for kwargs in world.called('create', 'obj')] == [None, 'v1', 'v2', 'v1']
 
 
+async def test_handled_states_that_are_not_kept_are_handled_once_also_without_patches(world):
+    world.settings.persistence.diffbase_storage = Forgetful()
+    world.declare(kopf.on.create, 'create')
+    async with world.operator():
+        await world.create()
+        await world.until_called('create')
+        await world.aio.patch('kopfexamples', 'obj', {'status': {'by': 'others'}})
+        await world.create('next')
+        await world.until_called('create', name='next')
+    assert len(world.called('create', 'obj')) == 1
+
+
 # Several operators, several resources.
 
 async def test_two_operators_in_one_process(world):

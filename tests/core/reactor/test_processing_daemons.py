@@ -424,3 +424,45 @@ async def test_failing_filters_stop_neither_the_watch_nor_other_objects(scene, c
     scene.edit(spec={'x': 1})
     await scene.run(3)
     assert scene.record.memo == {'started': True}
+
+
+# What ends at once, while the event of it is being received.
+
+async def test_timers_do_not_begin_anew_for_objects_that_have_vanished(scene):
+    runs = []
+
+    @kopf.timer('kopfexamples', registry=scene.registry, interval=10)
+    async def fn(**_):
+        runs.append(1)
+
+    scene.create()
+    await scene.run(1)
+    scene.raw = None
+    scene.events.append({'type': 'DELETED', 'object': {
+        'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample',
+        'metadata': {'name': 'obj', 'namespace': 'ns', 'uid': 'uid'}}})  # as relists tell of it
+    await scene.run(1)
+    assert runs == [1]
+
+
+async def test_raw_events_go_first_also_if_timers_end_by_them(scene):
+    seen = []
+
+    @kopf.timer('kopfexamples', registry=scene.registry, interval=10)
+    async def fn(**_):
+        pass
+
+    @kopf.on.event('kopfexamples', registry=scene.registry)
+    async def watch(meta, **_):
+        seen.append(('event', bool(meta.deletion_timestamp)))
+
+    @kopf.on.delete('kopfexamples', registry=scene.registry)
+    async def delete(**_):
+        seen.append('delete')
+
+    scene.create()
+    await scene.run(1)
+    seen.clear()
+    scene.delete()
+    await scene.run(3)
+    assert seen[:2] == [('event', True), 'delete']
