@@ -43,8 +43,7 @@ class Starter:
             done = host.begin(work)
         finally:
             self._busy = False
-            if host.is_worn():
-                host.retire()
+            host.wear()
             if not host.is_free():
                 self._renew()
         return None if done else host.task
@@ -80,18 +79,14 @@ class _Host:
         """Whether the task is at rest: neither just made, nor cancelled, nor with a coroutine."""
         return self._rest is not None and self._work is None and not self._rest.done()
 
-    def is_worn(self) -> bool:
-        """Whether so many coroutines have begun as this task that it is time for another one."""
-        return self._beginnings >= MAX_BEGINNINGS
-
-    def retire(self) -> None:
-        """End the task if it is at rest."""
-        if self.is_free() and self._rest is not None:
+    def wear(self) -> None:
+        """Count one more beginning; after too many of them, the task ends if it is still at rest."""
+        self._beginnings += 1
+        if self._beginnings >= MAX_BEGINNINGS and self.is_free() and self._rest is not None:
             self._rest.set_result(None)
 
     def begin(self, work: Work) -> bool:
         """Run the coroutine until it waits; tell if it is done, as otherwise it is taken over."""
-        self._beginnings += 1
         context, loop, current = contextvars.copy_context(), self._loop, asyncio.current_task()
         if current is not None:
             asyncio._leave_task(loop, current)

@@ -43,7 +43,6 @@ LONG_DELAY = 1.0
 """How far from each other creation handlers must be for the state to be stored between them (in seconds)."""
 
 _STORING = (Reason.CREATE, Reason.UPDATE, Reason.DELETE)
-_KEEPING = (Reason.CREATE, Reason.UPDATE)
 _UNCHANGED = (Reason.NOOP, Reason.RESUME)
 
 
@@ -96,11 +95,6 @@ class Decision:
     @property
     def reason(self) -> Reason:
         return self.cause.reason
-
-    @property
-    def final_essence(self) -> BodyEssence:
-        """What to store as the last handled state when the cycle is done."""
-        return self.cycle.base if self.reason is Reason.CREATE else self.essence
 
 
 class Decider:
@@ -178,7 +172,7 @@ class Decider:
         of the status. Without the digest, the same state would be handled again and again.
         """
         essence = self.essences.of(body)
-        if decision.reason not in _KEEPING or not decision.relevant or essence != decision.stored:
+        if not decision.relevant or essence != decision.stored:
             return None
         kept = self.essences.is_last(body, essence) or self.essences.fetch_last(body, essence) == essence
         return None if kept else digest_essence(essence)
@@ -330,7 +324,7 @@ class Decider:
             decision.heir = self._follow(decision)
             if decision.heir is not None:
                 decision.heir.state.store(storage=self.progress, body=body, patch=conclusion)
-            decision.stored = decision.final_essence
+            decision.stored = cycle.base if reason is Reason.CREATE else decision.essence
             if decision.relevant and reason in _STORING and decision.stored != decision.last:
                 self.essences.store_last(body, decision.stored, conclusion)
             return

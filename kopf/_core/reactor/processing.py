@@ -86,10 +86,7 @@ class Processor(ObjectSink):
         if record.daemons is not None:
             record.daemons.renew(event['object'])
             if is_deleted(event):
-                # The worker can be busy for long. If there is none, those that end at once must not make it begin yet.
-                employed, record.employed = record.employed, True
-                record.daemons.stop(DaemonStoppingReason.RESOURCE_DELETED)
-                record.employed = employed
+                record.daemons.stop(DaemonStoppingReason.RESOURCE_DELETED)  # the worker can be busy for long
         if not record.employed and not record.throttled and not self._needs_work(record, event):
             return
         record.pending = event
@@ -151,15 +148,6 @@ class Processor(ObjectSink):
                 return False
             holding = survey.holding
         return self._decider.is_settled(Body(raw), holding=holding, unkept=record.unkept)
-
-    def _is_at_rest(self, record: ObjectRecord, concluded: Decision | None) -> bool:
-        """Tell if there is nothing to do about what our patch has made of the object."""
-        raw = cast(RawBody, record.body)
-        if self._is_settled(record, raw):
-            return True
-        if concluded is not None and record.unkept is None:
-            record.unkept = self._decider.find_unkept(concluded, Body(raw))
-        return concluded is not None and record.unkept is not None and self._is_settled(record, raw)
 
     def _is_stale(self, record: ObjectRecord, event: RawEvent) -> bool:
         return echoes.is_stale(record, event, self._receive_again)
@@ -278,13 +266,17 @@ class Processor(ObjectSink):
             if done:
                 record.cycle, record.initial = decision.heir, False
                 if decision.reason in (Reason.CREATE, Reason.UPDATE):
-                    record.unkept = None
+                    record.unkept = self._find_unkept(record, decision)
             elif not record.again and record.body is not None:
                 self._sleep(record, decision)
-        if done and decision is not None and not patch and not conclusion and record.unkept is None:
-            record.unkept = self._decider.find_unkept(decision, body)
-        if record.again and record.cycle is None and self._is_at_rest(record, decision if done else None):
+        if record.again and record.cycle is None and self._is_settled(record, cast(RawBody, record.body)):
             record.again = False
+
+    def _find_unkept(self, record: ObjectRecord, decision: Decision) -> str | None:
+        # It is gone, or another cycle goes on with what is stored of this one.
+        if record.body is None or record.cycle is not None:
+            return None
+        return self._decider.find_unkept(decision, Body(record.body))
 
     def _decide(self, record: ObjectRecord, body: Body, patch: Patch, *, holding: bool) -> Decision | None:
         if not self.table.changing and self._decider.is_settled(body, holding=holding):
@@ -510,7 +502,7 @@ class Processor(ObjectSink):
             record.body = record.daemons.stash.copy()
         record.again = True
         if not record.throttled:
-            self._workforce.start(self, record)
+            self._workforce.start(self, record, at_once=False)  # whoever has ended, can be in the middle of receiving
 
     def fail(self, error: Exception) -> None:
         self._workforce.fail(error)

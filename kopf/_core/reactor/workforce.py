@@ -58,8 +58,14 @@ class Workforce:
         self.background = Background(settings)
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def start(self, processor: Processing, record: ObjectRecord, *, urgent: bool = True) -> None:
-        """Give the object a worker, now or when there is a place for it; who is not urgent lets others go first."""
+    def start(
+            self, processor: Processing, record: ObjectRecord, *, urgent: bool = True, at_once: bool = True,
+    ) -> None:
+        """
+        Give the object a worker, now or when there is a place for it; who is not urgent lets others go first.
+
+        It begins before this returns, if there is a place, unless it is not to begin ``at_once``.
+        """
         if record.employed:
             if urgent and record in self._calm:
                 self._calm.discard(record)
@@ -72,8 +78,10 @@ class Workforce:
             self._calm.add(record)
         if self._queue or not self._has_place():
             self._queue.push(record, processor, urgent=urgent)
-        else:
+        elif at_once:
             self._begin(processor, record)
+        else:
+            self._begin_later(processor, record)
 
     @property
     def is_crowded(self) -> bool:
@@ -111,7 +119,10 @@ class Workforce:
     def _begin_all(self) -> None:
         while self._queue and self._has_place() and not self._closed:
             record, processor = self._queue.pop()
-            self._follow(processor, record, asyncio.create_task(processor.work(record)))  # there can be thousands
+            self._begin_later(processor, record)  # there can be thousands
+
+    def _begin_later(self, processor: Processing, record: ObjectRecord) -> None:
+        self._follow(processor, record, asyncio.create_task(processor.work(record)))
 
     def _begin(self, processor: Processing, record: ObjectRecord) -> None:
         task = None

@@ -17,9 +17,9 @@ GROUP = 'rbac.authorization.k8s.io'
 PLURALS = {'ClusterRole': 'clusterroles', 'ClusterRoleBinding': 'clusterrolebindings', 'Role': 'roles',
            'RoleBinding': 'rolebindings'}
 
-#: What can be read without credentials even where there are no rules.
 #: What comes with refusals, so that browsers take them for nothing else.
 SAFE = {'X-Content-Type-Options': 'nosniff'}
+#: What can be read without credentials even where there are no rules.
 OPEN_PATHS = frozenset({'/healthz', '/livez', '/readyz', '/version'})
 HEALTH_PATHS = frozenset({'/healthz', '/livez', '/readyz'})
 
