@@ -12,8 +12,8 @@ import urllib.request
 import pytest
 import yaml
 from checkouts import environment, make_checkout
-from controlplane import free_ports
 from images import Image
+from ports import free_port
 from shells import commands
 from snippets import PAGES, ROOT, SHELLS, read_page
 from stage import assert_shows
@@ -97,7 +97,7 @@ def test_the_image(page, checkout, tmp_path_factory):
 
     run(task["before"], "", task, checkout, dockerfile.place)
     image = Image(dockerfile.text, checkout, tmp_path_factory.mktemp("image"))
-    port = free_ports(1)
+    port = free_port()
     command = [word.replace(f":{probe['port']}/", f":{port}/") for word in image.command]
     with Sandbox(crds=ROOT / "examples" / "crd.yaml", rbac=True) as sandbox:
         sandbox.apply(files["rbac.yaml"])

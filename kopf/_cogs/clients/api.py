@@ -18,7 +18,7 @@ import orjson
 
 from kopf._cogs.clients import errors, pacing, sessions
 from kopf._cogs.configs import configuration
-from kopf._cogs.helpers.jsontexts import dump_tightly
+from kopf._cogs.helpers.jsontexts import dump_tightly, replace_halves
 from kopf._cogs.structs import credentials
 
 if TYPE_CHECKING:
@@ -338,7 +338,7 @@ def encode(obj: Any) -> bytes:
         return dump_tightly(obj, default=_simplify)
     except orjson.JSONEncodeError:
         text = json.dumps(obj, default=_simplify, separators=(',', ':'), ensure_ascii=False)
-        return text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace').encode()
+        return replace_halves(text).encode()
 
 
 def simplify(obj: Any) -> Any:

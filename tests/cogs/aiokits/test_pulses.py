@@ -108,24 +108,16 @@ async def test_nobody_dozes_off_when_something_has_just_begun(monkeypatch):
     assert answers == [True]
 
 
-async def test_who_dozes_can_be_roused(monkeypatch):
+@pytest.mark.parametrize('begin', [
+    pytest.param(lambda: block(1.0), id='task'),
+    pytest.param(lambda: asyncio.get_running_loop().call_soon(block, 1.0), id='callback')])
+async def test_who_dozes_can_be_roused(monkeypatch, begin):
     monkeypatch.setattr(pulses, 'DOZE', 99)
     inspector = Inspector(0.1)
     async with pulses.Pulse(inspector) as pulse:
         await until(lambda: pulse in pulses._dozing)
         pulses.rouse()
-        block(1.0)
-        await until(lambda: inspector.reports)
-    assert [culprit for culprit, _, _ in inspector.reports] == ['block']
-
-
-async def test_who_is_roused_asks_also_if_no_task_runs(monkeypatch):
-    monkeypatch.setattr(pulses, 'DOZE', 99)
-    inspector = Inspector(0.1)
-    async with pulses.Pulse(inspector) as pulse:
-        await until(lambda: pulse in pulses._dozing)
-        pulses.rouse()
-        asyncio.get_running_loop().call_soon(block, 1.0)
+        begin()
         await until(lambda: inspector.reports)
     assert [culprit for culprit, _, _ in inspector.reports] == ['block']
 

@@ -42,8 +42,7 @@ class Reviews:
                 return {**head, 'metadata': {}, 'spec': {}, 'status': self._rules(user, spec.get('namespace', ''))}
         if kind.namespaced:
             if sent.get('namespace', namespace) != namespace:
-                raise statuses.bad_request('the namespace of the provided object does not match the namespace sent on '
-                                           'the request')
+                raise statuses.wrong_namespace()
             sent['namespace'] = namespace
         else:
             sent.pop('namespace', None)

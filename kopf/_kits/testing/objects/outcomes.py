@@ -70,8 +70,7 @@ def check(new: Any, kind: Kind, namespace: str, name: str, source: Patched) -> B
         raise statuses.Refusal(500, 'InternalError', f'Internal error occurred: {why}', {'causes': [{'message': why}]})
     check_name(meta.get('name') or '', name)
     if kind.namespaced and (meta.get('namespace') or namespace) != namespace:
-        raise statuses.bad_request('the namespace of the provided object does not match the namespace sent on the '
-                                   'request')
+        raise statuses.wrong_namespace()
     group, _, _ = str(version).rpartition('/')
     for field, value, expected in (('kind', given, kind.name), ('apiVersion', version, kind.api_version)):
         if value != expected and kind.custom:

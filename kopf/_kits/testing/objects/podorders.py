@@ -53,8 +53,7 @@ def bind(pod: Body, order: Body) -> Body:
 def _check_place(order: Body, namespace: str, name: str) -> None:
     meta = order['metadata']
     if (meta.get('namespace') or namespace) != namespace:
-        raise statuses.bad_request('the namespace of the provided object does not match the namespace sent on the '
-                                   'request')
+        raise statuses.wrong_namespace()
     if meta.get('name', '') != name:
         raise statuses.bad_request(f'name in URL does not match name in {order["kind"]} object')
 

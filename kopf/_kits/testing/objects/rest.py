@@ -422,8 +422,7 @@ class Objects:
         if name:
             outcomes.check_name(meta.get('name') or '', name)
         if kind.namespaced and (meta.get('namespace') or namespace) != namespace:
-            raise statuses.bad_request('the namespace of the provided object does not match the namespace sent on the '
-                                       'request')
+            raise statuses.wrong_namespace()
 
     def _check_namespace(self, kind: Kind, namespace: str, name: str) -> None:
         record = self._storage.table('', 'namespaces').get('', namespace)

@@ -60,8 +60,7 @@ def check(config: Body, kind: Kind, namespace: str, name: str, *, present: bool)
         raise statuses.bad_request(f'the name of the object ({given["name"]}) does not match the name on the URL '
                                    f'({name})')
     if kind.namespaced and (given.get('namespace') or namespace) != namespace:
-        raise statuses.bad_request('the namespace of the provided object does not match the namespace sent on the '
-                                   'request')
+        raise statuses.wrong_namespace()
 
 
 def apply(live: Body | None, config: Body, writer: Writer, force: bool) -> Body:

@@ -10,6 +10,8 @@ from typing import Any
 
 import orjson
 
+from kopf._cogs.helpers.jsontexts import replace_halves
+
 _SPACES = ' \t\r\n'
 _NUMBER = re.compile(r'-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?')
 _LITERALS = {'t': 'true', 'f': 'false', 'n': 'null'}
@@ -40,7 +42,7 @@ def _whole(value: Any) -> Any:
     """The value without halves of characters: Go takes them for unknown ones."""
     match value:
         case str():
-            return value.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
+            return replace_halves(value)
         case list():
             return [_whole(item) for item in value]
         case dict():

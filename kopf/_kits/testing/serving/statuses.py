@@ -86,6 +86,11 @@ def bad_request(message: str) -> Refusal:
     return Refusal(400, 'BadRequest', message)
 
 
+def wrong_namespace() -> Refusal:
+    """400: the object says that it is in another namespace than the request."""
+    return bad_request('the namespace of the provided object does not match the namespace sent on the request')
+
+
 def unauthorized() -> Refusal:
     """401: the credentials are unknown or have expired."""
     return Refusal(401, 'Unauthorized', 'Unauthorized')
