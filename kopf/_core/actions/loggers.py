@@ -15,6 +15,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from kopf._cogs.structs import bodies
+from kopf._core.actions.logrecords import make_record
 
 if TYPE_CHECKING:
     from kopf._cogs.configs import configuration
@@ -81,9 +82,8 @@ class ObjectLogger(logging.LoggerAdapter[logging.Logger]):
         caller = sys._getframe(1)
         while caller.f_code.co_filename == _LOGGING and caller.f_back is not None:
             caller = caller.f_back
-        code = caller.f_code
-        logger.handle(logger.makeRecord(
-            logger.name, level, code.co_filename, caller.f_lineno, msg, args, None, code.co_name, given['extra']))
+        place = caller.f_code, caller.f_lineno
+        logger.handle(make_record(logger, level, place, msg, args, given['extra']))
 
 
 class LocalObjectLogger(ObjectLogger):
@@ -106,12 +106,24 @@ class TextFormatter(logging.Formatter):
     def __init__(self, fmt: str | None = None, *, prefix: bool = False) -> None:
         super().__init__(fmt)
         self._prefix = prefix
+        self._uses_time = self.usesTime()
         self._second: tuple[int, str] = (-1, '')
+
+    def format(self, record: logging.LogRecord) -> str:
+        if record.exc_info or record.exc_text or record.stack_info:
+            return super().format(record)
+        record.message = record.getMessage()
+        if self._uses_time:
+            record.asctime = self.formatTime(record, self.datefmt)
+        return self.formatMessage(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         if self._prefix:
             record.message = prefix_message(record.message, record)
-        return super().formatMessage(record)
+        try:
+            return cast(str, self._fmt) % record.__dict__
+        except KeyError:
+            return super().formatMessage(record)
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         if datefmt is not None:
@@ -139,10 +151,11 @@ class _KopfStreamHandler(logging.StreamHandler[TextIO]):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self.stream.write(f'{self.format(record)}\n')
+            stream, formatter = self.stream, self.formatter
+            stream.write(f'{self.format(record) if formatter is None else formatter.format(record)}\n')
             # The standard error flushes every line by itself.
-            if not getattr(self.stream, 'line_buffering', False):
-                self.stream.flush()
+            if not getattr(stream, 'line_buffering', False):
+                stream.flush()
         except RecursionError:
             raise
         except Exception:

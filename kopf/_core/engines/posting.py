@@ -199,14 +199,23 @@ class Poster:
 class K8sPoster(logging.Handler):
     """A handler of logs that posts the records about objects as Events, if ``settings.posting`` tells so."""
 
+    def handle(self, record: logging.LogRecord) -> Any:
+        # There is a record for nearly every event, and most are not to be posted: those must cost nothing more.
+        return self._find_poster(record) is not None and super().handle(record)
+
+    def _find_poster(self, record: logging.LogRecord) -> Poster | None:
+        poster = poster_var.get(None)
+        if poster is None or getattr(record, 'k8s_skip', False) or getattr(record, 'k8s_ref', None) is None:
+            return None
+        posting = poster._settings.posting
+        return poster if posting.enabled and posting.loggers and record.levelno >= posting.level else None
+
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            ref: bodies.ObjectReference | None = getattr(record, 'k8s_ref', None)
-            poster = poster_var.get(None)
-            if ref is None or poster is None or getattr(record, 'k8s_skip', False):
-                return
-            posting = poster.settings.posting
-            if posting.enabled and posting.loggers and record.levelno >= posting.level:
+            poster = self._find_poster(record)
+            if poster is not None:
+                posting = poster.settings.posting
+                ref: bodies.ObjectReference = record.k8s_ref  # type: ignore[attr-defined]
                 poster.post(K8sEvent(
                     ref=ref,
                     type=_get_type(record.levelno),
