@@ -9,10 +9,8 @@ Among those who wait, the requests about live changes come first; those about th
 the operator has started, and those that only report (see `background`), get what is left, but never nothing.
 """
 import asyncio
-import contextlib
 import contextvars
 import logging
-from collections.abc import Iterator
 
 from kopf._cogs.aiokits.lanes import Lanes
 from kopf._cogs.clients import errors
@@ -30,14 +28,18 @@ MIN_PAUSE = 0.001
 _in_background: contextvars.ContextVar[bool] = contextvars.ContextVar('_in_background', default=False)
 
 
-@contextlib.contextmanager
-def background(yielding: bool = True) -> Iterator[None]:
+class background:
     """Let the requests of others go before those that are made inside; or not, if they are not to be ``yielding``."""
-    token = _in_background.set(yielding)
-    try:
-        yield
-    finally:
-        _in_background.reset(token)
+    __slots__ = ('_token', '_yielding')
+
+    def __init__(self, yielding: bool = True) -> None:
+        self._yielding = yielding
+
+    def __enter__(self) -> None:
+        self._token = _in_background.set(self._yielding)
+
+    def __exit__(self, *_: object) -> None:
+        _in_background.reset(self._token)
 
 
 class Gate:

@@ -221,9 +221,11 @@ class _Patching:
     def _is_for_status(self, op: patches.JSONPatchItem) -> bool:
         return self.has_status and (op['path'] == '/status' or op['path'].startswith('/status/'))
 
-    async def _send_merge(self, url: str, changes: Mapping[str, Any]) -> None:
+    async def _send_merge(self, url: str, changes: Mapping[str, Any], version: str | None = None) -> None:
         metadata = changes.get('metadata') or {}
         guard = {'uid': self.uid} if self.uid is not None else {}
+        if version is not None:
+            guard['resourceVersion'] = version
         payload = {**changes, 'metadata': {**metadata, **guard}} if guard else changes
         try:
             self._accept(await self.client.patch(url, payload, _MERGE, logger=self.logger))
@@ -231,8 +233,9 @@ class _Patching:
             if _is_about_uid(e):
                 raise _ReplacedError from e
             raise
-        inconsistencies = diffs.Diff(_compare((), changes, self.body))
-        if inconsistencies and (inconsistencies := diffs.Diff(_compare((), api.simplify(changes), self.body))):
+        # Most are merged as they are; what is compared only by its JSON, is simplified first.
+        if not _is_merged(changes, self.body) and (
+                inconsistencies := diffs.Diff(_compare((), api.simplify(changes), self.body))):
             self.logger.warning("Merge-patching finished with inconsistencies: %r%s", inconsistencies,
                                 _explain_pruning(inconsistencies, self.body))
 
@@ -243,9 +246,8 @@ class _Patching:
             return
         if self.body is None:
             await self._reload()
-        guarded = {'metadata': {'resourceVersion': _get_version(self.body)}, **changes}
         try:
-            await self._send_merge(f'{self.url}/status', guarded)
+            await self._send_merge(f'{self.url}/status', changes, _get_version(self.body))
         except errors.APIConflictError:
             self.body = None
             raise
@@ -316,6 +318,13 @@ def _get_version(body: bodies.RawBody | None) -> str | None:
 
 def _get_uid(body: bodies.RawBody | None) -> str | None:
     return (body or {}).get('metadata', {}).get('uid')
+
+
+def _is_merged(wanted: Any, actual: Any) -> bool:
+    """Tell at a glance if what has come back is surely what was wanted."""
+    if isinstance(wanted, dict) and type(actual) is dict:
+        return all(_is_merged(value, actual.get(key)) for key, value in wanted.items())
+    return bool(wanted == actual)
 
 
 def _compare(path: tuple[str, ...], wanted: Any, actual: Any) -> Iterator[diffs.DiffItem]:

@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 MAX_NAME_LENGTH: Final = 63
 MAX_PREFIX_LENGTH: Final = 189  # 253 for the whole key, less 63 for the name, less the slash
 
+MAX_KEYS: Final = 4096
+"""For how many ids their keys are remembered: there are few ids, unless they are made of data."""
+
 MAX_ANNOTATIONS_SIZE: Final = 256 * 1024  # bytes of all keys and values of an object
 
 _encoder: Final = json.JSONEncoder(separators=(',', ':'))
@@ -102,6 +105,7 @@ class StorageKeyFormingConvention(CollisionEvadingConvention):
 
     def __init__(self, *args: Any, prefix: str, v1: bool, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._keys: dict[tuple[str, bool, str], list[str]] = {}
         if not prefix:
             raise ValueError("A storage in annotations must have a prefix, e.g. prefix='my-operator.example.com'.")
         if len(prefix) > MAX_PREFIX_LENGTH:
@@ -120,6 +124,14 @@ class StorageKeyFormingConvention(CollisionEvadingConvention):
         :param body: the object to which the record belongs, if its specifics are to be considered.
         """
         key = self.mark_key(key, body=body) if body is not None else key
+        keys = self._keys.get((self.prefix, self.v1, key))
+        if keys is None:
+            keys = self._form_keys(key)
+            if len(self._keys) < MAX_KEYS and not is_overridden(self, 'make_v1_key', 'make_v2_key'):
+                self._keys[self.prefix, self.v1, key] = keys
+        return [*keys]
+
+    def _form_keys(self, key: str) -> list[str]:
         v2_key = self.make_v2_key(key)
         if not self.v1:
             return [v2_key]
@@ -195,11 +207,11 @@ class StorageStanzaCleaner:
             del essence['status']
 
 
-def is_overridden(storage: object, name: str) -> bool:
-    """Tell whether the method of the storage, or of one inside of it, is a developer's own one."""
-    if not getattr(type(storage), name).__module__.startswith('kopf._cogs.'):
+def is_overridden(storage: object, *names: str) -> bool:
+    """Tell whether one of these methods of the storage, or of one inside of it, is a developer's own one."""
+    if not all(getattr(type(storage), name).__module__.startswith('kopf._cogs.') for name in names):
         return True
-    return any(is_overridden(each, name) for each in getattr(storage, 'storages', ()))
+    return any(is_overridden(each, *names) for each in getattr(storage, 'storages', ()))
 
 
 def get_annotations(body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -292,6 +304,8 @@ def without(tree: dict[str, Any], path: dicts.FieldPath) -> dict[str, Any]:
 
 def clear_field(essence: bodies.BodyEssence, path: dicts.FieldPath) -> bodies.BodyEssence:
     """Remove a field from the essence; if there is something to remove, then from a copy of the essence."""
+    if path[0] not in essence:
+        return essence
     return cast(bodies.BodyEssence, without(cast(dict[str, Any], essence), path))
 
 

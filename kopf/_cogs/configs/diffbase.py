@@ -82,7 +82,7 @@ class DiffBaseStorage(
 
     def _filter_annotations(self, annotations: Mapping[str, str]) -> Mapping[str, str]:
         kept = {key: value for key, value in annotations.items() if not conventions.is_foreign(key)}
-        if marked := self._detect_marked_prefixes(kept):
+        if kept and (marked := self._detect_marked_prefixes(kept)):
             prefixes = tuple(f'{prefix}/' for prefix in marked)
             kept = {key: value for key, value in kept.items() if not key.startswith(prefixes)}
         return kept

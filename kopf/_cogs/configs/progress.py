@@ -158,6 +158,8 @@ class AnnotationsProgressStorage(
 
     def clear(self, *, essence: bodies.BodyEssence) -> bodies.BodyEssence:
         annotations = conventions.get_annotations(essence)
+        if not annotations:
+            return conventions.clear_empty_stanzas(essence)
         prefix = f'{self.prefix}/'
         kept = {key: value for key, value in annotations.items() if not key.startswith(prefix)}
         if len(kept) < len(annotations):
@@ -310,7 +312,7 @@ class SmartProgressStorage(MultiProgressStorage):
 def _purge_field(patch: patches.Patch, path: dicts.FieldPath, *, is_present: bool) -> None:
     if is_present:
         dicts.ensure(patch, path, None)
-    else:
+    elif len(patch):
         dicts.remove(patch, path)
 
 

@@ -6,7 +6,7 @@ The raw forms are typed dicts, i.e. only for type checkers: at runtime, they are
 A body costs next to nothing until its parts are looked at, as most of bodies are only matched and forgotten.
 """
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias, TypedDict, cast
+from typing import Any, Literal, TypeAlias, TypedDict, cast, overload
 
 from kopf._cogs.structs import dicts
 
@@ -96,7 +96,7 @@ class OwnerReference(TypedDict, total=False):
 
 
 def _cell_of(src: 'Body | Mapping[str, Any]') -> dicts.Cell:
-    return src._cell if type(src) is Body or isinstance(src, dicts.MappingView) else [src]
+    return src._cell if isinstance(src, dicts.MappingView) else [src]
 
 
 class _Part(dicts.MappingView[str, Any]):
@@ -111,7 +111,7 @@ class Spec(_Part):
     __slots__ = ()
 
     def __init__(self, src: 'Body', /) -> None:
-        self._cell, self._path = _cell_of(src), ('spec',)
+        self._cell, self._path = src._cell if type(src) is Body else _cell_of(src), ('spec',)
 
 
 class Status(_Part):
@@ -119,7 +119,7 @@ class Status(_Part):
     __slots__ = ()
 
     def __init__(self, src: 'Body', /) -> None:
-        self._cell, self._path = _cell_of(src), ('status',)
+        self._cell, self._path = src._cell if type(src) is Body else _cell_of(src), ('status',)
 
 
 class Meta(_Part):
@@ -127,7 +127,7 @@ class Meta(_Part):
     __slots__ = ('_labels', '_annotations')
 
     def __init__(self, src: 'Body', /) -> None:
-        self._cell, self._path = _cell_of(src), ('metadata',)
+        self._cell, self._path = src._cell if type(src) is Body else _cell_of(src), ('metadata',)
         self._labels: dicts.MappingView[str, str] | None = None
         self._annotations: dicts.MappingView[str, str] | None = None
 
@@ -183,6 +183,22 @@ class Body(dicts.ReplaceableMappingView[str, Any]):
         self._meta: Meta | None = None
         self._spec: Spec | None = None
         self._status: Status | None = None
+
+    # There is no path to follow, and these are what is used most.
+    def _data(self) -> Mapping[str, Any]:
+        return self._cell[0]
+
+    def __getitem__(self, key: str, /) -> Any:
+        return self._cell[0][key]
+
+    @overload
+    def get(self, key: str, /) -> Any | None: ...
+
+    @overload
+    def get(self, key: str, /, default: Any) -> Any: ...
+
+    def get(self, key: str, /, default: Any = None) -> Any:
+        return self._cell[0].get(key, default)
 
     @classmethod
     def living_in(cls, cell: dicts.Cell, /) -> 'Body':

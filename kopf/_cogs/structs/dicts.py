@@ -19,6 +19,7 @@ _V = TypeVar('_V')
 _UNSET: Final[Any] = object()  # no default is given
 _ABSENT: Final[Any] = object()  # no such key
 _EMPTY: Final[Mapping[Any, Any]] = {}
+_STR: Final = frozenset({str})
 
 
 def parse_field(field: FieldSpec) -> FieldPath:
@@ -35,7 +36,7 @@ def parse_field(field: FieldSpec) -> FieldPath:
             return ()
         case str():
             return tuple(field.split('.'))
-        case list() | tuple() if all(isinstance(key, str) for key in field):
+        case list() | tuple() if set(map(type, field)) <= _STR or all(isinstance(key, str) for key in field):
             return tuple(field)
         case _:
             raise ValueError(f"A field must be a string with dots, or a list or a tuple of strings; got {field!r}.")

@@ -49,7 +49,7 @@ class Diff(Sequence[DiffItem]):
 
     def __init__(self, items: Iterable[DiffItem | tuple[str, Iterable[str], Any, Any]] = (), /) -> None:
         super().__init__()
-        self._items = tuple(item if isinstance(item, DiffItem) else _make_item(*item) for item in items)
+        self._items = tuple([item if type(item) is DiffItem else _make_item(*item) for item in items])
 
     def __repr__(self) -> str:
         return repr(self._items)
@@ -95,7 +95,9 @@ def diff(a: Any, b: Any, /) -> Diff:
     # Most of comparisons are those of equal dicts, and nothing in Python finds that out faster.
     if a is b or a == b:
         return EMPTY
-    return Diff(_iter_unequal((), a, b))
+    items: list[DiffItem] = []
+    _collect_unequal(items, (), a, b)
+    return Diff(items)
 
 
 def reduce(d: Diff, path: dicts.FieldPath, /) -> Diff:
@@ -111,30 +113,32 @@ def _make_item(op: str, field: Iterable[str], old: Any, new: Any) -> DiffItem:
     return DiffItem(DiffOperation(op), tuple(field), old, new)
 
 
-def _iter_unequal(path: dicts.FieldPath, a: Any, b: Any) -> Iterator[DiffItem]:
+def _collect_unequal(items: list[DiffItem], path: dicts.FieldPath, a: Any, b: Any) -> None:
     if a is None:
-        yield DiffItem(DiffOperation.ADD, path, a, b)
+        items.append(DiffItem(DiffOperation.ADD, path, a, b))
     elif b is None:
-        yield DiffItem(DiffOperation.REMOVE, path, a, b)
-    elif isinstance(a, Mapping) and isinstance(b, Mapping):
-        yield from _iter_unequal_mappings(path, a, b)
+        items.append(DiffItem(DiffOperation.REMOVE, path, a, b))
+    elif type(a) is dict is type(b) or isinstance(a, Mapping) and isinstance(b, Mapping):
+        _collect_unequal_in_mappings(items, path, a, b)
     else:
-        yield DiffItem(DiffOperation.CHANGE, path, a, b)
+        items.append(DiffItem(DiffOperation.CHANGE, path, a, b))
 
 
-def _iter_unequal_mappings(path: dicts.FieldPath, a: Mapping[Any, Any], b: Mapping[Any, Any]) -> Iterator[DiffItem]:
+def _collect_unequal_in_mappings(
+        items: list[DiffItem], path: dicts.FieldPath, a: Mapping[Any, Any], b: Mapping[Any, Any],
+) -> None:
     changed: list[tuple[Any, Any, Any]] = []
     for key, new in b.items():
         old = a.get(key)
         if old is None and new is not None:
-            yield DiffItem(DiffOperation.ADD, (*path, key), None, new)
+            items.append(DiffItem(DiffOperation.ADD, (*path, key), None, new))
         elif old is not new and new is not None and old != new:
             changed.append((key, old, new))
     for key, old in a.items():
         if old is not None and b.get(key) is None:
-            yield DiffItem(DiffOperation.REMOVE, (*path, key), old, None)
+            items.append(DiffItem(DiffOperation.REMOVE, (*path, key), old, None))
     for key, old, new in changed:
-        yield from _iter_unequal((*path, key), old, new)
+        _collect_unequal(items, (*path, key), old, new)
 
 
 def _iter_reduced(d: Diff, path: dicts.FieldPath) -> Iterator[DiffItem]:

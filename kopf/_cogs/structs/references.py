@@ -137,6 +137,8 @@ class Resource:
 
 
 def _quote(name: str) -> str:
+    if name.isascii() and name.replace('-', '').replace('.', '').isalnum():  # all of them, in fact
+        return name
     return urllib.parse.quote(name, safe=':@')  # e.g. "system:node" is a valid name; so is "a#b" in RBAC
 
 

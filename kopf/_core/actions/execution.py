@@ -158,7 +158,8 @@ async def execute_handler_once(
     limits = _Limits(handler, state)
     debugging = logger.isEnabledFor(logging.DEBUG)
     try:
-        limits.check_before()
+        if handler.timeout is not None or handler.retries is not None:
+            limits.check_before()
         if debugging:
             logger.debug("%s is invoked.", handler)
         if limits.timeout is None or not handler.asynchronous:

@@ -25,8 +25,8 @@ objects_logger = logging.getLogger('kopf.objects')
 
 DEFAULT_REFKEY = 'object'
 
-_LOGGING = logging.Logger.log.__code__.co_filename
-"""The file of the functions that are never those who log."""
+_NO_CALLERS = frozenset({logging.Logger.log.__code__.co_filename, (lambda: None).__code__.co_filename})
+"""The files of the functions that are never those who log."""
 
 
 class LogFormat(enum.Enum):
@@ -69,6 +69,13 @@ class ObjectLogger(logging.LoggerAdapter[logging.Logger]):
         kwargs['extra'] = {**mark, **given} if given else mark
         return msg, kwargs
 
+    def debug(self, msg: object, *args: object, **kwargs: Any) -> None:
+        """Log the message if somebody wants it: there are many of these, and usually nobody does."""
+        if self.logger.isEnabledFor(logging.DEBUG):
+            if kwargs:
+                kwargs['stacklevel'] = kwargs.get('stacklevel', 1) + 1
+            self.log(logging.DEBUG, msg, *args, **kwargs)
+
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """Log the message with the mark; the arguments are as everywhere in ``logging``."""
         logger = self.logger
@@ -80,7 +87,7 @@ class ObjectLogger(logging.LoggerAdapter[logging.Logger]):
         # A line is written for nearly every event. What the loggers would do for it, does more than there is to do.
         msg, given = self.process(cast(str, msg), {})
         caller = sys._getframe(1)
-        while caller.f_code.co_filename == _LOGGING and caller.f_back is not None:
+        while caller.f_code.co_filename in _NO_CALLERS and caller.f_back is not None:
             caller = caller.f_back
         place = caller.f_code, caller.f_lineno
         logger.handle(make_record(logger, level, place, msg, args, given['extra']))

@@ -13,8 +13,8 @@ documentation's "Continuity".
 import datetime
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple, TypeVar
+from collections.abc import Collection, ItemsView, Iterable, Iterator, Mapping, ValuesView
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import orjson
 
@@ -147,6 +147,12 @@ class HandlerState(NamedTuple):
         return record  # type: ignore[return-value]
 
 
+class Fetching(Protocol):
+    """Who knows the stored records: a storage of progress, for example."""
+
+    def fetch(self, *, key: HandlerId, body: Body) -> ProgressRecord | None: ...
+
+
 class State(Mapping[HandlerId, HandlerState]):
     """The progress of all the handlers of one cycle, sub-handlers included."""
 
@@ -168,8 +174,15 @@ class State(Mapping[HandlerId, HandlerState]):
     def __len__(self) -> int:
         return len(self._states)
 
+    # The mixins of Mapping do the same, item by item.
+    def items(self) -> ItemsView[HandlerId, HandlerState]:
+        return self._states.items()
+
+    def values(self) -> ValuesView[HandlerState]:
+        return self._states.values()
+
     def load(
-            self, ids: Iterable[HandlerId], *, storage: ProgressStorage, body: Body, now: datetime.datetime,
+            self, ids: Iterable[HandlerId], *, storage: Fetching, body: Body, now: datetime.datetime,
             keep: Collection[HandlerId] = (),
     ) -> None:
         """

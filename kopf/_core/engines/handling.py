@@ -5,7 +5,6 @@ A handler may declare sub-handlers while it runs. They are run right after it, b
 kept beside its own. The parent is finished only when all of them are; until then it is run again, each time declaring
 them anew. Specified in the documentation's "Sub-handlers" and "Idempotence".
 """
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
@@ -46,7 +45,7 @@ class Step:
             outcome = await self._run_one(handler)
             self.state.conclude(handler.id, outcome, utcnow())
             # The frames of a traceback refer to this step: a cycle that only the garbage collector would break.
-            self.outcomes[handler.id] = outcome._replace(exception=None)
+            self.outcomes[handler.id] = outcome if outcome.exception is None else outcome._replace(exception=None)
 
     async def _run_one(self, handler: ChangingHandler) -> Outcome:
         children, state = Children(self, handler), self.state[handler.id]
@@ -57,8 +56,10 @@ class Step:
                     handler, self.cause.kwargs_for(handler, state), state, self.rules,
                     logger=self.cause.logger, after=children.execute_declared)
         finally:
-            with contextlib.suppress(ValueError):  # if it was abandoned, and is closed in another context
+            try:
                 _children_var.reset(token)
+            except ValueError:  # it was abandoned, and is closed in another context
+                pass
 
 
 class Children:

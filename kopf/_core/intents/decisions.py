@@ -30,6 +30,7 @@ from kopf._core.intents import evidence, filters
 from kopf._core.intents.causes import ChangingCause, Reason
 from kopf._core.intents.essences import Essences
 from kopf._core.intents.handlers import ChangingHandler
+from kopf._core.intents.records import Records
 from kopf._core.intents.registries import HandlerTable
 
 TITLES = {
@@ -100,12 +101,13 @@ class Decision:
 class Decider:
     """Decides for all the objects of one resource."""
 
-    __slots__ = ('_held_if_settled', '_updating', 'essences', 'finalizer', 'progress', 'table')
+    __slots__ = ('_held_if_settled', '_updating', 'essences', 'finalizer', 'progress', 'records', 'table')
 
     def __init__(self, table: HandlerTable, persistence: PersistenceSettings) -> None:
         self.table = table
         self.finalizer = persistence.finalizer
         self.progress = persistence.progress_storage
+        self.records = Records(persistence.progress_storage)
         self.essences = Essences(table, persistence)
         # Who is to be told of an edit in the middle of a creation.
         self._updating = frozenset(handler.id for handler in table.changing if _is_for_updates(handler))
@@ -118,6 +120,7 @@ class Decider:
         """Go on with the resource as it is defined now, with the same handlers."""
         self.table = table
         self.essences.forget()
+        self.records.forget()
 
     def decide(
             self, body: Body, cycle: Cycle | None, make_cause: MakeCause, *,
@@ -189,10 +192,10 @@ class Decider:
             return True
         essence = self.essences.of(body)
         if not self.essences.is_last(body, essence):
-            last = self.essences.fetch_last(body, essence, unkept)
+            last = self.essences.fetch_last(body, essence, unkept, again=True)
             if last is None or last != essence:
                 return False
-        return not any(self.progress.fetch(key=key, body=body) is not None for key in self.table.changing_ids)
+        return not self.records.fetch_all(self.table.changing_ids, body)
 
     def _detect(
             self, body: Body, cycle: Cycle | None, essence: BodyEssence, last: BodyEssence | None, *,
@@ -212,9 +215,8 @@ class Decider:
         """Tell whether the stored last handled state is of an edit in the middle of the creation."""
         if cycle is not None:
             return cycle.state.purpose == Reason.CREATE
-        return any(
-            record is not None and record.get('purpose') == Reason.CREATE
-            for record in (self.progress.fetch(key=key, body=body) for key in self.table.changing_ids))
+        records = self.records.fetch_all(self.table.changing_ids, body)
+        return bool(records) and any(record.get('purpose') == Reason.CREATE for record in records)
 
     def _continue_cycle(
             self, cycle: Cycle | None, cause: ChangingCause, essence: BodyEssence, last: BodyEssence | None,
@@ -250,7 +252,7 @@ class Decider:
             now: datetime.datetime,
     ) -> Cycle:
         state = State(purpose=purpose)
-        state.load(self.table.changing_ids, storage=self.progress, body=cause.body, now=now,
+        state.load(self.table.changing_ids, storage=self.records, body=cause.body, now=now,
                    keep=self.table.only_resuming_ids)
         base = last if last is not None and cause.reason is Reason.CREATE else essence
         cycle = Cycle(state=state, known=essence, base=base)
@@ -295,7 +297,7 @@ class Decider:
     ) -> list[ChangingHandler]:
         """Make the finished handlers due again that have missed an edit; return all that match."""
         cycle, cause = decision.cycle, decision.cause
-        if cause.reason is not Reason.UPDATE:
+        if cause.reason is not Reason.UPDATE or not (cycle.missed or cycle.revived):
             return matching
         for key in [key for key in cycle.revived if key in cycle.state and cycle.state[key].finished]:
             del cycle.revived[key]

@@ -22,7 +22,8 @@ _SECRET_FIELDS = ('data', 'stringData')
 class Essences:
     """The essences of all the objects of one resource."""
 
-    __slots__ = ('_concealing', '_copying', '_diffbase', '_extra_fields', '_latest', '_progress', '_revealing')
+    __slots__ = ('_concealing', '_copying', '_diffbase', '_essence', '_extra_fields', '_fetched', '_is_last',
+                 '_progress', '_raw', '_remembering', '_revealing')
 
     def __init__(self, table: HandlerTable, persistence: PersistenceSettings) -> None:
         self._progress = persistence.progress_storage
@@ -31,35 +32,54 @@ class Essences:
         self._extra_fields = table.extra_fields
         self._revealing = table.resource.group == '' and table.resource.plural == 'secrets'
         self._concealing = self._revealing and not persistence.store_secrets
-        self._latest: tuple[Mapping[str, Any] | None, BodyEssence] = None, BodyEssence()
+        self._remembering = not conventions.is_overridden(self._diffbase, 'fetch', 'matches')
+        # What is known of the latest state: it is usually looked at several times in a row.
+        self._raw: Mapping[str, Any] | None = None
+        self._essence = BodyEssence()
+        self._is_last: bool | None = None
+        self._fetched: tuple[BodyEssence | None] | None = None
 
     def of(self, body: Body) -> BodyEssence:
         """Build the essence of the object."""
         raw = body._data()
-        latest, essence = self._latest
-        if raw is not latest:  # the same state is usually looked at twice in a row
+        if raw is not self._raw:
             source = Body(copy.deepcopy(dict(raw))) if self._copying else body
             essence = self._diffbase.build(body=source, extra_fields=self._extra_fields)
-            essence = self._progress.clear(essence=essence)
-            self._latest = raw, essence
-        return essence
+            self._essence = self._progress.clear(essence=essence)
+            self._raw, self._is_last, self._fetched = raw, None, None
+        return self._essence
 
     def forget(self) -> None:
         """Keep no object in memory."""
-        self._latest = None, BodyEssence()
+        self._raw, self._essence, self._is_last, self._fetched = None, BodyEssence(), None, None
 
-    def fetch_last(self, body: Body, essence: BodyEssence, unkept: str | None = None) -> BodyEssence | None:
-        """Give the last handled essence of the object; the present one is it if its digest is the ``unkept`` one."""
+    def fetch_last(
+            self, body: Body, essence: BodyEssence, unkept: str | None = None, *, again: bool = False,
+    ) -> BodyEssence | None:
+        """
+        Give the last handled essence of the object; the present one is it if its digest is the ``unkept`` one.
+
+        If it is to be fetched ``again``, it is remembered until then; but not longer, as then handlers get it.
+        """
         if unkept is not None and unkept == digest_essence(essence):
             return essence
-        last = self._diffbase.fetch(body=body)
-        if last is not None and (self._revealing or isinstance(last, digests.DigestedEssence)):
-            return digests.reveal(last, essence, body)
+        known = self._remembering and body._data() is self._raw
+        if known and self._fetched is not None:
+            last, = self._fetched
+        else:
+            last = self._diffbase.fetch(body=body)
+            if last is not None and (self._revealing or isinstance(last, digests.DigestedEssence)):
+                last = digests.reveal(last, essence, body)
+        self._fetched = (last,) if known and again else None
         return last
 
     def is_last(self, body: Body, essence: BodyEssence) -> bool:
         """Tell at a glance that the essence is the last handled one; if not, it can still be."""
-        return self._diffbase.matches(body=body, essence=essence)
+        if not (self._remembering and essence is self._essence and body._data() is self._raw):
+            return self._diffbase.matches(body=body, essence=essence)
+        if self._is_last is None:
+            self._is_last = self._diffbase.matches(body=body, essence=essence)
+        return self._is_last
 
     def store_last(self, body: Body, essence: BodyEssence, patch: Patch) -> None:
         """Put the essence into the patch as the last handled one."""

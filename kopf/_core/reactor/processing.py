@@ -70,7 +70,7 @@ class Processor(ObjectSink):
             executor=settings.execution.executor, default_backoff=settings.execution.default_backoff)
         self._lenient_rules = Execution(
             executor=settings.execution.executor, default_errors=ErrorsMode.IGNORED)
-        self._observing = bool(table.watching)
+        self._observing, self._managing = bool(table.watching), table.managing
         self._told: set[HandlerId] = set()
         self._dropped = False
         self._spawner: Spawner | None = None
@@ -127,11 +127,11 @@ class Processor(ObjectSink):
                 record.daemons = None
 
     def _needs_work(self, record: ObjectRecord, event: RawEvent) -> bool:
-        if not self._observing and not self.table.managing:
+        if not self._observing and not self._managing:
             return False
         if self._observing or record.body is not None or record.cycle is not None or event['type'] == 'DELETED':
             return True
-        if not self.table.managing or self._is_stale(record, event):
+        if not self._managing or self._is_stale(record, event):
             return False
         return not self._is_settled(record, event['object'])
 
@@ -194,7 +194,7 @@ class Processor(ObjectSink):
         body = Body(event['object'])
         patch = Patch(body=body)
         if self._observing:
-            seal = Seal(event['object']) if self.table.managing else None
+            seal = Seal(event['object']) if self._managing else None
             await self._observe(record, event, body, patch)
             if seal is not None and seal.is_broken:
                 self.restore(record, seal, [handler.id for handler in self.table.watching])
@@ -203,7 +203,7 @@ class Processor(ObjectSink):
         if event['type'] == 'DELETED':
             self._forget(record, body)
             return
-        if not self.table.managing and not patch and record.body is None:
+        if not self._managing and not patch and record.body is None:
             return
         stale = self._is_stale(record, event)
         if not stale:
@@ -235,7 +235,7 @@ class Processor(ObjectSink):
                     deliver_results({handler.id: outcome}, patch)
 
     def _forget(self, record: ObjectRecord, body: Body) -> None:
-        if self.table.managing:
+        if self._managing:
             ObjectLogger(body=body, settings=self._settings).debug("Deleted, really deleted, and we are notified.")
         record.cancel_wakeup()
         record.body = record.cycle = record.unsent = record.expected = None
@@ -250,7 +250,7 @@ class Processor(ObjectSink):
             holding = await self._spawner.adjust(record, cast(RawBody, record.body))
             record.again = False  # those that have just ended are taken into account
         body = Body(cast(RawBody, record.body))
-        decision = self._decide(record, body, patch, holding=holding) if deciding and self.table.managing else None
+        decision = self._decide(record, body, patch, holding=holding) if deciding and self._managing else None
         conclusion = Patch()
         done = True
         if decision is not None:
@@ -394,7 +394,7 @@ class Processor(ObjectSink):
             self._accept(record, result.body, patch)
             if decision is not None and record.cycle is not None:
                 self._decider.notice_patched(decision, stored, Body(result.body))
-            record.again = record.again or (self.table.managing and not result.remaining_fns)
+            record.again = record.again or (self._managing and not result.remaining_fns)
         if not result.remaining_fns:
             return True
         if not record.again and record.wakeup is None:
