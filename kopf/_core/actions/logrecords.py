@@ -48,6 +48,7 @@ def make_record(
     attrs.update(template)
     attrs.update(extra)
     now = time.time()
+    attrs['levelname'] = logging.getLevelName(level)
     attrs['msg'] = msg
     attrs['args'] = args[0] if len(args) == 1 and isinstance(args[0], Mapping) and args[0] else args
     attrs['created'] = now
