@@ -6,6 +6,7 @@ kept beside its own. The parent is finished only when all of them are; until the
 them anew. Specified in the documentation's "Sub-handlers" and "Idempotence".
 """
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -22,7 +23,7 @@ from kopf._core.actions.execution import (
 from kopf._core.actions.lifecycles import LifeCycleFn
 from kopf._core.actions.progression import State
 from kopf._core.intents import filters
-from kopf._core.intents.causes import ChangingCause
+from kopf._core.intents.causes import ChangingCause, Reason
 from kopf._core.intents.declarations import SubHandlerOptions, make_subhandler
 from kopf._core.intents.handlers import ChangingHandler
 from kopf._core.intents.registries import ChangingRegistry
@@ -37,6 +38,14 @@ class Step:
         self.rules = rules
         self.lifecycle = lifecycle
         self.outcomes: dict[HandlerId, Outcome] = {}
+
+    def narrowed(self, parent: ChangingHandler) -> 'Step':
+        """Give the same step for the sub-handlers: they see what their parent sees, be it one field."""
+        if not parent.field:
+            return self
+        step = Step(self.cause.narrowed(parent.field), self.state, self.rules, self.lifecycle)
+        step.outcomes = self.outcomes
+        return step
 
     async def run(self, due: Sequence[ChangingHandler], lifecycle: LifeCycleFn | None = None) -> None:
         """Run those of the handlers that the lifecycle picks, one after another."""
@@ -66,10 +75,14 @@ class Children:
     """The sub-handlers of one handler in one run of it."""
 
     def __init__(self, step: Step, parent: ChangingHandler) -> None:
-        self.step = step
+        self._outer = step
         self.parent = parent
         self.declared = ChangingRegistry()
         self._executed = False
+
+    @functools.cached_property
+    def step(self) -> Step:
+        return self._outer.narrowed(self.parent)  # few handlers have sub-handlers
 
     async def execute_declared(self) -> None:
         """Run the sub-handlers that were declared, unless the handler did so itself."""
@@ -103,6 +116,8 @@ def append_subhandler(fn: Callable[..., Any], options: SubHandlerOptions | Mappi
     # Unlike those of other handlers, the ids have no fields in them, unless it is one function for several fields.
     if handler.field and any(each.id == handler.id and each.field != handler.field for each in children.declared):
         handler = dataclasses.replace(handler, id=HandlerId(f"{handler.id}/{'.'.join(handler.field)}"))
+    if handler.field and children.step.cause.reason is Reason.UPDATE:
+        handler = dataclasses.replace(handler, needs_change=True)  # as for the handlers of updates
     children.declared.append(handler)
 
 

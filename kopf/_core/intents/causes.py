@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawEvent
-from kopf._cogs.structs.dicts import resolve
+from kopf._cogs.structs.dicts import FieldPath, resolve
 from kopf._cogs.structs.diffs import EMPTY, Diff, reduce
 from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.references import Resource
@@ -169,6 +169,8 @@ class ChangingCause(ResourceCause):
     old: BodyEssence | None = None
     new: BodyEssence | None = None
     diff: Diff = EMPTY
+    within: FieldPath = ()
+    """The field that the old and new states and the differences are of, if they are not of the whole object."""
 
     @property
     def deleted(self) -> bool:
@@ -190,6 +192,12 @@ class ChangingCause(ResourceCause):
             )
             kwargs.update(self.indices)
         return kwargs
+
+    def narrowed(self, field: FieldPath) -> 'ChangingCause':
+        """Give the same for those who are to see this field only: the sub-handlers of a handler of the field."""
+        return dataclasses.replace(
+            self, within=self.within + field,
+            old=resolve(self.old, field, None), new=resolve(self.new, field, None), diff=reduce(self.diff, field))
 
     def reduced_diff(self, handler: 'ResourceHandler') -> Diff:
         return reduce(self.diff, handler.field) if handler.field else self.diff

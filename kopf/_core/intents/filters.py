@@ -52,7 +52,7 @@ def match_change(handler: ChangingHandler, cause: ChangingCause) -> bool:
         return False
     if cause.reason in (Reason.NOOP, Reason.FREE, Reason.GONE):
         return False
-    return not handler.needs_change or bool(cause.reduced_diff(handler))
+    return not handler.needs_change or (bool(cause.reduced_diff(handler)) and _match_transition(handler, cause))
 
 
 def match(handler: ResourceHandler, cause: ResourceCause) -> bool:
@@ -80,15 +80,23 @@ def _match_mapping(pattern: Mapping[str, Any] | None, content: Mapping[str, Any]
 
 def _match_field(handler: ResourceHandler, cause: ResourceCause, kwargs: Kwargs) -> bool:
     if isinstance(handler, ChangingHandler) and handler.needs_change and isinstance(cause, ChangingCause):
-        old = resolve(cause.old, handler.field, _ABSENT)
-        new = resolve(cause.new, handler.field, _ABSENT)
-        if handler.value is not None:
-            return _match_value(handler.value, old, kwargs) or _match_value(handler.value, new, kwargs)
-        # Without any value the object is matched as a whole: that the field is affected is a matter of the change.
-        return ((handler.old is None or _match_value(handler.old, old, kwargs))
-                and (handler.new is None or _match_value(handler.new, new, kwargs)))
+        # Without any value the object is matched as a whole: how the field is affected is a matter of the change.
+        return handler.value is None or any(
+            _match_value(handler.value, resolve(essence, handler.field, _ABSENT), kwargs)
+            for essence in (cause.old, cause.new))
     pattern = MetaFilterToken.PRESENT if handler.value is None else handler.value
-    return _match_value(pattern, resolve(cause.body, handler.field, _ABSENT), kwargs)
+    field = handler.field or ()
+    if isinstance(cause, ChangingCause):
+        field = cause.within + field
+    return _match_value(pattern, resolve(cause.body, field, _ABSENT), kwargs)
+
+
+def _match_transition(handler: ChangingHandler, cause: ChangingCause) -> bool:
+    """Tell whether the field was and has become what the handler asks for."""
+    return all(
+        pattern is None or _match_value(
+            pattern, resolve(essence, handler.field, _ABSENT), lambda: cause.kwargs_for(handler))
+        for pattern, essence in ((handler.old, cause.old), (handler.new, cause.new)))
 
 
 def _match_value(pattern: Any, content: Any, kwargs: Kwargs) -> bool:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import kopf
 from kopf._cogs.structs.bodies import Body
+from kopf._cogs.structs.diffs import diff
 from kopf._cogs.structs.references import Resource
 from kopf._core.actions.execution import Execution
 from kopf._core.actions.progression import State
@@ -52,12 +53,12 @@ class Steps:
             return None if fn is None else fn(**kwargs)
         kopf.subhandler(id=id, **options)(noting)
 
-    async def step(self, lifecycle=kopf.lifecycles.all_at_once, now=LATER):
+    async def step(self, lifecycle=kopf.lifecycles.all_at_once, now=LATER, **change):
         self.state.begin([handler.id for handler in self.handlers], NOW)
         self.calls.clear()
         cause = ChangingCause(
             logger=logging.getLogger('test'), memo=None, resource=Resource('kopf.dev', 'v1', 'kopfexamples'),
-            body=Body(self.body), patch=kopf.Patch(), reason=Reason.CREATE)
+            body=Body(self.body), patch=kopf.Patch(), **{'reason': Reason.CREATE, **change})
         step = Step(cause, self.state, self.rules, lifecycle)
         await step.run(self.state.due(self.handlers, now))
         return step.outcomes
@@ -243,6 +244,46 @@ async def test_subhandlers_are_filtered(steps):
     steps.declare('fn', fn)
     await steps.step()
     assert steps.calls == ['fn', 'x'] and steps.done and 'fn/y' not in steps.state
+
+
+async def test_subhandlers_of_updates_are_for_fields_that_have_changed(steps):
+    def fn(**_):
+        steps.sub('x', field='spec.x')
+        steps.sub('y', field='spec.y')
+        steps.sub('z', field='spec.x', value=1)
+        steps.sub('new', field='spec.x', new=1)
+    steps.declare('fn', fn)
+    old, new = {'spec': {'x': 1, 'y': 1}}, {'spec': {'x': 2, 'y': 1}}
+    await steps.step(reason=Reason.UPDATE, old=old, new=new, diff=diff(old, new))
+    assert steps.calls == ['fn', 'x', 'z']
+
+
+@pytest.mark.parametrize('reason', ['create', 'update'])
+async def test_subhandlers_see_the_field_that_their_parent_sees(steps, reason):
+    seen = {}
+
+    def see(id):
+        return lambda old, new, diff, **_: seen.update({id: (old, new, diff)})
+
+    def fn(**_):
+        steps.sub('whole', see('whole'))
+        steps.sub('part', see('part'), field='x')
+        steps.sub('other', field='y', value=3)
+        steps.sub('picked', when=lambda new, **_: new == {'x': 2})
+        steps.sub('absolute', field='spec.x')
+
+    steps.declare('fn', fn, field=('spec',), needs_change=True)
+    steps.body['spec'] = {'x': 2}
+    old, new = {'spec': {'x': 1}} if reason == 'update' else None, {'spec': {'x': 2}}
+    await steps.step(reason=Reason(reason), old=old, new=new, diff=diff(old, new))
+    assert steps.calls == ['fn', 'whole', 'part', 'picked']
+    assert seen == {
+        'whole': ({'x': 1}, {'x': 2}, (('change', ('x',), 1, 2),)),
+        'part': (1, 2, (('change', (), 1, 2),)),
+    } if reason == 'update' else {
+        'whole': (None, {'x': 2}, (('add', (), None, {'x': 2}),)),
+        'part': (None, 2, (('add', (), None, 2),)),
+    }
 
 
 async def test_ids_of_subhandlers_have_fields_only_to_tell_them_apart(steps):

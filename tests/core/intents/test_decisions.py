@@ -466,6 +466,17 @@ def test_an_object_of_no_handler_is_none_of_our_business():
     assert sim.decide() is None
 
 
+def test_objects_are_followed_until_a_field_becomes_what_a_handler_waits_for():
+    sim = Simulation(make_handler('done', reason=Reason.UPDATE, needs_change=True, field=('spec', 'a'), old=1, new=2),
+                     spec={'a': 1})
+    sim.settle()
+    for value in (5, 2, 1, 2):
+        sim.edit(a=value)
+        sim.settle()
+        assert sim.last_handled == {'spec': {'a': value}}
+    assert sim.runs == [('done', 'update', {'a': 2}, True)]
+
+
 def test_a_finalizer_without_need_is_removed():
     sim = Simulation(make_handler('create', reason=Reason.CREATE))
     sim.settle()
