@@ -29,6 +29,11 @@ class Lanes(Generic[KeyT, ValueT]):
     def __len__(self) -> int:
         return len(self._urgent) + len(self._common)
 
+    @property
+    def is_urgent(self) -> bool:
+        """Whether any of the values are urgent."""
+        return bool(self._urgent)
+
     def push(self, key: KeyT, value: ValueT, *, urgent: bool) -> None:
         """Put the value to the end of its lane."""
         (self._urgent if urgent else self._common)[key] = value
@@ -38,15 +43,18 @@ class Lanes(Generic[KeyT, ValueT]):
         if key in self._common:
             self._urgent[key] = self._common.pop(key)
 
-    def discard(self, key: KeyT) -> None:
-        """Take the value out of the queue if it is there."""
-        self._urgent.pop(key, None)
-        self._common.pop(key, None)
+    def discard(self, key: KeyT) -> bool:
+        """Take the value out of the queue; tell if it was there."""
+        for lane in (self._urgent, self._common):
+            if key in lane:
+                del lane[key]
+                return True
+        return False
 
-    def pop(self) -> tuple[KeyT, ValueT]:
+    def pop(self, *, urgent_only: bool = False) -> tuple[KeyT, ValueT]:
         """Take the next value with its key; `KeyError` if there are none."""
-        urgent = bool(self._urgent)
-        if urgent and self._common:
+        urgent = urgent_only or bool(self._urgent)
+        if urgent and self._common and not urgent_only:
             self._count += 1
             urgent = self._count % SHARE != 0
         return (self._urgent if urgent else self._common).popitem(last=False)

@@ -11,6 +11,7 @@ the operator has started, and those that only report (see `background`), get wha
 import asyncio
 import contextvars
 import logging
+from collections.abc import Callable
 
 from kopf._cogs.aiokits.lanes import Lanes
 from kopf._cogs.clients import errors
@@ -25,21 +26,41 @@ MIN_PAUSE = 0.001
 """For how long (in seconds) to wait at least: timers count in milliseconds, so with less it would be a busy loop."""
 
 
-_in_background: contextvars.ContextVar[bool] = contextvars.ContextVar('_in_background', default=False)
+class Crowd:
+    """
+    Some of those who let others go first: how many of them wait, at whatever gate.
+
+    :param relieved: is called each time when there is one less.
+    """
+
+    __slots__ = ('_relieved', 'size')
+
+    def __init__(self, relieved: Callable[[], None]) -> None:
+        self._relieved = relieved
+        self.size = 0
+
+    def leave(self) -> None:
+        self.size -= 1
+        self._relieved()
+
+
+_ANYBODY = Crowd(lambda: None)
+
+_crowd: contextvars.ContextVar[Crowd | None] = contextvars.ContextVar('_crowd', default=None)
 
 
 class background:
     """Let the requests of others go before those that are made inside; or not, if they are not to be ``yielding``."""
-    __slots__ = ('_token', '_yielding')
+    __slots__ = ('_crowd', '_token')
 
-    def __init__(self, yielding: bool = True) -> None:
-        self._yielding = yielding
+    def __init__(self, yielding: bool = True, crowd: Crowd = _ANYBODY) -> None:
+        self._crowd = crowd if yielding else None
 
     def __enter__(self) -> None:
-        self._token = _in_background.set(self._yielding)
+        self._token = _crowd.set(self._crowd)
 
     def __exit__(self, *_: object) -> None:
-        _in_background.reset(self._token)
+        _crowd.reset(self._token)
 
 
 class Gate:
@@ -71,9 +92,11 @@ class Gate:
         if not self._waiting and self._count < self._limit and self._delay() <= 0:
             self._take()
             return False
-        future = self._loop.create_future()
-        self._waiting.push(future, None, urgent=not _in_background.get())
+        future, crowd = self._loop.create_future(), _crowd.get()
+        self._waiting.push(future, None, urgent=crowd is None)
         self._admit()
+        if crowd is not None:
+            crowd.size += 1
         try:
             await future
         except asyncio.CancelledError:
@@ -82,6 +105,9 @@ class Gate:
             elif future.exception() is None:
                 self.leave()  # admitted at the very moment when it is not needed any more
             raise
+        finally:
+            if crowd is not None:
+                crowd.leave()
         return True
 
     def leave(self) -> None:

@@ -5,10 +5,14 @@ There is one slotted record an object, and it is all that is kept of an object a
 Everything else (the body, the progress of a change, a worker, a timer, a memo) is only there while it is needed.
 """
 import asyncio
+import contextlib
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
+from kopf._cogs.helpers.jsontexts import dump_tightly
 from kopf._cogs.structs.bodies import RawBody, RawEvent
 from kopf._cogs.structs.patches import Patch
 
@@ -38,8 +42,8 @@ class ObjectRecord:
         self.expected: Expectation | None = None
         """The state that our own last patch has made, until something newer is seen in the stream."""
 
-        self.pending: RawEvent | None = None
-        """The newest event that is not looked at yet."""
+        self.pending: RawEvent | bytes | None = None
+        """The newest event that is not looked at yet; as a text if it has to wait for long. See `take_pending`."""
         self.body: RawBody | None = None
         """The newest state known, while there is something to be done about it."""
         self.outdated = False
@@ -74,6 +78,17 @@ class ObjectRecord:
         if self.memo is _UNSET:
             self.memo = factory()
         return self.memo
+
+    def fold_pending(self) -> None:
+        """Keep the event as a text, a fifth as large: it has to wait, as thousands of others do."""
+        if self.pending is not None and not isinstance(self.pending, bytes):
+            with contextlib.suppress(TypeError):  # of huge numbers, or of halves of characters
+                self.pending = dump_tightly(self.pending)
+
+    def take_pending(self) -> RawEvent | None:
+        """Give the event, if there is any: it is looked at now."""
+        event, self.pending = self.pending, None
+        return orjson.loads(event) if isinstance(event, bytes) else event
 
     def pass_on(self) -> None:
         """Forget those who have worked on the object, and what they know of it; but not what they could not store."""

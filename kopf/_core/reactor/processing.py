@@ -77,6 +77,10 @@ class Processor(ObjectSink):
         if table.spawning:
             self._spawner = Spawner(self, table, self._decider, workforce.background, indices)
 
+    @property
+    def requesting(self) -> bool:
+        return self.table.managing
+
     # Receiving: in the watch, without waiting.
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
@@ -163,7 +167,7 @@ class Processor(ObjectSink):
         while (record.pending is not None or record.again) and not self._workforce.paused and not self._dropped:
             if steps and record.pending is not None and self._workforce.is_crowded:
                 return  # whatever changes all the time must not keep the place for ever
-            event, record.pending = record.pending, None
+            event = record.take_pending()
             steps = 1 if event is not None else steps + 1
             try:
                 if steps > MAX_STEPS:
@@ -370,7 +374,7 @@ class Processor(ObjectSink):
         """Send the patch; remember what could not be applied; tell if all is done that can be."""
         raw = cast(RawBody, record.body)
         try:
-            with background(not self._workforce.is_urgent(record)):
+            with background(not self._workforce.is_urgent(record), self._workforce.crowd):
                 result = await patching.patch_obj(
                     self._client, resource=self.table.resource, namespace=record.namespace, name=record.name,
                     uid=raw['metadata'].get('uid'), patch=patch, body=raw, logger=self._get_logger(record),

@@ -6,7 +6,9 @@ of many thousands of objects at rest has no tasks for them, and the limit of wor
 of what exists.
 
 Those who wait for a place go in two lanes: what has just happened is served before what was there already when the
-operator has started, both here and among the requests to the API.
+operator has started, both here and among the requests to the API. Of the latter, there can be very many at once, and a
+worker that waits for the API takes ten times as much memory as an object that waits for its worker. So they do not
+begin while enough of them wait there. What the others do besides requests holds nobody back.
 """
 import asyncio
 import functools
@@ -17,6 +19,7 @@ from typing import Any, Protocol
 from kopf._cogs.aiokits.lanes import Lanes
 from kopf._cogs.aiokits.loops import abandon
 from kopf._cogs.aiokits.starters import Starter
+from kopf._cogs.clients.pacing import Crowd
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._core.engines.spawning import Background
 from kopf._core.reactor.intake import Indexation
@@ -25,12 +28,22 @@ from kopf._core.reactor.inventory import ObjectRecord
 logger = logging.getLogger(__name__)
 
 
+MAX_WAITING = 32
+"""How many requests about objects of the initial lists may wait for the API before no more of these objects begin."""
+
+MAX_AT_ONCE = 16
+"""How many of them begin in one turn of the loop: only in the next one it is known whether they make requests."""
+
 DRAINING_INTERVAL = 0.05
 """How often to look whether the daemons have ended (in seconds)."""
 
 
 class Processing(Protocol):
     """Who knows what is to be done about the objects of a resource."""
+
+    @property
+    def requesting(self) -> bool:
+        """Whether this usually comes to requests to the API."""
 
     def work(self, record: ObjectRecord) -> Coroutine[Any, Any, None]:
         """Do all there is to do about the object now."""
@@ -52,7 +65,11 @@ class Workforce:
         self._tasks: dict[asyncio.Task[None], ObjectRecord] = {}
         self._calm: set[ObjectRecord] = set()  # those employed, but not urgent
         self._queue: Lanes[ObjectRecord, Processing] = Lanes()
+        self._begun = 0  # how many of those have begun in this turn of the loop
+        self._look: asyncio.Handle | None = None
         self._closed = False
+        self.crowd = Crowd(self._notice_relief)
+        """Those who are not urgent, and wait for the API."""
         self.paused = False
         """Whether the workers finish what they do, and begin nothing."""
         self.background = Background(settings)
@@ -70,13 +87,15 @@ class Workforce:
             if urgent and record in self._calm:
                 self._calm.discard(record)
                 self._queue.hurry(record)
+                self._begin_all()
             return
         if self._closed:
             return
         record.employed = True
         if not urgent:
             self._calm.add(record)
-        if self._queue or not self._has_place():
+        if not self._can_begin(processor, urgent=urgent):
+            record.fold_pending()
             self._queue.push(record, processor, urgent=urgent)
         elif at_once:
             self._begin(processor, record)
@@ -86,7 +105,7 @@ class Workforce:
     @property
     def is_crowded(self) -> bool:
         """Whether others wait for a place."""
-        return bool(self._queue)
+        return bool(self._queue) and not self._has_place()
 
     def is_urgent(self, record: ObjectRecord) -> bool:
         """Tell whether the object is worked on because of something that has just happened."""
@@ -96,6 +115,14 @@ class Workforce:
         limit = self._settings.queueing.worker_limit
         return not self.paused and self._indexation.is_complete and (
             limit is None or len(self._tasks) + self._taskless < limit)
+
+    def _can_begin(self, processor: Processing, *, urgent: bool) -> bool:
+        if self._queue.is_urgent or not self._has_place():
+            return False
+        return urgent or not processor.requesting or (not self._queue and self._is_relieved())
+
+    def _is_relieved(self) -> bool:
+        return self.crowd.size < MAX_WAITING and self._begun < MAX_AT_ONCE
 
     def pause(self) -> None:
         """Begin nothing until resumed: neither objects, nor the next steps of those that are being processed."""
@@ -118,8 +145,24 @@ class Workforce:
 
     def _begin_all(self) -> None:
         while self._queue and self._has_place() and not self._closed:
-            record, processor = self._queue.pop()
+            relieved = self._is_relieved()
+            if not relieved and not self._queue.is_urgent:
+                break
+            record, processor = self._queue.pop(urgent_only=not relieved)
             self._begin_later(processor, record)  # there can be thousands
+
+    def _notice_relief(self) -> None:
+        if self._queue and self._is_relieved():
+            self._look_soon()
+
+    def _look_soon(self) -> None:
+        """Let more of them begin in the next turn of the loop, and not in the context of whoever is here."""
+        if self._look is None:
+            self._look = asyncio.get_running_loop().call_soon(self._look_again, context=self.background.context)
+
+    def _look_again(self) -> None:
+        self._look, self._begun = None, 0
+        self._begin_all()
 
     def _begin_later(self, processor: Processing, record: ObjectRecord) -> None:
         self._follow(processor, record, asyncio.create_task(processor.work(record)))
@@ -142,6 +185,9 @@ class Workforce:
 
     def _follow(self, processor: Processing, record: ObjectRecord, task: asyncio.Task[None]) -> None:
         self._tasks[task] = record
+        if record in self._calm and processor.requesting:
+            self._begun += 1
+            self._look_soon()
         task.add_done_callback(functools.partial(self._end, processor, record))
 
     def _end(self, processor: Processing, record: ObjectRecord, task: asyncio.Task[None]) -> None:
@@ -161,6 +207,10 @@ class Workforce:
 
     async def release(self, records: Collection[ObjectRecord]) -> None:
         """Let those who work on these objects finish for a while, and cancel those that do not: others come to work."""
+        for record in records:
+            if record.employed and self._queue.discard(record):  # it has not begun, and is not to begin any more
+                record.employed = False
+                self._calm.discard(record)
         mine = {id(record) for record in records}
         workers = {task for task, record in self._tasks.items() if id(record) in mine}
         daemons = {daemon.task for record in records if record.daemons is not None

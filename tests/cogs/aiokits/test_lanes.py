@@ -42,9 +42,17 @@ def test_those_who_hurry_are_the_last_of_the_urgent():
 
 def test_discarded():
     lanes = fill(common='abc', urgent='xyz')
-    for key in 'by?':
-        lanes.discard(key)
+    assert [lanes.discard(key) for key in 'by?'] == [True, True, False]
     assert drain(lanes) == list('xzac')
+
+
+def test_only_the_urgent():
+    lanes = fill(common='abc', urgent=range(SHARE + 1))
+    assert [lanes.pop(urgent_only=True)[0] for _ in range(SHARE + 1)] == list(range(SHARE + 1))
+    assert not lanes.is_urgent
+    with pytest.raises(KeyError):
+        lanes.pop(urgent_only=True)
+    assert drain(lanes) == list('abc')
 
 
 def test_nothing_to_take():

@@ -1,9 +1,13 @@
-"""Workers: how many at a time, and who goes first."""
+"""Workers: how many at a time, who goes first, and who waits until there is a chance to talk to the API."""
 import asyncio
+import contextlib
+import contextvars
 
 import pytest
 
 import kopf
+from kopf._cogs.clients import errors, pacing
+from kopf._core.reactor import workforce as workforces
 from kopf._core.reactor.intake import Indexation
 from kopf._core.reactor.inventory import ObjectRecord
 from kopf._core.reactor.workforce import Workforce
@@ -123,3 +127,266 @@ async def test_ends_that_are_cut_short_leave_no_tasks_but_those_of_handlers():
     for task in left:
         task.cancel()
     await asyncio.wait(left)
+
+
+# Those who were there before do not begin while enough of them wait for the API.
+
+@pytest.fixture
+def few(monkeypatch):
+    """One request at a time, and two that wait for it, are enough."""
+    monkeypatch.setattr(workforces, 'MAX_WAITING', 2)
+    monkeypatch.setattr(workforces, 'MAX_AT_ONCE', 2)
+
+
+MOST = 1 + 2 + 2 * 2  # those who begin at once are not known to wait for the API before the next turn of the loop
+
+
+def patched(world):
+    """The objects in the order in which the operator has patched them."""
+    return [seen.name for seen in world.sandbox.requests if seen.verb == 'patch' and b'kopf' in seen.body]
+
+
+@pytest.mark.parametrize('streaming', [True, False], ids=['streamed', 'chunked'])
+async def test_live_changes_are_not_held_back_by_those_who_wait_for_the_api(world, crowd, few, streaming):
+    world.settings.networking.max_connections = 1
+    world.settings.watching.streaming_lists = streaming
+    world.sandbox.faults.delay(0.4, verb='patch', name=crowd[0])
+    world.declare(kopf.on.create, 'create')
+    async with world.operator():
+        await until_watched(world, {'kopfexamples'})
+        await world.create('new')
+        await world.edit(crowd[-1], field='v2')
+        await world.until_called('create', name=crowd[-1])
+        begun = [call.name for call in world.calls]
+        assert begun == [*crowd[:len(begun) - 2], 'new', crowd[-1]] and len(begun) <= MOST + 2
+        assert patched(world) == [crowd[0]]  # it is not answered yet
+        await world.handled(crowd[-1], field='v2')
+        for name in [*crowd, 'new']:
+            await world.handled(name)
+    assert patched(world)[:3] == [crowd[0], 'new', crowd[-1]]
+    assert sorted(call.name for call in world.calls) == sorted([*crowd, 'new'])  # each once
+
+
+async def test_those_who_do_not_talk_to_the_api_hold_nobody_back(world, crowd, few):
+    over = asyncio.Event()
+    world.settings.networking.max_connections = 1
+    world.declare(kopf.on.create, 'create', does=lambda **_: over.wait())
+    async with world.operator():
+        await world.until_called('create', len(crowd))
+        assert not patched(world)
+        over.set()
+        for name in crowd:
+            await world.handled(name)
+
+
+@pytest.mark.parametrize('fault', ['error', 'drop', 'lose'])
+async def test_failures_of_the_api_keep_nobody_waiting(world, crowd, few, fault):
+    world.settings.networking.max_connections = 1
+    getattr(world.sandbox.faults, fault)(verb='patch', times=5)
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.daemon, 'daemon')
+    async with world.operator():
+        for name in crowd:
+            await world.handled(name)
+        await world.until_called('daemon', len(crowd))
+    assert len(world.called('create')) == len(crowd)
+
+
+_context = contextvars.ContextVar('_context')
+
+
+class Crowd:
+    """Objects of an initial list, each of which makes one request of a second; in virtual time."""
+
+    requesting = True
+    afterwards = 0  # for how long they do something else after the request
+
+    def __init__(self, number=20):
+        self.settings = kopf.OperatorSettings()
+        self.settings.networking.max_connections = 1
+        self.workforce = Workforce(self.settings, Indexation())
+        self.gate = pacing.Gate('server', self.settings)
+        self.begun, self.ended = [], []
+        self.records = [self.come(number) for number in range(number)]
+
+    def come(self, name, *, urgent=False):
+        record = ObjectRecord(str(name), None, name, initial=not urgent)
+        record.pending = self.make_event(record)
+        self.workforce.start(self, record, urgent=urgent)
+        return record
+
+    def make_event(self, record):
+        return {'type': None, 'object': {'metadata': {'name': str(record.name)}, 'spec': {'text': '\u00e9', 'x': 0.1}}}
+
+    async def work(self, record):
+        assert _context.get(None) is None  # it begins with nothing that others have left
+        _context.set(record.name)
+        self.begun.append(record.name)
+        assert record.take_pending() == self.make_event(record)
+        with contextlib.suppress(errors.APIConnectionError):
+            with pacing.background(not self.workforce.is_urgent(record), self.workforce.crowd):
+                await self.gate.enter()
+            try:
+                await asyncio.sleep(1)
+            finally:
+                self.gate.leave()
+            await asyncio.sleep(self.afterwards)
+            self.ended.append(record.name)
+
+
+@pytest.mark.looptime
+async def test_who_waits_for_the_api_is_followed_by_others_in_order(few):
+    crowd = Crowd()
+    assert [type(record.pending) for record in crowd.records[-3:]] == [bytes] * 3  # a text takes less memory
+    for second in range(20):
+        await asyncio.sleep(0.5)
+        assert min(second + 3, 20) <= len(crowd.begun) <= second + MOST
+        await asyncio.sleep(0.5)
+    await asyncio.sleep(0.1)
+    assert crowd.begun == crowd.ended == list(range(20))
+    assert crowd.workforce.crowd.size == 0
+
+
+@pytest.mark.parametrize('value', [0.1, 2**63, 2**99, '\u00e9\U0001f600', '\ud800', None, [{}]])
+def test_what_waits_as_a_text_comes_back_as_it_was(value):
+    record = ObjectRecord('uid', None, 'name', initial=True)
+    record.pending = event = {'type': None, 'object': {'spec': {'field': value}}}
+    record.fold_pending()
+    record.fold_pending()
+    assert record.take_pending() == event
+    assert record.pending is None and record.take_pending() is None
+
+
+@pytest.mark.looptime
+async def test_what_they_do_after_their_requests_holds_nobody_back(few):
+    crowd = Crowd()
+    crowd.afterwards = 1000
+    await asyncio.sleep(20.1)
+    assert crowd.begun == list(range(20)) and not crowd.ended and not crowd.workforce.crowd.size
+    await crowd.workforce.close()
+
+
+@pytest.mark.looptime
+async def test_who_only_observes_does_not_wait_with_the_others(few):
+    crowd = Crowd()
+    await asyncio.sleep(0.5)
+    crowd.requesting = False
+    crowd.come('observed')
+    await asyncio.sleep(0)
+    assert crowd.begun[-1] == 'observed' and len(crowd.begun) <= MOST + 1
+    await crowd.workforce.close()
+
+
+@pytest.mark.looptime
+async def test_who_does_not_wait_any_more_is_followed_by_others(few):
+    crowd = Crowd()
+    for _ in range(10):
+        await asyncio.sleep(0.01)
+        for task in list(crowd.workforce._tasks)[1:]:
+            task.cancel()
+    await asyncio.sleep(20)
+    assert crowd.begun == list(range(20))
+    assert 0 < len(crowd.ended) < 10
+
+
+@pytest.mark.looptime
+async def test_a_closed_client_keeps_nobody_waiting_for_a_place(few):
+    crowd = Crowd()
+    await asyncio.sleep(0.5)
+    crowd.gate.close()
+    await asyncio.sleep(0.1)
+    assert len(crowd.begun) == 20
+
+
+@pytest.mark.looptime
+async def test_a_server_that_asks_to_wait_only_delays_them(few):
+    crowd = Crowd()
+    await asyncio.sleep(0.5)
+    crowd.gate.hold(100)
+    await asyncio.sleep(99)
+    assert len(crowd.begun) <= MOST
+    calm = crowd.begun[:]
+    crowd.workforce.pause()
+    for number in range(9):  # enough for the others to get their share of places
+        crowd.come(f'new{number}', urgent=True)
+    crowd.workforce.resume()
+    await asyncio.sleep(0.5)
+    assert crowd.begun == [*calm, *[f'new{number}' for number in range(9)]]
+    await asyncio.sleep(30)
+    assert crowd.ended[1:8] == [f'new{number}' for number in range(7)]
+    assert len(crowd.ended) == 29
+
+
+@pytest.mark.looptime
+async def test_a_rate_of_requests_only_delays_them(few):
+    crowd = Crowd()
+    crowd.settings.networking.requests_per_second = 0.1
+    crowd.settings.networking.requests_burst = 1
+    await asyncio.sleep(100)
+    assert 10 + 2 <= len(crowd.begun) <= 10 + MOST
+    await asyncio.sleep(110)
+    assert len(crowd.ended) == 20
+
+
+@pytest.mark.looptime
+async def test_nobody_begins_in_a_pause_but_all_after_it(few):
+    crowd = Crowd()
+    await asyncio.sleep(0.5)
+    crowd.workforce.pause()
+    await crowd.workforce.drain()
+    assert crowd.ended == crowd.begun and 3 <= len(crowd.begun) <= MOST
+    crowd.workforce.resume()
+    await asyncio.sleep(20)
+    assert crowd.ended == list(range(20))
+
+
+@pytest.mark.looptime
+async def test_all_begin_when_the_indices_are_complete(few):
+    crowd = Crowd(number=0)
+    crowd.workforce._indexation.expect('list', 'list')
+    records = [crowd.come(number) for number in range(20)]
+    assert not crowd.begun
+    crowd.workforce._indexation.dismiss('list')
+    await asyncio.sleep(0.5)
+    assert 3 <= len(crowd.begun) <= MOST
+    await asyncio.sleep(20)
+    assert crowd.ended == list(range(20)) and not any(record.employed for record in records)
+
+
+@pytest.mark.looptime
+async def test_nobody_begins_in_the_end(few):
+    crowd = Crowd()
+    await asyncio.sleep(0.5)
+    await crowd.workforce.close()
+    assert crowd.ended and len(crowd.begun) <= MOST
+
+
+@pytest.mark.looptime
+async def test_those_who_are_released_do_not_begin_any_more(few):
+    crowd = Crowd()
+    await asyncio.sleep(0.5)
+    began = len(crowd.begun)
+    assert began <= MOST
+    await crowd.workforce.release(crowd.records[:10])
+    assert not any(record.employed for record in crowd.records[:10])
+    await asyncio.sleep(20)
+    assert crowd.begun == [*range(began), *range(10, 20)]
+    assert crowd.ended[-10:] == [*range(10, 20)]
+
+
+@pytest.mark.looptime
+async def test_those_who_make_requests_later_begin_at_once():
+    """The limit is of those who wait for the API: all the others begin, some in each turn of the loop."""
+    crowd = Crowd(number=0)
+
+    async def work(record):
+        crowd.begun.append(record.name)
+        await asyncio.sleep(100)
+    crowd.work = work
+    crowd.workforce.pause()
+    for number in range(200):
+        crowd.come(number)
+    crowd.workforce.resume()
+    await asyncio.sleep(0.01)
+    assert crowd.begun == list(range(200))
+    await crowd.workforce.close()
