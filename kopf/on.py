@@ -196,6 +196,9 @@ def _webhook(
     if operations is not None and not operations:
         raise ValueError(f"@kopf.on.{name}: operations= must not be empty; for all of them, leave it out.")
     chosen = operations if operation is None else list(dict.fromkeys([*(operations or ()), operation]))
+    if unknown := set(chosen or ()) - {'CREATE', 'UPDATE', 'DELETE', 'CONNECT', '*'}:
+        raise ValueError(f"@kopf.on.{name}: there is no operation {unknown.pop()!r}; "
+                         f"there are: CREATE, UPDATE, DELETE, CONNECT.")
     return _declarations.declare(WebhookHandler, name, names, WebhookOptions, options, type=type, operations=chosen)
 
 

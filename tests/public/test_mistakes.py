@@ -76,6 +76,13 @@ REFUSED = {
         "@kopf.on.startup()\ndef fn(settings, **_): settings.posting.enable = False",
         "Activity 'fn' failed with an exception and will ... There is no 'enable' in PostingSettings. Did you mean "
         "'enabled'?"),
+    "a setting that is no number": (
+        "@kopf.on.startup()\ndef fn(settings, **_): settings.watching.server_timeout = '10m'",
+        "Activity 'fn' failed with an exception and will ... 'server_timeout' in WatchingSettings must be a number, "
+        "not '10m'."),
+    "an unknown operation": (
+        "@kopf.on.validate('kopfexamples', operation='CREATED')\ndef fn(**_): pass",
+        "@kopf.on.validate: there is no operation 'CREATED'; there are: CREATE, UPDATE, DELETE, CONNECT."),
     "a webhook without a server": (
         "@kopf.on.validate('kopfexamples')\ndef fn(**_): pass",
         "There are admission handlers (@kopf.on.validate, @kopf.on.mutate) or conversion handlers (@kopf.on.convert), "
@@ -115,11 +122,15 @@ WARNED = {
         CREATE + "def fn(**_): return object()",
         "status.fn cannot be stored, and is left out: JSON cannot express this object. Return from handlers, and put "
         "into patches, only dicts with strings as keys, lists, strings, numbers, booleans, None."),
+    "an annotation that is no string": (
+        CREATE + "def fn(patch, **_): patch.metadata.annotations['size'] = 5",
+        "The API refuses to patch the object: ... Values of labels and annotations must be strings: use str() or "
+        "json.dumps()."),
     "a change in place": (
         CREATE + "def fn(spec, **_): spec['field'] = 'x'",
         "Handler 'fn' failed with an exception and will try again in 60 seconds: The object cannot be changed in "
         "place: ['spec']['field'] belongs to what was read from the cluster. Change it by the argument patch: "
-        "patch['spec']['field'] = ..., where None removes it."),
+        "patch.spec['field'] = ..., where None removes it."),
     "a change in place of a list": (
         CREATE + "def fn(spec, **_): spec['items'].append('x')",
         "Handler 'fn': The object was changed in place: spec.items. By itself, that changes nothing in the cluster, "
@@ -151,6 +162,10 @@ OUTSIDE = {
         "to load a module by its name, use -m."),
     "a forgotten suffix": (
         ["handlers"], "here", "Cannot load handlers: there is no file ... Did you mean handlers.py?"),
+    "a file with objects": (
+        ["obj.yaml"], "here",
+        "Cannot load obj.yaml: it is not a file of Python. Objects are put into a cluster by kubectl apply -f, and "
+        "into the sandbox by --crd and --load."),
     "crds without a sandbox": (
         ["--crd", "handlers.py", "handlers.py"], "here",
         "--crd, --load and --pods are for --sandbox only: nothing is done to a real cluster."),
@@ -253,6 +268,7 @@ def test_warned(run, sandbox, tmp_path, code, text):
 @pytest.mark.parametrize("args, context, text", OUTSIDE.values(), ids=OUTSIDE)
 def test_outside(run, tmp_path, args, context, text):
     tmp_path.joinpath("handlers.py").write_text(f"import kopf\n{CREATE}def fn(**_): pass\n")
+    tmp_path.joinpath("obj.yaml").touch()
     kubeconfig = tmp_path / "kubeconfig"
     if context is not None:
         kubeconfig.write_text(KUBECONFIG.format(context=context))

@@ -7,10 +7,11 @@ so, those that are changed later take effect too, but it is not guaranteed when.
 """
 import concurrent.futures
 import dataclasses
+import datetime
 import logging
 import warnings
 from collections.abc import Iterable
-from typing import overload
+from typing import Any, get_args, overload
 
 from kopf._cogs.configs import diffbase, progress, selectors
 from kopf._cogs.structs import reviews
@@ -28,7 +29,20 @@ class _Group:
             names = difflib.get_close_matches(name, known, n=1)
             hint = f"Did you mean {names[0]!r}?" if names else "See the list of settings in the documentation."
             raise AttributeError(f"There is no {name!r} in {type(self).__name__}. {hint}")
+        if isinstance(value, str | datetime.timedelta):
+            value = self._to_number(name, value)
         object.__setattr__(self, name, value)
+
+    def _to_number(self, name: str, value: Any) -> Any:
+        """Take texts, as of environment variables, for numbers where these are needed, or refuse them at once."""
+        field = self.__dataclass_fields__.get(name)  # type: ignore[attr-defined]
+        wanted = {getattr(field, 'type', None), *get_args(getattr(field, 'type', None))}
+        if not wanted & {int, float}:
+            return value
+        try:
+            return int(value) if int in wanted else float(value)
+        except (TypeError, ValueError):
+            raise TypeError(f"{name!r} in {type(self).__name__} must be a number, not {value!r}.") from None
 
 
 @dataclasses.dataclass

@@ -47,6 +47,9 @@ def _load_file(path: str | os.PathLike[str], file: pathlib.Path, name: str) -> N
         code = errno.EISDIR if file.is_dir() else errno.ENOENT
         cause = OSError(code, os.strerror(code), os.fspath(path))  # of a fitting class, by the code
         raise LoadError(f"Cannot load {os.fspath(path)}: {_explain_missing_file(file)}") from cause
+    if file.suffix in ('.yaml', '.yml', '.json'):
+        raise LoadError(f"Cannot load {os.fspath(path)}: it is not a file of Python. Objects are put into a cluster by "
+                        f"kubectl apply -f, and into the sandbox by --crd and --load.")
     _expose(file.parent)
     loader = importlib.machinery.SourceFileLoader(name, str(file))
     spec = importlib.util.spec_from_loader(name, loader)
@@ -110,12 +113,15 @@ def _explain_failure(what: str, exc: Exception) -> str:
     line = f'{exc.filename}:{exc.lineno}' if isinstance(exc, SyntaxError) and exc.filename else _locate(frames)
     text = (exc.msg if isinstance(exc, SyntaxError) else str(exc)).partition('\n')[0]
     lines = [f"Cannot load {what}: {type(exc).__name__}: {text}"]
-    if line:
+    if line and line not in text:
         lines[0] += f" ({line})"
     if not _is_complaint(exc):
         lines.append(_format_user_part(report))
     if isinstance(exc, ModuleNotFoundError) and exc.name:
         lines.append(f"Check the spelling of {exc.name!r}, or install the package that has it for {sys.executable}.")
+    if isinstance(exc, AttributeError) and exc.name and 'Did you mean' not in lines[-1]:  # as Python does since 3.12
+        import difflib
+        lines += [f"Did you mean {name!r}?" for name in difflib.get_close_matches(exc.name, dir(exc.obj), n=1)]
     return '\n'.join(lines)
 
 

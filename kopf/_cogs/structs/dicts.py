@@ -235,8 +235,9 @@ class MappingView(Mapping[_K, _V], Generic[_K, _V]):
 
     def _explain_frozen(self, key: object) -> str:
         path = ''.join(f'[{part!r}]' for part in (*self._path, key))
+        target = '.'.join(['patch', *self._path])  # these make what is missing; items of the patch have to be there
         return (f"The object cannot be changed in place: {path} belongs to what was read from the cluster. "
-                f"Change it by the argument patch: patch{path} = ..., where None removes it.")
+                f"Change it by the argument patch: {target}[{key!r}] = ..., where None removes it.")
 
 
 class MutableMappingView(MappingView[_K, _V], MutableMapping[_K, _V]):

@@ -6,6 +6,7 @@ again and again; or never. The texts say what is wrong, where it is, and what to
 """
 import functools
 import inspect
+import os.path
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -111,7 +112,8 @@ def _find_missing(handler: Any, indices: Collection[str]) -> str | None:
         return None
     others = sorted({_NAMES[cls] for cls, names in PROVIDED.items() if missing[0] in names and cls in _NAMES})
     remedy = (f"It is given to: {', '.join(others)}." if others else
-              f"There is no such argument, and no index of this name. There are: {', '.join(sorted(provided))}.")
+              f"There is no such argument, and no index of this name. {suggest(missing[0], {*provided, *indices})}"
+              f"There are: {', '.join(sorted(provided))}.")
     return f"{handler} ({locate(handler.fn)}) asks for {missing[0]!r}, which it is not given. {remedy}"
 
 
@@ -143,8 +145,9 @@ def find_namesake(handlers: Iterator[Any], new: ResourceHandler) -> ResourceHand
 def suggest(option: str, allowed: Collection[str]) -> str:
     """Name the option that is meant, if there is one with nearly the same name."""
     import difflib
-    found = difflib.get_close_matches(option, allowed, n=1)
-    return f"Did you mean {found[0]}=? " if found else ''
+    found = difflib.get_close_matches(option, allowed)
+    best = max(found, key=lambda name: len(os.path.commonprefix([option, name])), default=None)
+    return f"Did you mean {best}=? " if best else ''
 
 
 def describe(fn: object) -> str:

@@ -96,15 +96,18 @@ def _resolve_selectors(
     return served, Complaints(unresolved=unresolved, ambiguous=ambiguous, similar=similar)
 
 
-def _find_similar(selector: Selector, resources: Iterable[Resource]) -> str | None:
+def _find_similar(selector: Selector, resources: Collection[Resource]) -> str | None:
     import difflib  # only for what is misspelt
     wanted = next((name for name in (selector.any_name, selector.plural, selector.singular, selector.kind)
                    if isinstance(name, str)), '')
+    for resource in resources:
+        if wanted and wanted in (resource.plural, resource.singular, resource.kind):  # of another group or version
+            return '.'.join(filter(None, [resource.plural, resource.version, resource.group]))
     names = {name.lower(): name for resource in resources
              for name in (resource.singular, resource.kind, resource.plural)
              if name and selector.group in (None, resource.group)}
     found = difflib.get_close_matches(wanted.lower(), names, n=1, cutoff=0.8)
-    return names[found[0]] if found and names[found[0]] != wanted else None
+    return names[found[0]] if found else None
 
 
 class Definitions:

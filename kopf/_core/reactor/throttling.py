@@ -5,6 +5,7 @@ Some refusals of the API are for good, until something changes: then, a change o
 and what was refused is explained once, with what can be done about it.
 Specified in the documentation's "Throttling of unexpected errors".
 """
+import re
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -24,6 +25,9 @@ from kopf._cogs.structs.patches import Patch
 
 RECOVERY_PAUSE = 1.0
 """How soon after a failure it is tried again because of a change, however often the object changes (in seconds)."""
+
+_MAX_QUOTE = 1000
+"""How much of the API's words is repeated in an explanation (in characters)."""
 
 _PASSING = (APIUnauthorizedError, APINotFoundError, APIConflictError, APITooManyRequestsError)
 
@@ -79,8 +83,9 @@ def explain_refusal(error: Exception, *, is_users_fault: bool) -> str:
     """Say what is refused, and what can be done about it."""
     assert isinstance(error, APIClientError)
     causes = list(_iter_causes(error))
-    what = '; '.join(f"{cause.get('field') or 'the object'}: {cause.get('message') or cause.get('reason')}"
-                     for cause in causes) or error.message
+    what = '; '.join(dict.fromkeys(
+        f"{cause.get('field') or 'the object'}: {cause.get('message') or cause.get('reason')}"
+        for cause in causes)) or error.message or ''
     if isinstance(error, APIForbiddenError) and not is_users_fault:
         remedy = "Grant the verb patch for the resource and for its status to the operator's account"
     elif isinstance(error, APIPayloadTooLargeError):
@@ -89,10 +94,14 @@ def explain_refusal(error: Exception, *, is_users_fault: bool) -> str:
              for cause in causes):
         remedy = ("Remove some of its annotations, or store the state of handling elsewhere: "
                   "settings.persistence.progress_storage, settings.persistence.diffbase_storage")
+    elif re.search(r'ObjectMeta\.(labels|annotations) of type string', what):
+        remedy = "Values of labels and annotations must be strings: use str() or json.dumps()"
     elif is_users_fault:
         remedy = "Fix what the handlers put there, or the schema or the policies of the resource"
     else:
         remedy = "Fix the schema or the policies of the resource so that its annotations and finalizers can be changed"
+    if len(what) > _MAX_QUOTE:  # it can be the whole object; what is wrong with it is in the end
+        what = f"{what[:_MAX_QUOTE // 2]}...{what[-_MAX_QUOTE // 2:]}"
     return (f"The API refuses to patch the object: {what}. {remedy}. It will be tried again less and less often, "
             f"and as soon as the object changes; other objects are not affected.")
 

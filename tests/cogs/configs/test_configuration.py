@@ -176,6 +176,15 @@ def test_names_that_are_suggested_are_those_to_be_used(settings):
 
 # Old names
 
+def test_texts_become_numbers(settings):
+    settings.watching.server_timeout, settings.peering.priority = '1.5', '5'
+    assert (settings.watching.server_timeout, settings.peering.priority) == (1.5, 5)
+    with pytest.raises(TypeError, match="'level' in PostingSettings must be a number, not 'WARNING'"):
+        settings.posting.level = 'WARNING'
+    settings.peering.name = '5'
+    assert settings.peering.name == '5'
+
+
 def test_batching_is_now_queueing(settings):
     with pytest.warns(DeprecationWarning, match='settings.queueing'):
         assert settings.batching is settings.queueing

@@ -124,6 +124,11 @@ def test_missing_suffix(fail, write):
     assert "Did you mean handlers.py?" in fail('handlers')
 
 
+def test_similar_names_are_suggested(fail, write):
+    write('handlers.py', "import kopf\n@kopf.on.creat('kopfexamples')\ndef fn(**_): pass")
+    assert fail('handlers.py').endswith("Did you mean 'create'?")
+
+
 def test_directory(fail, write):
     write('pkg/__init__.py', "")
     assert "Cannot load pkg: it is a directory" in fail('pkg')
