@@ -163,6 +163,8 @@ class _Signals:
             self._previous = {number: signal.getsignal(number) for number in self.numbers}
             for number in self.numbers:
                 self._loop.add_signal_handler(number, self._receive, number)
+                signal.signal(number, self._note)  # instead of nothing; the loop is woken up anyway
+                signal.siginterrupt(number, False)
         self._operators.add(instance)
 
     def discard(self, instance: Operator) -> None:
@@ -174,6 +176,11 @@ class _Signals:
                 self._loop.remove_signal_handler(number)
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
             _signals.pop(self._loop, None)
+
+    def _note(self, number: int, frame: object) -> None:
+        """Let the next signal end the process even if a handler blocks the event loop, which knows of none then."""
+        for other in self.numbers:
+            signal.signal(other, signal.SIG_DFL)
 
     def _receive(self, number: signal.Signals) -> None:
         for other in self.numbers:

@@ -514,6 +514,22 @@ async def test_the_second_signal_ends_at_once(process):
     assert time.monotonic() - began < 15
 
 
+async def test_the_second_signal_ends_what_blocks_the_loop(process):
+    await process.start('''
+        import kopf
+        @kopf.on.create('kopfexamples')
+        async def blocking(**_):
+            print('READY', flush=True)
+            while True: pass
+    ''')
+    await process.world.create()
+    await process.until('READY')
+    process.signal()
+    await asyncio.sleep(0.1)  # two at the same moment are one, and there is nothing to be seen of the first
+    process.signal()
+    assert await process.end() == -signal.SIGTERM
+
+
 @pytest.mark.parametrize('kind', ['def', 'async def'])
 async def test_signals_while_starting_up(process, kind):
     await process.start(f'''
