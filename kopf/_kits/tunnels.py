@@ -12,6 +12,7 @@ import urllib.parse
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
+from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.credentials import ConnectionInfo
 from kopf._cogs.structs.reviews import WebhookClientConfig, WebhookFn
 from kopf._core.engines.admission import vault_var
@@ -73,6 +74,10 @@ class WebhookAutoServer(ClusterDetector, WebhookServer):
         return self.host or await self.guess_host()
 
 
+class TunnelError(ExplainedError):
+    """A tunnel can't be opened."""
+
+
 class WebhookNgrokTunnel(WebhookContextManager):
     """
     Lets the API reach this machine through ngrok: https://ngrok.com/.
@@ -110,7 +115,7 @@ class WebhookNgrokTunnel(WebhookContextManager):
 
     async def __call__(self, fn: WebhookFn) -> AsyncIterator[WebhookClientConfig]:
         try:
-            from pyngrok import conf, ngrok
+            from pyngrok import conf, exception, ngrok
         except ImportError:
             raise MissingDependencyError(
                 "Tunnels through ngrok need an extra library: run `pip install pyngrok` or `pip install kopf[dev]`."
@@ -124,8 +129,11 @@ class WebhookNgrokTunnel(WebhookContextManager):
         try:
             async for client_config in server(fn):
                 local = urllib.parse.urlsplit(client_config['url'] or '')
-                tunnel = await run(None, functools.partial(
-                    ngrok.connect, local.netloc, 'http', pyngrok_config=config, schemes=['https']))
+                try:
+                    tunnel = await run(None, functools.partial(
+                        ngrok.connect, local.netloc, 'http', pyngrok_config=config, schemes=['https']))
+                except exception.PyngrokError as error:
+                    raise TunnelError(f"The tunnel through ngrok cannot be opened: {error}") from None
                 self._resources.push_async_callback(run, None, functools.partial(
                     ngrok.disconnect, tunnel.public_url or '', pyngrok_config=config))
                 yield WebhookClientConfig(url=f"{tunnel.public_url}{local.path}")

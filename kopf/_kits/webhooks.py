@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable
 from typing import ClassVar, Self, TypeAlias
 
+from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.reviews import WebhookClientConfig, WebhookFn
 from kopf._kits import certificates
 from kopf._kits.endpoints import AddressError, Endpoint
@@ -51,6 +52,10 @@ class WebhookContextManager:
 
     async def __aexit__(self, *_: object) -> None:
         await self._resources.aclose()
+
+
+class CertificateError(ExplainedError, OSError, ValueError):
+    """The certificates of a server can't be used."""
 
 
 class WebhookServer(WebhookContextManager):
@@ -162,7 +167,7 @@ class WebhookServer(WebhookContextManager):
         """Listen with the certificates as they are in the files; give the CA bundle each time when it changes."""
         generated = self._generate(hostnames) if self.certfile is None else None
         state = _FilesState.of(self._files())
-        context, bundle = self._make_context(generated), self._get_bundle(generated)
+        context, bundle = self._load(generated)
         shown: bytes | None = None
         while True:
             await endpoint.listen(context)
@@ -174,7 +179,7 @@ class WebhookServer(WebhookContextManager):
                 await state.wait_change(self.file_check_interval)
                 fresh = _FilesState.of(self._files())
                 try:
-                    context, bundle = self._make_context(generated), self._get_bundle(generated)
+                    context, bundle = self._load(generated)
                 except (OSError, ValueError) as error:  # they may be in the middle of being written
                     logger.warning("The changed certificates of the webhook server cannot be used yet: %s", error)
                     await asyncio.sleep(self.file_check_interval)
@@ -190,6 +195,13 @@ class WebhookServer(WebhookContextManager):
     def _files(self) -> list[pathlib.Path]:
         paths = [self.cafile, self.certfile, self.pkeyfile, self.verify_cafile, self.verify_capath]
         return [pathlib.Path(path) for path in paths if path is not None]
+
+    def _load(self, generated: tuple[bytes, bytes, str] | None) -> tuple[ssl.SSLContext, bytes]:
+        try:
+            return self._make_context(generated), self._get_bundle(generated)
+        except (OSError, ValueError) as error:  # those of the TLS library do not name the files
+            raise CertificateError(f"The webhook server cannot use its certificates: {error} "
+                                   f"(files: {', '.join(map(str, self._files())) or 'none'})") from error
 
     def _get_bundle(self, generated: tuple[bytes, bytes, str] | None) -> bytes:
         """Give what the API is to trust: the authority given, or else the certificate itself."""

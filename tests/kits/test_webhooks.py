@@ -28,6 +28,7 @@ from cryptography.x509.oid import NameOID
 from hypothesis import strategies as st
 
 import kopf
+from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.references import Resource
 from kopf._cogs.structs.reviews import time_limit_var
 from kopf._core.engines.admission import Reviewer, vault_var
@@ -433,6 +434,11 @@ async def test_wrong_passwords(tmp_path: pathlib.Path, fn: Seen, options: Any) -
     pair = make_server(tmp_path, password='secret')
     with pytest.raises(ValueError, match=r"server\.pem"):
         await anext(kopf.WebhookServer(certfile=pair.certificate, pkeyfile=pair.key, **options)(fn))
+
+
+async def test_missing_files_are_named(tmp_path: pathlib.Path, fn: Seen) -> None:
+    with pytest.raises(ExplainedError, match=r"No such file.*missing\.pem"):
+        await anext(kopf.WebhookServer(certfile=tmp_path / 'missing.pem')(fn))
 
 
 async def test_contexts_of_ones_own(serve: Any) -> None:
@@ -887,6 +893,10 @@ async def test_clusters_that_cannot_be_reached_are_no_local_ones(serve: Any) -> 
     assert (await send(await serve(kopf.WebhookAutoServer())))[0] == 200
 
 
+class NgrokError(Exception):
+    pass
+
+
 @pytest.fixture
 def ngrok(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The calls of the library, which is faked."""
@@ -894,12 +904,15 @@ def ngrok(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def connect(addr: str, proto: str, **options: Any) -> Any:
         calls.append(('connect', addr, proto, vars(options.pop('pyngrok_config')), options))
+        if calls[-1][3].get('auth_token') == 'bad':
+            raise NgrokError("It is refused.")
         return types.SimpleNamespace(public_url='https://random.ngrok.example')
 
     def disconnect(url: str, **options: Any) -> None:
         calls.append(('disconnect', url))
 
     monkeypatch.setitem(sys.modules, 'pyngrok', types.SimpleNamespace(
+        exception=types.SimpleNamespace(PyngrokError=NgrokError),
         conf=types.SimpleNamespace(PyngrokConfig=types.SimpleNamespace),
         ngrok=types.SimpleNamespace(connect=connect, disconnect=disconnect)))
     return calls
@@ -927,6 +940,11 @@ async def test_ngrok_in_a_context(ngrok: list[Any], fn: Seen) -> None:
         await anext(configs)
     assert [call[0] for call in ngrok] == ['connect', 'disconnect']
     await configs.aclose()
+
+
+async def test_ngrok_that_is_refused(ngrok: list[Any], fn: Seen) -> None:
+    with pytest.raises(ExplainedError, match="The tunnel through ngrok cannot be opened: It is refused."):
+        await anext(kopf.WebhookNgrokTunnel(token='bad')(fn))
 
 
 async def test_ngrok_without_its_library(monkeypatch: pytest.MonkeyPatch, fn: Seen) -> None:

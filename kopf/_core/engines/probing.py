@@ -24,6 +24,7 @@ import orjson
 from kopf._cogs.aiokits.loops import end
 from kopf._cogs.aiokits.pulses import Pulse, rouse
 from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.ids import HandlerId
 from kopf._core.actions.execution import Execution, Outcome, execute_handler_once, running, utcnow
 from kopf._core.actions.progression import HandlerState
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 logger = logging.getLogger(__name__)
+
+
+class ProbesError(ExplainedError, OSError):
+    """The endpoint of the probes can't be listened at; the text says why, and what to do about it."""
+
 
 READINESS_PATH = '/readyz'
 SLACK = 1.0
@@ -206,7 +212,13 @@ class ProbeServer:
         runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=1.0)
         await runner.setup()
         try:
-            await web.TCPSite(runner, self._endpoint.host, self._endpoint.port).start()
+            try:
+                await web.TCPSite(runner, self._endpoint.host, self._endpoint.port).start()
+            except OSError as error:
+                raise ProbesError(
+                    error.errno,
+                    f"The probes cannot be answered at {self._endpoint.host}:{self._endpoint.port}: {error.strerror}. "
+                    f"Choose what is free on this machine for the liveness endpoint.") from None
             self._listening.set_result(runner.addresses[0][1])
             await closing.wait()
         finally:

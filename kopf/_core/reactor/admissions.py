@@ -36,8 +36,9 @@ EXIT_TIMEOUT = 10.0
 class ServerMissingError(ExplainedError):
     """There are admission handlers, and nothing to call them."""
 
-    def __init__(self) -> None:
+    def __init__(self, found: object = None) -> None:
         super().__init__(
+            f"settings.admission.server must be a server, such as kopf.WebhookServer(), not {found!r}." if found else
             "There are admission handlers (@kopf.on.validate, @kopf.on.mutate) or conversion handlers "
             "(@kopf.on.convert), but no server for them. "
             "Set settings.admission.server in a startup handler: for example, to kopf.WebhookServer() or to "
@@ -136,6 +137,8 @@ class Admission:
         vault_var.set(self._vault)
         client_var.set(self._client)
         server: Any = self._settings.server
+        if not callable(server) or (isinstance(server, type) and not hasattr(server, '__aiter__')):
+            raise ServerMissingError(server)
         async with contextlib.AsyncExitStack() as stack:
             if hasattr(type(server), '__aenter__'):
                 server = await stack.enter_async_context(server)

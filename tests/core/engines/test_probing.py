@@ -281,7 +281,7 @@ async def test_access_log(serve, caplog):
 
 async def test_port_in_use(serve):
     with socket.create_server(('127.0.0.1', 0)) as taken:
-        with pytest.raises(OSError):
+        with pytest.raises(OSError, match=r"The probes cannot be answered at 127\.0\.0\.1:\d+: .*already in use"):
             async with serve(f'http://127.0.0.1:{taken.getsockname()[1]}/healthz'):
                 pass
 

@@ -228,6 +228,13 @@ async def test_no_server_for_handlers(world):
     assert not world.sandbox.requests
 
 
+async def test_what_is_no_server(world):
+    world.declare(kopf.on.validate, 'validating')
+    world.settings.admission.server = kopf.WebhookServer
+    with pytest.raises(ServerMissingError, match=r"must be a server, .*not <class"):
+        await kopf.operator(registry=world.registry, settings=world.settings, standalone=True)
+
+
 async def test_servers_are_not_started_without_handlers(world, server):
     world.declare(kopf.on.event, 'event')
     async with world.operator():
