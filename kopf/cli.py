@@ -14,6 +14,7 @@ import functools
 import gc
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -173,6 +174,9 @@ def _event_loop(controls: CLIControls) -> Iterator[asyncio.AbstractEventLoop]:
 def _check_scope(namespaces: tuple[str, ...], *, clusterwide: bool) -> None:
     if namespaces and clusterwide:
         raise click.UsageError("Either --namespace or --all-namespaces can be used, not both.")
+    if wrong := [name for name in namespaces if not re.fullmatch(r'[-a-z0-9*?!\[\],\s]*[a-z0-9*?\]],?\s*', name)]:
+        raise click.UsageError(f"No namespace can be named {wrong[0]!r}. "
+                               f"For all of them, use --all-namespaces instead of --namespace.")
 
 
 def _check_endpoint(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:

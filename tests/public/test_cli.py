@@ -95,6 +95,8 @@ def test_version(invoke):
     (['nonsense'], 'nonsense'),
     (['run', '--nonsense'], '--nonsense'),
     (['run', '-A', '-n', 'x'], '--all-namespaces'),
+    (['run', '-n', ''], "No namespace can be named ''"),
+    (['run', '-n', 'Team_X'], "No namespace can be named 'Team_X'"),
     (['run', '--log-format=xml'], 'xml'),
     (['run', '-p', 'high'], 'high'),
 ])

@@ -225,8 +225,10 @@ class ApiClient:
         if self._doubtful and isinstance(error, errors.APIConnectionError):
             self._doubtful = False
             default_logger.warning(
-                "No API answers at %s: %s. Is the cluster running, and is it the right one? See kubectl cluster-info. "
-                "It is tried again for a while.", server, error.__cause__ or error)
+                "No API answers at %s: %s. %s It is tried again for a while.", server, error.__cause__ or error,
+                "The server is not trusted: is it the right one, and is certificate-authority (or -data) in the "
+                "kubeconfig that of its cluster?" if 'CERTIFICATE_VERIFY_FAILED' in str(error.__cause__) else
+                "Is the cluster running, and is it the right one? See kubectl cluster-info.")
 
     async def _open(self, session: sessions.Session, query: str) -> sessions.Stream:
         networking, watching = self._settings.networking, self._settings.watching
@@ -337,7 +339,7 @@ def encode(obj: Any) -> bytes:
     try:
         return dump_tightly(obj, default=_simplify)
     except orjson.JSONEncodeError:
-        text = json.dumps(obj, default=_simplify, separators=(',', ':'), ensure_ascii=False)
+        text = json.dumps(obj, default=_simplify_all, separators=(',', ':'), ensure_ascii=False)
         return replace_halves(text).encode()
 
 
@@ -352,6 +354,11 @@ def _simplify(value: Any) -> Any:
     if isinstance(value, Collection):
         return list(value)
     raise TypeError(f"{type(value).__name__} cannot be stored in an object: {value!r}")
+
+
+def _simplify_all(value: Any) -> Any:
+    # Times and the like are known to the fast encoder alone; it must not depend on what is beside them.
+    return _simplify(value) if isinstance(value, Collection) else orjson.loads(orjson.dumps(value, default=_simplify))
 
 
 class _Attempts:

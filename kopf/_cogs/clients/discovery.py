@@ -86,7 +86,9 @@ def explaining() -> Iterator[None]:
         yield
     except errors.APIError as error:
         if isinstance(error, errors.APIForbiddenError):
-            remedy = "Bind the cluster role system:discovery to the operator's account"
+            remedy = ("The credentials have neither a token nor a certificate, or these are not known there: "
+                      "see the user of the current context in the kubeconfig" if 'system:anonymous' in str(error) else
+                      "Bind the cluster role system:discovery to the operator's account")
         elif isinstance(error, errors.APIClientError):
             remedy = "Check that the address of the server in the credentials is that of a Kubernetes API"
         else:

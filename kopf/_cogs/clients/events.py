@@ -48,7 +48,7 @@ async def post_event(
         'action': 'Action?',
         'type': type,
         'reason': reason,
-        'message': _cut(message),
+        'message': _cut(str(message)),
         'reportingComponent': posting.reporting_component,
         'reportingInstance': posting.reporting_instance,
         'source': {'component': posting.reporting_component},

@@ -395,7 +395,12 @@ def _read_token(path: AnyPath) -> str:
 
 def _decode_pem(data: str | bytes) -> str:
     text = data.decode('ascii') if isinstance(data, bytes) else data
-    return text if '-----BEGIN ' in text else base64.b64decode(text).decode('ascii')
+    if '-----BEGIN ' in text:
+        return text
+    try:
+        return base64.b64decode(''.join(text.split()), validate=True).decode('ascii')
+    except ValueError:
+        raise ValueError(f"the data of a certificate or a key are neither PEM nor base64: {text[:20]!r}...") from None
 
 
 def _write_text(path: str, text: str) -> None:

@@ -311,7 +311,9 @@ def exception(
 
 def _iterate(objs: bodies.Body | Iterable[bodies.Body]) -> Iterator[bodies.Body]:
     # Plain dicts, as other clients have them, serve as well as our bodies.
-    objects: Any = [objs] if isinstance(objs, Mapping) else objs
+    objects: Any = objs
+    if isinstance(objects, Mapping) or not isinstance(objects, Iterable):
+        objects = [objs]
     for obj in objects:
         if not isinstance(obj, Mapping):
             raise TypeError(f"Events are posted about bodies of objects, got {obj!r}.")

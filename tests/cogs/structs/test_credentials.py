@@ -130,9 +130,10 @@ def test_tls_with_ambiguous_data(kwargs):
         info('t', **kwargs)
 
 
-def test_tls_with_broken_data():
-    with pytest.raises(ValueError):
-        info('t', ca_data='garbage').as_ssl_context()
+@pytest.mark.parametrize('data', ['garbage', '%%%'])
+def test_tls_with_broken_data(data):
+    with pytest.raises(ValueError, match='neither PEM nor base64'):
+        info('t', ca_data=data).as_ssl_context()
 
 
 def test_tls_certificate_without_its_key(pki):
