@@ -358,7 +358,10 @@ def _simplify(value: Any) -> Any:
 
 def _simplify_all(value: Any) -> Any:
     # Times and the like are known to the fast encoder alone; it must not depend on what is beside them.
-    return _simplify(value) if isinstance(value, Collection) else orjson.loads(orjson.dumps(value, default=_simplify))
+    try:
+        return orjson.loads(orjson.dumps(value))
+    except orjson.JSONEncodeError:
+        return _simplify(value)
 
 
 class _Attempts:
