@@ -71,6 +71,8 @@ async def test_openapi(client):
     assert patch["x-kubernetes-group-version-kind"] == {"group": GROUP, "version": "v1", "kind": "Thing"}
     assert "fieldValidation" in [parameter["name"] for parameter in patch["parameters"]]
     assert (await client("GET", "/openapi/v2")).body["swagger"] == "2.0"
+    accept = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
+    assert (await client("GET", "/openapi/v2", headers={"Accept": accept})).status == 200
 
 
 @pytest.mark.parametrize("path", [

@@ -41,6 +41,8 @@ NAMESPACES = ('default', 'kube-node-lease', 'kube-public', 'kube-system')
 ACCEPTED = ('application/json', 'application/yaml')
 PATCHES = (rest.JSON_PATCH, rest.MERGE_PATCH)
 _DONE = orjson.dumps({'kind': 'Status', 'apiVersion': 'v1', 'metadata': {}, 'status': 'Success', 'code': 201})
+_NO_DEFINITIONS = b'\x0a\x032.0\x12\x11\x0a\x0aKubernetes\x12\x03v1.'
+"""The old OpenAPI in protobuf, without any definition: kubectl looks there for kinds of lists, and then skips them."""
 VERSION = {
     'major': '1', 'minor': '36', 'gitVersion': 'v1.36.0+kopf-sandbox', 'gitCommit': '', 'gitTreeState': '',
     'buildDate': '1970-01-01T00:00:00Z', 'goVersion': '', 'compiler': '', 'platform': 'python',
@@ -120,6 +122,8 @@ class Api:
         if method != 'GET' and self._is_fixed(path):
             raise statuses.no_method()
         response = self._document(path, accept, address)
+        if path == '/openapi/v2' and 'proto-openapi.spec.v2' in accept:
+            return raw_response(_NO_DEFINITIONS, media='application/com.github.proto-openapi.spec.v2.v1.0+protobuf')
         if path.startswith('/openapi/v3') and path != '/openapi/v3' or path == '/openapi/v2':
             return response if forms.accepts(accept, 'application/json') else Response(406, b'', [])
         if path.startswith(('/api', '/version')):
