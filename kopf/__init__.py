@@ -152,3 +152,7 @@ def __getattr__(name: str) -> Any:
             value = globals()[name] = getattr(importlib.import_module(module), name)
             return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

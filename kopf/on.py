@@ -6,7 +6,7 @@ in the documentation), the options of its kind of handlers, and an optional ``re
 decorated function unchanged, so that they can be stacked. A wrong option raises `TypeError` or `ValueError` at once.
 """
 from collections.abc import Callable
-from typing import Any, Never, TypeVar, Unpack
+from typing import Any, Never, TypeVar, Unpack, get_args
 
 from kopf._cogs.structs.dicts import FieldSpec, parse_field
 from kopf._core.intents import declarations as _declarations
@@ -39,6 +39,8 @@ from kopf._core.intents.handlers import (
 )
 
 FnT = TypeVar('FnT', bound=Callable[..., Any])
+
+_OPERATIONS: tuple[_declarations.OperationName, ...] = get_args(_declarations.OperationName)
 
 
 def startup(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
@@ -196,9 +198,11 @@ def _webhook(
     if operations is not None and not operations:
         raise ValueError(f"@kopf.on.{name}: operations= must not be empty; for all of them, leave it out.")
     chosen = operations if operation is None else list(dict.fromkeys([*(operations or ()), operation]))
-    if unknown := set(chosen or ()) - {'CREATE', 'UPDATE', 'DELETE', 'CONNECT', '*'}:
+    if unknown := set(chosen or ()) - {*_OPERATIONS, '*'}:
         raise ValueError(f"@kopf.on.{name}: there is no operation {unknown.pop()!r}; "
-                         f"there are: CREATE, UPDATE, DELETE, CONNECT.")
+                         f"there are: {', '.join(_OPERATIONS)}.")
+    if '*' in (chosen or ()):
+        chosen = _OPERATIONS
     return _declarations.declare(WebhookHandler, name, names, WebhookOptions, options, type=type, operations=chosen)
 
 

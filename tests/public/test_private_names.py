@@ -3,6 +3,8 @@ import asyncio
 import importlib
 import logging
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -42,6 +44,11 @@ def test_names(module, name):
 def test_public_names_are_the_same(module):
     for name in NAMES[module]:
         assert getattr(kopf, name, None) in (None, getattr(importlib.import_module(module), name))
+
+
+def test_all_public_names_are_listed_before_they_are_imported():
+    check = "assert set(dir(m)) >= {*m.__all__, '__file__'}"
+    subprocess.run([sys.executable, '-c', f"import kopf as m; {check}; import kopf.testing as m; {check}"], check=True)
 
 
 def test_smart_registry_is_a_registry():

@@ -241,15 +241,28 @@ def build_object_reference(body: Body) -> ObjectReference:
     """
     Build a reference to the object, e.g. for Events about it. What is not known is left out.
     """
-    data = body._data() if type(body) is Body else body  # it is done for each line of the log
+    return shorten_reference(build_full_reference(body))
+
+
+def build_full_reference(body: Body) -> Mapping[str, str | None]:
+    """
+    Build a reference to the object for the log: always with the same keys, so that they can be relied on.
+    """
+    data = body._data() if type(body) is Body else body  # it is done for nearly each event
     meta = data.get('metadata') or {}
-    ref = {
+    return {
         'apiVersion': data.get('apiVersion'),
         'kind': data.get('kind'),
         'name': meta.get('name'),
         'uid': meta.get('uid'),
         'namespace': meta.get('namespace'),
     }
+
+
+def shorten_reference(ref: Mapping[str, str | None]) -> ObjectReference:
+    """
+    Leave out of a reference what is not known.
+    """
     return cast(ObjectReference, ref if all(ref.values()) else {key: val for key, val in ref.items() if val})
 
 

@@ -209,12 +209,12 @@ class MappingView(Mapping[_K, _V], Generic[_K, _V]):
 
     # The mixins of Mapping do the same through __getitem__() & KeyError, which is several times slower.
     @overload
-    def get(self, key: _K, /) -> _V | None: ...
+    def get(self, key: _K) -> _V | None: ...
 
     @overload
-    def get(self, key: _K, /, default: _V | _T) -> _V | _T: ...
+    def get(self, key: _K, default: _V | _T) -> _V | _T: ...
 
-    def get(self, key: _K, /, default: Any = None) -> Any:
+    def get(self, key: _K, default: Any = None) -> Any:
         return self._data().get(key, default)
 
     def keys(self) -> KeysView[_K]:

@@ -49,22 +49,33 @@ class ObjectLogger(logging.LoggerAdapter[logging.Logger]):
     """
 
     _local = False
+    _mark: Mapping[str, object] | None
 
     def __init__(self, *, body: bodies.Body, settings: 'configuration.OperatorSettings') -> None:
         super().__init__(objects_logger)
         self._body = body
         self._settings = settings
 
-    def process(self, msg: str, kwargs: MutableMapping[str, Any]) -> tuple[str, MutableMapping[str, Any]]:
-        """Add the mark to the extra fields of the record, below those that the caller gives."""
+    @property
+    def extra(self) -> Mapping[str, object]:
+        """The mark of this object."""
         # Made on the first line only: most loggers never come to write one.
-        mark = self.extra
+        mark = self._mark
         if mark is None:
-            mark = self.extra = {
+            mark = self._mark = {
                 'settings': self._settings,
                 'k8s_skip': self._local,
-                'k8s_ref': bodies.build_object_reference(self._body),
+                'k8s_ref': bodies.build_full_reference(self._body),
             }
+        return mark
+
+    @extra.setter
+    def extra(self, value: Mapping[str, object] | None) -> None:
+        self._mark = value
+
+    def process(self, msg: str, kwargs: MutableMapping[str, Any]) -> tuple[str, MutableMapping[str, Any]]:
+        """Add the mark to the extra fields of the record, below those that the caller gives."""
+        mark = self._mark or self.extra
         given = kwargs.get('extra')
         kwargs['extra'] = {**mark, **given} if given else mark
         return msg, kwargs

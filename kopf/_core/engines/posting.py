@@ -215,9 +215,8 @@ class K8sPoster(logging.Handler):
             poster = self._find_poster(record)
             if poster is not None:
                 posting = poster.settings.posting
-                ref: bodies.ObjectReference = record.k8s_ref  # type: ignore[attr-defined]
                 poster.post(K8sEvent(
-                    ref=ref,
+                    ref=bodies.shorten_reference(record.k8s_ref),  # type: ignore[attr-defined]
                     type=_get_type(record.levelno),
                     reason='Logging',
                     message=self.format(record),

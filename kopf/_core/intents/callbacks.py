@@ -6,7 +6,7 @@ documentation's "Arguments" and "Filtering".
 """
 import enum
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from kopf._core.actions.invocation import is_async_fn
@@ -50,33 +50,35 @@ def not_(fn: FnT) -> FnT:
     return not_fn  # type: ignore[return-value]
 
 
-def all_(fns: Collection[Callable[..., bool]]) -> Callable[..., bool]:
+def all_(fns: Iterable[Callable[..., bool]]) -> Callable[..., bool]:
     """Make a callback that passes if all the functions do; with no functions, it passes."""
-    _check('all_', fns)
+    fns = _check('all_', fns)
 
     def all_fn(*args: Any, **kwargs: Any) -> bool:
         return all(fn(*args, **kwargs) for fn in fns)
     return all_fn
 
 
-def any_(fns: Collection[Callable[..., bool]]) -> Callable[..., bool]:
+def any_(fns: Iterable[Callable[..., bool]]) -> Callable[..., bool]:
     """Make a callback that passes if at least one of the functions does."""
-    _check('any_', fns)
+    fns = _check('any_', fns)
 
     def any_fn(*args: Any, **kwargs: Any) -> bool:
         return any(fn(*args, **kwargs) for fn in fns)
     return any_fn
 
 
-def none_(fns: Collection[Callable[..., bool]]) -> Callable[..., bool]:
+def none_(fns: Iterable[Callable[..., bool]]) -> Callable[..., bool]:
     """Make a callback that passes if none of the functions does."""
-    _check('none_', fns)
+    fns = _check('none_', fns)
 
     def none_fn(*args: Any, **kwargs: Any) -> bool:
         return not any(fn(*args, **kwargs) for fn in fns)
     return none_fn
 
 
-def _check(name: str, fns: Collection[Callable[..., Any]]) -> None:
+def _check(name: str, fns: Iterable[Callable[..., Any]]) -> Collection[Callable[..., Any]]:
+    fns = tuple(fns)  # they are needed for every object, and generators give them only once
     if any(is_async_fn(fn) for fn in fns):
         raise TypeError(f"kopf.{name}() can't take async functions: filters are evaluated at once.")
+    return fns

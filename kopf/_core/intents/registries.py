@@ -113,9 +113,13 @@ def get_default_registry() -> OperatorRegistry:
     return _default_registry_var.get()
 
 
-def set_default_registry(registry: OperatorRegistry) -> None:
-    """Use another registry by default: in this thread, or in this task and those started by it."""
-    _default_registry_var.set(registry)
+def set_default_registry(registry: OperatorRegistry | None) -> None:
+    """
+    Use another registry by default: in this thread, or in this task and those started by it.
+
+    :param registry: the registry; ``None`` is for a new one, which is empty.
+    """
+    _default_registry_var.set(SmartOperatorRegistry() if registry is None else registry)
 
 
 class HandlerTable(NamedTuple):

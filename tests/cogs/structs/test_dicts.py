@@ -186,7 +186,7 @@ def test_views_equal_to_their_dicts(data):
     for key in 'abcd':
         assert (key in view) == (key in data)
         assert view.get(key) == data.get(key)
-        assert view.get(key, 'default') == data.get(key, 'default')
+        assert view.get(key, 'default') == view.get(key=key, default='default') == data.get(key, 'default')
 
 
 @pytest.mark.parametrize('other', [None, 1, 'a', (), []])

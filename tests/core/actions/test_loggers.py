@@ -249,6 +249,12 @@ def test_records_are_as_of_usual_loggers(logger, caplog, write):
     assert set(ours) - set(usual) == {'settings', 'k8s_ref', 'k8s_skip'}
 
 
+def test_references_always_have_the_same_keys(cluster_logger, caplog):
+    cluster_logger.warning("hello")
+    ref = {'apiVersion': RAW['apiVersion'], 'kind': RAW['kind'], 'name': 'name1', 'uid': 'uid1', 'namespace': None}
+    assert caplog.records[0].k8s_ref == cluster_logger.extra['k8s_ref'] == ref
+
+
 def test_local_loggers_are_marked_to_be_skipped(caplog):
     logger = LocalObjectLogger(body=Body(RAW), settings=OperatorSettings())
     logger.warning("hello")

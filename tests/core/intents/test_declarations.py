@@ -203,6 +203,12 @@ def test_field_handlers_need_fields(registry: OperatorRegistry, field: Any) -> N
         kopf.on.field('kopfexamples', field=field, registry=registry)
 
 
+def test_any_operation_can_be_asked_for(registry: OperatorRegistry) -> None:
+    kopf.on.mutate('kopfexamples', registry=registry, operation='*')(fn)  # type: ignore[arg-type]
+    assert [list(handler.operations or ()) for handler in registry.webhooks] == [
+        ['CREATE', 'UPDATE', 'DELETE', 'CONNECT']]
+
+
 def test_operations_of_webhooks(registry: OperatorRegistry) -> None:
     kopf.on.validate('kopfexamples', registry=registry, operation='CREATE', operations=('UPDATE', 'CREATE'))(fn)
     assert [sorted(handler.operations or ()) for handler in registry.webhooks] == [['CREATE', 'UPDATE']]

@@ -118,6 +118,12 @@ def test_combinations_of_callbacks(results: list[bool]) -> None:
         assert prematch(declare(kopf.on.event, when=kopf.not_(combine(fns)))) is not expected
 
 
+@pytest.mark.parametrize('combine, expected', [(kopf.all_, False), (kopf.any_, True), (kopf.none_, False)])
+def test_callbacks_from_generators_are_kept(combine: Any, expected: bool) -> None:
+    handler = declare(kopf.on.event, when=combine(lambda result=result, **_: result for result in (True, False)))
+    assert [prematch(handler), prematch(handler)] == [expected, expected]
+
+
 @pytest.mark.parametrize('combine', [kopf.all_, kopf.any_, kopf.none_, lambda fns: kopf.not_(fns[0])])
 def test_async_callbacks_can_not_be_combined(combine: Any) -> None:
     async def fn(**_: Any) -> bool:

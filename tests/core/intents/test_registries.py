@@ -134,6 +134,14 @@ def test_registries_by_default():
     assert kopf.get_default_registry() is not registry
 
 
+def test_no_default_registry_means_an_empty_one():
+    def check():
+        kopf.set_default_registry(None)
+        kopf.on.create('kopfexamples')(fn)
+        assert len(kopf.get_default_registry().changing) == 1
+    contextvars.copy_context().run(check)
+
+
 def test_what_is_watched_and_what_is_patched(registry):
     kopf.on.event('a', registry=registry)(fn)
     kopf.index('b', registry=registry)(fn)
