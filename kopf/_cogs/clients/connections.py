@@ -21,12 +21,12 @@ _READ_AHEAD = 2 ** 20
 class Response(NamedTuple):
     """What the server has answered; of a stream, it is only its beginning, without the body."""
     status: int
-    headers: list[tuple[bytes, bytes]]
+    headers: Mapping[bytes, bytes]
     body: bytes
 
     def as_mapping(self) -> Mapping[str, str]:
         """Get the headers with their names capitalised."""
-        return {name.decode('latin-1').title(): value.decode('latin-1') for name, value in self.headers}
+        return {name.decode('latin-1').title(): value.decode('latin-1') for name, value in self.headers.items()}
 
 
 class ConnectionLost(ConnectionError):
@@ -44,6 +44,11 @@ class Connection(asyncio.Protocol):
         self.used = False
         self.idle_since = 0.0
         self._loop = asyncio.get_running_loop()
+        self._headers: dict[bytes, bytes] = {}
+        self._chunks: list[bytes] = []
+        # For the parser: these are called most, and nothing but C is called so.
+        self.on_header = self._headers.__setitem__
+        self.on_body = self._chunks.append
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -55,8 +60,8 @@ class Connection(asyncio.Protocol):
 
     def _reset(self) -> None:
         self._status = 0
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._chunks: list[bytes] = []
+        self._headers.clear()
+        self._chunks.clear()
         self._size = 0
         self._began = False
         self._complete = False
@@ -88,7 +93,7 @@ class Connection(asyncio.Protocol):
         self._reset()
         await self._send(data)
         self.used = True
-        return Response(self._status, self._headers, b''.join(self._chunks))
+        return Response(self._status, self._headers.copy(), b''.join(self._chunks))
 
     async def stream(self, data: bytes, *, timeout: float | None) -> Response:
         """
@@ -106,7 +111,7 @@ class Connection(asyncio.Protocol):
         if timeout is not None:
             self._expiry = self._loop.call_later(timeout, self._expire)
         await self._send(data)
-        return Response(self._status, self._headers, b'')
+        return Response(self._status, self._headers.copy(), b'')
 
     async def read(self) -> bytes:
         """
@@ -197,9 +202,10 @@ class Connection(asyncio.Protocol):
             self._break()
         if self._streaming:
             self._wake()
-        if self._streaming and self._size > _READ_AHEAD and not self._paused and self._transport is not None:
-            self._paused = True
-            self._transport.pause_reading()
+            self._size += len(data)
+            if self._size > _READ_AHEAD and not self._paused and self._transport is not None:
+                self._paused = True
+                self._transport.pause_reading()
 
     def eof_received(self) -> None:
         # The default would wait until the request is sent, which the server may never read.
@@ -221,7 +227,7 @@ class Connection(asyncio.Protocol):
         self._fail(error)
 
     def _ends_with_connection(self) -> bool:
-        return not any(name.lower() in (b'content-length', b'transfer-encoding') for name, _ in self._headers)
+        return not any(name.lower() in (b'content-length', b'transfer-encoding') for name in self._headers)
 
     # For the parser.
 
@@ -229,21 +235,14 @@ class Connection(asyncio.Protocol):
         if self._complete:
             raise ConnectionError("nobody has asked for another response")
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name, value))
-
     def on_headers_complete(self) -> None:
         assert self._parser is not None
         status = self._parser.get_status_code()
         if status < 200:  # the real response is yet to come
-            self._headers = []
+            self._headers.clear()
         else:
             self._status = status
             self._began = True
-
-    def on_body(self, body: bytes) -> None:
-        self._chunks.append(body)
-        self._size += len(body)
 
     def on_message_complete(self) -> None:
         assert self._parser is not None
