@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.jsontexts import dump_tightly
-from kopf._cogs.structs.bodies import RawBody, RawEvent
+from kopf._cogs.structs.bodies import Body, RawBody, RawEvent
 from kopf._cogs.structs.patches import Patch
+from kopf._cogs.structs.references import Resource
+from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
 
 if TYPE_CHECKING:
     from kopf._core.intents.decisions import Cycle
@@ -100,6 +103,24 @@ class ObjectRecord:
         if self.wakeup is not None:
             self.wakeup.cancel()
             self.wakeup = None
+
+
+def make_logger(
+        record: ObjectRecord, resource: Resource, settings: OperatorSettings,
+        cls: type[ObjectLogger] = LocalObjectLogger,
+) -> ObjectLogger:
+    """Make a logger of the object, by what is known of it."""
+    raw: Mapping[str, Any] = record.body if record.body is not None else {
+        'apiVersion': f'{resource.group}/{resource.version}'.lstrip('/'),
+        'kind': resource.kind,
+        'metadata': {'name': record.name, 'namespace': record.namespace, 'uid': record.uid},
+    }
+    return cls(body=Body(raw), settings=settings)
+
+
+def is_deleted(event: RawEvent) -> bool:
+    """Tell if the object is deleted, or is going to be."""
+    return event['type'] == 'DELETED' or event['object']['metadata'].get('deletionTimestamp') is not None
 
 
 def identify(raw: Mapping[str, Any]) -> str:

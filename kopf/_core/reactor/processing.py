@@ -11,9 +11,7 @@ import copy
 from collections.abc import Collection, Mapping
 from typing import Any, cast
 
-from kopf._cogs.clients import patching
-from kopf._cogs.clients.api import AnyLogger, ApiClient
-from kopf._cogs.clients.errors import APIForbiddenError, APINotFoundError
+from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.clients.pacing import background
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody, RawEvent
@@ -21,7 +19,7 @@ from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.diffs import Diff
 from kopf._cogs.structs.finalizers import append_finalizer, remove_finalizer
 from kopf._cogs.structs.ids import HandlerId
-from kopf._cogs.structs.patches import Patch, combine_values
+from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.seals import Seal
 from kopf._core.actions.execution import ErrorsMode, Execution, execute_handler_once, running, utcnow
 from kopf._core.actions.lifecycles import LifeCycleFn
@@ -32,17 +30,15 @@ from kopf._core.engines.spawning import Spawner
 from kopf._core.engines.stoppers import DaemonStoppingReason
 from kopf._core.intents import filters
 from kopf._core.intents.causes import ChangingCause, Reason, WatchingCause
-from kopf._core.intents.decisions import TITLES, Decider, Decision, deliver_results, is_delivered, is_edited
+from kopf._core.intents.decisions import TITLES, Decider, Decision, deliver_results, is_delivered
 from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor import echoes
+from kopf._core.reactor.applying import Applier, complete
 from kopf._core.reactor.intake import ObjectSink
-from kopf._core.reactor.inventory import ObjectRecord
-from kopf._core.reactor.throttling import Throttle, explain_refusal, is_fault_of, is_refusal
+from kopf._core.reactor.inventory import ObjectRecord, is_deleted, make_logger
+from kopf._core.reactor.throttling import Throttling
 from kopf._core.reactor.watches import ResourceWatch
 from kopf._core.reactor.workforce import Workforce
-
-CONFLICT_DELAYS = (0, 0.1, 0.2, 0.5, 1, 2)
-"""When a daemon's functions are tried again on an object that was changed by others meanwhile (in seconds)."""
 
 DAEMONS_GRACE = 1.0
 """For how long the progress of a deletion is only remembered, not stored, as the daemons end soon (in seconds)."""
@@ -59,13 +55,14 @@ class Processor(ObjectSink):
             lifecycle: LifeCycleFn, memo: Any, indices: Mapping[str, Any],
     ) -> None:
         self.table = table
-        self._client = client
         self._settings = settings
         self._workforce = workforce
         self._lifecycle = lifecycle
         self._memo = memo
         self._indices = indices
         self._decider = Decider(table, settings.persistence)
+        self._applier = Applier(client, settings, self._decider)
+        self._throttling = Throttling(settings, self._decider)
         self._rules = Execution(
             executor=settings.execution.executor, default_backoff=settings.execution.default_backoff)
         self._lenient_rules = Execution(
@@ -96,8 +93,10 @@ class Processor(ObjectSink):
         record.pending = event
         if not record.throttled:
             self._workforce.start(self, record, urgent=listed_since is None)
-        elif self._is_worth_retrying(record, event):
-            self._hasten(record)
+        else:
+            delay = self._throttling.notice(record, event, is_stale=lambda: self._is_stale(record, event))
+            if delay is not None:
+                self._wake_later(record, delay)
 
     def resumed(self, watch: ResourceWatch) -> None:
         """Forget what has been known and planned: others could have handled it, only the objects themselves tell."""
@@ -176,11 +175,9 @@ class Processor(ObjectSink):
             except LoginError:
                 raise
             except Exception as error:
-                self._throttle(record, error)
+                self._wake_later(record, self._throttling.fail(record, error))
                 return
-            if record.throttle is not None:
-                record.throttle = None
-                self._get_logger(record).info("Throttling is over. Switching back to normal operations.")
+            self._throttling.succeed(record)
         if self._dropped:
             record.cancel_wakeup()
             record.pending, record.again = None, False
@@ -191,7 +188,7 @@ class Processor(ObjectSink):
         again, record.again = record.again, False
         if event is None:
             if record.outdated and record.body is not None:
-                await self._reload(record, record.body)
+                await self._applier.reload(record, record.body)
             if record.body is not None:
                 await self._step(record, Patch(body=Body(record.body)), deciding=True)
             return
@@ -260,9 +257,14 @@ class Processor(ObjectSink):
         if decision is not None:
             done = await self._handle(record, decision, patch, conclusion)
         else:
-            self._complete(record, patch, self._get_logger(record, ObjectLogger))
-        if (patch or conclusion) and not await self._apply(record, decision, patch, conclusion):
-            return
+            complete(record, patch, make_logger(record, self.table.resource, self._settings, ObjectLogger))
+        if patch or conclusion:
+            with background(not self._workforce.is_urgent(record), self._workforce.crowd):
+                applied, delay = await self._applier.apply(record, decision, patch, conclusion)
+            if delay is not None and record.wakeup is None:
+                self._wake_later(record, delay)
+            if not applied:
+                return
         record.unsent = None
         if decision is None and deciding:
             record.cycle = None  # none of our business any more; if it is ever again, the records are on the object
@@ -303,7 +305,7 @@ class Processor(ObjectSink):
         title = TITLES.get(decision.reason)
         if decision.add_finalizer:
             log.debug("Adding the finalizer, thus preventing the actual deletion.")
-            self._complete(record, patch, log)
+            complete(record, patch, log)
             conclusion.fns.append(append_finalizer(self._decider.finalizer))
             return False
         if record.cycle is not None and record.cycle is not decision.cycle and title is not None:
@@ -329,25 +331,19 @@ class Processor(ObjectSink):
                 self.restore(record, seal, step.outcomes)
                 self._revert(decision, seal)
         deliver_results(step.outcomes, patch)
-        self._complete(record, patch, log)
+        complete(record, patch, log)
         done = state.done(decision.matching)
         if done and decision.reason is Reason.DELETE and record.daemons is not None and record.daemons.holding:
             done = False  # what is done must not be forgotten while the object waits for its daemons
             if step.outcomes and not patch:
                 # They usually end soon, and then one patch is enough.
-                record.wakeup = asyncio.get_running_loop().call_later(DAEMONS_GRACE, self._wake, record)
+                self._wake_later(record, DAEMONS_GRACE)
                 return False
         if done and title is not None and decision.matching and (step.outcomes or not state.unsaved):
             log.info("%s is processed: %d succeeded; %d failed.", title, *state.counts(decision.matching))
         self._decider.conclude(decision, patch, conclusion, done=done)
         self._release(record, decision, conclusion, done=done)
         return done
-
-    def _complete(self, record: ObjectRecord, patch: Patch, log: AnyLogger) -> None:
-        """Add to what the handlers want now what they have wanted before, and could not get."""
-        patching.discard_unstorable(patch, log)
-        if record.unsent is not None:
-            merge_patches(patch, record.unsent)
 
     def _revert(self, decision: Decision, seal: Seal) -> None:
         """Go on with the decision about the object as it was before the handlers have changed it in place."""
@@ -370,77 +366,6 @@ class Processor(ObjectSink):
             return
         conclusion.fns.append(remove_finalizer(self._decider.finalizer))
 
-    async def _apply(self, record: ObjectRecord, decision: Decision | None, patch: Patch, conclusion: Patch) -> bool:
-        """Send the patch; remember what could not be applied; tell if all is done that can be."""
-        raw = cast(RawBody, record.body)
-        try:
-            with background(not self._workforce.is_urgent(record), self._workforce.crowd):
-                result = await patching.patch_obj(
-                    self._client, resource=self.table.resource, namespace=record.namespace, name=record.name,
-                    uid=raw['metadata'].get('uid'), patch=patch, body=raw, logger=self._get_logger(record),
-                    conclusion=conclusion)
-        except Exception:
-            self._keep_unsaved(record, decision, patch)
-            raise
-        if result.unserved:
-            self._keep_unsaved(record, decision, patch)
-            record.wakeup = asyncio.get_running_loop().call_later(CONFLICT_DELAYS[-1], self._wake, record)
-            return False
-        if result.gone:
-            record.body = record.cycle = record.unsent = None
-            record.again = False
-            return True
-        stored = patch
-        if result.remaining_fns:
-            stored = Patch(dict(patch)) if result.body is not None else Patch()
-            self._keep_unsaved(record, decision, Patch(fns=patch.fns), stored)
-        if result.body is not None:
-            self._accept(record, result.body, patch)
-            if decision is not None and record.cycle is not None:
-                self._decider.notice_patched(decision, stored, Body(result.body))
-            record.again = record.again or (self._managing and not result.remaining_fns)
-        if not result.remaining_fns:
-            return True
-        if not record.again and record.wakeup is None:
-            # Usually, an event brings the state that they fit to. If it is late, or if there was another reason for
-            # the refusal, then the state is asked for: otherwise, the same patch would be refused again and again.
-            record.outdated = True
-            record.wakeup = asyncio.get_running_loop().call_later(CONFLICT_DELAYS[-1], self._wake, record)
-        return False
-
-    def _keep_unsaved(
-            self, record: ObjectRecord, decision: Decision | None, patch: Patch, stored: Patch | None = None,
-    ) -> None:
-        """Remember what could not be stored: for the next attempt, or for those who serve the object after us."""
-        record.unsent = patch if patch else None
-        if record.cycle is not None:
-            record.cycle.state.mark_unsaved()
-            if decision is not None:
-                self._decider.retract(decision, stored)
-
-    async def _reload(self, record: ObjectRecord, known: RawBody) -> None:
-        """Ask for the state of the object, as no event brings it."""
-        record.outdated = False
-        url = self.table.resource.get_url(namespace=record.namespace, name=record.name)
-        try:
-            raw = await self._client.get_json(url, logger=self._get_logger(record))
-        except APIForbiddenError:
-            return  # there are rights to watch, but not to get: only an event can help
-        except APINotFoundError:
-            raw = None
-        if raw is not None and raw['metadata'].get('uid') == known['metadata'].get('uid'):
-            self._accept(record, raw, Patch())
-        else:  # gone: what is to be done about that, is done when it is seen in the stream
-            record.body = record.cycle = record.unsent = None
-
-    def _accept(self, record: ObjectRecord, raw: RawBody, patch: Patch) -> None:
-        """Go on with the state that has come of our patch; its echo will be recognised by its version."""
-        if record.daemons is not None:
-            if not record.daemons.renew(raw, patch):
-                raw = record.daemons.stash.copy()  # a newer one is here: from a daemon's patch, or from the stream
-        record.body = raw
-        echoes.expect(record, raw, timeout=self._settings.persistence.consistency_timeout)
-
     def _sleep(self, record: ObjectRecord, decision: Decision) -> None:
         """Wake up when the next handler is due; nothing is held meanwhile."""
         delay = decision.cycle.state.delay(decision.matching, utcnow())
@@ -450,6 +375,9 @@ class Processor(ObjectSink):
             record.again = True
             return
         decision.cause.logger.debug("Sleeping for %s seconds for the delayed handlers.", delay)
+        self._wake_later(record, delay)
+
+    def _wake_later(self, record: ObjectRecord, delay: float) -> None:
         record.cancel_wakeup()
         record.wakeup = asyncio.get_running_loop().call_later(delay, self._wake, record)
 
@@ -467,24 +395,7 @@ class Processor(ObjectSink):
 
     async def send(self, record: ObjectRecord, patch: Patch) -> None:
         """Apply a patch of a daemon to the freshest state of the object."""
-        raw: RawBody | None = record.daemons.stash.copy()
-        for delay in CONFLICT_DELAYS:
-            result = await patching.patch_obj(
-                self._client, resource=self.table.resource, namespace=record.namespace, name=record.name,
-                uid=record.daemons.identity.uid, patch=patch, body=raw, logger=record.daemons.logger)
-            if result.body is not None and not record.daemons.gone:
-                at_rest = record.body is None
-                self._accept(record, result.body, patch)
-                if record.employed or not self._is_settled(record, cast(RawBody, record.body)):
-                    self.wake(record)
-                elif at_rest:
-                    record.body = None
-            if not result.remaining_fns:
-                return
-            patch, raw = Patch(fns=patch.fns), None
-            await asyncio.sleep(delay)
-        record.daemons.logger.warning(
-            "The object changes faster than it can be patched; these functions are lost: %r", patch.fns)
+        await self._applier.apply_of_daemon(record, patch, is_settled=self._is_settled, resume=self.wake)
 
     def restore(self, record: ObjectRecord, seal: Seal, keys: Collection[HandlerId]) -> None:
         """Forget what these handlers have changed in place, and tell of it: nobody else must see it."""
@@ -496,7 +407,8 @@ class Processor(ObjectSink):
         """Warn once that these handlers have changed the object in place, which is undone."""
         if not self._told.issuperset(keys):
             self._told.update(keys)
-            self._get_logger(record).warning("%s: %s", ", ".join(f"Handler {key!r}" for key in keys), explanation)
+            log = make_logger(record, self.table.resource, self._settings)
+            log.warning("%s: %s", ", ".join(f"Handler {key!r}" for key in keys), explanation)
 
     def wake(self, record: ObjectRecord) -> None:
         """Look at the object again, event or not."""
@@ -511,74 +423,5 @@ class Processor(ObjectSink):
     def fail(self, error: Exception) -> None:
         self._workforce.fail(error)
 
-    # Failing.
-
-    def _throttle(self, record: ObjectRecord, error: Exception) -> None:
-        """Leave the object alone for a while: the framework, or the API, can't handle it now."""
-        if record.throttle is None:
-            record.throttle = Throttle(self._settings.queueing.error_delays)
-        delay, is_new = record.throttle.fail(error)
-        log, refused = self._get_logger(record), is_refusal(error)
-        log.error("Throttling for %s seconds due to an unexpected error: %r", delay, error,
-                  exc_info=error if is_new and not refused else None)
-        if refused:
-            self._note_refusal(record, record.throttle, error)
-            if is_new:
-                posted = self._get_logger(record, ObjectLogger)
-                posted.error("%s", explain_refusal(error, is_users_fault=record.throttle.is_users_fault))
-        record.cancel_wakeup()
-        record.throttled = True
-        record.wakeup = asyncio.get_running_loop().call_later(delay, self._wake, record)
-
-    def _note_refusal(self, record: ObjectRecord, throttle: Throttle, error: Exception) -> None:
-        wanted = record.unsent if record.unsent is not None else Patch()
-        throttle.refused, throttle.is_users_fault = wanted, is_fault_of(wanted, error)
-        if record.body is not None:
-            throttle.essence = self._decider.essences.of(Body(record.body))
-
-    def _is_worth_retrying(self, record: ObjectRecord, event: RawEvent) -> bool:
-        """Tell if the object has changed so that it can be handled now, though it could not before."""
-        throttle = record.throttle
-        if throttle is None or throttle.hastened:
-            return False
-        if is_deleted(event):
-            known = record.body is not None and is_deleted({'type': None, 'object': record.body})
-            return event['type'] == 'DELETED' or not known
-        if throttle.refused is None or throttle.essence is None or self._is_stale(record, event):
-            return False
-        essence = self._decider.essences.of(Body(event['object']))
-        return is_edited(throttle.essence, essence, throttle.refused)
-
-    def _hasten(self, record: ObjectRecord) -> None:
-        """Try again soon, without waiting for the whole delay."""
-        throttle = cast(Throttle, record.throttle)
-        throttle.hastened = True
-        if throttle.is_users_fault and record.unsent is not None:
-            self._get_logger(record, ObjectLogger).info(
-                "The object has changed: what was refused is given up, and its handlers are run again: %r",
-                record.unsent)
-            record.unsent = record.cycle = None
-        record.cancel_wakeup()
-        record.wakeup = asyncio.get_running_loop().call_later(throttle.get_pause(), self._wake, record)
-
-    def _get_logger(self, record: ObjectRecord, cls: type[ObjectLogger] = LocalObjectLogger) -> ObjectLogger:
-        raw = record.body if record.body is not None else {
-            'apiVersion': f'{self.table.resource.group}/{self.table.resource.version}'.lstrip('/'),
-            'kind': self.table.resource.kind,
-            'metadata': {'name': record.name, 'namespace': record.namespace, 'uid': record.uid},
-        }
-        return cls(body=Body(raw), settings=self._settings)
-
     def _copy_memo(self) -> Any:
         return copy.copy(self._memo)
-
-
-def merge_patches(patch: Patch, older: Patch) -> None:
-    """Add to the patch what could not be applied before; the newer values win, also over the older functions."""
-    newer = Patch(copy.deepcopy(dict(patch)))
-    patch.update(copy.deepcopy(dict(combine_values(older, newer))))
-    patch.fns[:0] = [*older.fns, *([newer.apply_to] if older.fns and newer else [])]
-
-
-def is_deleted(event: RawEvent) -> bool:
-    return event['type'] == 'DELETED' or event['object']['metadata'].get('deletionTimestamp') is not None

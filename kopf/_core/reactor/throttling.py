@@ -7,7 +7,7 @@ Specified in the documentation's "Throttling of unexpected errors".
 """
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kopf._cogs.aiokits.delays import Delays
@@ -20,8 +20,12 @@ from kopf._cogs.clients.errors import (
     APITooManyRequestsError,
     APIUnauthorizedError,
 )
-from kopf._cogs.structs.bodies import BodyEssence
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.bodies import Body, BodyEssence, RawEvent
 from kopf._cogs.structs.patches import Patch
+from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
+from kopf._core.intents.decisions import Decider, is_edited
+from kopf._core.reactor.inventory import ObjectRecord, is_deleted, make_logger
 
 RECOVERY_PAUSE = 1.0
 """How soon after a failure it is tried again because of a change, however often the object changes (in seconds)."""
@@ -59,6 +63,69 @@ class Throttle:
     def get_pause(self) -> float:
         """For how long (in seconds) not to try again even if the object changes."""
         return max(0.0, self._failed_at + RECOVERY_PAUSE - time.monotonic())
+
+
+class Throttling:
+    """Throttles the objects of one resource."""
+
+    def __init__(self, settings: OperatorSettings, decider: Decider) -> None:
+        self._settings = settings
+        self._decider = decider
+
+    def fail(self, record: ObjectRecord, error: Exception) -> float:
+        """Know that the framework, or the API, can't handle the object now; give the delay to leave it alone."""
+        if record.throttle is None:
+            record.throttle = Throttle(self._settings.queueing.error_delays)
+        delay, is_new = record.throttle.fail(error)
+        log, refused = self._make_logger(record), is_refusal(error)
+        log.error("Throttling for %s seconds due to an unexpected error: %r", delay, error,
+                  exc_info=error if is_new and not refused else None)
+        if refused:
+            self._note_refusal(record, record.throttle, error)
+            if is_new:
+                posted = self._make_logger(record, ObjectLogger)
+                posted.error("%s", explain_refusal(error, is_users_fault=record.throttle.is_users_fault))
+        record.throttled = True
+        return delay
+
+    def succeed(self, record: ObjectRecord) -> None:
+        """Know that the object could be handled after all."""
+        if record.throttle is not None:
+            record.throttle = None
+            self._make_logger(record).info("Throttling is over. Switching back to normal operations.")
+
+    def notice(self, record: ObjectRecord, event: RawEvent, *, is_stale: Callable[[], bool]) -> float | None:
+        """Give another delay if the object has changed so that it can be handled now, though it could not before."""
+        throttle = record.throttle
+        if throttle is None or throttle.hastened or not self._is_changed(record, throttle, event, is_stale):
+            return None
+        throttle.hastened = True
+        if throttle.is_users_fault and record.unsent is not None:
+            self._make_logger(record, ObjectLogger).info(
+                "The object has changed: what was refused is given up, and its handlers are run again: %r",
+                record.unsent)
+            record.unsent = record.cycle = None
+        return throttle.get_pause()
+
+    def _is_changed(
+            self, record: ObjectRecord, throttle: Throttle, event: RawEvent, is_stale: Callable[[], bool],
+    ) -> bool:
+        if is_deleted(event):
+            known = record.body is not None and is_deleted({'type': None, 'object': record.body})
+            return event['type'] == 'DELETED' or not known
+        if throttle.refused is None or throttle.essence is None or is_stale():
+            return False
+        essence = self._decider.essences.of(Body(event['object']))
+        return is_edited(throttle.essence, essence, throttle.refused)
+
+    def _note_refusal(self, record: ObjectRecord, throttle: Throttle, error: Exception) -> None:
+        wanted = record.unsent if record.unsent is not None else Patch()
+        throttle.refused, throttle.is_users_fault = wanted, is_fault_of(wanted, error)
+        if record.body is not None:
+            throttle.essence = self._decider.essences.of(Body(record.body))
+
+    def _make_logger(self, record: ObjectRecord, cls: type[ObjectLogger] = LocalObjectLogger) -> ObjectLogger:
+        return make_logger(record, self._decider.table.resource, self._settings, cls)
 
 
 def is_refusal(error: Exception) -> bool:

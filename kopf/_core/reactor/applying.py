@@ -1,0 +1,151 @@
+"""
+Applying patches to objects, and taking over what comes of them.
+
+What could not be applied is remembered in the record of the object: the next attempt is with the next state of it. The
+state that a patch returns is the newest one known; its echo in the stream will be recognised by its version.
+"""
+import asyncio
+import copy
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+from kopf._cogs.clients import patching
+from kopf._cogs.clients.api import AnyLogger, ApiClient
+from kopf._cogs.clients.errors import APIForbiddenError, APINotFoundError
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.bodies import Body, RawBody
+from kopf._cogs.structs.patches import Patch, combine_values
+from kopf._core.intents.decisions import Decider, Decision
+from kopf._core.reactor import echoes
+from kopf._core.reactor.inventory import ObjectRecord, make_logger
+
+CONFLICT_DELAYS = (0, 0.1, 0.2, 0.5, 1, 2)
+"""When a daemon's functions are tried again on an object that was changed by others meanwhile (in seconds)."""
+
+
+class Application(NamedTuple):
+    """What has come of applying a patch."""
+    done: bool
+    """Whether all is done that can be."""
+    delay: float | None = None
+    """After which time (in seconds) the object is to be looked at again, if there is no event until then."""
+
+
+class Applier:
+    """Applies the patches to all the objects of one resource."""
+
+    def __init__(self, client: ApiClient, settings: OperatorSettings, decider: Decider) -> None:
+        self._client = client
+        self._settings = settings
+        self._decider = decider
+
+    async def apply(
+            self, record: ObjectRecord, decision: Decision | None, patch: Patch, conclusion: Patch,
+    ) -> Application:
+        """Send the patch; remember what could not be applied."""
+        try:
+            result = await self._send(record, cast(RawBody, record.body)['metadata'].get('uid'), patch, record.body,
+                                      make_logger(record, self._decider.table.resource, self._settings), conclusion)
+        except Exception:
+            self._keep_unsaved(record, decision, patch)
+            raise
+        if result.unserved:
+            self._keep_unsaved(record, decision, patch)
+            return Application(False, CONFLICT_DELAYS[-1])
+        if result.gone:
+            record.body = record.cycle = record.unsent = None
+            record.again = False
+            return Application(True)
+        stored = patch
+        if result.remaining_fns:
+            stored = Patch(dict(patch)) if result.body is not None else Patch()
+            self._keep_unsaved(record, decision, Patch(fns=patch.fns), stored)
+        if result.body is not None:
+            self._accept(record, result.body, patch)
+            if decision is not None and record.cycle is not None:
+                self._decider.notice_patched(decision, stored, Body(result.body))
+            record.again = record.again or (self._decider.table.managing and not result.remaining_fns)
+        if record.again or not result.remaining_fns:
+            return Application(not result.remaining_fns)
+        # Usually, an event brings the state that they fit to. If it is late, or if there was another reason for
+        # the refusal, then the state is asked for: otherwise, the same patch would be refused again and again.
+        record.outdated = True
+        return Application(False, CONFLICT_DELAYS[-1])
+
+    async def apply_of_daemon(
+            self, record: ObjectRecord, patch: Patch, *, is_settled: Callable[[ObjectRecord, RawBody], bool],
+            resume: Callable[[ObjectRecord], None],
+    ) -> None:
+        """Apply a patch of a daemon to the freshest state of the object; have it handled if it is not settled then."""
+        raw: RawBody | None = record.daemons.stash.copy()
+        for delay in CONFLICT_DELAYS:
+            result = await self._send(record, record.daemons.identity.uid, patch, raw, record.daemons.logger)
+            if result.body is not None and not record.daemons.gone:
+                at_rest = record.body is None
+                self._accept(record, result.body, patch)
+                if record.employed or not is_settled(record, cast(RawBody, record.body)):
+                    resume(record)
+                elif at_rest:
+                    record.body = None
+            if not result.remaining_fns:
+                return
+            patch, raw = Patch(fns=patch.fns), None
+            await asyncio.sleep(delay)
+        record.daemons.logger.warning(
+            "The object changes faster than it can be patched; these functions are lost: %r", patch.fns)
+
+    async def reload(self, record: ObjectRecord, known: RawBody) -> None:
+        """Ask for the state of the object, as no event brings it."""
+        record.outdated = False
+        resource = self._decider.table.resource
+        url = resource.get_url(namespace=record.namespace, name=record.name)
+        try:
+            raw = await self._client.get_json(url, logger=make_logger(record, resource, self._settings))
+        except APIForbiddenError:
+            return  # there are rights to watch, but not to get: only an event can help
+        except APINotFoundError:
+            raw = None
+        if raw is not None and raw['metadata'].get('uid') == known['metadata'].get('uid'):
+            self._accept(record, raw, Patch())
+        else:  # gone: what is to be done about that, is done when it is seen in the stream
+            record.body = record.cycle = record.unsent = None
+
+    async def _send(
+            self, record: ObjectRecord, uid: str | None, patch: Patch, body: RawBody | None, logger: AnyLogger,
+            conclusion: Patch | None = None,
+    ) -> patching.PatchResult:
+        return await patching.patch_obj(
+            self._client, resource=self._decider.table.resource, namespace=record.namespace, name=record.name,
+            uid=uid, patch=patch, body=body, logger=logger, conclusion=conclusion)
+
+    def _keep_unsaved(
+            self, record: ObjectRecord, decision: Decision | None, patch: Patch, stored: Patch | None = None,
+    ) -> None:
+        """Remember what could not be stored: for the next attempt, or for those who serve the object after us."""
+        record.unsent = patch if patch else None
+        if record.cycle is not None:
+            record.cycle.state.mark_unsaved()
+            if decision is not None:
+                self._decider.retract(decision, stored)
+
+    def _accept(self, record: ObjectRecord, raw: RawBody, patch: Patch) -> None:
+        """Go on with the state that has come of our patch; its echo will be recognised by its version."""
+        if record.daemons is not None:
+            if not record.daemons.renew(raw, patch):
+                raw = record.daemons.stash.copy()  # a newer one is here: from a daemon's patch, or from the stream
+        record.body = raw
+        echoes.expect(record, raw, timeout=self._settings.persistence.consistency_timeout)
+
+
+def complete(record: ObjectRecord, patch: Patch, log: AnyLogger) -> None:
+    """Add to what the handlers want now what they have wanted before, and could not get."""
+    patching.discard_unstorable(patch, log)
+    if record.unsent is not None:
+        _merge(patch, record.unsent)
+
+
+def _merge(patch: Patch, older: Patch) -> None:
+    """Add to the patch what could not be applied before; the newer values win, also over the older functions."""
+    newer = Patch(copy.deepcopy(dict(patch)))
+    patch.update(copy.deepcopy(dict(combine_values(older, newer))))
+    patch.fns[:0] = [*older.fns, *([newer.apply_to] if older.fns and newer else [])]
