@@ -145,13 +145,14 @@ _LAZY = {
 """What handlers' files rarely need while they are imported, and what takes long to be imported."""
 
 
-def __getattr__(name: str) -> Any:
-    import importlib
-    for module, names in _LAZY.items():
-        if name in names:
-            value = globals()[name] = getattr(importlib.import_module(module), name)
-            return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # or else any name would do for those who check types
+    def __getattr__(name: str) -> Any:
+        import importlib
+        for module, names in _LAZY.items():
+            if name in names:
+                value = globals()[name] = getattr(importlib.import_module(module), name)
+                return value
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

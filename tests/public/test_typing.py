@@ -30,8 +30,13 @@ def fn3(spec: kopf.Spec, **_: Any) -> None:
     spec['x'] = 1
 
 kopf.adopt(123)
+print(kopf.PermanentErr)
+
+@kopf.on.startup()
+def fn4(settings: kopf.OperatorSettings, **_: Any) -> None:
+    settings.posting.enable = False
 '''
-LINES = {5, 8, 11, 13, 15}
+LINES = {5, 8, 11, 13, 15, 16, 20}
 
 pytestmark = pytest.mark.timeout(900)  # nothing is cached where the tests run for the first time
 

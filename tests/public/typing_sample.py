@@ -134,6 +134,12 @@ def sync_daemon(stopped: kopf.SyncDaemonStopperChecker, logger: kopf.ObjectLogge
     logger.info("%s", is_deleted(stopped))
 
 
+@kopf.daemon('kopfexamples', id='any')
+async def any_daemon(stopped: kopf.DaemonStopped, **_: Any) -> None:
+    while not stopped:
+        await stopped.wait(1)
+
+
 def is_deleted(stopped: kopf.DaemonStopped) -> bool:
     reason: kopf.DaemonStoppingReason | None = stopped.reason
     return reason is not None and kopf.DaemonStoppingReason.RESOURCE_DELETED in reason

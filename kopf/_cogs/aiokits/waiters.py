@@ -8,7 +8,7 @@ have one of its waiters, which can do nothing else.
 import asyncio
 import enum
 import threading
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kopf._cogs.aiokits.pulses import rouse
 
@@ -73,6 +73,9 @@ class FlagWaiter(Generic[ReasonT]):
     def reason(self) -> ReasonT | None:
         """Why it is raised: all the reasons so far. ``None`` if it is not."""
         return self._flag.reason
+
+    if TYPE_CHECKING:  # there is one in each kind, for handlers that do not say in which of them they wait
+        def wait(self, timeout: float | None = None) -> Any: ...
 
 
 class SyncFlagWaiter(FlagWaiter[ReasonT], Generic[ReasonT]):

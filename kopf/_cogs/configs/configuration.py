@@ -11,7 +11,7 @@ import datetime
 import logging
 import warnings
 from collections.abc import Iterable
-from typing import Any, get_args, overload
+from typing import TYPE_CHECKING, Any, get_args, overload
 
 from kopf._cogs.configs import diffbase, progress, selectors
 from kopf._cogs.structs import reviews
@@ -22,16 +22,17 @@ logger = logging.getLogger(__name__)
 class _Group:
     """A group of settings, which has no others than those declared: a misspelt one would have no effect."""
 
-    def __setattr__(self, name: str, value: object) -> None:
-        if not hasattr(type(self), name) and name not in self.__dataclass_fields__:  # type: ignore[attr-defined]
-            import difflib
-            known = [field.lstrip('_') for field in self.__dataclass_fields__]  # type: ignore[attr-defined]
-            names = difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean {names[0]!r}?" if names else "See the list of settings in the documentation."
-            raise AttributeError(f"There is no {name!r} in {type(self).__name__}. {hint}")
-        if isinstance(value, str | datetime.timedelta):
-            value = self._to_number(name, value)
-        object.__setattr__(self, name, value)
+    if not TYPE_CHECKING:  # or else any name would do for those who check types
+        def __setattr__(self, name: str, value: object) -> None:
+            if not hasattr(type(self), name) and name not in self.__dataclass_fields__:
+                import difflib
+                known = [field.lstrip('_') for field in self.__dataclass_fields__]
+                names = difflib.get_close_matches(name, known, n=1)
+                hint = f"Did you mean {names[0]!r}?" if names else "See the list of settings in the documentation."
+                raise AttributeError(f"There is no {name!r} in {type(self).__name__}. {hint}")
+            if isinstance(value, str | datetime.timedelta):
+                value = self._to_number(name, value)
+            object.__setattr__(self, name, value)
 
     def _to_number(self, name: str, value: Any) -> Any:
         """Take texts, as of environment variables, for numbers where these are needed, or refuse them at once."""
