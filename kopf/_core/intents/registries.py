@@ -134,7 +134,7 @@ class HandlerTable(NamedTuple):
     only_resuming_ids: frozenset[HandlerId] = frozenset()
     """Those that no handlers of other reasons have."""
     extra_fields: frozenset[FieldPath] = frozenset()
-    """Fields that count as changes only because a handler names them."""
+    """Fields that count as changes only because a handler names them, of whatever kind it is."""
     finalizing: tuple[ResourceHandler, ...] = ()
     """The change-detecting handlers for which the object must not vanish unnoticed. For daemons, see `Spawner`."""
 
@@ -150,17 +150,19 @@ class HandlerTable(NamedTuple):
             return tuple(handler for handler in handlers if handler.selector in served)
 
         changing, spawning = pick(registry.changing), pick(registry.spawning)
+        watching = tuple(filters.deduplicate(pick(registry.watching)))
         return cls(
             resource=resource,
             indexing=pick(registry.indexing),
-            watching=tuple(filters.deduplicate(pick(registry.watching))),
+            watching=watching,
             spawning=spawning,
             changing=changing,
             changing_ids=tuple(dict.fromkeys(handler.id for handler in changing)),
             resuming_ids=frozenset(handler.id for handler in changing if handler.initial),
             only_resuming_ids=frozenset(handler.id for handler in changing if handler.initial)
             - {handler.id for handler in changing if not handler.initial},
-            extra_fields=frozenset(handler.field for handler in changing if handler.field),
+            extra_fields=frozenset(  # as upstream has it in the objects: of all but indices
+                handler.field for handler in (*changing, *spawning, *watching) if handler.field),
             finalizing=tuple(handler for handler in changing if handler.requires_finalizer),
         )
 

@@ -188,8 +188,12 @@ def test_tables_know_who_resumes_and_who_holds(registry):
 def test_tables_know_the_fields(registry):
     kopf.on.field('kopfexamples', field='status.phase', registry=registry)(fn)
     kopf.on.update('kopfexamples', field='spec.x', registry=registry)(fn)
-    kopf.on.event('kopfexamples', field='status.other', registry=registry)(fn)
-    assert build(registry).extra_fields == {('status', 'phase'), ('spec', 'x')}
+    kopf.on.event('kopfexamples', field='status.event', registry=registry)(fn)
+    kopf.daemon('kopfexamples', field='status.daemon', registry=registry)(fn)
+    kopf.timer('kopfexamples', field='status.timer', interval=1, registry=registry)(fn)
+    kopf.index('kopfexamples', field='status.index', registry=registry)(fn)
+    assert build(registry).extra_fields == {
+        ('status', 'phase'), ('spec', 'x'), ('status', 'event'), ('status', 'daemon'), ('status', 'timer')}
 
 
 def test_tables_are_equal_until_the_handlers_differ(registry):
