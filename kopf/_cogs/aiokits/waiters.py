@@ -7,9 +7,12 @@ have one of its waiters, which can do nothing else.
 """
 import asyncio
 import enum
+import math
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from kopf._cogs.aiokits.alarms import Alarms
 from kopf._cogs.aiokits.pulses import rouse
 
 ReasonT = TypeVar('ReasonT', bound=enum.Flag)
@@ -18,14 +21,19 @@ _lock = threading.Lock()  # one for all flags: it is held for some instructions 
 
 
 class ReasonedFlag(Generic[ReasonT]):
-    """A flag that is raised in the event loop, and is never lowered. Further reasons are added to the first one."""
+    """
+    A flag that is raised in the event loop, and is never lowered. Further reasons are added to the first one.
 
-    __slots__ = ('_event', '_futures', 'reason')
+    :param alarms: what measures the time of those who wait in coroutines.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ('_alarms', '_event', '_futures', 'reason')
+
+    def __init__(self, alarms: Alarms) -> None:
         self.reason: ReasonT | None = None
+        self._alarms = alarms
         self._event: threading.Event | None = None
-        self._futures: list[asyncio.Future[None]] = []
+        self._futures: tuple[asyncio.Future[None], ...] = ()
 
     def set(self, reason: ReasonT) -> None:
         with _lock:
@@ -110,14 +118,16 @@ class AsyncFlagWaiter(FlagWaiter[ReasonT], Generic[ReasonT]):
             return self
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        handle = None if timeout is None else loop.call_later(timeout, _release, future)
-        flag._futures.append(future)
+        alarm = None
+        if timeout is not None and timeout != math.inf:
+            alarm = flag._alarms.set(loop.time() + timeout, partial(_release, future))
+        flag._futures += future,
         try:
             await future
         finally:
-            flag._futures.remove(future)
-            if handle is not None:
-                handle.cancel()
+            flag._futures = tuple(other for other in flag._futures if other is not future)
+            if alarm is not None:
+                alarm.cancel()
             rouse()  # what follows can block
         return self
 

@@ -10,6 +10,7 @@ Specified in the documentation's "Daemons" and "Timers".
 import asyncio
 import math
 import warnings
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from kopf._cogs.aiokits.alarms import Alarm
@@ -48,7 +49,7 @@ class Daemon:
     def __init__(self, handler: SpawningHandler, owner: 'ObjectDaemons') -> None:
         self.handler = handler
         self.owner = owner
-        self.stopper: ReasonedFlag[DaemonStoppingReason] = ReasonedFlag()
+        self.stopper: ReasonedFlag[DaemonStoppingReason] = ReasonedFlag(owner.spawner.background.alarms)
         self.abandoned = False
         """It was not waited for any longer, and it may run."""
         self.state: HandlerState | None = None
@@ -105,7 +106,13 @@ class Daemon:
     async def _run(self) -> None:
         at: float | None = None
         try:
-            at = await self._attempt()
+            began, patch, seen = self._now(), Patch(body=self.owner.body), self._look()
+            outcome: Outcome | None = None
+            try:
+                outcome = await self._call(patch)  # nothing is in between, as thousands can wait here
+            except asyncio.CancelledError:
+                pass  # what it wants is applied all the same
+            at = await self._conclude(outcome, patch, began, seen)
         except asyncio.CancelledError:
             pass  # there is nobody to be told: the task ends here anyway
         except LoginError as error:
@@ -120,33 +127,35 @@ class Daemon:
         else:
             self._schedule(at)
 
-    async def _attempt(self) -> float | None:
-        """Run the function once, and apply what it wants; tell when to run it again, if ever."""
+    def _look(self) -> tuple[str | bytes | None, str | None]:
+        """Give the text of the object and its version, to notice what is changed in place; daemons run for too long."""
+        return self.owner.stash.text if isinstance(self.handler, TimerHandler) else None, self.owner.version
+
+    def _call(self, patch: Patch) -> Coroutine[Any, Any, Outcome]:
+        """Run the function once."""
         handler, owner = self.handler, self.owner
-        began = self._now()
         if self.state is None:
             self.state, self._base = HandlerState(started=utcnow()), self._due
-        patch = Patch(body=owner.body)
         cause = self._make_cause(patch)
         rules = owner.spawner.rules_of_threads if self._has_thread else owner.spawner.rules
-        outcome: Outcome | None = None
         handler_var.set(handler)  # the context is of this run alone
         cause_var.set(cause)
-        # States change while daemons run.
-        text, version = owner.stash.text if isinstance(handler, TimerHandler) else None, owner.version
-        try:
-            outcome = await execute_handler_once(
-                handler, cause.kwargs_for(handler, self.state), self.state, rules, logger=owner.logger)
-        except asyncio.CancelledError:
-            pass  # what it wants is applied all the same
-        else:
+        return execute_handler_once(
+            handler, cause.kwargs_for(handler, self.state), self.state, rules, logger=owner.logger)
+
+    async def _conclude(
+            self, outcome: Outcome | None, patch: Patch, began: float, seen: tuple[str | bytes | None, str | None],
+    ) -> float | None:
+        """Apply what the function wants; tell when to run it again, if ever."""
+        handler, owner, (text, version) = self.handler, self.owner, seen
+        if outcome is not None:
             deliver_results({handler.id: outcome}, patch)
             patching.discard_unstorable(patch, owner.logger)
         if text is not None and (explanation := owner.undo(text, version)) is not None:
             owner.spawner.host.tell_of_changes(owner.record, explanation, [handler.id])
         if patch:
             await self._send(patch)
-        return None if outcome is None else self._plan(self.state, outcome, began)
+        return None if outcome is None or self.state is None else self._plan(self.state, outcome, began)
 
     def _plan(self, state: HandlerState, outcome: Outcome, began: float) -> float | None:
         """Tell when to run it again, on the clock of the loop: never, or only after a change (infinity)."""

@@ -35,6 +35,9 @@ _RESPAWNABLE = DaemonStoppingReason.FILTERS_MISMATCH | DaemonStoppingReason.OPER
 class Record(Protocol):
     """An object, as its host remembers it."""
 
+    uid: str
+    namespace: str | None
+    name: str
     daemons: 'ObjectDaemons | None'
 
 
@@ -131,7 +134,8 @@ class ObjectDaemons:
         """The newest state known."""
         self.body = Body.living_in(self.stash)
         metadata = raw['metadata']
-        self.identity = Identity(metadata.get('uid'), metadata.get('name'), metadata.get('namespace'))
+        # The same strings as in the record: there can be many of them.
+        self.identity = Identity(metadata.get('uid') and record.uid, record.name, record.namespace)
         self.version = metadata.get('resourceVersion')
         self.logger = ObjectLogger(body=self.body, settings=spawner.settings)
         self.known: dict[SpawningHandler, Daemon | None] = {}

@@ -1,11 +1,14 @@
 """Flags with reasons: raised in the event loop, waited for there and in threads."""
 import asyncio
+import contextvars
 import enum
 import gc
+import math
 import threading
 
 import pytest
 
+from kopf._cogs.aiokits.alarms import Alarms
 from kopf._cogs.aiokits.waiters import AsyncFlagWaiter, ReasonedFlag, SyncFlagWaiter
 
 
@@ -16,7 +19,7 @@ class Why(enum.Flag):
 
 @pytest.fixture
 def flag():
-    return ReasonedFlag[Why]()
+    return ReasonedFlag[Why](Alarms(contextvars.copy_context()))
 
 
 @pytest.mark.parametrize('cls', [SyncFlagWaiter, AsyncFlagWaiter])
@@ -56,6 +59,27 @@ async def test_a_coroutine_waits_no_longer_than_its_timeout(flag, timeout):
     assert loop.time() - start == timeout
 
 
+@pytest.mark.looptime
+async def test_a_coroutine_waits_for_ever_if_its_timeout_is_infinite(flag):
+    task = asyncio.create_task(AsyncFlagWaiter(flag).wait(math.inf))
+    await asyncio.sleep(1000)
+    assert not task.done()
+    flag.set(Why.RAIN)
+    assert await task
+
+
+@pytest.mark.looptime
+async def test_coroutines_that_wait_for_nearly_the_same_time_go_on_together(flag):
+    loop, times = asyncio.get_running_loop(), []
+
+    async def wait(timeout):
+        await AsyncFlagWaiter(flag).wait(timeout)
+        times.append(loop.time())
+    await asyncio.gather(*[wait(5 + number / 1000) for number in range(2, 10)])
+    assert len(set(times)) == 1 and 5.009 <= times[0] <= 5.02
+    assert not flag._alarms._rounds
+
+
 async def test_several_coroutines_wait_and_one_is_cancelled(flag):
     waiter = AsyncFlagWaiter(flag)
     tasks = [asyncio.create_task(waiter.wait(100)) for _ in range(3)]
@@ -65,6 +89,7 @@ async def test_several_coroutines_wait_and_one_is_cancelled(flag):
     flag.set(Why.RAIN)
     await asyncio.wait(tasks)
     assert [task.cancelled() for task in tasks] == [False, True, False]
+    assert not flag._alarms._rounds
 
 
 async def test_nothing_is_left_of_waiting(flag):

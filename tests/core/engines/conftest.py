@@ -75,7 +75,7 @@ class DaemonsHost:
     def __init__(self, settings):
         self.settings = settings
         self.registry = OperatorRegistry()
-        self.record = types.SimpleNamespace(daemons=None)
+        self.record = types.SimpleNamespace(daemons=None, uid='uid', namespace='ns', name='obj')
         self.raw = {
             'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample',
             'metadata': {'name': 'obj', 'namespace': 'ns', 'uid': 'uid', 'resourceVersion': '1',
