@@ -12,7 +12,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO
 
 from kopf._cogs.structs import bodies
 from kopf._core.actions.logrecords import make_record
@@ -73,7 +73,7 @@ class ObjectLogger(logging.LoggerAdapter[logging.Logger]):
     def extra(self, value: Mapping[str, object] | None) -> None:
         self._mark = value
 
-    def process(self, msg: str, kwargs: MutableMapping[str, Any]) -> tuple[str, MutableMapping[str, Any]]:
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         """Add the mark to the extra fields of the record, below those that the caller gives."""
         mark = self._mark or self.extra
         given = kwargs.get('extra')
@@ -96,7 +96,7 @@ class ObjectLogger(logging.LoggerAdapter[logging.Logger]):
             super().log(level, msg, *args, **{**kwargs, 'stacklevel': kwargs.get('stacklevel', 1) + 1})
             return
         # A line is written for nearly every event. What the loggers would do for it, does more than there is to do.
-        msg, given = self.process(cast(str, msg), {})
+        msg, given = self.process(msg, {})
         caller = sys._getframe(1)
         while caller.f_code.co_filename in _NO_CALLERS and caller.f_back is not None:
             caller = caller.f_back
@@ -124,6 +124,7 @@ class TextFormatter(logging.Formatter):
     def __init__(self, fmt: str | None = None, *, prefix: bool = False) -> None:
         super().__init__(fmt)
         self._prefix = prefix
+        self._template = fmt or '%(message)s'
         self._uses_time = self.usesTime()
         self._second: tuple[int, str] = (-1, '')
 
@@ -139,7 +140,7 @@ class TextFormatter(logging.Formatter):
         if self._prefix:
             record.message = prefix_message(record.message, record)
         try:
-            return cast(str, self._fmt) % record.__dict__
+            return self._template % record.__dict__
         except KeyError:
             return super().formatMessage(record)
 

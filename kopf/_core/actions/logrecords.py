@@ -50,7 +50,8 @@ def make_record(
     now = time.time()
     attrs['levelname'] = logging.getLevelName(level)
     attrs['msg'] = msg
-    attrs['args'] = args[0] if len(args) == 1 and isinstance(args[0], Mapping) and args[0] else args
+    first = args[0] if len(args) == 1 else None
+    attrs['args'] = first if hasattr(first, 'keys') and isinstance(first, Mapping) and first else args
     attrs['created'] = now
     attrs['msecs'] = int((now - int(now)) * 1000) + 0.0
     attrs['relativeCreated'] += now * 1000
