@@ -110,7 +110,8 @@ class Kubeconfig(NamedTuple):
 
 def list_paths() -> list[str]:
     """List the files where a kubeconfig is to be looked for, whether they exist or not."""
-    paths = [path for path in os.environ.get('KUBECONFIG', '').split(os.pathsep) if path]
+    # Shells expand the home directory, but the other places that set variables do not.
+    paths = [os.path.expanduser(path) for path in os.environ.get('KUBECONFIG', '').split(os.pathsep) if path]
     return list(dict.fromkeys(paths)) or [os.path.expanduser('~/.kube/config')]
 
 

@@ -60,7 +60,7 @@ def test_no_files_of_those_named(monkeypatch, caplog):
     assert '/nonexistent1:/nonexistent2' in caplog.text
 
 
-@pytest.mark.parametrize('value', [None, '', ':'])
+@pytest.mark.parametrize('value', [None, '', ':', '~/.kube/config'])
 def test_default_file(monkeypatch, home, value):
     if value is not None:
         monkeypatch.setenv('KUBECONFIG', value)
