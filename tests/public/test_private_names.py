@@ -1,5 +1,6 @@
 """Names that are private, but operators out there import them nevertheless: they stay where they are."""
 import asyncio
+import dataclasses
 import importlib
 import logging
 import pathlib
@@ -54,6 +55,20 @@ def test_all_public_names_are_listed_before_they_are_imported():
 def test_smart_registry_is_a_registry():
     from kopf._core.intents.registries import SmartOperatorRegistry
     assert isinstance(SmartOperatorRegistry(), kopf.OperatorRegistry)
+
+
+def test_handlers_are_found_and_wrapped_in_registries():
+    registry = kopf.OperatorRegistry()
+
+    @kopf.timer('kopfexamples', id='fn', interval=1, registry=registry)
+    def fn(**_): pass
+
+    assert [handler.fn for handler in registry._spawning.get_all_handlers()] == [fn]
+    handlers = registry._spawning._handlers
+    handlers[0] = dataclasses.replace(handlers[0], fn=print)
+    assert [(handler.id, handler.fn) for handler in registry.spawning] == [('fn', print)]
+    for name in ['activities', 'indexing', 'watching', 'changing', 'webhooks']:
+        assert not getattr(registry, f'_{name}').get_all_handlers()
 
 
 def test_indexers_are_accepted_by_operators_and_give_indices():

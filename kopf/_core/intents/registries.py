@@ -41,6 +41,10 @@ class HandlersRegistry(Generic[HandlerT]):
         if self._changed is not None:
             self._changed()
 
+    def get_all_handlers(self) -> list[HandlerT]:
+        """Give the handlers in the order of their declaration."""
+        return list(self._handlers)
+
     def __iter__(self) -> Iterator[HandlerT]:
         return iter(self._handlers)
 
@@ -78,6 +82,9 @@ class OperatorRegistry:
         self.changing = ChangingRegistry(self._notify)
         self.webhooks = HandlersRegistry[WebhookHandler](self._notify)
         self.conversions = HandlersRegistry[ConversionHandler](self._notify)
+        # They are private, but operators that look for their own handlers, or wrap them, know them by these names.
+        self._activities, self._indexing, self._watching = self.activities, self.indexing, self.watching
+        self._spawning, self._changing, self._webhooks = self.spawning, self.changing, self.webhooks
 
     def _notify(self) -> None:
         for listener in list(self.listeners):
