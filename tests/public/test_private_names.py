@@ -18,6 +18,7 @@ NAMES = {
         'Annotations', 'Body', 'BodyEssence', 'Labels', 'Meta', 'RawBody', 'RawEvent', 'Spec', 'Status'],
     'kopf._cogs.configs.configuration': ['OperatorSettings', 'PostingSettings', 'ScanningSettings'],
     'kopf._cogs.helpers.loaders': ['preload'],
+    'kopf._cogs.helpers.typedefs': ['Logger'],
     'kopf._cogs.structs.diffs': ['Diff', 'DiffItem', 'DiffOperation', 'diff'],
     'kopf._cogs.structs.ephemera': ['Memo'],
     'kopf._cogs.structs.patches': ['Patch'],
@@ -55,6 +56,28 @@ def test_all_public_names_are_listed_before_they_are_imported():
 def test_smart_registry_is_a_registry():
     from kopf._core.intents.registries import SmartOperatorRegistry
     assert isinstance(SmartOperatorRegistry(), kopf.OperatorRegistry)
+
+
+def test_handlers_are_called_without_an_operator():
+    from kopf._cogs.structs.bodies import RawBody, RawMeta
+    from kopf._core.actions.execution import cause_var
+    from kopf._core.actions.invocation import context
+    from kopf._core.engines.indexing import OperatorIndexers
+    from kopf._core.intents.causes import ChangingCause, Reason
+    body = RawBody(apiVersion='v1', kind='Owner', metadata=RawMeta(name='owner', namespace='ns', uid='uid'))
+    cause = ChangingCause(
+        logger=logging.getLogger(), indices=OperatorIndexers().indices, resource='?', patch=kopf.Patch(),
+        memo=kopf.Memo(), body=body, initial=False, reason=Reason.NOOP)
+    child = {}
+    with context([(cause_var, cause)]):
+        kopf.adopt(child)
+    assert child['metadata']['ownerReferences'][0]['name'] == 'owner'
+    assert cause_var.get(None) is None
+
+
+def test_annotations_by_private_names_need_no_imports_of_their_own():
+    subprocess.run([sys.executable, '-c', (
+        "import kopf; (kopf._cogs.helpers.typedefs.Logger, kopf._cogs.structs.bodies.Spec)")], check=True)
 
 
 def test_handlers_are_found_and_wrapped_in_registries():

@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from kopf._cogs.helpers import typedefs
 from kopf._cogs.helpers.clocks import utcnow as utcnow
 from kopf._cogs.structs.ids import HandlerId
 from kopf._core.actions import invocation
@@ -24,7 +25,7 @@ from kopf._core.actions import invocation
 if TYPE_CHECKING:
     from kopf._core.actions.progression import HandlerState
 
-Logger = logging.Logger | logging.LoggerAdapter[Any]
+Logger = typedefs.Logger
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType]
 
 _PACKAGE = str(pathlib.Path(__file__).parents[2]) + os.sep

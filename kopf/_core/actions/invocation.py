@@ -6,15 +6,27 @@ The rest of the framework awaits both alike. A thread inherits the context varia
 through partials, wrappers and callable objects; a plain function that returns a coroutine is awaited as well.
 """
 import asyncio
+import contextlib
 import contextvars
 import functools
 import inspect
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Executor
 from typing import Any, NamedTuple
 
 from kopf._cogs.aiokits.pulses import rouse
+
+
+@contextlib.contextmanager
+def context(values: Iterable[tuple[contextvars.ContextVar[Any], Any]]) -> Iterator[None]:
+    """Set the variables for a while: so functions that need a handler around them are called without an operator."""
+    tokens = [(var, var.set(value)) for var, value in values]
+    try:
+        yield
+    finally:
+        for var, token in reversed(tokens):
+            var.reset(token)
 
 
 def is_async_fn(fn: object) -> bool:
