@@ -18,7 +18,7 @@ import orjson
 
 from kopf._kits.testing.doors import Door
 from kopf._kits.testing.life.workloads import Workloads
-from kopf._kits.testing.manifests import Source
+from kopf._kits.testing.manifests import ManifestError, Source
 from kopf._kits.testing.serving.server import Server
 from kopf._kits.testing.storing.states import State
 
@@ -141,6 +141,8 @@ class Runner:
 
     def wait_ready(self) -> None:
         """Block until the server listens; raises what has prevented it."""
+        if isinstance(error := self.ready.exception(), ManifestError):
+            raise error.with_traceback(None)  # it is about a file; by which way the thread has come to it, is not
         self.ready.result()
 
     def stop(self) -> None:
