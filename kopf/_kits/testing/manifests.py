@@ -34,7 +34,7 @@ def read(source: Source) -> Iterator[tuple[str, dict[str, Any]]]:
                 text = file.read_text(encoding='utf-8')
             except OSError as error:
                 raise ManifestError(f'{file}: cannot be read: {error.strerror}') from None
-            except UnicodeDecodeError as error:
+            except UnicodeDecodeError:
                 raise ManifestError(f'{file}: not a text in UTF-8') from None
             yield from _parse(str(file), text)
 
