@@ -105,6 +105,11 @@ class Patch(dict[str, Any]):
     def __bool__(self) -> bool:
         return len(self) > 0 or bool(self._fns)
 
+    def __missing__(self, key: str) -> Any:
+        hint = (f"The patch has no {key!r} yet: write patch.{key}[...] = ..., which makes it"
+                if key in ('spec', 'status', 'metadata') else key)
+        raise KeyError(hint)
+
     @property
     def fns(self) -> list[PatchFn]:
         """The functions that modify the raw body in place. Add yours here."""

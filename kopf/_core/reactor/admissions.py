@@ -146,6 +146,9 @@ class Admission:
             if hasattr(configs, 'aclose'):
                 await stack.enter_async_context(contextlib.aclosing(configs))
             async for client_config in configs:
+                if not self.listening and self._settings.managed is None:
+                    logger.info("Webhooks are served at %s. The API is not told of them, as settings.admission.managed "
+                                "is not set.", client_config.get('url') or client_config.get('service'))
                 self.listening = True
                 for upkeep in self._kept:
                     upkeep.connect(client_config)

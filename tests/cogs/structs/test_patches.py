@@ -285,3 +285,11 @@ def test_copying(copier):
     assert clone.fns == patch.fns
     assert clone.as_json_patch({}) == patch.as_json_patch({})
     assert copier(patch.spec) == {'x': 1}
+
+
+def test_parts_that_are_missing():
+    with pytest.raises(KeyError, match=r"patch\.spec\[\.\.\.\] = "):
+        Patch()['spec']['field'] = 'x'
+    with pytest.raises(KeyError, match=r"^'other'$"):
+        Patch()['other']
+    assert Patch().get('spec') is None and 'spec' not in Patch()

@@ -212,13 +212,15 @@ async def test_impossible_cleanup_is_named_and_left(world, server, hooks):
     assert server.ended.is_set()
 
 
-async def test_unmanaged_configurations_are_left_alone(world, server):
+async def test_unmanaged_configurations_are_left_alone(world, server, caplog):
+    caplog.set_level('INFO')
     world.settings.admission.managed = None
     world.declare(kopf.on.validate, 'validating')
     async with world.operator():
         await server.started.wait()
         assert (await server.review())['allowed']
     assert not [request for request in world.sandbox.requests if request.group == 'admissionregistration.k8s.io']
+    assert "The API is not told of them, as settings.admission.managed is not set." in caplog.text
 
 
 async def test_no_server_for_handlers(world):
