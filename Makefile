@@ -2,6 +2,7 @@
 
 VENV   := .venv
 STAMP  := $(VENV)/.installed
+DEMO   := $(VENV)/.runnable
 EXTRAS := test
 
 # Most tests wait for servers and clocks, so there may be more of them at once than there are cores. What fails while the
@@ -33,7 +34,7 @@ lint: $(STAMP)  ## check style, types and layers
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
-demo: $(STAMP)  ## run the first example in a sandbox: needs no cluster
+demo: $(DEMO)  ## run the first example in a sandbox: needs no cluster
 	@$(VENV)/bin/python scripts/demo.py
 
 bench: $(STAMP)  ## compare CPU and memory with upstream kopf, and the ratios with the recorded ones; needs Go
@@ -44,7 +45,7 @@ docs: $(STAMP)  ## render docs/ into docs/_build; fails if a link leads nowhere
 	$(VENV)/bin/python -m sphinx -W --keep-going -q docs docs/_build
 
 # An interrupted attempt leaves a .venv without pip behind, which is then completed.
-$(STAMP): pyproject.toml
+$(DEMO): pyproject.toml
 	@test -x $(VENV)/bin/pip || test -n '$(PYTHON)' || { \
 		echo "make: Python 3.11 or later is needed; found only: $$(python3 --version 2>&1)" >&2; \
 		echo '      install one, or name it: make PYTHON=/path/to/python3' >&2; exit 1; }
@@ -52,7 +53,14 @@ $(STAMP): pyproject.toml
 		echo "make: $(PYTHON) cannot make a venv: install what is missing (on Debian and Ubuntu: apt install python3-venv)" >&2; \
 		exit 1; }
 	@test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV)
-	@echo 'Installing kopf and its tools into $(VENV)'
+	@echo 'Installing kopf into $(VENV)'
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' || { \
+		echo 'make: pip has failed, see above; it needs a package index that it can reach' >&2; exit 1; }
+	@touch $@
+
+# The demo does not wait for the tools, which are ten times as much.
+$(STAMP): pyproject.toml | $(DEMO)
+	@echo 'Installing its tools into $(VENV)'
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]' || { \
 		echo 'make: pip has failed, see above; it needs a package index that it can reach' >&2; exit 1; }
 	@$(VENV)/bin/python -m compileall -q kopf  # also where PYTHONDONTWRITEBYTECODE is set: it halves the time to start
