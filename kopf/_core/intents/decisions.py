@@ -329,11 +329,12 @@ class Decider:
             decision.stored = cycle.base if reason is Reason.CREATE else decision.essence
             if decision.relevant and reason in _STORING and decision.stored != decision.last:
                 self.essences.store_last(body, decision.stored, conclusion)
-            return
-        self._move_along(decision, patch)
-        cycle.state.store(storage=self.progress, body=body, patch=conclusion)
-        if cycle.edited and cycle.base != decision.last:
-            self.essences.store_last(body, cycle.base, conclusion)
+        else:
+            self._move_along(decision, patch)
+            cycle.state.store(storage=self.progress, body=body, patch=conclusion)
+            if cycle.edited and cycle.base != decision.last:
+                self.essences.store_last(body, cycle.base, conclusion)
+        self.progress.flush()
 
     def _follow(self, decision: Decision) -> Cycle | None:
         """

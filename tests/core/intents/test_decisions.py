@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from kopf._cogs.configs import conventions
 from kopf._cogs.configs.configuration import OperatorSettings
-from kopf._cogs.configs.progress import AnnotationsProgressStorage, MultiProgressStorage
+from kopf._cogs.configs.progress import AnnotationsProgressStorage, MultiProgressStorage, ProgressStorage
 from kopf._cogs.structs.bodies import Body
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch, combine
@@ -459,6 +459,36 @@ def test_storages_of_developers_may_modify_what_they_clear():
     body = Body({'metadata': {}, 'spec': {'a': 1, 'b': 2}})
     assert Decider(make_table(), settings.persistence).essences.of(body) == {'spec': {'a': 1}}
     assert body.spec == {'a': 1, 'b': 2}
+
+
+def test_storages_of_developers_can_postpone_their_writes_until_they_are_flushed():
+    class Database(ProgressStorage):
+        def __init__(self):
+            self.written, self.postponed = {}, {}
+
+        def fetch(self, *, key, body):
+            return self.written.get(key)
+
+        def store(self, *, key, record, body, patch):
+            self.postponed[key] = record
+
+        def purge(self, *, key, body, patch):
+            self.postponed[key] = None
+
+        def flush(self):
+            self.written.update(self.postponed)
+            self.postponed.clear()
+
+    settings = OperatorSettings()
+    settings.persistence.progress_storage = database = Database()
+    sim = Simulation(make_handler('one', reason=Reason.CREATE), make_handler('two', reason=Reason.CREATE))
+    sim.decider = Decider(sim.table, settings.persistence)
+    sim.step()
+    assert database.written['one']['success'] and not database.written['two']['success']
+    sim.restart()
+    sim.settle()
+    assert [id for id, *_ in sim.runs] == ['one', 'two']
+    assert database.written == {'one': None, 'two': None} and not database.postponed
 
 
 def test_an_object_of_no_handler_is_none_of_our_business():
