@@ -298,12 +298,13 @@ def exception(
 ) -> None:
     """Post an Event of the type ``Error`` with the text of an exception after the message.
 
-    The exception is the one given or the one being handled at the moment. Its class is the reason by default.
+    The exception is the one given or the one being handled at the moment; there can be none. Its class is the reason
+    by default.
     See `event` for the other arguments.
     """
     exc = exc if exc is not None else sys.exc_info()[1]
+    reason = reason or ('Exception' if exc is None else exc.__class__.__name__)  # the API demands a reason
     if exc is not None:
-        reason = reason or exc.__class__.__name__
         message = ' '.join(filter(None, [message, str(exc)]))
     event(objs, type='Error', reason=reason, message=message, backoffs=backoffs)
 

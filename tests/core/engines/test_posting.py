@@ -140,6 +140,7 @@ async def test_shortcuts(api, settings, body):
         except KeyError:
             posting.exception(body)
         posting.exception(body, reason='Reason7', message='without exceptions')
+        posting.exception(body, message='without anything')
     assert api.summary == [
         ('obj1', 'Normal', 'Reason1', 'one'),
         ('obj1', 'Warning', 'Reason2', 'two'),
@@ -148,6 +149,7 @@ async def test_shortcuts(api, settings, body):
         ('obj1', 'Error', 'TimeoutError', 'five'),
         ('obj1', 'Error', 'KeyError', "'boo'"),
         ('obj1', 'Error', 'Reason7', 'without exceptions'),
+        ('obj1', 'Error', 'Exception', 'without anything'),
     ]
 
 
