@@ -78,7 +78,12 @@ def none_(fns: Iterable[Callable[..., bool]]) -> Callable[..., bool]:
 
 
 def _check(name: str, fns: Iterable[Callable[..., Any]]) -> Collection[Callable[..., Any]]:
+    if not isinstance(fns, Iterable):
+        raise TypeError(f"kopf.{name}() takes a list of functions, even for one of them, not {fns!r}.")
     fns = tuple(fns)  # they are needed for every object, and generators give them only once
+    for fn in fns:
+        if not callable(fn):
+            raise TypeError(f"kopf.{name}() is for functions, and {fn!r} is none.")
     if any(is_async_fn(fn) for fn in fns):
         raise TypeError(f"kopf.{name}() can't take async functions: filters are evaluated at once.")
     return fns

@@ -124,6 +124,16 @@ def test_callbacks_from_generators_are_kept(combine: Any, expected: bool) -> Non
     assert [prematch(handler), prematch(handler)] == [expected, expected]
 
 
+@pytest.mark.parametrize('combine', [kopf.all_, kopf.any_, kopf.none_])
+def test_only_functions_can_be_combined(combine: Any) -> None:
+    with pytest.raises(TypeError, match=r"kopf\.\w+_\(\) takes a list of functions, even for one of them, not <"):
+        combine(test_only_functions_can_be_combined)
+    with pytest.raises(TypeError, match=r"kopf\.\w+_\(\) is for functions, and 'x' is none"):
+        combine([print, 'x'])
+    with pytest.raises(TypeError, match=r"kopf\.not_\(\) is for functions"):
+        kopf.not_(kopf.PRESENT)  # type: ignore[type-var]
+
+
 @pytest.mark.parametrize('combine', [kopf.all_, kopf.any_, kopf.none_, lambda fns: kopf.not_(fns[0])])
 def test_async_callbacks_can_not_be_combined(combine: Any) -> None:
     async def fn(**_: Any) -> bool:
