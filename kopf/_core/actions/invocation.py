@@ -29,10 +29,18 @@ def context(values: Iterable[tuple[contextvars.ContextVar[Any], Any]]) -> Iterat
             var.reset(token)
 
 
+def is_marked(check: Callable[[object], bool], fn: object) -> bool:
+    """Tell what a check of `inspect` finds in the code of the function; nothing if there is no code, as in mocks."""
+    try:
+        return check(fn)
+    except TypeError:
+        return False
+
+
 def is_async_fn(fn: object) -> bool:
     """Tell whether calling the function gives a coroutine; partials, wrappers and callable objects are unwrapped."""
     while True:
-        if inspect.iscoroutinefunction(fn):
+        if is_marked(inspect.iscoroutinefunction, fn):
             return True
         if isinstance(fn, functools.partial | functools.partialmethod):
             fn = fn.func

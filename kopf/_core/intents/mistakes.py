@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from kopf._cogs.helpers.explanations import ExplainedError
+from kopf._core.actions.invocation import is_marked
 from kopf._core.intents.handlers import (
     ActivityHandler,
     ChangingHandler,
@@ -51,7 +52,7 @@ def check_handler(name: str, fn: Any) -> None:
     """
     if not callable(fn):
         raise TypeError(f"@kopf.on.{name} is for functions, and {fn!r} is none.")
-    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+    if is_marked(inspect.isgeneratorfunction, fn) or is_marked(inspect.isasyncgenfunction, fn):
         raise TypeError(f"@kopf.on.{name}: {describe(fn)} has a yield in it, so that a call of it runs nothing. "
                         f"Let it return instead.")
     parameters = _get_parameters(fn)

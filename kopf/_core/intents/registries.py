@@ -4,6 +4,7 @@ Where the declared handlers are kept, and what of them concerns one resource.
 A registry is filled by the decorators while the user's files are imported. When a resource is discovered, its
 `HandlerTable` is made once: everything that is asked for at each event of the resource is decided there.
 """
+import functools
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -180,7 +181,7 @@ def get_callable_id(fn: Any) -> str:
 
     :raises ValueError: if the object has no name.
     """
-    while not hasattr(fn, '__qualname__') and hasattr(fn, 'func'):
+    while isinstance(fn, functools.partial):  # not whatever has a `func`: mocks have everything, endlessly
         fn = fn.func
     name = getattr(fn, '__qualname__', None)
     if name is None:

@@ -2,6 +2,7 @@
 import functools
 import re
 from typing import Any
+from unittest.mock import AsyncMock, MagicMock, Mock
 
 import hypothesis
 import pytest
@@ -201,6 +202,20 @@ def test_names_in_fields_are_not_empty(registry: OperatorRegistry, name: str, fi
 def test_field_handlers_need_fields(registry: OperatorRegistry, field: Any) -> None:
     with pytest.raises(TypeError, match='field'):
         kopf.on.field('kopfexamples', field=field, registry=registry)
+
+
+@pytest.mark.parametrize('mock', [Mock(), MagicMock(), AsyncMock()])
+def test_mocks_have_no_ids_but_can_be_given_some(registry: OperatorRegistry, mock: Any) -> None:
+    with pytest.raises(ValueError, match=r"Cannot get id of <\w+ .*>. Give one by the option id="):
+        kopf.on.create('kopfexamples', registry=registry)(mock)
+    kopf.on.create('kopfexamples', registry=registry, id='x')(mock)
+    assert [(handler.id, handler.fn) for handler in registry.changing] == [('x', mock)]
+
+
+def test_mocks_that_pass_for_functions(registry: OperatorRegistry) -> None:
+    mock = Mock(spec=fn)
+    kopf.on.create('kopfexamples', registry=registry, id='x', when=kopf.all_([mock]), annotations={'x': mock})(mock)
+    assert [(handler.id, handler.fn) for handler in registry.changing] == [('x', mock)]
 
 
 def test_any_operation_can_be_asked_for(registry: OperatorRegistry) -> None:
