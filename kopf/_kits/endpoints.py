@@ -1,8 +1,10 @@
 """
-The HTTP side of webhook servers: it listens, takes requests for reviews, and gives back the answers.
+The HTTP side of webhook servers: listens, takes requests for reviews, and returns the answers.
 
-What is no proper request is refused with a 4xx and a reason, in the form in which the API shows it to its users. There
-is no routing and no middleware here: requests are many, and the API waits for each of them.
+The server is aiohttp's low-level one, ``web.Server``, without routes and middlewares: requests are many, and the API
+server waits for each of them. What is added here are the limits that aiohttp does not have: the time for a request to
+come in, for a client to read its answer, and the size of bodies by path. What is no proper request is refused with a
+4xx and a reason, in the form in which the API server shows it to its users.
 """
 import asyncio
 import errno
@@ -16,9 +18,8 @@ from typing import Any, cast
 from urllib.parse import parse_qsl
 
 import orjson
+from aiohttp import StreamReader, web
 
-from kopf._cogs.aiokits.servers.exchanges import Request, Response, Service
-from kopf._cogs.aiokits.servers.listeners import BACKLOG, Listener
 from kopf._cogs.clients.api import encode
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs import reviews
@@ -29,17 +30,27 @@ from kopf._core.engines.reviewing import ReviewError
 logger = logging.getLogger(__name__)
 
 MAX_BODY = 16 * 1024 * 1024
-"""An admission review has two objects at most, and the API takes no requests over 3 MiB."""
+"""An admission review has two objects at most, and the API takes no requests over 3 MiB (in bytes)."""
 MAX_CONVERTED_BODY = 256 * 1024 * 1024
-"""A conversion review has all the objects of a list."""
+"""A conversion review has all the objects of a list (in bytes)."""
+MAX_HEAD_LINE = 64 * 1024
+"""The largest URL, and the largest header (in bytes)."""
 KEEPALIVE_TIMEOUT = 120.0
-"""It must be longer than that of the API (90 s), or else the API would use connections that are being closed."""
+"""It must be longer than that of the API server (90 s), which would otherwise use connections that are being closed."""
 REQUEST_TIMEOUT = 60.0
-"""How long a request may take to come in, and its client for the next step in reading the answer (in seconds)."""
+"""How long a request may take to come in, and its client for reading the answer (in seconds)."""
 SHUTDOWN_TIMEOUT = 5.0
 """How long to wait for the answers under way when the server ends (in seconds)."""
+LINGERING_TIME = 1.0
+"""How long to read on from a client that is refused in the middle of its request, so that it sees why (in seconds)."""
+HANDSHAKE_TIMEOUT = 10.0
+"""How long a client may take to agree on TLS (in seconds)."""
+FAREWELL_TIMEOUT = 1.0
+"""How long a client may take to end its TLS connection (in seconds)."""
+BACKLOG = 512
+"""How many connections wait to be accepted."""
 
-_JSON = (('Content-Type', 'application/json'),)
+_JSON = {'Content-Type': 'application/json'}
 _TIMEOUT = re.compile(r'(\d+(?:\.\d+)?)(ms|s)')
 
 
@@ -54,16 +65,21 @@ class Endpoint:
         self._fn = fn
         self._root = path.rstrip('/')
         self._limit = time_limit_var.get()
-        self._listener: Listener | None = None
+        self._service: web.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._sockets: list[socket.socket] = []
         self._context = _ReplaceableContext(ssl.PROTOCOL_TLS_SERVER)
 
     async def bind(self, addr: str, port: int | None) -> int:
         """
-        Take the address, and let the clients wait until `listen`; give the port.
+        Take the address, let clients wait until `listen` is called, and return the port.
 
-        :param port: the port; if ``None``, any that is free.
-        :raises AddressError: if it is not possible.
+        Args:
+            addr: the host name or the address to listen at.
+            port: the port; if ``None``, any that is free.
+
+        Raises:
+            AddressError: if the address can't be taken.
         """
         try:
             return await self._bind(addr, port)
@@ -92,21 +108,28 @@ class Endpoint:
         return port or 0
 
     async def listen(self, context: ssl.SSLContext | None) -> None:
-        """Accept connections; when called again, only let new ones have the new context."""
+        """Accept connections; when called again, only let new connections have the new context."""
         if context is not None:
             self._context.current = context
-        if self._listener is not None:
+        if self._service is not None:
             return
-        self._listener = Listener(Service(
-            handle=self._handle, refuse=_refuse, get_max_body=self._get_max_body, idle_timeout=KEEPALIVE_TIMEOUT,
-            request_timeout=REQUEST_TIMEOUT, answer_timeout=REQUEST_TIMEOUT))
-        await self._listener.open(self._sockets, None if context is None else self._context)
+        self._service = service = web.Server(self._handle, request_factory=self._make_request)
+        options: dict[str, Any] = {} if context is None else {
+            'ssl': self._context, 'ssl_handshake_timeout': HANDSHAKE_TIMEOUT, 'ssl_shutdown_timeout': FAREWELL_TIMEOUT}
+        loop = asyncio.get_running_loop()
+        for sock in self._sockets:
+            self._servers.append(await loop.create_server(
+                functools.partial(_Connection, service, loop), sock=sock, backlog=BACKLOG, **options))
 
     async def close(self) -> None:
-        """Stop to listen, and let the answers under way be given."""
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            await listener.close(timeout=SHUTDOWN_TIMEOUT)
+        """Stop listening, and let the answers under way be given for `SHUTDOWN_TIMEOUT`."""
+        for server in self._servers:
+            server.close()
+        self._servers = []
+        service, self._service = self._service, None
+        if service is not None:
+            service.pre_shutdown()  # ends the connections that wait for their next request
+            await service.shutdown(SHUTDOWN_TIMEOUT)
         self._close_sockets()
 
     def _close_sockets(self) -> None:
@@ -114,30 +137,49 @@ class Endpoint:
             sock.close()
         self._sockets = []
 
-    async def _handle(self, request: Request) -> Response:
+    def _make_request(
+            self, message: Any, payload: Any, protocol: web.RequestHandler, writer: Any,
+            task: 'asyncio.Task[None]',
+    ) -> web.BaseRequest:
+        return web.BaseRequest(
+            message, payload, protocol, writer, task, asyncio.get_running_loop(),
+            client_max_size=self._get_max_body(message.url.path))
+
+    async def _handle(self, request: web.BaseRequest) -> web.Response:
+        connection = cast(_Connection, request.protocol)
         try:
-            return Response(200, await self._review(request), _JSON)
+            return _respond(200, await self._review(request, connection))
         except ReviewError as error:
             return _refuse(error.status, f"{error}", request)
+        except web.HTTPRequestEntityTooLarge as error:
+            limit = self._get_max_body(request.path)
+            return _refuse(error.status, f"The request is larger than {limit} bytes.", request)
+        except web.RequestPayloadError as error:
+            return _refuse(400, f"The request is not HTTP: {error}", request)
+        except ConnectionError:  # the client has gone in the middle of its request
+            raise
         except Exception as error:
             logger.exception("The webhook request %s has failed: %s", request.path, error)
             return _make_refusal(500, "The webhook server has failed.")
+        finally:
+            connection.expect_reading()
 
-    async def _review(self, request: Request) -> bytes:
+    async def _review(self, request: web.BaseRequest, connection: '_Connection') -> bytes:
         webhook = self._get_webhook(request.path)
         if request.method != 'POST':
             raise ReviewError("Reviews are accepted only by the method POST.", status=405)
         try:
-            review = orjson.loads(self._read(request))
+            review = orjson.loads(await self._read(request, connection))
         except ValueError as error:
             raise ReviewError(f"The request is not JSON: {error}") from None
         if not isinstance(review, dict):
             raise ReviewError("The request is not a JSON object.")
         limit = _parse_limit(request.query_string)
         time_limit_var.set(self._limit if limit is None else limit)
+        transport = request.transport
         response = await self._fn(
-            cast(reviews.Request, review), webhook=webhook, headers=request.get_sent_headers(),
-            sslpeer=request.certificate)
+            cast(reviews.Request, review), webhook=webhook, headers=dict(request.headers),
+            sslpeer=None if transport is None else transport.get_extra_info('peercert') or None)
         return encode(response)
 
     def _get_webhook(self, path: str) -> str | None:
@@ -148,14 +190,120 @@ class Endpoint:
     def _get_max_body(self, path: str) -> int:
         return MAX_CONVERTED_BODY if path.startswith(f'{self._root}/{ENDPOINT}') else MAX_BODY
 
-    def _read(self, request: Request) -> bytes:
-        limit = self._get_max_body(request.path)
-        body = request.body
-        if body is not None and (encoding := request.get_header(b'content-encoding')):
-            body = _decompress(body, encoding, limit)
-        if body is None:
-            raise ReviewError(f"The request is larger than {limit} bytes.", status=413)
+    async def _read(self, request: web.BaseRequest, connection: '_Connection') -> bytes:
+        body = await connection.read(request)
+        # Not by aiohttp: it would not say which encodings are known, and why the body is not of this one.
+        if encoding := request.headers.get('Content-Encoding'):
+            return _decompress(body, encoding, self._get_max_body(request.path))
         return body
+
+
+class _Connection(web.RequestHandler):
+    """
+    One connection of a client, with limits of time for what the client does.
+
+    There is one alarm a connection, which is set anew only if it rings too early: deadlines change with each request.
+    """
+
+    __slots__ = ('_alarm', '_answered', '_deadline', '_ended', '_idle', '_incoming')
+
+    def __init__(self, service: web.Server, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(
+            service, loop=loop, keepalive_timeout=KEEPALIVE_TIMEOUT, auto_decompress=False,
+            access_log=None,  # type: ignore[arg-type]  # documented so: it turns the log off
+            lingering_time=LINGERING_TIME, max_line_size=MAX_HEAD_LINE, max_field_size=MAX_HEAD_LINE)
+        self._deadline: float | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._answered = False
+        """Whether there was an answer already."""
+        self._idle = True
+        """Whether nothing has come of the next request yet."""
+        self._ended = False
+        """Whether nothing can come any more: the client has closed its half of the connection."""
+        self._incoming: StreamReader | None = None
+        """The body that is coming in."""
+
+    async def read(self, request: web.BaseRequest) -> bytes:
+        """Return the body of the request, once it is here in time."""
+        content = request.content
+        if self._ended and not content.is_eof():
+            raise ConnectionResetError("The client has closed the connection in the middle of a request.")
+        self._incoming = content
+        try:
+            return await request.read()
+        finally:
+            self._incoming = None
+            self._idle, self._deadline = False, None  # whoever waits for an answer has all the time
+
+    def expect_reading(self) -> None:
+        """Limit the time in which the client reads the answer to its request."""
+        self._answered = self._idle = True
+        self._set_deadline(REQUEST_TIMEOUT)
+
+    # What the transport calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._set_deadline(KEEPALIVE_TIMEOUT)
+
+    def data_received(self, data: bytes) -> None:
+        if self._idle:
+            self._idle = False
+            self._set_deadline(REQUEST_TIMEOUT)
+        super().data_received(data)
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]  # as protocols of asyncio are allowed to
+        if self._idle or self.ssl_context is not None:
+            return None  # TLS has no half-closed connections
+        self._ended = True
+        if self._incoming is not None:
+            return None
+        self._set_deadline(FAREWELL_TIMEOUT)  # if this was in the middle of the head of a request
+        self.close()  # after the answer
+        return True
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        super().connection_lost(exc)
+
+    def handle_error(
+            self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None,
+            message: str | None = None,
+    ) -> web.StreamResponse:
+        """Refuse what is not HTTP, in the same form as all else."""
+        if isinstance(exc, ConnectionError):
+            raise exc  # the client has gone: there is nothing to answer, and nothing to report
+        if status >= 500:
+            logger.error("The webhook request %s has failed.", request.path, exc_info=exc)
+            response = _make_refusal(status, "The webhook server has failed.")
+        else:
+            response = _refuse(status, f"The request is not HTTP: {' '.join((message or str(exc)).split())[:200]}")
+        response.force_close()
+        return response
+
+    # Limits of time.
+
+    def _set_deadline(self, seconds: float) -> None:
+        self._deadline = deadline = self._loop.time() + seconds
+        if self._alarm is None or self._alarm.when() > deadline:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm = self._loop.call_at(deadline, self._check_time)
+
+    def _check_time(self) -> None:
+        self._alarm = None
+        if self._deadline is None or self.transport is None:
+            return
+        if self._loop.time() < self._deadline:
+            self._alarm = self._loop.call_at(self._deadline, self._check_time)
+        elif self._incoming is not None:
+            self._incoming.set_exception(ReviewError(
+                f"The request has not come in within {REQUEST_TIMEOUT:g} seconds.", status=408))
+        elif not self._idle or not self._answered or self.transport.get_write_buffer_size():
+            # Neither the head of a request, nor all of an answer. There is no way to answer half a head.
+            self.transport.abort()
 
 
 class _ReplaceableContext(ssl.SSLContext):
@@ -186,27 +334,41 @@ def _open_socket(family: int, address: tuple[object, ...]) -> socket.socket:
     return sock
 
 
-def _refuse(status: int, reason: str, request: Request | None = None) -> Response:
-    """Say what is wrong, to the client and to the log: in a line, since anybody can send rubbish."""
+def _refuse(status: int, reason: str, request: web.BaseRequest | None = None) -> web.Response:
+    """Say what is wrong, to the client and in the log: in a line, since all clients can send rubbish."""
     what = "" if request is None else f" {request.method} {request.path}:"
     logger.warning("A webhook request is refused:%s %s %s", what, status, reason)
     return _make_refusal(status, reason)
 
 
-def _make_refusal(status: int, reason: str) -> Response:
-    body = {'apiVersion': 'v1', 'kind': 'Status', 'status': 'Failure', 'code': status, 'message': reason}
-    return Response(status, encode(body), (*_JSON, ('Allow', 'POST')) if status == 405 else _JSON)
+def _make_refusal(status: int, reason: str) -> web.Response:
+    response = _respond(status, encode(
+        {'apiVersion': 'v1', 'kind': 'Status', 'status': 'Failure', 'code': status, 'message': reason}))
+    if status == 405:
+        response.headers['Allow'] = 'POST'
+    return response
 
 
-def _decompress(body: bytes, encoding: str, limit: int) -> bytes | None:
-    """Give the body as it was before it was compressed, or None if it is too large."""
+def _respond(status: int, body: bytes) -> web.Response:
+    return web.Response(status=status, body=body, headers=_JSON)
+
+
+def _decompress(body: bytes, encoding: str, limit: int) -> bytes:
+    """
+    Return the body as it was before it was compressed.
+
+    Raises:
+        ReviewError: if it is not compressed so, or is larger than the limit (in bytes).
+    """
     if encoding.lower() not in ('gzip', 'deflate'):
         raise ReviewError(f"The encoding {encoding!r} of the request is not known.", status=415)
     try:
         inflated = (decompressor := zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)).decompress(body, limit)
     except zlib.error as error:
         raise ReviewError(f"The request is not what its encoding {encoding!r} says: {error}") from None
-    return None if decompressor.unconsumed_tail else inflated
+    if decompressor.unconsumed_tail:
+        raise ReviewError(f"The request is larger than {limit} bytes.", status=413)
+    return inflated
 
 
 @functools.lru_cache(maxsize=64)

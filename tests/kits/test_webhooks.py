@@ -17,7 +17,7 @@ import types
 import urllib.parse
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import hypothesis
 import pytest
@@ -667,20 +667,39 @@ def as_request(body: bytes = json.dumps(REVIEW).encode(), *, path: str = '/x', h
     return f'POST {path} HTTP/1.1\r\nHost: x\r\n{headers}Content-Length: {len(body)}\r\n\r\n'.encode() + body
 
 
-async def converse(config: kopf.WebhookClientConfig, sent: bytes, *, half: bool = False) -> list[tuple[int, Any]]:
-    """Send bytes over one connection, give all that is answered to them."""
+async def connect(config: kopf.WebhookClientConfig) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Open a connection to the server."""
     url = urllib.parse.urlsplit(config['url'] or '')
     context = None if url.scheme == 'http' else trust(config)
-    reader, writer = await asyncio.open_connection(url.hostname, url.port, ssl=context)
+    return await asyncio.open_connection(url.hostname, url.port, ssl=context)
+
+
+async def read_answer(reader: asyncio.StreamReader) -> tuple[int, Any]:
+    """Read one answer: its status and its content."""
+    head = (await reader.readuntil(b'\r\n\r\n')).decode()
+    size = next(int(line.split(':')[1]) for line in head.splitlines() if line.startswith('Content-Length'))
+    return int(head.split()[1]), json.loads(await reader.readexactly(size))
+
+
+async def is_held(writer: asyncio.StreamWriter) -> bool:
+    """Check whether the other side still holds the connection: a closed one refuses what is sent to it."""
+    try:
+        await writer.drain()
+    except ConnectionError:
+        return False
+    return not writer.transport.is_closing()
+
+
+async def converse(config: kopf.WebhookClientConfig, sent: bytes, *, half: bool = False) -> list[tuple[int, Any]]:
+    """Send bytes over one connection; return all that is answered to them."""
+    reader, writer = await connect(config)
     writer.write(sent)
     if half:
         writer.write_eof()
     answers = []
     with contextlib.suppress(asyncio.IncompleteReadError):
         while True:
-            head = (await reader.readuntil(b'\r\n\r\n')).decode()
-            size = next(int(line.split(':')[1]) for line in head.splitlines() if line.startswith('Content-Length'))
-            answers.append((int(head.split()[1]), json.loads(await reader.readexactly(size))))
+            answers.append(await read_answer(reader))
     writer.close()
     return answers
 
@@ -725,12 +744,72 @@ async def test_reviews_that_come_too_slowly(
     assert not fn.calls
 
 
-async def test_reviews_behind_what_is_no_http(fn: Seen, serve: Any) -> None:
+async def test_nothing_is_handled_behind_what_is_no_http(fn: Seen, serve: Any) -> None:
     config = await serve(kopf.WebhookServer())
-    answers = await converse(config, as_request() + b'rubbish\r\n\r\n' + as_request())
-    assert [status for status, _ in answers] == [200, 400]
-    assert answers[1][1]['message'].startswith("The request is not HTTP")
+    reader, writer = await connect(config)
+    writer.write(as_request())
+    assert await read_answer(reader) == (200, {'response': 'given'})
+    writer.write(b'rubbish\r\n\r\n' + as_request())
+    status, answer = await read_answer(reader)
+    assert (status, answer['code']) == (400, 400)
+    assert answer['message'].startswith("The request is not HTTP")
+    assert await reader.read() == b''
+    writer.close()
     assert len(fn.calls) == 1
+
+
+@pytest.mark.parametrize('insecure', [True, False])
+@pytest.mark.parametrize('sent', [b'', b'POST /x HT', b'POST /x HTTP/1.1\r\nHost: x\r\n', as_request()[:-1]])
+async def test_clients_that_begin_nothing_or_half_a_request_are_left(
+        fn: Seen, serve: Any, monkeypatch: pytest.MonkeyPatch, sent: bytes, insecure: bool) -> None:
+    monkeypatch.setattr(endpoints, 'REQUEST_TIMEOUT', 0.1)
+    monkeypatch.setattr(endpoints, 'KEEPALIVE_TIMEOUT', 0.1)
+    reader, writer = await connect(await serve(kopf.WebhookServer(insecure=insecure)))
+    writer.write(sent)
+    async with asyncio.timeout(30):
+        with contextlib.suppress(ConnectionError):
+            answer = await reader.read()
+            assert not answer or answer.startswith(b'HTTP/1.1 408')
+    writer.close()
+    assert not fn.calls
+
+
+async def test_clients_that_send_nothing_after_an_answer_are_left(
+        serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints, 'KEEPALIVE_TIMEOUT', 0.1)
+    config = await serve(kopf.WebhookServer())
+    async with asyncio.timeout(30):
+        assert await converse(config, as_request()) == [(200, {'response': 'given'})]
+
+
+@pytest.mark.parametrize('insecure', [True, False])
+async def test_clients_that_do_not_read_their_answers_are_left(
+        serve: Any, monkeypatch: pytest.MonkeyPatch, insecure: bool) -> None:
+    monkeypatch.setattr(endpoints, 'REQUEST_TIMEOUT', 0.1)
+
+    async def talkative(request: Any, **_: Any) -> Any:
+        return {'response': 'x' * 20_000_000}  # more than what the buffers of the network take
+
+    config = await serve(kopf.WebhookServer(insecure=insecure), talkative)
+    reader, writer = await connect(config)
+    cast(asyncio.Transport, writer.transport).pause_reading()
+    writer.write(as_request())
+    async with asyncio.timeout(30):
+        while await is_held(writer):
+            writer.write(b'POST ')
+            await asyncio.sleep(0.01)
+    writer.close()
+    monkeypatch.setattr(endpoints, 'REQUEST_TIMEOUT', 60)
+    assert (await send(config))[0] == 200
+
+
+async def test_large_answers_are_read_at_leisure(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def talkative(request: Any, **_: Any) -> Any:
+        return {'response': 'x' * 20_000_000}
+
+    ((status, answer),) = await converse(
+        await serve(kopf.WebhookServer(), talkative), as_request(headers=LAST))
+    assert (status, len(answer['response'])) == (200, 20_000_000)
 
 
 @pytest.mark.parametrize('body, encoding, status', [
