@@ -107,12 +107,15 @@ class Daemon:
         at: float | None = None
         try:
             began, patch, seen = self._now(), Patch(body=self.owner.body), self._look()
+            changes = self.owner.changes
             outcome: Outcome | None = None
             try:
                 outcome = await self._call(patch)  # nothing is in between, as thousands can wait here
             except asyncio.CancelledError:
                 pass  # what it wants is applied all the same
             at = await self._conclude(outcome, patch, began, seen)
+            if at == math.inf and self.owner.changes != changes:
+                at = self._now()  # it waits only for a change, and one has come while the function ran
         except asyncio.CancelledError:
             pass  # there is nobody to be told: the task ends here anyway
         except LoginError as error:

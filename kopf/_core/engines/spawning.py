@@ -125,7 +125,8 @@ class ObjectDaemons:
     """The daemons and timers of one object, and the object as they see it."""
 
     __slots__ = (
-        'body', 'changed_at', 'essence', 'gone', 'identity', 'known', 'logger', 'record', 'spawner', 'stash', 'version')
+        'body', 'changed_at', 'changes', 'essence', 'gone', 'identity', 'known', 'logger', 'record', 'spawner', 'stash',
+        'version')
 
     def __init__(self, spawner: 'Spawner', record: Any, raw: RawBody) -> None:
         self.spawner = spawner
@@ -144,6 +145,8 @@ class ObjectDaemons:
         """Nothing is to be done about the object any more."""
         self.changed_at = asyncio.get_running_loop().time()
         """When the object was changed by others, or was seen for the first time: on the clock of the loop."""
+        self.changes = 0
+        """How many times it was changed by others since then."""
         self.essence: BodyEssence | None = spawner.essence_of(self.body) if spawner.idling else None
 
     def __iter__(self) -> Iterator[Daemon]:
@@ -196,6 +199,7 @@ class ObjectDaemons:
         self.stash[0], self.version = raw, version
         if changed:
             self.changed_at = asyncio.get_running_loop().time()
+            self.changes += 1
             for daemon in self:
                 daemon.resume()
         return True

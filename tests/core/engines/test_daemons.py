@@ -691,6 +691,26 @@ async def test_idle_timers_without_an_interval_run_once_a_change(host, clock):
     assert runs == [(10, 0), (60, 0)]
 
 
+@pytest.mark.parametrize('errors', [0, 1])
+async def test_idle_timers_without_an_interval_notice_changes_while_they_run(host, clock, errors):
+    seen = []
+
+    @kopf.timer('kopfexamples', registry=host.registry, idle=10, backoff=1)
+    async def fn(spec, patch, **_):
+        seen.append((clock(), spec['field']))
+        patch.status['seen'] = patch.spec['seen'] = len(seen)  # which is no change by others
+        await asyncio.sleep(20)
+        if len(seen) <= errors:
+            raise ValueError('boo')
+
+    clock()
+    await host.look()
+    await let_it_run(15 + 21 * errors)
+    await host.edit(spec={'field': 'new'})  # at 15, or at 36: the function runs since 10, or since 31
+    await let_it_run(100)
+    assert seen[errors:] == [(10 + 21 * errors, 'value'), (30 + 21 * errors, 'new')]
+
+
 async def test_idle_timers_wait_after_their_initial_delay_too(host, clock):
     runs = record_runs(host, clock, idle=10, initial_delay=8, interval=100)
     clock()
