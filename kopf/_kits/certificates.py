@@ -24,7 +24,7 @@ CLOCK_SKEW = datetime.timedelta(days=1)
 _MAX_COMMON_NAME = 64  # as X.509 has it
 
 
-class MissingDependencyError(ExplainedError):
+class MissingDependencyError(ExplainedError, ImportError):
     """A library is needed that is not installed; the message says which one, and what else can be done."""
 
 

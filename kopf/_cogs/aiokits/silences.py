@@ -26,7 +26,7 @@ class SilenceLimit:
     async def __aenter__(self) -> Self:
         await self._timeout.__aenter__()
         self._heard_at = self._loop.time()
-        self._timer = None if self._limit is None else self._loop.call_later(self._limit, self._look, self._limit)
+        self._timer = None if self._limit is None else self._loop.call_later(self._limit, self._look)
         return self
 
     async def __aexit__(
@@ -42,9 +42,16 @@ class SilenceLimit:
         """Know that there is a sign of life: the time begins anew."""
         self._heard_at = self._loop.time()
 
-    def _look(self, limit: float) -> None:
-        deadline = self._heard_at + limit
+    def relax(self, limit: float | None) -> None:
+        """Allow longer silences from now on: of this length (in seconds), or any if it is ``None``."""
+        self._limit = limit
+        self.renew()
+
+    def _look(self) -> None:
+        if self._limit is None:
+            return
+        deadline = self._heard_at + self._limit
         if deadline > self._loop.time():
-            self._timer = self._loop.call_at(deadline, self._look, limit)
+            self._timer = self._loop.call_at(deadline, self._look)
         else:
             self._timeout.reschedule(self._loop.time())

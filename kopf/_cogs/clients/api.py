@@ -52,6 +52,7 @@ class ApiClient:
         self._given: set[aiohttp.ClientSession] = set()  # by login handlers, whom nobody asks to close them
         self._gates: dict[str, pacing.Gate] = {}  # by server
         self._default_namespace: str | None = None
+        self._lacks: set[str] = set()
         self._closed = False
         self._doubtful = True  # nobody has answered yet, and nothing has been said of it
 
@@ -81,6 +82,14 @@ class ApiClient:
     def default_namespace(self) -> str | None:
         """The namespace of the credentials in use; `None` before the first request or if there is none."""
         return self._default_namespace
+
+    def lacks(self, feature: str) -> bool:
+        """Check whether the server was seen to lack the optional feature; see `note_lack`."""
+        return feature in self._lacks
+
+    def note_lack(self, feature: str) -> None:
+        """Remember that the server lacks the feature, so that nobody who uses this client has to find it out again."""
+        self._lacks.add(feature)
 
     async def get_json(self, path: str, params: Params | None = None, *, logger: AnyLogger | None = None) -> Any:
         """Get the decoded JSON of an object, a list, etc.; errors are those of `request`."""
@@ -175,6 +184,7 @@ class ApiClient:
             path: str,
             params: Params | None = None,
             *,
+            opening: float | None = None,
             logger: AnyLogger | None = None,
     ) -> AsyncGenerator[AsyncIterator[list[bytes]], None]:
         """
@@ -188,6 +198,7 @@ class ApiClient:
         Args:
             path: the path after the server's URL, beginning with a slash.
             params: the query; those which are `None` are left out.
+            opening: how long the server may take to begin its answer, if that is less than usual (seconds).
             logger: where it is reported that the credentials are refused.
 
         Raises:
@@ -198,7 +209,7 @@ class ApiClient:
         while True:
             session, gate = await self._enter(streaming=True)
             try:
-                stream = await self._open(session, query)
+                stream = await self._open(session, query, opening)
             except errors.APITooManyRequestsError as e:
                 gate.hold(e.retry_after)
                 raise
@@ -230,12 +241,13 @@ class ApiClient:
                 "kubeconfig that of its cluster?" if 'CERTIFICATE_VERIFY_FAILED' in str(error.__cause__) else
                 "Is the cluster running, and is it the right one? See kubectl cluster-info.")
 
-    async def _open(self, session: sessions.Session, query: str) -> sessions.Stream:
+    async def _open(self, session: sessions.Session, query: str, opening: float | None) -> sessions.Stream:
         networking, watching = self._settings.networking, self._settings.watching
+        limits = [limit for limit in (opening, networking.request_timeout) if limit is not None]
         connect_timeouts = [watching.connect_timeout, networking.connect_timeout, networking.request_timeout]
         return await session.open(query, sessions.Timeouts(
             connecting=next((value for value in connect_timeouts if value is not None), None),
-            answering=networking.request_timeout,
+            answering=min(limits, default=None),
             streaming=watching.client_timeout))
 
     async def _enter(self, *, streaming: bool = False) -> tuple[sessions.Session, pacing.Gate]:

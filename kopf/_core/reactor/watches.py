@@ -6,7 +6,8 @@ the stream what happens after it. A stream that ends is continued from the last 
 have that version any more, everything is listed again, and what is gone meanwhile is reported as deleted.
 
 With WatchList, the list is a part of the stream: its objects come as events, up to a bookmark that ends them. A version
-seen before that bookmark means nothing. Servers without it refuse such a request, and are listed in chunks.
+seen before that bookmark means nothing. Servers without it refuse such a request, or stream only changes, as if no list
+was asked for (mocks, aggregated APIs): they are listed in chunks.
 
 Nothing that fails here concerns other resources: it is retried with a growing delay, alone.
 """
@@ -44,6 +45,20 @@ MAX_FAILURES = 3
 """After so many refusals to go on from a version, it is given up."""
 SHORT_LIFE = 0.5
 """A stream that has ended earlier, and has brought nothing, is a failure (in seconds)."""
+
+LIST_SILENCE = 5.0
+"""
+How long a streamed list may bring no more objects before its end (in seconds).
+
+API servers look every second whether the list can end; client-go begins to complain after 10 seconds of silence. Large
+lists may take much longer, as their objects keep coming. A list that is given up too early is only listed in chunks.
+"""
+OPENING_TIMEOUT = 20.0
+"""
+How long it may take until a streamed list begins (in seconds).
+
+API servers answer before they have anything to send, but busy ones can keep the request waiting for 15 seconds.
+"""
 
 END_OF_LIST = 'k8s.io/initial-events-end'
 
@@ -91,6 +106,10 @@ class StreamBroken(Exception):
     """The stream can't be used any more, for a reason that is not an error of the API."""
 
 
+class StreamedListMissing(Exception):
+    """The server streams events, but not the list that it is asked for."""
+
+
 class ResourceWatch:
     """Watches one resource in one scope; owns the records of its objects."""
 
@@ -115,7 +134,8 @@ class ResourceWatch:
         self._listed_ids: set[str] = set()
         self._flawed = False  # whether something could not be read of the list
         self._complete = False  # whether all has been listed at least once
-        self._streams_lists = True  # until the server refuses
+        self._streamed_list = f'streamed lists of {resource}'  # what servers can lack
+        self._endless_lists = 0  # how many streamed lists in a row have had no end
         self._backoff = MIN_BACKOFF
         self._healthy_since: float | None = None
         self._opened_at: float | None = None
@@ -202,17 +222,23 @@ class ResourceWatch:
                     await self._stream(self._params(
                         sendInitialEvents='true', resourceVersionMatch='NotOlderThan'))
                     return
+                except StreamedListMissing as error:
+                    logger.debug("The server does not stream lists of %s; using chunked ones: %s.", self, error)
+                    self._client.note_lack(self._streamed_list)
+                except errors.APITimeoutError as error:  # the server can be busy: the next list can be streamed
+                    logger.debug("The server does not begin to stream the list of %s; using chunks: %s", self, error)
                 except errors.APIClientError as error:
                     if error.status not in (400, 422):
                         raise
                     logger.debug("The server has no streaming lists of %s; using chunked ones.", self)
-                    self._streams_lists = False
+                    self._client.note_lack(self._streamed_list)
+                self._listed_ids = set()
             await self._list()
         await self._stream(self._params(resourceVersion=self._since))
 
     def _wants_streamed_list(self) -> bool:
         watching = self._settings.watching
-        return (watching.streaming_lists or watching.initial_streaming) and self._streams_lists
+        return (watching.streaming_lists or watching.initial_streaming) and not self._client.lacks(self._streamed_list)
 
     def _params(self, **params: str | None) -> dict[str, str | int | None]:
         watching = self._settings.watching
@@ -266,7 +292,7 @@ class ResourceWatch:
         for uid in missing:
             self._take(self._make_deletion(self.records[uid]))
         self._since = version
-        self._listing_since, self._listed_ids = None, set()
+        self._listing_since, self._listed_ids, self._endless_lists = None, set(), 0
         self._note_health()
         if not self._complete:
             self._complete = True
@@ -275,22 +301,34 @@ class ResourceWatch:
     async def _stream(self, params: Mapping[str, Any]) -> None:
         """Take the events until the stream ends or breaks."""
         started, count = time.monotonic(), 0
-        self.state = WatchState.LISTING if self._since is None else WatchState.STREAMING
+        listing = self._since is None
+        self.state = WatchState.LISTING if listing else WatchState.STREAMING
         limit = self._settings.watching.inactivity_timeout
-        async with self._client.stream(self._path, params) as batches:
+        hasty = listing and not (limit and limit <= LIST_SILENCE)  # as long as the end of the list is awaited
+        async with self._client.stream(self._path, params, opening=OPENING_TIMEOUT if listing else None) as batches:
             self._opened_at = time.monotonic()
             try:
-                async with SilenceLimit(limit) as silence:
+                async with SilenceLimit(LIST_SILENCE if hasty else limit) as silence:
                     async for lines in batches:
+                        known = len(self._listed_ids)
                         for number, line in enumerate(lines, start=1):
                             count += self._take_line(line)
                             if number % MAX_AT_ONCE == 0:
                                 await asyncio.sleep(0)
                         self._note_health()
-                        silence.renew()
+                        if hasty and self._since is not None:
+                            hasty = False
+                            silence.relax(limit)
+                        if not hasty or len(self._listed_ids) > known:  # changes are no part of a list
+                            silence.renew()
             except TimeoutError as error:
+                if hasty:
+                    raise StreamedListMissing(f"no objects and no end for {LIST_SILENCE:g} seconds") from error
                 raise StreamBroken(f"the stream is inactive for {limit:g} seconds; reconnecting") from error
         if self._since is None:
+            self._endless_lists += 1
+            if self._endless_lists >= MAX_FAILURES:
+                raise StreamedListMissing(f"{self._endless_lists} streams have ended without an end of the list")
             raise StreamBroken("the stream has ended before the end of its initial list")
         if not count and time.monotonic() - started < SHORT_LIFE:
             raise StreamBroken("the stream has ended at once")

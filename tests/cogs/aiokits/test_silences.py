@@ -38,3 +38,13 @@ async def test_errors_and_cancellations_of_others_come_through():
         async with asyncio.timeout(5), SilenceLimit(10):
             await asyncio.sleep(99)
     assert asyncio.get_running_loop().time() == pytest.approx(5)
+
+
+@pytest.mark.parametrize('limit, end', [(20, 29), (None, 999)])
+async def test_limits_can_be_relaxed(limit, end):
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(999), SilenceLimit(10) as silence:
+            await asyncio.sleep(9)
+            silence.relax(limit)
+            await asyncio.sleep(9999)
+    assert asyncio.get_running_loop().time() == pytest.approx(end)

@@ -66,11 +66,12 @@ class Refusal(dict):
 
 
 class Stream(list):
-    """Lines of a stream; it stays open in the end, unless it is to be ended or cut."""
+    """Lines of a stream; it stays open in the end, unless it is to be ended or cut, or is never even opened."""
 
-    def __init__(self, *lines, ending='open'):
+    def __init__(self, *lines, ending='open', pace=0):
         super().__init__(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines)
         self.ending = ending
+        self.pace = pace  # the seconds after each line
 
 
 class Server:
@@ -100,9 +101,12 @@ class Server:
 
     async def stream(self, request, lines):
         response = web.StreamResponse()
+        if lines.ending == 'closed':
+            await self.released.wait()
         await response.prepare(request)
         for line in lines:
             await response.write(line + b'\n')
+            await asyncio.sleep(lines.pace)
         if lines.ending == 'cut':
             await response.write(json.dumps(modified('cut', 1)).encode()[:40])
             request.transport.abort()
@@ -281,6 +285,73 @@ async def test_servers_without_streamed_lists(watch, server, sink, status):
         await sink.has(a=6)
     assert server.queries == [INITIAL, LIST, since(3), LIST, since(5)]
     assert sink.refusals == []
+
+
+@pytest.mark.parametrize('lines', [
+    [], [added('a', 1)], [added('a', 1), bookmark(2)], [modified('b', 2), deleted('b', 3)],
+], ids=['silence', 'objects', 'bookmark', 'changes'])
+async def test_servers_that_ignore_the_request_for_a_streamed_list(watch, server, sink, monkeypatch, lines):
+    monkeypatch.setattr(watches, 'LIST_SILENCE', 0.1)
+    server.script = [Stream(*lines), page(obj('a', 1), version=3), Stream(modified('a', 4), failure(code=410)),
+                     page(obj('a', 4), version=5), Stream(modified('a', 6))]
+    async with running(watch):
+        await sink.has(a=6)
+        assert watch.failure is None
+    assert server.queries == [INITIAL, LIST, since(3), LIST, since(5)]
+    assert sink.lists == 1 and sink.refusals == []
+
+
+async def test_changes_do_not_put_the_list_off(watch, server, sink, monkeypatch):
+    monkeypatch.setattr(watches, 'LIST_SILENCE', 0.2)
+    server.script = [Stream(*[modified('a', number) for number in range(1, 1000)], pace=0.02),
+                     page(obj('a', 2000), version=2000)]
+    async with running(watch):
+        await sink.has(a=2000)
+    assert server.queries[:2] == [INITIAL, LIST]
+
+
+async def test_long_streamed_lists_are_not_given_up(watch, server, sink, monkeypatch):
+    monkeypatch.setattr(watches, 'LIST_SILENCE', 1.0)
+    objs = {f'x{number}': number for number in range(30)}
+    server.script = [Stream(*[added(*pair) for pair in objs.items()], bookmark(99, end=True), pace=0.05)]
+    async with running(watch):
+        await sink.has(**objs)
+        await sink.until(lambda: sink.lists)
+    assert server.queries == [INITIAL]
+
+
+async def test_silence_after_a_streamed_list_is_fine(watch, server, sink, monkeypatch):
+    monkeypatch.setattr(watches, 'LIST_SILENCE', 0.1)
+    server.script = [Stream(bookmark(2, end=True), added('a', 3), pace=0.3)]
+    async with running(watch):
+        await sink.has(a=3)
+    assert server.queries == [INITIAL]
+
+
+async def test_streamed_lists_without_an_end_are_given_up(watch, server, sink):
+    server.script = [*[Stream(added('a', 1), ending='end')] * 3, page(obj('a', 1), version=3), Stream(modified('a', 4))]
+    async with running(watch):
+        await sink.has(a=4)
+    assert server.queries == [*[INITIAL] * 3, LIST, since(3)]
+
+
+async def test_streamed_lists_that_do_not_begin(watch, server, sink, monkeypatch):
+    monkeypatch.setattr(watches, 'OPENING_TIMEOUT', 0.1)
+    server.script = [Stream(ending='closed'), page(obj('a', 1), version=3), Stream(failure(code=410)),
+                     Stream(added('a', 5), bookmark(6, end=True))]
+    async with running(watch):
+        await sink.has(a=5)
+    assert server.queries == [INITIAL, LIST, since(3), INITIAL]  # the server could have been busy
+
+
+async def test_other_namespaces_need_not_find_out_again(watch, server, sink, settings):
+    server.script = [Refusal(422), page(obj('a', 1), version=3), Stream(), page(obj('b', 1), version=3)]
+    async with running(watch):
+        while len(server.requests) < 3:
+            await asyncio.sleep(0.01)
+        async with running(ResourceWatch(watch._client, settings, RESOURCE, 'ns', sink)):
+            await sink.has(a=1, b=1)
+    assert [query for query in server.queries if 'sendInitialEvents' in query] == [INITIAL]
 
 
 async def test_selectors(watch, server, sink, settings):
@@ -551,8 +622,17 @@ class Client:
         self.default = default
         self.times = []
 
+    def lacks(self, feature):
+        return False
+
+    def note_lack(self, feature):
+        pass
+
+    async def get_json(self, path, params, *, logger):
+        raise errors.APIServerError("only streams", status=500)
+
     @contextlib.asynccontextmanager
-    async def stream(self, path, params):
+    async def stream(self, path, params, *, opening=None):
         self.times.append(asyncio.get_running_loop().time())
         answer = self.script.pop(0) if self.script else self.default
         if isinstance(answer, Exception):
@@ -666,7 +746,8 @@ async def test_forbidden(clock, settings, sink):
 
 @pytest.mark.looptime
 async def test_told_when_to_retry(clock, settings, sink):
-    client = Client(errors.APITooManyRequestsError('x', status=429, headers={'Retry-After': '17'}), default=[999])
+    refusal = errors.APITooManyRequestsError('x', status=429, headers={'Retry-After': '17'})
+    client = Client(refusal, default=[*START, 999])
     await watch_for(client, settings, sink, 30)
     assert client.delays == pytest.approx([17])
 
