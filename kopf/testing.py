@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kopf._kits.runner import KopfRunner
-    from kopf._kits.testing.manifests import ManifestError
     from kopf._kits.testing.operators import Operator, OperatorFailed
     from kopf._kits.testing.sandbox import AsyncSandbox, Sandbox
     from kopf._kits.testing.serving.faults import Fault, Faults, SeenRequest
-    from kopf._kits.testing.serving.statuses import Refusal
-    from kopf._kits.testing.storing.snapshots import Snapshot
+    from kopf._kits.testing.serving.snapshots import Snapshot
     from kopf._kits.testing.storing.states import StateError
+    from kopf._kits.testing.wire.manifests import ManifestError
+    from kopf._kits.testing.wire.statuses import Refusal
 
 __all__ = [
     'AsyncSandbox',
@@ -36,13 +36,13 @@ _MODULES = {
     'Fault': 'testing.serving.faults',
     'Faults': 'testing.serving.faults',
     'KopfRunner': 'runner',
-    'ManifestError': 'testing.manifests',
+    'ManifestError': 'testing.wire.manifests',
     'Operator': 'testing.operators',
     'OperatorFailed': 'testing.operators',
-    'Refusal': 'testing.serving.statuses',
+    'Refusal': 'testing.wire.statuses',
     'Sandbox': 'testing.sandbox',
     'SeenRequest': 'testing.serving.faults',
-    'Snapshot': 'testing.storing.snapshots',
+    'Snapshot': 'testing.serving.snapshots',
     'StateError': 'testing.storing.states',
 }
 

@@ -14,7 +14,7 @@ import pathlib
 import re
 import sys
 
-from kopf._kits.testing.resources.kinds import BUILTINS
+from kopf._kits.testing.kinds.kinds import BUILTINS
 
 TARGET = pathlib.Path(__file__).parent.parent / 'kopf/_kits/testing/data/protobuf.json.gz'
 LIBRARIES = ('apimachinery/pkg/api/resource', 'apimachinery/pkg/apis/meta/v1', 'apimachinery/pkg/runtime',

@@ -15,7 +15,7 @@ import urllib.request
 
 import yaml
 
-from kopf._kits.testing.resources.kinds import BUILTINS
+from kopf._kits.testing.kinds.kinds import BUILTINS
 
 TARGET = pathlib.Path(__file__).parent.parent / 'kopf/_kits/testing/data/tables.json.gz'
 TABLE = 'application/json;as=Table;v=v1;g=meta.k8s.io'

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import aiohttp.web
 import pytest
 
-from kopf._kits.testing.serving.certificates import Authority
+from kopf._kits.testing.wire.tls import Authority
 
 MERGE = "application/merge-patch+json"
 GROUP = "things.example.dev"

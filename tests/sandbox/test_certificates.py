@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from kopf._kits.testing.serving import certificates
+from kopf._kits.testing.wire import tls
 
 
 @pytest.fixture(params=["library", "command"])
@@ -17,7 +17,7 @@ def way(request, monkeypatch):
 
 
 def test_server_and_clients_trust_each_other(way, tmp_path):
-    authority = certificates.Authority()
+    authority = tls.Authority()
     pair = authority.client("alice", ("team",))
     (tmp_path / "client.pem").write_bytes(pair.certificate + pair.key)
     context = ssl.create_default_context(cadata=authority.certificate.decode())
@@ -38,5 +38,5 @@ def test_server_and_clients_trust_each_other(way, tmp_path):
 def test_neither_library_nor_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "cryptography.x509", None)
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(certificates.CertificatesUnavailable, match='install the Python package "cryptography"'):
-        certificates.Authority()
+    with pytest.raises(tls.CertificatesUnavailable, match='install the Python package "cryptography"'):
+        tls.Authority()

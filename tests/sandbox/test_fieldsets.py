@@ -2,10 +2,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kopf._kits.testing.kinds import shapes
+from kopf._kits.testing.kinds.extensions import LIST_KEYS, LIST_TYPE
 from kopf._kits.testing.patching import fieldsets, strategic, typed
-from kopf._kits.testing.schemas import shapes
-from kopf._kits.testing.schemas.extensions import LIST_KEYS, LIST_TYPE
-from kopf._kits.testing.serving import gotext
+from kopf._kits.testing.wire import gotext
 
 KEYS = st.sampled_from(["f:a", "f:b", 'k:{"n":1}', 'v:"x"'])
 NODES = st.recursive(st.just({}), lambda inner: st.builds(

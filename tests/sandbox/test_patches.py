@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kopf._kits.testing.patching import patches
+from kopf._kits.testing.wire import patches
 
 scalars = st.none() | st.booleans() | st.integers() | st.text(max_size=3)
 documents = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(

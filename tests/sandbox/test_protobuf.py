@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kopf._kits.testing.serving import protobuf
+from kopf._kits.testing.wire import protobuf
 
 MEDIA = "application/vnd.kubernetes.protobuf"
 SECRET = "azhzAAoMCgJ2MRIGU2VjcmV0Eh0KEQoBcxIAGgAiACoAMgA4AEIAEgYKAWESAWIaABoAIgA="

@@ -1,7 +1,7 @@
 """YAML as the server reads it, and its words for what is none: each row was seen on a real server."""
 import pytest
 
-from kopf._kits.testing.serving import yamltexts
+from kopf._kits.testing.wire import clientyaml
 
 
 @pytest.mark.parametrize("text, message", [
@@ -23,11 +23,11 @@ from kopf._kits.testing.serving import yamltexts
     (b"a: |\n b\nc", "line 4: could not find expected ':'"),
 ])
 def test_complaints(text, message):
-    with pytest.raises(yamltexts.YamlError) as caught:
-        yamltexts.load(text)
+    with pytest.raises(clientyaml.YamlError) as caught:
+        clientyaml.load(text)
     assert str(caught.value) == f"yaml: {message}"
 
 
 def test_words_and_keys():
     text = b"n: off\non: 2001-02-03\n2: ~\na: {b: [1, x]}"
-    assert yamltexts.load(text) == {"false": False, "true": "2001-02-03", "2": None, "a": {"b": [1, "x"]}}
+    assert clientyaml.load(text) == {"false": False, "true": "2001-02-03", "2": None, "a": {"b": [1, "x"]}}

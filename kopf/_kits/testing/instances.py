@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 
 import orjson
 
-from kopf._kits.testing.doors import Door
-from kopf._kits.testing.life.workloads import Workloads
-from kopf._kits.testing.manifests import ManifestError, Source
+from kopf._kits.testing.controllers.workloads import Workloads
+from kopf._kits.testing.serving.listeners import Door
 from kopf._kits.testing.serving.server import Server
 from kopf._kits.testing.storing.states import State
+from kopf._kits.testing.wire.manifests import ManifestError, Source
 
 T = TypeVar('T')
 

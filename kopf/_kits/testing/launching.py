@@ -18,10 +18,10 @@ import click
 
 from kopf._cogs.structs.credentials import ConnectionInfo, KubeContext, Vault
 from kopf._cogs.structs.ids import HandlerId
-from kopf._kits.testing.manifests import ManifestError
 from kopf._kits.testing.sandbox import Sandbox
-from kopf._kits.testing.serving.certificates import CertificatesUnavailable
 from kopf._kits.testing.storing.states import StateError
+from kopf._kits.testing.wire.manifests import ManifestError
+from kopf._kits.testing.wire.tls import CertificatesUnavailable
 
 # What an operator takes for a sign that it runs in a cluster, i.e. not here.
 _IN_CLUSTER = ('KUBERNETES_SERVICE_HOST', 'KUBERNETES_SERVICE_PORT')

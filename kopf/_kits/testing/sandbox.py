@@ -14,13 +14,13 @@ from typing import Any, Self
 
 from kopf._kits.testing.access import users
 from kopf._kits.testing.access.users import User
-from kopf._kits.testing.doors import Door, Predicate, ResourceName
 from kopf._kits.testing.instances import Instance, Runner
-from kopf._kits.testing.manifests import Source, each
-from kopf._kits.testing.resources.kinds import Bodies, Body
-from kopf._kits.testing.serving.certificates import Pair
+from kopf._kits.testing.kinds.kinds import Bodies, Body
 from kopf._kits.testing.serving.faults import Faults, SeenRequest
-from kopf._kits.testing.storing.snapshots import Snapshot
+from kopf._kits.testing.serving.listeners import Door, Predicate, ResourceName
+from kopf._kits.testing.serving.snapshots import Snapshot
+from kopf._kits.testing.wire.manifests import Source, each
+from kopf._kits.testing.wire.tls import Pair
 
 
 class _Common:

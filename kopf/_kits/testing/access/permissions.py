@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol
 from kopf._kits.testing.access import users
 from kopf._kits.testing.access.users import User
 from kopf._kits.testing.data import unpack
-from kopf._kits.testing.serving import statuses
-from kopf._kits.testing.storing.storage import Change, Storage, Table
+from kopf._kits.testing.kinds.storage import Change, Storage, Table
+from kopf._kits.testing.wire import statuses
 
 GROUP = 'rbac.authorization.k8s.io'
 PLURALS = {'ClusterRole': 'clusterroles', 'ClusterRoleBinding': 'clusterrolebindings', 'Role': 'roles',

@@ -8,11 +8,10 @@ from typing import Any
 
 import orjson
 
-from kopf._kits.testing import clocks
 from kopf._kits.testing.access.permissions import Attributes, Authorizer
 from kopf._kits.testing.access.users import User
-from kopf._kits.testing.resources.kinds import Body, Kind
-from kopf._kits.testing.serving import statuses
+from kopf._kits.testing.kinds.kinds import Body, Kind
+from kopf._kits.testing.wire import statuses, timestamps
 
 #: Which user a token belongs to, or None if it is not known.
 Lookup = Callable[[str], User | None]
@@ -34,7 +33,7 @@ class Reviews:
         head: Body = {'kind': kind.name, 'apiVersion': kind.api_version}
         match kind.plural:
             case 'selfsubjectreviews':
-                meta = {'creationTimestamp': clocks.now()}
+                meta = {'creationTimestamp': timestamps.now()}
                 return {**head, 'metadata': meta, 'status': {'userInfo': user.as_info()}}
             case 'tokenreviews':
                 return {**head, 'metadata': sent, 'spec': spec, 'status': self._token(spec)}

@@ -11,9 +11,9 @@ import orjson
 from kopf._kits.testing.access import users
 from kopf._kits.testing.access.permissions import GROUP, Attributes, Rbac, Rule, check
 from kopf._kits.testing.access.users import User
-from kopf._kits.testing.resources.kinds import Body, Kind
-from kopf._kits.testing.serving import statuses
-from kopf._kits.testing.serving.statuses import Cause
+from kopf._kits.testing.kinds.kinds import Body, Kind
+from kopf._kits.testing.wire import statuses
+from kopf._kits.testing.wire.statuses import Cause
 
 ROLES, BINDINGS = ('roles', 'clusterroles'), ('rolebindings', 'clusterrolebindings')
 EVERYTHING: Sequence[Rule] = (

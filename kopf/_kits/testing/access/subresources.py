@@ -6,12 +6,11 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from kopf._kits.testing import clocks
 from kopf._kits.testing.access import users
 from kopf._kits.testing.access.reviews import AUDIENCE
 from kopf._kits.testing.access.users import Tokens
-from kopf._kits.testing.resources.kinds import Body, Kind
-from kopf._kits.testing.serving import statuses
+from kopf._kits.testing.kinds.kinds import Body, Kind
+from kopf._kits.testing.wire import statuses, timestamps
 
 TOKEN = Kind(group='authentication.k8s.io', version='v1', plural='tokenrequests', singular='tokenrequest',
              name='TokenRequest', namespaced=True)
@@ -41,7 +40,7 @@ def token_request(namespace: str, account: Body, asked: Mapping[str, Any], token
     return {
         'kind': 'TokenRequest', 'apiVersion': 'authentication.k8s.io/v1',
         'metadata': {'name': meta['name'], 'namespace': namespace, 'uid': meta['uid'],
-                     'creationTimestamp': clocks.now()},
+                     'creationTimestamp': timestamps.now()},
         'spec': {'audiences': audiences, 'expirationSeconds': seconds, 'boundObjectRef': None},
-        'status': {'token': tokens.issue(user, seconds=seconds), 'expirationTimestamp': clocks.after(seconds)},
+        'status': {'token': tokens.issue(user, seconds=seconds), 'expirationTimestamp': timestamps.after(seconds)},
     }

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-from kopf._kits.testing.serving import statuses
+from kopf._kits.testing.wire import statuses
 
 MASTERS = 'system:masters'
 AUTHENTICATED, UNAUTHENTICATED = 'system:authenticated', 'system:unauthenticated'

@@ -6,11 +6,10 @@ Nobody signs anything here: that is done by controllers, and by operators.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kopf._kits.testing import clocks
 from kopf._kits.testing.access.users import User
-from kopf._kits.testing.resources.kinds import Body, Kind
-from kopf._kits.testing.serving import statuses
-from kopf._kits.testing.serving.statuses import Cause
+from kopf._kits.testing.kinds.kinds import Body, Kind
+from kopf._kits.testing.wire import statuses, timestamps
+from kopf._kits.testing.wire.statuses import Cause
 
 PLURAL = 'certificatesigningrequests'
 LASTING = ('Approved', 'Denied', 'Failed')
@@ -41,7 +40,7 @@ def decide(body: Body, old: Body, kind: Kind) -> Body:
 def _stamped(condition: Mapping[str, Any], before: list[dict[str, Any]]) -> dict[str, Any]:
     known = next((item for item in before if item.get('type') == condition.get('type')), {})
     same = known.get('status') == condition.get('status')
-    now = clocks.now()
+    now = timestamps.now()
     changed = known.get('lastTransitionTime') if same else None
     return {**condition, 'lastUpdateTime': condition.get('lastUpdateTime') or now,
             'lastTransitionTime': condition.get('lastTransitionTime') or changed or now}

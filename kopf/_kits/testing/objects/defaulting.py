@@ -7,10 +7,10 @@ applied at every write, as a real server does. What only new objects get is in `
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kopf._kits.testing import clocks
-from kopf._kits.testing.objects import autoscalers, podspecs, transitions
+from kopf._kits.testing.kinds import autoscalers
+from kopf._kits.testing.objects import podspecs, transitions
 from kopf._kits.testing.objects.podspecs import Fields, maps
-from kopf._kits.testing.schemas import quantities
+from kopf._kits.testing.wire import quantities, timestamps
 
 Body = dict[str, Any]
 
@@ -37,7 +37,7 @@ def begin(body: Body, plural: str) -> None:
     if plural in STATUSES:
         body['status'] = {**STATUSES[plural]}
     if plural == 'persistentvolumes':
-        body['status']['lastPhaseTransitionTime'] = clocks.now()
+        body['status']['lastPhaseTransitionTime'] = timestamps.now()
 
 
 #: What the status of a new object says; its zeros are there because the fields must be.

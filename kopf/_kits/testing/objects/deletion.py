@@ -6,9 +6,9 @@ of them. Each deletion decides anew which of them there are, also for objects th
 """
 from collections.abc import Sequence
 
-from kopf._kits.testing import clocks
+from kopf._kits.testing.kinds.kinds import Body, Kind
 from kopf._kits.testing.resources import crds
-from kopf._kits.testing.resources.kinds import Body, Kind
+from kopf._kits.testing.wire import timestamps
 
 FOREGROUND, ORPHAN = 'foregroundDeletion', 'orphan'
 
@@ -26,7 +26,7 @@ def mark(body: Body, kind: Kind, policy: str) -> bool:
         del meta['finalizers']
     if not held or deleting:
         return held
-    meta['deletionTimestamp'] = clocks.now()
+    meta['deletionTimestamp'] = timestamps.now()
     if kind.plural == 'namespaces':
         body['status'] = {'phase': 'Terminating'}
     elif kind.plural != crds.PLURAL:

@@ -8,10 +8,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from kopf._kits.testing.objects import names, podparts, podrules, services
+from kopf._kits.testing.objects import podparts, podrules, services
 from kopf._kits.testing.objects.podspecs import Fields, maps
-from kopf._kits.testing.schemas import quantities
-from kopf._kits.testing.serving.statuses import (
+from kopf._kits.testing.wire import names, quantities
+from kopf._kits.testing.wire.statuses import (
     Cause,
     text,
     value_forbidden,

@@ -7,10 +7,9 @@ same fields under different names.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kopf._kits.testing.objects import names
-from kopf._kits.testing.resources.kinds import Kind, event_inward
-from kopf._kits.testing.serving import statuses
-from kopf._kits.testing.serving.statuses import Cause, text
+from kopf._kits.testing.kinds.kinds import Kind, event_inward
+from kopf._kits.testing.wire import names, statuses
+from kopf._kits.testing.wire.statuses import Cause, text
 
 Body = Mapping[str, Any]
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from kopf._kits.testing.objects import godiffs
-from kopf._kits.testing.schemas import quantities
-from kopf._kits.testing.serving import statuses
-from kopf._kits.testing.serving.statuses import Cause
+from kopf._kits.testing.wire import quantities, statuses
+from kopf._kits.testing.wire.statuses import Cause
 
 Body = Mapping[str, Any]
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import orjson
 
-from kopf._kits.testing import clocks
-from kopf._kits.testing.objects import defaults, metadata, names, transitions
+from kopf._kits.testing.kinds import metadata
+from kopf._kits.testing.kinds.kinds import Body, Kind
+from kopf._kits.testing.objects import builtins, transitions
 from kopf._kits.testing.patching import managers
-from kopf._kits.testing.patching.patches import json_type
 from kopf._kits.testing.resources import crds
-from kopf._kits.testing.resources.kinds import Body, Kind
 from kopf._kits.testing.schemas import decoding, registered, replicas, schemas, strictness
-from kopf._kits.testing.serving import jsontexts, statuses
-from kopf._kits.testing.serving.statuses import Cause
+from kopf._kits.testing.wire import clientjson, names, statuses, timestamps
+from kopf._kits.testing.wire.patches import json_type
+from kopf._kits.testing.wire.statuses import Cause
 
 #: Kinds of which the finalizers can be called as they like.
 PLAIN = frozenset({
@@ -41,7 +41,7 @@ def decode(
     if body is None:
         body = {}
     if not isinstance(body, dict):
-        excerpt = jsontexts.excerpt(text)
+        excerpt = clientjson.excerpt(text)
         raise statuses.bad_request(
             f'the object provided is unrecognized (must be of type {kind.name}): {no_kind(body)} ({excerpt})')
     for key in ('apiVersion', 'kind'):
@@ -49,11 +49,11 @@ def decode(
             raise statuses.bad_request(
                 f'the object provided is unrecognized (must be of type {kind.name}): couldn\'t get version/kind; json '
                 f'parse error: json: cannot unmarshal {json_type(value)} into Go struct field .{key} of type string '
-                f'({jsontexts.excerpt(text)})')
+                f'({clientjson.excerpt(text)})')
     api_version, name = (body.get('apiVersion') or '').removeprefix('/'), body.get('kind') or ''
     if api_version.count('/') > 1:
         raise statuses.bad_request(f'the object provided is unrecognized (must be of type {kind.name}): unexpected '
-                                   f'GroupVersion string: {api_version} ({jsontexts.excerpt(text)})')
+                                   f'GroupVersion string: {api_version} ({clientjson.excerpt(text)})')
     if kind.custom:
         _check_custom(api_version, name, kind, body, text, lenient=lenient)
     elif name not in ('', kind.name) or api_version not in ('', kind.api_version):
@@ -110,7 +110,7 @@ def _check_custom(
             raise statuses.bad_request(
                 f'{kind.name} in version "{kind.version}" cannot be handled as a {kind.name}: {why}')
         raise statuses.bad_request(f'the object provided is unrecognized (must be of type {kind.name}): {why} '
-                                   f'({jsontexts.excerpt(text)})')
+                                   f'({clientjson.excerpt(text)})')
     if body.get('apiVersion', '') is None:
         raise statuses.bad_request(f'{name} in version "" cannot be handled as a {kind.name}: .apiVersion accessor '
                                    'error: <nil> is of the type <nil>, expected string')
@@ -144,7 +144,7 @@ def tidy(body: Body, kind: Kind, *, nulls: bool = False) -> list[str]:
         unknown += schemas.prune(body, kind.schema)
         schemas.fill(body, kind.schema, nulls=nulls)
     else:
-        defaults.apply(body, kind)
+        builtins.apply(body, kind)
     return unknown
 
 
@@ -157,14 +157,14 @@ def prepare_new(body: Body, kind: Kind, uid: str) -> int:
     if kind.counted or kind.custom or not meta.get('generation'):
         meta.pop('generation', None)
     meta['uid'] = uid
-    meta['creationTimestamp'] = clocks.now()
+    meta['creationTimestamp'] = timestamps.now()
     if kind.counted:
         meta['generation'] = 1
     if 'generateName' in meta and 'name' not in meta:
         meta['name'] = meta['generateName'][:58] + ''.join(secrets.choice(_ALPHABET) for _ in range(5))
     if 'status' in kind.subresources and kind.plural != 'nodes':
         body.pop('status', None)
-    defaults.begin(body, kind)
+    builtins.begin(body, kind)
     return int(version) if version.isascii() and version.isdigit() else 0
 
 
@@ -257,7 +257,7 @@ def problems(body: Body, kind: Kind, subresource: str = '', old: Body | None = N
     elif kind.plural == crds.PLURAL:
         yield from crds.problems(body)
     else:
-        yield from defaults.problems(body, kind, old)
+        yield from builtins.problems(body, kind, old)
 
 
 def _name_problems(name: str, kind: Kind) -> list[str]:

@@ -10,12 +10,12 @@ from typing import Any
 
 import orjson
 
-from kopf._kits.testing.objects import metadata, objects
-from kopf._kits.testing.objects.options import Options, report
-from kopf._kits.testing.patching import patches
-from kopf._kits.testing.resources.kinds import Body, Kind
+from kopf._kits.testing.access.options import Options, report
+from kopf._kits.testing.kinds import metadata
+from kopf._kits.testing.kinds.kinds import Body, Kind
+from kopf._kits.testing.objects import objects
 from kopf._kits.testing.schemas import decoding
-from kopf._kits.testing.serving import gotext, statuses
+from kopf._kits.testing.wire import gotext, patches, statuses
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

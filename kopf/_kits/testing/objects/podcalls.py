@@ -7,8 +7,8 @@ to answer them here.
 from collections.abc import Mapping
 from typing import Any
 
-from kopf._kits.testing.resources.kinds import Body
-from kopf._kits.testing.serving import queries, statuses
+from kopf._kits.testing.kinds.kinds import Body
+from kopf._kits.testing.wire import queries, statuses
 
 CALLS = ('attach', 'exec', 'log', 'portforward')
 

@@ -5,11 +5,10 @@ Budgets of disruption are not asked: they are counted by a controller, which is 
 """
 from typing import Any
 
-from kopf._kits.testing import clocks
-from kopf._kits.testing.objects.options import Options, decode_options
-from kopf._kits.testing.resources.kinds import Body, Kind
-from kopf._kits.testing.serving import statuses
-from kopf._kits.testing.serving.statuses import Cause, text
+from kopf._kits.testing.access.options import Options, decode_options
+from kopf._kits.testing.kinds.kinds import Body, Kind
+from kopf._kits.testing.wire import statuses, timestamps
+from kopf._kits.testing.wire.statuses import Cause, text
 
 EVICTION = Kind(group='policy', version='v1', plural='evictions', singular='eviction', name='Eviction', namespaced=True)
 BINDING = Kind(group='', version='v1', plural='bindings', singular='binding', name='Binding', namespaced=True)
@@ -45,7 +44,7 @@ def bind(pod: Body, order: Body) -> Body:
     pod['spec']['nodeName'] = order['target']['name']
     conditions = pod.setdefault('status', {}).get('conditions') or []
     others = [condition for condition in conditions if condition['type'] != 'PodScheduled']
-    pod['status']['conditions'] = [*others, {'lastProbeTime': None, 'lastTransitionTime': clocks.now(),
+    pod['status']['conditions'] = [*others, {'lastProbeTime': None, 'lastTransitionTime': timestamps.now(),
                                              'status': 'True', 'type': 'PodScheduled'}]
     return pod
 

@@ -6,9 +6,9 @@ They are what is broken when a part of such a thing is left out: nothing else of
 from collections.abc import Iterator
 from typing import Any
 
-from kopf._kits.testing.objects import names
 from kopf._kits.testing.objects.podspecs import Fields, maps
-from kopf._kits.testing.serving.statuses import (
+from kopf._kits.testing.wire import names
+from kopf._kits.testing.wire.statuses import (
     Cause,
     text,
     value_forbidden,

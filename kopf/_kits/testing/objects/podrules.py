@@ -7,9 +7,10 @@ is a name, what refers to nothing. The order of complaints is that of a real ser
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from kopf._kits.testing.objects import names, podparts
+from kopf._kits.testing.objects import podparts
 from kopf._kits.testing.objects.podspecs import Fields, maps
-from kopf._kits.testing.serving.statuses import (
+from kopf._kits.testing.wire import names
+from kopf._kits.testing.wire.statuses import (
     Cause,
     text,
     value_forbidden,

@@ -7,7 +7,7 @@ all of them are here. Values of wrong types are left alone.
 from collections.abc import Iterator
 from typing import Any
 
-from kopf._kits.testing.schemas import quantities
+from kopf._kits.testing.wire import quantities
 
 Fields = dict[str, Any]
 

@@ -12,16 +12,16 @@ from typing import Any, Protocol
 
 import orjson
 
-from kopf._kits.testing import clocks
 from kopf._kits.testing.access import permissions, roles
+from kopf._kits.testing.access.options import Options, report
 from kopf._kits.testing.access.users import User
-from kopf._kits.testing.objects import defaults, deletion, immutables, metadata, names, objects, outcomes
-from kopf._kits.testing.objects.options import Options, report
-from kopf._kits.testing.patching import applying, managers, patches, strategic
-from kopf._kits.testing.resources.kinds import Body, Catalog, Kind
+from kopf._kits.testing.kinds import metadata
+from kopf._kits.testing.kinds.kinds import Body, Catalog, Kind
+from kopf._kits.testing.kinds.storage import ChangeType, Record, Storage
+from kopf._kits.testing.objects import builtins, deletion, immutables, objects, outcomes
+from kopf._kits.testing.patching import applying, managers, strategic
 from kopf._kits.testing.schemas import rules, strictness
-from kopf._kits.testing.serving import statuses
-from kopf._kits.testing.storing.storage import ChangeType, Record, Storage
+from kopf._kits.testing.wire import names, patches, statuses, timestamps
 
 ATTEMPTS = 6
 MERGE_PATCH = 'application/merge-patch+json'
@@ -59,7 +59,7 @@ CHECKED_TWICE = frozenset({
 
 
 class Admission(Protocol):
-    """Who may change or refuse what is about to be stored; see `kopf._kits.testing.resources.admission`."""
+    """Who may change or refuse what is about to be stored; see `kopf._kits.testing.objects.webhooking`."""
 
     def concerns(self, kind: Kind, operation: str, subresource: str) -> bool:
         """Whether anybody is to be asked at all."""
@@ -296,7 +296,7 @@ class Objects:
         body = record.body()  # The last event shows it as it was.
         if kind.plural == 'pods' and not record.deleting:
             meta = body['metadata']
-            meta['deletionTimestamp'], meta['deletionGracePeriodSeconds'] = clocks.now(), 0
+            meta['deletionTimestamp'], meta['deletionGracePeriodSeconds'] = timestamps.now(), 0
             meta['generation'] = meta.get('generation', 0) + 1
             if not dry_run:
                 self._storage.commit(kind.store, 'MODIFIED', body)
@@ -338,7 +338,7 @@ class Objects:
                 managers.updated(body, old, writer, owners)
             else:
                 objects.own(body, old, owners)
-            defaults.allocate(body, kind, old)
+            builtins.allocate(body, kind, old)
             body['metadata']['resourceVersion'] = old['metadata']['resourceVersion']
             if self._guard is not None:
                 self._guard.check(kind, namespace, body, old, options.user)

@@ -8,9 +8,9 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kopf._kits.testing.objects import names
 from kopf._kits.testing.objects.podspecs import Fields, maps
-from kopf._kits.testing.serving.statuses import Cause, text, value_forbidden, value_invalid
+from kopf._kits.testing.wire import names
+from kopf._kits.testing.wire.statuses import Cause, text, value_forbidden, value_invalid
 
 Body = dict[str, Any]
 

@@ -4,8 +4,8 @@ What becomes of a built-in object from one version to the next: what the server 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kopf._kits.testing import clocks
 from kopf._kits.testing.objects import podspecs
+from kopf._kits.testing.wire import timestamps
 
 Body = dict[str, Any]
 
@@ -38,7 +38,7 @@ def _volume_status(body: Body, old: Body) -> None:
     status, before = _mapping(body, 'status'), old.get('status') or {}
     moment = before.get('lastPhaseTransitionTime')
     if status.get('phase') != before.get('phase') and status.get('lastPhaseTransitionTime') in (None, moment):
-        status['lastPhaseTransitionTime'] = clocks.now()
+        status['lastPhaseTransitionTime'] = timestamps.now()
     elif moment is not None:
         status.setdefault('lastPhaseTransitionTime', moment)
 

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 
 import orjson
 
-from kopf._kits.testing.patching import fieldsets, managers, patches, typed
+from kopf._kits.testing.kinds.kinds import Body, Catalog, Kind
+from kopf._kits.testing.kinds.shapes import Shape
+from kopf._kits.testing.patching import fieldsets, managers, typed
 from kopf._kits.testing.patching.fieldsets import EMPTY, FieldSet
 from kopf._kits.testing.patching.managers import Writer
-from kopf._kits.testing.resources.kinds import Body, Catalog, Kind
-from kopf._kits.testing.schemas.shapes import Shape
-from kopf._kits.testing.serving import jsontexts, statuses, yamltexts
+from kopf._kits.testing.wire import clientjson, clientyaml, patches, statuses
 
 LAST_APPLIED = 'kubectl.kubernetes.io/last-applied-configuration'
 KUBECTL = 'kubectl'
@@ -24,8 +24,8 @@ KUBECTL = 'kubectl'
 def decode(text: bytes) -> Body:
     """The configuration, from YAML; 400 if it is none."""
     try:
-        config = yamltexts.load(text) if not text.startswith(b'{') else jsontexts.loads(text)
-    except yamltexts.YamlError as error:
+        config = clientyaml.load(text) if not text.startswith(b'{') else clientjson.loads(text)
+    except clientyaml.YamlError as error:
         raise statuses.bad_request(f'error decoding YAML: error converting YAML to JSON: {error}') from None
     except ValueError as error:
         raise statuses.bad_request(f'error decoding YAML: {error}') from None

@@ -9,11 +9,10 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from kopf._kits.testing import clocks
+from kopf._kits.testing.kinds.shapes import Shape
 from kopf._kits.testing.patching import fieldsets, typed
 from kopf._kits.testing.patching.fieldsets import EMPTY, FieldSet
-from kopf._kits.testing.schemas.shapes import Shape
-from kopf._kits.testing.serving import statuses
+from kopf._kits.testing.wire import statuses, timestamps
 
 Body = dict[str, Any]
 #: What objects look like in some API version; None if it is not served.
@@ -125,7 +124,7 @@ def created(body: Body, writer: Writer) -> None:
     blank = {**nulls, **writer.shape.blank}
     comparison = typed.Comparison(blank, new, writer.shape)
     fields = writer.owned(comparison.changed)
-    _store(body, [dataclasses.replace(writer.record(UPDATE, fields), time=clocks.now())] if fields else [])
+    _store(body, [dataclasses.replace(writer.record(UPDATE, fields), time=timestamps.now())] if fields else [])
 
 
 def updated(body: Body, old: Body, writer: Writer, given: Any = None) -> None:
@@ -156,7 +155,7 @@ def updated(body: Body, old: Body, writer: Writer, given: Any = None) -> None:
             if present is None:
                 records.append(present := mine)
             present.fields = fieldsets.union(present.fields, mine.fields)
-            present.time = clocks.now()
+            present.time = timestamps.now()
     _store(body, _capped([record for record in records if record.fields]))
 
 
@@ -171,7 +170,7 @@ def applied(live: Body | None, config: Body, writer: Writer, force: bool) -> Bod
     records = decode(present.get('metadata', {}).get('managedFields')) or []
     if live is not None and not records:
         comparison = typed.Comparison(shape.blank, _ownable(live), shape)
-        records.append(Record(BEFORE_APPLY, UPDATE, writer.api_version, writer.subresource, clocks.now(),
+        records.append(Record(BEFORE_APPLY, UPDATE, writer.api_version, writer.subresource, timestamps.now(),
                               writer.owned(comparison.changed)))
     wanted = typed.fields_of(config, shape)
     mine = writer.record(APPLY, writer.owned(fieldsets.without(wanted, UNOWNED)))
@@ -194,7 +193,7 @@ def applied(live: Body | None, config: Body, writer: Writer, force: bool) -> Bod
         raise Conflicted(conflicts)
     _take(others, comparisons)
     if comparison.changed or comparison.removed:
-        mine.time = clocks.now()
+        mine.time = timestamps.now()
     result = {**merged, 'metadata': dict(merged['metadata'])}
     _store(result, [record for record in (*others, mine) if record.fields])
     return result

@@ -8,11 +8,11 @@ These records have no times, and nobody begins to own a number that nobody owned
 import dataclasses
 from typing import Any
 
+from kopf._kits.testing.kinds import shapes
+from kopf._kits.testing.kinds.kinds import Body
 from kopf._kits.testing.patching import applying, fieldsets, managers
 from kopf._kits.testing.patching.fieldsets import EMPTY, FieldSet
 from kopf._kits.testing.patching.managers import UPDATE, Record, Writer
-from kopf._kits.testing.resources.kinds import Body
-from kopf._kits.testing.schemas import shapes
 
 GROUP, VERSION, KIND = 'autoscaling', 'v1', 'Scale'
 API_VERSION, SUBRESOURCE = f'{GROUP}/{VERSION}', 'scale'

@@ -8,8 +8,8 @@ patches are refused for them. Directives (``$patch``, ``$retainKeys``, ``$setEle
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kopf._kits.testing.schemas.shapes import UNTYPED, Shape
-from kopf._kits.testing.serving import gotext, statuses
+from kopf._kits.testing.kinds.shapes import UNTYPED, Shape
+from kopf._kits.testing.wire import gotext, statuses
 
 PATCH, RETAIN = '$patch', '$retainKeys'
 ORDER, DELETE = '$setElementOrder/', '$deleteFromPrimitiveList/'

@@ -10,9 +10,8 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from kopf._kits.testing.objects import names
-from kopf._kits.testing.serving import statuses
-from kopf._kits.testing.serving.statuses import Cause
+from kopf._kits.testing.wire import names, statuses
+from kopf._kits.testing.wire.statuses import Cause
 
 FORM = 'desired format: https://host[/path]'
 REVIEWS = ('v1', 'v1beta1')

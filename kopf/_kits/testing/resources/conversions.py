@@ -14,13 +14,13 @@ from typing import Any
 
 import orjson
 
-from kopf._kits.testing.objects import metadata
-from kopf._kits.testing.patching.patches import json_type
-from kopf._kits.testing.resources.kinds import Body, Conversion, ConversionFactory, Schemas
+from kopf._kits.testing.kinds import metadata
+from kopf._kits.testing.kinds.kinds import Body, Conversion, ConversionFactory, Schemas
+from kopf._kits.testing.kinds.storage import Record
 from kopf._kits.testing.schemas import schemas
-from kopf._kits.testing.serving import gotext, statuses
-from kopf._kits.testing.serving.callouts import CalloutError, Callouts
-from kopf._kits.testing.storing.storage import Record
+from kopf._kits.testing.storing.callouts import CalloutError, Callouts
+from kopf._kits.testing.wire import gotext, statuses
+from kopf._kits.testing.wire.patches import json_type
 
 #: How long a webhook for conversions may take: there is no field for it.
 PATIENCE = 30.0

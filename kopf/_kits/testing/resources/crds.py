@@ -4,15 +4,13 @@ CRDs: whether a definition is acceptable, what the server fills in, and the kind
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kopf._kits.testing import clocks
-from kopf._kits.testing.objects import names
+from kopf._kits.testing.kinds.kinds import VERBS, Body, ConversionFactory, Kind, Schemas, Service, priority
+from kopf._kits.testing.kinds.storage import Table
 from kopf._kits.testing.resources import clientconfigs
-from kopf._kits.testing.resources.kinds import VERBS, Body, ConversionFactory, Kind, Schemas, Service, priority
 from kopf._kits.testing.schemas import structural
-from kopf._kits.testing.serving import statuses
-from kopf._kits.testing.serving.statuses import Cause
 from kopf._kits.testing.storing import selectables
-from kopf._kits.testing.storing.storage import Table
+from kopf._kits.testing.wire import names, statuses, timestamps
+from kopf._kits.testing.wire.statuses import Cause
 
 GROUP, PLURAL = 'apiextensions.k8s.io', 'customresourcedefinitions'
 FINALIZER = 'customresourcecleanup.apiextensions.k8s.io'
@@ -265,7 +263,7 @@ def _condition(status: dict[str, Any], type: str, value: bool, reason: str, mess
     status['conditions'] = conditions
     text = str(value)
     old = next((item for item in conditions if item['type'] == type), None)
-    since = old['lastTransitionTime'] if old is not None and old['status'] == text else clocks.now()
+    since = old['lastTransitionTime'] if old is not None and old['status'] == text else timestamps.now()
     new = {'type': type, 'status': text, 'lastTransitionTime': since, 'reason': reason, 'message': message}
     if old is None:
         conditions.append(new)

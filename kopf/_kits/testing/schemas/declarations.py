@@ -13,8 +13,8 @@ import orjson
 
 from kopf._kits.testing.schemas.rules import RULES, is_possible, steps
 from kopf._kits.testing.schemas.schemas import Schema
-from kopf._kits.testing.serving import statuses
-from kopf._kits.testing.serving.statuses import Cause
+from kopf._kits.testing.wire import statuses
+from kopf._kits.testing.wire.statuses import Cause
 
 logger = logging.getLogger(__name__)
 

@@ -3,17 +3,16 @@ Built-in objects as Go decodes and encodes them: which fields are unknown or mis
 
 A real server keeps built-in objects in structures. Whatever does not fit is refused or dropped; what is empty is
 mostly dropped, too, unless the structure can tell "empty" from "absent"; and some fields are there in every object.
-All this is known from the recording of a real server, see `kopf._kits.testing.resources.recordings`.
+All this is known from the recording of a real server, see `kopf._kits.testing.kinds.recordings`.
 """
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from kopf._kits.testing.patching.patches import json_type
-from kopf._kits.testing.resources import recordings
-from kopf._kits.testing.schemas import quantities
-from kopf._kits.testing.schemas.shapes import ZEROS, Shape
-from kopf._kits.testing.serving import gotext
+from kopf._kits.testing.kinds import recordings
+from kopf._kits.testing.kinds.shapes import ZEROS, Shape
+from kopf._kits.testing.wire import gotext, quantities
+from kopf._kits.testing.wire.patches import json_type
 
 
 class Spot(NamedTuple):

@@ -13,7 +13,7 @@ import unicodedata
 import uuid
 from collections.abc import Callable, Mapping
 
-from kopf._kits.testing.objects import names
+from kopf._kits.testing.wire import names
 
 _GO_AMOUNT = r'(\d+(\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)'
 _GO_DURATION = re.compile(rf'[-+]?({_GO_AMOUNT})+|[-+]?0')

@@ -1,8 +1,8 @@
 """
 The kinds that a real server knows by itself, and what it says of an object of another kind than was expected.
 """
-from kopf._kits.testing.resources import recordings
-from kopf._kits.testing.resources.kinds import Kind
+from kopf._kits.testing.kinds import recordings
+from kopf._kits.testing.kinds.kinds import Kind
 
 SCHEME = 'pkg/runtime/scheme.go:111'
 

@@ -6,8 +6,8 @@ A real server checks this after the schema, which may well allow something else 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kopf._kits.testing.serving import gotext, statuses
-from kopf._kits.testing.serving.statuses import Cause
+from kopf._kits.testing.wire import gotext, statuses
+from kopf._kits.testing.wire.statuses import Cause
 
 MOST = 2 ** 31 - 1
 

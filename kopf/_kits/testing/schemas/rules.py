@@ -15,8 +15,8 @@ import orjson
 
 from kopf._kits.testing.schemas import schemas
 from kopf._kits.testing.schemas.schemas import ABSENT, Schema
-from kopf._kits.testing.serving import statuses
-from kopf._kits.testing.serving.statuses import Cause
+from kopf._kits.testing.wire import statuses
+from kopf._kits.testing.wire.statuses import Cause
 
 logger = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import orjson
 
-from kopf._kits.testing.objects import metadata
+from kopf._kits.testing.kinds import metadata
+from kopf._kits.testing.kinds.extensions import EMBEDDED, INT_OR_STRING, LIST_KEYS, LIST_TYPE, PRESERVE
 from kopf._kits.testing.schemas import formats
-from kopf._kits.testing.schemas.extensions import EMBEDDED, INT_OR_STRING, LIST_KEYS, LIST_TYPE, PRESERVE
-from kopf._kits.testing.serving import gotext, statuses
-from kopf._kits.testing.serving.statuses import Cause
+from kopf._kits.testing.wire import gotext, statuses
+from kopf._kits.testing.wire.statuses import Cause
 
 Schema = Mapping[str, Any]
 

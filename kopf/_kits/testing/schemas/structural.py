@@ -8,9 +8,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kopf._kits.testing.schemas import declarations, extensions, rules, schemas
+from kopf._kits.testing.kinds import extensions
+from kopf._kits.testing.schemas import declarations, rules, schemas
 from kopf._kits.testing.schemas.declarations import Place
-from kopf._kits.testing.serving.statuses import (
+from kopf._kits.testing.wire.statuses import (
     Cause,
     text,
     value_forbidden,

@@ -11,28 +11,29 @@ from typing import Any
 
 import orjson
 
-from kopf._cogs.aiokits.servers.exchanges import Response
 from kopf._kits.testing.access import permissions, subresources, users
+from kopf._kits.testing.access.options import Options, decode_options, report
 from kopf._kits.testing.access.reviews import Reviews
 from kopf._kits.testing.access.roles import Guard
 from kopf._kits.testing.access.users import Tokens, User
-from kopf._kits.testing.life.controllers import Controllers
-from kopf._kits.testing.objects import approvals, defaults, objects, outcomes, podcalls, podorders, rest
-from kopf._kits.testing.objects.options import Options, decode_options, report
+from kopf._kits.testing.controllers.manager import Controllers
+from kopf._kits.testing.kinds.kinds import ABSENT, Body, Catalog, Kind, builtin_kinds
+from kopf._kits.testing.kinds.storage import Storage, Table
+from kopf._kits.testing.objects import approvals, builtins, objects, outcomes, podcalls, podorders, rest, scales
 from kopf._kits.testing.objects.rest import Objects
-from kopf._kits.testing.patching import applying, managers, patches
-from kopf._kits.testing.resources import conversions, crds, scales
-from kopf._kits.testing.resources.admission import Webhooks
-from kopf._kits.testing.resources.kinds import ABSENT, Body, Catalog, Kind, builtin_kinds
+from kopf._kits.testing.objects.webhooking import Webhooks
+from kopf._kits.testing.patching import applying, managers
+from kopf._kits.testing.resources import conversions, crds
 from kopf._kits.testing.schemas import strictness
-from kopf._kits.testing.serving import forms, jsontexts, openapi, protobuf, queries, routes, statuses, yamltexts
-from kopf._kits.testing.serving.callouts import Callouts
+from kopf._kits.testing.serving import openapi, routes
 from kopf._kits.testing.serving.discovery import Discovery
 from kopf._kits.testing.serving.faults import SeenRequest
 from kopf._kits.testing.serving.routes import Place
-from kopf._kits.testing.storing import listing, selectors, sharding, watching
+from kopf._kits.testing.storing import forms, listing, selectors, sharding, watching
+from kopf._kits.testing.storing.callouts import Callouts
 from kopf._kits.testing.storing.states import Row, State
-from kopf._kits.testing.storing.storage import Storage, Table
+from kopf._kits.testing.wire import clientjson, clientyaml, patches, protobuf, queries, statuses
+from kopf._kits.testing.wire.httpexchanges import Response
 
 #: The paths that say that all is well.
 HEALTH = frozenset(f'/{name}{check}' for name in ('healthz', 'livez', 'readyz')
@@ -320,7 +321,7 @@ class Api:
         raise statuses.not_emulated(f'{kind.plural}/{place.subresource}', 'nothing runs in the pods of the sandbox')
 
     def _open(self, group: str, plural: str) -> Table:
-        return self.storage.open(group, plural, defaults.fields_of(plural))
+        return self.storage.open(group, plural, builtins.fields_of(plural))
 
 
 def _is_status(raw: bytes) -> bool:
@@ -360,7 +361,7 @@ def _yaml_response(raw: bytes, status: int) -> Response:
 
 
 def _known_fields(kind: Kind) -> frozenset[str]:
-    return frozenset(kind.selectable) if kind.custom else defaults.selectable(kind)
+    return frozenset(kind.selectable) if kind.custom else builtins.selectable(kind)
 
 
 def _list_options(kind: Kind, seen: SeenRequest, *, watch: bool = False, shards: bool) -> listing.ListOptions:
@@ -374,7 +375,7 @@ def _list_options(kind: Kind, seen: SeenRequest, *, watch: bool = False, shards:
     except selectors.UnknownField as error:
         if kind.custom:
             raise
-        complaint = defaults.COMPLAINTS.get(kind.plural, defaults.COMPLAINT)
+        complaint = builtins.COMPLAINTS.get(kind.plural, builtins.COMPLAINT)
         raise statuses.bad_request(complaint.format(error.field)) from None
 
 
@@ -404,15 +405,15 @@ def _decoded(seen: SeenRequest, kind: Kind) -> Any:
         raise statuses.bad_request(
             f'the object provided is unrecognized (must be of type {kind.name}): {error} '
             f'({seen.body.hex()[:40]})') from None
-    except yamltexts.YamlError as error:
+    except clientyaml.YamlError as error:
         raise statuses.bad_request(f'the object provided is unrecognized (must be of type {kind.name}): {error} '
-                                   f'({jsontexts.excerpt(seen.body)})') from None
-    except jsontexts.NumberError as error:
+                                   f'({clientjson.excerpt(seen.body)})') from None
+    except clientjson.NumberError as error:
         raise outcomes.unhandled(kind, str(error)) from None
     except ValueError as error:
         raise statuses.bad_request(
             f'the object provided is unrecognized (must be of type {kind.name}): couldn\'t get version/kind; json '
-            f'parse error: {error} ({jsontexts.excerpt(seen.body)})') from None
+            f'parse error: {error} ({clientjson.excerpt(seen.body)})') from None
 
 
 def _decoded_options(seen: SeenRequest) -> Any:
@@ -421,7 +422,7 @@ def _decoded_options(seen: SeenRequest) -> Any:
     _check_media(seen, (*ACCEPTED, protobuf.MEDIA))
     try:
         return _load(seen.body, seen.content_type)
-    except (protobuf.ProtobufError, yamltexts.YamlError) as error:
+    except (protobuf.ProtobufError, clientyaml.YamlError) as error:
         raise statuses.bad_request(str(error)) from None
     except ValueError as error:
         raise statuses.bad_request(f'couldn\'t get version/kind; json parse error: {error}') from None
@@ -444,7 +445,7 @@ def _check_patch_media(seen: SeenRequest, kind: Kind) -> None:
 
 def _decoded_patch(seen: SeenRequest, kind: Kind, options: Options) -> Any:
     try:
-        return jsontexts.loads(seen.body)
+        return clientjson.loads(seen.body)
     except ValueError as error:
         if options.field_validation == 'Ignore' and seen.content_type in PATCHES:
             raise patches.unread(None if seen.content_type == rest.MERGE_PATCH else str(error)) from None
@@ -479,4 +480,4 @@ def _check_media(seen: SeenRequest, accepted: tuple[str, ...]) -> None:
 def _load(body: bytes, content_type: str) -> Any:
     if content_type == protobuf.MEDIA:
         return protobuf.loads(body)
-    return yamltexts.load(body) if content_type == 'application/yaml' else jsontexts.loads(body)
+    return clientyaml.load(body) if content_type == 'application/yaml' else clientjson.loads(body)

@@ -10,8 +10,8 @@ from typing import Any
 
 import orjson
 
-from kopf._kits.testing.resources.kinds import VERBS, Catalog, Kind
-from kopf._kits.testing.serving import statuses
+from kopf._kits.testing.kinds.kinds import VERBS, Catalog, Kind
+from kopf._kits.testing.wire import statuses
 
 AGGREGATED = ('application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList',)
 

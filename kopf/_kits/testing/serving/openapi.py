@@ -9,9 +9,9 @@ from typing import Any
 
 import orjson
 
-from kopf._kits.testing.resources import recordings
-from kopf._kits.testing.resources.kinds import Catalog, Kind
-from kopf._kits.testing.serving import statuses
+from kopf._kits.testing.kinds import recordings
+from kopf._kits.testing.kinds.kinds import Catalog, Kind
+from kopf._kits.testing.wire import statuses
 
 META_SCHEMA = {'type': 'object', 'description': 'Standard object\'s metadata.',
                'x-kubernetes-preserve-unknown-fields': True}

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import unquote
 
 from kopf._kits.testing.access.permissions import Attributes
-from kopf._kits.testing.resources.kinds import Catalog, Kind
-from kopf._kits.testing.serving import statuses
+from kopf._kits.testing.kinds.kinds import Catalog, Kind
 from kopf._kits.testing.serving.discovery import SUBRESOURCES
+from kopf._kits.testing.wire import statuses
 
 ONE = {'GET': 'get', 'HEAD': 'get', 'PUT': 'update', 'PATCH': 'patch', 'DELETE': 'delete'}
 ALL = {'GET': 'list', 'HEAD': 'list', 'POST': 'create', 'DELETE': 'deletecollection'}

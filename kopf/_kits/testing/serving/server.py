@@ -17,22 +17,23 @@ from typing import Any, TypeVar
 
 import orjson
 
-from kopf._cogs.aiokits.servers.connections import Connection
-from kopf._cogs.aiokits.servers.exchanges import Dropped, Request, Response, Service
-from kopf._cogs.aiokits.servers.listeners import Listener
 from kopf._kits.testing.access import permissions, users
-from kopf._kits.testing.access.impersonation import Impersonation
+from kopf._kits.testing.access.options import Options
 from kopf._kits.testing.access.users import Tokens, User
-from kopf._kits.testing.objects.options import Options
-from kopf._kits.testing.resources.kinds import Kind
-from kopf._kits.testing.serving import routes, statuses
+from kopf._kits.testing.kinds.kinds import Kind
+from kopf._kits.testing.serving import routes
 from kopf._kits.testing.serving.api import Api, json_response, refused
 from kopf._kits.testing.serving.audits import AuditLog
-from kopf._kits.testing.serving.certificates import Authority
 from kopf._kits.testing.serving.faults import REASONS, Controls, Fault, Faults, SeenRequest
+from kopf._kits.testing.serving.impersonation import Impersonation
 from kopf._kits.testing.serving.routes import Place
 from kopf._kits.testing.storing import watching
 from kopf._kits.testing.storing.states import State
+from kopf._kits.testing.wire import statuses
+from kopf._kits.testing.wire.httpconnections import Connection
+from kopf._kits.testing.wire.httpexchanges import Dropped, Request, Response, Service
+from kopf._kits.testing.wire.httplisteners import Listener
+from kopf._kits.testing.wire.tls import Authority
 
 T = TypeVar('T')
 

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping
 
 import orjson
 
-from kopf._kits.testing.resources.kinds import Kind
-from kopf._kits.testing.serving import jsontexts, queries, statuses
-from kopf._kits.testing.serving.forms import Form
+from kopf._kits.testing.kinds.kinds import Kind
+from kopf._kits.testing.kinds.storage import Expired, Record, Storage
+from kopf._kits.testing.storing.forms import Form
 from kopf._kits.testing.storing.selectors import Selector
 from kopf._kits.testing.storing.sharding import Sharded
-from kopf._kits.testing.storing.storage import Expired, Record, Storage
+from kopf._kits.testing.wire import clientjson, queries, statuses
 
 TOO_OLD = ('The provided continue parameter is too old to display a consistent list result. You can start a new list '
            'without the continue parameter, or use the continue token in this response to retrieve the remainder of '
@@ -162,7 +162,7 @@ def _decode(token: str) -> tuple[int, str]:
     except (ValueError, KeyError, TypeError) as error:
         why: object = error
         if isinstance(error, orjson.JSONDecodeError):
-            why = jsontexts.complaint(text.decode(errors='replace'))
+            why = clientjson.complaint(text.decode(errors='replace'))
         raise statuses.bad_request(f'invalid continue token: continue key is not valid: {why}') from None
 
 

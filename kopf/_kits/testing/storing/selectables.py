@@ -5,8 +5,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from kopf._kits.testing.serving import statuses
-from kopf._kits.testing.serving.statuses import Cause
+from kopf._kits.testing.wire import statuses
+from kopf._kits.testing.wire.statuses import Cause
 
 LIMIT = 8
 FieldsOf = Callable[[Mapping[str, Any]], Mapping[str, str]]

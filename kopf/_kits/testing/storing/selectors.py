@@ -7,9 +7,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from kopf._kits.testing.objects import names
-from kopf._kits.testing.serving import statuses
-from kopf._kits.testing.storing.storage import Record
+from kopf._kits.testing.kinds.storage import Record
+from kopf._kits.testing.wire import names, statuses
 
 
 class UnknownField(statuses.Refusal):

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kopf._kits.testing.serving import statuses
+from kopf._kits.testing.kinds.storage import Record
 from kopf._kits.testing.storing.selectors import Selector
-from kopf._kits.testing.storing.storage import Record
+from kopf._kits.testing.wire import statuses
 
 UID, NAMESPACE = 'object.metadata.uid', 'object.metadata.namespace'
 _CALL = re.compile(r'\s*([A-Za-z_]\w*)\s*\(([^()]*)\)\s*')

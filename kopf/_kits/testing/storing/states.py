@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from kopf._kits.testing.storing.storage import Change, Record, Storage, Table, TableName
+from kopf._kits.testing.kinds.storage import Change, Record, Storage, Table, TableName
 
 logger = logging.getLogger(__name__)
 

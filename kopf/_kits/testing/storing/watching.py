@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 
 import orjson
 
-from kopf._kits.testing.resources.kinds import Kind
-from kopf._kits.testing.schemas import blanks
-from kopf._kits.testing.serving import statuses
-from kopf._kits.testing.serving.forms import Form
+from kopf._kits.testing.kinds import defaults
+from kopf._kits.testing.kinds.kinds import Kind
+from kopf._kits.testing.kinds.storage import Change, Expired, Record, Storage
+from kopf._kits.testing.storing.forms import Form
 from kopf._kits.testing.storing.listing import ListOptions
 from kopf._kits.testing.storing.selectors import Selector
-from kopf._kits.testing.storing.storage import Change, Expired, Record, Storage
+from kopf._kits.testing.wire import statuses
 
 BOOKMARK_INTERVAL = 60.0
 #: How long before the end of a watch the last bookmark is sent.
@@ -154,7 +154,7 @@ class Watch:
         if annotations:
             meta['annotations'] = annotations
         kind = self._kind
-        body = {'kind': kind.name, 'apiVersion': kind.api_version, **blanks.of(kind), 'metadata': meta}
+        body = {'kind': kind.name, 'apiVersion': kind.api_version, **defaults.of(kind), 'metadata': meta}
         line = b'{"type":"BOOKMARK","object":%s}\n' % self._form.raw(kind, orjson.dumps(body))
         self._form = self._form.continued()
         return line

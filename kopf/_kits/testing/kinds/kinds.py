@@ -1,0 +1,389 @@
+"""
+What the API serves: kinds of objects in their groups and versions, the built-in ones and those of CRDs.
+
+A `Kind` is one version of one resource, with everything that the other modules need to know about it. The `Catalog`
+finds them by the parts of a URL, or by the words that people use for them. Built-in kinds are a plain table, because
+that is all they differ in here: they have no schemas, so the sandbox stores of them whatever it is given.
+"""
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import orjson
+
+from kopf._kits.testing.kinds import shapes
+from kopf._kits.testing.kinds.storage import Record, Table
+from kopf._kits.testing.wire import statuses
+
+VERBS = ('create', 'delete', 'deletecollection', 'get', 'list', 'patch', 'update', 'watch')
+
+#: Group and version; then in each line: plural, kind, scope, short names, categories, subresources, "generation" for
+#: those whose specifications are counted, "review" for those that are only answered and never stored, "absent" for
+#: those that are only known to discovery.
+BUILTINS = '''
+v1
+    bindings Binding namespaced - - - absent
+    componentstatuses ComponentStatus cluster cs - - absent
+    configmaps ConfigMap namespaced cm - - -
+    endpoints Endpoints namespaced ep - - -
+    events Event namespaced ev - - -
+    limitranges LimitRange namespaced limits - - -
+    namespaces Namespace cluster ns - finalize,status -
+    nodes Node cluster no - proxy,status -
+    persistentvolumeclaims PersistentVolumeClaim namespaced pvc - status -
+    persistentvolumes PersistentVolume cluster pv - status -
+    pods Pod namespaced po all * generation
+    podtemplates PodTemplate namespaced - - - generation
+    replicationcontrollers ReplicationController namespaced rc all scale,status generation
+    resourcequotas ResourceQuota namespaced quota - status -
+    secrets Secret namespaced - - - -
+    serviceaccounts ServiceAccount namespaced sa - token -
+    services Service namespaced svc all proxy,status -
+apps/v1
+    controllerrevisions ControllerRevision namespaced - - - -
+    daemonsets DaemonSet namespaced ds all status generation
+    deployments Deployment namespaced deploy all scale,status generation
+    replicasets ReplicaSet namespaced rs all scale,status generation
+    statefulsets StatefulSet namespaced sts all scale,status generation
+events.k8s.io/v1
+    events Event namespaced ev - - -
+authentication.k8s.io/v1
+    selfsubjectreviews SelfSubjectReview cluster - - - review
+    tokenreviews TokenReview cluster - - - review
+authorization.k8s.io/v1
+    localsubjectaccessreviews LocalSubjectAccessReview namespaced - - - review
+    selfsubjectaccessreviews SelfSubjectAccessReview cluster - - - review
+    selfsubjectrulesreviews SelfSubjectRulesReview cluster - - - review
+    subjectaccessreviews SubjectAccessReview cluster - - - review
+autoscaling/v2
+    horizontalpodautoscalers HorizontalPodAutoscaler namespaced hpa all status -
+autoscaling/v1
+    horizontalpodautoscalers HorizontalPodAutoscaler namespaced hpa all status -
+batch/v1
+    cronjobs CronJob namespaced cj all status generation
+    jobs Job namespaced - all status generation
+certificates.k8s.io/v1
+    certificatesigningrequests CertificateSigningRequest cluster csr - approval,status -
+networking.k8s.io/v1
+    ingressclasses IngressClass cluster - - - generation
+    ingresses Ingress namespaced ing - status generation
+    ipaddresses IPAddress cluster ip - - -
+    networkpolicies NetworkPolicy namespaced netpol - - generation
+    servicecidrs ServiceCIDR cluster - - status -
+policy/v1
+    poddisruptionbudgets PodDisruptionBudget namespaced pdb - status generation
+rbac.authorization.k8s.io/v1
+    clusterrolebindings ClusterRoleBinding cluster - - - -
+    clusterroles ClusterRole cluster - - - -
+    rolebindings RoleBinding namespaced - - - -
+    roles Role namespaced - - - -
+storage.k8s.io/v1
+    csidrivers CSIDriver cluster - - - -
+    csinodes CSINode cluster - - - -
+    csistoragecapacities CSIStorageCapacity namespaced - - - -
+    storageclasses StorageClass cluster sc - - -
+    volumeattachments VolumeAttachment cluster - - status -
+    volumeattributesclasses VolumeAttributesClass cluster vac - - -
+admissionregistration.k8s.io/v1
+    mutatingadmissionpolicies MutatingAdmissionPolicy cluster - api-extensions - generation
+    mutatingadmissionpolicybindings MutatingAdmissionPolicyBinding cluster - api-extensions - generation
+    mutatingwebhookconfigurations MutatingWebhookConfiguration cluster - api-extensions - generation
+    validatingadmissionpolicies ValidatingAdmissionPolicy cluster - api-extensions status generation
+    validatingadmissionpolicybindings ValidatingAdmissionPolicyBinding cluster - api-extensions - generation
+    validatingwebhookconfigurations ValidatingWebhookConfiguration cluster - api-extensions - generation
+apiextensions.k8s.io/v1
+    customresourcedefinitions CustomResourceDefinition cluster crd,crds api-extensions status generation
+scheduling.k8s.io/v1
+    priorityclasses PriorityClass cluster pc - - generation
+coordination.k8s.io/v1
+    leases Lease namespaced - - - -
+node.k8s.io/v1
+    runtimeclasses RuntimeClass cluster - - - -
+discovery.k8s.io/v1
+    endpointslices EndpointSlice namespaced - - - generation
+'''
+
+#: The subresources of pods.
+POD = ('attach', 'binding', 'ephemeralcontainers', 'eviction', 'exec', 'log', 'portforward', 'proxy', 'resize',
+       'status')
+
+#: The kinds of which there are no objects here.
+ABSENT = frozenset({'bindings', 'componentstatuses'})
+
+#: What clients of some kinds are told with every answer.
+WARNINGS = {('', 'endpoints'): 'v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice'}
+
+Body = dict[str, Any]
+View = Callable[[Body], Body]
+Bodies = list[Body]
+Schemas = Mapping[str, Mapping[str, Any]]
+
+
+class Conversion(Protocol):
+    """Between one version of a resource and those that objects are stored in; see its module, `conversions`."""
+
+    async def prepare(self, records: Iterable[Record], fresh: bool = False) -> None:
+        """Make `outward` possible for these; without ``fresh``, what was converted before will do."""
+
+    def outward(self, record: Record) -> Body:
+        """The object in this version; the caller may change it."""
+        ...
+
+    async def inward(self, body: Body) -> Body:
+        """The object as it is to be stored: another dict."""
+        ...
+
+    async def back(self, stored: Body) -> Body:
+        """The object in this version as it would be after `inward`."""
+        ...
+
+
+#: From a CRD, an API version, the schemas of all its versions, and whether nothing is stored that is to be converted.
+ConversionFactory = Callable[[Body, str, Schemas, bool], Conversion]
+
+
+class Service:
+    """Whether what is served is still what was served when it was asked for."""
+    __slots__ = ('ended',)
+
+    def __init__(self) -> None:
+        self.ended = False
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Kind:
+    """One version of one resource: its names, what can be done to it, and how its objects look in that version."""
+    group: str
+    version: str
+    plural: str
+    singular: str
+    name: str
+    namespaced: bool
+    list_name: str = ''
+    short_names: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    verbs: tuple[str, ...] = VERBS
+    subresources: frozenset[str] = frozenset()
+    counted: bool = False
+    table: Table | None = None
+    custom: bool = False
+    schema: Mapping[str, Any] | None = None
+    columns: Sequence[Mapping[str, Any]] = ()
+    scale: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    selectable: tuple[str, ...] = ()
+    warning: str = ''
+    stored_version: str = ''
+    #: How a stored object becomes one of this kind and back; None if only the name of the version differs.
+    outward: Callable[[Body], Body] | None = None
+    inward: Callable[[Body], Body] | None = None
+    #: The same for kinds that can be stored in several versions.
+    conversion: Conversion | None = None
+    #: Shared by all versions of a resource, until its definition changes.
+    service: Service = dataclasses.field(default_factory=Service)
+
+    @functools.cached_property
+    def api_version(self) -> str:
+        """The group and version as objects name them."""
+        return f'{self.group}/{self.version}' if self.group else self.version
+
+    @functools.cached_property
+    def storage_api_version(self) -> str:
+        """The group and version that objects are written in."""
+        return f'{self.group}/{self.stored_version}' if self.group else self.stored_version
+
+    @functools.cached_property
+    def list_kind(self) -> str:
+        """The kind of lists of these objects."""
+        return self.list_name or f'{self.name}List'
+
+    @functools.cached_property
+    def package(self) -> str:
+        """The name of the package in Go that the objects are known by."""
+        packages = {'events.k8s.io': 'core', 'rbac.authorization.k8s.io': 'rbac'}
+        return packages.get(self.group) or self.group.partition('.')[0] or 'core'
+
+    @functools.cached_property
+    def prefix(self) -> bytes:
+        """How the JSON of every object of this kind begins."""
+        return b'{"apiVersion":%s,"kind":%s,' % (orjson.dumps(self.api_version), orjson.dumps(self.name))
+
+    @functools.cached_property
+    def shape(self) -> shapes.Shape:
+        """What the objects consist of."""
+        if self.custom:
+            return shapes.custom(self.schema or {})
+        return shapes.builtin(self.group, self.version, self.name)
+
+    @property
+    def store(self) -> Table:
+        """The table with the objects; 405 for kinds that are never stored."""
+        if self.table is None:
+            raise statuses.no_method()
+        return self.table
+
+    def raw(self, record: Record) -> bytes:
+        """A stored object as JSON of this version."""
+        if self.outward is None and (self.conversion is None or record.stored == self.api_version):
+            return self.prefix + record.rest
+        return orjson.dumps(self.body(record))
+
+    def body(self, record: Record) -> Body:
+        """A stored object as one of this version; the caller may change it."""
+        if self.conversion is not None and record.stored != self.api_version:
+            body = self.conversion.outward(record)
+        else:
+            body = record.body()
+        if self.outward is not None:
+            body = self.outward(body)
+        return {**body, 'apiVersion': self.api_version, 'kind': self.name}
+
+    async def ready(self, *records: Record, fresh: bool = False) -> None:
+        """Convert these, so that they can be had in this version; 500 if somebody else cannot convert them."""
+        if self.conversion is not None:
+            await self.conversion.prepare(records, fresh)
+
+    async def stored(self, body: Body) -> Body:
+        """An object of this version as it is to be stored."""
+        if self.conversion is not None:
+            return await self.conversion.inward(body)
+        return self.inward(body) if self.inward is not None else body
+
+
+class Catalog:
+    """All kinds that are served at the moment; ``revision`` moves whenever they change."""
+
+    def __init__(self) -> None:
+        self.revision = 0
+        self._kinds: dict[tuple[str, str], dict[str, Kind]] = {}
+
+    def __iter__(self) -> Iterator[Kind]:
+        for resources in self._kinds.values():
+            yield from resources.values()
+
+    def add(self, kind: Kind) -> None:
+        """Serve one more kind, or another description of one."""
+        self._kinds.setdefault((kind.group, kind.version), {})[kind.plural] = kind
+        self.revision += 1
+
+    def remove(self, group: str, plural: str) -> None:
+        """Serve the resource no more, in none of its versions."""
+        for place, resources in list(self._kinds.items()):
+            if place[0] == group and resources.pop(plural, None) is not None and not resources:
+                del self._kinds[place]
+        self.revision += 1
+
+    def find(self, group: str, version: str, plural: str) -> Kind:
+        """The kind at that place of the URL; 404 in the form of a real server otherwise."""
+        resources = self._kinds.get((group, version))
+        if resources is None:
+            if any(known == group and any(not kind.custom for kind in kinds.values())
+                   for (known, _), kinds in self._kinds.items()):
+                raise statuses.no_resource()
+            raise statuses.UnknownPath
+        if (kind := resources.get(plural)) is None:
+            if any(other.custom for other in resources.values()):
+                raise statuses.UnknownPath
+            raise statuses.no_resource()
+        return kind
+
+    def groups(self) -> dict[str, list[str]]:
+        """The groups, the core group first, and their versions, the preferred one first."""
+        groups: dict[str, list[str]] = {}
+        for group, version in self._kinds:
+            groups.setdefault(group, []).append(version)
+        return {group: sorted(versions, key=priority) for group, versions in groups.items()}
+
+    def resources(self, group: str, version: str) -> list[Kind]:
+        """All kinds of one group and version by name; empty if there is no such version."""
+        kinds = self._kinds.get((group, version), {})
+        return [kinds[plural] for plural in sorted(kinds)]
+
+    def of_object(self, api_version: str, name: str) -> Kind:
+        """The kind that an object says it is of; 404 if it is not served."""
+        group, _, version = api_version.rpartition('/')
+        for kind in self._kinds.get((group, version), {}).values():
+            if kind.name == name:
+                return kind
+        raise statuses.Refusal(404, 'NotFound', f'no matches for kind "{name}" in version "{api_version}"')
+
+    def named(self, word: str) -> Kind:
+        """The kind for ``plural``, ``singular``, ``Kind`` or a short name, with ``.group`` or ``.version.group``."""
+        name, _, rest = word.partition('.')
+        for group, versions in self.groups().items():
+            for version in versions:
+                if rest in ('', group, f'{version}.{group}' if group else version):
+                    for kind in self.resources(group, version):
+                        if name in (kind.plural, kind.singular, kind.name) or name in kind.short_names:
+                            return kind
+        raise statuses.Refusal(404, 'NotFound', f'the server doesn\'t have a resource type "{word}"')
+
+
+def builtin_kinds(open_table: Callable[[str, str], Table]) -> Iterator[Kind]:
+    """The kinds that are always there; ``open_table`` gives the table for a group and a plural."""
+    group = version = ''
+    for line in filter(None, BUILTINS.splitlines()):
+        if not line.startswith(' '):
+            group, _, version = line.rpartition('/')
+            continue
+        plural, name, scope, short, categories, subresources, flag = line.split()
+        unstored = flag in ('review', 'absent')
+        views = other_views(group, version, plural)
+        yield Kind(
+            group=group, version=version, plural=plural, singular=name.lower(), name=name,
+            namespaced=scope == 'namespaced', short_names=_words(short), categories=_words(categories),
+            subresources=frozenset(_words(subresources) if subresources != '*' else POD), counted=flag == 'generation',
+            verbs=_verbs(plural, flag),
+            table=None if unstored else open_table('' if plural == 'events' else group, plural),
+            stored_version=version, outward=views[0], inward=views[1], warning=WARNINGS.get((group, plural), ''),
+            scale={'spec': '.spec.replicas', 'status': '.status.replicas', 'selector': '.spec.selector'},
+        )
+
+
+def other_views(group: str, version: str, plural: str) -> tuple[View | None, View | None]:
+    """How objects of a version are read and written, where it is not the one that they are stored in."""
+    if group == 'events.k8s.io':
+        return event_outward, event_inward
+    if (version, plural) == ('v1', 'horizontalpodautoscalers'):
+        from kopf._kits.testing.kinds import autoscalers
+        return autoscalers.outward, autoscalers.inward
+    return None, None
+
+
+def priority(version: str) -> tuple[int, int, int, str]:
+    """The order of versions in a group: v2, v1, v1beta2, v1beta1, v1alpha1, and then whatever is named otherwise."""
+    if (match := re.fullmatch(r'v(\d+)(?:(alpha|beta)(\d+))?', version)) is None:
+        return 3, 0, 0, version
+    stage = {None: 0, 'beta': 1, 'alpha': 2}[match[2]]
+    return stage, -int(match[1]), -int(match[3] or 0), version
+
+
+#: Events are one resource in two groups, which call the same things by different names.
+EVENT_FIELDS = {
+    'involvedObject': 'regarding', 'message': 'note', 'reportingComponent': 'reportingController',
+    'source': 'deprecatedSource', 'firstTimestamp': 'deprecatedFirstTimestamp',
+    'lastTimestamp': 'deprecatedLastTimestamp', 'count': 'deprecatedCount',
+}
+
+
+def event_outward(body: Body) -> Body:
+    """A core Event as one of ``events.k8s.io``."""
+    return {EVENT_FIELDS.get(key, key): value for key, value in body.items()
+            if value or key not in ('reportingComponent', 'reportingInstance')}
+
+
+def event_inward(body: Body) -> Body:
+    """An Event of ``events.k8s.io`` as a core one."""
+    names = {new: old for old, new in EVENT_FIELDS.items()}
+    return {names.get(key, key): value for key, value in body.items()}
+
+
+def _verbs(plural: str, flag: str) -> tuple[str, ...]:
+    if flag in ('review', 'absent'):
+        return ('get', 'list') if plural == 'componentstatuses' else ('create',)
+    return tuple(verb for verb in VERBS if (plural, verb) != ('namespaces', 'deletecollection'))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return () if text == '-' else tuple(text.split(','))

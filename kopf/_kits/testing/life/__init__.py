@@ -1,1 +1,0 @@
-"""What happens by itself: controllers, the garbage collector, pods and jobs that live a little."""

@@ -1,0 +1,189 @@
+"""
+Admission webhooks: the objects that say whom to ask, and the asking.
+
+Mutating webhooks are asked one after another by name, each with what the ones before have left; validating ones all
+at once. The configurations are read from the storage at every request, so that they work from the moment on when they
+are written.
+"""
+import asyncio
+import base64
+import binascii
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import orjson
+
+from kopf._kits.testing.kinds.kinds import Body, Catalog, Kind
+from kopf._kits.testing.kinds.storage import Storage
+from kopf._kits.testing.objects.rest import Review
+from kopf._kits.testing.storing.callouts import CalloutError, Callouts
+from kopf._kits.testing.storing.selectors import label_selector
+from kopf._kits.testing.wire import patches, statuses
+
+GROUP = 'admissionregistration.k8s.io'
+MUTATING, VALIDATING = 'mutatingwebhookconfigurations', 'validatingwebhookconfigurations'
+
+
+class Webhooks:
+    """All webhooks that are configured."""
+
+    def __init__(self, storage: Storage, catalog: Catalog, callouts: Callouts) -> None:
+        self._storage = storage
+        self._catalog = catalog
+        self._callouts = callouts
+
+    def concerns(self, kind: Kind, operation: str, subresource: str) -> bool:
+        """Whether any webhook could be asked; cheap, since this is asked at every write."""
+        if kind.group == GROUP:
+            return False
+        return any(len(self._storage.table(GROUP, plural)) for plural in (MUTATING, VALIDATING))
+
+    async def mutate(self, review: Review) -> Body | None:
+        """The object with the changes of all mutating webhooks."""
+        for webhook in self._matching(MUTATING, review):
+            response = await self._call(webhook, review, 'Mutating')
+            if response is not None and response.get('patch'):
+                review.body = _patched(webhook, review.body, response)
+        return review.body
+
+    async def validate(self, review: Review) -> None:
+        """Ask all validating webhooks; the first refusal (by order, not by time) counts."""
+        calls = [self._call(webhook, review, 'Validating') for webhook in self._matching(VALIDATING, review)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    def _matching(self, plural: str, review: Review) -> Iterator[Mapping[str, Any]]:
+        for record in self._storage.table(GROUP, plural).records():
+            for webhook in record.body().get('webhooks') or ():
+                if self._matches(webhook, review):
+                    yield webhook
+
+    def _matches(self, webhook: Mapping[str, Any], review: Review) -> bool:
+        if not any(self._rule_matches(rule, webhook, review) for rule in webhook.get('rules') or ()):
+            return False
+        if selector := webhook.get('objectSelector'):
+            chosen = label_selector(selector)
+            bodies = [body for body in (review.body, review.old) if body is not None]
+            if not any(chosen(body['metadata'].get('labels') or {}) for body in bodies):
+                return False
+        if (selector := webhook.get('namespaceSelector')) and review.namespace:
+            namespace = self._storage.table('', 'namespaces').get('', review.namespace)
+            if not label_selector(selector)(namespace.labels if namespace is not None else {}):
+                return False
+        return True
+
+    def _rule_matches(self, rule: Mapping[str, Any], webhook: Mapping[str, Any], review: Review) -> bool:
+        kind = review.kind
+        if not _listed(review.operation, rule.get('operations')):
+            return False
+        if rule.get('scope', '*') not in ('*', 'Namespaced' if kind.namespaced else 'Cluster'):
+            return False
+        if not _listed(kind.group, rule.get('apiGroups')):
+            return False
+        versions = {kind.version}
+        if webhook.get('matchPolicy', 'Equivalent') == 'Equivalent':
+            versions |= {other.version for other in self._catalog if other.table is kind.table}
+        if not any(_listed(version, rule.get('apiVersions')) for version in versions):
+            return False
+        return any(_resource_matches(pattern, kind.plural, review.subresource)
+                   for pattern in rule.get('resources') or ())
+
+    async def _call(self, webhook: Mapping[str, Any], review: Review, phase: str) -> Mapping[str, Any] | None:
+        name = webhook['name']
+        if review.options.dry_run and webhook.get('sideEffects') not in ('None', 'NoneOnDryRun'):
+            raise statuses.bad_request(f'admission webhook "{name}" does not support dry run')
+        request = _request(review)
+        try:
+            answer = await self._post(webhook, request)
+            response = _response(answer, request['uid'])
+        except Exception as error:
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            calling = 'failed to call webhook: ' if isinstance(error, CalloutError) else ''
+            message = f'failed calling webhook "{name}": {calling}{error}'
+            if webhook.get('failurePolicy', 'Fail') == 'Ignore':
+                return None
+            raise statuses.Refusal(500, 'InternalError', f'Internal error occurred: {message}', {
+                'causes': [{'message': message}]}) from error
+        review.options.warnings += response.get('warnings') or ()
+        if not response.get('allowed'):
+            raise _denial(name, response)
+        return response
+
+    async def _post(self, webhook: Mapping[str, Any], request: Mapping[str, Any]) -> Any:
+        client, seconds = webhook['clientConfig'], webhook.get('timeoutSeconds', 10)
+        version = 'v1' if 'v1' in webhook['admissionReviewVersions'] else 'v1beta1'
+        review = {'kind': 'AdmissionReview', 'apiVersion': f'admission.k8s.io/{version}', 'request': request}
+        return orjson.loads(await self._callouts.post(client, review, seconds))
+
+
+def _request(review: Review) -> dict[str, Any]:
+    kind, user = review.kind, review.options.user
+    group_kind = {'group': kind.group, 'version': kind.version, 'kind': kind.name}
+    resource = {'group': kind.group, 'version': kind.version, 'resource': kind.plural}
+    options = {'CREATE': 'CreateOptions', 'UPDATE': 'UpdateOptions', 'DELETE': 'DeleteOptions'}[review.operation]
+    request: dict[str, Any] = {
+        'uid': str(uuid.uuid4()), 'kind': group_kind, 'resource': resource, 'requestKind': group_kind,
+        'requestResource': resource, 'name': review.name, 'operation': review.operation,
+        'userInfo': {'username': user.name, 'groups': list(user.groups)}, 'object': review.body,
+        'oldObject': review.old, 'dryRun': review.options.dry_run,
+        'options': {'kind': options, 'apiVersion': 'meta.k8s.io/v1'},
+    }
+    if review.namespace:
+        request['namespace'] = review.namespace
+    if review.subresource:
+        request['subResource'] = request['requestSubResource'] = review.subresource
+    return request
+
+
+def _response(answer: Any, uid: str) -> Mapping[str, Any]:
+    if not isinstance(answer, Mapping) or not isinstance(response := answer.get('response'), Mapping):
+        raise ValueError('webhook response was absent')
+    if answer.get('kind') != 'AdmissionReview':
+        raise ValueError(f'received invalid webhook response: expected webhook response of admission.k8s.io/v1, '
+                         f'Kind=AdmissionReview, got {answer.get("apiVersion", "")}, Kind={answer.get("kind", "")}')
+    if response.get('uid') != uid:
+        raise ValueError(f'received invalid webhook response: expected response.uid="{uid}", '
+                         f'got "{response.get("uid", "")}"')
+    return response
+
+
+def _patched(webhook: Mapping[str, Any], body: Body | None, response: Mapping[str, Any]) -> Body:
+    try:
+        operations = orjson.loads(base64.b64decode(response['patch']))
+        result: Body = patches.apply(body, operations)
+        return result
+    except (patches.PatchError, ValueError, binascii.Error) as error:
+        message = f'admission webhook "{webhook["name"]}" attempted to apply a broken patch: {error}'
+        raise statuses.Refusal(500, 'InternalError', f'Internal error occurred: {message}', {
+            'causes': [{'message': message}]}) from error
+
+
+def _denial(name: str, response: Mapping[str, Any]) -> statuses.Refusal:
+    status = response.get('status') or {}
+    reason = status.get('reason') or ''
+    message = f'admission webhook "{name}" denied the request'
+    if text := status.get('message') or reason:
+        message = f'{message}: {text}'
+    else:
+        message = f'{message} without explanation'
+    code = status.get('code') or 0
+    refusal = statuses.Refusal(code if code >= 400 else 403, reason if code else reason or 'Forbidden', message,
+                               status.get('details'))
+    return refusal
+
+
+def _listed(word: str, patterns: Any) -> bool:
+    return bool(patterns) and ('*' in patterns or word in patterns)
+
+
+def _resource_matches(pattern: str, plural: str, subresource: str) -> bool:
+    resource, slash, sub = pattern.partition('/')
+    if pattern == '*/*':
+        return True
+    if resource not in ('*', plural):
+        return False
+    return sub in ('*', subresource) if slash else not subresource

@@ -1,0 +1,79 @@
+"""
+Snapshots: all objects as they were at one moment, to be brought back as often as is wanted.
+
+Bringing back is a sequence of ordinary changes, each with a new resource version: what has been added is deleted, what
+has been deleted is added, what has been changed is changed back. So watches see all of it, and nobody has to list
+again; but finalizers, webhooks and the garbage collector have no say. What has not been changed is not touched, which
+makes it fast: objects that are stored are never changed in place, and so they can be compared by identity.
+"""
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+from kopf._kits.testing.kinds.kinds import Body
+from kopf._kits.testing.kinds.storage import ChangeType, Record, Storage, TableName
+from kopf._kits.testing.resources import crds
+
+_CRDS = TableName(crds.GROUP, crds.PLURAL)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All objects at one moment; see `Sandbox.snapshot`."""
+    tables: Mapping[TableName, Mapping[str, Record]]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.tables.values()))
+
+    def __repr__(self) -> str:
+        return f'<Snapshot of {len(self)} objects>'
+
+
+def take(storage: Storage) -> Snapshot:
+    """All objects as they are now."""
+    return Snapshot({table.name: table.contents() for table in storage})
+
+
+def restore(storage: Storage, snapshot: Snapshot) -> None:
+    """Bring the objects back as they were; definitions of kinds go last and come first."""
+    names = [name for name in _names(storage, snapshot) if name != _CRDS]
+    for name in [*names, _CRDS]:
+        _remove(storage, name, snapshot.tables.get(name, {}))
+    for name in [_CRDS, *names]:
+        _put(storage, name, snapshot.tables.get(name, {}))
+
+
+def _names(storage: Storage, snapshot: Snapshot) -> Iterator[TableName]:
+    present = [table.name for table in storage]
+    yield from present
+    yield from (name for name in snapshot.tables if name not in present)
+
+
+def _remove(storage: Storage, name: TableName, wanted: Mapping[str, Record]) -> None:
+    """Delete what was not there, also where another object has the same name now."""
+    try:
+        table = storage.table(*name)
+    except KeyError:
+        return
+    for key, record in table.contents().items():
+        if key not in wanted or wanted[key].uid != record.uid:
+            storage.bring_back(table, 'DELETED', record)
+
+
+def _put(storage: Storage, name: TableName, wanted: Mapping[str, Record]) -> None:
+    if not wanted:
+        return
+    table = storage.table(*name)
+    present = table.contents()
+    for key, record in wanted.items():
+        found = present.get(key)
+        if found is record or (found is not None and _content(found) == _content(record)):
+            continue
+        type: ChangeType = 'ADDED' if found is None else 'MODIFIED'
+        storage.bring_back(table, type, record)
+
+
+def _content(record: Record) -> tuple[Body, str]:
+    """All but the version: objects that were brought back before have new ones."""
+    body = record.body()
+    body['metadata']['resourceVersion'] = ''
+    return body, record.stored

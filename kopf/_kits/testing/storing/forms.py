@@ -1,0 +1,209 @@
+"""
+The forms that objects are sent in: as they are, as metadata only, or as rows of a table; as JSON or as YAML.
+
+The form is negotiated by the ``Accept`` header. Plain JSON is the hot path: bytes as they are stored.
+"""
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from kopf._kits.testing.kinds import tables
+from kopf._kits.testing.kinds.kinds import Kind
+from kopf._kits.testing.kinds.storage import Record
+from kopf._kits.testing.wire import statuses
+
+GROUP, VERSIONS = 'meta.k8s.io', ('v1', 'v1beta1')
+MEDIA = ('application/json', 'application/yaml', 'application/vnd.kubernetes.protobuf')
+#: The annotation that only whole objects have.
+HIDDEN = 'deprecated.daemonset.template.generation'
+KINDS = ('Table', 'PartialObjectMetadata', 'PartialObjectMetadataList')
+
+
+class Form:
+    """Objects as they are."""
+    name = ''
+
+    def object(self, kind: Kind, record: Record) -> bytes:
+        """One object."""
+        return kind.raw(record)
+
+    def continued(self) -> 'Form':
+        """The form of what follows in a stream."""
+        return self
+
+    def raw(self, kind: Kind, raw: bytes) -> bytes:
+        """The same for an object that is JSON already, such as the answer to a write."""
+        return raw
+
+    def list(self, kind: Kind, records: Sequence[Record], meta: Mapping[str, Any]) -> bytes:
+        """A list of objects."""
+        if kind.custom:
+            items = b','.join([kind.raw(record) for record in records])
+            meta = {'continue': '', **meta}
+        elif kind.outward is not None:
+            items = b','.join([orjson.dumps(kind.outward(record.body())) for record in records])
+        else:
+            items = b','.join([b'{' + record.rest for record in records])
+        head = orjson.dumps({'kind': kind.list_kind, 'apiVersion': kind.api_version, 'metadata': meta})
+        return head[:-1] + b',"items":[' + items + b']}'
+
+
+class Metadata(Form):
+    """Objects without their bodies."""
+    name = 'metadata'
+
+    def __init__(self, of_list: bool, version: str) -> None:
+        self._of_list = of_list
+        self._version = version
+        self.name = f'metadata/{version}'
+
+    def object(self, kind: Kind, record: Record) -> bytes:
+        """One object."""
+        return self.raw(kind, kind.raw(record))
+
+    def raw(self, kind: Kind, raw: bytes) -> bytes:
+        """The same for an object that is JSON already."""
+        if self._of_list:
+            raise statuses.internal('content is not a list')
+        return orjson.dumps(_partial(orjson.loads(raw), self._version))
+
+    def list(self, kind: Kind, records: Sequence[Record], meta: Mapping[str, Any]) -> bytes:
+        """A list of objects."""
+        if not self._of_list:
+            raise statuses.not_acceptable(message='you requested PartialObjectMetadata, but the requested object is a '
+                                                  f'list ({_type_name(kind)})')
+        return orjson.dumps({
+            'kind': 'PartialObjectMetadataList', 'apiVersion': self._version, 'metadata': meta,
+            'items': [_partial(kind.body(record), self._version) for record in records] or None,
+        })
+
+
+class TableForm(Form):
+    """Objects as rows; ``include`` says what comes with each row: ``Metadata``, ``Object`` or ``None``."""
+    name = 'table'
+
+    def __init__(self, include: str, version: str, *, headless: bool = False) -> None:
+        self._include = include or 'Metadata'
+        self._version = version
+        self._headless = headless
+        self.name = f'table/{self._include}/{version}{"/headless" if headless else ""}'
+
+    def continued(self) -> Form:
+        """The columns are described once only."""
+        return self if self._headless else TableForm(self._include, self._version, headless=True)
+
+    def object(self, kind: Kind, record: Record) -> bytes:
+        """One object."""
+        return self._table(kind, [kind.body(record)], {'resourceVersion': str(record.version)})
+
+    def raw(self, kind: Kind, raw: bytes) -> bytes:
+        """The same for an object that is JSON already."""
+        body = orjson.loads(raw)
+        return self._table(kind, [body], {'resourceVersion': body['metadata'].get('resourceVersion', '')})
+
+    def list(self, kind: Kind, records: Sequence[Record], meta: Mapping[str, Any]) -> bytes:
+        """A list of objects."""
+        return self._table(kind, [kind.body(record) for record in records], meta)
+
+    def _table(self, kind: Kind, bodies: Iterable[dict[str, Any]], meta: Mapping[str, Any]) -> bytes:
+        if self._include not in ('None', 'Metadata', 'Object'):
+            raise statuses.bad_request(
+                'Unable to convert to Table as requested: includeObject: Invalid value: '
+                f'{statuses.text(self._include)}: must be \'Metadata\', \'Object\', \'None\', or empty')
+        columns = tables.columns(kind)
+        rows = [{'cells': [column.cell(body) for column in columns], 'object': self._included(body)}
+                for body in bodies]
+        return orjson.dumps({
+            'kind': 'Table', 'apiVersion': self._version, 'metadata': meta,
+            'columnDefinitions': None if self._headless else [column.definition for column in columns], 'rows': rows,
+        })
+
+    def _included(self, body: dict[str, Any]) -> dict[str, Any] | None:
+        match self._include:
+            case 'None':
+                return None
+            case 'Object':
+                return body
+        return _partial(body, self._version)
+
+
+PLAIN = Form()
+
+
+def _type_name(kind: Kind) -> str:
+    """What messages call a list of these objects."""
+    if kind.custom:
+        return '*unstructured.UnstructuredList'
+    return f'*{kind.package}.{kind.name}List'
+
+
+def negotiate(accept: str, params: Mapping[str, str], kind: Kind | None = None, verb: str = '') -> tuple[Form, str]:
+    """The form and the media type (``json`` or ``yaml``) for an ``Accept`` header; 406 if there is none."""
+    if not accept or accept in ('application/json', '*/*'):
+        return PLAIN, 'json'
+    if kind is not None and not kind.custom:
+        _check_known(accept, streamed=verb in ('list', 'watch'))
+    for clause in accept.split(','):
+        media, *rest = [part.strip() for part in clause.split(';')]
+        arguments = dict(part.split('=', 1) for part in rest if '=' in part)
+        if media in ('application/yaml', 'application/json', 'application/*', '*/*'):
+            name, version = arguments.get('as', ''), arguments.get('v', '')
+            if name and (name not in KINDS or arguments.get('g') != GROUP or version not in VERSIONS):
+                continue
+            syntax = 'yaml' if media.endswith('yaml') else 'json'
+            if syntax == 'yaml' and verb == 'watch':
+                raise statuses.not_acceptable([f'{known};stream=watch' for known in MEDIA if known != media])
+            if name == 'Table':
+                return TableForm(params.get('includeObject', ''), f'{GROUP}/{version}'), syntax
+            return (Metadata(name.endswith('List'), f'{GROUP}/{version}') if name else PLAIN), syntax
+    raise statuses.not_acceptable(MEDIA)
+
+
+def accepts(accept: str, media: str) -> bool:
+    """Whether the media type is among those that a client accepts."""
+    known = {clause.partition(';')[0].strip() for clause in accept.split(',')}
+    return not accept or not known.isdisjoint({media, f'{media.partition("/")[0]}/*', '*/*'})
+
+
+def of_document(accept: str, *, fixed: bool, path: str) -> str:
+    """The syntax (``json`` or ``yaml``) of a document of the discovery; 406 if it cannot be had."""
+    if not accept or accept == '*/*':
+        return 'json'
+    medias = MEDIA if path != '/version' else MEDIA[:1]
+    if not any(accepts(accept, media) for media in medias):
+        known = f'406: Not Acceptable\n\nAvailable representations: {", ".join(medias)}'
+        raise statuses.Refusal(406, 'NotAcceptable', known, {}) if fixed else statuses.not_acceptable(MEDIA)
+    for clause in accept.split(','):
+        media, *rest = [part.strip() for part in clause.split(';')]
+        aggregated = any(part.startswith('as=') for part in rest)
+        if media in medias[:2] or media in ('*/*', 'application/*'):
+            if not aggregated or path in ('/api', '/apis', '/version'):
+                return 'yaml' if media.endswith('yaml') else 'json'
+    raise statuses.not_acceptable(MEDIA)
+
+
+def prefers_yaml(accept: str) -> bool:
+    """Whether refusals are to be sent as YAML: they have no other forms."""
+    for clause in accept.split(','):
+        media, *rest = [part.strip() for part in clause.split(';')]
+        if media in ('application/yaml', 'application/json', 'application/*', '*/*') and not any(
+                part.startswith('as=') for part in rest):
+            return media == 'application/yaml'
+    return False
+
+
+def _check_known(accept: str, *, streamed: bool) -> None:
+    """Refuse a header in which nothing is known at all: this is noticed earlier, and told otherwise."""
+    if not {clause.partition(';')[0].strip() for clause in accept.split(',')} & {*MEDIA, '*/*'}:
+        known = [*MEDIA, *(f'{media};stream=watch' for media in MEDIA if streamed and media != 'application/yaml')]
+        message = f'406: Not Acceptable\n\nAvailable representations: {", ".join(known)}'
+        raise statuses.Refusal(406, 'NotAcceptable', message, {})
+
+
+def _partial(body: Mapping[str, Any], version: str) -> dict[str, Any]:
+    meta = body['metadata']
+    if HIDDEN in (annotations := meta.get('annotations') or {}):
+        shown = {key: value for key, value in annotations.items() if key != HIDDEN}
+        meta = {key: value for key, value in {**meta, 'annotations': shown}.items() if value != {}}
+    return {'kind': 'PartialObjectMetadata', 'apiVersion': version, 'metadata': meta}
