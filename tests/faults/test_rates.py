@@ -31,6 +31,19 @@ async def test_everybody_waits_when_one_is_told_to(world):
     assert any('asks to wait for 1 seconds' in text for text in world.log.texts)
 
 
+async def test_nobody_waits_for_the_storage_of_another_resource(world):
+    world.settings.networking.error_backoffs = [0.1]
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.event, 'event', resource='configmaps')
+    world.sandbox.faults.error(
+        429, times=None, retry_after=60, resource='configmaps', message='storage is (re)initializing')
+    async with world.operator():
+        await world.create()
+        await world.handled()
+        assert any(seen.status == 429 for seen in requests(world))
+    assert not any('asks to wait' in text for text in world.log.texts)
+
+
 async def test_refusals_again_and_again_lose_nothing(world):
     world.settings.networking.error_backoffs = [0.1]
     world.sandbox.faults.error(429, retry_after=0, times=20, verb='patch')

@@ -166,7 +166,8 @@ class ApiClient:
             body = await session.request(request, sessions.Timeouts(
                 connecting=networking.connect_timeout, answering=networking.request_timeout))
         except errors.APITooManyRequestsError as e:
-            gate.hold(e.retry_after)
+            if not e.is_partial:
+                gate.hold(e.retry_after)
             raise
         except (errors.APIServerError, errors.APIConnectionError) as e:
             self._suspect(e, session.server)
@@ -211,7 +212,8 @@ class ApiClient:
             try:
                 stream = await self._open(session, query, opening)
             except errors.APITooManyRequestsError as e:
-                gate.hold(e.retry_after)
+                if not e.is_partial:
+                    gate.hold(e.retry_after)
                 raise
             except errors.APIUnauthorizedError as e:
                 refusal = e

@@ -16,6 +16,12 @@ _SNIPPET = 200
 _LONGEST_RETRY_AFTER = 300.0
 
 
+_PARTIAL_REFUSALS = (
+    'storage is (re)initializing',  # of a new CRD, of a conversion webhook that does not answer
+    'Cannot evict pod',  # as of its disruption budget
+)
+
+
 class APIError(Exception):
     """
     A request has failed.
@@ -110,6 +116,17 @@ class APIUnprocessableError(APIClientError):
 
 class APITooManyRequestsError(APIClientError):
     """429: the server protects itself; see `retry_after`."""
+
+    @property
+    def is_partial(self) -> bool:
+        """
+        Whether the refusal concerns only this resource or object, while the server has time for everything else.
+
+        Nothing but the text tells it: the flow control of API servers refuses with "Too many requests, please try again
+        later." Refusals with other texts count as of the whole server, as they can come from whatever is before it.
+        """
+        message = self.message or ''
+        return message.startswith(_PARTIAL_REFUSALS) or 'denied the request' in message
 
 
 _CLASSES: Mapping[int, type[APIError]] = {

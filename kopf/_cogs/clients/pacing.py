@@ -2,8 +2,9 @@
 How fast one server is asked: in flight, per second, and not at all for as long as it asks to wait.
 
 All that goes to the server passes one `Gate`. A server that answers 429 tells that it is overloaded, not that
-this request is wrong: so everybody waits then, not only the one who was told. An answer 503 holds nobody else back:
-it usually comes from the server of one API group, and the others do not have to suffer from it.
+this request is wrong: so all requests wait then, not only the one that was refused. Two answers hold no other requests
+back: 429 if it is about one resource, such as that of a new CRD (see `errors.APITooManyRequestsError.is_partial`), and
+503, as it usually comes from the server of one API group.
 
 Among those who wait, the requests about live changes come first; those about the objects that were there before
 the operator has started, and those that only report (see `background`), get what is left, but never nothing.

@@ -194,6 +194,37 @@ async def test_one_who_is_told_to_wait_holds_all_back(client, server, settings, 
     assert f"The server {server.url} has too many requests, and asks to wait for 0.3 seconds" in caplog.text
 
 
+@pytest.mark.parametrize('streaming', [False, True], ids=['request', 'stream'])
+@pytest.mark.parametrize('message', [
+    'storage is (re)initializing',
+    'storage is (re)initializing: failed to list example.com/v1, Kind=X: conversion webhook failed',
+    "Cannot evict pod as it would violate the pod's disruption budget.",
+    'admission webhook "x.example.com" denied the request: too many of them',
+])
+async def test_refusals_of_one_resource_hold_no_other_requests_back(client, server, settings, streaming, message):
+    settings.networking.error_backoffs = []
+    status = {'kind': 'Status', 'code': 429, 'reason': 'TooManyRequests', 'message': message}
+    server.add('GET', '/x', (429, status, {'Retry-After': '30'}))
+    server.add('GET', '/y', {})
+    with pytest.raises(errors.APITooManyRequestsError) as error:
+        if streaming:
+            async with client.stream('/x'):
+                pass
+        else:
+            await client.get_json('/x')
+    assert error.value.retry_after == 30  # it waits itself
+    async with asyncio.timeout(20):
+        await client.get_json('/y')
+
+
+@pytest.mark.parametrize('body', [
+    b'Too many requests, please try again later.\n', b'<html>429 Too Many Requests</html>', b'', b'{}',
+    b'{"kind": "Status", "code": 429, "message": "the server has received too many requests"}'])
+def test_other_refusals_concern_the_whole_server(body):
+    error = errors.build_error(429, {'Retry-After': '1'}, body)
+    assert isinstance(error, errors.APITooManyRequestsError) and not error.is_partial
+
+
 async def test_new_streams_are_held_back_but_those_open_go_on(client, server, settings):
     settings.networking.error_backoffs = []
     server.add('GET', '/x', (429, {}, {'Retry-After': '1'}))
