@@ -14,8 +14,12 @@ from typing import NamedTuple, cast
 
 import httptools
 
-# How much of a stream is read ahead of its consumer (bytes).
 _READ_AHEAD = 2 ** 20
+"""How much of a stream is read ahead of its consumer (in bytes)."""
+_MAX_HEAD = 2 ** 18
+"""How large the status line and the headers may be, interim responses (1xx) included (in bytes)."""
+_MAX_RESPONSE = 2 ** 30
+"""How large a response may be that is not a stream: a chunk of 500 objects of the largest size fits (in bytes)."""
 
 
 class Response(NamedTuple):
@@ -200,12 +204,30 @@ class Connection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as e:
             self._fail(ConnectionError(f"The response is not HTTP: {e}"))
             self._break()
-        if self._streaming:
+            return
+        self._size += len(data)
+        if not self._began:
+            # The parser and the headers keep all of it, so a head without an end would take all the memory.
+            if self._size > _MAX_HEAD:
+                self._refuse(f"its head is larger than {_MAX_HEAD} bytes")
+        elif self._streaming:
             self._wake()
-            self._size += len(data)
-            if self._size > _READ_AHEAD and not self._paused and self._transport is not None:
-                self._paused = True
-                self._transport.pause_reading()
+            if self._size > _READ_AHEAD and not self._paused and not self._complete:
+                self._limit_stream()
+        elif self._size > _MAX_RESPONSE:
+            self._refuse(f"it is larger than {_MAX_RESPONSE} bytes")
+
+    def _limit_stream(self) -> None:
+        """Let the network wait for the consumer; if there is nothing to consume, such as endless trailers, give up."""
+        if not self._chunks:
+            self._refuse(f"there is no content in {self._size} bytes")
+        elif self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _refuse(self, reason: str) -> None:
+        self._fail(ConnectionError(f"The response is refused: {reason}."))
+        self._break()
 
     def eof_received(self) -> None:
         # The default would wait until the request is sent, which the server may never read.

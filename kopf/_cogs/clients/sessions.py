@@ -221,13 +221,18 @@ async def _read_on(stream: Stream) -> AsyncIterator[bytes]:
         yield chunk
 
 
+_MAX_LINE = 2 ** 26
+"""How large a line of a stream may be: some times more than the largest object that the API can store (in bytes)."""
+
+
 class Lines:
     """Splits a stream to lines; unlike a generator, it survives the cancellation of a read."""
-    __slots__ = ('_stream', '_rest')
+    __slots__ = ('_stream', '_rest', '_size')
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._rest: list[bytes] = []  # the beginning of a line; it is joined once, however long it is
+        self._size = 0  # of that beginning
 
     def __aiter__(self) -> Self:
         return self
@@ -243,10 +248,15 @@ class Lines:
             head, newline, tail = chunk.rpartition(b'\n')
             if not newline:
                 self._rest.append(chunk)
+                self._size += len(chunk)
+                if self._size > _MAX_LINE:
+                    self._rest.clear()
+                    self._stream.abort()
+                    raise errors.APIConnectionError(f"The stream is refused: a line is larger than {_MAX_LINE} bytes.")
                 continue
             self._rest.append(head)
             lines = [line for line in b''.join(self._rest).split(b'\n') if line]
-            self._rest = [tail] if tail else []
+            self._rest, self._size = [tail] if tail else [], len(tail)
             if lines:
                 return lines
 

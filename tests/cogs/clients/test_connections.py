@@ -5,6 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies
 from rawhttp import OK, REQUEST, close, get, until
 
+from kopf._cogs.clients import connections, errors, sessions
 from kopf._cogs.clients.connections import Connection
 
 
@@ -226,3 +227,119 @@ async def test_the_network_may_cut_a_response_anywhere(chunks, cuts):
         connection.data_received(piece)
     assert (await request).body == b''.join(chunks)
     assert connection.reusable
+
+
+def endless(piece, *, before=b''):
+    """Send the head, and then the same again and again, until the client breaks off."""
+    async def send(writer):
+        writer.write(before)
+        while not writer.transport.is_closing():
+            writer.write(piece)
+            try:
+                await writer.drain()
+            except ConnectionError:
+                return
+    return send
+
+
+ENDLESS = {
+    'spaces': endless(b' ' * 4096, before=b'HTTP/1.1 200 '),
+    'reason': endless(b'x' * 4096, before=b'HTTP/1.1 200 OK'),
+    'headers': endless(b''.join(b'X-%d: x\r\n' % number for number in range(500)), before=b'HTTP/1.1 200 OK\r\n'),
+    'name of a header': endless(b'x' * 4096, before=b'HTTP/1.1 200 OK\r\n'),
+    'value of a header': endless(b'x' * 4096, before=b'HTTP/1.1 200 OK\r\nX: '),
+    'interim responses': endless(b'HTTP/1.1 103 Early Hints\r\nX: y\r\n\r\n' * 100),
+    'size of a chunk': endless(b'0' * 4096, before=CHUNKED),
+    'extension of a chunk': endless(b'x' * 4096, before=CHUNKED + b'5;x='),
+    'trailers': endless(b'X: y\r\n' * 500, before=CHUNKED + b'2\r\nok\r\n0\r\n'),
+}
+
+
+@pytest.mark.parametrize('streaming', [False, True])
+@pytest.mark.parametrize('manner', ENDLESS)
+async def test_responses_without_an_end_are_refused(raw_server, pool, monkeypatch, manner, streaming):
+    monkeypatch.setattr(connections, '_MAX_RESPONSE', 2 ** 20)
+    raw_server.scripts = [[ENDLESS[manner]]]
+    async with asyncio.timeout(60):
+        with pytest.raises(ConnectionError, match='refused|not HTTP'):
+            if not streaming:
+                await get(pool)
+            else:
+                _, stream = await pool.stream(REQUEST, connect_timeout=5, total_timeout=None)
+                await read_all(stream)
+        assert (await get(pool)).body == b'ok'  # the next request is not affected
+
+
+@pytest.mark.parametrize('head', [
+    b'HTTP/1.1 200 OK\r\nContent-Length: 9999999999\r\n\r\n', b'HTTP/1.1 200 OK\r\n\r\n', CHUNKED])
+async def test_bodies_without_an_end_are_refused(raw_server, pool, monkeypatch, head):
+    monkeypatch.setattr(connections, '_MAX_RESPONSE', 2 ** 20)
+    piece = b'1000\r\n' + b'x' * 4096 + b'\r\n' if head is CHUNKED else b'x' * 4096
+    raw_server.scripts = [[endless(piece, before=head)]]
+    async with asyncio.timeout(60):
+        with pytest.raises(ConnectionError, match='larger than 1048576 bytes'):
+            await get(pool)
+
+
+FRAGMENTS = strategies.sampled_from([
+    b'HTTP/1.1 200 OK\r\n', b'HTTP/1.0 200 OK\r\n', b'HTTP/1.1 101 Switching\r\n', b'HTTP/1.1 204 No Content\r\n\r\n',
+    b'HTTP/1.1 100 Continue\r\n\r\n', b'HTTP/2 200\r\n', OK, CHUNKED,
+    b'Content-Length: 5\r\n', b'Content-Length: 18446744073709551616\r\n', b'Content-Length: 3, 3\r\n',
+    b'Transfer-Encoding: chunked\r\n', b'Transfer-Encoding: gzip, chunked\r\n', b'Connection: close\r\n',
+    b'Connection: upgrade\r\nUpgrade: x\r\n', b'\r\n', b'\n', b'\r', b' x: y\r\n', b'x:\x00\r\n',
+    b'5\r\nhello\r\n', b'0\r\n\r\n', b'ffffffffffffffffff\r\n', b'-1\r\n', b'5;a=b\r\n', b'hello',
+    b'\x16\x03\x01', b'\xff\xfe',
+]) | strategies.binary(max_size=20)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
+@given(pieces=strategies.lists(FRAGMENTS, min_size=1, max_size=12), glued=strategies.booleans(),
+       lost=strategies.booleans(), streaming=strategies.booleans())
+async def test_whatever_a_server_sends_is_a_response_or_an_error(pieces, glued, lost, streaming):
+    connection = Connection()
+    connection.connection_made(FakeTransport())
+    use = read_stream(connection) if streaming else connection.request(REQUEST)
+    task = asyncio.create_task(use)
+    await asyncio.sleep(0)
+    for piece in [b''.join(pieces)] if glued else pieces:
+        connection.data_received(piece)
+        await asyncio.sleep(0)
+    if lost:
+        connection.connection_lost(ConnectionResetError("lost"))
+    else:
+        connection.eof_received()
+    async with asyncio.timeout(5):
+        try:
+            await task
+        except ConnectionError as error:
+            assert str(error)
+    assert not connection.reusable
+
+
+async def read_stream(connection):
+    await connection.stream(REQUEST, timeout=None)
+    return await read_all(connection)
+
+
+async def test_streams_that_are_cut_are_errors_and_no_ends(raw_server, pool):
+    raw_server.scripts = [[CHUNKED + b'4\r\nabc\n\r\n', reset]]
+    _, stream = await pool.stream(REQUEST, connect_timeout=5, total_timeout=None)
+    with pytest.raises(ConnectionError):
+        await read_all(stream)
+
+
+async def test_lines_without_an_end_are_refused(monkeypatch):
+    class Endless:
+        aborted = False
+
+        async def read(self):
+            return b'x' * 4096
+
+        def abort(self):
+            self.aborted = True
+
+    monkeypatch.setattr(sessions, '_MAX_LINE', 2 ** 16)
+    stream = Endless()
+    with pytest.raises(errors.APIConnectionError, match='a line is larger than 65536 bytes'):
+        await anext(sessions.Lines(stream))
+    assert stream.aborted
