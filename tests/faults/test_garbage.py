@@ -4,6 +4,7 @@ import collections
 import datetime
 import gc
 import types
+import weakref
 
 import pytest
 
@@ -148,3 +149,36 @@ async def test_nothing_is_kept_of_old_credentials(world, collecting):
         await asyncio.sleep(0.2)  # the last connections end
         remaining = [item for item in gc.get_objects() if isinstance(item, (DirectSession, Pool))]
         assert sorted(type(item).__name__ for item in remaining) == ['DirectSession', 'Pool']
+
+
+class Boo(kopf.PermanentError):
+    """It is logged without its traceback: otherwise, the captured logs would keep it."""
+
+
+async def test_errors_of_handlers_are_freed_at_once(world, collecting):
+    errors = {}
+
+    def failing(id):
+        async def fail(**_):
+            error = Boo("boo")
+            errors[id] = weakref.ref(error)
+            world.changed.set()
+            try:
+                raise error
+            finally:
+                del error
+        return fail
+
+    everything = ('other.dev', kopf.EVERYTHING)
+    for id, decorator, options in [
+            ('create', kopf.on.create, {}), ('event', kopf.on.event, {}), ('daemon', kopf.daemon, {}),
+            ('timer', kopf.timer, {'interval': 60}), ('index', kopf.index, {})]:
+        decorator(*everything, id=id, registry=world.registry, **options)(failing(id))
+    await world.aio.create(define('steady'))
+    await world.aio.create({'apiVersion': 'other.dev/v1', 'kind': 'Steady', 'metadata': {
+        'name': 'obj', 'namespace': 'default'}})
+    async with world.operator(namespaces=['default']):
+        await world.until(lambda: len(errors) == 5)
+        await world.until_logged("Creation is processed")
+        await asyncio.sleep(0)
+        assert [id for id, error in errors.items() if error() is not None] == []

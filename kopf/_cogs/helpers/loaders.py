@@ -119,9 +119,9 @@ def _explain_failure(what: str, exc: Exception) -> str:
         lines.append(_format_user_part(report))
     if isinstance(exc, ModuleNotFoundError) and exc.name:
         lines.append(f"Check the spelling of {exc.name!r}, or install the package that has it for {sys.executable}.")
-    if isinstance(exc, AttributeError) and exc.name and 'Did you mean' not in lines[-1]:  # as Python does since 3.12
+    if isinstance(exc, AttributeError) and exc.name and 'Did you mean' not in lines[-1]:  # in the words of Python 3.12
         import difflib
-        lines += [f"Did you mean {name!r}?" for name in difflib.get_close_matches(exc.name, dir(exc.obj), n=1)]
+        lines += [f"Did you mean: {name!r}?" for name in difflib.get_close_matches(exc.name, dir(exc.obj), n=1)]
     return '\n'.join(lines)
 
 

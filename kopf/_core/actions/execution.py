@@ -96,6 +96,15 @@ class Outcome(NamedTuple):
             return None
         return describe_error(self.exception)
 
+    def without_exception(self) -> 'Outcome':
+        """
+        Return the rest, for a caller that keeps it in a variable or in an object that its variables refer to.
+
+        The traceback of the exception refers to the frames of all callers, and so to their variables: an exception
+        that is in one of them is in a reference cycle, and it stays in memory until the garbage collector comes.
+        """
+        return self if self.exception is None else self._replace(exception=None)
+
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Handler:

@@ -62,19 +62,23 @@ async def run_activity(
         logger=logging.getLogger(f'kopf.activities.{activity.value}'))
     states = {handler: HandlerState(started=utcnow()) for handler in handlers}
     outcomes: dict[HandlerId, Outcome] = {}
-    while not all(state.finished for state in states.values()):
-        for handler, state in states.items():
-            if not state.is_due(utcnow()):
-                continue
-            with running(handler, cause):
-                outcome = await execute_handler_once(
-                    handler, cause.kwargs_for(handler, state),
-                    state, make_rules(settings), logger=cause.logger)
-            states[handler] = state.with_outcome(outcome, utcnow())
-            if outcome.final:
-                outcomes[_make_unique(handler.id, outcomes)] = outcome
-        await asyncio.sleep(_get_delay(states.values(), utcnow()))
-    return outcomes
+    try:
+        while not all(state.finished for state in states.values()):
+            for handler, state in states.items():
+                if not state.is_due(utcnow()):
+                    continue
+                with running(handler, cause):
+                    outcome = await execute_handler_once(
+                        handler, cause.kwargs_for(handler, state),
+                        state, make_rules(settings), logger=cause.logger)
+                states[handler] = state.with_outcome(outcome, utcnow())
+                if outcome.final:
+                    outcomes[_make_unique(handler.id, outcomes)] = outcome
+                del outcome
+            await asyncio.sleep(_get_delay(states.values(), utcnow()))
+        return outcomes
+    finally:
+        del outcomes  # see `Outcome.without_exception`
 
 
 def make_rules(settings: OperatorSettings) -> Execution:

@@ -251,8 +251,7 @@ class Reviewer(Respondent):
         failure: BaseException | None
         try:
             async with timeout:
-                outcome = await self.ask(handler, cause)
-            failure = outcome.exception
+                failure = (await self.ask(handler, cause)).exception
         except TimeoutError:
             if not timeout.expired():
                 raise
@@ -264,6 +263,7 @@ class Reviewer(Respondent):
         verdict.mutating = verdict.mutating or handler.type is WebhookType.MUTATING
         if failure is not None:
             verdict.blame(handler, failure, cause)
+            del failure  # see `Outcome.without_exception`
             if before is not None:  # nothing is half done
                 cause.patch.clear()
                 cause.patch.update(before)
@@ -280,13 +280,20 @@ def _is_asked(handler: WebhookHandler, cause: WebhookCause) -> bool:
     return handler.subresource == '*' or handler.subresource == cause.subresource
 
 
+class _Refusal(NamedTuple):
+    """What the API is told of an error of a handler; that of the lowest rank is reported."""
+    rank: int
+    message: str
+    code: int
+
+
 class _Verdict:
     """What the handlers have said of one review."""
 
-    __slots__ = ('errors', 'mutating', 'strict')
+    __slots__ = ('mutating', 'refusals', 'strict')
 
     def __init__(self) -> None:
-        self.errors: list[BaseException] = []
+        self.refusals: list[_Refusal] = []
         self.mutating = False
         self.strict = False
         """Whether any of them is to be taken seriously if it fails."""
@@ -296,24 +303,24 @@ class _Verdict:
         if handler.ignore_failures:
             cause.warnings.append(f"{handler} has failed, which is ignored: {describe(error)}")
         else:
-            self.errors.append(error)
+            self.refusals.append(_refuse(error))
 
     def respond(self, review: _Review, cause: WebhookCause) -> ResponsePayload:
         patch = self._encode_patch(review, cause)
-        response: ResponsePayload = {'uid': review.uid, 'allowed': not self.errors}
+        response: ResponsePayload = {'uid': review.uid, 'allowed': not self.refusals}
         if cause.warnings:
             response['warnings'] = [str(warning) for warning in cause.warnings]
-        if patch is not None and not self.errors:
+        if patch is not None and not self.refusals:
             response['patch'] = patch
             response['patchType'] = 'JSONPatch'
-        if self.errors:
-            error = min(self.errors, key=_rank)
-            response['status'] = {'message': describe(error), 'code': _get_code(error)}
+        if self.refusals:
+            refusal = min(self.refusals, key=lambda each: each.rank)
+            response['status'] = {'message': refusal.message, 'code': refusal.code}
         return response
 
     def _encode_patch(self, review: _Review, cause: WebhookCause) -> str | None:
         # The API takes it as an error if it is given a patch by a validating webhook, or with nothing to be patched.
-        if not self.mutating or self.errors or review.new is None or not cause.patch:
+        if not self.mutating or self.refusals or review.new is None or not cause.patch:
             return None
         try:
             ops = cause.patch.as_json_patch(cause.body)
@@ -321,15 +328,16 @@ class _Verdict:
         except Exception as error:  # of the patch's functions, or of values that are not JSON
             cause.logger.error("The patch cannot be applied: %s", describe(error), exc_info=error)
             if self.strict:
-                self.errors.append(error)
+                self.refusals.append(_refuse(error))
             else:
                 cause.warnings.append(f"The patch cannot be applied, which is ignored: {describe(error)}")
             return None
 
 
-def _rank(error: BaseException) -> int:
+def _refuse(error: BaseException) -> _Refusal:
     kinds: Iterator[type[BaseException]] = iter((AdmissionError, PermanentError, TemporaryError, BaseException))
-    return next(index for index, kind in enumerate(kinds) if isinstance(error, kind))
+    rank = next(index for index, kind in enumerate(kinds) if isinstance(error, kind))
+    return _Refusal(rank, describe(error), _get_code(error))
 
 
 def _get_code(error: BaseException) -> int:

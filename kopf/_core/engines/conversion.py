@@ -166,8 +166,10 @@ class Converter(Respondent):
             self, handler: ConversionHandler, cause: ConversionCause, obj: Mapping[str, Any], api_version: str,
     ) -> Mapping[str, Any]:
         outcome = await self.ask(handler, cause)
-        if outcome.exception is not None:
-            raise ConversionError(describe_error(outcome.exception))
+        failure = None if outcome.exception is None else describe_error(outcome.exception)
+        outcome = outcome.without_exception()
+        if failure is not None:
+            raise ConversionError(failure)
         try:
             return _finish(obj, outcome.result, cause.patch, api_version)
         except ConversionError as error:

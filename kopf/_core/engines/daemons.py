@@ -114,6 +114,7 @@ class Daemon:
             except asyncio.CancelledError:
                 pass  # what it wants is applied all the same
             at = await self._conclude(outcome, patch, began, seen)
+            del outcome  # see `Outcome.without_exception`
             if at == math.inf and self.owner.changes != changes:
                 at = self._now()  # it waits only for a change, and one has come while the function ran
         except asyncio.CancelledError:

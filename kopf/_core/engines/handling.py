@@ -53,8 +53,7 @@ class Step:
         for handler in pick(due, **{**self.cause.base_kwargs(), 'state': self.state}):
             outcome = await self._run_one(handler)
             self.state.conclude(handler.id, outcome, utcnow())
-            # The frames of a traceback refer to this step: a cycle that only the garbage collector would break.
-            self.outcomes[handler.id] = outcome if outcome.exception is None else outcome._replace(exception=None)
+            self.outcomes[handler.id] = outcome = outcome.without_exception()
 
     async def _run_one(self, handler: ChangingHandler) -> Outcome:
         children, state = Children(self, handler), self.state[handler.id]

@@ -193,6 +193,7 @@ class ResourceIndexing:
             if outcome.exception is not None:
                 indexer.discard(obj)
                 excluded[id] = _exclude(state, outcome)
+                del outcome  # see `Outcome.without_exception`
                 continue
             if excluded:
                 excluded.pop(id, None)

@@ -17,7 +17,7 @@ import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import orjson
 
@@ -26,7 +26,7 @@ from kopf._cogs.aiokits.pulses import Pulse, rouse
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.ids import HandlerId
-from kopf._core.actions.execution import Execution, Outcome, execute_handler_once, running, utcnow
+from kopf._core.actions.execution import Execution, execute_handler_once, running, utcnow
 from kopf._core.actions.progression import HandlerState
 from kopf._core.intents.causes import Activity, ActivityCause
 from kopf._core.intents.handlers import ActivityHandler
@@ -87,6 +87,12 @@ class Condition(Protocol):
         """Give the reasons why the operator is not ready yet."""
 
 
+class Finding(NamedTuple):
+    """What one probe handler has returned, or why it has failed."""
+    result: object = None
+    failure: str | None = None
+
+
 class Probes:
     """The probe handlers; their results are kept for a while, so that many requests do not make much work."""
 
@@ -99,11 +105,11 @@ class Probes:
         self._cause = ActivityCause(
             activity=Activity.PROBE, settings=settings, memo=memo, indices=indices,
             logger=logging.getLogger(f'kopf.activities.{Activity.PROBE.value}'))
-        self._outcomes: dict[HandlerId, Outcome] = {}
+        self._findings: dict[HandlerId, Finding] = {}
         self._expiry: float | None = None
         self._task: asyncio.Task[None] | None = None
 
-    async def collect(self) -> dict[HandlerId, Outcome]:
+    async def collect(self) -> dict[HandlerId, Finding]:
         """
         Give the results, new or kept ones.
 
@@ -114,24 +120,27 @@ class Probes:
         if self._task is not None:
             async with asyncio.timeout(self._settings.probing.timeout):
                 await asyncio.shield(self._task)
-        return self._outcomes
+        return self._findings
 
     async def _run(self) -> None:
         try:
-            outcomes = await asyncio.gather(*map(self._probe, self._handlers))
-            self._outcomes = {handler.id: outcome for handler, outcome in zip(self._handlers, outcomes, strict=True)}
+            findings = await asyncio.gather(*map(self._probe, self._handlers))
+            self._findings = {handler.id: finding for handler, finding in zip(self._handlers, findings, strict=True)}
             self._expiry = time.monotonic() + self._settings.probing.cache_lifetime
         finally:
             self._task = None
 
-    async def _probe(self, handler: ActivityHandler) -> Outcome:
+    async def _probe(self, handler: ActivityHandler) -> Finding:
         # Once: those who ask can't wait for the next attempt, and will ask again.
         execution = self._settings.execution
         rules = Execution(executor=execution.executor, default_backoff=self._settings.probing.cache_lifetime)
         state = HandlerState(started=utcnow())
         with running(handler, self._cause):
-            return await execute_handler_once(
+            outcome = await execute_handler_once(
                 handler, self._cause.kwargs_for(handler, state), state, rules, logger=self._cause.logger)
+        finding = Finding(outcome.result, outcome.message)
+        del outcome  # see `Outcome.without_exception`
+        return finding
 
     async def close(self) -> None:
         """Stop the handlers that still run."""
@@ -226,24 +235,24 @@ class ProbeServer:
 
     async def _answer_liveness(self, request: 'web.Request') -> 'web.Response':
         reasons = list(self._find_reasons(self._condition.find_failures))
-        outcomes: Mapping[HandlerId, Outcome] = {}
+        findings: Mapping[HandlerId, Finding] = {}
         if not self._is_stuck():
             try:
-                outcomes = await self._collect()
+                findings = await self._collect()
             except TimeoutError:
                 reasons.append(f"The probes have not ended in {self._settings.probing.timeout:g} seconds.")
             except Exception as error:
                 logger.exception("The probes could not be run: %r", error)
                 reasons.append(f"The probes could not be run: {error!r}")
-        reasons.extend(f"The probe {key!r} has failed: {outcome.message}" for key, outcome in outcomes.items()
-                       if outcome.exception is not None)
-        results = {key: outcome.result for key, outcome in outcomes.items() if outcome.result is not None}
+        reasons.extend(f"The probe {key!r} has failed: {finding.failure}" for key, finding in findings.items()
+                       if finding.failure is not None)
+        results = {key: finding.result for key, finding in findings.items() if finding.result is not None}
         return make_response(results, reasons)
 
     async def _answer_readiness(self, request: 'web.Request') -> 'web.Response':
         return make_response({}, list(self._find_reasons(self._condition.find_delays)))
 
-    async def _collect(self) -> Mapping[HandlerId, Outcome]:
+    async def _collect(self) -> Mapping[HandlerId, Finding]:
         assert self._loop is not None
         future = asyncio.run_coroutine_threadsafe(self._probes.collect(), self._loop)
         # The operator's loop watches the time, unless it is stuck.

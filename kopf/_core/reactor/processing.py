@@ -231,6 +231,7 @@ class Processor(ObjectSink):
                 with running(handler, cause):
                     outcome = await execute_handler_once(
                         handler, cause.kwargs_for(handler, state), state, self._lenient_rules, logger=local)
+                outcome = outcome.without_exception()
                 # Usually, the same is returned for each event: it is stored once.
                 if outcome.result is not None and not is_delivered(outcome.result, body.status.get(handler.id)):
                     deliver_results({handler.id: outcome}, patch)

@@ -126,7 +126,7 @@ def test_missing_suffix(fail, write):
 
 def test_similar_names_are_suggested(fail, write):
     write('handlers.py', "import kopf\n@kopf.on.creat('kopfexamples')\ndef fn(**_): pass")
-    assert fail('handlers.py').endswith("Did you mean 'create'?")
+    assert fail('handlers.py').endswith("Did you mean: 'create'?")
 
 
 def test_directory(fail, write):

@@ -1,7 +1,9 @@
 """Objects without a cluster: for tests in which the time is faked, so that there can be no network."""
 import asyncio
+import gc
 import json
 import types
+import weakref
 
 import pytest
 
@@ -9,6 +11,7 @@ from kopf._cogs.clients import errors
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.ephemera import Memo
 from kopf._cogs.structs.references import Resource
+from kopf._core.actions.execution import PermanentError
 from kopf._core.engines.spawning import Background, Spawner
 from kopf._core.intents.decisions import Decider
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry
@@ -147,3 +150,34 @@ class DaemonsHost:
 @pytest.fixture
 def host():
     return DaemonsHost(OperatorSettings())
+
+
+class FleetingError(PermanentError):
+    """An error that is logged without its traceback: otherwise, the captured logs would keep it."""
+
+
+class Failing:
+    """A handler that fails, and remembers its errors weakly."""
+
+    def __init__(self):
+        self.errors = []
+
+    async def fn(self, **_):
+        error = FleetingError("boo")
+        self.errors.append(weakref.ref(error))
+        try:
+            raise error
+        finally:
+            del error
+
+    @property
+    def remaining(self):
+        """The errors that somebody holds, be it a reference cycle."""
+        return [error() for error in self.errors if error() is not None]
+
+
+@pytest.fixture
+def failing():
+    gc.disable()
+    yield Failing()
+    gc.enable()

@@ -197,3 +197,11 @@ async def test_login_errors_are_not_retried():
     with pytest.raises(kopf.LoginError, match='the kubeconfig is broken'):
         activities.get_credentials(outcomes)
     assert len(calls) == 1
+
+
+async def test_errors_are_freed_without_the_garbage_collector(registry, run, failing):
+    kopf.on.startup(registry=registry)(failing.fn)
+    outcomes = await run()
+    assert failing.errors and [outcome.exception for outcome in outcomes.values()] == failing.remaining
+    del outcomes
+    assert not failing.remaining

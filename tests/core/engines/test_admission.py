@@ -623,3 +623,11 @@ def test_malformed_reviews_are_refused_or_answered(review: Any, webhook: str | N
 def test_no_operations_at_all() -> None:
     with pytest.raises(ValueError, match='operations='):
         kopf.on.validate('kopfexamples', operations=[], registry=kopf.OperatorRegistry())
+
+
+async def test_errors_are_freed_without_the_garbage_collector(
+        registry: kopf.OperatorRegistry, ask: Ask, failing: Any) -> None:
+    kopf.on.validate('kopfexamples', registry=registry)(failing.fn)
+    response = await ask(make_review())
+    assert response['status']['message'] == "boo"
+    assert failing.errors and not failing.remaining

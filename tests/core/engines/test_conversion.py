@@ -384,3 +384,10 @@ def test_wrong_options(registry: kopf.OperatorRegistry, options: Any, error: typ
 def test_resources_are_named_without_versions(registry: kopf.OperatorRegistry) -> None:
     with pytest.raises(TypeError, match="without a version"):
         kopf.on.convert('kopf.dev', 'v1', 'kopfexamples', registry=registry)(lambda **_: None)
+
+
+async def test_errors_are_freed_without_the_garbage_collector(
+        registry: kopf.OperatorRegistry, ask: Ask, failing: Any) -> None:
+    kopf.on.convert('kopfexamples', registry=registry)(failing.fn)
+    assert "boo" in get_failure(await ask(make_review(make_object())))
+    assert failing.errors and not failing.remaining

@@ -296,3 +296,11 @@ async def test_nothing_is_left_behind(serve):
             assert not thread.is_alive()
     with pytest.raises(OSError):
         ask_now(server.port)
+
+
+async def test_errors_are_freed_without_the_garbage_collector(registry, settings, failing):
+    kopf.on.probe(registry=registry, id='failing')(failing.fn)
+    probes = Probes(registry.activities.get_handlers(Activity.PROBE), settings=settings, memo=None, indices={})
+    findings = await probes.collect()
+    assert findings['failing'].failure == "boo"
+    assert failing.errors and not failing.remaining
