@@ -11,6 +11,12 @@ pytestmark = pytest.mark.timeout(300)  # each of them starts a pytest of its own
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "09-testing"
 
 
+@pytest.fixture(autouse=True)
+def _only_our_plugin(monkeypatch):
+    # Users do not have this one, which warns of itself on Python 3.13.
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:looptime_plugin")
+
+
 @pytest.fixture
 def run_pytest(tmp_path):
     """Run pytest on a file with this text; return its exit code and its output."""
