@@ -49,14 +49,18 @@ REFUSED = {
     "labels that are none": (
         "@kopf.on.create('kopfexamples', labels='a=b')\ndef fn(**_): pass",
         "@kopf.on.create: labels= must be a mapping of names to values, markers, or callbacks, not 'a=b'."),
-    "no kwargs": (
-        CREATE + "def fn(spec, name): pass",
-        "@kopf.on.create: the function 'fn' (...) must take any keyword arguments, for there are more than it names, "
-        "and new ones can come. Add **_ to its parameters: (spec, name, **_)"),
-    "no kwargs in a filter": (
-        "@kopf.on.create('kopfexamples', when=lambda spec: True)\ndef fn(**_): pass",
-        "@kopf.on.create: the function '<lambda>' (...) of when= must take any keyword arguments, for there are more "
-        "than it names, and new ones can come. Add **_ to its parameters: (spec, **_)"),
+    "a misspelt argument": (
+        CREATE + "def fn(specs, name): pass",
+        "Handler 'fn' (...) asks for 'specs', which it is not given. There is no such argument, and no index of this "
+        "name. Did you mean spec? There are: annotations, body, ..."),
+    "a wrong argument of a filter": (
+        "@kopf.on.create('kopfexamples', when=lambda obj: True)\ndef fn(**_): pass",
+        "when= of Handler 'fn' (...) asks for 'obj', which it is not given. There is no such argument, and no index of "
+        "this name. There are: annotations, body, ..."),
+    "a filter of labels without their value": (
+        "@kopf.on.create('kopfexamples', labels={'a': lambda **_: True})\ndef fn(**_): pass",
+        "@kopf.on.create: the function '<lambda>' (...) of labels= takes no value: it is called with the value first, "
+        "then with keyword arguments. Add it to the parameters: (value, **_)"),
     "asks for what it is not given": (
         CREATE + "def fn(event, **_): pass",
         "Handler 'fn' (...) asks for 'event', which it is not given. It is given to: @kopf.on.event."),

@@ -117,6 +117,8 @@ class Handler:
     retries: int | None = None
     backoff: float | None = None
     asynchronous: bool = dataclasses.field(init=False)
+    names: tuple[str, ...] | None = dataclasses.field(init=False)
+    """The arguments that the function takes; ``None`` if it takes any."""
 
     kind = 'Handler'
     """How logs call it."""
@@ -125,6 +127,7 @@ class Handler:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, 'asynchronous', invocation.is_async_fn(self.fn))
+        object.__setattr__(self, 'names', invocation.read_arguments(self.fn).names)
 
     def __str__(self) -> str:
         return f"{self.kind} {self.id!r}"

@@ -4,12 +4,16 @@ Calling a function of the user: a coroutine in the event loop, anything else in 
 The rest of the framework awaits both alike. A thread inherits the context variables of the calling task, so that
 ``kopf.info()`` or ``kopf.adopt()`` know their object there too. Whether a function is a coroutine function is found
 through partials, wrappers and callable objects; a plain function that returns a coroutine is awaited as well.
+
+Functions are called with the keyword arguments that they name, and with all of them if they take any (``**kwargs``).
+This is read from the signature once, when the function is declared: see `read_arguments`.
 """
 import asyncio
 import contextlib
 import contextvars
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Executor
@@ -49,6 +53,75 @@ def is_async_fn(fn: object) -> bool:
         else:
             method = inspect.getattr_static(type(fn), '__call__', None)
             return not inspect.isroutine(fn) and inspect.iscoroutinefunction(method)
+
+
+class Arguments(NamedTuple):
+    """The arguments that a function can be called with by their names."""
+    names: tuple[str, ...] | None
+    """``None`` if it takes any: because of ``**kwargs``, or as it is not known which ones."""
+    required: tuple[str, ...] = ()
+    """Those without defaults."""
+
+
+_UNKNOWN_ARGUMENTS = Arguments(None)
+
+
+def read_arguments(fn: Callable[..., Any], positional: int = 0) -> Arguments:
+    """
+    Read from the signature of the function which arguments it takes by their names.
+
+    The signature is that of the function as it is called: a wrapper decides on its own what it passes on, so what it
+    wraps does not matter.
+
+    Args:
+        fn: the function, or anything else that can be called.
+        positional: how many arguments it gets by their positions, before those by their names.
+    """
+    if type(fn) is types.FunctionType and '__signature__' not in fn.__dict__:
+        return _read_code(fn, positional)  # ten times faster, and sub-handlers are declared again and again
+    parameters = get_parameters(fn)
+    if parameters is None:
+        return _UNKNOWN_ARGUMENTS
+    by_position = [key for key, each in parameters.items()
+                   if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)][:positional]
+    named = {key: each for key, each in parameters.items()
+             if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY) and key not in by_position}
+    is_open = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    required = tuple(key for key, each in named.items() if each.default is each.empty)
+    return Arguments(None if is_open else tuple(named), required)
+
+
+def _read_code(fn: types.FunctionType, positional: int) -> Arguments:
+    code, defaults, keyword_defaults = fn.__code__, fn.__defaults__ or (), fn.__kwdefaults__ or {}
+    count, first = code.co_argcount, max(positional, code.co_posonlyargcount)
+    by_keyword = code.co_varnames[count:count + code.co_kwonlyargcount]
+    required = (*code.co_varnames[first:count - len(defaults)],
+                *(name for name in by_keyword if name not in keyword_defaults))
+    is_open = bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    return Arguments(None if is_open else (*code.co_varnames[first:count], *by_keyword), required)
+
+
+def get_parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+    """Return the parameters of the function itself, not of what it wraps; ``None`` if they are not known."""
+    while type(fn) in _TRANSPARENT:  # without signatures of their own
+        fn = fn.__wrapped__  # type: ignore[attr-defined]
+    try:
+        return _read_signature(fn).parameters
+    except (ValueError, TypeError):  # of those that are written in C, and of some mocks
+        return None
+
+
+_TRANSPARENT = (staticmethod, type(functools.lru_cache(lambda: None)))
+
+if sys.version_info >= (3, 14):
+    import annotationlib
+
+    def _read_signature(fn: Callable[..., Any]) -> inspect.Signature:
+        # The types can be unknown at run time, e.g. if they are imported only for checks of types.
+        return inspect.signature(fn, follow_wrapped=False, annotation_format=annotationlib.Format.STRING)
+else:
+    def _read_signature(fn: Callable[..., Any]) -> inspect.Signature:
+        return inspect.signature(fn, follow_wrapped=False)
 
 
 async def invoke(

@@ -7,8 +7,8 @@ that keeps failing does not hold up the others. Specified in the documentation o
 """
 import logging
 import random
-from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeVar
 
 from kopf._core.actions.execution import Handler
 from kopf._core.actions.progression import State
@@ -18,10 +18,8 @@ logger = logging.getLogger(__name__)
 HandlerT = TypeVar('HandlerT', bound=Handler)
 
 
-class LifeCycleFn(Protocol):
-    """What a lifecycle looks like; beside the handlers it gets ``state`` and the kwargs of the handlers."""
-
-    def __call__(self, handlers: Sequence[Any], *, state: State, **kwargs: Any) -> Sequence[Any]: ...
+LifeCycleFn = Callable[..., Sequence[Any]]
+"""It is called with the handlers, and with those of ``state`` and the handlers' kwargs that it names."""
 
 
 def all_at_once(handlers: Sequence[HandlerT], **_: Any) -> Sequence[HandlerT]:
@@ -48,6 +46,9 @@ def asap(handlers: Sequence[HandlerT], *, state: State, **_: Any) -> Sequence[Ha
     """Run one handler: the one with the fewest attempts so far, the earliest declared among equals."""
     return [min(handlers, key=lambda handler: state[handler.id].retries)] if handlers else []
 
+
+PLAIN_LIFECYCLES: Collection[LifeCycleFn] = (all_at_once, one_by_one, randomized, shuffled, asap)
+"""The lifecycles that use only the state: the kwargs about the object need not be made for them."""
 
 _default: LifeCycleFn = asap
 

@@ -214,7 +214,8 @@ class Daemon:
         if not callable(delay):
             return delay or 0
         try:
-            return delay(**self._make_cause(Patch(body=self.owner.body)).kwargs_for(self.handler)) or 0
+            cause = self._make_cause(Patch(body=self.owner.body))
+            return delay(**cause.kwargs_of_callback(delay, self.handler)) or 0
         except Exception:
             self.owner.logger.exception("The function of initial_delay= has failed; %s begins at once.", self.handler)
             return 0

@@ -20,9 +20,10 @@ from kopf._core.actions.execution import (
     running,
     utcnow,
 )
-from kopf._core.actions.lifecycles import LifeCycleFn
+from kopf._core.actions.invocation import read_arguments
+from kopf._core.actions.lifecycles import PLAIN_LIFECYCLES, LifeCycleFn
 from kopf._core.actions.progression import State
-from kopf._core.intents import filters
+from kopf._core.intents import filters, mistakes
 from kopf._core.intents.causes import ChangingCause, Reason
 from kopf._core.intents.declarations import SubHandlerOptions, make_subhandler
 from kopf._core.intents.handlers import ChangingHandler
@@ -50,10 +51,20 @@ class Step:
     async def run(self, due: Sequence[ChangingHandler], lifecycle: LifeCycleFn | None = None) -> None:
         """Run those of the handlers that the lifecycle picks, one after another."""
         pick = lifecycle if lifecycle is not None else self.lifecycle
-        for handler in pick(due, **{**self.cause.base_kwargs(), 'state': self.state}):
+        for handler in pick(due, **self._get_kwargs_of(pick)):
             outcome = await self._run_one(handler)
             self.state.conclude(handler.id, outcome, utcnow())
             self.outcomes[handler.id] = outcome = outcome.without_exception()
+
+    def _get_kwargs_of(self, lifecycle: LifeCycleFn) -> dict[str, Any]:
+        if lifecycle in PLAIN_LIFECYCLES:
+            return {'state': self.state}
+        names = read_arguments(lifecycle, positional=1).names
+        if names is None:
+            return {**self.cause.base_kwargs(), 'state': self.state}
+        getters = self.cause.GETTERS
+        kwargs = {name: getters[name](self.cause) for name in names if name in getters}
+        return {**kwargs, 'state': self.state} if 'state' in names else kwargs
 
     async def _run_one(self, handler: ChangingHandler) -> Outcome:
         children, state = Children(self, handler), self.state[handler.id]
@@ -111,7 +122,7 @@ _children_var: ContextVar[Children] = ContextVar('children_var')
 def append_subhandler(fn: Callable[..., Any], options: SubHandlerOptions | Mapping[str, Any]) -> None:
     """Add a sub-handler to the handler that is being run; `LookupError` if none is."""
     children = _get_children()
-    handler = make_subhandler(fn, children.parent, options)
+    handler = _make_child(fn, children, options)
     # Unlike those of other handlers, the ids have no fields in them, unless it is one function for several fields.
     if handler.field and any(each.id == handler.id and each.field != handler.field for each in children.declared):
         handler = dataclasses.replace(handler, id=HandlerId(f"{handler.id}/{'.'.join(handler.field)}"))
@@ -149,14 +160,23 @@ async def execute(
         raise TypeError("Only the cause of the current handler can be given to kopf.execute().")
     if isinstance(fns, Mapping):
         chosen: Iterable[ChangingHandler] = [
-            make_subhandler(fn, children.parent, {'id': id}) for id, fn in fns.items()]
+            _make_child(fn, children, {'id': id}) for id, fn in fns.items()]
     elif fns is not None:
-        chosen = [make_subhandler(fn, children.parent, {}) for fn in fns]
+        chosen = [_make_child(fn, children, {}) for fn in fns]
     elif handlers is not None:
         chosen = list(handlers)
     else:
         chosen = registry if registry is not None else children.declared
     await children.execute(chosen, lifecycle)
+
+
+def _make_child(
+        fn: Callable[..., Any], children: Children, options: SubHandlerOptions | Mapping[str, Any],
+) -> ChangingHandler:
+    handler = make_subhandler(fn, children.parent, options)
+    for problem in mistakes.find_missing(handler, children.step.cause.indices):
+        raise TypeError(problem)
+    return handler
 
 
 def _get_children() -> Children:

@@ -1,15 +1,14 @@
 """
 The functions that users write: their types, the markers of filters, and the helpers that combine callbacks.
 
-All handlers and filters accept any keyword arguments, so the types only tell what they return. Specified in the
+They take any of the keyword arguments that there are, so the types only say what they return. Specified in the
 documentation's "Arguments" and "Filtering".
 """
 import enum
-import functools
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, TypeVar, cast
 
-from kopf._core.actions.invocation import is_async_fn
+from kopf._core.actions.invocation import is_async_fn, read_arguments
 
 ActivityFn = Callable[..., Any]
 IndexingFn = Callable[..., Any]
@@ -40,41 +39,65 @@ ValueFilter = Any
 FnT = TypeVar('FnT', bound=Callable[..., bool])
 
 
+class Combination:
+    """Several callbacks as one. Each is called with what it takes, both as ``when=`` and with a value before."""
+
+    def __init__(self, name: str, fns: Iterable[Callable[..., Any]], judge: Callable[[Iterator[Any]], bool]) -> None:
+        self.fns = _check(name, fns)
+        self._name = name
+        self._judge = judge
+        self._calls = [[restrict(fn, positional) for fn in self.fns] for positional in (0, 1)]
+
+    def __repr__(self) -> str:
+        return f"kopf.{self._name}({', '.join(map(repr, self.fns))})"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> bool:
+        return self._judge(fn(*args, **kwargs) for fn in self._calls[bool(args)])
+
+
 def not_(fn: FnT) -> FnT:
     """Make a callback that passes if the function does not."""
-    _check('not_', [fn])
-
-    @functools.wraps(fn)
-    def not_fn(*args: Any, **kwargs: Any) -> bool:
-        return not fn(*args, **kwargs)
-    return not_fn  # type: ignore[return-value]
+    return cast(FnT, Combination('not_', [fn], lambda results: not any(results)))
 
 
 def all_(fns: Iterable[Callable[..., bool]]) -> Callable[..., bool]:
     """Make a callback that passes if all the functions do; with no functions, it passes."""
-    fns = _check('all_', fns)
-
-    def all_fn(*args: Any, **kwargs: Any) -> bool:
-        return all(fn(*args, **kwargs) for fn in fns)
-    return all_fn
+    return Combination('all_', fns, all)
 
 
 def any_(fns: Iterable[Callable[..., bool]]) -> Callable[..., bool]:
     """Make a callback that passes if at least one of the functions does."""
-    fns = _check('any_', fns)
-
-    def any_fn(*args: Any, **kwargs: Any) -> bool:
-        return any(fn(*args, **kwargs) for fn in fns)
-    return any_fn
+    return Combination('any_', fns, any)
 
 
 def none_(fns: Iterable[Callable[..., bool]]) -> Callable[..., bool]:
     """Make a callback that passes if none of the functions does."""
-    fns = _check('none_', fns)
+    return Combination('none_', fns, lambda results: not any(results))
 
-    def none_fn(*args: Any, **kwargs: Any) -> bool:
-        return not any(fn(*args, **kwargs) for fn in fns)
-    return none_fn
+
+def iter_parts(fn: Any) -> Iterator[Any]:
+    """Yield the callback, or those that are combined in it."""
+    if isinstance(fn, Combination):
+        for part in fn.fns:
+            yield from iter_parts(part)
+    else:
+        yield fn
+
+
+def read_names(fn: Callable[..., Any], positional: int = 0) -> tuple[str, ...] | None:
+    """Return the names of the arguments that the callback takes, all of its parts together; ``None`` if any."""
+    if not isinstance(fn, Combination):
+        return read_arguments(fn, positional).names
+    names = [read_names(part, positional) for part in fn.fns]
+    return None if None in names else tuple(dict.fromkeys(name for part in names for name in part or ()))
+
+
+def restrict(fn: Callable[..., Any], positional: int = 0) -> Callable[..., Any]:
+    """Return the function such that it can be called with any arguments, whatever it takes."""
+    names = read_names(fn, positional)
+    if names is None:
+        return fn
+    return lambda *args, **kwargs: fn(*args, **{name: kwargs[name] for name in names if name in kwargs})
 
 
 def _check(name: str, fns: Iterable[Callable[..., Any]]) -> Collection[Callable[..., Any]]:

@@ -1,13 +1,15 @@
 """
 Why handlers are run, with all that they are told: each cause knows the kwargs of its handlers.
 
-The kwargs are built once a cause, and extended for each handler by `kwargs_for`: with its ``param``, and with ``old``,
-``new``, ``diff`` reduced to its field. Specified in the documentation's "Arguments".
+A function that names its arguments gets only those, one by one (`GETTERS`). For functions that take any, all are built
+once a cause (`base_kwargs`), and extended for each handler: with its ``param``, and with ``old``, ``new``, ``diff``
+reduced to its field. Specified in the documentation's "Arguments".
 """
 import dataclasses
 import enum
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawEvent
@@ -22,7 +24,17 @@ if TYPE_CHECKING:
     from kopf._core.actions.progression import HandlerState
     from kopf._core.intents.handlers import ResourceHandler
 
+Getters = Mapping[str, Callable[[Any], Any]]
+
+_CHANGES = frozenset({'old', 'new', 'diff'})
 _NO_INDICES: Mapping[str, Any] = {}
+
+ATTEMPT_GETTERS: Getters = {
+    'retry': attrgetter('retries'),
+    'started': attrgetter('started'),
+    'runtime': lambda state: utcnow() - state.started,
+}
+"""The arguments about the attempts of a handler, by its state; filters have none."""
 
 
 class Activity(enum.StrEnum):
@@ -64,11 +76,43 @@ class Cause:
     memo: Any
     indices: Mapping[str, Any] = dataclasses.field(default_factory=lambda: _NO_INDICES)
 
+    GETTERS: ClassVar[Getters] = {'logger': attrgetter('logger'), 'memo': attrgetter('memo')}
+    """How each of `base_kwargs` is made alone."""
+
     def base_kwargs(self) -> dict[str, Any]:
         return {'logger': self.logger, 'memo': self.memo}
 
     def kwargs_for(self, handler: 'Handler', state: 'HandlerState | None' = None) -> dict[str, Any]:
-        """Give the kwargs of the handler's next attempt, or of its filters if there is no state."""
+        """Return the kwargs of the handler's next attempt: those that its function takes."""
+        names = handler.names
+        return self.all_kwargs(handler, state) if names is None else self.pick_kwargs(names, handler, state)
+
+    def kwargs_of_callback(
+            self, fn: Callable[..., Any], handler: 'ResourceHandler', positional: int = 0,
+    ) -> dict[str, Any]:
+        """Return the kwargs that a callback of the handler takes, such as ``when=``, after the positional arguments."""
+        names = handler.callback_names.get((id(fn), positional))
+        return self.all_kwargs(handler) if names is None else self.pick_kwargs(names, handler)
+
+    def pick_kwargs(
+            self, names: tuple[str, ...], handler: 'Handler', state: 'HandlerState | None' = None,
+    ) -> dict[str, Any]:
+        """Return the kwargs of these names, as far as there are any. Without a state, they are for a filter."""
+        kwargs: dict[str, Any] = {}
+        indices, getters = self.indices, self.GETTERS
+        for name in names:
+            if name in indices:
+                kwargs[name] = indices[name]
+            elif name in getters:
+                kwargs[name] = getters[name](self)
+            elif name == 'param':
+                kwargs[name] = handler.param
+            elif state is not None and name in ATTEMPT_GETTERS:
+                kwargs[name] = ATTEMPT_GETTERS[name](state)
+        return kwargs
+
+    def all_kwargs(self, handler: 'Handler', state: 'HandlerState | None' = None) -> dict[str, Any]:
+        """Return all kwargs that there are for the handler. Without a state, they are for a filter."""
         kwargs = self.base_kwargs()
         kwargs['param'] = handler.param
         if state is not None:
@@ -84,6 +128,8 @@ class ActivityCause(Cause):
     activity: Activity
     settings: OperatorSettings
 
+    GETTERS = {**Cause.GETTERS, 'settings': attrgetter('settings'), 'activity': attrgetter('activity')}
+
     def base_kwargs(self) -> dict[str, Any]:
         return {'logger': self.logger, 'memo': self.memo, 'settings': self.settings, 'activity': self.activity}
 
@@ -94,6 +140,21 @@ class ResourceCause(Cause):
     body: Body
     patch: Patch
     _shared: dict[str, Any] | None = dataclasses.field(default=None, init=False)
+
+    GETTERS = {
+        **Cause.GETTERS,
+        'resource': attrgetter('resource'),
+        'patch': attrgetter('patch'),
+        'body': attrgetter('body'),
+        'spec': attrgetter('body.spec'),
+        'meta': attrgetter('body.metadata'),
+        'status': attrgetter('body.status'),
+        'uid': attrgetter('body.metadata.uid'),
+        'name': attrgetter('body.metadata.name'),
+        'namespace': attrgetter('body.metadata.namespace'),
+        'labels': attrgetter('body.metadata.labels'),
+        'annotations': attrgetter('body.metadata.annotations'),
+    }
 
     def base_kwargs(self) -> dict[str, Any]:
         if self._shared is None:
@@ -133,6 +194,8 @@ class WatchingCause(ResourceCause):
     """An event has come from the API."""
     event: RawEvent
 
+    GETTERS = {**ResourceCause.GETTERS, 'event': attrgetter('event'), 'type': lambda cause: cause.event['type']}
+
     def _build(self) -> dict[str, Any]:
         kwargs = ResourceCause._build(self)
         kwargs['event'] = self.event
@@ -151,6 +214,14 @@ class DaemonCause(ResourceCause):
     stopped: Any
     identity: Identity
     """What does not change; so that nobody has to look into the body for it."""
+
+    GETTERS = {
+        **ResourceCause.GETTERS,
+        'stopped': attrgetter('stopped'),
+        'uid': attrgetter('identity.uid'),
+        'name': attrgetter('identity.name'),
+        'namespace': attrgetter('identity.namespace'),
+    }
 
     def base_kwargs(self) -> dict[str, Any]:
         return self._build()  # there is only one handler, so there is nothing to share
@@ -172,6 +243,8 @@ class ChangingCause(ResourceCause):
     within: FieldPath = ()
     """The field that the old and new states and the differences are of, if they are not of the whole object."""
 
+    GETTERS = {**ResourceCause.GETTERS, **{name: attrgetter(name) for name in ('reason', 'old', 'new', 'diff')}}
+
     @property
     def deleted(self) -> bool:
         return self.body.metadata.get('deletionTimestamp') is not None
@@ -181,23 +254,34 @@ class ChangingCause(ResourceCause):
         kwargs.update(reason=self.reason, old=self.old, new=self.new, diff=self.diff)
         return kwargs
 
-    def kwargs_for(self, handler: 'Handler', state: 'HandlerState | None' = None) -> dict[str, Any]:
-        kwargs = ResourceCause.kwargs_for(self, handler, state)
+    def all_kwargs(self, handler: 'Handler', state: 'HandlerState | None' = None) -> dict[str, Any]:
+        kwargs = ResourceCause.all_kwargs(self, handler, state)
         field = getattr(handler, 'field', None)
         if field:
-            kwargs.update(
-                old=resolve(self.old, field, None),
-                new=resolve(self.new, field, None),
-                diff=reduce(self.diff, field),
-            )
+            kwargs.update(self._reduce_to(field))
             kwargs.update(self.indices)
         return kwargs
 
+    def pick_kwargs(
+            self, names: tuple[str, ...], handler: 'Handler', state: 'HandlerState | None' = None,
+    ) -> dict[str, Any]:
+        kwargs = ResourceCause.pick_kwargs(self, names, handler, state)
+        field = getattr(handler, 'field', None)
+        if field and not _CHANGES.isdisjoint(names):
+            reduced = self._reduce_to(field)
+            kwargs.update({name: reduced[name] for name in names if name in reduced and name not in self.indices})
+        return kwargs
+
+    def _reduce_to(self, field: FieldPath) -> dict[str, Any]:
+        return {
+            'old': resolve(self.old, field, None),
+            'new': resolve(self.new, field, None),
+            'diff': reduce(self.diff, field),
+        }
+
     def narrowed(self, field: FieldPath) -> 'ChangingCause':
         """Give the same for those who are to see this field only: the sub-handlers of a handler of the field."""
-        return dataclasses.replace(
-            self, within=self.within + field,
-            old=resolve(self.old, field, None), new=resolve(self.new, field, None), diff=reduce(self.diff, field))
+        return dataclasses.replace(self, within=self.within + field, **self._reduce_to(field))
 
     def reduced_diff(self, handler: 'ResourceHandler') -> Diff:
         return reduce(self.diff, handler.field) if handler.field else self.diff
@@ -221,12 +305,20 @@ class WebhookCause(ResourceCause):
     new: Body | None = None
     diff: Diff | None = None
 
+    GETTERS = {
+        **ResourceCause.GETTERS,
+        **{name: attrgetter(name) for name in (
+            'dryrun', 'headers', 'sslpeer', 'userinfo', 'warnings', 'operation', 'subresource', 'old', 'new', 'diff')},
+        # Subresources often come as objects without names: e.g. the options of `kubectl exec` into a pod.
+        'name': lambda cause: cause.body.metadata.name or cause.name,
+        'namespace': lambda cause: cause.body.metadata.namespace or cause.namespace,
+    }
+
     def _build(self) -> dict[str, Any]:
         kwargs = ResourceCause._build(self)
         kwargs.update(dryrun=self.dryrun, headers=self.headers, sslpeer=self.sslpeer, userinfo=self.userinfo,
                       warnings=self.warnings, operation=self.operation, subresource=self.subresource,
                       old=self.old, new=self.new, diff=self.diff)
-        # Subresources often come as objects without names: e.g. the options of `kubectl exec` into a pod.
         kwargs['name'] = kwargs['name'] or self.name
         kwargs['namespace'] = kwargs['namespace'] or self.namespace
         return kwargs
@@ -239,6 +331,11 @@ class ConversionCause(ResourceCause):
     to_version: str
     headers: Mapping[str, str]
     sslpeer: Mapping[str, Any]
+
+    GETTERS = {
+        **ResourceCause.GETTERS,
+        **{name: attrgetter(name) for name in ('from_version', 'to_version', 'headers', 'sslpeer')},
+    }
 
     def _build(self) -> dict[str, Any]:
         kwargs = ResourceCause._build(self)

@@ -262,10 +262,10 @@ def _check_options(name: str, shape: type[Any], options: Mapping[str, Any]) -> d
     return dict(options)
 
 
-def _check_callback(name: str, option: str, fn: Any) -> None:
+def _check_callback(name: str, option: str, fn: Any, positional: int = 0) -> None:
     if is_async_fn(fn):
         raise TypeError(f"@kopf.on.{name}: {option}= must not be an async function: its result is needed at once.")
-    mistakes.check_callback(name, option, fn)
+    mistakes.check_callback(name, option, fn, positional)
 
 
 def _check_filters(name: str, given: Mapping[str, Any]) -> None:
@@ -283,11 +283,12 @@ def _check_filters(name: str, given: Mapping[str, Any]) -> None:
             if not isinstance(value, str | MetaFilterToken) and not callable(value):
                 raise TypeError(f"@kopf.on.{name}: {option}={{{key!r}: {value!r}}} never matches: "
                                 f"the values of {option} are strings.")
-            _check_callback(name, option, value)
+            _check_callback(name, option, value, positional=1)
     if given.get('when') is not None and not callable(given['when']):
         raise TypeError(f"@kopf.on.{name}: when= must be a function, not {given['when']!r}.")
-    for option in ('when', 'value', 'old', 'new'):
-        _check_callback(name, option, given.get(option))
+    _check_callback(name, 'when', given.get('when'))
+    for option in ('value', 'old', 'new'):
+        _check_callback(name, option, given.get(option), positional=1)
     if '' in parse_field(given.get('field')):
         raise ValueError(f"@kopf.on.{name}: field={given['field']!r} names no field.")
     valued = [option for option in ('value', 'old', 'new') if given.get(option) is not None]

@@ -5,7 +5,7 @@ Which handlers match an object and what has happened to it.
 handler prematches is none of the operator's business: nothing is stored on it, nothing is logged. `match` also looks at
 the reason and at what has changed. Specified in the documentation's "Filtering".
 """
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from kopf._cogs.structs.dicts import resolve
@@ -15,7 +15,6 @@ from kopf._core.intents.handlers import ChangingHandler, ResourceHandler
 
 _ABSENT = object()
 
-Kwargs = Callable[[], dict[str, Any]]
 HandlerT = TypeVar('HandlerT', bound=ResourceHandler)
 
 
@@ -23,19 +22,11 @@ def prematch(handler: ResourceHandler, cause: ResourceCause) -> bool:
     """Tell whether the object is of those that the handler is for, whatever happens to it."""
     if is_unconditional(handler):
         return True
-    kwargs: dict[str, Any] | None = None
-
-    def get_kwargs() -> dict[str, Any]:
-        nonlocal kwargs
-        if kwargs is None:
-            kwargs = cause.kwargs_for(handler)
-        return kwargs
-
     return (
-        _match_mapping(handler.labels, cause.body.metadata.labels, get_kwargs)
-        and _match_mapping(handler.annotations, cause.body.metadata.annotations, get_kwargs)
-        and (handler.field is None or _match_field(handler, cause, get_kwargs))
-        and (handler.when is None or bool(handler.when(**get_kwargs())))
+        _match_mapping(handler.labels, cause.body.metadata.labels, handler, cause)
+        and _match_mapping(handler.annotations, cause.body.metadata.annotations, handler, cause)
+        and (handler.field is None or _match_field(handler, cause))
+        and (handler.when is None or bool(handler.when(**cause.kwargs_of_callback(handler.when, handler))))
     )
 
 
@@ -72,38 +63,40 @@ def deduplicate(handlers: Iterable[HandlerT]) -> Iterator[HandlerT]:
             yield handler
 
 
-def _match_mapping(pattern: Mapping[str, Any] | None, content: Mapping[str, Any], kwargs: Kwargs) -> bool:
+def _match_mapping(
+        pattern: Mapping[str, Any] | None, content: Mapping[str, Any], handler: ResourceHandler, cause: ResourceCause,
+) -> bool:
     if not pattern:
         return True
-    return all(_match_value(value, content.get(key, _ABSENT), kwargs) for key, value in pattern.items())
+    return all(_match_value(value, content.get(key, _ABSENT), handler, cause) for key, value in pattern.items())
 
 
-def _match_field(handler: ResourceHandler, cause: ResourceCause, kwargs: Kwargs) -> bool:
+def _match_field(handler: ResourceHandler, cause: ResourceCause) -> bool:
     if isinstance(handler, ChangingHandler) and handler.needs_change and isinstance(cause, ChangingCause):
         # Without any value the object is matched as a whole: how the field is affected is a matter of the change.
         return handler.value is None or any(
-            _match_value(handler.value, resolve(essence, handler.field, _ABSENT), kwargs)
+            _match_value(handler.value, resolve(essence, handler.field, _ABSENT), handler, cause)
             for essence in (cause.old, cause.new))
     pattern = MetaFilterToken.PRESENT if handler.value is None else handler.value
     field = handler.field or ()
     if isinstance(cause, ChangingCause):
         field = cause.within + field
-    return _match_value(pattern, resolve(cause.body, field, _ABSENT), kwargs)
+    return _match_value(pattern, resolve(cause.body, field, _ABSENT), handler, cause)
 
 
 def _match_transition(handler: ChangingHandler, cause: ChangingCause) -> bool:
     """Tell whether the field was and has become what the handler asks for."""
     return all(
-        pattern is None or _match_value(
-            pattern, resolve(essence, handler.field, _ABSENT), lambda: cause.kwargs_for(handler))
+        pattern is None or _match_value(pattern, resolve(essence, handler.field, _ABSENT), handler, cause)
         for pattern, essence in ((handler.old, cause.old), (handler.new, cause.new)))
 
 
-def _match_value(pattern: Any, content: Any, kwargs: Kwargs) -> bool:
+def _match_value(pattern: Any, content: Any, handler: ResourceHandler, cause: ResourceCause) -> bool:
     if pattern is MetaFilterToken.PRESENT:
         return content is not _ABSENT and content is not None
     if pattern is MetaFilterToken.ABSENT:
         return content is _ABSENT or content is None
     if callable(pattern):
-        return bool(pattern(None if content is _ABSENT else content, **kwargs()))
+        kwargs = cause.kwargs_of_callback(pattern, handler, positional=1)
+        return bool(pattern(None if content is _ABSENT else content, **kwargs))
     return bool(content is not _ABSENT and content == pattern)

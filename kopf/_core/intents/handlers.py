@@ -5,13 +5,13 @@ They are data: how they are matched is in `filters`, how they are kept is in `re
 """
 import dataclasses
 import enum
-from collections.abc import Collection
-from typing import ClassVar
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 from kopf._cogs.structs.dicts import FieldPath
 from kopf._cogs.structs.references import Selector
 from kopf._core.actions.execution import Handler
-from kopf._core.intents.callbacks import DelayFn, MetaFilter, ValueFilter, WhenFilterFn
+from kopf._core.intents.callbacks import DelayFn, MetaFilter, ValueFilter, WhenFilterFn, read_names
 from kopf._core.intents.causes import Activity, Reason
 
 
@@ -32,6 +32,12 @@ class ResourceHandler(Handler):
     when: WhenFilterFn | None = None
     field: FieldPath | None = None
     value: ValueFilter = None
+    callback_names: Mapping[tuple[int, int], tuple[str, ...]] = dataclasses.field(init=False)
+    """
+    The arguments that the callbacks take, except for callbacks that take any.
+
+    The keys are the identity of the callback and the number of its positional arguments: it can be used for both.
+    """
 
     modifies: ClassVar[bool] = False
     """Whether the framework itself patches the objects for this kind of handlers."""
@@ -41,6 +47,25 @@ class ResourceHandler(Handler):
     """Whether the field is a part of the id."""
     exclusive: ClassVar[bool] = True
     """Whether of several functions with the same id only one is called for an object."""
+    callback_options: ClassVar[Sequence[str]] = ('value',)
+    """The options that can be callbacks of a value, besides those of labels and annotations."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = {(id(fn), positional): read_names(fn, positional) for _, fn, positional in self.iter_callbacks()}
+        object.__setattr__(self, 'callback_names', {key: each for key, each in names.items() if each is not None})
+
+    def iter_callbacks(self) -> Iterator[tuple[str, Callable[..., Any], int]]:
+        """Yield the option, the callback, and how many arguments it gets by their positions, before the kwargs."""
+        for option in ('labels', 'annotations'):
+            for value in (getattr(self, option) or {}).values():
+                if callable(value):
+                    yield option, value, 1
+        for option in self.callback_options:
+            if callable(value := getattr(self, option)):
+                yield option, value, 1
+        if self.when is not None:
+            yield 'when', self.when, 0
 
 
 class WatchingHandler(ResourceHandler):
@@ -75,6 +100,7 @@ class ChangingHandler(ResourceHandler):
     new: ValueFilter = None
 
     modifies = True
+    callback_options = ('value', 'old', 'new')
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -84,6 +110,11 @@ class SpawningHandler(ResourceHandler):
     initial_delay: float | DelayFn | None = None
 
     modifies = True
+
+    def iter_callbacks(self) -> Iterator[tuple[str, Callable[..., Any], int]]:
+        yield from super().iter_callbacks()
+        if callable(self.initial_delay):
+            yield 'initial_delay', self.initial_delay, 0
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)

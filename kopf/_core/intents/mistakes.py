@@ -1,6 +1,7 @@
 """
 Mistakes in what users declare, found before anything is run: by the decorators, or when the operator starts.
 
+Functions take the arguments that they name, and ``**kwargs`` is for all others: only what does not exist is a mistake.
 Each would otherwise be found by the first object that comes, as a traceback of a call that is not in the user's code,
 again and again; or never. The texts say what is wrong, where it is, and what to write instead.
 """
@@ -11,7 +12,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from kopf._cogs.helpers.explanations import ExplainedError
-from kopf._core.actions.invocation import is_marked
+from kopf._core.actions.invocation import get_parameters, is_marked, read_arguments
+from kopf._core.intents import causes
+from kopf._core.intents.callbacks import iter_parts
 from kopf._core.intents.handlers import (
     ActivityHandler,
     ChangingHandler,
@@ -23,20 +26,18 @@ from kopf._core.intents.handlers import (
 )
 from kopf._core.intents.registries import OperatorRegistry
 
-_BASIC = frozenset({'logger', 'memo', 'param', 'retry', 'started', 'runtime'})
-_OBJECT = _BASIC | {
-    'resource', 'patch', 'body', 'spec', 'meta', 'status', 'uid', 'name', 'namespace', 'labels', 'annotations'}
+_CAUSES: Mapping[type[Any], type[causes.Cause]] = {
+    ActivityHandler: causes.ActivityCause,
+    WatchingHandler: causes.WatchingCause,
+    SpawningHandler: causes.DaemonCause,
+    ChangingHandler: causes.ChangingCause,
+    WebhookHandler: causes.WebhookCause,
+    ConversionHandler: causes.ConversionCause,
+    ResourceHandler: causes.IndexingCause,
+}
 
 PROVIDED: Mapping[type[Any], frozenset[str]] = {
-    ActivityHandler: _BASIC | {'settings', 'activity'},
-    WatchingHandler: _OBJECT | {'event', 'type'},
-    SpawningHandler: _OBJECT | {'stopped'},
-    ChangingHandler: _OBJECT | {'reason', 'old', 'new', 'diff'},
-    WebhookHandler: _OBJECT | {
-        'dryrun', 'headers', 'sslpeer', 'userinfo', 'warnings', 'operation', 'subresource', 'old', 'new', 'diff'},
-    ConversionHandler: _OBJECT | {'from_version', 'to_version', 'headers', 'sslpeer'},
-    ResourceHandler: _OBJECT,
-}
+    cls: frozenset({'param', *causes.ATTEMPT_GETTERS, *cause.GETTERS}) for cls, cause in _CAUSES.items()}
 """What handlers are given, by their classes: the first one that fits. Besides it, all are given the indices."""
 
 
@@ -62,13 +63,21 @@ def check_handler(name: str, fn: Any) -> None:
     if lonely := [key for key, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_ONLY]:
         raise TypeError(f"@kopf.on.{name}: {describe(fn)} takes {lonely[0]!r} by its position, but handlers "
                         f"are called with keyword arguments. Remove the slash from its parameters.")
-    _check_openness(f"@kopf.on.{name}: {describe(fn)}", parameters)
 
 
-def check_callback(name: str, option: str, fn: Any) -> None:
-    """Raise `TypeError` if the function can't be used for this option of the decorator."""
-    if callable(fn):
-        _check_openness(f"@kopf.on.{name}: {describe(fn)} of {option}=", _get_parameters(fn))
+def check_callback(name: str, option: str, fn: Any, positional: int) -> None:
+    """Raise `TypeError` if the function can't be called for this option of the decorator: with a value, or without."""
+    for part in iter_parts(fn) if callable(fn) else ():
+        parameters = _get_parameters(part)
+        lonely = [key for key, each in parameters.items()
+                  if each.kind is each.POSITIONAL_ONLY and each.default is each.empty]
+        if lonely[positional:]:
+            raise TypeError(f"@kopf.on.{name}: {describe(part)} of {option}= takes {lonely[positional]!r} by its "
+                            f"position, but it is called with keyword arguments. Remove the slash from its parameters.")
+        if positional and not any(each.kind in _POSITIONAL for each in parameters.values()):
+            raise TypeError(f"@kopf.on.{name}: {describe(part)} of {option}= takes no value: it is called with the "
+                            f"value first, then with keyword arguments. Add it to the parameters: "
+                            f"({', '.join(['value', *map(str, parameters.values())])})")
 
 
 def is_bare(fn: object) -> bool:
@@ -81,9 +90,10 @@ def is_bare(fn: object) -> bool:
         return False
     parameters = _get_parameters(fn)
     needed = [key for key, parameter in parameters.items() if parameter.default is parameter.empty
-              and parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
-    is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return is_open and (len(needed) != 1 or needed[0] in PROVIDED[ResourceHandler] - {'resource'})
+              and parameter.kind in _POSITIONAL and parameter.kind is not parameter.VAR_POSITIONAL]
+    if not needed:
+        return not any(parameter.kind in _POSITIONAL for parameter in parameters.values())
+    return len(needed) != 1 or needed[0] in frozenset().union(*PROVIDED.values()) - {'resource'}
 
 
 def explain_bare(name: str, fn: object, example: str) -> str:
@@ -99,23 +109,50 @@ def check_registry(registry: OperatorRegistry) -> None:
     """
     indices = {handler.id for handler in registry.indexing}
     problems = [text for handler in [*registry.activities, *registry.iter_resource_handlers()]
-                if (text := _find_missing(handler, indices))]
+                for text in find_missing(handler, indices)]
     if problems:
         raise DeclarationError(' '.join(dict.fromkeys(problems)))
 
 
-def _find_missing(handler: Any, indices: Collection[str]) -> str | None:
+def find_missing(handler: Any, indices: Collection[str]) -> Iterator[str]:
+    """Yield the explanation for each function of the handler that asks for what it is not given."""
     provided = next(names for cls, names in PROVIDED.items() if isinstance(handler, cls))
-    missing = [key for key, parameter in _get_parameters(handler.fn).items()
-               if parameter.default is parameter.empty and key not in provided and key not in indices
-               and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)]
-    if not missing:
+    if (name := _find_first(handler.fn, 0, provided, indices)) is not None:
+        yield (f"{handler} ({locate(handler.fn)}) asks for {name!r}, which it is not given. "
+               f"{_explain_missing(name, provided, indices)}")
+    for option, callback, positional in handler.iter_callbacks() if isinstance(handler, ResourceHandler) else ():
+        known = provided if option == 'initial_delay' else provided - _ONLY_OF_HANDLERS
+        for fn in iter_parts(callback):
+            what = f"{option}= of {handler} ({locate(fn)})"
+            if (name := _find_first(fn, positional, known, indices)) is not None:
+                yield f"{what} asks for {name!r}, which it is not given. {_explain_missing(name, known, indices)}"
+            elif positional and (name := _find_clash(fn, {*known, *indices})) is not None:
+                yield f"{what} takes its value as {name!r}, which is the name of an argument: give it another name."
+
+
+_ONLY_OF_HANDLERS = frozenset({*causes.ATTEMPT_GETTERS, 'stopped'})
+
+
+def _find_first(fn: Any, positional: int, provided: Collection[str], indices: Collection[str]) -> str | None:
+    required = read_arguments(fn, positional).required
+    return next((name for name in required if name not in provided and name not in indices), None)
+
+
+def _find_clash(fn: Any, provided: Collection[str]) -> str | None:
+    """Return the name of the callback's value if it is given an argument of this name, too."""
+    if read_arguments(fn).names is not None:
         return None
-    others = sorted({_NAMES[cls] for cls, names in PROVIDED.items() if missing[0] in names and cls in _NAMES})
-    remedy = (f"It is given to: {', '.join(others)}." if others else
-              f"There is no such argument, and no index of this name. {suggest(missing[0], {*provided, *indices})}"
-              f"There are: {', '.join(sorted(provided))}.")
-    return f"{handler} ({locate(handler.fn)}) asks for {missing[0]!r}, which it is not given. {remedy}"
+    first = next(iter(_get_parameters(fn).values()))
+    return first.name if first.kind is first.POSITIONAL_OR_KEYWORD and first.name in provided else None
+
+
+def _explain_missing(name: str, provided: Collection[str], indices: Collection[str]) -> str:
+    if name in _ONLY_OF_HANDLERS and name not in provided:
+        return "It is given only to the handlers themselves, not to their filters."
+    if others := sorted({_NAMES[cls] for cls, names in PROVIDED.items() if name in names and cls in _NAMES}):
+        return f"It is given to: {', '.join(others)}."
+    return (f"There is no such argument, and no index of this name. {suggest(name, {*provided, *indices}, '')}"
+            f"There are: {', '.join(sorted(provided))}.")
 
 
 _NAMES: Mapping[type[Any], str] = {
@@ -143,12 +180,12 @@ def find_namesake(handlers: Iterator[Any], new: ResourceHandler) -> ResourceHand
                  if old.fn is not new.fn and key(old) == key(new) and file_of(old) == file_of(new)), None)
 
 
-def suggest(option: str, allowed: Collection[str]) -> str:
+def suggest(option: str, allowed: Collection[str], suffix: str = '=') -> str:
     """Name the option that is meant, if there is one with nearly the same name."""
     import difflib
     found = difflib.get_close_matches(option, allowed)
     best = max(found, key=lambda name: len(os.path.commonprefix([option, name])), default=None)
-    return f"Did you mean {best}=? " if best else ''
+    return f"Did you mean {best}{suffix}? " if best else ''
 
 
 def describe(fn: object) -> str:
@@ -166,15 +203,13 @@ def locate(fn: Any) -> str:
 
 
 def _get_parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    try:
-        # Not of what is wrapped: the wrapper decides what is passed to it.
-        return inspect.signature(fn, follow_wrapped=False).parameters
-    except (ValueError, TypeError):  # of those that are written in C
-        return {'kwargs': inspect.Parameter('kwargs', inspect.Parameter.VAR_KEYWORD)}
+    parameters = get_parameters(fn)
+    return _ANY_PARAMETERS if parameters is None else parameters
 
 
-def _check_openness(what: str, parameters: Mapping[str, inspect.Parameter]) -> None:
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        texts = [key for key, parameter in parameters.items() if parameter.kind is not parameter.VAR_POSITIONAL]
-        raise TypeError(f"{what} must take any keyword arguments, for there are more than it names, and new ones can "
-                        f"come. Add **_ to its parameters: ({', '.join([*texts, '**_'])})")
+_ANY_PARAMETERS = {
+    'args': inspect.Parameter('args', inspect.Parameter.VAR_POSITIONAL),
+    'kwargs': inspect.Parameter('kwargs', inspect.Parameter.VAR_KEYWORD),
+}
+_POSITIONAL = (
+    inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)

@@ -2,12 +2,14 @@
 import asyncio
 import contextvars
 import functools
+import inspect
 import threading
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from unittest import mock
 
 import pytest
 
-from kopf._core.actions.invocation import invoke, is_async_fn
+from kopf._core.actions.invocation import invoke, is_async_fn, read_arguments
 
 var = contextvars.ContextVar('var')
 
@@ -146,3 +148,76 @@ async def test_cancellation_does_not_wait_for_the_thread(executor):
         with pytest.raises(asyncio.CancelledError):
             await task
     release.set()
+
+
+class Callable:
+    def __init__(self, spec=None, *, name=None): ...
+
+    def __call__(self, spec, name=None, *, logger): ...
+
+    def method(self, spec, **_): ...
+
+    @staticmethod
+    def static(spec, name): ...
+
+    @classmethod
+    def of_class(cls, spec, name): ...
+
+
+def named(spec, name=None, *, logger, memo=None): ...
+
+
+def valued(value, /, spec): ...
+
+
+@functools.wraps(named)
+def wrapper(body, **kwargs): ...
+
+
+@functools.wraps(named)
+def closed(body): ...
+
+
+def signed(*args, **kwargs): ...
+
+
+signed.__signature__ = inspect.signature(named)
+
+
+@pytest.mark.parametrize('fn, names, required', [
+    (lambda: None, (), ()),
+    (lambda *args: None, (), ()),
+    (lambda **_: None, None, ()),
+    (lambda spec, **_: None, None, ('spec',)),
+    (named, ('spec', 'name', 'logger', 'memo'), ('spec', 'logger')),
+    (valued, ('spec',), ('spec',)),
+    (signed, ('spec', 'name', 'logger', 'memo'), ('spec', 'logger')),
+    (mock.create_autospec(named), ('spec', 'name', 'logger', 'memo'), ('spec', 'logger')),
+    (wrapper, None, ('body',)),
+    (closed, ('body',), ('body',)),
+    (functools.partial(named, 1), ('name', 'logger', 'memo'), ('logger',)),
+    (functools.partial(named, logger=1), ('spec', 'name', 'logger', 'memo'), ('spec',)),
+    (Callable, ('spec', 'name'), ()),
+    (Callable(), ('spec', 'name', 'logger'), ('spec', 'logger')),
+    (Callable().method, None, ('spec',)),
+    (Callable().of_class, ('spec', 'name'), ('spec', 'name')),
+    (Callable.__dict__['static'], ('spec', 'name'), ('spec', 'name')),
+    (functools.lru_cache(Callable.static), ('spec', 'name'), ('spec', 'name')),
+    (mock.Mock(), None, ()),
+    (mock.MagicMock(spec=named), None, ()),
+    (mock.AsyncMock(), None, ()),
+    (print, ('sep', 'end', 'file', 'flush'), ()),
+    (str.isdigit, (), ()),
+    (bool, None, ()),  # it is written in C, and does not say what it takes
+])
+def test_arguments_are_read_from_signatures(fn, names, required):
+    assert read_arguments(fn) == (names, required)
+
+
+def test_positional_arguments_are_not_passed_by_name():
+    assert read_arguments(named, 1) == (('name', 'logger', 'memo'), ('logger',))
+    assert read_arguments(functools.partial(named), 1) == (('name', 'logger', 'memo'), ('logger',))
+    assert read_arguments(functools.partial(valued), 1) == (('spec',), ('spec',))
+    assert read_arguments(valued, 1) == (('spec',), ('spec',))
+    assert read_arguments(lambda *args, spec: None, 1) == (('spec',), ('spec',))
+    assert read_arguments(lambda value=1, spec=2: None, 1) == (('spec',), ())

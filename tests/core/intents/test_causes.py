@@ -13,12 +13,14 @@ from kopf._core.intents.causes import (
     Activity,
     ActivityCause,
     ChangingCause,
+    ConversionCause,
     DaemonCause,
     Identity,
     IndexingCause,
     Reason,
     SpawningCause,
     WatchingCause,
+    WebhookCause,
 )
 from kopf._core.intents.handlers import ChangingHandler, ResourceHandler
 
@@ -54,6 +56,48 @@ def handler(cls=ResourceHandler, **options):
 def test_names(cause, names):
     assert set(cause.kwargs_for(handler(), STATE)) == names
     assert names - set(cause.kwargs_for(handler())) == {'retry', 'started', 'runtime'}  # filters have no attempts
+
+
+CAUSES = [
+    make(ActivityCause, activity=Activity.STARTUP, settings=kopf.OperatorSettings()),
+    make(WatchingCause, event={'type': None, 'object': RAW}),
+    make(IndexingCause, indices={'idx': object(), 'spec': object()}),
+    make(DaemonCause, stopped=object(), identity=Identity('uid2', 'y', None)),
+    make(ChangingCause, reason=Reason.UPDATE, old={'a': {'b': 1}}, new={'a': {'b': 2}}, diff=diff({'a': {'b': 1}},
+                                                                                               {'a': {'b': 2}})),
+    make(WebhookCause, dryrun=True, reason=None, webhook=None, headers={}, sslpeer={}, userinfo={'u': 1}, warnings=[],
+         operation='CONNECT', subresource='exec', name='other', namespace='elsewhere'),
+    make(WebhookCause, dryrun=True, reason=None, webhook=None, headers={}, sslpeer={}, userinfo={}, warnings=[],
+         operation='CONNECT', subresource='exec', name='other', namespace='elsewhere', body=Body({})),
+    make(ConversionCause, from_version='v1', to_version='v2', headers={}, sslpeer={}),
+]
+
+
+@pytest.mark.parametrize('field', [None, ('a',)], ids=['whole', 'field'])
+@pytest.mark.parametrize('cause', CAUSES, ids=lambda cause: type(cause).__name__)
+@pytest.mark.parametrize('state', [STATE, None], ids=['handler', 'filter'])
+def test_named_arguments_are_the_same_as_those_of_all(cause, field, state):
+    fn = handler(field=field, param='p')
+    everything = cause.all_kwargs(fn, state)
+    for name, value in everything.items():
+        picked = cause.pick_kwargs((name, 'nosuch'), fn, state)
+        assert picked.keys() == {name}
+        assert name == 'runtime' or picked[name] is value or picked[name] == value
+    assert cause.pick_kwargs(tuple(everything), fn, state).keys() == everything.keys()
+    assert cause.pick_kwargs(('retry',), fn, state) == ({} if state is None else {'retry': 3})
+
+
+def test_only_the_arguments_that_a_function_names_are_made():
+    class Unreadable:
+        metadata = property(lambda _: pytest.fail("It is not asked for."))
+        spec = status = metadata
+
+    cause = make(ChangingCause, body=Unreadable(), reason=Reason.UPDATE)
+    def named(reason, patch, nosuch=None): ...
+    fn = ChangingHandler(id='fn', fn=named, when=lambda diff: True, value=lambda value, param: True, field=('a',))
+    assert cause.kwargs_for(fn, STATE) == {'reason': Reason.UPDATE, 'patch': cause.patch}
+    assert cause.kwargs_of_callback(fn.when, fn) == {'diff': ()}
+    assert cause.kwargs_of_callback(fn.value, fn, positional=1) == {'param': None}
 
 
 def test_the_object():

@@ -1,6 +1,8 @@
 """What handlers are said to be given is what they are given; functions are judged by what they can be called with."""
 import functools
 import logging
+import re
+from unittest import mock
 
 import pytest
 
@@ -56,12 +58,13 @@ class Callable:
 
 
 @pytest.mark.parametrize('fn', [
-    plain, lambda **_: None, functools.partial(lambda x, **_: None, 1), wrapper, Callable(), Callable().method, dict])
+    plain, lambda: None, lambda resource: None, mock.Mock(spec=plain), lambda **_: None,
+    functools.partial(lambda x, **_: None, 1), wrapper, Callable(), Callable().method, dict])
 def test_functions_that_can_be_handlers(fn):
     mistakes.check_handler('create', fn)
 
 
-@pytest.mark.parametrize('fn', [resource_predicate, Callable.method, 'text', None, lambda spec, /, **_: None])
+@pytest.mark.parametrize('fn', [Callable.method, 'text', None, lambda spec, /, **_: None, lambda spec, /: None])
 def test_functions_that_cannot(fn):
     with pytest.raises(TypeError):
         mistakes.check_handler('create', fn)
@@ -71,6 +74,13 @@ def test_predicates_are_not_taken_for_handlers():
     assert mistakes.is_bare(plain)
     assert mistakes.is_bare(lambda spec, name, **_: None)
     assert mistakes.is_bare(lambda **_: None)
+    assert mistakes.is_bare(lambda: None)
+    assert mistakes.is_bare(lambda spec: None)
+    assert mistakes.is_bare(lambda event: None)
+    assert mistakes.is_bare(lambda spec, name: None)
+    assert not mistakes.is_bare(lambda *args: None)
+    assert not mistakes.is_bare(lambda any_resource, /: None)
+    assert not mistakes.is_bare(lambda any_resource=None: None)
     assert not mistakes.is_bare(resource_predicate)
     assert not mistakes.is_bare(open_predicate)
     assert not mistakes.is_bare(Callable())
@@ -86,9 +96,59 @@ def test_indices_are_given_to_all():
     mistakes.check_registry(registry)
 
 
+@pytest.mark.parametrize('options, message', [
+    ({'when': lambda obj: True}, "when= of Handler 'x' (...) asks for 'obj', which it is not given. There is no such "
+                                 "argument, and no index of this name. There are: annotations, body, diff, "),
+    ({'when': lambda specs, **_: True}, "when= of Handler 'x' (...) asks for 'specs', ... Did you mean spec? There "),
+    ({'when': kopf.not_(kopf.all_([lambda: 1, lambda specs: 1]))}, "when= of Handler 'x' (...) asks for 'specs', "),
+    ({'when': lambda retry: True}, "when= of Handler 'x' (...) asks for 'retry', which it is not given. "
+                                   "It is given only to the handlers themselves, not to their filters."),
+    ({'when': lambda stopped: True}, "It is given only to the handlers themselves, not to their filters."),
+    ({'when': lambda event: True}, "asks for 'event', which it is not given. It is given to: @kopf.on.event."),
+    ({'labels': {'x': lambda value, nosuch: True}}, "labels= of Handler 'x' (...) asks for 'nosuch', "),
+    ({'annotations': {'x': lambda value, nosuch: True}}, "annotations= of Handler 'x' (...) asks for 'nosuch', "),
+    ({'value': lambda value, nosuch: True, 'field': 'spec'}, "value= of Handler 'x/spec' (...) asks for 'nosuch', "),
+    ({'old': lambda value, nosuch: True, 'field': 'spec'}, "old= of Handler 'x/spec' (...) asks for 'nosuch', "),
+    ({'new': lambda value, nosuch: True, 'field': 'spec'}, "new= of Handler 'x/spec' (...) asks for 'nosuch', "),
+    ({'labels': {'x': lambda name, **_: True}}, "labels= of Handler 'x' (...) takes its value as 'name', which is the "
+                                                "name of an argument: give it another name."),
+])
+def test_callbacks_that_ask_for_what_there_is_not(options, message):
+    registry = kopf.OperatorRegistry()
+    kopf.on.update('kopfexamples', id='x', registry=registry, **options)(lambda: None)
+    pattern = '.*'.join(re.escape(part) for part in message.split('...'))
+    with pytest.raises(mistakes.DeclarationError, match=pattern):
+        mistakes.check_registry(registry)
+
+
+@pytest.mark.parametrize('options', [
+    {'when': lambda spec, pods, extra=1: True},
+    {'when': kopf.any_([lambda diff: True])},
+    {'labels': {'x': str.isdigit, 'y': bool, 'z': lambda name: True, 'a': lambda body, /, spec: True}},
+    {'value': lambda *args, param: True, 'field': 'spec'},
+    {'old': lambda body=None, *, spec: True, 'field': 'spec'},
+])
+def test_callbacks_that_get_what_they_name(options):
+    registry = kopf.OperatorRegistry()
+    kopf.index('pods', id='pods', registry=registry)(lambda: None)
+    kopf.on.update('kopfexamples', id='x', registry=registry, **options)(lambda: None)
+    mistakes.check_registry(registry)
+
+
+@pytest.mark.parametrize('options, message', [
+    ({'when': lambda spec, /: True}, "of when= takes 'spec' by its position"),
+    ({'labels': {'x': lambda value, spec, /: True}}, "of labels= takes 'spec' by its position"),
+    ({'annotations': {'x': lambda **_: True}}, "of annotations= takes no value.*: (value, **_)"),
+    ({'value': kopf.not_(lambda *, spec: True), 'field': 'x'}, "of value= takes no value.*: (value, spec)"),
+])
+def test_callbacks_that_cannot_be_called(options, message):
+    with pytest.raises(TypeError, match=message.replace('(', r'\(').replace('**', r'\*\*').replace(')', r'\)')):
+        kopf.on.create('kopfexamples', registry=kopf.OperatorRegistry(), **options)
+
+
 def test_optional_arguments_need_not_be_given():
     registry = kopf.OperatorRegistry()
-    kopf.on.create('kopfexamples', registry=registry)(lambda extra=None, **_: None)
+    kopf.on.create('kopfexamples', registry=registry)(lambda extra=None: None)
     mistakes.check_registry(registry)
 
 
