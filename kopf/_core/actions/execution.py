@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import enum
 import logging
+import math
 import os
 import pathlib
 from collections.abc import Awaitable, Callable
@@ -60,7 +61,8 @@ class TemporaryError(Exception):
     """
 
     def __init__(self, __msg: str | None = None, delay: float | None = DEFAULT_RETRY_DELAY) -> None:
-        if delay is not None and not isinstance(delay, int | float):
+        given: object = delay
+        if given is not None and (not isinstance(given, int | float) or math.isnan(given)):
             raise TypeError(f"kopf.TemporaryError: delay= must be a number of seconds, not {delay!r}.")
         super().__init__(__msg)
         self.delay = delay

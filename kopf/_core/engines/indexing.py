@@ -7,6 +7,7 @@ removed object has left is never mixed up with a successor, whichever comes firs
 """
 import collections
 import copy
+import datetime
 from collections.abc import Collection, Hashable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from typing import Any, Generic, TypeVar
 
@@ -19,6 +20,12 @@ from kopf._core.actions.progression import HandlerState
 from kopf._core.intents import filters
 from kopf._core.intents.causes import IndexingCause
 from kopf._core.intents.handlers import IndexingHandler
+
+MAX_ATTEMPTS_AT_ONCE = 5
+"""How many attempts of functions that ask for no delay follow each other at once."""
+
+MIN_PAUSE, MAX_PAUSE = 0.1, 10.0
+"""The pauses between the next ones: they grow twofold (in seconds). An event of the object ends a pause."""
 
 _K = TypeVar('_K')
 _V = TypeVar('_V')
@@ -167,14 +174,19 @@ class ResourceIndexing:
         for _, indexer, _ in self._groups:
             indexer.discard(obj)
 
-    async def index(self, obj: Hashable, cause: IndexingCause, excluded: dict[HandlerId, HandlerState]) -> None:
+    async def index(
+            self, obj: Hashable, cause: IndexingCause, excluded: dict[HandlerId, HandlerState], *, again: bool = False,
+    ) -> None:
         """
         Index the object anew in all the indices, except for those from which it is ``excluded`` by errors.
 
-        The exclusions are kept by the caller for as long as the object is there; they are changed here.
+        The exclusions are kept by the caller for as long as the object is there; they are changed here. If the same
+        state of the object is indexed ``again``, only those indices are looked at where it was excluded.
         """
         for id, indexer, group in self._groups:
             state = excluded.get(id)
+            if again and state is None:
+                continue
             if state is not None and not state.is_due(utcnow()):
                 continue
             try:
@@ -213,19 +225,22 @@ def make_rules(settings: ExecutionSettings) -> Execution:
 
 
 def get_retry_delay(excluded: Mapping[HandlerId, HandlerState]) -> float | None:
-    """
-    In how many seconds the first of the exclusions is over; ``None`` if there is nothing to wait for.
+    """Return in how many seconds the first of the exclusions is over; ``None`` if there is nothing to wait for."""
+    now = utcnow()
+    return min((_get_delay(state, now) for state in excluded.values() if not state.finished), default=None)
 
-    Those without a delay wait for the next event: the function is not to be called again and again.
-    """
-    moments = [state.delayed for state in excluded.values() if state.delayed is not None]
-    if not moments:
-        return None
-    return max(0.0, (min(moments) - utcnow()).total_seconds())
+
+def _get_delay(state: HandlerState, now: datetime.datetime) -> float:
+    if state.delayed is not None:
+        return max(0.0, (state.delayed - now).total_seconds())
+    # Without a delay, it is tried again at once; but what fails again and again must not keep the operator busy.
+    excess = state.retries - MAX_ATTEMPTS_AT_ONCE
+    return 0.0 if excess < 0 else min(MAX_PAUSE, MIN_PAUSE * 2 ** min(excess, 99))
 
 
 def _exclude(state: HandlerState, outcome: Outcome) -> HandlerState:
-    return state.with_outcome(outcome._replace(delay=outcome.delay or None), utcnow())
+    delay = outcome.delay if outcome.delay is not None and outcome.delay > 0 else None
+    return state.with_outcome(outcome._replace(delay=delay), utcnow())
 
 
 def _pick(group: Sequence[IndexingHandler], cause: IndexingCause) -> IndexingHandler | None:

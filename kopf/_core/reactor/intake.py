@@ -241,7 +241,7 @@ class Intake(ObjectSink):
         """Index the object until there is nothing new about it."""
         try:
             if state.event is None and state.retried is not None:
-                await self._index(record, state, state.retried)
+                await self._index(record, state, state.retried, again=True)
             while (event := state.event) is not None:
                 state.event, listed_since = None, state.listed_since
                 if event['type'] == 'DELETED':
@@ -257,17 +257,26 @@ class Intake(ObjectSink):
             if not state.excluded and record.indexing is state:
                 record.indexing = None
 
-    async def _index(self, record: ObjectRecord, state: IndexingState, event: RawEvent) -> None:
+    async def _index(
+            self, record: ObjectRecord, state: IndexingState, event: RawEvent, *, again: bool = False,
+    ) -> None:
+        """Index the object; again at once if a function asks for that, as the handlers of the object are to see it."""
         state.cancel_timer()
         body = Body(event['object'])
-        await self._indexing.index(record, IndexingCause(
+        cause = IndexingCause(
             logger=LocalObjectLogger(body=body, settings=self._settings), memo=record.get_memo(self._copy_memo),
-            indices=self._indices, resource=self._resource, body=body, patch=Patch()), state.excluded)
-        if state.excluded and record.indexing is state:
+            indices=self._indices, resource=self._resource, body=body, patch=Patch())
+        await self._indexing.index(record, cause, state.excluded, again=again)
+        while state.excluded and record.indexing is state:
             delay = get_retry_delay(state.excluded)
-            if delay is not None:
+            if delay is None:
+                return
+            if delay or state.event is not None:
                 state.retried = event
                 state.timer = asyncio.get_running_loop().call_later(delay, self._retry, record, state)
+                return
+            await asyncio.sleep(0)
+            await self._indexing.index(record, cause, state.excluded, again=True)
 
     def _retry(self, record: ObjectRecord, state: IndexingState) -> None:
         state.timer = None

@@ -280,3 +280,9 @@ def test_error_texts():
     assert execution.describe_error(ValueError()) == 'ValueError()'
     assert execution.describe_error(ValueError(None)) == 'ValueError()'
     assert kopf.TemporaryError('boo').delay == 60
+
+
+@pytest.mark.parametrize('delay', ['60', float('nan')])
+def test_delays_are_numbers(delay):
+    with pytest.raises(TypeError, match="delay= must be a number of seconds, not "):
+        kopf.TemporaryError('boo', delay=delay)

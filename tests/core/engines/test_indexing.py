@@ -171,14 +171,14 @@ class Bench:
         self.indexers = OperatorIndexers()
         self.excluded: dict[Any, Any] = {}
 
-    async def index(self, name: str = 'obj', **body: Any) -> None:
+    async def index(self, name: str = 'obj', *, again: bool = False, **body: Any) -> None:
         cause = IndexingCause(
             logger=logging.getLogger('kopf.objects'), memo=kopf.Memo(), indices=self.indexers.indices, resource=PODS,
             body=kopf.Body({'metadata': {'name': name}, **body}), patch=kopf.Patch())
         with concurrent.futures.ThreadPoolExecutor(1) as executor:
             rules = Execution(executor=executor, default_errors=ErrorsMode.IGNORED, default_backoff=60)
             await ResourceIndexing(list(self.registry.indexing), self.indexers, rules).index(
-                name, cause, self.excluded)
+                name, cause, self.excluded, again=again)
 
     def get(self, name: str) -> dict[Any, list[Any]]:
         return as_lists(self.indexers.indices[name])
@@ -349,18 +349,43 @@ async def test_temporary_errors_exclude_for_a_time(
     assert not bench.excluded
 
 
-@pytest.mark.parametrize('delay', [0, None])
-async def test_temporary_errors_without_delay_wait_for_the_next_event(bench: Bench, delay: Any) -> None:
+@pytest.mark.parametrize('delay', [0, None, -1])
+async def test_temporary_errors_without_delay_are_over_at_once(
+        bench: Bench, clock: Callable[[float], None], delay: Any) -> None:
     @kopf.index('pods', registry=bench.registry, id='fn')
-    async def fn(retry: int, **_: Any) -> Any:
-        if not retry:
+    async def fn(spec: Any, **_: Any) -> Any:
+        if spec.get('fail'):
             raise kopf.TemporaryError("boo", delay=delay)
-        return retry
+        return 'value'
+
+    pauses = []
+    for _ in range(14):
+        await bench.index(spec={'fail': True})
+        pauses.append(get_retry_delay(bench.excluded))
+        clock(0.001)
+    assert pauses == [0, 0, 0, 0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10, 10]  # it must not spin
+    await bench.index()  # an event ends the pause
+    assert bench.get('fn') == {None: ['value']}
+    assert get_retry_delay(bench.excluded) is None
+
+
+async def test_indexed_again_only_where_it_was_excluded(bench: Bench, clock: Callable[[float], None]) -> None:
+    calls = []
+
+    @kopf.index('pods', registry=bench.registry, id='good')
+    async def good(**_: Any) -> Any:
+        calls.append('good')
+        return 'value'
+
+    @kopf.index('pods', registry=bench.registry, id='bad')
+    async def bad(**_: Any) -> Any:
+        calls.append('bad')
+        raise kopf.TemporaryError("boo", delay=0)
 
     await bench.index()
-    assert get_retry_delay(bench.excluded) is None
-    await bench.index()
-    assert bench.get('fn') == {None: [1]}
+    await bench.index(again=True)
+    assert calls == ['good', 'bad', 'bad']
+    assert bench.get('good') == {None: ['value']}
 
 
 @pytest.mark.parametrize('options', [{'retries': 2}, {'timeout': 10}])

@@ -358,6 +358,49 @@ async def test_exclusions_end_by_themselves(setup: Setup, monkeypatch: pytest.Mo
     assert record.indexing is None
 
 
+@pytest.mark.parametrize('delay', [0, None, -1])
+async def test_handlers_wait_for_what_is_tried_again_at_once(setup: Setup, delay: Any) -> None:
+    seen = []
+
+    @kopf.index('pods', registry=setup.registry, id='idx')
+    async def idx(name: str, retry: int, **_: Any) -> Any:
+        if retry < 3:
+            raise kopf.TemporaryError("boo", delay=delay)
+        return name
+
+    @kopf.on.event('pods', registry=setup.registry)
+    async def handle(idx: Any, **_: Any) -> None:
+        seen.append(sorted(idx.get(None, ())))
+
+    pods = setup.serve(PODS)
+    record = pods.feed('pod1')
+    pods.listed()
+    await settle()
+    assert seen == [['pod1']]
+    assert record.indexing is None
+
+
+@pytest.mark.looptime
+async def test_functions_that_always_ask_to_be_called_at_once_do_not_spin(setup: Setup) -> None:
+    calls = []
+
+    @kopf.index('pods', registry=setup.registry, id='idx')
+    async def idx(spec: Any, **_: Any) -> Any:
+        calls.append(spec['key'])
+        raise kopf.TemporaryError("boo", delay=0)
+
+    pods = setup.serve(PODS)
+    pods.feed('pod1', spec={'key': 1})
+    pods.listed()
+    await asyncio.sleep(100)
+    assert setup.indexation.is_complete
+    assert 5 < len(calls) <= 5 + 7 + 10  # five at once, then with growing pauses up to ten seconds
+    calls.clear()
+    pods.feed('pod1', 'MODIFIED', spec={'key': 2})
+    await asyncio.sleep(0.1)
+    assert calls == [2]
+
+
 async def test_exclusions_end_with_the_object(setup: Setup) -> None:
     @kopf.index('pods', registry=setup.registry, id='idx')
     async def idx(**_: Any) -> Any:
