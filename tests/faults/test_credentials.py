@@ -1,9 +1,15 @@
 """Refused credentials: some are bad, and sometimes only the server has a bad day."""
 import asyncio
+import datetime
+import json
+import pathlib
+import secrets
+import sys
 
 import pytest
 
 import kopf
+from kopf.testing import Sandbox
 
 
 def refusals(world):
@@ -117,3 +123,196 @@ async def test_files_with_tokens_are_read_again(world, tmp_path):
         world.sandbox.faults.expire_tokens()
         await world.create('after')
         await world.handled('after')
+
+
+PLUGIN = """
+import pathlib, sys
+folder = pathlib.Path(__file__).parent
+number = int((folder / 'count').read_text()) + 1
+(folder / 'count').write_text(str(number))
+if (folder / 'broken').exists():
+    sys.exit('the identity provider answers 503')
+print((folder / 'answer').read_text())
+"""
+
+
+@pytest.fixture
+def plugin(world, tmp_path, monkeypatch):
+    """An exec plugin in the kubeconfig, in a folder: fails as long as there is a file "broken"."""
+    answer = {'apiVersion': 'client.authentication.k8s.io/v1', 'kind': 'ExecCredential',
+              'status': {'token': world.sandbox.token}}
+    config = json.loads(pathlib.Path(world.sandbox.kubeconfig).read_text())
+    config['users'][0]['user'] = {'exec': {
+        'apiVersion': answer['apiVersion'], 'command': sys.executable, 'args': [str(tmp_path / 'plugin.py')],
+        'interactiveMode': 'Never'}}
+    for name, text in {'plugin.py': PLUGIN, 'count': '0', 'answer': json.dumps(answer),
+                       'config': json.dumps(config)}.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setenv('KUBECONFIG', str(tmp_path / 'config'))
+    return tmp_path
+
+
+async def test_failing_plugins_delay_only_what_needs_requests(world, plugin):
+    proceed = asyncio.Event()
+
+    async def work(**_):
+        await proceed.wait()
+        return 'result'
+    world.declare(kopf.on.create, 'create', does=work)
+    async with world.operator() as task:
+        await world.create('one')
+        await world.until_called('create')
+        (plugin / 'broken').touch()
+        world.sandbox.faults.expire_tokens()
+        answer = json.loads((plugin / 'answer').read_text())
+        answer['status']['token'] = world.sandbox.token
+        (plugin / 'answer').write_text(json.dumps(answer))
+        proceed.set()  # what it has returned cannot be stored now
+        await world.until_logged("The login has failed, and will be tried again in 1 seconds")
+        assert not task.done()
+        (plugin / 'broken').unlink()
+        assert (await world.handled('one'))['status'] == {'create': 'result'}
+        await world.create('two')
+        await world.handled('two')
+    assert [call.name for call in world.calls] == ['one', 'two']
+    assert "503" in next(text for text in world.log.texts if "The login has failed" in text)
+
+
+async def test_a_plugin_that_fails_once_at_the_start(world, plugin):
+    (plugin / 'broken').touch()
+    world.declare(kopf.on.create, 'create')
+    starting = asyncio.create_task(world.until_logged("The login has failed"))
+    starting.add_done_callback(lambda _: (plugin / 'broken').unlink())
+    async with world.operator():
+        await world.create()
+        await world.handled()
+    assert (plugin / 'count').read_text() == '2'
+
+
+async def test_a_plugin_that_fails_at_the_start_ends_the_operator(world, plugin):
+    (plugin / 'broken').touch()
+    world.declare(kopf.on.create, 'create')
+    with pytest.raises(kopf.LoginError, match="503"):
+        async with world.operator() as task:
+            await asyncio.wait_for(task, 60)
+    assert (plugin / 'count').read_text() == '2'
+
+
+@pytest.mark.parametrize('error', [kopf.LoginError('boo'), OSError('boo'), kopf.TemporaryError('boo', delay=0.1)])
+async def test_failing_login_handlers_are_asked_again(world, error):
+    world.registry.activities._handlers.clear()
+    logins = []
+
+    @kopf.on.login(registry=world.registry, backoff=0.1)
+    def login(**kwargs):
+        logins.append('login')
+        if len(logins) == 2:
+            raise error
+        return kopf.login_with_kubeconfig(**kwargs)
+    world.declare(kopf.on.create, 'create')
+    async with world.operator():
+        await world.create('before')
+        await world.handled('before')
+        world.sandbox.faults.expire_tokens()
+        await world.create('after')
+        await world.handled('after')
+    assert len(logins) == 3
+
+
+async def test_login_handlers_can_end_the_operator(world):
+    world.registry.activities._handlers.clear()
+    logins = []
+
+    @kopf.on.login(registry=world.registry)
+    def login(**kwargs):
+        logins.append('login')
+        if len(logins) == 2:
+            raise kopf.PermanentError('fired')
+        return kopf.login_with_kubeconfig(**kwargs)
+    world.declare(kopf.on.create, 'create')
+    with pytest.raises(kopf.LoginError, match='fired'):
+        async with world.operator() as task:
+            await world.create()
+            await world.handled()
+            world.sandbox.faults.expire_tokens()
+            world.sandbox.faults.drop_watches()
+            await asyncio.wait_for(task, 60)
+    assert len(logins) == 2
+
+
+@pytest.mark.parametrize('proven', [False, True])
+async def test_new_credentials_that_are_refused_each_time_are_not_a_storm(world, proven):
+    world.settings.networking.login_backoffs = [0.1, 0.2, 0.3]
+    world.registry.activities._handlers.clear()
+    logins = []
+
+    @kopf.on.login(registry=world.registry)
+    def login(**_):  # as the plugins of clouds do it: each call signs a new token
+        logins.append('login')
+        token = world.sandbox.token if proven and len(logins) == 1 else secrets.token_hex(8)
+        return kopf.ConnectionInfo(server=world.sandbox.url, ca_data=world.sandbox.ca, token=token)
+    world.declare(kopf.on.create, 'create')
+    with pytest.raises(kopf.LoginError, match="No new credentials.* Renew them or fix the login handlers"):
+        async with world.operator() as task:
+            if proven:
+                await world.create()
+                await world.handled()
+                world.sandbox.faults.expire_tokens()
+                world.sandbox.faults.drop_watches()
+            await asyncio.wait_for(task, 60)
+    assert len(logins) == (5 if proven else 3)
+
+
+async def test_files_that_can_not_be_read_for_a_moment(world, tmp_path):
+    world.registry.activities._handlers.clear()
+    path = tmp_path / 'ca.crt'
+    path.write_bytes(world.sandbox.ca)
+    soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=1)
+    expirations = [soon]
+
+    @kopf.on.login(registry=world.registry)
+    def login(**_):
+        if not expirations:
+            path.unlink(missing_ok=True)
+        return kopf.ConnectionInfo(server=world.sandbox.url, ca_path=path, token=world.sandbox.token,
+                                   expiration=expirations.pop() if expirations else None)
+    world.declare(kopf.on.create, 'create')
+    async with world.operator() as task:
+        await world.create('before')
+        await world.handled('before')
+        while datetime.datetime.now(datetime.UTC) <= soon:
+            await asyncio.sleep(0.05)
+        await world.create('after')
+        await world.edit('before', field='other')
+        await world.until_logged("cannot be used")
+        world.registry.activities._handlers.clear()
+        kopf.on.login(registry=world.registry)(kopf.login_with_kubeconfig)
+        await world.handled('after')
+        await world.handled('before')
+        assert not task.done()
+
+
+async def test_certificates_of_servers_are_rotated(world, tmp_path, monkeypatch):
+    config = tmp_path / 'config'
+    monkeypatch.setenv('KUBECONFIG', str(config))
+    world.declare(kopf.on.create, 'create')
+    crds = [world.root / 'examples' / 'crd.yaml']
+    kubernetes = Sandbox(crds=crds)
+    async with kubernetes as aio:
+        world.aio = aio
+        config.write_bytes(pathlib.Path(kubernetes.kubeconfig).read_bytes())
+        port = int(kubernetes.url.rsplit(':', 1)[1])
+        operator = world.operator()
+        task = await operator.__aenter__()
+        await world.create('before')
+        await world.handled('before')
+    kubernetes = Sandbox(crds=crds, port=port)
+    async with kubernetes as aio:
+        world.aio = aio
+        await world.until_logged("is not trusted any more")
+        config.write_bytes(pathlib.Path(kubernetes.kubeconfig).read_bytes())
+        async with asyncio.timeout(60):
+            while not any(seen.verb == 'watch' and seen.user_agent.startswith('kopf/') for seen in kubernetes.requests):
+                await asyncio.sleep(0.01)
+        assert not task.done()
+        await operator.__aexit__(None, None, None)

@@ -170,7 +170,7 @@ class ApiClient:
                 gate.hold(e.retry_after)
             raise
         except (errors.APIServerError, errors.APIConnectionError) as e:
-            self._suspect(e, session.server)
+            self._suspect(e, session)
             raise
         finally:
             gate.leave()
@@ -217,6 +217,9 @@ class ApiClient:
                 raise
             except errors.APIUnauthorizedError as e:
                 refusal = e
+            except errors.APIConnectionError as e:
+                self._suspect(e, session)
+                raise
             else:
                 if not session.approved:
                     self._approve(session)
@@ -233,8 +236,12 @@ class ApiClient:
             finally:
                 del refusal  # or else, this frame and its traceback would keep each other
 
-    def _suspect(self, error: errors.APIError, server: str) -> None:
-        """Say once what the reason can be if nobody has ever answered."""
+    def _suspect(self, error: errors.APIError, session: sessions.Session) -> None:
+        """Log in again if the certificates do not fit any more; say once what the reason can be if nothing ever fit."""
+        server = session.server
+        if sessions.is_distrust(error) and self._vault.distrust(session.key, session.info):
+            default_logger.warning("The server %s is not trusted any more, so the credentials are read again: %s",
+                                   server, error.__cause__ or error)
         if self._doubtful and isinstance(error, errors.APIConnectionError):
             self._doubtful = False
             default_logger.warning(
@@ -270,16 +277,26 @@ class ApiClient:
             await self._release(session)
 
     async def _acquire(self) -> sessions.Session:
-        key, info = await self._vault.select()
-        if self._closed:
-            raise errors.APIConnectionError(f"The client of the server {info.server} is closed.")
-        session = self._sessions.get(key)
-        if session is not None and session.info is info:
-            session.users += 1
-            return session
-        outdated, session = session, sessions.open_session(key, info)
-        session.users += 1
-        self._sessions[key] = session
+        while True:
+            key, info = await self._vault.select()
+            if self._closed:
+                raise errors.APIConnectionError(f"The client of the server {info.server} is closed.")
+            session = self._sessions.get(key)
+            if session is not None and session.info is info:
+                session.users += 1
+                return session
+            try:
+                session = sessions.open_session(key, info)
+            except credentials.PassingLoginError as e:
+                await self._vault.invalidate(key, info, e, backoffs=self._login_backoffs)
+            else:
+                session.users += 1
+                await self._adopt(session)
+                return session
+
+    async def _adopt(self, session: sessions.Session) -> None:
+        info, outdated = session.info, self._sessions.get(session.key)
+        self._sessions[session.key] = session
         if isinstance(info, credentials.AiohttpSession):
             self._given.add(info.aiohttp_session)
         if session.server not in self._gates:
@@ -287,7 +304,6 @@ class ApiClient:
         self._default_namespace = info.default_namespace or self._default_namespace
         if outdated is not None:
             await self._retire(outdated)
-        return session
 
     async def _release(self, session: sessions.Session) -> None:
         session.users -= 1
@@ -299,10 +315,12 @@ class ApiClient:
         if self._sessions.get(session.key) is session:
             del self._sessions[session.key]
             await self._retire(session)
+        await self._vault.invalidate(session.key, session.info, refusal, backoffs=self._login_backoffs)
+
+    @property
+    def _login_backoffs(self) -> Iterable[float]:
         backoffs = self._settings.networking.login_backoffs
-        await self._vault.invalidate(
-            session.key, session.info, refusal,
-            backoffs=backoffs if isinstance(backoffs, Iterable) else [backoffs])
+        return backoffs if isinstance(backoffs, Iterable) else [backoffs]
 
     def _approve(self, session: sessions.Session) -> None:
         session.approved = True

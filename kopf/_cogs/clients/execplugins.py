@@ -31,10 +31,12 @@ class _Plugin:
     directory: str
     origin: str
 
-    def fail(self, problem: str) -> credentials.LoginError:
+    def fail(
+            self, problem: str, cls: type[credentials.LoginError] = credentials.LoginError,
+    ) -> credentials.LoginError:
         """Make an error that names the place and the remedy, if it is known."""
         hint = self.spec.get('installHint')
-        return credentials.LoginError(f"{problem} (field 'exec' in {self.origin}){f'. {hint}' if hint else ''}")
+        return cls(f"{problem} (field 'exec' in {self.origin}){f'. {hint}' if hint else ''}")
 
     @property
     def api_version(self) -> str:
@@ -110,12 +112,14 @@ def _run(plugin: _Plugin, env: Mapping[str, str], interactive: bool) -> bytes:
             check=False,
         )
     except subprocess.TimeoutExpired as e:
-        raise plugin.fail(f"The exec plugin {command[0]!r} has not finished in {_TIMEOUT:g} seconds") from e
+        raise plugin.fail(f"The exec plugin {command[0]!r} has not finished in {_TIMEOUT:g} seconds",
+                          credentials.PassingLoginError) from e
     except (OSError, ValueError) as e:
         raise plugin.fail(f"The exec plugin {command[0]!r} cannot be run: {e}") from e
     if process.returncode:
         stderr = (process.stderr or b'').decode('utf-8', errors='replace').strip()
-        raise plugin.fail(f"The exec plugin {command[0]!r} has failed with code {process.returncode}: {stderr}")
+        raise plugin.fail(f"The exec plugin {command[0]!r} has failed with code {process.returncode}: {stderr}",
+                          credentials.PassingLoginError)
     return process.stdout
 
 

@@ -83,7 +83,7 @@ def open_session(key: credentials.VaultKey, info: credentials.KubeContext) -> Se
     Open a session of the kind that the credentials need.
 
     Raises:
-        credentials.LoginError: if they cannot be used, e.g. their files cannot be read.
+        credentials.LoginError: if they cannot be used; a passing one if files of theirs cannot be read just now.
     """
     if not info.server.startswith(('http://', 'https://')):
         raise credentials.LoginError(f"The server's address must be an HTTP(S) URL, not {info.server!r}.")
@@ -95,7 +95,7 @@ def open_session(key: credentials.VaultKey, info: credentials.KubeContext) -> Se
         if isinstance(info, credentials.ConnectionInfo):
             return DirectSession(key, info)
     except (OSError, ValueError) as e:
-        raise credentials.LoginError(f"The credentials for {info.server} cannot be used: {e}") from e
+        raise credentials.PassingLoginError(f"The credentials for {info.server} cannot be used: {e}") from e
     raise credentials.LoginError(f"Login handlers must return ConnectionInfo, not {type(info).__name__}.")
 
 
@@ -268,6 +268,12 @@ class Lines:
             return b''
         except OSError as e:
             raise make_error(e) from e
+
+
+def is_distrust(error: errors.APIError) -> bool:
+    """Check whether the connection has failed because of certificates: the server's, or the client's for the server."""
+    text = str(error.__cause__)
+    return 'SSL' in text and ('CERTIFICATE' in text or 'UNKNOWN_CA' in text)
 
 
 def make_error(exc: Exception) -> errors.APIError:

@@ -345,10 +345,10 @@ class NetworkingSettings(_Group):
     login_backoffs: float | Iterable[float] = (1, 1, 2, 3, 5, 8)
     """
     The delays (in seconds) before credentials that the server has refused (401) are tried again, if the login handlers
-    have no others: it can be a fault of the server. The login handlers are called again each time, and all requests
-    wait. When there are no more delays, the operator ends; and after the first one already if the server has not
-    accepted any credentials yet. They restart after a success. Any object that can be iterated several times
-    is accepted; with none of them, the operator ends at the first refusal.
+    have no others: it can be a fault of the server; or if their new ones are refused, too. The login handlers are
+    called again each time, and all requests wait. When there are no more delays, the operator ends; and after the first
+    one already if the server has not accepted any credentials yet. They restart after a success. Any object that can be
+    iterated several times is accepted; with none of them, the operator ends at the first refusal.
     """
 
     enforce_retry_after: bool = False

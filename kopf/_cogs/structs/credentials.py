@@ -16,10 +16,12 @@ import logging
 import os
 import random
 import ssl
+import time
 import warnings
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NewType, TypeAlias
 
+from kopf._cogs.aiokits.delays import Delays
 from kopf._cogs.aiokits.loops import end
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs import ids
@@ -39,8 +41,35 @@ _REMEMBERED = 100
 _EXIT_TIMEOUT = 2.0
 
 
+# The pauses between failing logins if credentials were accepted before (seconds); the last one is repeated.
+_FAILURE_PAUSES = (1, 2, 4, 8, 15, 30)
+
+# Credentials that are accepted by some requests and refused to others as soon as that (seconds) are worth a pause
+# after a few times: a part of the API can refuse everything.
+_SHORT_LIFE = 10.0
+_SHORT_LIVES = 5
+
+# How many times to log in again if that brings nothing at all, or what is expired already.
+_FRUITLESS_LOGINS = 3
+
+# The pauses between logins because of untrusted certificates (seconds); the last one is repeated.
+_DISTRUST_PAUSES = (1, 2, 5, 10, 20, 60)
+
+
 class LoginError(ExplainedError):
     """There is nothing (more) to log in with."""
+
+
+class PassingLoginError(LoginError):
+    """The same login can succeed soon: a program has failed, or a file could not be read."""
+
+
+class FinalLoginError(LoginError):
+    """A login handler has said that it is of no use to try again."""
+
+
+class _FruitlessLoginError(LoginError):
+    """The login handlers have not failed, but there is nothing to be used in what they have returned."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -190,9 +219,15 @@ class Vault:
     and everybody waits for it. It runs in a task of its own, so that a request which is cancelled or
     timed out does not cancel the login of others; the task ends by itself or with `close`.
 
-    A refusal can be the server's own fault: of one that restarts, or that cannot ask whoever knows the tokens.
+    A refusal can be the server's own fault: of one that restarts, or that cannot ask the owner of the tokens.
     So, if the login handlers have nothing else, the refused credentials get more chances, later and later;
-    but only one chance if none have ever been accepted, as they are then most likely wrong.
+    but only one chance if none have ever been accepted, as they are then most likely wrong. The same goes for
+    credentials that are new each time, and refused each time: logins must not follow each other without a pause.
+
+    A login that fails is repeated, too, for as long as it takes, if there were accepted credentials before: meanwhile,
+    the operator does what needs no requests, and the requests wait. It ends only if a login handler says that it is of
+    no use. Before the first success, the operator has nothing to lose, and its user wants to know the reason at once:
+    only failures that can pass by themselves are tried once more.
 
     Args:
         src: the credentials to begin with, by login handler.
@@ -207,6 +242,16 @@ class Vault:
         self._best: list[tuple[VaultKey, KubeContext]] = []
         self._chances: Iterator[float] | None = None  # since the first refusal with no success after it
         self._refusals = 0
+        self._renewed = False  # whether others came after the last refusal, so that the next login has to wait
+        self._lenient = False  # whether there was a pause after it, so that the refused ones can be tried again
+        self._short_lives = 0  # of credentials in a row
+        self._born_at = 0.0
+        self._distrust: Delays | None = None  # since the first untrusted certificate with no success after it
+        self._distrusted_until = 0.0
+        self._unusable: LoginError | None = None  # why the last credentials cannot be used at all
+        self._pauses: Delays | None = None  # since the first failure of a login with no success after it
+        self._failures = 0
+        self._failing_since: float | None = None
         self._proven = False
         self._expiring = False
         self._login: asyncio.Task[Exception | None] | None = None
@@ -219,6 +264,11 @@ class Vault:
         """Check if the next `select` will have to log in."""
         self._drop_expired()
         return not self._best
+
+    @property
+    def failing_for(self) -> float:
+        """For how long (in seconds) the logins have been failing."""
+        return 0.0 if self._failing_since is None else time.monotonic() - self._failing_since
 
     async def select(self) -> tuple[VaultKey, KubeContext]:
         """
@@ -250,7 +300,7 @@ class Vault:
         Args:
             key: where the credentials are from.
             info: the credentials, as they were selected.
-            exc: the refusal.
+            exc: the refusal; or a `LoginError` if they cannot even be shown to the server.
             backoffs: how long to wait (seconds) before each next attempt with credentials that were refused.
 
         Raises:
@@ -258,21 +308,49 @@ class Vault:
         """
         if self._current.get(key) is info:
             del self._current[key]
-            self._refusals += 1
-            if self._chances is None:
-                self._chances = itertools.islice(backoffs, None if self._proven else 1)
-            self._refused.setdefault(key, collections.deque(maxlen=_REMEMBERED)).append(_reduce(info))
+            if isinstance(exc, LoginError):
+                self._unusable = exc
+            else:
+                self._note_refusal(key, info, backoffs)
             self._rank()
         try:
             await self.select()
         except LoginError as e:
+            if isinstance(exc, LoginError):  # it is the credentials themselves that make no sense
+                raise exc from exc.__cause__
             raise e from exc
+
+    def _note_refusal(self, key: VaultKey, info: KubeContext, backoffs: Iterable[float]) -> None:
+        self._refusals += 1
+        self._short_lives = self._short_lives + 1 if time.monotonic() - self._born_at < _SHORT_LIFE else 0
+        if self._chances is None:
+            self._chances = itertools.islice(backoffs, None if self._proven else 1)
+            self._renewed = self._lenient = False
+        self._refused.setdefault(key, collections.deque(maxlen=_REMEMBERED)).append(_reduce(info))
+
+    def distrust(self, key: VaultKey, info: KubeContext) -> bool:
+        """
+        Give up the credentials, as the server's certificate does not fit to them any more; return whether this is done.
+
+        Certificate authorities of clusters are rotated: then, only another login brings the new ones. It is not done
+        too often, and only if the server was trusted before: otherwise, most likely, it is the wrong server.
+        """
+        now = time.monotonic()
+        if (self._current.get(key) is not info or not self._proven or self.authenticate is None
+                or now < self._distrusted_until):
+            return False
+        self._distrust = Delays(_DISTRUST_PAUSES) if self._distrust is None else self._distrust
+        self._distrusted_until = now + self._distrust.next()
+        del self._current[key]
+        self._rank()
+        return True
 
     def approve(self, key: VaultKey, info: KubeContext) -> None:
         """Know that the server has accepted the credentials: if they were refused before, it was not their fault."""
         self._proven = True
         if self._current.get(key) is info:
             self._chances, self._refusals = None, 0
+            self._pauses = self._distrust = None
             refused = self._refused.get(key)
             if refused and (reduced := _reduce(info)) in refused:
                 refused.remove(reduced)
@@ -300,38 +378,105 @@ class Vault:
             raise LoginError("The login was cancelled before it brought any credentials.")
         error = task.result()
         if isinstance(error, LoginError):
-            raise LoginError(*error.args) from error.__cause__
+            own = LoginError(*error.args)  # each of those who wait needs one, as it gets a traceback
+            own.exit_code = error.exit_code
+            raise own from error.__cause__
         if error is not None:
             raise LoginError(f"The login has failed: {error!r}") from error
 
     async def _authenticate(self) -> Exception | None:
         # The error is returned, not raised: there can be many to raise it, or nobody at all.
+        if self._short_lives >= _SHORT_LIVES:
+            await self._pause_after_short_lives()
+        error: Exception | None
+        error, self._unusable = self._unusable, None
         try:
-            if self.authenticate is None:
-                return LoginError("There are no credentials, and nothing to get them with.")
-            found = await self.authenticate()
+            if error is None:
+                error = await self._log_in()
+            while error is not None:
+                if not self._is_retried(error):
+                    return error
+                await self._pause_after_failure(error)
+                error = await self._log_in()
+        except Exception as e:
+            return e
+        self._failing_since, self._born_at = None, time.monotonic()
+        return None
+
+    def _is_retried(self, error: Exception) -> bool:
+        count = 0 if self._pauses is None else self._failures
+        if self.authenticate is None or isinstance(error, FinalLoginError):
+            return False
+        if not self._proven:
+            return isinstance(error, PassingLoginError) and not count
+        return not isinstance(error, _FruitlessLoginError) or count < _FRUITLESS_LOGINS
+
+    async def _pause_after_failure(self, error: Exception) -> None:
+        if self._pauses is None:
+            self._pauses, self._failures = Delays(_FAILURE_PAUSES), 0
+        if self._failing_since is None:
+            self._failing_since = time.monotonic()
+        self._failures += 1
+        delay = self._pauses.next()
+        logger.warning("The login has failed, and will be tried again in %g seconds; until then, the requests "
+                       "wait: %s", delay, error)
+        await asyncio.sleep(delay)
+
+    async def _log_in(self) -> Exception | None:
+        """Log in once, after a pause if that is needed; return why it has failed for now, or raise why for good."""
+        if self.authenticate is None:
+            raise LoginError("There are no credentials, and nothing to get them with.")
+        if self._chances is not None and self._renewed:
+            delay = next(self._chances, None)
+            if delay is None:
+                raise LoginError(self._explain_refusals(self._refused))
+            await self._pause_after_refusal(self._refused, delay)
+        found = await self._call()
+        if isinstance(found, Exception):
+            return found
+        self._update(found)
+        if not self._best and not self._lenient and (delay := self._get_chance(found)) is not None:
+            await self._pause_after_refusal(found, delay)
+            if isinstance(found := await self._call(), Exception):
+                return found
             self._update(found)
-            if not self._best and (delay := self._get_chance(found)) is not None:
-                logger.warning("The API refuses the credentials of %s, and there are no others. They will be tried "
-                               "again in %g seconds, as it can be a fault of the API.", _join(found), delay)
-                await asyncio.sleep(delay)
-                found = await self.authenticate()
-                self._update(found)
-                if not self._best:
-                    self._update(found, leniently=True)
-            if self._best:
-                return None
-            if not found:
-                return LoginError("No credentials were provided by the login handlers.")
-            times = f" {self._refusals} times in a row" if self._refusals > 1 else ""
-            return LoginError(f"No new credentials were provided: those of {_join(found)} are already expired or "
-                              f"were refused by the server{times}. Renew them or fix the login handlers.")
+        if not self._best and self._lenient:
+            self._update(found, leniently=True)
+        if self._best:
+            self._renewed, self._lenient = self._chances is not None, False
+            return None
+        if not found:
+            return _FruitlessLoginError("No credentials were provided by the login handlers.")
+        if _are_expired(found):
+            return _FruitlessLoginError(self._explain_refusals(found))
+        raise LoginError(self._explain_refusals(found))
+
+    async def _call(self) -> Mapping[ids.HandlerId, KubeContext] | Exception:
+        assert self.authenticate is not None
+        try:
+            return await self.authenticate()
         except Exception as e:
             return e
 
+    async def _pause_after_refusal(self, keys: Iterable[str], delay: float) -> None:
+        logger.warning("The API refuses the credentials of %s, and there are no others. They will be tried "
+                       "again in %g seconds, as it can be a fault of the API.", _join(keys), delay)
+        await asyncio.sleep(delay)
+        self._renewed, self._lenient = False, True
+
+    async def _pause_after_short_lives(self) -> None:
+        delay = min(60.0, 2.0 ** (self._short_lives - _SHORT_LIVES))
+        logger.warning("The API accepts the credentials for some requests, and refuses them for others. "
+                       "The next login is in %g seconds.", delay)
+        await asyncio.sleep(delay)
+
+    def _explain_refusals(self, keys: Iterable[str]) -> str:
+        times = f" {self._refusals} times in a row" if self._refusals > 1 else ""
+        return (f"No new credentials were provided: those of {_join(keys)} are already expired or were refused by "
+                f"the server{times}. Renew them or fix the login handlers.")
+
     def _get_chance(self, found: Mapping[ids.HandlerId, KubeContext]) -> float | None:
-        now = datetime.datetime.now(datetime.UTC)
-        if self._chances is None or all(_is_expired(info, now) for info in found.values()):
+        if self._chances is None or _are_expired(found):
             return None
         return next(self._chances, None)
 
@@ -356,13 +501,18 @@ class Vault:
         self._expiring = any(info.expiration is not None for info in self._current.values())
 
 
-def _join(keys: Iterable[ids.HandlerId]) -> str:
+def _join(keys: Iterable[str]) -> str:
     return ', '.join(repr(str(key)) for key in keys)
 
 
 def _reduce(info: KubeContext) -> KubeContext:
     # A refused token is refused with any other promise of its lifetime too.
     return dataclasses.replace(info, priority=0, default_namespace=None, expiration=None)
+
+
+def _are_expired(found: Mapping[ids.HandlerId, KubeContext]) -> bool:
+    now = datetime.datetime.now(datetime.UTC)
+    return all(_is_expired(info, now) for info in found.values())
 
 
 def _is_expired(info: KubeContext, now: datetime.datetime) -> bool:

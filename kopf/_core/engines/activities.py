@@ -14,10 +14,18 @@ from typing import Any
 
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.explanations import ExplainedError
-from kopf._cogs.structs.credentials import AiohttpSession, ConnectionInfo, LoginError
+from kopf._cogs.structs.credentials import (
+    AiohttpSession,
+    ConnectionInfo,
+    FinalLoginError,
+    LoginError,
+    PassingLoginError,
+)
 from kopf._cogs.structs.ids import HandlerId
 from kopf._core.actions.execution import (
     Execution,
+    HandlerRetriesError,
+    HandlerTimeoutError,
     Outcome,
     PermanentError,
     describe_error,
@@ -87,7 +95,7 @@ def make_rules(settings: OperatorSettings) -> Execution:
         default_backoff=settings.execution.default_backoff,
         permanent_errors=(
             PermanentError,
-            LoginError,  # it tells what must be repaired: trying again is of no use
+            LoginError,  # what is to be done about it, is decided by those who need the credentials
             SystemExit))  # of those who call sys.exit(), e.g. if something is not configured
 
 
@@ -108,15 +116,25 @@ def get_credentials(outcomes: Mapping[HandlerId, Outcome]) -> dict[HandlerId, Cr
         if isinstance(outcome.result, ConnectionInfo | AiohttpSession):
             found[key] = outcome.result
         elif outcome.result is not None:
-            raise LoginError(f"The login handler {key!r} must return a kopf.ConnectionInfo or None, "
-                             f"not {outcome.result!r}.")
+            raise FinalLoginError(f"The login handler {key!r} must return a kopf.ConnectionInfo or None, "
+                                  f"not {outcome.result!r}.")
     failures = [f"{key}: {describe_error(outcome.exception)}" for key, outcome in outcomes.items()
                 if outcome.exception is not None]
     if failures and not found:
-        error = LoginError(f"All login handlers have failed. {'; '.join(failures)}")
+        error = _get_error_type(outcomes)(f"All login handlers have failed. {'; '.join(failures)}")
         error.exit_code = _get_exit_code(outcomes)
         raise error
     return found
+
+
+def _get_error_type(outcomes: Mapping[HandlerId, Outcome]) -> type[LoginError]:
+    """Return whether the login is to be tried again: as soon as one of the handlers can have another result then."""
+    failures = [outcome.exception for outcome in outcomes.values() if outcome.exception is not None]
+    if all(isinstance(error, PermanentError | SystemExit)
+           and not isinstance(error, HandlerRetriesError | HandlerTimeoutError)  # these are limits of one login
+           for error in failures):
+        return FinalLoginError
+    return PassingLoginError if any(isinstance(error, PassingLoginError) for error in failures) else LoginError
 
 
 def _get_exit_code(outcomes: Mapping[HandlerId, Outcome]) -> int:

@@ -178,6 +178,8 @@ class Orchestrator:
         for watch in [*list(self._observers), *self.peerings.watches, *watches]:
             if limit is not None and watch.failing_for > limit:
                 yield f"The watch-stream for {watch} has been failing for {watch.failing_for:.0f} s: {watch.failure}"
+        if limit is not None and self._tools.vault.failing_for > limit:
+            yield f"The login has been failing for {self._tools.vault.failing_for:.0f} s."
 
     def find_delays(self) -> Iterator[str]:
         """Tell what has not begun yet. Those who are paused are ready to take over."""

@@ -4,10 +4,19 @@ import dataclasses
 import datetime
 import pathlib
 import ssl
+import time
 
 import pytest
 
-from kopf._cogs.structs.credentials import AiohttpSession, ConnectionInfo, KubeContext, LoginError, Vault
+from kopf._cogs.structs.credentials import (
+    AiohttpSession,
+    ConnectionInfo,
+    FinalLoginError,
+    KubeContext,
+    LoginError,
+    PassingLoginError,
+    Vault,
+)
 
 NOW = datetime.datetime.now(datetime.UTC)
 PAST, FUTURE = NOW - datetime.timedelta(hours=1), NOW + datetime.timedelta(hours=1)
@@ -309,6 +318,7 @@ async def test_vault_takes_the_refused_again_once_if_they_were_never_accepted():
         await vault.invalidate('a', creds, backoffs=[0, 0])
 
 
+@pytest.mark.looptime
 async def test_vault_forgets_the_refusals_when_the_server_accepts_the_credentials():
     creds = info('a')
     vault = Vault({'a': creds})
@@ -338,6 +348,7 @@ async def test_vault_does_not_wait_for_the_expired():
         await vault.invalidate(key, found, backoffs=[1000])
 
 
+@pytest.mark.looptime
 async def test_vault_remembers_many_of_the_refused():
     infos = [info(f'{n}') for n in range(20)]
     vault = Vault()
@@ -345,8 +356,137 @@ async def test_vault_remembers_many_of_the_refused():
     with pytest.raises(LoginError):
         for _ in range(100):
             key, creds = await vault.select()
+            if creds != infos[0] or vault.authenticate.calls < 20:
+                vault.approve(key, creds)  # it is accepted for a while, and then refused
             await vault.invalidate(key, creds)
     assert vault.authenticate.calls == 21
+
+
+def now():
+    return asyncio.get_running_loop().time()
+
+
+@pytest.fixture
+def proven():
+    """A vault whose credentials were accepted, and are refused now or expired."""
+    async def make(*found, refused=(), **kwargs):
+        creds = info('old')
+        vault = Vault({'a': creds})
+        vault.authenticate = Login(*found, **kwargs)
+        vault.approve('a', creds)
+        await vault.invalidate('a', creds, backoffs=refused)
+        return vault
+    return make
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize('error', [LoginError("the file is unreadable"), PassingLoginError("503"), ValueError("boo")])
+async def test_vault_repeats_failing_logins_with_growing_pauses(proven, caplog, error):
+    began = now()
+    vault = await proven(*[error] * 8, {'a': info('new')})
+    assert await vault.select() == ('a', info('new'))
+    assert vault.authenticate.calls == 9
+    assert round(now() - began) == 1 + 2 + 4 + 8 + 15 + 30 + 30 + 30
+    assert [record.args[0] for record in caplog.records] == [1, 2, 4, 8, 15, 30, 30, 30]
+    assert str(error) in caplog.text
+
+
+@pytest.mark.looptime
+async def test_vault_tells_for_how_long_the_logins_fail():
+    vault = Vault({'a': (creds := info('old'))})
+    vault.authenticate = Login(LoginError("503"), LoginError("503"), {'a': info('new')})
+    vault.approve('a', creds)
+    assert vault.failing_for == 0
+    waiting = asyncio.create_task(vault.invalidate('a', creds))
+    await asyncio.sleep(2)
+    assert vault.failing_for > 0
+    await waiting
+    assert vault.failing_for == 0
+
+
+@pytest.mark.looptime
+async def test_vault_ends_at_once_if_it_is_of_no_use_to_try_again(proven):
+    began = now()
+    with pytest.raises(LoginError, match="fired"):
+        await proven(FinalLoginError("fired"))
+    assert now() == began
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize('found, match', [({}, "No credentials"), ({'a': info('x', expiration=PAST)}, "expired")])
+async def test_vault_ends_soon_if_the_logins_bring_nothing(proven, found, match):
+    began = now()
+    with pytest.raises(LoginError, match=match):
+        await proven(found)
+    assert round(now() - began) == 1 + 2 + 4
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize('errors, calls', [(1, 2), (2, 2)])
+async def test_vault_repeats_the_very_first_login_once_if_its_failure_can_pass(errors, calls):
+    vault = make_vault(*[PassingLoginError("503")] * errors, {'a': info('new')})
+    if errors == 1:
+        assert await vault.select() == ('a', info('new'))
+    else:
+        with pytest.raises(LoginError, match="503"):
+            await vault.select()
+    assert vault.authenticate.calls == calls
+
+
+@pytest.mark.looptime
+async def test_vault_pauses_when_new_credentials_are_refused_too(proven):
+    vault = await proven(*[{'a': info(f'{n}')} for n in range(100)], refused=[1, 2, 3])
+    moments = []
+    with pytest.raises(LoginError, match="No new credentials .* 5 times in a row"):
+        while True:
+            moments.append(now())
+            await vault.invalidate(*await vault.select())
+    assert [round(later - earlier) for earlier, later in zip(moments, moments[1:], strict=False)] == [1, 2, 3]
+    assert vault.authenticate.calls == 4
+
+
+@pytest.mark.looptime
+async def test_vault_does_not_count_failures_as_refusals(proven):
+    vault = await proven({'a': info('1')}, *[PassingLoginError("503")] * 9, {'a': info('2')}, refused=[1, 2])
+    await vault.invalidate(*await vault.select())
+    await vault.invalidate(*await vault.select())  # one more chance is left
+    with pytest.raises(LoginError, match="No new credentials"):
+        await vault.invalidate(*await vault.select())
+
+
+@pytest.mark.looptime
+async def test_vault_pauses_when_only_some_requests_are_refused(proven):
+    began = now()
+    vault = await proven(*[{'a': info(f'{n}')} for n in range(100)], refused=[0])
+    for _ in range(10):
+        key, creds = await vault.select()
+        vault.approve(key, creds)
+        await vault.invalidate(key, creds, backoffs=[0])
+    assert round(now() - began) == 1 + 2 + 4 + 8 + 16 + 32
+
+
+async def test_vault_logs_in_again_because_of_certificates_but_not_too_often(monkeypatch):
+    moment = [0.0]
+    monkeypatch.setattr(time, 'monotonic', lambda: moment[0])
+    vault = make_vault({'a': info('a')})
+    key, creds = await vault.select()
+    assert not vault.distrust(key, creds)  # most likely, it is the wrong server
+    vault.approve(key, creds)
+    pauses = []
+    for _ in range(8):
+        assert vault.distrust(key, creds)
+        assert not vault.distrust(key, creds)  # it is done already
+        creds = dataclasses.replace(creds)
+        vault.authenticate.found[0] = {'a': creds}
+        assert await vault.select() == (key, creds)
+        began = moment[0]
+        while not vault.distrust(key, creds):
+            moment[0] += 1
+        vault.authenticate.found[0] = {'a': (creds := dataclasses.replace(creds))}
+        await vault.select()
+        pauses.append(round(moment[0] - began))
+        moment[0] += 1000
+    assert pauses == [1, 5, 20, 60, 60, 60, 60, 60]
 
 
 async def test_login_sees_nothing_of_the_waiter():
