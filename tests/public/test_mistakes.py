@@ -122,6 +122,10 @@ WARNED = {
         "Merge-patching finished with inconsistencies: (...). The schema of Strict does not know status.fn.url, so the "
         "API drops what is put there. Add the fields to the schema in the CRD, or "
         "x-kubernetes-preserve-unknown-fields: true to 'status' there."),
+    "a filter that fails": (
+        "@kopf.on.create('kopfexamples', when=lambda spec, **_: spec['nosuch'])\ndef fn(**_): pass",
+        "when= of handler 'fn' (handlers.py:2) failed: KeyError: 'nosuch'. The handler is skipped, and is tried again "
+        "with the next change."),
     "a result that cannot be stored": (
         CREATE + "def fn(**_): return object()",
         "status.fn cannot be stored, and is left out: JSON cannot express this object. Return from handlers, and put "

@@ -6,6 +6,12 @@ does not have to know, nor to import, all those who can fail.
 """
 
 
+def name_error(error: BaseException) -> str:
+    """Return the type of the error and its text; only the type if there is no text."""
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text and text != 'None' else f"{type(error).__name__}()"
+
+
 class ExplainedError(Exception):
     """An error whose text is all that its reader needs."""
 

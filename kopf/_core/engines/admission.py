@@ -240,9 +240,11 @@ class Reviewer(Respondent):
         try:
             if not filters.match(handler, cause):
                 return
-        except Exception as error:  # of the user's callbacks
-            cause.logger.error("%s failed in its filters: %s", handler, describe(error), exc_info=error)
-            verdict.blame(handler, error, cause)
+        except filters.FilterError as error:
+            # It is unknown whether the object may be stored. What is not checked is not accepted.
+            text = error.explain(handler)
+            cause.logger.error("%s", text)
+            verdict.blame(handler, Exception(text), cause)
             return
         verdict.strict = verdict.strict or not handler.ignore_failures
         before = Patch(copy.deepcopy(dict(cause.patch)), fns=cause.patch.fns) if handler.ignore_failures else None

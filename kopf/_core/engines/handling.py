@@ -16,6 +16,7 @@ from kopf._core.actions.execution import (
     Execution,
     HandlerChildrenRetry,
     Outcome,
+    TemporaryError,
     execute_handler_once,
     running,
     utcnow,
@@ -104,16 +105,21 @@ class Children:
         Run the sub-handlers that are due.
 
         :raises HandlerChildrenRetry: if not all of them are finished.
+        :raises TemporaryError: if filters of some of them have failed, so that it is unknown whether to run them.
         """
         self._executed = self._executed or handlers is self.declared
         step, state = self.step, self.step.state
-        matching = list(filters.deduplicate(handler for handler in handlers if filters.match(handler, step.cause)))
+        failures: filters.Failures = {}
+        matching = list(filters.deduplicate(filters.sift(handlers, step.cause, filters.match, failures)))
         ids = [handler.id for handler in matching]
         state.begin(ids, utcnow())
         state.adopt(self.parent.id, ids)
         await step.run(state.due(matching, utcnow()), lifecycle)
         if not state.done(matching):
             raise HandlerChildrenRetry(state.delay(matching, utcnow()))
+        if failures:  # the others are done, but the parent is not: it must find out whether to run these
+            backoff = self.parent.backoff if self.parent.backoff is not None else step.rules.default_backoff
+            raise TemporaryError('; '.join(error.explain(handler) for handler, error in failures.items()), backoff)
 
 
 _children_var: ContextVar[Children] = ContextVar('children_var')

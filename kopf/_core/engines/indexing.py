@@ -168,6 +168,7 @@ class ResourceIndexing:
         indexers.ensure(handlers)
         self._groups = [(id, indexers[id], group) for id, group in groups.items()]
         self._rules = rules
+        self._reports = filters.FailureReports()
 
     def discard(self, obj: Hashable) -> None:
         """Remove the object from all the indices."""
@@ -189,11 +190,10 @@ class ResourceIndexing:
                 continue
             if state is not None and not state.is_due(utcnow()):
                 continue
-            try:
-                handler = _pick(group, cause)
-            except Exception as error:  # of a callback of the user; the old values are better than none
-                text = execution.describe_error(error)
-                cause.logger.exception("The filters of the index %r have failed: %s", id, text)
+            failures: filters.Failures = {}
+            handler = _pick(group, cause, failures)
+            if failures:  # the old values are better than none
+                self._reports.report(failures, cause)
                 continue
             if handler is None:
                 indexer.discard(obj)
@@ -243,9 +243,13 @@ def _exclude(state: HandlerState, outcome: Outcome) -> HandlerState:
     return state.with_outcome(outcome._replace(delay=delay), utcnow())
 
 
-def _pick(group: Sequence[IndexingHandler], cause: IndexingCause) -> IndexingHandler | None:
+def _pick(
+        group: Sequence[IndexingHandler], cause: IndexingCause, failures: filters.Failures,
+) -> IndexingHandler | None:
     """Give the handler that decides on the index: of several under one name, the last one that matches the object."""
     for handler in reversed(group):
-        if filters.prematch(handler, cause):
+        if filters.sift([handler], cause, filters.prematch, failures):
             return handler
+        if failures:
+            break
     return None

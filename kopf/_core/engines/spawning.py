@@ -26,7 +26,7 @@ from kopf._core.engines.threads import DaemonThreads
 from kopf._core.intents import filters
 from kopf._core.intents.causes import Identity, SpawningCause
 from kopf._core.intents.decisions import Decider
-from kopf._core.intents.handlers import SpawningHandler, TimerHandler
+from kopf._core.intents.handlers import ResourceHandler, SpawningHandler, TimerHandler
 from kopf._core.intents.registries import HandlerTable
 
 _RESPAWNABLE = DaemonStoppingReason.FILTERS_MISMATCH | DaemonStoppingReason.OPERATOR_PAUSING
@@ -244,6 +244,8 @@ class Survey(NamedTuple):
     excess: Sequence[Daemon]
     holding: bool
     """Whether the object must stay: because of those that run, or of those that must run."""
+    failures: Mapping[ResourceHandler, filters.FilterError] = {}
+    """Those of which it is unknown, as their filters fail: what runs goes on, and what does not is not started."""
 
 
 class Spawner:
@@ -264,6 +266,7 @@ class Spawner:
         self.rules = Execution(
             executor=settings.execution.executor, default_backoff=settings.execution.default_backoff)
         self.rules_of_threads = self.rules._replace(executor=background.threads)
+        self._reports = filters.FailureReports()
         self.keys: dict[SpawningHandler, SpawningHandler] = {}
         """For each handler, the first one of the same function and id: they are one, whichever of them matches."""
         firsts: dict[tuple[str, int], SpawningHandler] = {}
@@ -275,33 +278,40 @@ class Spawner:
             self._always = list(filters.deduplicate(table.spawning))
 
     def survey(self, record: Record, raw: RawBody) -> Survey:
-        """Look what there is to do, and do nothing. Can raise what the users' filters raise."""
+        """Look what there is to do, and do nothing."""
         daemons = record.daemons
         if raw['metadata'].get('deletionTimestamp') is not None:
             excess = [] if daemons is None else [daemon for daemon in daemons if not daemon.stopper.is_set()]
             return Survey((), excess, holding=daemons is not None and daemons.holding)
-        matching = self._match(record, raw)
+        failures: filters.Failures = {}
+        matching = self._match(record, raw, failures)
         if daemons is None:
-            return Survey(matching, (), holding=bool(matching))
-        keys = {self.keys[handler] for handler in matching}
+            # Whether the finalizer is needed is unknown, so it stays as it is.
+            held = bool(failures) and self._finalizer in (raw['metadata'].get('finalizers') or ())
+            return Survey(matching, (), holding=bool(matching) or held, failures=failures)
+        keys = {self.keys[handler] for handler in (*matching, *failures) if isinstance(handler, SpawningHandler)}
         missing = [handler for handler in matching if self.keys[handler] not in daemons.known]
         excess = [daemon for daemon in daemons
                   if self.keys[daemon.handler] not in keys and not daemon.stopper.is_set()]
-        return Survey(missing, excess, holding=bool(missing) or daemons.holding)
+        return Survey(missing, excess, holding=bool(missing) or daemons.holding, failures=failures)
 
-    def _match(self, record: Record, raw: RawBody) -> Sequence[SpawningHandler]:
+    def _match(self, record: Record, raw: RawBody, failures: filters.Failures) -> Sequence[SpawningHandler]:
         if self._always is not None:
             return self._always
+        cause = self._make_cause(record, raw)
+        return list(filters.deduplicate(filters.sift(self.table.spawning, cause, filters.prematch, failures)))
+
+    def _make_cause(self, record: Record, raw: RawBody) -> SpawningCause:
         body = Body(raw)
-        cause = SpawningCause(
+        return SpawningCause(
             logger=ObjectLogger(body=body, settings=self.settings), memo=self.host.get_memo(record),
             indices=self.indices, resource=self.table.resource, body=body, patch=Patch(body=body))
-        return list(filters.deduplicate(
-            handler for handler in self.table.spawning if filters.prematch(handler, cause)))
 
     async def adjust(self, record: Record, raw: RawBody) -> bool:
         """Start what is missing, and stop what is in excess; tell if the object must stay."""
         survey = self.survey(record, raw)
+        if survey.failures:
+            self._reports.report(survey.failures, self._make_cause(record, raw))
         deleted = raw['metadata'].get('deletionTimestamp') is not None
         reason = DaemonStoppingReason.RESOURCE_DELETED if deleted else DaemonStoppingReason.FILTERS_MISMATCH
         for daemon in survey.excess:

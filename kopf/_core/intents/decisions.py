@@ -69,6 +69,8 @@ class Cycle:
     """The same for handlers that are due again because of it, until they are finished."""
     hoped: tuple[BodyEssence, BodyEssence] | None = None
     """The essence, and the base, if the last patch was stored after all, though only an error came back."""
+    skipping: bool = False
+    """Whether filters have failed, so that it is unknown if all is done: the cycle waits for a change."""
     edited: bool = False
     """Whether the base must be stored before the end of the cycle, as it can't be found in the object any more."""
 
@@ -82,6 +84,8 @@ class Decision:
     last: BodyEssence | None
     matching: Sequence[ChangingHandler] = ()
     due: Sequence[ChangingHandler] = ()
+    incomplete: bool = False
+    """Whether there are handlers whose filters have failed, and for which the cycle must wait."""
     add_finalizer: bool = False
     remove_finalizer: bool = False
     relevant: bool = False
@@ -125,13 +129,15 @@ class Decider:
     def decide(
             self, body: Body, cycle: Cycle | None, make_cause: MakeCause, *,
             initial: bool, released: bool, holding: bool, now: datetime.datetime, unkept: str | None = None,
+            failures: filters.Failures | None = None,
     ) -> Decision | None:
         """
         Decide what is to be done about the object now; ``None`` if it is none of our business.
 
         ``initial`` means that this process has not resumed the object yet; ``released``, that its deletion is handled;
         ``holding``, that something else needs the object to stay, such as a running daemon. ``unkept`` is what was
-        handled, but could not be stored: see `find_unkept`.
+        handled, but could not be stored: see `find_unkept`. The handlers that would be due if their filters did not
+        fail are added to the ``failures``.
         """
         metadata = body['metadata']
         deleting = metadata.get('deletionTimestamp') is not None
@@ -143,9 +149,12 @@ class Decider:
         creating = reason is Reason.CREATE  # also if the state that an update is to be from is stored already
         cause = make_cause(
             reason=reason, initial=initial and not creating, old=None if creating else last, new=essence, diff=changes)
-        relevant = [handler for handler in self.table.changing if filters.prematch(handler, cause)]
-        needed = holding or any(filters.prematch(handler, cause) for handler in self.table.finalizing)
+        failed: filters.Failures = {}
+        relevant = filters.sift(self.table.changing, cause, filters.prematch, failed)
+        needed = holding or any(handler.requires_finalizer for handler in relevant)
+        unsure = bool(failed) and any(handler in failed for handler in self.table.finalizing)
         if not relevant and not needed and not held:
+            self._skip(cause, failed, failures)
             return None
 
         cycle = self._continue_cycle(cycle, cause, essence, last, now)
@@ -156,16 +165,28 @@ class Decider:
         decision = Decision(
             cause=cause, cycle=cycle, essence=essence, last=last, relevant=bool(relevant),
             add_finalizer=needed and not held and not deleting,
-            remove_finalizer=not needed and held and not deleting)
+            remove_finalizer=not needed and not unsure and held and not deleting)
         if decision.add_finalizer or reason is Reason.FREE or (released and deleting):
             return decision  # the object must not vanish unnoticed once its handlers have begun
 
-        matching = [handler for handler in relevant if filters.match_change(handler, cause)]
+        matching = filters.sift(relevant, cause, filters.match_change, failed)
+        # Handlers of updates must not wait for the end of a creation longer than until the next change.
+        cycle.skipping = self._skip(cause, failed, failures) and not (reason is Reason.CREATE and cycle.edited)
+        decision.incomplete = cycle.skipping
         matching = self._revive(decision, matching, relevant, now)
         decision.matching = list(filters.deduplicate(matching))
         cycle.state.begin([handler.id for handler in decision.matching], now)
         decision.due = cycle.state.due(decision.matching, now)
         return decision
+
+    def _skip(self, cause: ChangingCause, failed: filters.Failures, skipped: filters.Failures | None) -> bool:
+        """Add those of the failed handlers that would be due to the skipped ones; check whether there are any."""
+        due: filters.Failures = {
+            handler: error for handler, error in failed.items()
+            if isinstance(handler, ChangingHandler) and filters.may_match_change(handler, cause)}
+        if skipped is not None:
+            skipped.update(due)
+        return bool(due)
 
     def find_unkept(self, decision: Decision, body: Body) -> str | None:
         """
@@ -275,7 +296,7 @@ class Decider:
         """Somebody has edited the object since the last step."""
         finished = [key for key, record in cycle.state.items() if record.finished]
         if cycle.state.purpose == Reason.CREATE:
-            if finished:
+            if finished or cycle.skipping:
                 cycle.edited = True
             else:
                 cycle.base = essence
@@ -304,7 +325,7 @@ class Decider:
         for handler in relevant:
             if handler.id in cycle.missed and _is_for_updates(handler):
                 seen = cycle.missed.pop(handler.id)
-                if seen is None or filters.match(handler, dataclasses.replace(
+                if seen is None or filters.may_match(handler, dataclasses.replace(
                         cause, old=seen, diff=diff(seen, decision.essence))):
                     if handler.id in cycle.state:
                         cycle.state.restart(handler.id, now)
@@ -352,7 +373,7 @@ class Decider:
             if record is None or not record.finished or not _is_for_updates(handler):
                 continue
             seen = cycle.missed.get(handler.id, essence)
-            if seen is None or filters.match(handler, dataclasses.replace(
+            if seen is None or filters.may_match(handler, dataclasses.replace(
                     cause, reason=Reason.UPDATE, old=cycle.base, new=seen, diff=diff(cycle.base, seen))):
                 heir.revived[handler.id] = seen
                 heir.state.inherit(handler.id, record, '' if seen is None else digest_essence(seen))

@@ -4,18 +4,87 @@ Which handlers match an object and what has happened to it.
 `prematch` looks at the object alone: its labels, annotations, fields, and callbacks. An object that no change-detecting
 handler prematches is none of the operator's business: nothing is stored on it, nothing is logged. `match` also looks at
 the reason and at what has changed. Specified in the documentation's "Filtering".
+
+A callback that fails raises `FilterError`. It concerns its handler alone: callers put the handler aside by `sift`,
+report it once by `FailureReports`, and try it again when the object changes.
 """
-from collections.abc import Iterable, Iterator, Mapping
+import collections
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+import orjson
+
+from kopf._cogs.helpers.explanations import name_error
+from kopf._cogs.structs.bodies import Body
 from kopf._cogs.structs.dicts import resolve
 from kopf._core.intents.callbacks import MetaFilterToken
 from kopf._core.intents.causes import ChangingCause, Reason, ResourceCause
 from kopf._core.intents.handlers import ChangingHandler, ResourceHandler
 
 _ABSENT = object()
+_PACKAGE = str(pathlib.Path(__file__).parents[2]) + os.sep
+_MAX_REPORTS = 10_000
 
 HandlerT = TypeVar('HandlerT', bound=ResourceHandler)
+CauseT = TypeVar('CauseT', bound=ResourceCause)
+
+
+class FilterError(Exception):
+    """A callback of the user's filters has failed, so it is unknown whether its handler matches."""
+
+    def __init__(self, fn: Callable[..., Any], error: Exception) -> None:
+        super().__init__(f"A filter ({_locate(fn, error)}) failed: {name_error(error)}")
+        self.fn = fn
+        self.place = _locate(fn, error)
+        self.reason = name_error(error)
+
+    def explain(self, handler: ResourceHandler) -> str:
+        """Return what has failed, as a part of a sentence: the option, the handler, the place, and the error."""
+        title = f"{handler.kind.lower()} {handler.id!r}"
+        return f"{_name_option(handler, self.fn)} of {title} ({self.place}) failed: {self.reason}"
+
+
+Failures = dict[ResourceHandler, FilterError]
+"""The handlers whose filters have failed."""
+
+
+class FailureReports:
+    """Reports filters that fail: once for each state of an object, however often it is looked at."""
+
+    __slots__ = ('_known',)
+
+    def __init__(self) -> None:
+        self._known: collections.OrderedDict[tuple[object, ...], tuple[str, int]] = collections.OrderedDict()
+
+    def report(self, failures: Mapping[ResourceHandler, FilterError], cause: ResourceCause) -> None:
+        """Log what has failed for the object of the cause, unless that is known already."""
+        for handler, error in failures.items():
+            meta = cause.body.metadata
+            key = (handler, meta.get('uid') or (meta.get('namespace'), meta.get('name')))
+            value = (error.reason, _hash_content(cause.body))
+            if self._known.get(key) != value:
+                self._known[key] = value
+                cause.logger.error("%s. The handler is skipped, and is tried again with the next change.",
+                                   error.explain(handler))
+            self._known.move_to_end(key)
+            if len(self._known) > _MAX_REPORTS:
+                self._known.popitem(last=False)
+
+
+def sift(
+        handlers: Iterable[HandlerT], cause: CauseT, check: Callable[[HandlerT, CauseT], bool], failures: Failures,
+) -> list[HandlerT]:
+    """Return the handlers that pass the check; those whose filters fail are put into the failures instead."""
+    passed = []
+    for handler in handlers:
+        try:
+            if check(handler, cause):
+                passed.append(handler)
+        except FilterError as error:
+            failures[handler] = error
+    return passed
 
 
 def prematch(handler: ResourceHandler, cause: ResourceCause) -> bool:
@@ -26,7 +95,7 @@ def prematch(handler: ResourceHandler, cause: ResourceCause) -> bool:
         _match_mapping(handler.labels, cause.body.metadata.labels, handler, cause)
         and _match_mapping(handler.annotations, cause.body.metadata.annotations, handler, cause)
         and (handler.field is None or _match_field(handler, cause))
-        and (handler.when is None or bool(handler.when(**cause.kwargs_of_callback(handler.when, handler))))
+        and (handler.when is None or _call(handler.when, cause.kwargs_of_callback(handler.when, handler)))
     )
 
 
@@ -51,6 +120,22 @@ def match(handler: ResourceHandler, cause: ResourceCause) -> bool:
     if isinstance(handler, ChangingHandler) and isinstance(cause, ChangingCause) and not match_change(handler, cause):
         return False
     return prematch(handler, cause)
+
+
+def may_match(handler: ResourceHandler, cause: ResourceCause) -> bool:
+    """Check whether the handler is to be run, or its filters fail, so that this is unknown."""
+    try:
+        return match(handler, cause)
+    except FilterError:
+        return True
+
+
+def may_match_change(handler: ChangingHandler, cause: ChangingCause) -> bool:
+    """Check whether the handler is for what has happened to the object, or its filters fail."""
+    try:
+        return match_change(handler, cause)
+    except FilterError:
+        return True
 
 
 def deduplicate(handlers: Iterable[HandlerT]) -> Iterator[HandlerT]:
@@ -98,5 +183,51 @@ def _match_value(pattern: Any, content: Any, handler: ResourceHandler, cause: Re
         return content is _ABSENT or content is None
     if callable(pattern):
         kwargs = cause.kwargs_of_callback(pattern, handler, positional=1)
-        return bool(pattern(None if content is _ABSENT else content, **kwargs))
+        return _call(pattern, kwargs, None if content is _ABSENT else content)
     return bool(content is not _ABSENT and content == pattern)
+
+
+def _call(fn: Callable[..., Any], kwargs: Mapping[str, Any], *args: Any) -> bool:
+    try:
+        return bool(fn(*args, **kwargs))
+    except Exception as error:
+        raise FilterError(fn, error) from error
+
+
+def _name_option(handler: ResourceHandler, fn: Callable[..., Any]) -> str:
+    for option in ('when', 'value', 'old', 'new'):
+        if getattr(handler, option, None) is fn:
+            return f'{option}='
+    for option in ('labels', 'annotations'):
+        for key, value in (getattr(handler, option) or {}).items():
+            if value is fn:
+                return f'{option}={{{key!r}: ...}}'
+    return 'A filter'
+
+
+def _locate(fn: Callable[..., Any], error: Exception) -> str:
+    """Return the line of the user's code that has failed; or where the function is, if it could not be called."""
+    trace, here = error.__traceback__, None
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+            here = trace.tb_frame.f_code.co_filename, trace.tb_lineno
+            break
+        trace = trace.tb_next
+    if here is None:
+        code = getattr(fn, '__code__', None)
+        if code is None:
+            return repr(fn)
+        here = code.co_filename, code.co_firstlineno
+    path, line = here
+    return f'{os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path}:{line}'
+
+
+def _hash_content(body: Body) -> int:
+    """Return a hash of what people change; statuses and versions change by themselves, and would repeat the reports."""
+    raw, meta = body._data(), body.metadata
+    content = {key: value for key, value in raw.items() if key not in ('metadata', 'status')}
+    content['metadata'] = {'labels': meta.get('labels'), 'deleted': meta.get('deletionTimestamp')}
+    try:
+        return hash(orjson.dumps(content, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS))
+    except TypeError:  # of numbers that are too large for this library
+        return hash(repr(content))

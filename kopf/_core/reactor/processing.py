@@ -16,7 +16,7 @@ from kopf._cogs.clients.pacing import background
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody, RawEvent
 from kopf._cogs.structs.credentials import LoginError
-from kopf._cogs.structs.diffs import Diff
+from kopf._cogs.structs.diffs import EMPTY, Diff
 from kopf._cogs.structs.finalizers import append_finalizer, remove_finalizer
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
@@ -69,6 +69,7 @@ class Processor(ObjectSink):
             executor=settings.execution.executor, default_errors=ErrorsMode.IGNORED)
         self._observing, self._managing = bool(table.watching), table.managing
         self._told: set[HandlerId] = set()
+        self._reports = filters.FailureReports()
         self._dropped = False
         self._spawner: Spawner | None = None
         if table.spawning:
@@ -146,8 +147,8 @@ class Processor(ObjectSink):
             try:
                 survey = self._spawner.survey(record, raw)
             except Exception:
-                return False  # the users' filters fail: it is reported where the object is handled
-            if survey.missing or survey.excess:
+                return False  # it is reported where the object is handled
+            if survey.missing or survey.excess or survey.failures:
                 return False
             holding = survey.holding
         return self._decider.is_settled(Body(raw), holding=holding, unkept=record.unkept)
@@ -223,8 +224,8 @@ class Processor(ObjectSink):
         for handler in self.table.watching:
             try:
                 matching = filters.prematch(handler, cause)
-            except Exception as error:  # it must neither hide the event from the other handlers, nor stop them
-                local.exception("%s is skipped, as its filters have failed: %r", handler, error)
+            except filters.FilterError as error:
+                self._reports.report({handler: error}, cause)
                 continue
             if matching:
                 state = HandlerState(started=utcnow())
@@ -296,9 +297,14 @@ class Processor(ObjectSink):
                 logger=ObjectLogger(body=body, settings=self._settings), memo=record.get_memo(self._copy_memo),
                 indices=self._indices, resource=self.table.resource, body=body, patch=patch,
                 reason=reason, initial=initial, old=old, new=new, diff=diff)
-        return self._decider.decide(
+        failures: filters.Failures = {}
+        decision = self._decider.decide(
             body, record.cycle, make_cause, initial=record.initial, released=record.released, holding=holding,
-            now=utcnow(), unkept=record.unkept)
+            now=utcnow(), unkept=record.unkept, failures=failures)
+        if failures:
+            self._reports.report(failures, make_cause(
+                reason=Reason.NOOP, initial=False, old=None, new=None, diff=EMPTY))
+        return decision
 
     async def _handle(self, record: ObjectRecord, decision: Decision, patch: Patch, conclusion: Patch) -> bool:
         """Run what is due; put its effects into the patch, and its success into the conclusion; tell if all is done."""
@@ -333,7 +339,7 @@ class Processor(ObjectSink):
                 self._revert(decision, seal)
         deliver_results(step.outcomes, patch)
         complete(record, patch, log)
-        done = state.done(decision.matching)
+        done = state.done(decision.matching) and not decision.incomplete
         if done and decision.reason is Reason.DELETE and record.daemons is not None and record.daemons.holding:
             done = False  # what is done must not be forgotten while the object waits for its daemons
             if step.outcomes and not patch:
