@@ -16,9 +16,9 @@ import logging
 from collections.abc import Collection, Coroutine
 from typing import Any, Protocol
 
+from kopf._cogs.aiokits.eager import create_eager_task
 from kopf._cogs.aiokits.lanes import Lanes
 from kopf._cogs.aiokits.loops import abandon
-from kopf._cogs.aiokits.starters import Starter
 from kopf._cogs.clients.pacing import Crowd
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._core.engines.spawning import Background
@@ -60,9 +60,8 @@ class Workforce:
         self._settings = settings
         self._indexation = indexation
         indexation.listeners.append(self._begin_all)
-        self._starter = Starter()
-        self._taskless = 0  # how many have begun, and can come to their end without a task
         self._tasks: dict[asyncio.Task[None], ObjectRecord] = {}
+        self._beginning = 0  # how many run right now up to where they wait, and are no tasks until then
         self._calm: set[ObjectRecord] = set()  # those employed, but not urgent
         self._queue: Lanes[ObjectRecord, Processing] = Lanes()
         self._begun = 0  # how many of those have begun in this turn of the loop
@@ -114,7 +113,7 @@ class Workforce:
     def _has_place(self) -> bool:
         limit = self._settings.queueing.worker_limit
         return not self.paused and self._indexation.is_complete and (
-            limit is None or len(self._tasks) + self._taskless < limit)
+            limit is None or len(self._tasks) + self._beginning < limit)
 
     def _can_begin(self, processor: Processing, *, urgent: bool) -> bool:
         if self._queue.is_urgent or not self._has_place():
@@ -168,20 +167,15 @@ class Workforce:
         self._follow(processor, record, asyncio.create_task(processor.work(record)))
 
     def _begin(self, processor: Processing, record: ObjectRecord) -> None:
-        task = None
-        self._taskless += 1
+        self._beginning += 1
         try:
-            task = self._starter.start(processor.work(record))
-        except asyncio.CancelledError:
-            pass  # a handler has cancelled itself
-        except Exception as error:
-            self.fail(error)
+            task = create_eager_task(processor.work(record))
         finally:
-            self._taskless -= 1
-            if task is not None:
-                self._follow(processor, record, task)
-            else:
-                self._conclude(processor, record)
+            self._beginning -= 1
+        if task.done():
+            self._end(processor, record, task)
+        else:
+            self._follow(processor, record, task)
 
     def _follow(self, processor: Processing, record: ObjectRecord, task: asyncio.Task[None]) -> None:
         self._tasks[task] = record
@@ -233,10 +227,7 @@ class Workforce:
         """Let the workers and the daemons finish for a while; cancel those that do not, and name them."""
         self._closed = True
         self.failure.cancel()
-        try:
-            await asyncio.gather(self.background.close(), self._end_all())
-        finally:
-            await self._starter.close()
+        await asyncio.gather(self.background.close(), self._end_all())
 
     async def _end_all(self) -> None:
         if self._tasks:
