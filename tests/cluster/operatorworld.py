@@ -92,6 +92,14 @@ class World:
             stop.set()
             await task
 
+    @contextlib.asynccontextmanager
+    async def gap(self):
+        """A time in which operators see nothing of the cluster; after it, all their watches have to list again."""
+        self.sandbox.faults.refuse_connections()
+        yield
+        self.sandbox.faults.forget_history()
+        self.sandbox.faults.accept_connections()
+
     # Objects.
 
     async def create(self, name='obj', *, spec=None, **metadata):

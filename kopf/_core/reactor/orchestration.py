@@ -336,10 +336,16 @@ class DefinitionsSink(EventSink):
     def __init__(self, orchestrator: Orchestrator, definitions: Definitions) -> None:
         self._orchestrator = orchestrator
         self._definitions = definitions
+        self._uids: dict[str, str] = {}
         self._listed = False
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
-        self._definitions.note(record.name, {} if event['type'] == 'DELETED' else event['object'])
+        if event['type'] != 'DELETED':
+            self._uids[record.name] = record.uid
+            self._definitions.note(record.name, event['object'])
+        elif self._uids.get(record.name) == record.uid:  # otherwise, it has got a successor already
+            del self._uids[record.name]
+            self._definitions.note(record.name, {})
         if self._listed:
             self._orchestrator.note_definition()
 
@@ -366,22 +372,21 @@ class NamespaceSink(EventSink):
         self._orchestrator = orchestrator
         self._patterns = patterns
         self._indexation = indexation
-        self._names: set[str] | None = set()  # as long as they are being listed
+        self._uids: dict[str, str] = {}
         indexation.expect(self, 'namespaces')  # each of them can bring more objects to be indexed
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
         if not any(match_namespace(record.name, pattern) for pattern in self._patterns):
             return
-        if event['type'] == 'DELETED':
-            self._orchestrator.remove_namespaces({record.name})
-        else:
-            if self._names is not None:
-                self._names.add(record.name)
+        if event['type'] != 'DELETED':
+            self._uids[record.name] = record.uid
             self._orchestrator.add_namespace(record.name)
+        elif self._uids.get(record.name) == record.uid:  # otherwise, it has got a successor already
+            del self._uids[record.name]
+            self._orchestrator.remove_namespaces({record.name})
 
     def listed(self, watch: ResourceWatch) -> None:
-        names, self._names = self._names, None
-        self._orchestrator.compare_namespaces(names or ())
+        self._orchestrator.compare_namespaces(self._uids)
         self._indexation.dismiss(self)
 
     def refused(self, watch: ResourceWatch, error: errors.APIError) -> bool:

@@ -133,11 +133,18 @@ class PeeringSink(EventSink):
 
     def __init__(self, member: 'Membership') -> None:
         self._member = member
+        self._uid: str | None = None
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
-        if record.name == self._member.name:
+        if record.name != self._member.name:
+            return
+        if event['type'] != 'DELETED':
             body: Any = event['object']
-            self._member.see(None if event['type'] == 'DELETED' else body)
+            self._uid = record.uid
+            self._member.see(body)
+        elif self._uid in (None, record.uid):  # otherwise, it has got a successor already
+            self._uid = None
+            self._member.see(None)
 
     def listed(self, watch: ResourceWatch) -> None:
         self._member.settle()

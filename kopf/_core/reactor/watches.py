@@ -3,7 +3,8 @@ Watching one resource in one namespace, or in all of them: forever, whatever the
 
 It is a state machine: LISTING → STREAMING → BACKING_OFF → … (→ PAUSED). The list tells the state of all the objects,
 the stream what happens after it. A stream that ends is continued from the last version seen. When the server does not
-have that version any more, everything is listed again, and what is gone meanwhile is reported as deleted.
+have that version any more, everything is listed again, and what is gone meanwhile is reported as deleted: before a new
+object of the same name, and at the end of the list if there is none.
 
 With WatchList, the list is a part of the stream: its objects come as events, up to a bookmark that ends them. A version
 seen before that bookmark means nothing. Servers without it refuse such a request, or stream only changes, as if no list
@@ -71,7 +72,11 @@ class WatchState(enum.Enum):
 
 
 class EventSink:
-    """Who handles the events of a watch; only `receive` must be defined. None of it waits."""
+    """
+    Receives the events of a watch. Only `receive` is required; all methods are synchronous.
+
+    The deletion of an object always comes before the first event of another object with the same name.
+    """
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
         """Take the next event of the object; with the time at which its list was asked for, if it is from a list."""
@@ -131,7 +136,12 @@ class ResourceWatch:
         self._path = resource.get_url(namespace=namespace)
         self._since: str | None = None
         self._listing_since: float | None = None
-        self._listed_ids: set[str] = set()
+        self._listed = 0
+        """How many objects the list that is going on has shown."""
+        self._unlisted: dict[str, ObjectRecord] = {}
+        """The objects known from before the list that is going on, as far as the list has not shown them yet."""
+        self._predecessors: dict[str, ObjectRecord] | None = None
+        """The same by namespaces and names: made when a list brings the first new object."""
         self._flawed = False  # whether something could not be read of the list
         self._complete = False  # whether all has been listed at least once
         self._streamed_list = f'streamed lists of {resource}'  # what servers can lack
@@ -190,7 +200,7 @@ class ResourceWatch:
         """Know that it is stopped for a while. When it is run again, it will list everything again."""
         self.state, self.failure, self.failing_since = WatchState.PAUSED, None, None
         self._since, self._complete = None, False
-        self._listing_since, self._listed_ids = None, set()
+        self._conclude_list()
 
     def inherit(self, predecessor: 'ResourceWatch') -> None:
         """Know the objects of another watch, which is over, of the same objects, e.g. in another version."""
@@ -216,7 +226,8 @@ class ResourceWatch:
     async def _list_and_stream(self) -> None:
         if self._since is None:
             self.state = WatchState.LISTING
-            self._listing_since, self._listed_ids, self._flawed = time.monotonic(), set(), False
+            self._listing_since, self._flawed = time.monotonic(), False
+            self._begin_list()
             if self._wants_streamed_list():
                 try:
                     await self._stream(self._params(
@@ -232,7 +243,7 @@ class ResourceWatch:
                         raise
                     logger.debug("The server has no streaming lists of %s; using chunked ones.", self)
                     self._client.note_lack(self._streamed_list)
-                self._listed_ids = set()
+                self._begin_list()
             await self._list()
         await self._stream(self._params(resourceVersion=self._since))
 
@@ -283,20 +294,26 @@ class ResourceWatch:
                 return
 
     def _end_list(self, version: str | None) -> None:
-        """All the objects are known: those that were known before, and are not there, are gone."""
-        missing = [uid for uid in self.records if uid not in self._listed_ids]
-        if missing and self._flawed:
+        """Report the objects as deleted that were known before, and are not in the list."""
+        if self._unlisted and self._flawed:
             logger.warning("%d objects are not in the list of %s; but as some of it makes no sense, they can be there.",
-                           len(missing), self)
-            missing = []
-        for uid in missing:
-            self._take(self._make_deletion(self.records[uid]))
+                           len(self._unlisted), self)
+            self._unlisted = {}
+        for record in list(self._unlisted.values()):
+            self._take(self._make_deletion(record))
         self._since = version
-        self._listing_since, self._listed_ids, self._endless_lists = None, set(), 0
+        self._endless_lists = 0
+        self._conclude_list()
         self._note_health()
         if not self._complete:
             self._complete = True
             self._sink.listed(self)
+
+    def _begin_list(self) -> None:
+        self._listed, self._unlisted, self._predecessors = 0, dict(self.records), None
+
+    def _conclude_list(self) -> None:
+        self._listing_since, self._unlisted, self._predecessors = None, {}, None
 
     async def _stream(self, params: Mapping[str, Any]) -> None:
         """Take the events until the stream ends or breaks."""
@@ -310,7 +327,7 @@ class ResourceWatch:
             try:
                 async with SilenceLimit(LIST_SILENCE if hasty else limit) as silence:
                     async for lines in batches:
-                        known = len(self._listed_ids)
+                        known = self._listed
                         for number, line in enumerate(lines, start=1):
                             count += self._take_line(line)
                             if number % MAX_AT_ONCE == 0:
@@ -319,7 +336,7 @@ class ResourceWatch:
                         if hasty and self._since is not None:
                             hasty = False
                             silence.relax(limit)
-                        if not hasty or len(self._listed_ids) > known:  # changes are no part of a list
+                        if not hasty or self._listed > known:  # changes are no part of a list
                             silence.renew()
             except TimeoutError as error:
                 if hasty:
@@ -381,18 +398,27 @@ class ResourceWatch:
             if record is None:
                 record = ObjectRecord(uid, meta.get('namespace'), meta['name'], initial=False)
             self.records.pop(uid, None)
-            self._listed_ids.discard(uid)
+            self._unlisted.pop(uid, None)
         else:
+            if self._unlisted and self._unlisted.pop(uid, None) is None and record is None:
+                self._bury_predecessor(meta.get('namespace'), meta['name'])
+            self._listed += event['type'] is None
             if record is None:
                 record = self.records[uid] = ObjectRecord(
                     uid, meta.get('namespace'), meta['name'], initial=event['type'] is None)
-            if self._listing_since is not None:
-                self._listed_ids.add(uid)
         rouse()  # those who receive it call filters and such, which can block
         try:
             self._sink.receive(record, event, listed_since=self._listing_since)
         except Exception:
             logger.exception("Ignoring an event of %r in the watch-stream for %s, as it makes no sense.", record, self)
+
+    def _bury_predecessor(self, namespace: str | None, name: str) -> None:
+        """Report the object of this name from before the list as deleted: the list has brought another one."""
+        if self._predecessors is None:
+            self._predecessors = {f'{record.namespace}/{record.name}': record for record in self._unlisted.values()}
+        predecessor = self._predecessors.get(f'{namespace}/{name}')
+        if predecessor is not None and predecessor.uid in self._unlisted:
+            self._take(self._make_deletion(predecessor))
 
     def _make_deletion(self, record: ObjectRecord) -> RawEvent:
         """The event of a deletion that happened while nobody was looking: only the identity is known."""
@@ -425,7 +451,7 @@ class ResourceWatch:
         self._backoff = min(MAX_BACKOFF, self._backoff * 2)
         self._failures += 1
         if self._since is None:
-            self._listing_since, self._listed_ids = None, set()
+            self._conclude_list()
         self.failure = str(error) or repr(error)
         if isinstance(error, errors.APIForbiddenError):
             self.failing_since = None

@@ -468,6 +468,47 @@ async def test_listed_again(watch, server, sink, settings, expiration, streamed)
     assert sink.lists == 1
 
 
+@pytest.mark.parametrize('streamed', [True, False], ids=['streamed', 'chunked'])
+async def test_an_object_is_reported_as_deleted_before_its_successor_is_listed(watch, server, sink, settings, streamed):
+    settings.watching.streaming_lists = streamed
+    first, second = [obj('a', 1), obj('b', 2), obj('c', 3)], [obj('a', 11, uid='x'), obj('b', 2), obj('d', 12)]
+    server.script = [
+        Stream(*({'type': 'ADDED', 'object': each} for each in first), bookmark(5, end=True), ending='end'),
+        Refusal(410),
+        Stream(*({'type': 'ADDED', 'object': each} for each in second), modified('a', 13, uid='x'),
+               bookmark(15, end=True)),
+    ] if streamed else [
+        page(*first, version=5), Refusal(410), page(*second[:1], version=13, token='t'), page(*second[1:], version=13),
+        Stream(modified('a', 14, uid='x'))]
+    async with running(watch):
+        await sink.until(lambda: ('MODIFIED', 'a') in sink.events and ('DELETED', 'c') in sink.events)
+    assert [event for event in sink.events[3:] if event[1] == 'a'] == [
+        ('DELETED', 'a'), (None, 'a'), ('MODIFIED', 'a')]
+    assert sorted(event for event in sink.events if event[0] == 'DELETED') == [('DELETED', 'a'), ('DELETED', 'c')]
+    assert set(watch.records) == {'x', 'uid-b', 'uid-d'}
+
+
+async def test_a_successor_in_a_list_that_makes_no_sense_replaces_its_predecessor(watch, server, sink):
+    server.script = [
+        Stream(added('a', 1), added('b', 2), bookmark(5, end=True), ending='end'), Refusal(410),
+        Stream({'type': 'ADDED', 'object': None}, added('a', 11, uid='x'), bookmark(15, end=True))]
+    async with running(watch):
+        await sink.until(lambda: watch.complete and 'x' in watch.records and watch.state is WatchState.STREAMING)
+    assert sink.events[2:] == [('DELETED', 'a'), (None, 'a')]
+    assert set(watch.records) == {'x', 'uid-b'}
+
+
+async def test_lists_that_break_are_compared_with_what_was_known_before(watch, server, sink):
+    server.script = [
+        Stream(added('a', 1), added('b', 2), bookmark(5, end=True), ending='end'), Refusal(410),
+        Stream(added('a', 11, uid='x'), ending='end'),
+        Stream(added('a', 12, uid='y'), bookmark(15, end=True))]
+    async with running(watch):
+        await sink.until(lambda: ('DELETED', 'b') in sink.events)
+    assert sink.events[2:] == [('DELETED', 'a'), (None, 'a'), ('DELETED', 'a'), (None, 'a'), ('DELETED', 'b')]
+    assert set(watch.records) == {'y'}
+
+
 async def test_deletions_in_a_gap_tell_who_it_was(watch, server, sink):
     bodies = []
     receive, sink.receive = sink.receive, lambda record, event, **kwargs: (

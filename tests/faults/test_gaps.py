@@ -1,0 +1,130 @@
+"""What is deleted, and maybe created anew, while operators see nothing of the cluster."""
+import asyncio
+import json
+
+import pytest
+from kinds import define
+
+import kopf
+from kopf._core.reactor import orchestration, watches
+
+PEERING = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfPeering', 'metadata': {'name': 'default'}}
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch):
+    """The same as in clusters, but shorter."""
+    monkeypatch.setattr(watches, 'MIN_BACKOFF', 0.05)
+    monkeypatch.setattr(watches, 'MAX_BACKOFF', 0.2)
+    monkeypatch.setattr(orchestration, 'SETTLING_DELAYS', (0.05, 0.1, 0.1))
+
+
+def make_namespace(name='app'):
+    return {'apiVersion': 'v1', 'kind': 'Namespace', 'metadata': {'name': name}}
+
+
+def make_object(name, namespace='app'):
+    return {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': {'name': name, 'namespace': namespace}}
+
+
+def seen(world, name='obj'):
+    """The types of the events of the objects of this name, with their uids."""
+    return [(call['event']['type'], call['uid']) for call in world.called('event', name)]
+
+
+async def streaming(world, resource='kopfexamples'):
+    """Wait until the objects are streamed after they were listed."""
+    async with asyncio.timeout(20):
+        while not any(request.resource == resource and request.verb == 'watch' and request.status == 200
+                      for request in world.sandbox.requests):
+            await asyncio.sleep(0.005)
+
+
+# Objects that are created anew.
+
+@pytest.mark.parametrize('streamed', [True, False], ids=['streamed', 'chunked'])
+async def test_the_deletion_of_an_object_comes_before_its_successor(world, streamed):
+    world.settings.watching.streaming_lists = streamed
+    world.declare(kopf.on.event, 'event')
+    old = await world.create()
+    async with world.operator(clusterwide=True):
+        await world.until_called('event')
+        await streaming(world)
+        async with world.gap():
+            await world.delete()
+            await world.gone()
+            new = await world.create()
+        await world.until(lambda: (None, new['metadata']['uid']) in seen(world))
+    assert seen(world) == [
+        (None, old['metadata']['uid']), ('DELETED', old['metadata']['uid']), (None, new['metadata']['uid'])]
+
+
+@pytest.mark.parametrize('pattern', ['app', 'app*'])
+async def test_a_namespace_that_is_created_anew_is_served(world, pattern):
+    world.declare(kopf.on.event, 'event')
+    await world.aio.create(make_namespace())
+    async with world.operator(namespaces=[pattern]):
+        await world.aio.create(make_object('one'))
+        await world.until_called('event', 1, 'one')
+        async with world.gap():
+            await world.aio.delete('namespaces', 'app')
+            await world.aio.wait_gone('namespaces', 'app')
+            await world.aio.create(make_namespace())
+        await world.aio.create(make_object('two'))
+        await world.until_called('event', 1, 'two')
+
+
+async def test_a_late_deletion_of_a_predecessor_does_not_concern_the_namespace(world):
+    world.declare(kopf.on.event, 'event')
+    namespace = await world.aio.create(make_namespace())
+    async with world.operator(namespaces=['app*']):
+        await world.aio.create(make_object('one'))
+        await world.until_called('event', 1, 'one')
+        stale = {**namespace, 'metadata': {**namespace['metadata'], 'uid': 'other'}}
+        world.sandbox.faults.say(json.dumps({'type': 'DELETED', 'object': stale}), resource='namespaces')
+        await world.aio.create(make_namespace('app-2'))
+        await world.aio.create(make_object('two', 'app-2'))
+        await world.until_called('event', 1, 'two')
+        assert not world.sandbox.faults.pending()
+        await world.aio.create(make_object('three'))
+        await world.until_called('event', 1, 'three')
+
+
+@pytest.mark.parametrize('mandatory', [True, False], ids=['mandatory', 'optional'])
+async def test_an_operator_joins_a_peering_that_is_created_anew(world, mandatory):
+    world.settings.peering.mandatory = mandatory
+    world.declare(kopf.on.event, 'event')
+    await world.aio.apply(world.root / 'peering.yaml')
+    await world.aio.create(PEERING)
+    async with world.operator(namespaces=['default'], standalone=False, identity='me'):
+        await world.create('one')
+        await world.until_called('event', 1, 'one')
+        async with world.gap():
+            await world.aio.delete('kopfpeerings', 'default')
+            await world.aio.wait_gone('kopfpeerings', 'default')
+            await world.aio.create(PEERING)
+        await world.aio.wait_for('kopfpeerings', 'default', lambda body: 'me' in (body.get('status') or {}))
+        await world.create('two')
+        await world.until_called('event', 1, 'two')
+
+
+async def test_a_kind_that_is_defined_anew_is_discovered_and_no_more(world):
+    world.declare(kopf.on.event, 'event', resource='things')
+    await world.aio.create(define('things', 'Thing', group='other.dev'))
+    async with world.operator(clusterwide=True):
+        await world.aio.create({'apiVersion': 'other.dev/v1', 'kind': 'Thing', 'metadata': {'name': 'one'}})
+        await world.until_called('event', 1, 'one')
+        async with world.gap():
+            await world.aio.delete('customresourcedefinitions', 'things.other.dev')
+            await world.aio.wait_gone('customresourcedefinitions', 'things.other.dev')
+            await world.aio.create(define('things', 'Thing', group='other.dev'))
+        await world.aio.create({'apiVersion': 'other.dev/v1', 'kind': 'Thing', 'metadata': {'name': 'two'}})
+        await world.until_called('event', 1, 'two')
+
+        def count_discoveries():
+            return sum(request.path == '/apis' for request in world.sandbox.requests)
+        async with asyncio.timeout(20):
+            before = -1
+            while (now := count_discoveries()) != before:  # it is settled when nothing is asked for a second
+                before = now
+                await asyncio.sleep(1)
