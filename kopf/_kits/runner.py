@@ -3,6 +3,9 @@ Running a command of ``kopf`` in the background of a test, while the test does i
 
 It is the same command as in a shell, with the same options, but in a thread: so its output and its errors are at hand,
 and debuggers and coverage see it. The standard output and the logging of the whole process are redirected meanwhile.
+Its handlers are those of the default registry, with those of the files and modules on the command line. Files are
+executed anew in each run, and their handlers are for this run only. Modules are imported once in a process, so their
+handlers stay in the default registry, for the next runs.
 Operators that are embedded into other programs are run by the functions of those programs, instead of a command.
 """
 import asyncio
@@ -17,9 +20,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from kopf._cogs.configs.configuration import OperatorSettings
-from kopf._cogs.helpers.loaders import LoadError
+from kopf._cogs.helpers.loaders import LoadError, is_of_script
 from kopf._core.actions import loggers
-from kopf._core.intents.registries import OperatorRegistry, SmartOperatorRegistry
+from kopf._core.intents.registries import (
+    OperatorRegistry,
+    SmartOperatorRegistry,
+    get_default_registry,
+    set_default_registry,
+)
 
 if TYPE_CHECKING:
     from click import Command
@@ -29,6 +37,12 @@ ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
 PATIENCE = 30.0
 """For how long operators may go on that are asked for what has come of them before they are stopped (in seconds)."""
+
+
+ENTERING_PATIENCE = 5.0
+"""How long the context waits for the operator to serve before it is entered all the same (in seconds)."""
+
+_keeping = threading.Lock()
 
 
 class KopfRunner:
@@ -52,8 +66,11 @@ class KopfRunner:
     :param args: (and all other arguments) the arguments of ``click.testing.CliRunner.invoke``, the command line first;
         or the function that runs the operator, with its arguments.
     :param reraise: whether to raise in the end what the operator has failed with.
-    :param timeout: for how long (in seconds) to wait until the operator begins, and until it stops; forever by default.
-    :param registry: the handlers to begin with; those in the files of the command line are added there.
+    :param timeout: for how long (in seconds) to wait until the operator stops; forever by default. The context is
+        entered when the operator serves, but after 5 seconds at the latest: e.g. if its startup handlers take longer,
+        or are tried again and again.
+    :param registry: the handlers to begin with, instead of those declared so far; those in the files and modules of
+        the command line are added there.
     :param settings: the settings to begin with.
     :raises TimeoutError: at the end of the context, if the operator does not stop in time.
     """
@@ -73,6 +90,7 @@ class KopfRunner:
         self.timeout = timeout
         self.registry = registry
         self.settings = settings
+        self._default_registry = self._run_registry = get_default_registry()
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._ready = threading.Event()
@@ -83,10 +101,16 @@ class KopfRunner:
         self._ready.clear()
         self._future = concurrent.futures.Future()
         self._future.add_done_callback(lambda _: self._ready.set())
+        self._default_registry = get_default_registry()
+        self._run_registry = SmartOperatorRegistry() if self.registry is None else self.registry
+        if self.registry is None:
+            # A copy: operators that run at the same time must not get each other's handlers.
+            self._run_registry.extend(self._default_registry)
         # A daemon: an operator that can't be stopped must not keep the tests from finishing.
         self._thread = threading.Thread(target=self._run, args=(self._future,), name='kopf-runner', daemon=True)
         self._thread.start()
-        self._ready.wait(self.timeout)
+        self._ready.wait(ENTERING_PATIENCE if self.timeout is None else min(ENTERING_PATIENCE, self.timeout))
+        self._keep_handlers()
         return self
 
     def __exit__(
@@ -104,7 +128,10 @@ class KopfRunner:
 
     def _run(self, future: 'concurrent.futures.Future[Result]') -> None:
         try:
-            result = self._invoke()
+            try:
+                result = self._invoke()
+            finally:
+                self._keep_handlers()
         except BaseException as error:
             future.set_exception(error)
         else:
@@ -114,17 +141,23 @@ class KopfRunner:
         from click.testing import CliRunner
         cli = importlib.import_module('kopf.cli')
         loop = asyncio.new_event_loop()
-        controls = cli.CLIControls(
-            ready_flag=self._ready, stop_flag=self._stop, settings=self.settings, loop=loop,
-            # As in a new process: without the handlers of the tests, and of other runs.
-            registry=SmartOperatorRegistry() if self.registry is None else self.registry)
+        set_default_registry(self._default_registry)  # in this thread, as in that of the test
         with contextlib.closing(loop), _restored_logging():
             if self.args and callable(self.args[0]):
                 result = CliRunner().invoke(self._make_command(*self.args), [])
             else:
+                controls = cli.CLIControls(
+                    ready_flag=self._ready, stop_flag=self._stop, settings=self.settings, loop=loop,
+                    registry=self._run_registry)
                 result = CliRunner().invoke(cli.main, *self.args, obj=controls, **self.kwargs)
             loop.run_until_complete(loop.shutdown_asyncgens())
             return result
+
+    def _keep_handlers(self) -> None:
+        """Keep the handlers that other runs would miss: modules are imported only once, unlike files."""
+        if self.registry is None:
+            with _keeping:
+                self._default_registry.extend(self._run_registry, lambda handler: not is_of_script(handler.fn))
 
     def _make_command(self, fn: Callable[..., Any], *args: Any) -> 'Command':
         """Make a command of the function: for the output and the errors to be the same as of other commands."""

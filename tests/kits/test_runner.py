@@ -1,4 +1,5 @@
 """Running of commands in the background of tests: what is known of them, during and after."""
+import importlib
 import logging
 import sys
 import threading
@@ -87,6 +88,106 @@ def test_settings_and_registry(sandbox):
         sandbox.create(KEX)
         body = sandbox.wait_for('kopfexamples', 'a', lambda body: len(body.get('status', {})) == 2)
     assert body['status'] == {'created': 'example.com/mine', 'test_settings_and_registry.<locals>.extra': 'extra'}
+
+
+@pytest.fixture
+def default_registry():
+    """A default registry of the test's own."""
+    previous, registry = kopf.get_default_registry(), kopf.OperatorRegistry()
+    kopf.set_default_registry(registry)
+    yield registry
+    kopf.set_default_registry(previous)
+
+
+@pytest.fixture
+def package(sandbox, default_registry, tmp_path, monkeypatch):
+    """A module with handlers, not imported yet."""
+    package = tmp_path / 'runner_package'
+    package.mkdir()
+    package.joinpath('__init__.py').touch()
+    package.joinpath('handlers.py').write_text(
+        "import kopf\n@kopf.on.startup()\ndef of_module(): print('module')")
+    tmp_path.joinpath('script.py').write_text(
+        "import functools\nimport kopf\n"
+        "def of_script(arg=1): print('script')\n"
+        "kopf.on.startup()(of_script)\n"
+        "kopf.on.startup()(functools.partial(of_script, arg=2))\n")
+    tmp_path.joinpath('main.py').write_text("from runner_package import handlers")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield 'runner_package.handlers'
+    for name in 'runner_package.handlers', 'runner_package':
+        sys.modules.pop(name, None)
+
+
+def run(*args, **options):
+    with KopfRunner(['run', '-n', 'default', '--standalone', *args], timeout=60, **options) as runner:
+        pass
+    return sorted(runner.stdout.split())
+
+
+def test_modules_are_run_by_each_runner(package):
+    assert [run('-m', package) for _ in range(3)] == [['module']] * 3
+
+
+def test_modules_that_are_imported_already_are_run(package):
+    importlib.import_module(package)
+    assert run('-m', package) == ['module']
+    assert run('main.py') == ['module']
+
+
+def test_modules_that_files_import_are_run_by_each_runner(package):
+    assert [run('main.py') for _ in range(3)] == [['module']] * 3
+
+
+def test_files_are_executed_anew_and_only_for_their_runner(package):
+    assert [run('script.py') for _ in range(3)] == [['script', 'script']] * 3
+    assert run('script.py', '-m', package) == ['module', 'script', 'script']
+    assert run('-m', package) == ['module']
+
+
+def test_handlers_of_the_test_are_run(package):
+    kopf.on.startup()(lambda: print('test'))
+    assert run('script.py') == ['script', 'script', 'test']
+
+
+def test_modules_of_runners_at_the_same_time(package):
+    with KopfRunner(['run', '-n', 'default', '--standalone', '-m', package], timeout=60) as first:
+        with KopfRunner(['run', '-n', 'default', '--standalone', 'script.py', '-m', package], timeout=60) as second:
+            pass
+    assert 'module' in second.output and 'script' in second.output
+    assert 'script' not in first.output
+
+
+def test_a_given_registry_is_the_only_one(package, default_registry):
+    kopf.on.startup()(lambda: print('test'))
+    registry = kopf.OperatorRegistry()
+    assert run('-m', package, registry=registry) == ['module']
+    assert run('script.py', registry=registry) == ['module', 'script', 'script']
+    assert len(default_registry.activities) == 1
+
+
+def test_startup_handlers_that_are_retried_do_not_hold_the_block(sandbox, default_registry, monkeypatch):
+    monkeypatch.setattr('kopf._kits.runner.ENTERING_PATIENCE', 0.1)
+    entered = threading.Event()
+
+    @kopf.on.startup()
+    def start():
+        if not entered.is_set():
+            raise kopf.TemporaryError("Not yet.", delay=0.1)
+
+    with KopfRunner(['run', '-n', 'default', 'handlers.py'], timeout=60) as runner:
+        entered.set()
+        sandbox.create(KEX)
+        sandbox.wait_for('kopfexamples', 'a', is_handled)
+    assert "Not yet." in runner.output
+
+
+def test_the_block_is_entered_when_the_operator_serves(sandbox, default_registry, monkeypatch):
+    monkeypatch.setattr('kopf._kits.runner.ENTERING_PATIENCE', 60)
+    ready = threading.Event()
+    kopf.on.startup()(lambda: ready.set())
+    with KopfRunner(['run', '-n', 'default', 'handlers.py'], timeout=60):
+        assert ready.is_set()
 
 
 def test_failure(sandbox):

@@ -8,6 +8,7 @@ the traceback, without the way that led there through the framework and the impo
 """
 import contextlib
 import errno
+import functools
 import importlib
 import importlib.machinery
 import importlib.util
@@ -20,6 +21,7 @@ from collections.abc import Iterable
 from kopf._cogs.helpers.explanations import ExplainedError
 
 _PACKAGE = str(pathlib.Path(__file__).parents[2]) + os.sep
+_SCRIPT_PREFIX = '__kopf_script_'
 _MACHINERY = (_PACKAGE, '<frozen importlib', str(importlib.__file__))
 
 
@@ -37,9 +39,16 @@ def preload(paths: Iterable[str | os.PathLike[str]], modules: Iterable[str]) -> 
         file = pathlib.Path(path).resolve()
         if file not in loaded:
             loaded.add(file)
-            _load_file(path, file, f'__kopf_script_{len(loaded) - 1}__{file.stem}')
+            _load_file(path, file, f'{_SCRIPT_PREFIX}{len(loaded) - 1}__{file.stem}')
     for name in modules:
         _load_module(name)
+
+
+def is_of_script(fn: object) -> bool:
+    """Check whether the function is from a file given by its path: such files are executed anew by each `preload`."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return str(getattr(fn, '__module__', '')).startswith(_SCRIPT_PREFIX)
 
 
 def _load_file(path: str | os.PathLike[str], file: pathlib.Path, name: str) -> None:

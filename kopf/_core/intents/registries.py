@@ -87,6 +87,15 @@ class OperatorRegistry:
         self._activities, self._indexing, self._watching = self.activities, self.indexing, self.watching
         self._spawning, self._changing, self._webhooks = self.spawning, self.changing, self.webhooks
 
+    def extend(self, other: 'OperatorRegistry', chosen: Callable[[Handler], bool] = lambda _: True) -> None:
+        """Add those of the handlers of another registry that are chosen, and are not here yet."""
+        for name in _SORTS:
+            own: HandlersRegistry[Handler] = getattr(self, name)
+            known = set(own)
+            for handler in getattr(other, name).get_all_handlers():
+                if handler not in known and chosen(handler):
+                    own.append(handler)
+
     def _notify(self) -> None:
         for listener in list(self.listeners):
             listener()
@@ -106,6 +115,9 @@ class OperatorRegistry:
                 continue
             if not patched or handler.modifies:
                 yield handler.selector
+
+
+_SORTS = ('activities', 'indexing', 'watching', 'spawning', 'changing', 'webhooks', 'conversions')
 
 
 class SmartOperatorRegistry(OperatorRegistry):
