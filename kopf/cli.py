@@ -191,7 +191,8 @@ def _check_endpoint(ctx: click.Context, param: click.Parameter, value: str | Non
 
 
 @click.group(name='kopf', context_settings={'auto_envvar_prefix': 'KOPF'})
-@click.version_option(versions.version, prog_name='kopf')
+@click.version_option(
+    versions.version, prog_name='kopf', message=f'%(prog)s, version %(version)s ({versions.compatibility})')
 def main() -> None:
     """Kubernetes operators in Python.
 
