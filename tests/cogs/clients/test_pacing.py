@@ -111,6 +111,16 @@ async def test_all_wait_as_long_as_the_server_asks_for(visitors, caplog):
 
 
 @pytest.mark.looptime
+async def test_the_longest_of_the_waiting_times_counts(visitors):
+    visitors.gate.hold(5)
+    visitors.gate.hold(3)
+    visitors.come('a')
+    visitors.come('stream', passing_by=True)
+    assert await visitors.all() == about({'a': 5, 'stream': 5})
+
+
+
+@pytest.mark.looptime
 async def test_some_time_is_waited_even_if_the_server_does_not_say_how_long(visitors):
     visitors.gate.hold(None)
     visitors.come('a')

@@ -73,6 +73,16 @@ async def test_unused_connections_expire(raw_server):
     pool.close()
 
 
+async def test_connections_are_too_old_even_before_they_are_swept_away(raw_server, pool, monkeypatch):
+    await get(pool)
+    loop = asyncio.get_running_loop()
+    now = loop.time()
+    monkeypatch.setattr(loop, 'time', lambda: now + 31)  # the pool has had no time to look after them
+    await get(pool)
+    assert raw_server.connections == [1, 1]
+
+
+
 async def test_hosts_by_name(raw_server):
     pool = Pool(Origin('localhost', raw_server.port, None, None), keepalive=30)  # which may also be ::1
     assert (await get(pool)).body == b'ok'

@@ -389,6 +389,43 @@ async def test_the_stages_of_stopping(host, clock, caplog):
     ]
 
 
+@pytest.mark.parametrize('options', [
+    {}, {'cancellation_backoff': 3}, {'cancellation_backoff': 3, 'cancellation_timeout': 5}])
+@pytest.mark.parametrize('lasting', [1, 4])
+async def test_nothing_is_planned_any_more_for_those_that_have_ended(host, caplog, options, lasting):
+    @kopf.daemon('kopfexamples', id='fn', registry=host.registry, cancellation_polling=2, **options)
+    async def fn(stopped, **_):
+        await stopped.wait()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(lasting)
+
+    await host.look()
+    await let_it_run()
+    await host.delete()
+    await let_it_run(lasting + 0.5)
+    assert not await host.look()
+    assert not any(not timer.cancelled() for timer in asyncio.get_running_loop()._scheduled)
+    caplog.clear()
+    await let_it_run(100)
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize('options', [{'initial_delay': 100}, {'interval': 100}, {'interval': 1, 'idle': 100}])
+async def test_nothing_is_planned_any_more_for_timers_that_were_waiting(host, options):
+    timers = asyncio.get_running_loop()._scheduled
+
+    @kopf.timer('kopfexamples', registry=host.registry, **{'interval': 1, **options})
+    async def fn(**_):
+        pass
+
+    await host.look()
+    await let_it_run(10)
+    assert any(not timer.cancelled() for timer in timers)
+    assert not await host.delete()
+    assert not any(not timer.cancelled() for timer in timers)
+
+
+
 async def test_a_daemon_without_limits_is_waited_for_and_reminded_of(host, caplog):
     @kopf.daemon('kopfexamples', id='fn', registry=host.registry, cancellation_polling=10)
     async def fn(stopped, **_):

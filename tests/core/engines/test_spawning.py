@@ -260,8 +260,9 @@ async def test_daemons_without_limits_are_cancelled_at_the_end_of_the_operator(h
     assert notes == ['start']
 
 
-async def test_daemons_that_are_being_stopped_are_cancelled_too(host):
-    notes = declare(host, lingering=100)
+@pytest.mark.parametrize('options', [{}, {'cancellation_polling': 2}])  # the reminders do not put off the end
+async def test_daemons_that_are_being_stopped_are_cancelled_too(host, options):
+    notes = declare(host, lingering=100, **options)
     await host.look()
     await let_it_run()
     await host.delete()

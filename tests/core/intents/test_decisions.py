@@ -109,8 +109,14 @@ class Simulation:
         return self.decider.decide(
             body, self.cycle, make_cause, initial=self.initial, released=self.released, holding=False, now=self.now)
 
-    def step(self, outcome=None, *, edit_meanwhile=None, patch_lost=False, own_patch=None, error=None) -> bool:
-        """Do one step; tell if the object is at rest. With an error, the patch is refused, or only its answer lost."""
+    def step(
+            self, outcome=None, *, edit_meanwhile=None, patch_lost=False, own_patch=None, error=None, adjusted=None,
+    ) -> bool:
+        """
+        Do one step; tell if the object is at rest.
+
+        With an error, the patch is refused, or only its answer lost. The API can have it adjusted to something else.
+        """
         decision = self.decide()
         if decision is None:
             return True
@@ -147,6 +153,8 @@ class Simulation:
             self.restart()
             return False
         self.raw = patch.applied_to(self.raw)
+        if adjusted:
+            self.edit(**adjusted)
         if patch and not done:
             self.decider.notice_patched(decision, patch, Body(self.raw))
         if done:
@@ -804,3 +812,51 @@ def test_creations_whose_patches_are_refused_or_not_answered_are_followed_by_no_
     sim.settle()
     assert [id for id, *_ in sim.runs] == ['create1', 'create2', 'create3']
     assert sim.last_handled['spec']['c'] == 1
+
+
+@pytest.mark.parametrize('edit', [{}, {'a': 1}], ids=['no edit', 'edit'])
+def test_values_that_the_api_adjusts_in_a_creation_hide_no_edits(edit):
+    sim = Simulation(
+        *(make_handler(id, reason=Reason.CREATE) for id in ('create1', 'create2', 'create3')),
+        make_handler('update', reason=Reason.UPDATE, needs_change=True))
+    sim.step()
+    sim.edit(**edit)
+    sim.step(own_patch={'spec': {'c': '1024Mi'}}, adjusted={'c': '1Gi'})
+    sim.settle()
+    assert [id for id, *_ in sim.runs] == ['create1', 'create2', 'create3', *(['update'] if edit else [])]
+    assert sim.last_handled['spec'] == {'a': 0, 'b': 0, 'c': '1Gi', **edit}
+
+
+@pytest.mark.parametrize('error', ['refused', 'lost'])
+def test_edits_beside_patches_that_are_refused_or_not_answered_are_told_apart_from_them(error):
+    sim = Simulation(
+        make_handler('field_c/spec.c', field=('spec', 'c'), reason=Reason.UPDATE, needs_change=True),
+        make_handler('field_b/spec.b', field=('spec', 'b'), reason=Reason.UPDATE, needs_change=True),
+        make_handler('patching', reason=Reason.UPDATE, needs_change=True),
+        make_handler('slow', reason=Reason.UPDATE, needs_change=True))
+    sim.settle()
+    sim.runs.clear()
+    sim.edit(b=1, c=1)
+    sim.step()
+    sim.step()
+    assert [id for id, *_ in sim.runs] == ['field_c/spec.c', 'field_b/spec.b']
+    sim.step(own_patch={'spec': {'c': 2, 'd': 2}}, error=error, edit_meanwhile={'b': 2})
+    sim.settle()
+    counts = Counter(id for id, *_ in sim.runs)
+    assert (counts['field_c/spec.c'], counts['field_b/spec.b']) == (1, 2)
+    assert sim.last_handled['spec'] == {'a': 0, 'b': 2, 'c': 2, 'd': 2}
+
+
+@pytest.mark.parametrize('delays, stored', [
+    ([10, 10], True), ([10, 0], False), ([0, 10], False), ([0, 0], False), ([10], False), ([0.9, 10], False),
+    ([1, 10], True),
+])
+def test_the_state_is_stored_in_a_creation_only_if_all_the_rest_of_it_is_put_off(delays, stored):
+    sim = Simulation(
+        *(make_handler(id, reason=Reason.CREATE) for id in ('create1', 'create2', 'create3')),
+        make_handler('update', reason=Reason.UPDATE, needs_change=True))
+    sim.raw['metadata']['generation'] = 1
+    sim.step()
+    for delay in delays:
+        sim.step(Outcome(final=False, delay=delay, exception=TemporaryError('later')))
+    assert any('base' in record for record in sim.records) is stored

@@ -74,7 +74,7 @@ class World:
                 await self.changed.wait()
 
     @contextlib.asynccontextmanager
-    async def operator(self, identity, *, worker_limit=None, **options):
+    async def operator(self, identity, *, worker_limit=None, retrying=False, **options):
         registry, settings = kopf.OperatorRegistry(), kopf.OperatorSettings()
         settings.queueing.worker_limit = worker_limit
         settings.posting.enabled = False
@@ -91,6 +91,12 @@ class World:
         @kopf.on.update('kopfexamples', registry=registry)
         async def update(name, diff, **_):
             self.note(identity, 'update', name, *(item.new for item in diff))
+
+        if retrying:
+            @kopf.on.update('kopfexamples', registry=registry)
+            async def retry(name, **_):
+                self.note(identity, 'retry', name)
+                raise kopf.TemporaryError("not yet", delay=1000)
 
         @kopf.on.resume('kopfexamples', registry=registry)
         async def resume(name, **_):
@@ -227,6 +233,26 @@ async def test_what_was_seen_before_the_pause_is_forgotten(world):
         await world.remove('boss')
         await world.handled('c', field='1')
     assert world.calls == [('low', 'create', 'a'), ('low', 'create', 'c')]
+
+
+async def test_changes_that_others_have_handled_in_the_pause_are_no_part_of_the_next_ones(world):
+    await world.join()
+    async with world.operator('low', retrying=True):
+        await world.create('a', field='1')
+        await world.handled('a', field='1')
+        await world.aio.patch('kopfexamples', 'a', {'spec': {'field': '2'}})
+        await world.until(lambda: ('low', 'retry', 'a') in world.calls and ('low', 'update', 'a', '2') in world.calls)
+        await world.put('boss')
+        await world.paused()
+        body = await world.aio.get('kopfexamples', 'a')
+        records = [key for key in body['metadata']['annotations'] if 'last-handled' not in key]
+        world.calls.clear()
+        # The boss handles the change; another one, too; and then the first state is there again.
+        await world.aio.patch('kopfexamples', 'a', {'spec': {'field': '2'}, 'metadata': {'annotations': {
+            **dict.fromkeys(records), 'kopf.zalando.org/last-handled-configuration': '{"spec":{"field":"3"}}\n'}}})
+        await world.remove('boss')
+        await world.until(lambda: ('low', 'update', 'a', '2') in world.calls)
+
 
 
 async def test_takeover_also_where_there_is_no_peering(world):

@@ -315,6 +315,31 @@ async def test_answers_that_come_late_do_not_bring_back_old_states(scene):
     assert scene.record.daemons.body.spec == {'x': 'newer than the patch'}
 
 
+async def test_answers_to_handlers_that_come_late_do_not_bring_back_the_states_before_a_daemons_patch(scene):
+    seen = []
+
+    @kopf.timer('kopfexamples', registry=scene.registry, interval=1e9, initial_delay=5)
+    async def fn(patch, **_):
+        patch.spec['x'] = 'of the timer'
+
+    @kopf.on.update('kopfexamples', registry=scene.registry, field='spec.y')
+    async def updated(spec, patch, retry, **_):
+        seen.append(dict(spec))
+        if not retry:
+            patch.status['z'] = 1
+            scene.delay = 3  # the answer comes when the timer has changed the object
+            asyncio.get_running_loop().call_later(0.2, setattr, scene, 'delay', 0.0)
+            raise kopf.TemporaryError("once more", delay=0)
+
+    scene.create()
+    await scene.run(4.5)
+    scene.edit(spec={'y': 1})
+    await scene.run()
+    await asyncio.sleep(10)  # the stream is even later
+    assert seen == [{'y': 1}, {'x': 'of the timer', 'y': 1}]
+
+
+
 async def test_functions_of_daemons_are_applied_to_a_fresher_state(scene):
     @kopf.timer('kopfexamples', registry=scene.registry, interval=100, initial_delay=5)
     async def fn(patch, **_):
