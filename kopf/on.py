@@ -1,7 +1,7 @@
 """
 The decorators that declare handlers: ``@kopf.on.create('kopfexamples')``, ``@kopf.on.startup()``, and the others.
 
-Each resource decorator takes up to three positional arguments that name the resource (see "Resource specification"
+Each resource decorator takes up to three positional arguments that name the resource (see "Resources"
 in the documentation), the options of its kind of handlers, and an optional ``registry``. All of them return the
 decorated function unchanged, so that they can be stacked. A wrong option raises `TypeError` or `ValueError` at once.
 """

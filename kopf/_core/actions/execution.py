@@ -39,7 +39,7 @@ class ErrorsMode(enum.Enum):
     """
     What an arbitrary exception of a handler means: neither `TemporaryError` nor `PermanentError`.
 
-    Specified in the documentation's "Error handling".
+    Specified in the documentation's "Errors".
     """
     IGNORED = enum.auto()
     """It is logged, and the handler counts as succeeded."""

@@ -3,7 +3,7 @@ What an operator does as a whole: starting up, logging in, probing, cleaning up.
 
 The handlers of an activity are run in rounds until each has succeeded or failed for good. Their progress is only
 kept in memory: an operator that is restarted starts anew. Specified in the documentation's "Startup", "Shutdown",
-"Health-checks", "Authentication".
+"Probes", "Authentication".
 """
 import asyncio
 import datetime

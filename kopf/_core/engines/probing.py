@@ -4,7 +4,7 @@ Telling the outside world that the operator lives: an HTTP server for the probes
 The server has a thread and an event loop of its own: when the operator's loop is stuck, there must be somebody to say
 so. The liveness endpoint runs the probe handlers and shows their results; it fails if some of them fail, and if the
 operator does not do its work for long. The readiness endpoint tells if it has begun to. Every request is answered.
-Specified in the documentation's "Health-checks".
+Specified in the documentation's "Probes".
 """
 import asyncio
 import concurrent.futures

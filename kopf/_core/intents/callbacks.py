@@ -2,7 +2,7 @@
 The functions that users write: their types, the markers of filters, and the helpers that combine callbacks.
 
 They take any of the keyword arguments that there are, so the types only say what they return. Specified in the
-documentation's "Arguments" and "Filtering".
+documentation's "Arguments" and "Filters".
 """
 import enum
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping

@@ -3,7 +3,7 @@ Which handlers match an object and what has happened to it.
 
 `prematch` looks at the object alone: its labels, annotations, fields, and callbacks. An object that no change-detecting
 handler prematches is none of the operator's business: nothing is stored on it, nothing is logged. `match` also looks at
-the reason and at what has changed. Specified in the documentation's "Filtering".
+the reason and at what has changed. Specified in the documentation's "Filters".
 
 A callback that fails raises `FilterError`. It concerns its handler alone: callers put the handler aside by `sift`,
 report it once by `FailureReports`, and try it again when the object changes.

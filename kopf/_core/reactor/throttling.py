@@ -3,7 +3,7 @@ Leaving an object alone for a while, when the framework or the API can't handle 
 
 Some refusals of the API are for good, until something changes: then, a change of the object is a reason to try soon,
 and what was refused is explained once, with what can be done about it.
-Specified in the documentation's "Throttling of unexpected errors".
+Specified in the documentation's "Timeouts and retries of the API".
 """
 import re
 import time

@@ -1,0 +1,41 @@
+"""What docstrings say of the documentation is there: the sections that specify the behaviour of a module."""
+import ast
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+TITLES = r'"[A-Z][^"]*"(?:(?:[\s,]|and|or)+"[A-Z][^"]*")*'
+REFERENCE = re.compile(rf"(?:documentation(?:'s)?|[Ss]ee)((?:[\s,]|and|or)*{TITLES})")
+
+
+def find_titles() -> set[str]:
+    """Return the titles of all sections of all pages."""
+    titles = set()
+    for page in ROOT.glob('docs/*.rst'):
+        lines = page.read_text().splitlines()
+        titles |= {title.strip() for title, line in zip(lines, lines[1:], strict=False)
+                   if title.strip() and re.fullmatch(r'([=\-~^"])\1{2,}', line) and len(line) >= len(title.rstrip())}
+    return titles
+
+
+def find_references() -> list[tuple[str, str]]:
+    """Return the places in the package that refer to sections, with the titles of these."""
+    found = []
+    for path in sorted(ROOT.glob('kopf/**/*.py')):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ' '.join((ast.get_docstring(node) or '').split())
+                for match in REFERENCE.finditer(text):
+                    found += [(str(path.relative_to(ROOT)), title) for title in re.findall(r'"([^"]*)"', match[1])]
+    return found
+
+
+@pytest.mark.parametrize('place, title', find_references())
+def test_sections_that_docstrings_refer_to_exist(place: str, title: str) -> None:
+    assert title in find_titles(), f"{place} refers to {title!r}, which is no section of any page"
+
+
+def test_references_are_found() -> None:
+    assert len(find_references()) > 20
