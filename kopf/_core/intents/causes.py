@@ -2,8 +2,8 @@
 Why handlers are run, with all that they are told: each cause knows the kwargs of its handlers.
 
 A function that names its arguments gets only those, one by one (`GETTERS`). For functions that take any, all are built
-once a cause (`base_kwargs`), and extended for each handler: with its ``param``, and with ``old``, ``new``, ``diff``
-reduced to its field. Specified in the documentation's "Arguments".
+once a cause (`base_kwargs`), and extended for each handler: with its ``param``, and for its function with ``old``,
+``new``, ``diff`` reduced to its field; its filters see the whole object. Specified in the documentation's "Arguments".
 """
 import dataclasses
 import enum
@@ -257,7 +257,7 @@ class ChangingCause(ResourceCause):
     def all_kwargs(self, handler: 'Handler', state: 'HandlerState | None' = None) -> dict[str, Any]:
         kwargs = ResourceCause.all_kwargs(self, handler, state)
         field = getattr(handler, 'field', None)
-        if field:
+        if field and state is not None:  # filters compare the field with others, so they see all of them
             kwargs.update(self._reduce_to(field))
             kwargs.update(self.indices)
         return kwargs
@@ -267,7 +267,7 @@ class ChangingCause(ResourceCause):
     ) -> dict[str, Any]:
         kwargs = ResourceCause.pick_kwargs(self, names, handler, state)
         field = getattr(handler, 'field', None)
-        if field and not _CHANGES.isdisjoint(names):
+        if field and state is not None and not _CHANGES.isdisjoint(names):
             reduced = self._reduce_to(field)
             kwargs.update({name: reduced[name] for name in names if name in reduced and name not in self.indices})
         return kwargs

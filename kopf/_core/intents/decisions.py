@@ -13,14 +13,20 @@ Edits by others in the middle of a cycle:
   the operator is killed then, edits are known, but not from what.
 
 What our own patches change counts as seen by all.
+
+An object that no handler matches is not written to. If a handler of updates would match if only the object had its
+field, then the absence is remembered in memory: once the field is added, this is an update from the state without it.
+If the object also matches handlers of creations then, it is created first, and the update follows.
 """
 import dataclasses
 import datetime
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol, cast
 
+from kopf._cogs.configs import conventions
 from kopf._cogs.configs.configuration import PersistenceSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence
+from kopf._cogs.structs.dicts import FieldPath, resolve
 from kopf._cogs.structs.diffs import EMPTY, Diff, diff
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
@@ -45,6 +51,8 @@ LONG_DELAY = 1.0
 
 _STORING = (Reason.CREATE, Reason.UPDATE, Reason.DELETE)
 _UNCHANGED = (Reason.NOOP, Reason.RESUME)
+
+NO_FIELDS: Final[frozenset[FieldPath]] = frozenset()
 
 
 class MakeCause(Protocol):
@@ -73,6 +81,8 @@ class Cycle:
     """Whether filters have failed, so that it is unknown if all is done: the cycle waits for a change."""
     edited: bool = False
     """Whether the base must be stored before the end of the cycle, as it can't be found in the object any more."""
+    assumed: BodyEssence | None = None
+    """The last handled essence if it is known only from memory: it is stored with the first step of an update."""
 
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
@@ -105,7 +115,8 @@ class Decision:
 class Decider:
     """Decides for all the objects of one resource."""
 
-    __slots__ = ('_held_if_settled', '_updating', 'essences', 'finalizer', 'progress', 'records', 'table')
+    __slots__ = ('_awaiting_fields', '_held_if_settled', '_updating', 'essences', 'finalizer', 'progress', 'records',
+                 'table')
 
     def __init__(self, table: HandlerTable, persistence: PersistenceSettings) -> None:
         self.table = table
@@ -119,6 +130,9 @@ class Decider:
         self._held_if_settled: bool | None = False if not table.finalizing else None
         if any(filters.is_unconditional(handler) for handler in table.finalizing):
             self._held_if_settled = True
+        # For whom the addition of a field is an update, though they do not match objects without it.
+        self._awaiting_fields = tuple(
+            handler for handler in table.changing if handler.reason is Reason.UPDATE and handler.field)
 
     def revise(self, table: HandlerTable) -> None:
         """Go on with the resource as it is defined now, with the same handlers."""
@@ -130,20 +144,28 @@ class Decider:
             self, body: Body, cycle: Cycle | None, make_cause: MakeCause, *,
             initial: bool, released: bool, holding: bool, now: datetime.datetime, unkept: str | None = None,
             failures: filters.Failures | None = None,
+            lacking: frozenset[FieldPath] = NO_FIELDS,
     ) -> Decision | None:
         """
         Decide what is to be done about the object now; ``None`` if it is none of our business.
 
         ``initial`` means that this process has not resumed the object yet; ``released``, that its deletion is handled;
         ``holding``, that something else needs the object to stay, such as a running daemon. ``unkept`` is what was
-        handled, but could not be stored: see `find_unkept`. The handlers that would be due if their filters did not
-        fail are added to the ``failures``.
+        handled, but could not be stored: see `find_unkept`. ``lacking`` are the fields that it did not have when no
+        handler matched it: see `find_lacking`. The handlers that would be due if their filters did not fail are added
+        to the ``failures``.
         """
         metadata = body['metadata']
         deleting = metadata.get('deletionTimestamp') is not None
         held = self.finalizer in (metadata.get('finalizers') or ())
         essence = self.essences.of(body)
         last = self.essences.fetch_last(body, essence, unkept)
+        recalled: BodyEssence | None = None
+        if last is None and cycle is not None:
+            last = cycle.assumed
+        elif last is None and lacking and not deleting:
+            recalled, is_update = self._recall(essence, lacking, make_cause)
+            last = recalled if is_update else None
 
         reason, changes = self._detect(body, cycle, essence, last, deleting=deleting, held=held, initial=initial)
         creating = reason is Reason.CREATE  # also if the state that an update is to be from is stored already
@@ -158,6 +180,10 @@ class Decider:
             return None
 
         cycle = self._continue_cycle(cycle, cause, essence, last, now)
+        if recalled is not None and creating:
+            cycle.base, cycle.edited = recalled, recalled != essence
+        elif recalled is not None:
+            cycle.assumed = recalled
         if reason in _UNCHANGED and relevant and (cycle.missed or cycle.revived):
             # The edits have reverted each other, but some have seen only one of them.
             reason = Reason.UPDATE
@@ -187,6 +213,14 @@ class Decider:
         if skipped is not None:
             skipped.update(due)
         return bool(due)
+
+    def find_lacking(self, body: Body, make_cause: MakeCause) -> frozenset[FieldPath]:
+        """Return the fields which would make the object match handlers of updates, if it had them."""
+        if not self._awaiting_fields or body['metadata'].get('deletionTimestamp') is not None:
+            return NO_FIELDS
+        cause = make_cause(reason=Reason.NOOP, initial=False, old=None, new=self.essences.of(body), diff=EMPTY)
+        lacking = filters.sift(self._awaiting_fields, cause, filters.lacks_field, {})
+        return frozenset(handler.field for handler in lacking if handler.field)
 
     def find_unkept(self, decision: Decision, body: Body) -> str | None:
         """
@@ -231,6 +265,25 @@ class Decider:
         if changes:
             return Reason.UPDATE, changes
         return (Reason.RESUME if initial and self.table.resuming_ids else Reason.NOOP), EMPTY
+
+    def _recall(
+            self, essence: BodyEssence, lacking: frozenset[FieldPath], make_cause: MakeCause,
+    ) -> tuple[BodyEssence | None, bool]:
+        """
+        Return the essence without those of the fields that were added, if any were; and whether that is an update now.
+
+        If it is a creation, the update follows; but not of the fields that handlers of the creation are for, too.
+        """
+        added = {field for field in lacking if resolve(essence, field, None) is not None}
+        if not added:
+            return None, False
+        cause = make_cause(reason=Reason.CREATE, initial=False, old=None, new=essence, diff=diff(None, essence))
+        creating = [handler for handler in self.table.changing if handler.reason in (None, Reason.CREATE)
+                    and not handler.initial and filters.may_match(handler, cause)]
+        earlier = cast(dict[str, Any], essence)
+        for field in added - {handler.field for handler in creating}:
+            earlier = conventions.without(earlier, field)
+        return cast(BodyEssence, earlier), not creating
 
     def _is_creation_going_on(self, body: Body, cycle: Cycle | None) -> bool:
         """Tell whether the stored last handled state is of an edit in the middle of the creation."""
@@ -296,7 +349,7 @@ class Decider:
         """Somebody has edited the object since the last step."""
         finished = [key for key, record in cycle.state.items() if record.finished]
         if cycle.state.purpose == Reason.CREATE:
-            if finished or cycle.skipping:
+            if finished or cycle.skipping or cycle.edited:
                 cycle.edited = True
             else:
                 cycle.base = essence
@@ -355,6 +408,9 @@ class Decider:
             cycle.state.store(storage=self.progress, body=body, patch=conclusion)
             if cycle.edited and cycle.base != decision.last:
                 self.essences.store_last(body, cycle.base, conclusion)
+            elif cycle.assumed is not None and cycle.assumed is decision.last:
+                # Otherwise, a restarted operator would take the update for a creation.
+                self.essences.store_last(body, cycle.assumed, conclusion)
         self.progress.flush()
 
     def _follow(self, decision: Decision) -> Cycle | None:

@@ -92,8 +92,7 @@ def prematch(handler: ResourceHandler, cause: ResourceCause) -> bool:
     if is_unconditional(handler):
         return True
     return (
-        _match_mapping(handler.labels, cause.body.metadata.labels, handler, cause)
-        and _match_mapping(handler.annotations, cause.body.metadata.annotations, handler, cause)
+        _match_metadata(handler, cause)
         and (handler.field is None or _match_field(handler, cause))
         and (handler.when is None or _call(handler.when, cause.kwargs_of_callback(handler.when, handler)))
     )
@@ -102,6 +101,13 @@ def prematch(handler: ResourceHandler, cause: ResourceCause) -> bool:
 def is_unconditional(handler: ResourceHandler) -> bool:
     """Tell whether the handler is for all the objects of its resource."""
     return handler.labels is None and handler.annotations is None and handler.field is None and handler.when is None
+
+
+def lacks_field(handler: ChangingHandler, cause: ChangingCause) -> bool:
+    """Check whether the object only has to get the field of the handler, with any value, in order to match."""
+    return (handler.field is not None and handler.value is None
+            and resolve(cause.new, handler.field, None) is None
+            and _match_metadata(handler, cause))
 
 
 def match_change(handler: ChangingHandler, cause: ChangingCause) -> bool:
@@ -148,6 +154,11 @@ def deduplicate(handlers: Iterable[HandlerT]) -> Iterator[HandlerT]:
             yield handler
 
 
+def _match_metadata(handler: ResourceHandler, cause: ResourceCause) -> bool:
+    return (_match_mapping(handler.labels, cause.body.metadata.labels, handler, cause)
+            and _match_mapping(handler.annotations, cause.body.metadata.annotations, handler, cause))
+
+
 def _match_mapping(
         pattern: Mapping[str, Any] | None, content: Mapping[str, Any], handler: ResourceHandler, cause: ResourceCause,
 ) -> bool:
@@ -158,10 +169,9 @@ def _match_mapping(
 
 def _match_field(handler: ResourceHandler, cause: ResourceCause) -> bool:
     if isinstance(handler, ChangingHandler) and handler.needs_change and isinstance(cause, ChangingCause):
-        # Without any value the object is matched as a whole: how the field is affected is a matter of the change.
-        return handler.value is None or any(
-            _match_value(handler.value, resolve(essence, handler.field, _ABSENT), handler, cause)
-            for essence in (cause.old, cause.new))
+        pattern = MetaFilterToken.PRESENT if handler.value is None else handler.value
+        return any(_match_value(pattern, resolve(essence, handler.field, _ABSENT), handler, cause)
+                   for essence in (cause.old, cause.new))
     pattern = MetaFilterToken.PRESENT if handler.value is None else handler.value
     field = handler.field or ()
     if isinstance(cause, ChangingCause):

@@ -15,9 +15,11 @@ import orjson
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.jsontexts import dump_tightly
 from kopf._cogs.structs.bodies import Body, RawBody, RawEvent
+from kopf._cogs.structs.dicts import FieldPath
 from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.references import Resource
 from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
+from kopf._core.intents.decisions import NO_FIELDS
 
 if TYPE_CHECKING:
     from kopf._core.intents.decisions import Cycle
@@ -32,8 +34,8 @@ class ObjectRecord:
     """One object, as long as it is there."""
 
     __slots__ = (
-        'again', 'body', 'cycle', 'daemons', 'employed', 'expected', 'indexing', 'initial', 'memo', 'name', 'namespace',
-        'outdated', 'pending', 'released', 'throttle', 'throttled', 'uid', 'unkept', 'unsent', 'wakeup')
+        'again', 'body', 'cycle', 'daemons', 'employed', 'expected', 'indexing', 'initial', 'lacking', 'memo', 'name',
+        'namespace', 'outdated', 'pending', 'released', 'throttle', 'throttled', 'uid', 'unkept', 'unsent', 'wakeup')
 
     def __init__(self, uid: str, namespace: str | None, name: str, *, initial: bool) -> None:
         self.uid = uid
@@ -67,6 +69,8 @@ class ObjectRecord:
         """Its deletion is handled: only our finalizer is to be removed."""
         self.unkept: str | None = None
         """The digest of the state that was handled last, if it cannot be stored on the object."""
+        self.lacking: frozenset[FieldPath] = NO_FIELDS
+        """The fields without which it matches no handlers: their addition is an update."""
         self.unsent: Patch | None = None
         """What handlers have wanted of the object, and could not be applied to it yet."""
         self.indexing: IndexingState | None = None

@@ -30,7 +30,7 @@ from kopf._core.engines.spawning import Spawner
 from kopf._core.engines.stoppers import DaemonStoppingReason
 from kopf._core.intents import filters
 from kopf._core.intents.causes import ChangingCause, Reason, WatchingCause
-from kopf._core.intents.decisions import TITLES, Decider, Decision, deliver_results, is_delivered
+from kopf._core.intents.decisions import NO_FIELDS, TITLES, Decider, Decision, deliver_results, is_delivered
 from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor import echoes
 from kopf._core.reactor.applying import Applier, complete
@@ -274,6 +274,7 @@ class Processor(ObjectSink):
             if done:
                 record.cycle, record.initial = decision.heir, False
                 if decision.reason in (Reason.CREATE, Reason.UPDATE):
+                    record.lacking = NO_FIELDS if decision.relevant else record.lacking
                     record.unkept = self._find_unkept(record, decision)
             elif not record.again and record.body is not None:
                 self._sleep(record, decision)
@@ -300,10 +301,12 @@ class Processor(ObjectSink):
         failures: filters.Failures = {}
         decision = self._decider.decide(
             body, record.cycle, make_cause, initial=record.initial, released=record.released, holding=holding,
-            now=utcnow(), unkept=record.unkept, failures=failures)
+            now=utcnow(), unkept=record.unkept, lacking=record.lacking, failures=failures)
         if failures:
             self._reports.report(failures, make_cause(
                 reason=Reason.NOOP, initial=False, old=None, new=None, diff=EMPTY))
+        if not failures and (decision is None or not decision.relevant):
+            record.lacking = self._decider.find_lacking(body, make_cause)
         return decision
 
     async def _handle(self, record: ObjectRecord, decision: Decision, patch: Patch, conclusion: Patch) -> bool:

@@ -131,15 +131,22 @@ def test_handlers_do_not_share_their_kwargs():
 def test_changes():
     old, new = {'spec': {'a': {'b': 1}, 'c': 1}}, {'spec': {'a': {'b': 2}}}
     cause = make(ChangingCause, reason=Reason.UPDATE, old=old, new=new, diff=diff(old, new))
-    whole = cause.kwargs_for(handler(ChangingHandler))
+    whole = cause.kwargs_for(handler(ChangingHandler), STATE)
     assert (whole['old'], whole['new'], whole['reason']) == (old, new, 'update')
     assert set(whole['diff']) == {('change', ('spec', 'a', 'b'), 1, 2), ('remove', ('spec', 'c'), 1, None)}
-    part = cause.kwargs_for(handler(ChangingHandler, field=('spec', 'a')))
+    part = cause.kwargs_for(handler(ChangingHandler, field=('spec', 'a')), STATE)
     assert (part['old'], part['new'], part['diff']) == ({'b': 1}, {'b': 2}, (('change', ('b',), 1, 2),))
-    exact = cause.kwargs_for(handler(ChangingHandler, field=('spec', 'a', 'b')))
+    exact = cause.kwargs_for(handler(ChangingHandler, field=('spec', 'a', 'b')), STATE)
     assert (exact['old'], exact['new'], exact['diff']) == (1, 2, (('change', (), 1, 2),))
-    absent = cause.kwargs_for(handler(ChangingHandler, field=('spec', 'z', 'z')))
+    absent = cause.kwargs_for(handler(ChangingHandler, field=('spec', 'z', 'z')), STATE)
     assert (absent['old'], absent['new'], absent['diff']) == (None, None, ())
+
+
+def test_filters_of_handlers_for_a_field_see_the_whole_change():
+    old, new = {'spec': {'a': 1, 'c': 1}}, {'spec': {'a': 2}}
+    cause = make(ChangingCause, reason=Reason.UPDATE, old=old, new=new, diff=diff(old, new))
+    kwargs = cause.kwargs_for(handler(ChangingHandler, field=('spec', 'a')))
+    assert (kwargs['old'], kwargs['new'], kwargs['diff']) == (old, new, diff(old, new))
 
 
 @pytest.mark.parametrize('metadata, deleted', [({}, False), ({'deletionTimestamp': '2030-01-01T00:00:00Z'}, True)])

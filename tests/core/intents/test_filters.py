@@ -156,6 +156,37 @@ def test_callbacks_get_the_value_and_the_kwargs() -> None:
     assert calls == [('x', 'obj', 123), (None, 'obj', 123), (None, 'obj', 123), (1, 'obj', 123)]
 
 
+@pytest.mark.parametrize('decorator', [kopf.on.update, kopf.on.field])
+def test_callbacks_of_handlers_for_a_field_see_the_whole_change(decorator: Any) -> None:
+    old, new = {'spec': {'a': 1, 'b': 1}}, {'spec': {'a': 2, 'b': 1}}
+    seen: list[Any] = []
+
+    def check(*_: Any, old: Any, new: Any, diff: Any, **__: Any) -> bool:
+        seen.append((old, new, [item.field for item in diff]))
+        return True
+
+    filtered = {'labels': {'l': check}, 'annotations': {'a': check}, 'when': check}
+    assert match_update(declare(decorator, field='spec.a', **filtered), old, new)
+    assert match_update(declare(decorator, field='spec.a', value=check), old, new)
+    assert match_update(declare(decorator, field='spec.a', old=check, new=check), old, new)
+    assert seen == [(old, new, [('spec', 'a')])] * 6
+
+
+@pytest.mark.parametrize('decorator', [
+    kopf.on.create, kopf.on.update, kopf.on.field, kopf.on.resume, kopf.on.delete,
+    kopf.on.event, kopf.daemon, kopf.timer, kopf.index, kopf.on.validate, kopf.on.mutate])
+def test_functions_are_asked_only_about_objects_with_the_field(decorator: Any) -> None:
+    calls: list[Any] = []
+    handler = declare(decorator, field='spec.a.b', when=lambda spec, **_: calls.append(spec['a']['b']) or True)
+    for old, new in [(None, {'b': 2}), ({'b': 1}, {'b': 2}), ({'a': {'c': 1}}, {'a': {}})]:
+        cause = ChangingCause(
+            logger=logging.getLogger(), memo=None, resource=RESOURCE, patch=kopf.Patch(), reason=Reason.UPDATE,
+            body=kopf.Body({'metadata': {}, 'spec': new}), old={'spec': old}, new={'spec': new}, diff=diff(old, new))
+        assert not filters.prematch(handler, cause)
+    assert not calls
+    assert prematch(handler, spec={'a': {'b': 0}}) and calls == [0]
+
+
 def test_all_criteria_must_be_met() -> None:
     handler = declare(kopf.on.event, labels={'a': 'x'}, annotations={'b': 'y'}, field='spec.z', when=lambda **_: True)
     meta = {'name': 'obj', 'labels': {'a': 'x'}, 'annotations': {'b': 'y'}}

@@ -149,6 +149,7 @@ async def test_downtime(world):
 
 async def test_fields(world):
     world.declare(kopf.on.field, 'field', field='spec.a.b')
+    world.declare(kopf.on.create, 'create', field='spec.x')
     async with world.operator():
         await world.create(spec={'x': 1})
         await world.handled(x=1)
@@ -158,6 +159,115 @@ async def test_fields(world):
     assert [(call['old'], call['new'], diffs(call)) for call in world.called('field')] == [
         (None, 1, [('add', '', None, 1)]), (1, {'c': 2}, [('change', '', 1, {'c': 2})]),
         ({'c': 2}, None, [('remove', '', {'c': 2}, None)])]
+
+
+async def declare_for_field(world, *decorators):
+    """Declare handlers for the field ``spec.a``, and what `World.settled` needs."""
+    for decorator in decorators:
+        world.declare(decorator, decorator.__name__, field='spec.a')
+    world.declare(kopf.on.create, 'fence', when=lambda name, **_: name.startswith('fence'))
+
+
+async def test_objects_without_the_field_are_not_written_to_and_get_it_by_an_update(world):
+    await declare_for_field(world, kopf.on.update)
+    async with world.operator():
+        await world.create(spec={'x': {'y': 1}})
+        await world.edit(x={'y': 2})
+        await world.settled()
+        assert world.patches() == []
+        await world.edit(a=1, x={'y': 3})
+        await world.handled(a=1)
+        await world.edit(a=2)
+        await world.handled(a=2)
+        await world.edit(a=None, x=4)
+        await world.handled(x=4)
+    assert [(call['reason'], call['old'], call['new'], diffs(call)) for call in world.called('update')] == [
+        ('update', None, 1, [('add', '', None, 1)]), ('update', 1, 2, [('change', '', 1, 2)]),
+        ('update', 2, None, [('remove', '', 2, None)])]
+    assert len(world.patches()) == 3
+
+
+async def test_the_addition_of_a_field_is_the_creation_for_its_field_handlers(world):
+    await declare_for_field(world, kopf.on.field)
+    async with world.operator():
+        await world.create(spec={'x': 1})
+        await world.settled()
+        assert world.patches() == []
+        await world.edit(a=1)
+        await world.handled(a=1)
+    assert [(call['reason'], diffs(call)) for call in world.called('field')] == [('create', [('add', '', None, 1)])]
+    assert len(world.patches()) == 1
+
+
+async def test_an_object_that_gets_a_field_by_its_creation_is_updated_only_for_other_fields(world):
+    await declare_for_field(world, kopf.on.create, kopf.on.update)
+    world.declare(kopf.on.update, 'other', field='spec.b', when=lambda diff, **_: diffs({'diff': diff}))
+    async with world.operator():
+        await world.create('one', spec={'x': 1})
+        await world.create('two', spec={'x': 1})
+        await world.settled()
+        await world.edit('one', a=1)
+        await world.handled('one', a=1)
+        await world.edit('two', a=1, b=1)
+        await world.handled('two', a=1, b=1)
+    assert [(call.name, call.id, call.kwargs['reason']) for call in world.calls if call.name in ('one', 'two')] == [
+        ('one', 'create', 'create'), ('two', 'create', 'create'), ('two', 'other', 'update')]
+
+
+async def test_the_addition_of_a_field_is_an_update_for_those_who_finish_it_after_a_restart(world):
+    world.declare(kopf.on.update, 'failing', field='spec.a', does=[kopf.TemporaryError("not yet", delay=1)])
+    await declare_for_field(world)
+    async with world.operator():
+        await world.create(spec={'x': 1})
+        await world.settled()
+        await world.edit(a=1)
+        await world.until_called('failing')
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: body['metadata'].get('annotations'))
+    async with world.operator():
+        await world.handled(a=1)
+    assert [(call['reason'], call['retry'], diffs(call)) for call in world.called('failing')] == [
+        ('update', 0, [('add', '', None, 1)]), ('update', 1, [('add', '', None, 1)])]
+
+
+async def test_a_field_that_is_added_while_no_operator_is_there_is_a_creation(world):
+    await declare_for_field(world, kopf.on.update, kopf.on.field)
+    async with world.operator():
+        await world.create(spec={'x': 1})
+        await world.settled()
+    await world.edit(a=1)
+    async with world.operator():
+        await world.handled(a=1)
+    assert [(call.id, call.kwargs['reason']) for call in world.calls if call.name == 'obj'] == [('field', 'create')]
+
+
+async def test_daemons_do_not_make_the_absence_of_a_field_forgotten(world):
+    await declare_for_field(world, kopf.on.update)
+    world.declare(kopf.timer, 'timer', interval=1000)
+    async with world.operator():
+        await world.create(spec={'x': 1})
+        await world.until_called('timer')
+        await world.edit(a=1)
+        await world.handled(a=1)
+        await world.delete()
+        await world.gone()
+    assert [call['reason'] for call in world.called('update')] == ['update']
+
+
+async def test_filters_see_the_whole_change_and_are_asked_about_objects_with_the_field_only(world):
+    # As an operator of databases does: it fails for objects that have no snapshot.
+    def is_restored(new, **_):
+        return len(new['spec']['cluster']['restoreSnapshot']['snapshot']) > 0
+
+    world.declare(kopf.on.update, 'restore', field='spec.cluster.restoreSnapshot.snapshot', when=is_restored)
+    world.declare(kopf.on.create, 'created', field='spec.cluster', when=lambda new, **_: new['spec']['cluster'])
+    world.declare(kopf.on.update, 'fence', when=lambda name, **_: name.startswith('fence'))
+    async with world.operator():
+        await world.create(spec={'cluster': {'nodes': 1}})
+        await world.handled(cluster={'nodes': 1})
+        await world.edit(cluster={'restoreSnapshot': {'snapshot': 's1'}})
+        await world.handled(cluster={'nodes': 1, 'restoreSnapshot': {'snapshot': 's1'}})
+    assert [(call.id, call.kwargs['new']) for call in world.calls] == [('created', {'nodes': 1}), ('restore', 's1')]
+    assert not any('Throttling' in text for text in world.log.texts)
 
 
 async def test_raw_events(world):
