@@ -47,7 +47,7 @@ def rule(group, resource, *verbs):
 # How a rule is written in the page.
 HANDLED = rule("kopf.dev", "guardeds", "list", "watch", "patch")
 STATUS = rule("kopf.dev", "guardeds/status", "patch")
-EVENTS = rule("", "events", "create")
+EVENTS = rule("", "events", "create", "patch")
 KINDS = rule("apiextensions.k8s.io", "customresourcedefinitions", "list", "watch")
 NAMESPACES = rule("", "namespaces", "list", "watch")
 PEERING = rule("kopf.dev", "kopfpeerings", "list", "watch", "patch")

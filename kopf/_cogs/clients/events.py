@@ -1,11 +1,15 @@
 """
 Posting of Kubernetes Events: what is shown by ``kubectl describe`` and ``kubectl get events``.
 
-These are the core v1 Events, as other controllers post them. They are nice to have and nothing more: a failure
-to post one is logged, and never gets in the way of what it tells about.
+These are the core v1 Events, as other controllers post them: an Event that has happened again gets a new count and a
+new time. They are nice to have and nothing more: a failure to post one is logged, and never gets in the way of what it
+tells about.
 """
 import datetime
 import logging
+from typing import Any, NamedTuple
+
+import orjson
 
 from kopf._cogs.clients import api, errors, pacing
 from kopf._cogs.configs import configuration
@@ -14,61 +18,159 @@ from kopf._cogs.structs import bodies, credentials
 logger = logging.getLogger(__name__)
 
 _MAX_MESSAGE = 1024
+_MAX_QUOTE = 200
 _INFIX = '...'
 
 
-async def post_event(
-        client: api.ApiClient,
-        *,
-        ref: bodies.ObjectReference,
-        type: str,
-        reason: str,
-        message: str,
-        settings: configuration.OperatorSettings,
-        backoffs: api.Backoffs | None = None,
-) -> None:
+class PostedEvent(NamedTuple):
+    """An Event as it is in the cluster."""
+
+    name: str | None
+    """``None`` if the server has not told it."""
+    first: str
+    """When it was posted for the first time."""
+
+
+class EventWriter:
     """
-    Post an Event about an object; log it if this is impossible.
+    Posts the Events of one operator.
 
     Args:
         client: the client to post with.
-        ref: the object.
-        type: the type of the event, e.g. ``Normal``, ``Warning``.
-        reason: the reason in one word, in CamelCase.
-        message: what has happened; it is cut in the middle if it is longer than the API permits.
         settings: the settings of how events look like: ``settings.posting``.
-        backoffs: the pauses between attempts (seconds); by default, ``settings.posting.default_backoffs``.
     """
-    posting = settings.posting
-    now = datetime.datetime.now(datetime.UTC)
-    moment = now.strftime('%Y-%m-%dT%H:%M:%SZ')
-    namespace = ref.get('namespace') or 'default'  # the events about cluster-scoped objects are there
-    body = {
-        'metadata': {'namespace': namespace, 'generateName': posting.event_name_prefix},
-        'action': 'Action?',
-        'type': type,
-        'reason': reason,
-        'message': _cut(str(message)),
-        'reportingComponent': posting.reporting_component,
-        'reportingInstance': posting.reporting_instance,
-        'source': {'component': posting.reporting_component},
-        'involvedObject': {**ref, 'namespace': namespace},
-        'firstTimestamp': moment,
-        'lastTimestamp': moment,
-        'eventTime': now.strftime('%Y-%m-%dT%H:%M:%S.%fZ'),
-    }
-    try:
+
+    def __init__(self, client: api.ApiClient, settings: configuration.OperatorSettings) -> None:
+        self._client = client
+        self._settings = settings
+        self._denied: set[tuple[str, str]] = set()
+        """What is not permitted, and was reported: the verbs and the namespaces."""
+
+    async def create(
+            self,
+            ref: bodies.ObjectReference,
+            *,
+            type: str,
+            reason: str,
+            message: str,
+            count: int = 1,
+            first: str | None = None,
+            backoffs: api.Backoffs | None = None,
+    ) -> PostedEvent | None:
+        """
+        Post an Event about an object; log it and return `None` if this is impossible.
+
+        Args:
+            ref: the object.
+            type: the type of the event, e.g. ``Normal``, ``Warning``.
+            reason: the reason in one word, in CamelCase.
+            message: what has happened; it is cut in the middle if it is longer than the API permits.
+            count: how many times it has happened.
+            first: when it has happened for the first time; by default, now.
+            backoffs: the pauses between attempts (seconds); by default, ``settings.posting.default_backoffs``.
+        """
+        posting = self._settings.posting
+        now = datetime.datetime.now(datetime.UTC)
+        namespace = _find_namespace(ref)
+        body: dict[str, Any] = {
+            'metadata': {'namespace': namespace, 'generateName': posting.event_name_prefix},
+            'action': 'Action?',
+            'type': type,
+            'reason': reason,
+            'message': _cut(str(message), _MAX_MESSAGE),
+            'reportingComponent': posting.reporting_component,
+            'reportingInstance': posting.reporting_instance,
+            'source': {'component': posting.reporting_component},
+            'involvedObject': {**ref, 'namespace': namespace},
+            'firstTimestamp': first or _format(now),
+            'lastTimestamp': _format(now),
+            'eventTime': now.strftime('%Y-%m-%dT%H:%M:%S.%fZ'),
+        }
+        if count > 1:
+            body['count'] = count
+        try:
+            answer = await self._send('POST', f'/api/v1/namespaces/{namespace}/events', body, backoffs)
+        except (errors.APIError, credentials.LoginError) as e:
+            if not self._is_denied('create', namespace, e):
+                logger.warning("Failed to post an event, it is lost: %r; the event: %s %s of %s %s/%s: %s",
+                               e, type, reason, ref.get('kind'), namespace, ref.get('name'),
+                               _cut(str(message), _MAX_QUOTE))
+            return None
+        return PostedEvent(_parse_name(answer), body['firstTimestamp'])
+
+    async def update(
+            self, ref: bodies.ObjectReference, name: str, *, count: int, message: str,
+            backoffs: api.Backoffs | None = None,
+    ) -> bool:
+        """
+        Tell that the Event has happened again; return whether it is told, or else a new one must be posted.
+
+        Args:
+            ref: the object of the Event.
+            name: the name of the Event.
+            count: how many times it has happened by now.
+            message: its message.
+            backoffs: the pauses between attempts (seconds); by default, ``settings.posting.default_backoffs``.
+        """
+        namespace = _find_namespace(ref)
+        if ('patch', namespace) in self._denied:
+            return False
+        patch = {
+            'count': count,
+            'message': _cut(str(message), _MAX_MESSAGE),
+            'lastTimestamp': _format(datetime.datetime.now(datetime.UTC)),
+        }
+        try:
+            await self._send('PATCH', f'/api/v1/namespaces/{namespace}/events/{name}', patch, backoffs)
+        except errors.APINotFoundError:
+            return False  # events are kept for an hour or so
+        except (errors.APIError, credentials.LoginError) as e:
+            if isinstance(e, errors.APIForbiddenError):
+                self._is_denied('patch', namespace, e)
+                return False
+            logger.warning("Failed to count an event, which is tried again with the next one: %r", e)
+        return True
+
+    async def _send(self, method: str, path: str, body: dict[str, Any], backoffs: api.Backoffs | None) -> bytes:
         with pacing.background():  # handling is more important than telling about it
-            await client.request(
-                'POST', f'/api/v1/namespaces/{namespace}/events', payload=api.encode(body),
-                backoffs=posting.default_backoffs if backoffs is None else backoffs)
-    except (errors.APIError, credentials.LoginError) as e:
-        logger.warning(f"Failed to post an event, it is lost: {e!r}; the event: {body!r}")
+            return await self._client.request(
+                method, path, payload=api.encode(body),
+                content_type='application/json' if method == 'POST' else 'application/merge-patch+json',
+                backoffs=self._settings.posting.default_backoffs if backoffs is None else backoffs)
+
+    def _is_denied(self, verb: str, namespace: str, error: Exception) -> bool:
+        """Check whether a permission is missing, and say once which one."""
+        if not isinstance(error, errors.APIForbiddenError) or 'being terminated' in (error.message or ''):
+            return False
+        if (verb, namespace) not in self._denied:
+            self._denied.add((verb, namespace))
+            consequence = ("Events about objects are lost" if verb == 'create' else
+                           "Events that happen again are posted as new ones")
+            logger.warning("%s in the namespace %r: %s. Grant the verbs create, patch for events of the core API group "
+                           "to the operator's account; or set settings.posting.enabled = False.",
+                           consequence, namespace, error.message or 'forbidden')
+        return True
 
 
-def _cut(message: str) -> str:
-    if len(message) <= _MAX_MESSAGE:
+def _find_namespace(ref: bodies.ObjectReference) -> str:
+    return ref.get('namespace') or 'default'  # the events about cluster-scoped objects are there
+
+
+def _format(moment: datetime.datetime) -> str:
+    return moment.strftime('%Y-%m-%dT%H:%M:%SZ')
+
+
+def _parse_name(answer: bytes) -> str | None:
+    try:
+        name = orjson.loads(answer)['metadata']['name']
+    except (ValueError, LookupError, TypeError):  # of imitations of the API
+        return None
+    return name if isinstance(name, str) else None
+
+
+def _cut(message: str, limit: int) -> str:
+    if len(message) <= limit:
         return message
-    head = _MAX_MESSAGE // 2 - len(_INFIX) // 2
-    tail = _MAX_MESSAGE - head - len(_INFIX)
+    head = limit // 2 - len(_INFIX) // 2
+    tail = limit - head - len(_INFIX)
     return f"{message[:head]}{_INFIX}{message[-tail:]}"

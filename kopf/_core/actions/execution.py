@@ -126,6 +126,8 @@ class Handler:
     """How logs call it."""
     quiet: ClassVar[bool] = False
     """Whether its successes are of interest only for debugging."""
+    routine: ClassVar[bool] = False
+    """Whether its successes are of no interest for users of the cluster: they are logged, and not posted as Events."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, 'asynchronous', invocation.is_async_fn(self.fn))
@@ -148,6 +150,9 @@ handler_var: ContextVar[Handler] = ContextVar('handler_var')
 
 cause_var: ContextVar[Any] = ContextVar('cause_var')
 """Why it is being run: for the toolkit's functions that take the current object when none is given."""
+
+
+_UNPOSTED = {'k8s_skip': True}
 
 
 def describe_error(error: BaseException) -> str:
@@ -203,7 +208,11 @@ async def execute_handler_once(
         return _conclude_arbitrary(handler, error, limits, rules, logger)
     else:
         if debugging or not handler.quiet:
-            logger.log(logging.DEBUG if handler.quiet else logging.INFO, "%s succeeded.", handler)
+            level = logging.DEBUG if handler.quiet else logging.INFO
+            if handler.routine:
+                logger.log(level, "%s succeeded.", handler, extra=_UNPOSTED)
+            else:
+                logger.log(level, "%s succeeded.", handler)
         return Outcome(final=True, result=result)
 
 

@@ -29,6 +29,9 @@ _NO_CALLERS = frozenset({logging.Logger.log.__code__.co_filename, (lambda: None)
 """The files of the functions that are never those who log."""
 
 
+_ONLY_EXTRA = frozenset({'extra'})
+
+
 class LogFormat(enum.Enum):
     """What the lines of the log look like; the text formats are the format strings of ``logging``."""
 
@@ -92,11 +95,11 @@ class ObjectLogger(logging.LoggerAdapter[logging.Logger]):
         logger = self.logger
         if not logger.isEnabledFor(level):
             return
-        if kwargs or type(level) is not int:
+        if type(level) is not int or (kwargs and kwargs.keys() != _ONLY_EXTRA):
             super().log(level, msg, *args, **{**kwargs, 'stacklevel': kwargs.get('stacklevel', 1) + 1})
             return
         # A line is written for nearly every event. What the loggers would do for it, does more than there is to do.
-        msg, given = self.process(msg, {})
+        msg, given = self.process(msg, kwargs)
         caller = sys._getframe(1)
         while caller.f_code.co_filename in _NO_CALLERS and caller.f_back is not None:
             caller = caller.f_back

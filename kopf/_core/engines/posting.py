@@ -2,7 +2,7 @@
 
 Nobody waits for an Event: handlers, sync and async alike, leave it in the queue of its object and go on. Of one
 object, Events are posted one by one, in their order; different objects do not wait for each other's retries.
-Objects with nothing to post hold no queues and no tasks.
+Objects with nothing to post hold no queues and no tasks. Floods of Events are kept from the cluster: see `correlation`.
 
 The operator is found by a context variable, so that several operators can live in one process. Threads of sync
 handlers inherit it; in threads that users start by themselves there is no operator, and nothing is posted.
@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from kopf._cogs.aiokits.loops import end
 from kopf._cogs.structs import bodies
 from kopf._core.actions import loggers
+from kopf._core.engines.correlation import Correlator, EventSeries
 
 if TYPE_CHECKING:
-    from kopf._cogs.clients import api
+    from kopf._cogs.clients import api, events
     from kopf._cogs.configs import configuration
 
 # How many objects have their Events posted at once, unless limited by the settings. Few: Events must not take
@@ -76,8 +77,10 @@ class Poster:
     def __init__(self, client: 'api.ApiClient', settings: 'configuration.OperatorSettings') -> None:
         self._client = client
         self._settings = settings
+        self._writer: events.EventWriter | None = None
+        self._correlator: Correlator[K8sEvent] = Correlator()
         # The objects with Events: waiting for a place (ready), taking a place (serving), or being slow (neither).
-        self._queues: dict[tuple[object, ...], collections.deque[K8sEvent]] = {}
+        self._queues: dict[tuple[object, ...], collections.deque[EventSeries[K8sEvent]]] = {}
         self._ready: collections.deque[tuple[object, ...]] = collections.deque()
         self._serving: set[tuple[object, ...]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -122,6 +125,11 @@ class Poster:
         """The settings of the operator that posts."""
         return self._settings
 
+    @property
+    def dropped(self) -> int:
+        """How many Events were not posted, as there were too many about their objects."""
+        return self._correlator.dropped
+
     def post(self, event: K8sEvent) -> None:
         """Leave an Event to be posted soon; from any thread, without waiting.
 
@@ -142,10 +150,22 @@ class Poster:
             logger.debug("The operator is over, the event is not posted: %r", event)
             return
         key = tuple(event.ref.get(name) for name in ('apiVersion', 'kind', 'namespace', 'name', 'uid'))
+        message = self._correlator.combine((key, event.type, event.reason), str(event.message))
+        is_combined = message != event.message
+        series = self._correlator.observe(
+            key, (key, event.type, event.reason, None if is_combined else message), event._replace(message=message))
+        if series is None:
+            logger.debug("Too many events about %s, the event is not posted (the %d. one so far): %s %s: %s",
+                         '/'.join(str(part) for part in key[1:4] if part), self.dropped,
+                         event.type, event.reason, event.message)
+            return
+        if series.waiting:
+            return
+        series.wait()
         if (queue := self._queues.get(key)) is not None:
-            queue.append(event)
+            queue.append(series)
         else:
-            self._queues[key] = collections.deque([event])
+            self._queues[key] = collections.deque([series])
             self._ready.append(key)
             if self._pending is None:
                 self._pending = self._loop.call_later(_COURTESY, self._dispatch)
@@ -179,18 +199,20 @@ class Poster:
         self._serving.discard(key)
         self._dispatch()
 
-    async def _post(self, event: K8sEvent) -> None:
+    async def _post(self, series: EventSeries[K8sEvent]) -> None:
         from kopf._cogs.clients import events
+        if self._writer is None:
+            self._writer = events.EventWriter(self._client, self._settings)
+        event = series.take()
         try:
-            await events.post_event(
-                self._client,
-                ref=event.ref,
-                type=event.type,
-                reason=event.reason,
-                message=event.message,
-                settings=self._settings,
-                backoffs=event.backoffs,
-            )
+            if series.name is not None and await self._writer.update(
+                    event.ref, series.name, count=series.count, message=event.message, backoffs=event.backoffs):
+                return
+            posted = await self._writer.create(
+                event.ref, type=event.type, reason=event.reason, message=event.message,
+                count=series.count, first=series.first, backoffs=event.backoffs)
+            if posted is not None:
+                series.keep(posted.name, posted.first)
         except Exception:
             # Nobody waits for the task, and the operator can go on without its Events.
             logger.exception("Failed to post an event: %r", event)

@@ -135,6 +135,7 @@ class TimerHandler(SpawningHandler):
     interval: float | None = None
 
     kind = 'Timer'
+    routine = True
 
 
 class WebhookType(enum.StrEnum):

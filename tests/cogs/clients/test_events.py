@@ -12,9 +12,10 @@ REF = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'name': 'name', 'uid'
 
 @pytest.fixture
 def post(client, settings):
+    writer = events.EventWriter(client, settings)
+
     async def post(message='msg', ref=REF, **kwargs):
-        await events.post_event(
-            client, ref=ref, type='Normal', reason='Because', message=message, settings=settings, **kwargs)
+        return await writer.create(ref, type='Normal', reason='Because', message=message, **kwargs)
     return post
 
 
@@ -77,7 +78,7 @@ async def test_failures_are_retried_and_logged(post, server, settings, sleeps, c
     assert "Failed to post an event" in caplog.text
 
 
-@pytest.mark.parametrize('status', [403, 404, 409, 422])
+@pytest.mark.parametrize('status', [404, 409, 422])
 async def test_refusals_are_logged(post, server, sleeps, caplog, status):
     server.add('POST', '/api/v1/namespaces/ns/events', status)
     await post()
@@ -85,9 +86,35 @@ async def test_refusals_are_logged(post, server, sleeps, caplog, status):
     assert "Failed to post an event" in caplog.text
 
 
+async def test_missing_permissions_are_told_once(post, server, caplog):
+    server.add('POST', '/api/v1/namespaces/ns/events', 403)
+    await post()
+    await post()
+    assert caplog.text.count("Grant the verbs create, patch for events") == 1
+
+
+async def test_namespaces_that_are_being_terminated_are_no_matter_of_permissions(post, server, caplog):
+    message = 'events "e" is forbidden: unable to create new content in namespace ns because it is being terminated'
+    server.add('POST', '/api/v1/namespaces/ns/events', (403, {'kind': 'Status', 'code': 403, 'message': message}))
+    await post()
+    assert "Failed to post an event" in caplog.text and "Grant" not in caplog.text
+
+
+@pytest.mark.parametrize('answer, name', [({'metadata': {'name': 'event-1'}}, 'event-1'), ({}, None)])
+async def test_names_of_posted_events(post, server, answer, name):
+    server.add('POST', '/api/v1/namespaces/ns/events', (201, answer))
+    assert (await post()).name == name
+
+
+async def test_long_messages_are_not_repeated_in_the_log(post, server, caplog):
+    server.add('POST', '/api/v1/namespaces/ns/events', 422)
+    await post('x' * 5000)
+    assert len(caplog.messages[0]) < 500
+
+
 async def test_absent_credentials_are_logged(settings, caplog):
     async with api.ApiClient(Vault(), settings) as client:
-        await events.post_event(client, ref=REF, type='t', reason='r', message='m', settings=settings)
+        await events.EventWriter(client, settings).create(REF, type='t', reason='r', message='m')
     assert "Failed to post an event" in caplog.text
 
 

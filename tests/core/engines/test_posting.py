@@ -37,10 +37,17 @@ class FakeAPI:
         self.attempts = []
         self.failures = {}  # name -> how many times to fail
         self.gates = {}  # name -> an event to wait for before the response
+        self.forbidden = set()  # methods
+        self._names = 0
         self._changed = asyncio.Condition()
 
     async def handle(self, request):
         event = await request.json()
+        if request.method in self.forbidden:
+            status = {'kind': 'Status', 'code': 403, 'message': 'forbidden'}
+            return aiohttp.web.json_response(status, status=403)
+        if request.method == 'PATCH':
+            return await self._update(request.match_info['name'], event)
         name = event['involvedObject']['name']
         self.attempts.append((name, event['reason']))
         await self._notify()
@@ -49,9 +56,20 @@ class FakeAPI:
         if self.failures.get(name, 0) > 0:
             self.failures[name] -= 1
             return aiohttp.web.json_response({'kind': 'Status', 'code': 500, 'message': 'boo'}, status=500)
+        self._names += 1
+        event['metadata']['name'] = f'event-{self._names}'
         self.events.append(event)
         await self._notify()
         return aiohttp.web.json_response(event, status=201)
+
+    async def _update(self, name, patch):
+        for event in self.events:
+            if event['metadata']['name'] == name:
+                self.attempts.append((event['involvedObject']['name'], event['reason']))
+                event.update(patch)
+                await self._notify()
+                return aiohttp.web.json_response(event)
+        return aiohttp.web.json_response({'kind': 'Status', 'code': 404, 'message': 'gone'}, status=404)
 
     async def _notify(self):
         async with self._changed:
@@ -75,6 +93,7 @@ async def api():
     api = FakeAPI()
     app = aiohttp.web.Application()
     app.router.add_post('/api/v1/namespaces/{namespace}/events', api.handle)
+    app.router.add_patch('/api/v1/namespaces/{namespace}/events/{name}', api.handle)
     runner = aiohttp.web.AppRunner(app, shutdown_timeout=0)
     await runner.setup()
     site = aiohttp.web.TCPSite(runner, '127.0.0.1', 0)
@@ -312,10 +331,69 @@ async def test_operators_do_not_mix(api, settings, body):
 async def test_order_is_kept(api, settings, body):
     settings.posting.level = logging.WARNING
     async with operating(api, settings):
-        for i in range(50):
-            posting.warn([body, make_raw('obj2')], reason='Reason', message=f'{i}')
-    assert api.of('obj1') == [f'{i}' for i in range(50)]
-    assert api.of('obj2') == [f'{i}' for i in range(50)]
+        for i in range(20):
+            posting.warn([body, make_raw('obj2')], reason=f'Reason{i % 2}', message=f'{i}')
+    assert api.of('obj1') == [f'{i}' for i in range(20)]
+    assert api.of('obj2') == [f'{i}' for i in range(20)]
+
+
+async def test_equal_events_are_one_with_a_count(api, settings, body):
+    async with operating(api, settings):
+        posting.info(body, reason='Reason', message='hello')
+        await api.wait_until(lambda: api.events)
+        first = dict(api.events[0])
+        posting.info(body, reason='Reason', message='hello')
+        await api.wait_until(lambda: api.events[0].get('count') == 2)
+        for _ in range(100):
+            posting.info(body, reason='Reason', message='hello')
+    (event,) = api.events
+    assert 'count' not in first
+    assert event.pop('count') == 102
+    assert event.pop('lastTimestamp') >= first.pop('lastTimestamp')
+    assert event == first
+    assert len(api.attempts) == 3  # those that come while one waits are only counted
+
+
+async def test_events_that_are_forgotten_by_the_cluster_are_posted_anew(api, settings, body):
+    async with operating(api, settings):
+        posting.info(body, reason='Reason', message='hello')
+        await api.wait_until(lambda: api.events)
+        old = api.events.pop()
+        posting.info(body, reason='Reason', message='hello')
+        await api.wait_until(lambda: api.events)
+    assert (api.events[0]['count'], api.events[0]['firstTimestamp']) == (2, old['firstTimestamp'])
+    assert api.events[0]['metadata']['name'] != old['metadata']['name']
+
+
+async def test_events_are_posted_anew_if_they_must_not_be_changed(api, settings, body, caplog):
+    api.forbidden = {'PATCH'}
+    async with operating(api, settings):
+        for i in range(3):
+            posting.info(body, reason='Reason', message='hello')
+            await api.wait_until(lambda number=i + 1: len(api.events) == number)
+    assert [event.get('count') for event in api.events] == [None, 2, 3]
+    assert caplog.text.count("Grant the verbs create, patch for events") == 1
+
+
+async def test_a_missing_permission_is_told_once_with_the_rule_to_grant(api, settings, body, caplog):
+    api.forbidden = {'POST'}
+    async with operating(api, settings):
+        for i in range(3):
+            posting.info(body, reason='Reason', message=f'{i}')
+    assert caplog.text.count("Grant the verbs create, patch for events of the core API group") == 1
+    assert not api.events
+
+
+async def test_floods_are_cut_off_and_counted(api, settings, body, caplog):
+    caplog.set_level('DEBUG', posting.logger.name)
+    async with operating(api, settings) as poster:
+        for i in range(60):
+            posting.info(body, reason=f'Reason{i}', message='hello')
+        posting.info(make_raw('obj2'), reason='Reason', message='hello')
+    assert len(api.of('obj1')) == 25
+    assert len(api.of('obj2')) == 1
+    assert poster.dropped == 35
+    assert "Too many events about KopfExample/ns1/obj1" in caplog.text
 
 
 async def test_order_is_kept_over_retries(api, settings, body):
