@@ -21,6 +21,7 @@ from kopf._core.intents.declarations import (
     ObjectOptions,
     ResumeOptions,
     RetriedOptions,
+    ScheduleOptions,
     SubHandlerOptions,
     SubName,
     TimerOptions,
@@ -32,6 +33,7 @@ from kopf._core.intents.handlers import (
     ConversionHandler,
     DaemonHandler,
     IndexingHandler,
+    ScheduleHandler,
     TimerHandler,
     WatchingHandler,
     WebhookHandler,
@@ -61,6 +63,27 @@ def login(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[Fn
 def probe(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
     """Let the function's result be part of the answer of the liveness endpoint."""
     return _declarations.declare_activity('probe', misplaced, options, activity=Activity.PROBE)
+
+
+def schedule(
+        *misplaced: Never, interval: float, **options: Unpack[ScheduleOptions],
+) -> Callable[[FnT], FnT]:
+    """
+    Run the function of the operator again and again, from its start to its end, about no object.
+
+    The first run is when the operator begins to serve. There is never more than one run at once; there is none while
+    the operator is paused because of its peers. When a run has failed for good, the next one is as usual.
+
+    Args:
+        interval: the time from the end of one run to the beginning of the next one (in seconds).
+        initial_delay: the time from the start of the operator to the first run (in seconds).
+        sharp: whether the interval is between the beginnings of the runs. Those that are missed are skipped.
+    """
+    if not misplaced and not interval:
+        raise ValueError("@kopf.on.schedule: interval= must be above zero: the function would be run without a pause.")
+    return _declarations.declare_activity(
+        'schedule', misplaced, {**options, 'interval': interval}, cls=ScheduleHandler,
+        shape=_declarations.RepeatedOptions, activity=Activity.SCHEDULE)
 
 
 def event(

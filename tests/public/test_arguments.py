@@ -24,6 +24,10 @@ async def start(settings):
     settings.networking.request_timeout = 30
     say('startup')
 
+@kopf.on.schedule(interval=99)
+def repeat(memo, activity):
+    say('schedule', activity == 'schedule')
+
 @kopf.on.cleanup()
 async def end():
     say('cleanup')
@@ -107,8 +111,8 @@ def tick(patch, started, runtime):
 def probe(retry):
     say('probe', retry == 0)
 """
-EXPECTED = {'startup', 'event', 'bare', 'partial', 'callable', 'method', 'static', 'class', 'wrapper', 'inner',
-            'create', 'child', 'probe', 'daemon', 'timer', 'field'}
+EXPECTED = {'startup', 'schedule', 'event', 'bare', 'partial', 'callable', 'method', 'static', 'class', 'wrapper',
+            'inner', 'create', 'child', 'probe', 'daemon', 'timer', 'field'}
 BODY = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'spec': {'size': 3},
         'metadata': {'name': 'x', 'labels': {'a': '1', 'b': '2'}, 'annotations': {'c': '1'}}}
 

@@ -39,6 +39,11 @@ def fallback(logger: kopf.Logger, settings: kopf.OperatorSettings, **_: Any) -> 
     return kopf.login_with_service_account(settings=settings) or kopf.login_with_kubeconfig(settings=settings)
 
 
+@kopf.on.schedule(interval=600, initial_delay=1.5, sharp=True, retries=3)
+async def repeat(memo: kopf.Memo, logger: kopf.Logger) -> None:
+    logger.info("%r", memo)
+
+
 @kopf.on.probe(id='now')
 def probe(**_: Any) -> str:
     return datetime.datetime.now(datetime.UTC).isoformat()

@@ -43,6 +43,7 @@ class Activity(enum.StrEnum):
     CLEANUP = 'cleanup'
     AUTHENTICATION = 'authentication'
     PROBE = 'probe'
+    SCHEDULE = 'schedule'
 
 
 class Reason(enum.StrEnum):

@@ -69,6 +69,17 @@ class ActivityOptions(IdentityOptions, ErrorsOptions, total=False):
     """Options of the operator's activities."""
 
 
+class ScheduleOptions(ActivityOptions, total=False):
+    """Options of the operator's schedules, besides their intervals."""
+    initial_delay: float | None
+    sharp: bool | None
+
+
+class RepeatedOptions(ScheduleOptions, total=False):
+    """Options of the operator's schedules."""
+    interval: float
+
+
 class ObjectOptions(IdentityOptions, SelectorOptions, FilterOptions, total=False):
     """Options of handlers without retries."""
 
@@ -145,20 +156,21 @@ _NUMBERS = frozenset({
 
 
 def declare_activity(
-        name: str, misplaced: tuple[object, ...], options: Mapping[str, Any], **fixed: Any,
+        name: str, misplaced: tuple[object, ...], options: Mapping[str, Any], *,
+        cls: type[ActivityHandler] = ActivityHandler, shape: type[Any] = ActivityOptions, **fixed: Any,
 ) -> Callable[[FnT], FnT]:
     """Make a decorator that registers an activity's handler; ``misplaced`` are arguments, of which it has none."""
     if misplaced:
         raise TypeError(mistakes.explain_bare(name, misplaced[0], '') if callable(misplaced[0]) else
                         f"@kopf.on.{name} is about no object: it takes only options by their names, "
                         f"not {misplaced[0]!r}.")
-    given = _check_options(name, ActivityOptions, options)
+    given = _check_options(name, shape, options)
     registry = given.pop('registry', None) or get_default_registry()
     id = given.pop('id', None)
 
     def decorator(fn: FnT) -> FnT:
         mistakes.check_handler(name, fn)
-        registry.activities.append(ActivityHandler(fn=fn, id=make_handler_id(fn, id), **given, **fixed))
+        registry.activities.append(cls(fn=fn, id=make_handler_id(fn, id), **given, **fixed))
         return fn
     return decorator
 

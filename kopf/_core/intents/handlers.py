@@ -24,6 +24,16 @@ class ActivityHandler(Handler):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class ScheduleHandler(ActivityHandler):
+    """``@kopf.on.schedule``: a function of the operator that is run again and again."""
+    interval: float
+    initial_delay: float | None = None
+    sharp: bool | None = None
+
+    kind = 'Schedule'
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ResourceHandler(Handler):
     """A handler of objects: of which resources, and which of their objects."""
     selector: Selector | None = None

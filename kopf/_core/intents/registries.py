@@ -21,6 +21,7 @@ from kopf._core.intents.handlers import (
     ConversionHandler,
     IndexingHandler,
     ResourceHandler,
+    ScheduleHandler,
     SpawningHandler,
     WatchingHandler,
     WebhookHandler,
@@ -57,6 +58,10 @@ class ActivitiesRegistry(HandlersRegistry[ActivityHandler]):
     def get_handlers(self, activity: Activity) -> list[ActivityHandler]:
         """Give the handlers of the activity, in the order of their declaration."""
         return [handler for handler in self if handler.activity is activity]
+
+    def get_schedules(self) -> list[ScheduleHandler]:
+        """Return the handlers that are run on a schedule, in the order of their declaration."""
+        return [handler for handler in self if isinstance(handler, ScheduleHandler)]
 
 
 class ChangingRegistry(HandlersRegistry[ChangingHandler]):

@@ -30,6 +30,7 @@ from kopf._core.engines import activities
 from kopf._core.engines.blocking import Blockages
 from kopf._core.engines.indexing import OperatorIndexers
 from kopf._core.engines.posting import Poster
+from kopf._core.engines.schedules import Schedules
 from kopf._core.intents import mistakes
 from kopf._core.intents.causes import Activity
 from kopf._core.intents.handlers import ActivityHandler
@@ -187,6 +188,9 @@ class Operator:
             await stack.enter_async_context(Poster(client, self.settings))
             indexation = Indexation()
             workforce = Workforce(self.settings, indexation)
+            schedules = Schedules(
+                self.registry.activities.get_schedules(), settings=self.settings, memo=self.memo,
+                indices=self.indexers.indices)
             if self.options.command is not None:
                 with explaining():
                     found = await discover(client, PEERING_GROUPS)
@@ -196,7 +200,7 @@ class Operator:
             orchestrator = Orchestrator(
                 Tools(client=client, settings=self.settings, registry=self.registry, lifecycle=self.lifecycle,
                       memo=self.memo, indexers=self.indexers, vault=self.vault, workforce=workforce,
-                      indexation=indexation),
+                      indexation=indexation, schedules=schedules),
                 patterns=self.options.namespaces, identity=self.options.identity, tasks=tasks)
             stack.callback(orchestrator.close)
             stack.push_async_callback(orchestrator.peerings.leave)
@@ -210,6 +214,7 @@ class Operator:
                 if orchestrator.admission is not None:
                     tasks.create_task(orchestrator.admission.run(), name='admission')
                 await orchestrator.start()
+                tasks.create_task(schedules.run(), name='schedules')
                 if self.options.ready_flag is not None:
                     await raise_flag(self.options.ready_flag)
 

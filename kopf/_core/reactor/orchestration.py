@@ -30,6 +30,7 @@ from kopf._cogs.structs.references import (
 )
 from kopf._core.actions.lifecycles import LifeCycleFn
 from kopf._core.engines.indexing import OperatorIndexers
+from kopf._core.engines.schedules import Schedules
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry
 from kopf._core.reactor.intake import Indexation, Intake, ObjectSink
 from kopf._core.reactor.inventory import ObjectRecord
@@ -67,6 +68,7 @@ class Tools:
     vault: Vault
     workforce: Workforce
     indexation: Indexation
+    schedules: Schedules
 
 
 class Orchestrator:
@@ -260,6 +262,7 @@ class Orchestrator:
                 self._pause()
             else:
                 self._resume()
+        self._tools.schedules.permit(not self._paused and self.peerings.is_open(None))
         for scope, table in wanted.items():
             if scope not in self._watches and not self._paused and self.peerings.is_open(scope[1]):
                 self._watches[scope] = self._start_watch(scope, table)
@@ -282,11 +285,12 @@ class Orchestrator:
             task.cancel()
             watch.pause()
             sink.paused(watch)
-        if self._watches:
+        if self._watches or self._tools.schedules:
             self._halting = self._tasks.create_task(self._halt(), name='pausing')
 
     async def _halt(self) -> None:
         await self._tools.workforce.drain()
+        await self._tools.schedules.drain()
         self.peerings.halt(True)
 
     def _resume(self) -> None:

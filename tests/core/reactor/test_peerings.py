@@ -74,7 +74,7 @@ class World:
                 await self.changed.wait()
 
     @contextlib.asynccontextmanager
-    async def operator(self, identity, *, worker_limit=None, retrying=False, **options):
+    async def operator(self, identity, *, worker_limit=None, retrying=False, ticking=False, **options):
         registry, settings = kopf.OperatorRegistry(), kopf.OperatorSettings()
         settings.queueing.worker_limit = worker_limit
         settings.posting.enabled = False
@@ -111,6 +111,11 @@ class World:
             self.note(identity, 'daemon starts', name)
             await stopped.wait()
             self.note(identity, 'daemon stops', name)
+
+        if ticking:
+            @kopf.on.schedule(interval=0.01, registry=registry)
+            async def tick():
+                self.note(identity, 'tick')
 
         flag, stop = asyncio.Event(), asyncio.Event()
         task = asyncio.create_task(kopf.operator(
@@ -344,6 +349,29 @@ async def test_daemons_stop_for_the_pause(world):
     assert [call for call in world.calls if call[1] != 'create'] == [
         ('low', 'daemon starts', 'a'), ('low', 'daemon stops', 'a')] * 2
     assert world.calls.count(('low', 'create', 'a')) == 1
+
+
+async def test_schedules_wait_while_the_operator_is_paused(world):
+    await world.join()
+    async with world.operator('low', ticking=True), world.operator('alone', ticking=True, standalone=True):
+        await world.until(lambda: world.calls.count(('low', 'tick')) >= 2)
+        await world.put('boss')
+        await world.until(lambda: any(text.startswith("Pausing") for text in world.says))
+        begun = len(world.calls)
+        await world.until(lambda: world.calls[begun:].count(('alone', 'tick')) >= 10)
+        assert ('low', 'tick') not in world.calls[begun:]
+        await world.remove('boss')
+        await world.until(lambda: ('low', 'tick') in world.calls[begun:])
+
+
+async def test_schedules_do_not_begin_in_a_paused_operator(world):
+    await world.join()
+    await world.put('boss')
+    async with world.operator('low', ticking=True), world.operator('alone', ticking=True, standalone=True):
+        await world.until(lambda: world.calls.count(('alone', 'tick')) >= 10)
+        assert ('low', 'tick') not in world.calls
+        await world.remove('boss')
+        await world.until(lambda: ('low', 'tick') in world.calls)
 
 
 async def test_mandatory_peering_is_waited_for(world):

@@ -1,0 +1,100 @@
+"""
+Functions of the operator itself that are run again and again: ``@kopf.on.schedule``.
+
+Each has one task for as long as the operator serves, so that it never runs twice at once. While the operator is paused
+because of its peers, no run begins. Specified in the documentation's "Timers".
+"""
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kopf._cogs.aiokits.loops import end
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._core.actions.execution import Execution, Outcome, execute_handler_once, running, utcnow
+from kopf._core.actions.progression import HandlerState
+from kopf._core.intents.causes import Activity, ActivityCause
+from kopf._core.intents.handlers import ScheduleHandler
+
+EXIT_TIMEOUT = 5.0
+"""How long an ending operator waits for a function that runs (in seconds)."""
+
+
+class Schedules:
+    """All the schedules of one operator. None begins before it is permitted."""
+
+    def __init__(
+            self, handlers: Sequence[ScheduleHandler], *, settings: OperatorSettings, memo: Any,
+            indices: Mapping[str, Any],
+    ) -> None:
+        self._handlers = handlers
+        self._settings = settings
+        self._cause = ActivityCause(
+            activity=Activity.SCHEDULE, settings=settings, memo=memo, indices=indices,
+            logger=logging.getLogger(f'kopf.activities.{Activity.SCHEDULE.value}'))
+        self._permitted = asyncio.Event()
+        self._runs: set[asyncio.Task[Outcome]] = set()
+
+    def __len__(self) -> int:
+        return len(self._handlers)
+
+    def permit(self, permitted: bool) -> None:
+        """Let the runs begin when they are due, or let none begin until permitted again."""
+        if permitted:
+            self._permitted.set()
+        else:
+            self._permitted.clear()
+
+    async def drain(self) -> None:
+        """Wait until nothing runs any more, while no run is permitted."""
+        while self._runs:
+            await asyncio.wait(self._runs)
+
+    async def run(self) -> None:
+        """Run the functions when they are due, until cancelled; those that run then are ended, too."""
+        async with asyncio.TaskGroup() as group:
+            for handler in self._handlers:
+                group.create_task(self._repeat(handler), name=f'{handler}')
+
+    async def _repeat(self, handler: ScheduleHandler) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time() + (handler.initial_delay or 0)
+        while True:
+            await self._sleep_until(due)
+            base = due
+            state = HandlerState(started=utcnow())
+            while not state.finished:
+                await self._permitted.wait()
+                outcome = await self._run_once(handler, state)
+                state = state.with_outcome(outcome, utcnow())
+                if not state.finished:
+                    await asyncio.sleep(outcome.delay or 0)
+            # A failure for good is of this run only: unlike objects, operators have no other occasion to try again.
+            if handler.sharp:
+                due = base + ((loop.time() - base) // handler.interval + 1) * handler.interval
+            else:
+                due = loop.time() + handler.interval
+
+    async def _sleep_until(self, due: float) -> None:
+        await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
+
+    async def _run_once(self, handler: ScheduleHandler, state: HandlerState) -> Outcome:
+        task = asyncio.create_task(self._execute(handler, state), name=f'run of {handler}')
+        self._runs.add(task)
+        task.add_done_callback(self._runs.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not handler.asynchronous:  # threads cannot be cancelled
+                await asyncio.wait({task}, timeout=EXIT_TIMEOUT)
+                if not task.done():
+                    self._cause.logger.warning("%s does not end in time, and is left.", handler)
+            await end({task}, timeout=EXIT_TIMEOUT, what="The schedules")
+            raise
+
+    async def _execute(self, handler: ScheduleHandler, state: HandlerState) -> Outcome:
+        execution, cause = self._settings.execution, self._cause
+        rules = Execution(executor=execution.executor, default_backoff=execution.default_backoff)
+        with running(handler, cause):
+            return await execute_handler_once(
+                handler, cause.kwargs_for(handler, state), state, rules, logger=cause.logger)

@@ -1,0 +1,202 @@
+"""Schedules: when their functions are run, and that they never run twice at once."""
+import asyncio
+import contextlib
+import threading
+
+import pytest
+
+import kopf
+from kopf._core.engines import schedules
+from kopf._core.engines.schedules import Schedules
+
+
+@pytest.fixture
+def registry():
+    return kopf.OperatorRegistry()
+
+
+@pytest.fixture
+def make(registry):
+    def make(permitted=True):
+        made = Schedules(registry.activities.get_schedules(), settings=kopf.OperatorSettings(), memo='memo',
+                         indices={'index': 'content'})
+        made.permit(permitted)
+        return made
+    return make
+
+
+@contextlib.asynccontextmanager
+async def run(schedules):
+    task = asyncio.create_task(schedules.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled()
+
+
+def now():
+    return round(asyncio.get_running_loop().time(), 3)
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize('options, moments', [
+    ({}, [0, 12, 24]),
+    ({'initial_delay': 3}, [3, 15, 27]),
+    ({'sharp': True}, [0, 10, 20]),
+    ({'sharp': True, 'initial_delay': 3}, [3, 13, 23]),
+])
+async def test_runs_are_at_intervals(registry, make, options, moments):
+    seen = []
+
+    @kopf.on.schedule(interval=10, registry=registry, **options)
+    async def fn():
+        seen.append(now())
+        await asyncio.sleep(2)
+
+    async with run(make()):
+        await asyncio.sleep(29.5)
+    assert seen == moments
+
+
+@pytest.mark.looptime
+async def test_sharp_runs_that_are_missed_are_skipped(registry, make):
+    seen = []
+
+    @kopf.on.schedule(interval=10, sharp=True, registry=registry)
+    async def fn():
+        seen.append(now())
+        await asyncio.sleep(25)
+
+    async with run(make()):
+        await asyncio.sleep(65)
+    assert seen == [0, 30, 60]
+
+
+@pytest.mark.looptime
+async def test_arguments_are_those_of_activities(registry, make):
+    seen = {}
+
+    @kopf.on.schedule(interval=10, registry=registry, param='param')
+    async def fn(**kwargs):
+        seen.update(kwargs)
+
+    @kopf.on.schedule(interval=10, registry=registry)
+    async def named(memo, index):
+        seen['named'] = memo, index
+
+    async with run(make()):
+        await asyncio.sleep(5)
+    assert seen.keys() == {'logger', 'memo', 'settings', 'activity', 'param', 'retry', 'started', 'runtime', 'index',
+                           'named'}
+    assert seen['activity'] == 'schedule' and seen['param'] == 'param' and seen['named'] == ('memo', 'content')
+
+
+@pytest.mark.looptime
+async def test_failed_runs_are_retried_and_do_not_end_the_schedule(registry, make, caplog):
+    seen, failed = [], []
+
+    @kopf.on.schedule(interval=100, retries=3, backoff=5, registry=registry, id='fn')
+    async def fn(retry):
+        seen.append((now(), retry))
+        if len(seen) == 1:
+            raise kopf.TemporaryError("Later.", delay=7)
+        if len(seen) < 5:
+            raise ValueError("boo")
+
+    @kopf.on.schedule(interval=60, registry=registry)
+    async def hopeless():
+        failed.append(now())
+        raise kopf.PermanentError("never")
+
+    async with run(make()):
+        await asyncio.sleep(215)
+    assert seen == [(0, 0), (7, 1), (12, 2), (112, 0), (117, 1)]
+    assert failed == [0, 60, 120, 180]
+    assert "Schedule 'fn' failed temporarily: Later." in caplog.text
+
+
+@pytest.mark.looptime
+async def test_nothing_begins_until_it_is_permitted(registry, make):
+    seen = []
+    kopf.on.schedule(interval=10, registry=registry)(lambda: None)
+
+    @kopf.on.schedule(interval=10, registry=registry)
+    async def fn():
+        seen.append(now())
+        await asyncio.sleep(3)
+
+    made = make(permitted=False)
+    async with run(made):
+        await asyncio.sleep(35)
+        made.permit(True)
+        await asyncio.sleep(1)
+        assert seen == [35]
+        made.permit(False)
+        await made.drain()
+        assert now() == 38
+        await asyncio.sleep(50)
+        assert seen == [35]
+        made.permit(True)
+        await asyncio.sleep(1)
+        assert seen == [35, 88]
+
+
+@pytest.mark.looptime
+async def test_running_functions_are_cancelled_in_the_end(registry, make):
+    seen = []
+
+    @kopf.on.schedule(interval=10, registry=registry)
+    async def fn():
+        try:
+            await asyncio.sleep(100)
+        except asyncio.CancelledError:
+            seen.append(now())
+            raise
+
+    async with run(make()):
+        await asyncio.sleep(5)
+    assert seen == [5]
+
+
+async def test_functions_in_threads_are_waited_for_in_the_end(registry, make):
+    begun, released, ended = threading.Event(), threading.Event(), threading.Event()
+
+    @kopf.on.schedule(interval=10, registry=registry)
+    def fn():
+        begun.set()
+        released.wait(10)
+        ended.set()
+
+    async with run(make()):
+        await asyncio.to_thread(begun.wait, 10)
+        asyncio.get_running_loop().call_later(0.1, released.set)
+    assert ended.is_set()
+
+
+async def test_functions_in_threads_that_do_not_end_are_named(registry, make, monkeypatch, caplog):
+    monkeypatch.setattr(schedules, 'EXIT_TIMEOUT', 0.01)
+    begun, released = threading.Event(), threading.Event()
+
+    @kopf.on.schedule(interval=10, registry=registry, id='fn')
+    def fn():
+        begun.set()
+        released.wait(10)
+
+    async with run(make()):
+        await asyncio.to_thread(begun.wait, 10)
+    released.set()
+    assert "Schedule 'fn' does not end in time, and is left." in caplog.text
+
+
+@pytest.mark.parametrize('options, error', [
+    ({}, "interval"),
+    ({'interval': 0}, "must be above zero"),
+    ({'interval': -1}, "must not be negative"),
+    ({'interval': '1m'}, "must be a number"),
+    ({'interval': 1, 'idle': 1}, "unexpected keyword argument 'idle'"),
+])
+def test_wrong_options(registry, options, error):
+    with pytest.raises((TypeError, ValueError), match=error):
+        kopf.on.schedule(registry=registry, **options)
