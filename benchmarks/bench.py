@@ -34,9 +34,10 @@ WRITERS = 4
 SLOW = ["index:N=10000", "index:N=30000"]  # quadratic in kopf 1.45: minutes, and half an hour
 
 SCALES = {
-    "small": dict(ingest=[1000, 10000], index=[1000], kinds=[], settle=6, create=[300], variants=["finalizer"],
+    "small": dict(ingest=[1000, 10000], index=[1000], kinds=[], namespaces=[100], settle=6, create=[300], variants=["finalizer"],
                   latency=50, churn=5, daemons=500, window=6, sync=100, webhook=4, idle=10),
-    "full": dict(ingest=[1000, 10000, 30000], index=[1000, 3000, 10000, 30000], kinds=[1, 20], settle=6,
+    "full": dict(ingest=[1000, 10000, 30000], index=[1000, 3000, 10000, 30000], kinds=[1, 20],
+                 namespaces=[75, 300, 1000], settle=6,
                  create=[500, 2000], variants=["noposting", "logposting", "finalizer", "handlers=5", "handlers=10"],
                  latency=100, churn=15, daemons=2000, window=20, sync=200, webhook=10, idle=30),
 }
@@ -143,6 +144,13 @@ class Cluster:
             self.spread(create_objects, plural, range(total))
         return plural, total
 
+    def ensure_spread(self, total):
+        """Make sure that there are so many namespaces, with an object in each; return the resource."""
+        plural = "spread1"
+        self.ensure(plural)
+        self.spread(create_namespaces, plural, range(total), f"spread-{total}")
+        return plural
+
     def reset(self, plural):
         """As ensure(), and undo what operators and writers changed; also return the resource version."""
         plural, total = self.ensure(plural)
@@ -219,6 +227,20 @@ def create_objects(plural, numbers):
         writer.request("POST", path(plural, number).rpartition("/")[0], body(plural, number), fine=[409])
 
 
+def create_namespaces(plural, numbers, prefix):
+    for number in numbers:
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": f"{prefix}-{number:04}"}}
+        writer.request("POST", "/api/v1/namespaces", namespace, fine=[409])
+        target = f"{API}/namespaces/{prefix}-{number:04}/{plural}"
+        writer.request("POST", target, body(plural, number), fine=[409])
+
+
+def label_namespaces(plural, numbers, prefix, value):
+    for number in numbers:
+        writer.request("PATCH", f"/api/v1/namespaces/{prefix}-{number:04}",
+                       {"metadata": {"labels": {"bench": str(value)}}}, "application/merge-patch+json")
+
+
 def clean_objects(plural, numbers):
     for number in numbers:
         annotations = json.loads(writer.request("GET", path(plural, number))[1])["metadata"]["annotations"]
@@ -264,8 +286,8 @@ class Runner:
         program, _, options = program.partition("+")
         return cls(name, kind, program, options)
 
-    def command(self, operator):
-        return {"kopf": [self.program, "-m", "kopf", "run", "--all-namespaces", f"{HERE}/operators/{operator}.py"],
+    def command(self, operator, scope="--all-namespaces"):
+        return {"kopf": [self.program, "-m", "kopf", "run", scope, f"{HERE}/operators/{operator}.py"],
                 "go": [self.program, operator],
                 "limit": [self.program, f"{HERE}/operators/limit.py", operator]}[self.kind]
 
@@ -273,7 +295,7 @@ class Runner:
 class Operator:
     """An operator under test. It reports events as JSON lines through a pipe."""
 
-    def __init__(self, cluster, runner, operator, plural, total, options="", **env):
+    def __init__(self, cluster, runner, operator, plural, total, options="", *, scope="--all-namespaces", **env):
         self.cluster, self.offset = cluster, cluster.audit_size()
         read, write = os.pipe()
         env = {**os.environ, "KUBECONFIG": str(cluster.directory / "kubeconfig-operator"), "BENCH_FD": str(write),
@@ -282,7 +304,7 @@ class Operator:
         self.log = cluster.directory / "operator.log"
         self.began = time.time_ns()
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(runner.command(operator), pass_fds=[write], env=env,
+            self.process = subprocess.Popen(runner.command(operator, scope), pass_fds=[write], env=env,
                                             stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                             cwd=HERE)  # not the repository: its package would be taken
         os.close(write)
@@ -420,6 +442,27 @@ def case_kinds(cluster, runner, scale, kinds):
     counts = operator.requests(operator.began, seen)
     return {"ready s": (seen - operator.began) / 1e9, "cpu s": cpu, "settled rss MB": memory["rss"],
             "api requests": counts.total()}
+
+
+def case_namespaces(cluster, runner, scale, total):
+    """One object in each of many namespaces that are served by a pattern; then, events of the namespaces."""
+    plural = cluster.ensure_spread(total)
+    prefix = f"spread-{total}"
+    with Operator(cluster, runner, "event", plural, total, scope=f"--namespace={prefix}-*") as operator:
+        begin = time.time_ns()
+        seen = operator.wait("seen", timeout=600)["time"]
+        cpu = operator.cpu() - operator.base_cpu
+        time.sleep(scale["settle"])
+        settled = operator.cpu()
+        cluster.spread(label_namespaces, plural, range(total), prefix, begin)
+        time.sleep(scale["settle"])  # nothing tells when the operator has seen them, so the time is the same for all
+        events = operator.cpu() - settled
+        memory = operator.memory()
+    counts = operator.requests(operator.began, seen)
+    return {"ready s": (seen - begin) / 1e9, "cpu s": cpu, "cpu ms/namespace": cpu / total * 1e3,
+            "cpu ms/event of namespaces": events / total * 1e3,
+            "settled rss KB/namespace": (memory["rss"] - operator.base_rss) * 1024 / total,
+            "api requests/namespace": counts.total() / total}
 
 
 def case_ingest(cluster, runner, scale, total, operator="event"):
@@ -598,6 +641,8 @@ def plan(scale):
         yield "ingest", f"N={total}", case_ingest, dict(total=total), True
     for kinds in scale["kinds"]:
         yield "kinds", f"K={kinds}", case_kinds, dict(kinds=kinds), False
+    for total in scale["namespaces"]:
+        yield "namespaces", f"N={total}", case_namespaces, dict(total=total), False
     for total in scale["index"]:
         yield "index", f"N={total}", case_ingest, dict(total=total, operator="index"), False
     for total in scale["create"]:

@@ -89,7 +89,8 @@ class Resource:
 
     def is_same(self, other: 'Resource') -> bool:
         """Tell whether all is equal: not only the identity, but also what is possible with the resource."""
-        return dataclasses.astuple(self) == dataclasses.astuple(other)
+        # `dataclasses.astuple` would copy everything deeply.
+        return self is other or all(getattr(self, name) == getattr(other, name) for name in _RESOURCE_FIELDS)
 
     def __repr__(self) -> str:
         return f'{self.plural}.{self.version}.{self.group}'.strip('.')
@@ -134,6 +135,9 @@ class Resource:
             path += f'/{subresource}'
         query = f'?{urllib.parse.urlencode(params)}' if params else ''
         return f'{(server or "").rstrip("/")}{path}{query}'
+
+
+_RESOURCE_FIELDS = tuple(field.name for field in dataclasses.fields(Resource))
 
 
 def _quote(name: str) -> str:

@@ -227,12 +227,15 @@ class Orchestrator:
             self.admission.recheck()
 
     def add_namespace(self, name: str) -> None:
-        self._namespaces.add(name)
-        self._adjust()
+        if name not in self._namespaces:
+            self._namespaces.add(name)
+            self._adjust([name])
 
     def remove_namespaces(self, names: Collection[Namespace]) -> None:
-        self._namespaces.difference_update(names)
-        self._adjust()
+        gone = [name for name in names if name in self._namespaces]
+        self._namespaces.difference_update(gone)
+        if gone:
+            self._adjust(gone)
 
     def compare_namespaces(self, names: Collection[str]) -> None:
         """Know that these are all the namespaces that match: those that were assumed to exist are not there yet."""
@@ -240,16 +243,21 @@ class Orchestrator:
             logger.warning("These namespaces are served as soon as they exist: %s.", join_names(missing))
             self.remove_namespaces(missing)
 
-    def _adjust(self) -> None:
-        """Start the watches that are missing, stop those that are not needed; or pause and resume them all."""
-        self.peerings.adjust(self._namespaces)
-        wanted: dict[Scope, HandlerTable] = {}
-        for resource, table in self._tables.items():
-            if resource.namespaced:
-                wanted.update({(resource, namespace): table for namespace in self._namespaces})
-            else:
-                wanted[resource, None] = table
-        for scope in [scope for scope in self._watches if not self._is_served_as(scope, wanted.get(scope))]:
+    def _adjust(self, affected: Collection[Namespace] | None = None) -> None:
+        """
+        Start the watches that are missing, stop those that are not needed; or pause and resume them all.
+
+        Args:
+            affected: the namespaces that have come or gone, or that can be served now; by default, all of them. With
+                hundreds of namespaces, it takes too long to look at all of them whenever one of them changes.
+        """
+        was_oriented = self.peerings.oriented
+        self.peerings.adjust(self._namespaces, affected)
+        if self.peerings.paused != self._paused or self.peerings.oriented != was_oriented:
+            affected = None
+        wanted = self._find_wanted(self._namespaces if affected is None else self._namespaces.intersection(affected))
+        looked_at = list(self._watches) if affected is None else self._find_scopes(affected)
+        for scope in [scope for scope in looked_at if not self._is_served_as(scope, wanted.get(scope))]:
             watch, sink, task = self._watches.pop(scope)
             del self._served[scope]
             task.cancel()
@@ -267,7 +275,18 @@ class Orchestrator:
             if scope not in self._watches and not self._paused and self.peerings.is_open(scope[1]):
                 self._watches[scope] = self._start_watch(scope, table)
                 self._served[scope] = table
-        self._leaving = {place: leaving for place, leaving in self._leaving.items() if not leaving[1].done()}
+        if self._leaving:
+            self._leaving = {place: leaving for place, leaving in self._leaving.items() if not leaving[1].done()}
+
+    def _find_wanted(self, namespaces: Collection[Namespace]) -> dict[Scope, HandlerTable]:
+        """Find what is to be served in these namespaces, and what is in no namespace."""
+        return {(resource, namespace): table for resource, table in self._tables.items()
+                for namespace in (namespaces if resource.namespaced else [None])}
+
+    def _find_scopes(self, namespaces: Collection[Namespace]) -> list[Scope]:
+        """Find what is watched in these namespaces."""
+        scopes = [(resource, namespace) for resource in self._tables for namespace in namespaces]
+        return [scope for scope in scopes if scope in self._watches]
 
     def _is_served_as(self, scope: Scope, table: HandlerTable | None) -> bool:
         served = self._served[scope]
@@ -374,13 +393,14 @@ class NamespaceSink(EventSink):
             self, orchestrator: Orchestrator, patterns: Collection[NamespacePattern], indexation: Indexation,
     ) -> None:
         self._orchestrator = orchestrator
-        self._patterns = patterns
+        self._specific = select_specific_namespaces(patterns)
+        self._patterns = [pattern for pattern in patterns if pattern not in self._specific]
         self._indexation = indexation
         self._uids: dict[str, str] = {}
         indexation.expect(self, 'namespaces')  # each of them can bring more objects to be indexed
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
-        if not any(match_namespace(record.name, pattern) for pattern in self._patterns):
+        if not self._matches(record.name):
             return
         if event['type'] != 'DELETED':
             self._uids[record.name] = record.uid
@@ -388,6 +408,9 @@ class NamespaceSink(EventSink):
         elif self._uids.get(record.name) == record.uid:  # otherwise, it has got a successor already
             del self._uids[record.name]
             self._orchestrator.remove_namespaces({record.name})
+
+    def _matches(self, name: str) -> bool:
+        return name in self._specific or any(match_namespace(name, pattern) for pattern in self._patterns)
 
     def listed(self, watch: ResourceWatch) -> None:
         self._orchestrator.compare_namespaces(self._uids)
@@ -401,7 +424,7 @@ class NamespaceSink(EventSink):
             "The patterns of namespaces match nothing, and only these namespaces are served, assuming that they exist: "
             "%s. Grant the verbs list and watch for namespaces to the operator's account, or set "
             "settings.scanning.disabled, to avoid this warning: %s",
-            join_names(select_specific_namespaces(self._patterns)), error)
+            join_names(self._specific), error)
         return True
 
     def dropped(self, watch: ResourceWatch) -> None:

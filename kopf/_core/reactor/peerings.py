@@ -5,8 +5,9 @@ They are watched as everything else. The operator pauses if it has to in any of 
 until its peering object is looked at. Where the cluster has no such kind of objects, nothing is requested at all.
 """
 import asyncio
+import functools
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kopf._cogs.clients.api import ApiClient
@@ -35,8 +36,18 @@ class Peerings:
 
     def __init__(
             self, client: ApiClient, settings: OperatorSettings, *, identity: str | None, tasks: asyncio.TaskGroup,
-            changed: Callable[[], None],
+            changed: Callable[[Collection[Namespace] | None], None],
     ) -> None:
+        """
+        Create the peerings; they are joined later.
+
+        Args:
+            client: the client of the API.
+            settings: the settings of the operator.
+            identity: the name of the operator among its peers; if absent, it is detected when it is needed.
+            tasks: where the memberships live.
+            changed: is called when it can be decided differently what is to be done: in these namespaces, or in all.
+        """
         self._client = client
         self._settings = settings
         self._identity = identity
@@ -45,7 +56,11 @@ class Peerings:
         self._resource: Resource | None = None
         self._members: dict[Namespace, Member] = {}
         self._complained = False
-        self._oriented = False  # whether it was known once, of all the namespaces that there were
+        self.oriented = False
+        """Whether it was known once what to do in all the namespaces that there were."""
+        # With hundreds of namespaces, all the members cannot be asked each time when one of them has changed.
+        self._unknown: set[Namespace] = set()  # the members that do not know yet what to do
+        self._pausing: set[Namespace] = set()  # the members because of which the operator pauses
 
     @property
     def enabled(self) -> bool:
@@ -58,7 +73,7 @@ class Peerings:
             return False
         if self._resource is None:
             return self._settings.peering.mandatory
-        return any(member.membership.paused for member in self._members.values())
+        return bool(self._pausing)
 
     @property
     def watches(self) -> list[ResourceWatch]:
@@ -69,13 +84,11 @@ class Peerings:
         """Tell if it is known that the objects of this namespace may be handled; or of all of them."""
         if not self.enabled or self._resource is None:
             return True
-        if self._oriented and namespace in self._members:
+        if self.oriented and namespace in self._members:
             return self._members[namespace].membership.known
         # In the beginning, all must be known: who pauses because of us in one namespace, does so in all of them, and
         # is to be given the time for that.
-        known = all(member.membership.known for member in self._members.values())
-        self._oriented = self._oriented or (known and bool(self._members))
-        return known
+        return not self._unknown
 
     def halt(self, halted: bool) -> None:
         """Know whether the operator has stopped all its work since it is paused, or works again."""
@@ -94,13 +107,23 @@ class Peerings:
             logger.warning("The cluster has no peering objects: their CRD is absent. Pausing until it is there.")
         self._complained = resource is None
 
-    def adjust(self, namespaces: Iterable[Namespace]) -> None:
-        """Join the peerings of these namespaces, or the only one; leave those of other namespaces."""
+    def adjust(self, namespaces: Set[Namespace], affected: Collection[Namespace] | None = None) -> None:
+        """
+        Join the peerings of these namespaces, or the only one; leave those of other namespaces.
+
+        Args:
+            namespaces: all the namespaces that are served.
+            affected: those that can have come or gone since the last time; by default, all of them.
+        """
         if self._resource is None:
             return
-        wanted = {None} if self._settings.peering.clusterwide else set(namespaces) - {None}
-        self._stop([namespace for namespace in self._members if namespace not in wanted])
-        for namespace in wanted - set(self._members):
+        if self._settings.peering.clusterwide:
+            namespaces, affected = {None}, [None]
+        changed = set(namespaces | self._members.keys() if affected is None else affected)
+        if not self._settings.peering.clusterwide:
+            changed.discard(None)
+        self._stop([namespace for namespace in changed - namespaces if namespace in self._members])
+        for namespace in [name for name in changed & namespaces if name not in self._members]:
             self._join(self._resource, namespace)
 
     def _join(self, resource: Resource, namespace: Namespace) -> None:
@@ -109,19 +132,38 @@ class Peerings:
         self._identity = self._identity or detect_own_id(manual=False)
         member = Membership(
             self._client, self._settings, resource=resource, namespace=namespace,
-            identity=self._identity, changed=self._changed)
+            identity=self._identity, changed=functools.partial(self._note, namespace))
         watch = ResourceWatch(
             self._client, self._settings, resource, namespace, PeeringSink(member), selective=False)
+        self._unknown.add(namespace)
         self._members[namespace] = Member(member, watch, [
             self._tasks.create_task(watch.run(), name=f'observer of {watch}'),
             self._tasks.create_task(member.run(), name=f'keep-alive in {watch}'),
         ])
 
+    def _note(self, namespace: Namespace) -> None:
+        """Called when the member in this namespace has come to another decision."""
+        if namespace not in self._members:
+            return  # it has left meanwhile
+        membership = self._members[namespace].membership
+        (self._unknown.discard if membership.known else self._unknown.add)(namespace)
+        (self._pausing.add if membership.paused else self._pausing.discard)(namespace)
+        was_oriented = self.oriented
+        self._orient()
+        self._changed([namespace] if namespace is not None and self.oriented == was_oriented else None)
+
+    def _orient(self) -> None:
+        if self._members and not self._unknown:
+            self.oriented = True
+
     def _stop(self, namespaces: Collection[Namespace]) -> None:
         # The records are not removed: either there is nothing to remove them from, or they die soon.
         for namespace in namespaces:
+            self._unknown.discard(namespace)
+            self._pausing.discard(namespace)
             for task in self._members.pop(namespace).tasks:
                 task.cancel()
+        self._orient()
 
     async def leave(self) -> None:
         """Tell the others that we are gone. To be done when nothing is being handled any more."""

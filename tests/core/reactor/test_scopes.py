@@ -1,7 +1,12 @@
 """Which namespaces are served, as they come and go; and what remains without the rights to see them."""
 import asyncio
+import collections
+import contextlib
+import sys
 
 import pytest
+import yaml
+from operatorworld import ROOT
 
 import kopf
 
@@ -77,6 +82,58 @@ async def test_the_whole_cluster_needs_no_namespaces(scoped):
     async with scoped.operator(clusterwide=True):
         await scoped.served('one', 'two')
     assert watched(scoped) == {''} and not watched(scoped, 'namespaces')
+
+
+# With many of them.
+
+CORE = str(ROOT / 'kopf' / '_c')
+"""The operator's own modules: the core and its cogs, but not the kits."""
+
+
+@contextlib.contextmanager
+def counted_calls():
+    """Count the calls of the operator's functions: unlike CPU seconds, they are the same on busy machines."""
+    counts = collections.Counter()
+
+    def note(frame, event, arg):
+        if event == 'call' and frame.f_code.co_filename.startswith(CORE):
+            counts['calls'] += 1
+    sys.setprofile(note)
+    try:
+        yield counts
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.fixture(params=['standalone', 'peering'])
+async def measure(scoped, request):
+    """Serve so many namespaces; return the calls of the start, and of 10 events of them with a new namespace."""
+    if request.param == 'peering':
+        for each in yaml.safe_load_all((ROOT / 'peering.yaml').read_text()):
+            if each is not None and each['kind'] == 'CustomResourceDefinition':
+                await scoped.aio.apply(each)
+
+    async def measure(total):
+        names = [f'of-{total}-{number}' for number in range(total)]
+        await scoped.make(*names)
+        scoped.calls.clear()
+        standalone = request.param == 'standalone'
+        with counted_calls() as counts:
+            async with scoped.operator(namespaces=[f'of-{total}-*'], standalone=standalone):
+                await scoped.served(*names)
+                starting = counts['calls']
+                for name in names[:10]:
+                    await scoped.aio.patch('namespaces', name, {'metadata': {'labels': {'x': 'y'}}})
+                await scoped.make(f'of-{total}-new')  # its event comes after those
+                await scoped.served(*names, f'of-{total}-new')
+                return starting, counts['calls'] - starting
+    return measure
+
+
+async def test_the_work_grows_with_the_number_of_namespaces_and_not_faster(measure):
+    (few, few_events), (many, many_events) = await measure(10), await measure(60)
+    assert many < 6 * few
+    assert many_events < 1.5 * few_events
 
 
 # With few rights.
