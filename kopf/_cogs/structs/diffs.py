@@ -2,11 +2,14 @@
 What has changed between two states of an object or of its field, in the form that handlers get it.
 
 ``None`` means absence here, as it does in Kubernetes: a field that is null and a field that is not there are the same.
-Only mappings are looked into; lists have no keys to match their items by, so they are compared and reported as a whole.
+Values are compared as JSON, where 1, 1.0 and true are different, though they are equal in Python. Only mappings are
+looked into; lists have no keys to match their items by, so they are compared and reported as a whole.
 """
 import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, overload
+
+import orjson
 
 from kopf._cogs.structs import dicts
 
@@ -92,12 +95,25 @@ def diff(a: Any, b: Any, /) -> Diff:
     The order is the same for the same inputs: on every level, first what was added, then what was removed,
     then what was changed or has changes inside; each in the order of keys.
     """
-    # Most of comparisons are those of equal dicts, and nothing in Python finds that out faster.
-    if a is b or a == b:
+    if is_same(a, b):
         return EMPTY
     items: list[DiffItem] = []
     _collect_unequal(items, (), a, b)
     return Diff(items)
+
+
+def is_same(a: Any, b: Any, /, *, exact: bool = True) -> bool:
+    """
+    Check whether both are the same JSON. If it is not to be ``exact``, 1 and 1.0 are the same number.
+
+    The API can write a number in another way than a client has sent it, so what is wanted is compared with what is
+    there inexactly. Two states that are both of the API are compared exactly.
+    """
+    if a is b:
+        return True
+    if not bool(a == b):  # nothing in Python finds differences faster; most comparisons are those of equal dicts
+        return False
+    return type(a) is str or _is_same_inside(a, b, exact)
 
 
 def reduce(d: Diff, path: dicts.FieldPath, /) -> Diff:
@@ -107,6 +123,30 @@ def reduce(d: Diff, path: dicts.FieldPath, /) -> Diff:
     If one of the parents was added, removed or changed as a whole, it is only what that means for the field.
     """
     return Diff(_iter_reduced(d, path)) if d and path else d
+
+
+def _is_same_inside(a: Any, b: Any, exact: bool) -> bool:
+    """Check whether both, which are equal in Python, are also equal in JSON."""
+    if type(a) is dict is type(b):
+        try:  # the texts are made several times faster than Python can look into dicts
+            if orjson.dumps(a) == orjson.dumps(b):
+                return True
+        except TypeError:
+            pass
+    return _has_same_types(a, b, exact)
+
+
+def _has_same_types(a: Any, b: Any, exact: bool) -> bool:
+    if type(a) is str or a is b:
+        return True
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return all(_has_same_types(value, b.get(key), exact) for key, value in a.items())
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return all(_has_same_types(value, other, exact) for value, other in zip(a, b, strict=False))
+    if isinstance(a, int | float) and isinstance(b, int | float):
+        is_same_kind = isinstance(a, bool) is isinstance(b, bool)
+        return is_same_kind and (not exact or isinstance(a, float) is isinstance(b, float))
+    return True
 
 
 def _make_item(op: str, field: Iterable[str], old: Any, new: Any) -> DiffItem:
@@ -132,7 +172,7 @@ def _collect_unequal_in_mappings(
         old = a.get(key)
         if old is None and new is not None:
             items.append(DiffItem(DiffOperation.ADD, (*path, key), None, new))
-        elif old is not new and new is not None and old != new:
+        elif new is not None and not is_same(old, new):
             changed.append((key, old, new))
     for key, old in a.items():
         if old is not None and b.get(key) is None:

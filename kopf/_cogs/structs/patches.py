@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias, TypedDict, cast
 
 from kopf._cogs.structs import bodies, dicts
+from kopf._cogs.structs.diffs import is_same
 
 PatchFn: TypeAlias = Callable[[bodies.RawBody], None]
 JSONPatchOp: TypeAlias = Literal['add', 'replace', 'remove', 'test', 'move', 'copy']
@@ -240,7 +241,7 @@ def _iter_ops(path: str, old: Any, new: Any) -> Iterator[JSONPatchItem]:
                 yield from _iter_ops(f'{path}/{_escape(key)}', old[key], value)
     elif isinstance(old, list) and isinstance(new, list):
         yield from _iter_list_ops(path, old, new)
-    elif old != new or isinstance(old, bool) != isinstance(new, bool):  # 1 == True only in Python
+    elif not is_same(old, new, exact=False):
         yield {'op': 'replace', 'path': path, 'value': new}
 
 

@@ -32,7 +32,7 @@ class Seal:
     def is_broken(self) -> bool:
         """Whether the state was changed since then."""
         if self._copy is not None:
-            return self._copy != self.raw
+            return not diffs.is_same(self._copy, self.raw)
         try:
             return orjson.dumps(self.raw) != self._text
         except TypeError:

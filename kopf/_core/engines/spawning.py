@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from kopf._cogs.aiokits.alarms import Alarms
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody
+from kopf._cogs.structs.diffs import is_same
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.seals import explain_changes
@@ -193,7 +194,7 @@ class ObjectDaemons:
         if self.spawner.idling:
             essence = self.spawner.essence_of(Body(raw))
             expected = self.essence if patch is None else self.spawner.predict(self.body, patch)
-            changed, self.essence = essence != expected, essence
+            changed, self.essence = not is_same(essence, expected), essence
         else:
             changed = False
         self.stash[0], self.version = raw, version
@@ -213,7 +214,7 @@ class ObjectDaemons:
         changed = self.stash[0]
         self.stash.text = text
         original = self.stash[0]
-        return None if original == changed else explain_changes(original, changed)
+        return None if is_same(original, changed) else explain_changes(original, changed)
 
     def remove(self, daemon: Daemon, *, for_good: bool) -> None:
         key = self.spawner.keys[daemon.handler]

@@ -27,7 +27,7 @@ from kopf._cogs.configs import conventions
 from kopf._cogs.configs.configuration import PersistenceSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence
 from kopf._cogs.structs.dicts import FieldPath, resolve
-from kopf._cogs.structs.diffs import EMPTY, Diff, diff
+from kopf._cogs.structs.diffs import EMPTY, Diff, diff, is_same
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.execution import Outcome
@@ -181,7 +181,7 @@ class Decider:
 
         cycle = self._continue_cycle(cycle, cause, essence, last, now)
         if recalled is not None and creating:
-            cycle.base, cycle.edited = recalled, recalled != essence
+            cycle.base, cycle.edited = recalled, not is_same(recalled, essence)
         elif recalled is not None:
             cycle.assumed = recalled
         if reason in _UNCHANGED and relevant and (cycle.missed or cycle.revived):
@@ -230,9 +230,9 @@ class Decider:
         of the status. Without the digest, the same state would be handled again and again.
         """
         essence = self.essences.of(body)
-        if not decision.relevant or essence != decision.stored:
+        if not decision.relevant or not is_same(essence, decision.stored):
             return None
-        kept = self.essences.is_last(body, essence) or self.essences.fetch_last(body, essence) == essence
+        kept = self.essences.is_last(body, essence) or is_same(self.essences.fetch_last(body, essence), essence)
         return None if kept else digest_essence(essence)
 
     def is_settled(self, body: Body, *, holding: bool = False, unkept: str | None = None) -> bool:
@@ -248,7 +248,7 @@ class Decider:
         essence = self.essences.of(body)
         if not self.essences.is_last(body, essence):
             last = self.essences.fetch_last(body, essence, unkept, again=True)
-            if last is None or last != essence:
+            if last is None or not is_same(last, essence):
                 return False
         return not self.records.fetch_all(self.table.changing_ids, body)
 
@@ -302,11 +302,12 @@ class Decider:
         if cycle.hoped is not None:
             hoped, base = cycle.hoped
             # If both the patch is stored and there are edits, then there are fewer differences to what was hoped for.
-            if essence == hoped or (essence != cycle.known and
-                                    len(diff(hoped, essence)) < len(diff(cycle.known, essence))):
+            if is_same(essence, hoped) or (
+                    not is_same(essence, cycle.known)
+                    and len(diff(hoped, essence)) < len(diff(cycle.known, essence))):
                 cycle.known, cycle.base = hoped, base
                 cycle.hoped = None
-        if essence != cycle.known:
+        if not is_same(essence, cycle.known):
             self._notice_edit(cycle, essence)
         return cycle
 
@@ -357,7 +358,7 @@ class Decider:
         if cycle.state.purpose in (Reason.CREATE, Reason.UPDATE):
             for key in finished:
                 cycle.missed.setdefault(key, cycle.known)
-            for key in [key for key, seen in cycle.missed.items() if seen == essence]:
+            for key in [key for key, seen in cycle.missed.items() if is_same(seen, essence)]:
                 del cycle.missed[key]  # the edit was reverted
         if cycle.state.purpose == Reason.UPDATE:
             # Those that are due again anyway need not be by the last edit any more, but have missed it, too.
@@ -401,12 +402,12 @@ class Decider:
             if decision.heir is not None:
                 decision.heir.state.store(storage=self.progress, body=body, patch=conclusion)
             decision.stored = cycle.base if reason is Reason.CREATE else decision.essence
-            if decision.relevant and reason in _STORING and decision.stored != decision.last:
+            if decision.relevant and reason in _STORING and not is_same(decision.stored, decision.last):
                 self.essences.store_last(body, decision.stored, conclusion)
         else:
             self._move_along(decision, patch)
             cycle.state.store(storage=self.progress, body=body, patch=conclusion)
-            if cycle.edited and cycle.base != decision.last:
+            if cycle.edited and not is_same(cycle.base, decision.last):
                 self.essences.store_last(body, cycle.base, conclusion)
             elif cycle.assumed is not None and cycle.assumed is decision.last:
                 # Otherwise, a restarted operator would take the update for a creation.
@@ -421,7 +422,7 @@ class Decider:
         They are due in it, also if the object becomes again what the first one has seen.
         """
         cycle, cause, essence = decision.cycle, decision.cause, decision.essence
-        if cycle.state.purpose != Reason.CREATE or (cycle.base == essence and not cycle.missed):
+        if cycle.state.purpose != Reason.CREATE or (is_same(cycle.base, essence) and not cycle.missed):
             return None
         heir = Cycle(State(Reason.UPDATE), known=essence, base=essence)
         for handler in self.table.changing:
@@ -451,8 +452,8 @@ class Decider:
     def _move(self, decision: Decision, patch: Patch) -> None:
         cycle, essence = decision.cycle, decision.essence
         moved = self.essences.predict(decision.cause.body, patch)
-        if moved != essence and cycle.state.purpose == Reason.CREATE:
-            same = cycle.base == essence
+        if not is_same(moved, essence) and cycle.state.purpose == Reason.CREATE:
+            same = is_same(cycle.base, essence)
             cycle.base = moved if same else self.essences.predict_change(cycle.base, patch)
         cycle.known = moved
 
@@ -468,7 +469,7 @@ class Decider:
         hoped = cycle.known, cycle.base
         cycle.known, cycle.base = decision.before
         if stored is None:
-            cycle.hoped = hoped if hoped != decision.before else None
+            cycle.hoped = None if all(map(is_same, hoped, decision.before)) else hoped
         else:
             self._move(decision, stored)
 
@@ -492,10 +493,10 @@ class Decider:
         """
         cycle = decision.cycle
         actual = self.essences.of(body)
-        if actual == cycle.known:
+        if is_same(actual, cycle.known):
             return
         if not is_edited(cycle.known, actual, patch):
-            if cycle.base == cycle.known:
+            if is_same(cycle.base, cycle.known):
                 cycle.base = actual
             cycle.known = actual
 
@@ -543,5 +544,5 @@ def deliver_results(outcomes: Mapping[HandlerId, Outcome], patch: Patch) -> None
 def is_delivered(result: Any, known: Any) -> bool:
     """Tell whether the status has the result already, so that delivering it would change nothing."""
     if isinstance(result, Mapping) and isinstance(known, Mapping):
-        return {**known, **result} == known
-    return bool(result == known)
+        return is_same({**known, **result}, known, exact=False)
+    return is_same(result, known, exact=False)

@@ -19,6 +19,7 @@ import orjson
 from kopf._cogs.helpers.explanations import name_error
 from kopf._cogs.structs.bodies import Body
 from kopf._cogs.structs.dicts import resolve
+from kopf._cogs.structs.diffs import is_same
 from kopf._core.intents.callbacks import MetaFilterToken
 from kopf._core.intents.causes import ChangingCause, Reason, ResourceCause
 from kopf._core.intents.handlers import ChangingHandler, ResourceHandler
@@ -194,7 +195,7 @@ def _match_value(pattern: Any, content: Any, handler: ResourceHandler, cause: Re
     if callable(pattern):
         kwargs = cause.kwargs_of_callback(pattern, handler, positional=1)
         return _call(pattern, kwargs, None if content is _ABSENT else content)
-    return bool(content is not _ABSENT and content == pattern)
+    return content is not _ABSENT and is_same(content, pattern, exact=False)
 
 
 def _call(fn: Callable[..., Any], kwargs: Mapping[str, Any], *args: Any) -> bool:

@@ -12,12 +12,17 @@ def change_order(raw):
     raw['spec']['items'].reverse()
 
 
+def put_what_is_equal_only_in_python(raw):
+    raw['spec']['items'][0] = True
+
+
 def put_what_is_no_json(raw):
     raw['spec']['items'][0] = object()
 
 
 @pytest.mark.parametrize('number', [1, 10 ** 30], ids=['usual', 'huge'])
-@pytest.mark.parametrize('change', [change_list, change_order, put_what_is_no_json])
+@pytest.mark.parametrize('change', [
+    change_list, change_order, put_what_is_equal_only_in_python, put_what_is_no_json])
 def test_changes_are_noticed_and_can_be_undone(change, number):
     raw = {'metadata': {}, 'spec': {'items': [1, 2], 'number': number}}
     seal = Seal(raw)

@@ -1,4 +1,5 @@
 """Filters: which objects and which changes handlers are for."""
+import json
 import logging
 from typing import Any
 
@@ -41,7 +42,7 @@ def is_met(pattern: Any, content: Any) -> bool:
         return content is not ABSENT and content is not None
     if pattern is kopf.ABSENT:
         return content is ABSENT or content is None
-    return content is not ABSENT and bool(content == pattern)
+    return content is not ABSENT and json.dumps(content) == json.dumps(pattern)  # 1 is not true
 
 
 def declare(decorator: Any, **options: Any) -> Any:
@@ -154,6 +155,16 @@ def test_callbacks_get_the_value_and_the_kwargs() -> None:
                       field='spec.x', value=check, param=123)
     assert prematch(handler, metadata={'name': 'obj', 'labels': {'a': 'x'}}, spec={'x': 1})
     assert calls == [('x', 'obj', 123), (None, 'obj', 123), (None, 'obj', 123), (1, 'obj', 123)]
+
+
+@pytest.mark.parametrize('pattern, content, expected', [
+    (1, True, False), (True, 1, False), (False, 0, False), ([0], [False], False), ({'x': 1}, {'x': True}, False),
+    (1, 1.0, True), (1.0, 1, True), ([1], [1.0], True), (True, True, True),
+])
+def test_numbers_are_not_booleans(pattern: Any, content: Any, expected: bool) -> None:
+    assert prematch(declare(kopf.on.event, field='spec.x', value=pattern), spec={'x': content}) is expected
+    changed = declare(kopf.on.update, field='spec.x', new=pattern)
+    assert match_update(changed, {'spec': {'x': 'old'}}, {'spec': {'x': content}}) is expected
 
 
 @pytest.mark.parametrize('decorator', [kopf.on.update, kopf.on.field])

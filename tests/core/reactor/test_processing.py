@@ -161,6 +161,51 @@ async def test_fields(world):
         ({'c': 2}, None, [('remove', '', {'c': 2}, None)])]
 
 
+@pytest.mark.parametrize('old, new', [
+    (1, True), (True, 1), (0, False), (1, 1.0), ([{'a': 0}], [{'a': False}]), ({'a': 1, 'b': 2}, {'a': True, 'b': 2})])
+async def test_values_that_are_equal_only_in_python_are_changes(world, old, new):
+    for decorator, id in [(kopf.on.create, 'create'), (kopf.on.update, 'update'), (kopf.on.field, 'field')]:
+        world.declare(decorator, id, **({'field': 'spec.x'} if id == 'field' else {}))
+    async with world.operator():
+        await world.create(spec={'x': old})
+        await world.handled()
+        await world.edit(x=new)
+        await world.until_called('update')
+        body = await world.get()
+        assert json.dumps(body['spec']['x']) == json.dumps(new)
+    assert [json.dumps([call['old'], call['new']]) for call in world.called('field')] == [
+        json.dumps([None, old]), json.dumps([old, new])]
+
+
+async def test_an_edit_to_a_value_that_is_equal_in_python_reaches_those_who_have_finished(world):
+    gate = Gate()
+    world.declare(kopf.on.update, 'first')
+    world.declare(kopf.on.update, 'second', does=gate)
+    world.declare(kopf.on.create, 'create')
+    async with world.operator():
+        await world.create(spec={'x': 0})
+        await world.handled()
+        await world.edit(x=1)
+        await world.until_called('second')
+        await world.edit(x=True)
+        gate.open()
+        await world.until(lambda: world.called('first')[-1]['new']['spec']['x'] is True)
+
+
+async def test_results_that_are_equal_only_in_python_are_stored(world):
+    results = {1: 1, 2: True, 3: 1.0}
+
+    async def result(spec, **_):
+        return results[spec['x']]
+
+    world.declare(kopf.on.event, 'event', does=result)
+    async with world.operator():
+        await world.create(spec={'x': 1})
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: 'event' in body.get('status', {}))
+        await world.edit(x=2)
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: body['status']['event'] is True)
+
+
 async def declare_for_field(world, *decorators):
     """Declare handlers for the field ``spec.a``, and what `World.settled` needs."""
     for decorator in decorators:
