@@ -404,7 +404,7 @@ async def test_nothing_is_planned_any_more_for_those_that_have_ended(host, caplo
     await host.delete()
     await let_it_run(lasting + 0.5)
     assert not await host.look()
-    assert not any(not timer.cancelled() for timer in asyncio.get_running_loop()._scheduled)
+    assert all(timer.cancelled() for timer in asyncio.get_running_loop()._scheduled)
     caplog.clear()
     await let_it_run(100)
     assert not caplog.messages
@@ -422,7 +422,7 @@ async def test_nothing_is_planned_any_more_for_timers_that_were_waiting(host, op
     await let_it_run(10)
     assert any(not timer.cancelled() for timer in timers)
     assert not await host.delete()
-    assert not any(not timer.cancelled() for timer in timers)
+    assert all(timer.cancelled() for timer in timers)
 
 
 

@@ -271,6 +271,7 @@ async def test_daemons_that_are_being_stopped_are_cancelled_too(host, options):
     await host.background.close()
     assert asyncio.get_running_loop().time() - start == 5
     assert notes == ['start']
+    assert all(timer.cancelled() for timer in asyncio.get_running_loop()._scheduled)  # nobody is reminded any more
 
 
 async def test_the_end_is_bounded_whatever_daemons_do(host):
