@@ -53,8 +53,3 @@ def test_containers(container, expected):
 ])
 def test_pods(spec, expected):
     assert [f"{cause.field}: {cause.message}" for cause in podparts.of_pod(spec, "p")] == expected
-
-
-def test_volumes():
-    causes = [cause.field for cause in podparts.of_volume({"name": "v", "hostPath": {}, "secret": {}}, "p")]
-    assert causes == ["p.hostPath.path", "p.secret.secretName"]

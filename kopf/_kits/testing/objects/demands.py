@@ -44,9 +44,10 @@ def _workload(body: Body, spec: Fields) -> Iterator[Cause]:
     yield from _selecting(spec, (template.get('metadata') or {}).get('labels'), body['kind'].lower())
     if (spec.get('replicas') or 0) < 0:
         yield value_invalid('spec.replicas', text(spec['replicas']), 'must be greater than or equal to 0')
-    yield from podrules.problems(template.get('spec') or {}, 'spec.template.spec')
-    for index, claim in enumerate(maps(spec.get('volumeClaimTemplates'))):
-        yield from _storage(claim.get('spec') or {}, f'spec.volumeClaimTemplates[{index}].spec')
+    claims = list(maps(spec.get('volumeClaimTemplates')))
+    yield from podrules.template_problems(template.get('spec') or {}, 'spec.template.spec', claims)
+    for index, claim in enumerate(claims):
+        yield from _claim_problems(claim.get('spec') or {}, f'spec.volumeClaimTemplates[{index}].spec')
     strategy = spec.get('strategy') or {}
     if strategy.get('type') == 'Recreate' and 'rollingUpdate' in strategy:
         yield value_forbidden('spec.strategy.rollingUpdate',
@@ -75,7 +76,7 @@ def _controller(body: Body, spec: Fields) -> Iterator[Cause]:
     if not spec.get('template'):
         yield value_required('spec.template')
     else:
-        yield from podrules.problems(spec['template'].get('spec') or {}, 'spec.template.spec')
+        yield from podrules.template_problems(spec['template'].get('spec') or {}, 'spec.template.spec')
 
 
 def _job(body: Body, spec: Fields) -> Iterator[Cause]:
@@ -84,7 +85,7 @@ def _job(body: Body, spec: Fields) -> Iterator[Cause]:
 
 def _job_spec(spec: Fields, place: str) -> Iterator[Cause]:
     template = (spec.get('template') or {}).get('spec') or {}
-    yield from podrules.problems(template, f'{place}.template.spec')
+    yield from podrules.template_problems(template, f'{place}.template.spec')
     if (policy := template.get('restartPolicy', 'Always')) == 'Always':
         yield value_required(f'{place}.template.spec.restartPolicy', 'valid values: "OnFailure", "Never"')
     elif policy not in ('OnFailure', 'Never'):
@@ -102,7 +103,7 @@ def _cronjob(body: Body, spec: Fields) -> Iterator[Cause]:
 
 
 def _podtemplate(body: Body, _: Fields) -> Iterator[Cause]:
-    yield from podrules.problems((body.get('template') or {}).get('spec') or {}, 'template.spec')
+    yield from podrules.template_problems((body.get('template') or {}).get('spec') or {}, 'template.spec')
 
 
 def _configmap(body: Body, _: Fields) -> Iterator[Cause]:
@@ -171,9 +172,13 @@ def _service(body: Body, spec: Fields) -> Iterator[Cause]:
 
 
 def _claim(body: Body, spec: Fields) -> Iterator[Cause]:
+    yield from _claim_problems(spec, 'spec')
+
+
+def _claim_problems(spec: Fields, place: str) -> Iterator[Cause]:
     if not spec.get('accessModes'):
-        yield value_required('spec.accessModes', 'at least 1 access mode is required')
-    yield from _storage(spec, 'spec')
+        yield value_required(f'{place}.accessModes', 'at least 1 access mode is required')
+    yield from _storage(spec, place)
 
 
 def _storage(spec: Fields, place: str) -> Iterator[Cause]:

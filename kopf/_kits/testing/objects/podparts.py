@@ -20,8 +20,6 @@ from kopf._kits.testing.wire.statuses import (
 PORTS = 'must be between 1 and 65535, inclusive'
 HANDLERS = ('exec', 'httpGet', 'tcpSocket', 'grpc', 'sleep')
 PROBES = ('livenessProbe', 'readinessProbe', 'startupProbe')
-#: The one field of each source of volumes that nothing can be done without.
-SOURCES = {'hostPath': 'path', 'secret': 'secretName', 'persistentVolumeClaim': 'claimName', 'configMap': 'name'}
 ANY = 'operator must be Exists when `key` is empty, which means "match all values and all keys"'
 
 
@@ -78,13 +76,6 @@ def _numbers(probe: Fields, place: str, *, once: bool) -> Iterator[Cause]:
             yield value_invalid(f'{place}.{key}', str(number), 'must be greater than or equal to 0')
     if once and (number := probe.get('successThreshold') or 1) != 1:
         yield value_invalid(f'{place}.successThreshold', str(number), 'must be 1')
-
-
-def of_volume(volume: Fields, place: str) -> Iterator[Cause]:
-    """Everything that is wrong with the source of a volume."""
-    for key, field in SOURCES.items():
-        if (source := volume.get(key)) is not None and not source.get(field):
-            yield value_required(f'{place}.{key}.{field}')
 
 
 def of_pod(spec: Fields, place: str) -> Iterator[Cause]:

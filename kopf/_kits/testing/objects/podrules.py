@@ -4,12 +4,11 @@ The rules of pods and of their templates that are broken most often.
 They are those that people break when they write manifests by hand: what is required, what is one of a few words, what
 is a name, what refers to nothing. The order of complaints is that of a real server, as far as it has one.
 """
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from kopf._kits.testing.objects import podparts
+from kopf._kits.testing.objects import podparts, volumes
 from kopf._kits.testing.objects.podspecs import Fields, maps
-from kopf._kits.testing.wire import names
 from kopf._kits.testing.wire.statuses import (
     Cause,
     text,
@@ -20,24 +19,27 @@ from kopf._kits.testing.wire.statuses import (
 )
 
 PROTOCOLS = ('SCTP', 'TCP', 'UDP')
-#: The most common sources of volumes, in the order in which they are looked at.
-SOURCES = ('emptyDir', 'hostPath', 'gitRepo', 'gcePersistentDisk', 'awsElasticBlockStore', 'secret', 'nfs', 'iscsi',
-           'glusterfs', 'flocker', 'persistentVolumeClaim', 'rbd', 'cinder', 'cephfs', 'quobyte', 'downwardAPI', 'fc',
-           'configMap', 'azureFile', 'vsphereVolume', 'photonPersistentDisk', 'portworxVolume', 'azureDisk',
-           'storageos', 'projected', 'scaleIO', 'csi', 'ephemeral', 'image')
+
+
+def template_problems(spec: Fields, place: str, claims: Sequence[Fields] = ()) -> Iterator[Cause]:
+    """Yield everything that is known to be wrong with the specification in a template of pods, with these claims."""
+    if claims:
+        spec = {**spec, 'volumes': volumes.claimed_volumes(claims, list(maps(spec.get('volumes'))))}
+    yield from problems(spec, place)
+    if spec.get('ephemeralContainers'):
+        yield value_forbidden(f'{place}.ephemeralContainers', 'ephemeral containers not allowed in pod template')
 
 
 def problems(spec: Fields, place: str) -> Iterator[Cause]:
     """Everything that is known to be wrong with the specification of a pod."""
-    volumes: set[Any] = set()
-    for index, volume in enumerate(maps(spec.get('volumes'))):
-        yield from _volume(volume, f'{place}.volumes[{index}]', volumes)
+    usable: volumes.Volumes = {}
+    yield from volumes.volume_problems(list(maps(spec.get('volumes'))), f'{place}.volumes', usable)
     if not spec.get('containers'):
         yield value_required(f'{place}.containers')
     seen: set[Any] = set()
     for key in ('containers', 'initContainers'):
         for index, container in enumerate(maps(spec.get(key))):
-            yield from _container(container, f'{place}.{key}[{index}]', seen, volumes)
+            yield from _container(container, f'{place}.{key}[{index}]', seen, usable)
     yield from podparts.of_pod(spec, place)
     yield from one_of(spec, 'restartPolicy', place, ('Always', 'OnFailure', 'Never'))
     yield from one_of(spec, 'dnsPolicy', place, ('ClusterFirstWithHostNet', 'ClusterFirst', 'Default', 'None'))
@@ -54,19 +56,9 @@ def one_of(body: Fields, key: str, place: str, words: Iterable[str]) -> Iterator
         yield value_unsupported(f'{place}.{key}', text(value), map(text, words))
 
 
-def _volume(volume: Fields, place: str, seen: set[Any]) -> Iterator[Cause]:
-    name = volume.get('name') or ''
-    yield from _label(name, f'{place}.name', seen)
-    seen.add(name)
-    yield from podparts.of_volume(volume, place)
-    sources = [key for key in volume if key != 'name']
-    for key in sorted(sources, key=lambda key: SOURCES.index(key) if key in SOURCES else len(SOURCES))[1:]:
-        yield value_forbidden(f'{place}.{key}', 'may not specify more than 1 volume type')
-
-
-def _container(container: Fields, place: str, seen: set[Any], volumes: set[Any]) -> Iterator[Cause]:
+def _container(container: Fields, place: str, seen: set[Any], usable: volumes.Volumes) -> Iterator[Cause]:
     name = container.get('name') or ''
-    yield from _label(name, f'{place}.name', seen)
+    yield from volumes.label_problems(name, f'{place}.name', seen)
     seen.add(name)
     if not container.get('image'):
         yield value_required(f'{place}.image')
@@ -85,26 +77,5 @@ def _container(container: Fields, place: str, seen: set[Any], volumes: set[Any])
             yield value_invalid(where, text(name), 'a valid environment variable name must consist only of printable '
                                                    "ASCII characters other than '='")
     yield from podparts.of_container(container, place)
-    yield from _mounts(container, place, volumes)
+    yield from volumes.mount_problems(container, place, usable)
     yield from one_of(container, 'imagePullPolicy', place, ('Always', 'IfNotPresent', 'Never'))
-
-
-def _mounts(container: Fields, where: str, volumes: set[Any]) -> Iterator[Cause]:
-    for index, mount in enumerate(maps(container.get('volumeMounts'))):
-        place = f'{where}.volumeMounts[{index}]'
-        if not (name := mount.get('name')):
-            yield value_required(f'{place}.name')
-        if name not in volumes:
-            yield Cause(f'{place}.name', 'FieldValueNotFound', f'Not found: {text(name or "")}')
-        if not mount.get('mountPath'):
-            yield value_required(f'{place}.mountPath')
-
-
-def _label(name: str, place: str, seen: Iterable[Any]) -> Iterator[Cause]:
-    if not name:
-        yield value_required(place)
-        return
-    for problem in names.label_problems(name):
-        yield value_invalid(place, text(name), problem)
-    if name in seen:
-        yield Cause(place, 'FieldValueDuplicate', f'Duplicate value: {text(name)}')
