@@ -1,7 +1,7 @@
 """
 Running one handler once: the call itself, its time limit, and what its errors mean.
 
-Everything that can be handled (a change, an event, a daemon, an activity, …) goes through `execute_handler_once`,
+Everything that can be handled (a change, an event, a daemon, an activity, …) goes through `run_handler`,
 so that errors, retries and logs mean the same everywhere. What it returns is an `Outcome`: data, from which the callers
 decide what to store and when to try again. Handling never raises because of the user's code.
 """
@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from contextvars import ContextVar
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from kopf._cogs.helpers import typedefs
 from kopf._cogs.helpers.clocks import utcnow as utcnow
@@ -161,59 +161,90 @@ def describe_error(error: BaseException) -> str:
     return text if text and text != 'None' else f"{type(error).__name__}()"
 
 
-async def execute_handler_once(
+class RunnableCause(Protocol):
+    """Why a handler is run, with all that its function can be told."""
+
+    @property
+    def logger(self) -> Logger:
+        """Where the framework reports what comes of the handler."""
+
+    def kwargs_for(self, handler: Handler, state: 'HandlerState', /) -> dict[str, Any]:
+        """Return the arguments that the function of the handler takes, for this run only."""
+
+
+async def run_handler(
         handler: Handler,
-        kwargs: dict[str, Any],
+        cause: RunnableCause,
         state: 'HandlerState',
         rules: Execution,
         *,
-        logger: Logger,
         after: Callable[[], Awaitable[None]] | None = None,
 ) -> Outcome:
     """
-    Run the handler once with these kwargs; log what came of it; return that. The kwargs are for this run only.
+    Run the handler once, and log what comes of it. Handlers of all kinds are run here, and nowhere else.
 
-    What is to be done ``after`` the function counts as a part of it. Only cancellations come through as exceptions.
+    While it runs, the handler and the cause are known to the functions of the toolkit that it calls.
+
+    Args:
+        handler: the handler.
+        cause: why it is run; it makes the arguments of the function.
+        state: how often, and since when it has been tried.
+        rules: where sync functions run, and what errors mean by default.
+        after: what is done after the function, and counts as a part of it.
+
+    Returns:
+        What has come of it, errors of the function included.
+
+    Raises:
+        asyncio.CancelledError: if the task is cancelled; nothing else comes through as an exception.
     """
-    limits = _Limits(handler, state)
+    logger, limits = cause.logger, _Limits(handler, state)
     debugging = logger.isEnabledFor(logging.DEBUG)
-    try:
-        if handler.timeout is not None or handler.retries is not None:
-            limits.check_before()
-        if debugging:
-            logger.debug("%s is invoked.", handler)
-        if limits.timeout is None or not handler.asynchronous:
-            result = await invocation.invoke(
-                handler.fn, kwargs, executor=rules.executor, asynchronous=handler.asynchronous)
+    with running(handler, cause):
+        try:
+            if handler.timeout is not None or handler.retries is not None:
+                limits.check_before()
+            if debugging:
+                logger.debug("%s is invoked.", handler)
+            # The arguments are not kept here: what they refer to would live for as long as the function waits.
+            if limits.timeout is None or not handler.asynchronous:
+                result = await invocation.invoke(
+                    handler.fn, cause.kwargs_for(handler, state), executor=rules.executor,
+                    asynchronous=handler.asynchronous)
+            else:
+                result = await _call_in_time(handler, cause.kwargs_for(handler, state), limits, rules.executor)
+            if after is not None:
+                await after()
+        except asyncio.CancelledError as error:
+            if _is_task_cancelled():
+                logger.warning("%s is cancelled. Will escalate.", handler)
+                raise
+            return _conclude_arbitrary(handler, error, limits, rules, logger)  # of something that it has awaited
+        except (Exception, SystemExit) as error:  # an exit is for the operator to decide, not for a handler
+            return _conclude_error(handler, error, limits, rules, logger)
+    if debugging or not handler.quiet:
+        level = logging.DEBUG if handler.quiet else logging.INFO
+        if handler.routine:
+            logger.log(level, "%s succeeded.", handler, extra=_UNPOSTED)
         else:
-            result = await _call_in_time(handler, kwargs, limits, rules.executor)
-        if after is not None:
-            await after()
-    except asyncio.CancelledError as error:
-        if not _is_task_cancelled():  # it is only of something that the function has awaited
-            return _conclude_arbitrary(handler, error, limits, rules, logger)
-        logger.warning("%s is cancelled. Will escalate.", handler)
-        raise
-    except HandlerChildrenRetry as error:
+            logger.log(level, "%s succeeded.", handler)
+    return Outcome(final=True, result=result)
+
+
+def _conclude_error(
+        handler: Handler, error: BaseException, limits: '_Limits', rules: Execution, logger: Logger,
+) -> Outcome:
+    if isinstance(error, HandlerChildrenRetry):
         logger.debug("%s waits for its sub-handlers.", handler)
         return Outcome(final=False, delay=error.delay, exception=error, uncounted=handler.retries is not None)
-    except TemporaryError as error:
+    if isinstance(error, TemporaryError):
         return _conclude_temporary(handler, error, limits, logger)
-    except rules.permanent_errors as error:
+    if isinstance(error, rules.permanent_errors):
         text = describe_error(error)
         is_limit = text.startswith(f"{handler} has ")  # our own error, which names the handler already
         logger.error("%s", text if is_limit else f"{handler} failed permanently: {text}")
         return Outcome(final=True, exception=error)
-    except (Exception, SystemExit) as error:  # an exit is for the operator to decide, not for a handler
-        return _conclude_arbitrary(handler, error, limits, rules, logger)
-    else:
-        if debugging or not handler.quiet:
-            level = logging.DEBUG if handler.quiet else logging.INFO
-            if handler.routine:
-                logger.log(level, "%s succeeded.", handler, extra=_UNPOSTED)
-            else:
-                logger.log(level, "%s succeeded.", handler)
-        return Outcome(final=True, result=result)
+    return _conclude_arbitrary(handler, error, limits, rules, logger)
 
 
 def _is_task_cancelled() -> bool:

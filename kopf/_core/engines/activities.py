@@ -29,8 +29,7 @@ from kopf._core.actions.execution import (
     Outcome,
     PermanentError,
     describe_error,
-    execute_handler_once,
-    running,
+    run_handler,
     utcnow,
 )
 from kopf._core.actions.progression import HandlerState
@@ -75,10 +74,7 @@ async def run_activity(
             for handler, state in states.items():
                 if not state.is_due(utcnow()):
                     continue
-                with running(handler, cause):
-                    outcome = await execute_handler_once(
-                        handler, cause.kwargs_for(handler, state),
-                        state, make_rules(settings), logger=cause.logger)
+                outcome = await run_handler(handler, cause, state, make_rules(settings))
                 states[handler] = state.with_outcome(outcome, utcnow())
                 if outcome.final:
                     outcomes[_make_unique(handler.id, outcomes)] = outcome

@@ -20,7 +20,7 @@ from kopf._cogs.clients import patching
 from kopf._cogs.clients.errors import APIConnectionError, APIServerError, APITooManyRequestsError
 from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.patches import Patch
-from kopf._core.actions.execution import Outcome, cause_var, execute_handler_once, handler_var, utcnow
+from kopf._core.actions.execution import Outcome, run_handler, utcnow
 from kopf._core.actions.progression import HandlerState
 from kopf._core.engines.stoppers import DaemonStoppingReason
 from kopf._core.intents.causes import DaemonCause
@@ -142,10 +142,7 @@ class Daemon:
             self.state, self._base = HandlerState(started=utcnow()), self._due
         cause = self._make_cause(patch)
         rules = owner.spawner.rules_of_threads if self._has_thread else owner.spawner.rules
-        handler_var.set(handler)  # the context is of this run alone
-        cause_var.set(cause)
-        return execute_handler_once(
-            handler, cause.kwargs_for(handler, self.state), self.state, rules, logger=owner.logger)
+        return run_handler(handler, cause, self.state, rules)
 
     async def _conclude(
             self, outcome: Outcome | None, patch: Patch, began: float, seen: tuple[str | bytes | None, str | None],

@@ -17,8 +17,7 @@ from kopf._core.actions.execution import (
     HandlerChildrenRetry,
     Outcome,
     TemporaryError,
-    execute_handler_once,
-    running,
+    run_handler,
     utcnow,
 )
 from kopf._core.actions.invocation import read_arguments
@@ -71,10 +70,7 @@ class Step:
         children, state = Children(self, handler), self.state[handler.id]
         token = _children_var.set(children)
         try:
-            with running(handler, self.cause):
-                return await execute_handler_once(
-                    handler, self.cause.kwargs_for(handler, state), state, self.rules,
-                    logger=self.cause.logger, after=children.execute_declared)
+            return await run_handler(handler, self.cause, state, self.rules, after=children.execute_declared)
         finally:
             try:
                 _children_var.reset(token)

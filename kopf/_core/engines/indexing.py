@@ -15,7 +15,7 @@ from kopf._cogs.configs.configuration import ExecutionSettings
 from kopf._cogs.structs import ephemera
 from kopf._cogs.structs.ids import HandlerId
 from kopf._core.actions import execution
-from kopf._core.actions.execution import ErrorsMode, Execution, Outcome, running, utcnow
+from kopf._core.actions.execution import ErrorsMode, Execution, Outcome, utcnow
 from kopf._core.actions.progression import HandlerState
 from kopf._core.intents import filters
 from kopf._core.intents.causes import IndexingCause
@@ -213,9 +213,7 @@ class ResourceIndexing:
                 indexer.replace(obj, outcome.result)
 
     async def _run(self, handler: IndexingHandler, cause: IndexingCause, state: HandlerState) -> Outcome:
-        with running(handler, cause):
-            return await execution.execute_handler_once(
-                handler, cause.kwargs_for(handler, state), state, self._rules, logger=cause.logger)
+        return await execution.run_handler(handler, cause, state, self._rules)
 
 
 def make_rules(settings: ExecutionSettings) -> Execution:

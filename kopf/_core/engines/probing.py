@@ -26,7 +26,7 @@ from kopf._cogs.aiokits.pulses import Pulse, rouse
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.ids import HandlerId
-from kopf._core.actions.execution import Execution, execute_handler_once, running, utcnow
+from kopf._core.actions.execution import Execution, run_handler, utcnow
 from kopf._core.actions.progression import HandlerState
 from kopf._core.intents.causes import Activity, ActivityCause
 from kopf._core.intents.handlers import ActivityHandler
@@ -135,9 +135,7 @@ class Probes:
         execution = self._settings.execution
         rules = Execution(executor=execution.executor, default_backoff=self._settings.probing.cache_lifetime)
         state = HandlerState(started=utcnow())
-        with running(handler, self._cause):
-            outcome = await execute_handler_once(
-                handler, self._cause.kwargs_for(handler, state), state, rules, logger=self._cause.logger)
+        outcome = await run_handler(handler, self._cause, state, rules)
         finding = Finding(outcome.result, outcome.message)
         del outcome  # see `Outcome.without_exception`
         return finding

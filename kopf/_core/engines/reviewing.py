@@ -12,7 +12,7 @@ from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body
 from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.references import Resource
-from kopf._core.actions.execution import ErrorsMode, Execution, Outcome, execute_handler_once, running, utcnow
+from kopf._core.actions.execution import ErrorsMode, Execution, Outcome, run_handler, utcnow
 from kopf._core.actions.loggers import LocalObjectLogger
 from kopf._core.actions.progression import HandlerState
 from kopf._core.intents.causes import ResourceCause
@@ -57,6 +57,4 @@ class Respondent:
         """Run the handler once."""
         state = HandlerState(started=utcnow())
         rules = Execution(self._settings.execution.executor, default_errors=ErrorsMode.PERMANENT)
-        with running(handler, cause):
-            return await execute_handler_once(
-                handler, cause.kwargs_for(handler, state), state, rules, logger=cause.logger)
+        return await run_handler(handler, cause, state, rules)

@@ -11,7 +11,7 @@ from typing import Any
 
 from kopf._cogs.aiokits.loops import end
 from kopf._cogs.configs.configuration import OperatorSettings
-from kopf._core.actions.execution import Execution, Outcome, execute_handler_once, running, utcnow
+from kopf._core.actions.execution import Execution, Outcome, run_handler, utcnow
 from kopf._core.actions.progression import HandlerState
 from kopf._core.intents.causes import Activity, ActivityCause
 from kopf._core.intents.handlers import ScheduleHandler
@@ -95,6 +95,4 @@ class Schedules:
     async def _execute(self, handler: ScheduleHandler, state: HandlerState) -> Outcome:
         execution, cause = self._settings.execution, self._cause
         rules = Execution(executor=execution.executor, default_backoff=execution.default_backoff)
-        with running(handler, cause):
-            return await execute_handler_once(
-                handler, cause.kwargs_for(handler, state), state, rules, logger=cause.logger)
+        return await run_handler(handler, cause, state, rules)

@@ -21,7 +21,7 @@ from kopf._cogs.structs.finalizers import append_finalizer, remove_finalizer
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.seals import Seal
-from kopf._core.actions.execution import ErrorsMode, Execution, execute_handler_once, running, utcnow
+from kopf._core.actions.execution import ErrorsMode, Execution, run_handler, utcnow
 from kopf._core.actions.lifecycles import LifeCycleFn
 from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
 from kopf._core.actions.progression import HandlerState
@@ -229,10 +229,7 @@ class Processor(ObjectSink):
                 continue
             if matching:
                 state = HandlerState(started=utcnow())
-                with running(handler, cause):
-                    outcome = await execute_handler_once(
-                        handler, cause.kwargs_for(handler, state), state, self._lenient_rules, logger=local)
-                outcome = outcome.without_exception()
+                outcome = (await run_handler(handler, cause, state, self._lenient_rules)).without_exception()
                 # Usually, the same is returned for each event: it is stored once.
                 if outcome.result is not None and not is_delivered(outcome.result, body.status.get(handler.id)):
                     deliver_results({handler.id: outcome}, patch)

@@ -16,8 +16,8 @@ from kopf._core.actions.execution import (
     HandlerChildrenRetry,
     Outcome,
     cause_var,
-    execute_handler_once,
     handler_var,
+    run_handler,
     running,
 )
 from kopf._core.actions.progression import HandlerState
@@ -47,6 +47,15 @@ def clock(monkeypatch):
     monkeypatch.setattr(execution, 'utcnow', utcnow)
 
 
+class Cause:
+    """Why a handler is run: for no reason but the test."""
+
+    logger = logger
+
+    def kwargs_for(self, handler, state):
+        return {'x': 1}
+
+
 @pytest.fixture
 def run(executor, caplog):
     """Run a handler that does this: raises it, calls it, or returns it."""
@@ -62,8 +71,7 @@ def run(executor, caplog):
 
         state = HandlerState(started=START - datetime.timedelta(seconds=age), retries=retries_done)
         rules = Execution(executor=executor, default_errors=default_errors, default_backoff=33)
-        return await execute_handler_once(
-            Handler(id='fn', fn=fn, **options), {'x': 1}, state, rules, logger=logger, after=after)
+        return await run_handler(Handler(id='fn', fn=fn, **options), Cause(), state, rules, after=after)
     return run
 
 
@@ -87,8 +95,7 @@ async def test_kwargs(run):
 
 async def test_sync_functions(executor, caplog):
     handler = Handler(id='fn', fn=lambda **kwargs: kwargs)
-    outcome = await execute_handler_once(
-        handler, {'x': 1}, HandlerState(started=START), Execution(executor=executor), logger=logger)
+    outcome = await run_handler(handler, Cause(), HandlerState(started=START), Execution(executor=executor))
     assert outcome.result == {'x': 1}
 
 
