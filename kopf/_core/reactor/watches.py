@@ -332,6 +332,7 @@ class ResourceWatch:
                             count += self._take_line(line)
                             if number % MAX_AT_ONCE == 0:
                                 await asyncio.sleep(0)
+                                silence.renew()  # it is here already, however long it takes to handle it
                         self._note_health()
                         if hasty and self._since is not None:
                             hasty = False

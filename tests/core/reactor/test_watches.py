@@ -320,6 +320,18 @@ async def test_long_streamed_lists_are_not_given_up(watch, server, sink, monkeyp
     assert server.queries == [INITIAL]
 
 
+async def test_lists_that_take_long_to_handle_are_not_given_up(watch, server, sink, monkeypatch):
+    monkeypatch.setattr(watches, 'LIST_SILENCE', 0.5)
+    monkeypatch.setattr(watches, 'MAX_AT_ONCE', 5)
+    objs = {f'x{number}': number for number in range(50)}
+    receive, sink.receive = sink.receive, lambda *args, **kwargs: (time.sleep(0.03), receive(*args, **kwargs))
+    lines = [*(added(*pair) for pair in objs.items()), bookmark(99, end=True)]
+    server.script = [Stream(b'\n'.join(json.dumps(line).encode() for line in lines))]  # they come at once
+    async with running(watch):
+        await sink.until(lambda: sink.lists)
+    assert server.queries == [INITIAL]
+
+
 async def test_silence_after_a_streamed_list_is_fine(watch, server, sink, monkeypatch):
     monkeypatch.setattr(watches, 'LIST_SILENCE', 0.1)
     server.script = [Stream(bookmark(2, end=True), added('a', 3), pace=0.3)]
