@@ -179,8 +179,35 @@ class ObjectDaemons:
     def forget(self) -> None:
         """Know that the object is gone: whatever has been holding it."""
         self.gone = True
+        self.known = {handler: daemon for handler, daemon in self.known.items() if daemon is not None}
         self.stop(DaemonStoppingReason.RESOURCE_DELETED)
         self._let_go()
+
+    def return_(self) -> None:
+        """Called when the object is there again while its daemons are still ending: they will be started anew."""
+        self.gone = False
+
+    def move(self, spawner: 'Spawner', *, redefined: bool) -> None:
+        """
+        Called when another spawner serves the object from now on.
+
+        The daemons that it would start in the same way go on. The others are stopped, and what replaces them starts
+        when they have ended. All of them are stopped if the resource is ``redefined``: they know it as it was.
+        """
+        self.spawner = spawner
+        known, self.known = self.known, {}
+        for handler, daemon in known.items():
+            key = spawner.find_key(handler)
+            if key is not None or daemon is not None:
+                self.known[key or handler] = daemon
+        if spawner.idling and self.essence is None:
+            self.essence = spawner.essence_of(self.body)
+        self.gone = True  # those that end at once wake nobody up: the object is listed anew
+        for daemon in self:
+            if redefined or daemon.handler not in spawner.keys:
+                daemon.stop(DaemonStoppingReason.RESOURCE_DELETED)
+        self.gone = False
+        self.record.daemons = self if self.known else None
 
     def renew(self, raw: RawBody, patch: Patch | None = None) -> bool:
         """
@@ -217,7 +244,7 @@ class ObjectDaemons:
         return None if is_same(original, changed) else explain_changes(original, changed)
 
     def remove(self, daemon: Daemon, *, for_good: bool) -> None:
-        key = self.spawner.keys[daemon.handler]
+        key = next(key for key, known in self.known.items() if known is daemon)
         if for_good:
             self.known[key] = None
         else:
@@ -235,8 +262,15 @@ class ObjectDaemons:
         background = self.spawner.background
         if self.gone or background.closing or background.paused:
             return
-        if not self.holding or (daemon.stopper.reason is not None and daemon.stopper.reason & _RESPAWNABLE):
+        if not self.holding or self._is_replaceable(daemon):
             self.spawner.host.wake(self.record)
+
+    def _is_replaceable(self, daemon: Daemon) -> bool:
+        reason = daemon.stopper.reason
+        if reason is None or DaemonStoppingReason.DONE in reason:
+            return False
+        # What was deleted can be there again: it had only left the selection of its watch.
+        return bool(reason & _RESPAWNABLE) or self.body.metadata.get('deletionTimestamp') is None
 
 
 class Survey(NamedTuple):
@@ -270,13 +304,17 @@ class Spawner:
         self._reports = filters.FailureReports()
         self.keys: dict[SpawningHandler, SpawningHandler] = {}
         """For each handler, the first one of the same function and id: they are one, whichever of them matches."""
-        firsts: dict[tuple[str, int], SpawningHandler] = {}
+        self._firsts: dict[tuple[str, int], SpawningHandler] = {}
         for handler in table.spawning:
-            self.keys[handler] = firsts.setdefault((handler.id, id(handler.fn)), handler)
+            self.keys[handler] = self._firsts.setdefault((handler.id, id(handler.fn)), handler)
         self._finalizer = decider.finalizer
         self._always: Sequence[SpawningHandler] | None = None  # those for all objects, if all are
         if all(filters.is_unconditional(handler) for handler in table.spawning):
             self._always = list(filters.deduplicate(table.spawning))
+
+    def find_key(self, handler: SpawningHandler) -> SpawningHandler | None:
+        """Return the handler that is the same function under the same id as one of another spawner, if there is any."""
+        return self._firsts.get((handler.id, id(handler.fn)))
 
     def survey(self, record: Record, raw: RawBody) -> Survey:
         """Look what there is to do, and do nothing."""
@@ -292,8 +330,8 @@ class Spawner:
             return Survey(matching, (), holding=bool(matching) or held, failures=failures)
         keys = {self.keys[handler] for handler in (*matching, *failures) if isinstance(handler, SpawningHandler)}
         missing = [handler for handler in matching if self.keys[handler] not in daemons.known]
-        excess = [daemon for daemon in daemons
-                  if self.keys[daemon.handler] not in keys and not daemon.stopper.is_set()]
+        excess = [daemon for key, daemon in daemons.known.items()
+                  if daemon is not None and key not in keys and not daemon.stopper.is_set()]
         return Survey(missing, excess, holding=bool(missing) or daemons.holding, failures=failures)
 
     def _match(self, record: Record, raw: RawBody, failures: filters.Failures) -> Sequence[SpawningHandler]:
@@ -318,17 +356,18 @@ class Spawner:
         for daemon in survey.excess:
             daemon.stop(reason)
         self._spawn(record, raw, survey.missing)
-        if record.daemons is None:
+        daemons = record.daemons
+        if daemons is None:
             return survey.holding
         if survey.missing:
             await asyncio.sleep(0)  # the daemons begin before the handlers of the same state
-        if deleted and record.daemons.stopping:
-            await self._wait_instantly(record.daemons)
-        if not record.daemons.known:
+        if deleted and daemons.stopping:
+            await self._wait_instantly(daemons)
+        if not daemons.known:
             record.daemons = None
             return bool(survey.missing)
-        known = record.daemons.known  # also those that have ended at once
-        return any(self.keys[handler] not in known for handler in survey.missing) or record.daemons.holding
+        known = daemons.known  # also those that have ended at once
+        return any(self.keys[handler] not in known for handler in survey.missing) or daemons.holding
 
     def _spawn(self, record: Record, raw: RawBody, missing: Sequence[SpawningHandler]) -> None:
         if self.background.paused or self.background.closing:

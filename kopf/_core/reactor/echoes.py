@@ -39,6 +39,29 @@ def expect(record: ObjectRecord, raw: RawBody, *, timeout: float) -> None:
     record.expected = Expectation(version, deadline=time.monotonic() + timeout, unsure=unsure)
 
 
+def outlive(record: ObjectRecord, event: RawEvent) -> None:
+    """
+    Called when the object is gone from the stream, and forgotten; it can come back as it was before our last patch.
+
+    This is so if the patch was made after the object had left: then it has only left the selection of the watch, and
+    what comes next in the stream can be older than the patch. The echo of the patch is news, as nothing is known else.
+    """
+    expected, record.expected = record.expected, None
+    version = event['object']['metadata'].get('resourceVersion')
+    if expected is None or version is None or not (version.isdecimal() and expected.version.isdecimal()):
+        return
+    if int(version) < int(expected.version):
+        record.expected = expected = Expectation(
+            str(int(expected.version) - 1), deadline=expected.deadline, unsure=None)
+        delay = max(0.0, expected.deadline - time.monotonic())
+        asyncio.get_running_loop().call_later(delay, _expire, record, expected)
+
+
+def _expire(record: ObjectRecord, expected: Expectation) -> None:
+    if record.expected is expected:
+        record.expected = None
+
+
 def notice_list(record: ObjectRecord, *, since: float) -> None:
     """Trust a list that was asked for long enough after our patch: it knows better."""
     if record.expected is not None and since > record.expected.deadline:

@@ -10,7 +10,7 @@ The `Indexation` keeps all handlers of all resources waiting until everything th
 import asyncio
 import copy
 import logging
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Collection, Coroutine, Hashable
 from typing import Any
 
 from kopf._cogs.aiokits.loops import end
@@ -48,6 +48,15 @@ class ObjectSink(EventSink):
 
     def released(self, watch: ResourceWatch) -> None:
         """Know that nobody works on the objects any more, after they were dropped: let go of everything."""
+        raise NotImplementedError
+
+    @property
+    def processor(self) -> Any:
+        """What processes the events in the end."""
+        raise NotImplementedError
+
+    def retire(self, successor: 'ObjectSink', records: Collection[ObjectRecord]) -> None:
+        """Called when another sink handles these objects from now on, which can also be worked on at the moment."""
         raise NotImplementedError
 
 
@@ -172,6 +181,8 @@ class Intake(ObjectSink):
         self._indexation = indexation
         self._counting = True  # whether the gate waits for the objects too
         self._refusals = 0
+        self._dropped = False
+        self._successor: Intake | None = None
 
     def expect(self, title: str) -> None:
         """Let all handlers wait until all the objects of the watch are listed and indexed."""
@@ -215,10 +226,29 @@ class Intake(ObjectSink):
         self._sink.revise(table)
 
     def dropped(self, watch: ResourceWatch) -> None:
-        for record in watch.records.values():
-            self._discard(record)
-        self._stop_waiting()
+        self._let_go(watch.get_known())
         self._sink.dropped(watch)
+
+    @property
+    def processor(self) -> Any:
+        return self._sink.processor
+
+    def retire(self, successor: ObjectSink, records: Collection[ObjectRecord]) -> None:
+        if isinstance(successor, Intake):
+            self._successor = successor
+        self._let_go(records)
+        self._sink.retire(successor, records)
+
+    def _let_go(self, records: Collection[ObjectRecord]) -> None:
+        """Remove the objects from the indices: those for which functions run, when these have ended."""
+        self._dropped = True
+        for record in records:
+            state = record.indexing
+            if state is None or not state.running:
+                self._discard(record)
+            elif state.event is not None and state.event['type'] != 'DELETED':
+                state.event = None
+        self._stop_waiting()
 
     def released(self, watch: ResourceWatch) -> None:
         self._sink.released(watch)
@@ -242,20 +272,31 @@ class Intake(ObjectSink):
         try:
             if state.event is None and state.retried is not None:
                 await self._index(record, state, state.retried, again=True)
-            while (event := state.event) is not None:
+            while (event := state.event) is not None and not self._is_over():
                 state.event, listed_since = None, state.listed_since
                 if event['type'] == 'DELETED':
                     self._discard(record)
                 else:
                     await self._index(record, state, event)
-                    if record.indexing is not state:  # dropped meanwhile
-                        self._indexing.discard(record)
-                        return
+                    if self._is_over():
+                        break
                 self._sink.receive(record, event, listed_since=listed_since)
         finally:
             state.running = False
-            if not state.excluded and record.indexing is state:
+            if self._dropped:
+                self._discard(record)
+                if self._successor is not None and state.event is not None:
+                    self._successor.resume_indexing(record, state)
+            elif not state.excluded and record.indexing is state:
                 record.indexing = None
+
+    def _is_over(self) -> bool:
+        return self._dropped
+
+    def resume_indexing(self, record: ObjectRecord, state: IndexingState) -> None:
+        """Called when a function of the former sink has ended, and there is a newer event of the object."""
+        record.indexing = state
+        self._start(record, state, counted=self._counting)
 
     async def _index(
             self, record: ObjectRecord, state: IndexingState, event: RawEvent, *, again: bool = False,

@@ -34,8 +34,9 @@ class ObjectRecord:
     """One object, as long as it is there."""
 
     __slots__ = (
-        'again', 'body', 'cycle', 'daemons', 'employed', 'expected', 'indexing', 'initial', 'lacking', 'memo', 'name',
-        'namespace', 'outdated', 'pending', 'released', 'throttle', 'throttled', 'uid', 'unkept', 'unsent', 'wakeup')
+        '__weakref__', 'again', 'body', 'cycle', 'daemons', 'employed', 'expected', 'indexing', 'initial', 'lacking',
+        'memo', 'name', 'namespace', 'outdated', 'pending', 'released', 'throttle', 'throttled', 'uid', 'unkept',
+        'unsent', 'wakeup')
 
     def __init__(self, uid: str, namespace: str | None, name: str, *, initial: bool) -> None:
         self.uid = uid
@@ -97,11 +98,29 @@ class ObjectRecord:
         event, self.pending = self.pending, None
         return orjson.loads(event) if isinstance(event, bytes) else event
 
-    def pass_on(self) -> None:
-        """Forget those who have worked on the object, and what they know of it; but not what they could not store."""
-        self.cancel_wakeup()
-        self.expected = self.pending = self.body = self.throttle = self.daemons = None
-        self.again = self.throttled = False
+    @property
+    def in_use(self) -> bool:
+        """Whether a worker, a daemon, an index function, or a patch on its way can still have this record."""
+        return self.employed or self.daemons is not None or self.indexing is not None or self.expected is not None
+
+    @property
+    def is_vanishing(self) -> bool:
+        """Whether it is known to be deleted, but that is not handled yet."""
+        pending: RawEvent | None = orjson.loads(self.pending) if isinstance(self.pending, bytes) else self.pending
+        return pending is not None and pending['type'] == 'DELETED'
+
+    def change_hands(self, *, redefined: bool) -> None:
+        """
+        Called when another processor serves the object from now on; what is known and planned stays valid.
+
+        It is tried again at once if it was throttled. An event in another version of the resource, if the resource
+        is ``redefined``, is not needed: the object is listed anew.
+        """
+        if self.throttled:
+            self.throttle, self.throttled = None, False
+            self.cancel_wakeup()
+        if redefined and not self.is_vanishing:
+            self.pending = None
 
     def cancel_wakeup(self) -> None:
         if self.wakeup is not None:
@@ -115,11 +134,16 @@ def make_logger(
 ) -> ObjectLogger:
     """Make a logger of the object, by what is known of it."""
     raw: Mapping[str, Any] = record.body if record.body is not None else {
-        'apiVersion': f'{resource.group}/{resource.version}'.lstrip('/'),
+        'apiVersion': get_api_version(resource),
         'kind': resource.kind,
         'metadata': {'name': record.name, 'namespace': record.namespace, 'uid': record.uid},
     }
     return cls(body=Body(raw), settings=settings)
+
+
+def get_api_version(resource: Resource) -> str:
+    """Return the ``apiVersion`` of the objects of the resource."""
+    return f'{resource.group}/{resource.version}'.lstrip('/')
 
 
 def is_deleted(event: RawEvent) -> bool:

@@ -48,6 +48,7 @@ logger = logging.getLogger(__name__)
 Scope = tuple[Resource, Namespace]
 Place = tuple[str, str, Namespace]
 Watching = tuple[ResourceWatch, ObjectSink, asyncio.Task[None]]
+Leaving = tuple[ResourceWatch, ObjectSink, asyncio.Task[None] | None]
 
 NAMESPACE = Resource('', 'v1', 'namespaces', kind='Namespace', namespaced=False)
 """It is in every cluster: there is no need to look for it."""
@@ -93,7 +94,7 @@ class Orchestrator:
         self._complaints = Complaints()
         self._resources: Collection[Resource] | None = None
         self._served: dict[Scope, HandlerTable] = {}
-        self._leaving: dict[Place, tuple[ResourceWatch, asyncio.Task[None]]] = {}
+        self._leaving: dict[Scope, Leaving] = {}
         self._definitions = Definitions()
         self._changed = asyncio.Event()
         # Handlers can be declared at any time, and in any thread.
@@ -257,13 +258,12 @@ class Orchestrator:
             affected = None
         wanted = self._find_wanted(self._namespaces if affected is None else self._namespaces.intersection(affected))
         looked_at = list(self._watches) if affected is None else self._find_scopes(affected)
-        for scope in [scope for scope in looked_at if not self._is_served_as(scope, wanted.get(scope))]:
+        leaving = [scope for scope in looked_at if not self._is_served_as(scope, wanted.get(scope))]
+        for scope in leaving:
             watch, sink, task = self._watches.pop(scope)
             del self._served[scope]
             task.cancel()
-            sink.dropped(watch)
-            self._leaving[get_place(*scope)] = watch, self._tasks.create_task(
-                self._release(watch, sink), name=f'end of {watch}')
+            self._leaving[scope] = watch, sink, None
         if self.peerings.paused != self._paused:
             self._paused = self.peerings.paused
             if self._paused:
@@ -271,12 +271,21 @@ class Orchestrator:
             else:
                 self._resume()
         self._tools.schedules.permit(not self._paused and self.peerings.is_open(None))
+        predecessors = {get_place(*scope): scope for scope in self._leaving if scope not in wanted}
         for scope, table in wanted.items():
             if scope not in self._watches and not self._paused and self.peerings.is_open(scope[1]):
-                self._watches[scope] = self._start_watch(scope, table)
+                former = scope if scope in self._leaving else predecessors.pop(get_place(*scope), None)
+                self._watches[scope] = self._start_watch(scope, table, former and self._leaving.pop(former))
                 self._served[scope] = table
+        for scope in leaving:
+            if scope in self._leaving:
+                watch, sink, _ = self._leaving[scope]
+                sink.dropped(watch)
+                self._leaving[scope] = watch, sink, self._tasks.create_task(
+                    self._release(watch, sink), name=f'end of {watch}')
         if self._leaving:
-            self._leaving = {place: leaving for place, leaving in self._leaving.items() if not leaving[1].done()}
+            self._leaving = {scope: (watch, sink, end) for scope, (watch, sink, end) in self._leaving.items()
+                             if end is None or not end.done()}
 
     def _find_wanted(self, namespaces: Collection[Namespace]) -> dict[Scope, HandlerTable]:
         """Find what is to be served in these namespaces, and what is in no namespace."""
@@ -327,16 +336,15 @@ class Orchestrator:
 
     async def _release(self, watch: ResourceWatch, sink: ObjectSink) -> None:
         """Let those who work on the objects finish; then, nothing is to be left of the watch."""
-        await self._tools.workforce.release(watch.records.values())
+        await self._tools.workforce.release(watch.get_known())
         sink.released(watch)
 
-    async def _succeed(self, watch: ResourceWatch, predecessor: ResourceWatch, leaving: asyncio.Task[None]) -> None:
-        """Watch the objects from when nobody works on them any more, e.g. on another version of them."""
-        await asyncio.wait({leaving})
-        watch.inherit(predecessor)
-        await watch.run()
+    async def _retire(self, watch: ResourceWatch, sink: ObjectSink, records: Collection[ObjectRecord]) -> None:
+        """The same when others have taken over: they wait only for those objects that are worked on at the moment."""
+        await self._tools.workforce.wait_for(records)
+        sink.released(watch)
 
-    def _start_watch(self, scope: Scope, table: HandlerTable) -> Watching:
+    def _start_watch(self, scope: Scope, table: HandlerTable, former: Leaving | None) -> Watching:
         tools = self._tools
         processor = Processor(
             client=tools.client, settings=tools.settings, table=table, workforce=tools.workforce,
@@ -348,9 +356,21 @@ class Orchestrator:
         watch = ResourceWatch(self._tools.client, self._tools.settings, *scope, sink)
         if intake is not None:
             intake.expect(str(watch))
-        if (leaving := self._leaving.pop(get_place(*scope), None)) is not None:
-            return watch, sink, self._tasks.create_task(self._succeed(watch, *leaving), name=f'watch of {watch}')
+        if former is not None:
+            self._take_over(watch, sink, former)
         return watch, sink, self._run_watch(watch)
+
+
+    def _take_over(self, watch: ResourceWatch, sink: ObjectSink, former: Leaving) -> None:
+        """Let the watch go on with the objects of a former one: of another version of them, or for other handlers."""
+        former_watch, former_sink, end = former
+        watch.inherit(former_watch)
+        records = watch.get_known()
+        former_sink.retire(sink, records)
+        if end is not None:
+            end.cancel()
+        self._tasks.create_task(
+            self._retire(former_watch, former_sink, records), name=f'end of {former_watch}')
 
 
 class DefinitionsSink(EventSink):

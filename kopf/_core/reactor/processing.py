@@ -35,7 +35,7 @@ from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor import echoes
 from kopf._core.reactor.applying import Applier, complete
 from kopf._core.reactor.intake import ObjectSink
-from kopf._core.reactor.inventory import ObjectRecord, is_deleted, make_logger
+from kopf._core.reactor.inventory import ObjectRecord, get_api_version, is_deleted, make_logger
 from kopf._core.reactor.throttling import Throttling
 from kopf._core.reactor.watches import ResourceWatch
 from kopf._core.reactor.workforce import Workforce
@@ -71,6 +71,8 @@ class Processor(ObjectSink):
         self._told: set[HandlerId] = set()
         self._reports = filters.FailureReports()
         self._dropped = False
+        self._successor: Processor | None = None
+        self._api_version = get_api_version(table.resource)
         self._spawner: Spawner | None = None
         if table.spawning:
             self._spawner = Spawner(self, table, self._decider, workforce.background, indices)
@@ -83,12 +85,17 @@ class Processor(ObjectSink):
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
         """Take the next event of an object: remember it for the worker, or see that there is no work."""
+        if self._successor is not None:
+            self._successor.receive(record, event, listed_since=listed_since)
+            return
         if listed_since is not None:
             echoes.notice_list(record, since=listed_since)
         if record.daemons is not None:
             record.daemons.renew(event['object'])
             if is_deleted(event):
                 record.daemons.stop(DaemonStoppingReason.RESOURCE_DELETED)  # the worker can be busy for long
+            elif record.daemons.gone:
+                record.daemons.return_()
         if not record.employed and not record.throttled and not self._needs_work(record, event):
             return
         record.pending = event
@@ -101,7 +108,7 @@ class Processor(ObjectSink):
 
     def resumed(self, watch: ResourceWatch) -> None:
         """Forget what has been known and planned: others could have handled it, only the objects themselves tell."""
-        for record in watch.records.values():
+        for record in watch.get_known():
             record.cancel_wakeup()
             record.throttled = record.again = False
             record.cycle = record.unsent = record.expected = record.pending = None
@@ -116,7 +123,7 @@ class Processor(ObjectSink):
     def dropped(self, watch: ResourceWatch) -> None:
         """There are no objects to process any more; or others do that. What has begun may finish its step."""
         self._dropped = True
-        for record in watch.records.values():
+        for record in watch.get_known():
             record.cancel_wakeup()
             record.again = record.throttled = False
             record.pending = record.expected = None
@@ -126,9 +133,28 @@ class Processor(ObjectSink):
     def released(self, watch: ResourceWatch) -> None:
         """Break what refers to each other: kinds and namespaces come and go, and nobody else would free it soon."""
         self._spawner = None
-        for record in watch.records.values():
+        for record in watch.get_known():
             if record.daemons is not None and not record.daemons.alive:
                 record.daemons = None
+
+    @property
+    def processor(self) -> 'Processor':
+        return self
+
+    def retire(self, successor: ObjectSink, records: Collection[ObjectRecord]) -> None:
+        """Let another processor go on with the objects: with those that are worked on, when their step has ended."""
+        self._dropped, self._successor = True, successor.processor
+        self._successor.take_over(self, records)
+
+    def take_over(self, predecessor: 'Processor', records: Collection[ObjectRecord]) -> None:
+        redefined = predecessor.table.resource != self.table.resource
+        for record in records:
+            record.change_hands(redefined=redefined)
+            if record.daemons is not None:
+                if self._spawner is None:
+                    record.daemons.forget()
+                else:
+                    record.daemons.move(self._spawner, redefined=redefined)
 
     def _needs_work(self, record: ObjectRecord, event: RawEvent) -> bool:
         if not self._observing and not self._managing:
@@ -163,6 +189,9 @@ class Processor(ObjectSink):
 
     async def work(self, record: ObjectRecord) -> None:
         """Do all there is to do about the object now."""
+        if self._successor is not None:
+            await self._successor.work(record)
+            return
         steps = 0
         while (record.pending is not None or record.again) and not self._workforce.paused and not self._dropped:
             if steps and record.pending is not None and self._workforce.is_crowded:
@@ -179,6 +208,8 @@ class Processor(ObjectSink):
                 self._wake_later(record, self._throttling.fail(record, error))
                 return
             self._throttling.succeed(record)
+        if self._has_successor():
+            return  # the record goes there as it is
         if self._dropped:
             record.cancel_wakeup()
             record.pending, record.again = None, False
@@ -188,7 +219,7 @@ class Processor(ObjectSink):
     async def _process(self, record: ObjectRecord, event: RawEvent | None) -> None:
         again, record.again = record.again, False
         if event is None:
-            if record.outdated and record.body is not None:
+            if record.body is not None and (record.outdated or self._is_foreign(record.body)):
                 await self._applier.reload(record, record.body)
             if record.body is not None:
                 await self._step(record, Patch(body=Body(record.body)), deciding=True)
@@ -203,17 +234,26 @@ class Processor(ObjectSink):
                 event = {**event, 'object': seal.original}
                 body._replace_with(event['object'])
         if event['type'] == 'DELETED':
-            self._forget(record, body)
+            self._forget(record, event, body)
             return
         if not self._managing and not patch and record.body is None:
             return
         stale = self._is_stale(record, event)
         if not stale:
             record.body, record.outdated = event['object'], False
+        elif record.body is not None and self._is_foreign(record.body):
+            await self._applier.reload(record, record.body)
         if patch or again or not stale:
             deciding = record.body is not None
             record.body = record.body or event['object']
             await self._step(record, patch, deciding=deciding)
+
+    def _has_successor(self) -> bool:
+        return self._successor is not None
+
+    def _is_foreign(self, raw: RawBody) -> bool:
+        """Check whether the object is in another version of the resource: from a patch of the former processor."""
+        return raw.get('apiVersion', self._api_version) != self._api_version
 
     async def _observe(self, record: ObjectRecord, event: RawEvent, body: Body, patch: Patch) -> None:
         """Run the handlers of raw events."""
@@ -234,11 +274,12 @@ class Processor(ObjectSink):
                 if outcome.result is not None and not is_delivered(outcome.result, body.status.get(handler.id)):
                     deliver_results({handler.id: outcome}, patch)
 
-    def _forget(self, record: ObjectRecord, body: Body) -> None:
+    def _forget(self, record: ObjectRecord, event: RawEvent, body: Body) -> None:
         if self._managing:
             ObjectLogger(body=body, settings=self._settings).debug("Deleted, really deleted, and we are notified.")
         record.cancel_wakeup()
-        record.body = record.cycle = record.unsent = record.expected = None
+        record.body = record.cycle = record.unsent = None
+        echoes.outlive(record, event)
         if record.daemons is not None:
             record.daemons.forget()
 
@@ -389,6 +430,9 @@ class Processor(ObjectSink):
         record.wakeup = asyncio.get_running_loop().call_later(delay, self._wake, record)
 
     def _wake(self, record: ObjectRecord) -> None:
+        if self._successor is not None:
+            self._successor._wake(record)
+            return
         record.wakeup = None
         record.throttled = False
         if record.body is not None or record.pending is not None:
@@ -419,6 +463,9 @@ class Processor(ObjectSink):
 
     def wake(self, record: ObjectRecord) -> None:
         """Look at the object again, event or not."""
+        if self._successor is not None:
+            self._successor.wake(record)
+            return
         if self._dropped:
             return
         if record.body is None:

@@ -17,7 +17,8 @@ import enum
 import logging
 import random
 import time
-from collections.abc import Mapping
+import weakref
+from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 from kopf._cogs.aiokits.pulses import rouse
@@ -28,7 +29,7 @@ from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import RawBody, RawEvent
 from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.references import Namespace, Resource
-from kopf._core.reactor.inventory import ObjectRecord, identify
+from kopf._core.reactor.inventory import ObjectRecord, get_api_version, identify
 
 logger = logging.getLogger(__name__)
 
@@ -129,6 +130,9 @@ class ResourceWatch:
         self.failing_since: float | None = None
         self.last_event_at = time.monotonic()
         self.records: dict[str, ObjectRecord] = {}
+        # Objects that are gone from the stream, but still worked on. They can come back, as when they leave and
+        # re-enter the selection of the watch: a second record would mean a second worker beside the first one.
+        self._departed: weakref.WeakValueDictionary[str, ObjectRecord] = weakref.WeakValueDictionary()
         self._client = client
         self._settings = settings
         self._sink = sink
@@ -203,11 +207,13 @@ class ResourceWatch:
         self._conclude_list()
 
     def inherit(self, predecessor: 'ResourceWatch') -> None:
-        """Know the objects of another watch, which is over, of the same objects, e.g. in another version."""
-        # Those who ignore their cancellation are left alone, with what they know.
-        self.records = {uid: record for uid, record in predecessor.records.items() if not record.employed}
-        for record in self.records.values():
-            record.pass_on()
+        """Take over the records of another watch, which is over, of the same objects, e.g. in another version."""
+        self.records, predecessor.records = predecessor.records, {}
+        self._departed, predecessor._departed = predecessor._departed, self._departed
+
+    def get_known(self) -> Collection[ObjectRecord]:
+        """Return the records of all objects, and of those that are gone, but still worked on."""
+        return [*self.records.values(), *self._departed.values()]
 
     @property
     def complete(self) -> bool:
@@ -397,21 +403,27 @@ class ResourceWatch:
         record = self.records.get(uid)
         if event['type'] == 'DELETED':
             if record is None:
-                record = ObjectRecord(uid, meta.get('namespace'), meta['name'], initial=False)
+                record = self._departed.get(uid) or ObjectRecord(
+                    uid, meta.get('namespace'), meta['name'], initial=False)
             self.records.pop(uid, None)
             self._unlisted.pop(uid, None)
         else:
             if self._unlisted and self._unlisted.pop(uid, None) is None and record is None:
                 self._bury_predecessor(meta.get('namespace'), meta['name'])
             self._listed += event['type'] is None
+            if record is None and self._departed:
+                record = self._departed.get(uid)
+                self._departed.pop(uid, record)
             if record is None:
-                record = self.records[uid] = ObjectRecord(
-                    uid, meta.get('namespace'), meta['name'], initial=event['type'] is None)
+                record = ObjectRecord(uid, meta.get('namespace'), meta['name'], initial=event['type'] is None)
+            self.records[uid] = record
         rouse()  # those who receive it call filters and such, which can block
         try:
             self._sink.receive(record, event, listed_since=self._listing_since)
         except Exception:
             logger.exception("Ignoring an event of %r in the watch-stream for %s, as it makes no sense.", record, self)
+        if event['type'] == 'DELETED' and record.in_use:
+            self._departed[uid] = record
 
     def _bury_predecessor(self, namespace: str | None, name: str) -> None:
         """Report the object of this name from before the list as deleted: the list has brought another one."""
@@ -427,7 +439,7 @@ class ResourceWatch:
         if record.namespace is not None:
             metadata['namespace'] = record.namespace
         body: RawBody = {
-            'apiVersion': f'{self.resource.group}/{self.resource.version}'.lstrip('/'),
+            'apiVersion': get_api_version(self.resource),
             'kind': self.resource.kind or '',
             'metadata': metadata,  # type: ignore[typeddict-item]
         }

@@ -200,23 +200,31 @@ class Workforce:
             self.start(processor, record)
 
     async def release(self, records: Collection[ObjectRecord]) -> None:
-        """Let those who work on these objects finish for a while, and cancel those that do not: others come to work."""
+        """
+        Return when nobody works on these objects any more, and their daemons have ended, however long that takes.
+
+        Those that only wait for a place do not begin. Nothing is cancelled: a thread would run on nevertheless, and
+        the objects can be served again meanwhile.
+        """
         for record in records:
-            if record.employed and self._queue.discard(record):  # it has not begun, and is not to begin any more
+            if record.employed and self._queue.discard(record):
                 record.employed = False
                 self._calm.discard(record)
         mine = {id(record) for record in records}
+        while True:
+            daemons = {daemon.task for record in records if record.daemons is not None
+                       for daemon in record.daemons if daemon.task is not None}
+            working = daemons.union(task for task, record in self._tasks.items() if id(record) in mine)
+            if not working:
+                return
+            await asyncio.wait(working)
+
+    async def wait_for(self, records: Collection[ObjectRecord]) -> None:
+        """Return when those who work on these objects now have come to an end; others can have begun meanwhile."""
+        mine = {id(record) for record in records}
         workers = {task for task, record in self._tasks.items() if id(record) in mine}
-        daemons = {daemon.task for record in records if record.daemons is not None
-                   for daemon in record.daemons if daemon.task is not None}
-        timeout = self._settings.queueing.exit_timeout
-        if workers or daemons:
-            await asyncio.wait(workers | daemons, timeout=timeout)
-        remaining = {task for task in workers if not task.done()}
-        if remaining:
-            for task in remaining:
-                task.cancel()
-            await asyncio.wait(remaining, timeout=timeout)
+        if workers:
+            await asyncio.wait(workers)
 
     def fail(self, error: BaseException) -> None:
         """End the operator because of the error."""

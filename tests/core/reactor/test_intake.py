@@ -32,7 +32,8 @@ class Scope:
     def __init__(self, sink: EventSink, title: str) -> None:
         self.sink = sink
         self.records: dict[str, ObjectRecord] = {}
-        self.watch = cast(ResourceWatch, types.SimpleNamespace(records=self.records, __str__=lambda: title))
+        self.watch = cast(ResourceWatch, types.SimpleNamespace(
+            records=self.records, get_known=self.records.values, __str__=lambda: title))
 
     def feed(self, name: str, type: Any = None, **body: Any) -> ObjectRecord:
         record = self.records.get(name) or ObjectRecord(name, 'ns', name, initial=True)

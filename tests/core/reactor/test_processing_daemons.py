@@ -78,7 +78,7 @@ class Scene:
 
     @property
     def watch(self):
-        return types.SimpleNamespace(records={'uid': self.record})
+        return types.SimpleNamespace(records={'uid': self.record}, get_known=lambda: [self.record])
 
     def create(self, **fields):
         self.start()

@@ -566,6 +566,38 @@ async def test_deleted_while_being_listed(watch, server, sink):
     assert set(watch.records) == {'uid-b', 'new'}
 
 
+@pytest.mark.parametrize('uid', ['uid-a', ''], ids=['uid', 'name'])
+async def test_objects_that_come_back_while_they_are_worked_on_are_the_same_ones(watch, server, sink, uid):
+    records, receive = [], sink.receive
+
+    def employ(record, event, **kwargs):
+        record.employed = record.name != 'idle'
+        records.append(record)
+        receive(record, event, **kwargs)
+    sink.receive = employ
+    server.script = [
+        Stream(added('a', 1, uid=uid), bookmark(1, end=True), deleted('a', 2, uid=uid), failure(code=410)),
+        Stream(added('a', 3, uid=uid), added('idle', 4), bookmark(5, end=True), deleted('idle', 6), added('idle', 7))]
+    async with running(watch):
+        await sink.has(a=3, idle=7)
+    assert len({id(record) for record in records if record.name == 'a'}) == 1
+    assert len({id(record) for record in records if record.name == 'idle'}) == 2
+
+
+async def test_what_is_gone_is_freed_when_its_work_ends(watch, server, sink):
+    def employ(record, event, **kwargs):
+        record.employed = True
+        sink.kept = record
+        sink.news.set()
+    sink.receive = employ
+    server.script = [Stream(added('a', 1), bookmark(1, end=True), deleted('a', 2))]
+    async with running(watch):
+        await sink.until(lambda: sink.lists and not watch.records)
+        assert list(watch.get_known()) == [sink.kept] and not watch.records
+        del sink.kept
+        assert not watch.get_known()
+
+
 # Refusals.
 
 @pytest.mark.parametrize('streamed', [True, False], ids=['streamed', 'chunked'])

@@ -1,0 +1,297 @@
+"""What runs while its objects get another watch, or leave the selection and come back: only one at a time."""
+import asyncio
+import threading
+
+import pytest
+import yaml
+
+import kopf
+
+WAYS = ['upgraded', 'declared', 'reselected']
+
+
+class Work:
+    """The work of one function for one object: it lasts until it is let go, whatever it is told."""
+
+    def __init__(self, world, *, threaded, until_stopped=False):
+        self.world, self.threaded, self.until_stopped = world, threaded, until_stopped
+        self.loop = asyncio.get_running_loop()
+        self.let_go = threading.Event()
+        self.begun = self.running = self.most = self.ended = self.stopped = 0
+
+    def declare(self, decorator, **options):
+        def sync_fn(name, **kwargs):
+            if name != 'obj':
+                return None
+            self.loop.call_soon_threadsafe(self._enter)
+            if self.until_stopped:
+                kwargs['stopped'].wait()
+                self.loop.call_soon_threadsafe(self._note_stop)
+            self.let_go.wait(60)
+            self.loop.call_soon_threadsafe(self._leave)
+            return {'key': 'result'}
+
+        async def async_fn(name, **kwargs):
+            if name != 'obj':
+                return None
+            self._enter()
+            if self.until_stopped:
+                await kwargs['stopped'].wait()
+                self._note_stop()
+            while not self.let_go.is_set():
+                try:
+                    await asyncio.sleep(0.01)
+                except asyncio.CancelledError:  # in vain, as for a thread
+                    pass
+            self._leave()
+            return {'key': 'result'}
+        decorator('kopfexamples', id='work', registry=self.world.registry, **options)(
+            sync_fn if self.threaded else async_fn)
+
+    def _enter(self):
+        self.begun += 1
+        self.running += 1
+        self.most = max(self.most, self.running)
+        self.world.changed.set()
+
+    def _note_stop(self):
+        self.stopped += 1
+        self.world.changed.set()
+
+    def _leave(self):
+        self.running -= 1
+        self.ended += 1
+        self.world.changed.set()
+
+
+@pytest.fixture
+def rewire(world):
+    """Let the operator watch anew, and return when it has seen what is there; another object is not held up."""
+    world.settings.watching.label_selectors['kopfexamples'] = 'app=x'
+    world.declare(kopf.on.event, 'seen')
+
+    async def upgrade():
+        crd = yaml.safe_load((world.root / 'examples' / 'crd.yaml').read_text())
+        crd['spec']['versions'].append({**crd['spec']['versions'][0], 'name': 'v2', 'storage': False})
+        await world.aio.apply(crd)
+        await world.until(lambda: any(
+            call.kwargs['body']['apiVersion'].endswith('/v2') for call in world.calls if call.name == 'other'))
+
+    async def declare():
+        world.declare(kopf.on.event, 'late')
+        await world.until_called('late', name='other')
+
+    async def reselect():
+        await world.edit(metadata={'labels': {'app': 'y'}})
+        await world.edit(metadata={'labels': {'app': 'x'}})
+        await world.edit('other', field='fence')
+        await world.until(lambda: any(
+            call.kwargs['spec']['field'] == 'fence' for call in world.calls if call.name == 'other'))
+
+    return {'upgraded': upgrade, 'declared': declare, 'reselected': reselect}
+
+
+async def create_objects(world):
+    await world.create('other', labels={'app': 'x'})
+    await world.create(labels={'app': 'x'})
+
+
+@pytest.mark.parametrize('threaded', [False, True], ids=['async', 'sync'])
+@pytest.mark.parametrize('way', WAYS)
+async def test_a_handler_ends_and_its_success_is_stored(world, rewire, way, threaded):
+    world.settings.queueing.exit_timeout = 0.1
+    work = Work(world, threaded=threaded)
+    work.declare(kopf.on.create)
+    world.declare(kopf.on.update, 'update', field='spec.field')
+    async with world.operator():
+        await create_objects(world)
+        await world.until(lambda: work.running)
+        await rewire[way]()
+        await world.edit(field='edited')
+        await asyncio.sleep(0.3)  # more than what has been waited for before it was cancelled
+        work.let_go.set()
+        body = await world.handled(field='edited')
+        await world.until_called('update', name='obj')
+    assert (work.begun, work.most) == (1, 1)
+    assert body['status']['work'] == {'key': 'result'}
+    assert [kwargs['new'] for kwargs in world.called('update', 'obj')] == ['edited']
+
+
+@pytest.mark.parametrize('threaded', [False, True], ids=['async', 'sync'])
+@pytest.mark.parametrize('options', [{'cancellation_backoff': 60}, {'cancellation_timeout': 0.05}, {}],
+                         ids=['patient', 'abandoned', 'endless'])
+@pytest.mark.parametrize('way', ['upgraded', 'reselected'])
+@pytest.mark.filterwarnings('ignore:.*did not exit in time')
+async def test_a_daemon_starts_again_when_the_former_one_has_ended(world, rewire, way, options, threaded):
+    work = Work(world, threaded=threaded, until_stopped=True)
+    work.declare(kopf.daemon, **options)
+    async with world.operator():
+        await create_objects(world)
+        await world.until(lambda: work.running)
+        await rewire[way]()
+        await world.until(lambda: work.stopped)
+        await asyncio.sleep(0.2)
+        assert work.begun == 1
+        work.let_go.set()
+        await world.until(lambda: work.begun == 2)
+    assert work.most == 1
+
+
+@pytest.mark.parametrize('threaded', [False, True], ids=['async', 'sync'])
+async def test_daemons_go_on_when_other_handlers_are_declared(world, rewire, threaded):
+    work = Work(world, threaded=threaded, until_stopped=True)
+    work.declare(kopf.daemon)
+    async with world.operator():
+        await create_objects(world)
+        await world.until(lambda: work.running)
+        await rewire['declared']()
+        assert (work.begun, work.stopped) == (1, 0)
+        work.let_go.set()
+        await world.delete()
+        await world.gone()
+    assert (work.begun, work.stopped) == (1, 1)
+
+
+@pytest.mark.parametrize('threaded', [False, True], ids=['async', 'sync'])
+async def test_daemons_that_match_again_start_when_the_former_ones_have_ended(world, threaded):
+    work = Work(world, threaded=threaded, until_stopped=True)
+    work.declare(kopf.daemon, labels={'on': 'yes'})
+    async with world.operator():
+        await world.create(labels={'on': 'yes'})
+        await world.until(lambda: work.running)
+        await world.edit(metadata={'labels': {'on': 'no'}})
+        await world.until(lambda: work.stopped)
+        await world.edit(metadata={'labels': {'on': 'yes'}})
+        await asyncio.sleep(0.2)
+        assert work.begun == 1
+        work.let_go.set()
+        await world.until(lambda: work.begun == 2)
+    assert work.most == 1
+
+
+@pytest.mark.parametrize('threaded', [False, True], ids=['async', 'sync'])
+@pytest.mark.parametrize('way', WAYS)
+async def test_a_timer_begins_again_when_its_former_run_has_ended(world, rewire, way, threaded):
+    work = Work(world, threaded=threaded)
+    work.declare(kopf.timer, interval=0.05)
+    async with world.operator():
+        await create_objects(world)
+        await world.until(lambda: work.running)
+        await rewire[way]()
+        await asyncio.sleep(0.2)
+        assert work.begun == 1
+        work.let_go.set()
+        await world.until(lambda: work.begun >= 3)
+    assert work.most == 1
+
+
+@pytest.mark.parametrize('threaded', [False, True], ids=['async', 'sync'])
+@pytest.mark.parametrize('way', WAYS)
+async def test_an_index_function_runs_again_when_its_former_run_has_ended(world, rewire, way, threaded):
+    work = Work(world, threaded=threaded)
+    work.declare(kopf.index)
+    async with world.operator():
+        await world.create('other', labels={'app': 'x'})
+        await world.until_called('seen', name='other')
+        await world.create(labels={'app': 'x'})
+        await world.until(lambda: work.running)
+        rewiring = asyncio.create_task(rewire[way]())
+        await asyncio.sleep(0.3)
+        assert work.begun == 1
+        work.let_go.set()
+        await rewiring
+        await world.until_called('seen', name='obj')
+        assert [*world.called('seen', 'obj')[-1]['work']['key']] == ['result']
+    assert work.most == 1
+
+
+@pytest.mark.parametrize('moment', ['after', 'meanwhile'])
+async def test_kinds_that_vanish_and_come_back_find_what_runs(world, moment):
+    """The kind is not served for a while, but its objects stay."""
+    async def serve(served):
+        crd = yaml.safe_load((world.root / 'examples' / 'crd.yaml').read_text())
+        crd['spec']['versions'][0]['served'] = served
+        await world.aio.apply(crd)
+
+    @kopf.daemon('kopfexamples', registry=world.registry)
+    async def daemon(name, stopped, **_):
+        await stopped.wait()
+        world.note('stopped', name)
+
+    work = Work(world, threaded=True)
+    work.declare(kopf.on.create)
+    world.declare(kopf.on.event, 'seen')
+    async with world.operator():
+        await create_objects(world)
+        await world.until(lambda: work.running)
+        await serve(False)
+        await world.until_called('stopped', name='other')
+        if moment == 'meanwhile':
+            work.let_go.set()
+            await world.until(lambda: work.ended)
+        seen = len(world.called('seen', 'other'))
+        await serve(True)
+        await world.until_called('seen', seen + 1, name='other')
+        work.let_go.set()
+        body = await world.handled()
+    assert (work.begun, work.most) == (1, 1)
+    assert body['status']['work'] == {'key': 'result'}
+
+
+async def test_daemons_that_have_ended_for_good_are_not_started_by_declarations(world, rewire):
+    @kopf.daemon('kopfexamples', registry=world.registry)
+    async def fn(name, **_):
+        world.note('run', name)
+
+    @kopf.daemon('kopfexamples', registry=world.registry)
+    async def other(name, stopped, **_):
+        await stopped.wait()
+
+    async with world.operator():
+        await create_objects(world)
+        await world.until(lambda: len(world.called('run')) == 2)
+        await rewire['declared']()
+        await world.edit(field='v2')
+        await world.until(lambda: any(
+            call.kwargs['spec']['field'] == 'v2' for call in world.calls if (call.id, call.name) == ('late', 'obj')))
+    assert len(world.called('run', 'obj')) == 1
+
+
+async def test_delayed_retries_are_not_lost(world, rewire):
+    async def fail_once(retry, **_):
+        if not retry:
+            raise kopf.TemporaryError("not yet", delay=0.5)
+
+    world.declare(kopf.on.create, 'create', does=fail_once)
+    async with world.operator():
+        await create_objects(world)
+        await world.until_called('create', name='obj')
+        await rewire['declared']()
+        await rewire['upgraded']()
+        await world.handled()
+    assert len(world.called('create', 'obj')) == 2
+
+
+@pytest.mark.parametrize('steps', [1, 2])
+async def test_what_comes_late_in_the_stream_is_not_handled_again(world, steps):
+    """The object leaves and comes back, then its handler ends: the stream tells of all that only after the patch."""
+    world.settings.watching.label_selectors['kopfexamples'] = 'app=x'
+    work = Work(world, threaded=False)
+    work.declare(kopf.on.create)
+    for number in range(1, steps):
+        world.declare(kopf.on.create, f'next-{number}')
+    world.declare(kopf.on.update, 'update', field='spec.field')
+    async with world.operator():
+        await world.create(labels={'app': 'x'})
+        await world.until(lambda: work.running)
+        world.sandbox.faults.freeze_watches(resource='kopfexamples')
+        await world.edit(metadata={'labels': {'app': 'y'}})
+        await world.edit(metadata={'labels': {'app': 'x'}})
+        work.let_go.set()
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: 'work' in body.get('status', {}))
+        world.sandbox.faults.clear()
+        await world.edit(field='edited')
+        await world.handled(field='edited')
+    assert work.begun == 1
+    assert len(world.called('update')) == 1
+    assert [len(world.called(f'next-{number}')) for number in range(1, steps)] == [1] * (steps - 1)
