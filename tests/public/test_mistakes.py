@@ -136,17 +136,17 @@ WARNED = {
         "json.dumps()."),
     "a change in place": (
         CREATE + "def fn(spec, **_): spec['field'] = 'x'",
-        "Handler 'fn' failed with an exception and will try again in 60 seconds: The object cannot be changed in "
-        "place: ['spec']['field'] belongs to what was read from the cluster. Change it by the argument patch: "
-        "patch.spec['field'] = ..., where None removes it."),
+        "Handler 'fn' failed with an exception and will try again in 60 seconds: TypeError: The object cannot be "
+        "changed in place: ['spec']['field'] belongs to what was read from the cluster. Change it by the argument "
+        "patch: patch.spec['field'] = ..., where None removes it."),
     "a change in place of a list": (
         CREATE + "def fn(spec, **_): spec['items'].append('x')",
         "Handler 'fn': The object was changed in place: spec.items. By itself, that changes nothing in the cluster, "
         "and it is undone. Use the argument patch; or change a copy (copy.deepcopy) if it is for something else."),
     "a delay that is no number": (
         CREATE + "def fn(**_): raise kopf.TemporaryError('Later.', delay='5')",
-        "Handler 'fn' failed with an exception and will try again in 60 seconds: kopf.TemporaryError: delay= must be a "
-        "number of seconds, not '5'."),
+        "Handler 'fn' failed with an exception and will try again in 60 seconds: TypeError: kopf.TemporaryError: "
+        "delay= must be a number of seconds, not '5'."),
     "a blocking call": (
         "import time\n" + CREATE + "async def fn(**_): time.sleep(1.5)",
         "Handler 'fn' has blocked the event loop for ... seconds; nothing else could go on. It was in ... Make it a "

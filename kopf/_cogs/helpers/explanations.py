@@ -6,14 +6,24 @@ does not have to know, nor to import, all those who can fail.
 """
 
 
+class ExplainedError(Exception):
+    """An error whose text is all that its reader needs."""
+
+    exit_code = 1
+    """What the command ends with if it fails because of this error."""
+
+
 def name_error(error: BaseException) -> str:
     """Return the type of the error and its text; only the type if there is no text."""
     text = str(error)
     return f"{type(error).__name__}: {text}" if text and text != 'None' else f"{type(error).__name__}()"
 
 
-class ExplainedError(Exception):
-    """An error whose text is all that its reader needs."""
+def quote_error(error: BaseException) -> str:
+    """
+    Return the text of an error for those who do not know the code: with the type unless it was written for them.
 
-    exit_code = 1
-    """What the command ends with if it fails because of this error."""
+    Of most types, the texts alone say little: ``'field'`` of a `KeyError`.
+    """
+    is_written = isinstance(error, ValueError | RuntimeError | ExplainedError) or type(error) is Exception
+    return str(error) if is_written and str(error) else name_error(error)

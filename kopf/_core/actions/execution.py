@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from kopf._cogs.helpers import typedefs
 from kopf._cogs.helpers.clocks import utcnow as utcnow
+from kopf._cogs.helpers.explanations import ExplainedError, name_error
 from kopf._cogs.structs.ids import HandlerId
 from kopf._core.actions import invocation
 
@@ -156,9 +157,10 @@ _UNPOSTED = {'k8s_skip': True}
 
 
 def describe_error(error: BaseException) -> str:
-    """Give the text of an error, or its type where there is no text."""
+    """Return the type of an error and its text; only the text of those that handlers raise to tell something."""
     text = str(error)
-    return text if text and text != 'None' else f"{type(error).__name__}()"
+    is_told = isinstance(error, PermanentError | TemporaryError | ExplainedError) or type(error) is Exception
+    return text if is_told and text and text != 'None' else name_error(error)
 
 
 class RunnableCause(Protocol):

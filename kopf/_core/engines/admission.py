@@ -23,7 +23,7 @@ from kopf._cogs.structs.references import Resource
 from kopf._cogs.structs.reviews import Headers, Request, Response, ResponsePayload, SSLPeer, time_limit_var
 from kopf._cogs.structs.seals import Seal
 from kopf._core.actions.execution import HandlerTimeoutError, PermanentError, TemporaryError
-from kopf._core.engines.reviewing import Memos, Respondent, ReviewError
+from kopf._core.engines.reviewing import Memos, Respondent, ReviewError, describe
 from kopf._core.engines.webhooks import Served, get_aliases, name_endpoints
 from kopf._core.intents import filters
 from kopf._core.intents.causes import WebhookCause
@@ -347,9 +347,3 @@ def _get_code(error: BaseException) -> int:
         return _TIMEOUT_CODE
     code = error.code if isinstance(error, AdmissionError) else None
     return code if isinstance(code, int) and code else _DEFAULT_CODE
-
-
-def describe(error: BaseException) -> str:
-    """Give the text of an error, or its whole form where there is no text."""
-    text = str(error)
-    return text if text and text != 'None' else repr(error)

@@ -22,8 +22,8 @@ from kopf._cogs.structs.bodies import Body
 from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.references import Resource
 from kopf._cogs.structs.reviews import ConversionRequest, ConversionResponse, Headers, SSLPeer, time_limit_var
-from kopf._core.actions.execution import PermanentError, describe_error
-from kopf._core.engines.reviewing import Memos, Respondent, ReviewError
+from kopf._core.actions.execution import PermanentError
+from kopf._core.engines.reviewing import Memos, Respondent, ReviewError, describe
 from kopf._core.intents.causes import ConversionCause
 from kopf._core.intents.handlers import ConversionHandler
 
@@ -119,7 +119,7 @@ class Converter(Respondent):
                     if len(converted) % _BREATH == 0:
                         await asyncio.sleep(0)
         except (ConversionError, RecursionError) as error:
-            response['result'] = {'status': 'Failed', 'message': describe_error(error)}
+            response['result'] = {'status': 'Failed', 'message': describe(error)}
         except TimeoutError:
             if not timeout.expired():
                 raise
@@ -166,7 +166,7 @@ class Converter(Respondent):
             self, handler: ConversionHandler, cause: ConversionCause, obj: Mapping[str, Any], api_version: str,
     ) -> Mapping[str, Any]:
         outcome = await self.ask(handler, cause)
-        failure = None if outcome.exception is None else describe_error(outcome.exception)
+        failure = None if outcome.exception is None else describe(outcome.exception)
         outcome = outcome.without_exception()
         if failure is not None:
             raise ConversionError(failure)
@@ -176,8 +176,8 @@ class Converter(Respondent):
             cause.logger.error("%s has not converted the object: %s", handler, error)
             raise
         except Exception as error:  # of the patch's functions, or of values that are not JSON
-            cause.logger.error("%s has not converted the object: %s", handler, describe_error(error), exc_info=error)
-            raise ConversionError(describe_error(error)) from None
+            cause.logger.error("%s has not converted the object: %s", handler, describe(error), exc_info=error)
+            raise ConversionError(describe(error)) from None
 
     def _make_cause(
             self, obj: Mapping[str, Any], start: str, end: str, resource: Resource, headers: Headers, sslpeer: SSLPeer,

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from kopf._cogs.aiokits.loops import end
+from kopf._cogs.helpers.explanations import quote_error
 from kopf._cogs.structs import bodies
 from kopf._core.actions import loggers
 from kopf._core.engines.correlation import Correlator, EventSeries
@@ -327,7 +328,9 @@ def exception(
     exc = exc if exc is not None else sys.exc_info()[1]
     reason = reason or ('Exception' if exc is None else exc.__class__.__name__)  # the API demands a reason
     if exc is not None:
-        message = ' '.join(filter(None, [message, str(exc)]))
+        # The reason is the type, unless another one is given.
+        text = str(exc) if reason == type(exc).__name__ else quote_error(exc)
+        message = ' '.join(filter(None, [message, text]))
     event(objs, type='Error', reason=reason, message=message, backoffs=backoffs)
 
 

@@ -9,10 +9,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.helpers.explanations import quote_error
 from kopf._cogs.structs.bodies import Body
 from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.references import Resource
-from kopf._core.actions.execution import ErrorsMode, Execution, Outcome, run_handler, utcnow
+from kopf._core.actions.execution import (
+    ErrorsMode,
+    Execution,
+    Outcome,
+    PermanentError,
+    TemporaryError,
+    run_handler,
+    utcnow,
+)
 from kopf._core.actions.loggers import LocalObjectLogger
 from kopf._core.actions.progression import HandlerState
 from kopf._core.intents.causes import ResourceCause
@@ -28,6 +37,14 @@ class ReviewError(Exception):
     def __init__(self, message: str, *, status: int = 400) -> None:
         super().__init__(message)
         self.status = status
+
+
+def describe(error: BaseException) -> str:
+    """Return the text of an error, with its type where the text alone says little; its whole form if there is none."""
+    text = str(error)
+    if not text or text == 'None':
+        return repr(error)
+    return text if isinstance(error, PermanentError | TemporaryError) else quote_error(error)
 
 
 class Respondent:

@@ -142,9 +142,9 @@ async def test_modes_do_not_concern_explicit_errors(run, mode):
 @pytest.mark.parametrize('error', [ValueError('boo'), TimeoutError('boo'), SystemExit('boo')])
 @pytest.mark.parametrize('options, delay', [({}, 33), ({'backoff': 7}, 7), ({'backoff': 0}, 0)])
 async def test_arbitrary_errors(run, caplog, error, options, delay):
-    outcome = await run(error, **options)
-    assert (outcome.final, outcome.delay, outcome.exception, outcome.message) == (False, delay, error, 'boo')
-    assert messages(caplog) == [f"Handler 'fn' failed with an exception and will try again in {delay} seconds: boo"]
+    outcome, text = await run(error, **options), f'{type(error).__name__}: boo'
+    assert (outcome.final, outcome.delay, outcome.exception, outcome.message) == (False, delay, error, text)
+    assert messages(caplog) == [f"Handler 'fn' failed with an exception and will try again in {delay} seconds: {text}"]
     assert caplog.records[-1].exc_info[1] is error
 
 
@@ -153,7 +153,7 @@ async def test_arbitrary_errors_as_permanent(run, caplog, how):
     error, mode = ValueError('boo'), kopf.ErrorsMode.PERMANENT
     outcome = await (run(error, errors=mode) if how == 'own' else run(error, default_errors=mode))
     assert outcome == Outcome(final=True, exception=error)
-    assert messages(caplog) == ["Handler 'fn' failed with an exception and will stop now: boo"]
+    assert messages(caplog) == ["Handler 'fn' failed with an exception and will stop now: ValueError: boo"]
 
 
 @pytest.mark.parametrize('how', ['own', 'default'])
@@ -161,7 +161,7 @@ async def test_arbitrary_errors_as_ignored(run, caplog, how):
     error, mode = ValueError('boo'), kopf.ErrorsMode.IGNORED
     outcome = await (run(error, errors=mode) if how == 'own' else run(error, default_errors=mode))
     assert outcome == Outcome(final=True)
-    assert messages(caplog) == ["Handler 'fn' failed with an exception and will ignore it: boo"]
+    assert messages(caplog) == ["Handler 'fn' failed with an exception and will ignore it: ValueError: boo"]
 
 
 async def test_own_mode_wins(run):
@@ -283,7 +283,11 @@ def test_kinds_of_functions_are_found_once(fn, expected):
 
 
 def test_error_texts():
-    assert execution.describe_error(ValueError('boo')) == 'boo'
+    assert execution.describe_error(KeyError('nosuch')) == "KeyError: 'nosuch'"
+    assert execution.describe_error(AssertionError()) == 'AssertionError()'
+    assert execution.describe_error(Exception('boo')) == 'boo'
+    assert execution.describe_error(Exception()) == 'Exception()'
+    assert execution.describe_error(kopf.PermanentError('boo')) == 'boo'
     assert execution.describe_error(ValueError()) == 'ValueError()'
     assert execution.describe_error(ValueError(None)) == 'ValueError()'
     assert kopf.TemporaryError('boo').delay == 60

@@ -170,7 +170,7 @@ async def test_exits_are_not_retried_and_give_their_codes(registry, run, codes, 
 
 
 def test_no_credentials_because_of_failures():
-    with pytest.raises(kopf.LoginError, match='All login handlers have failed. a: boo; b: foo'):
+    with pytest.raises(kopf.LoginError, match='All login handlers have failed. a: ValueError: boo; b: ValueError: foo'):
         get_credentials({'a': Outcome(final=True, exception=ValueError('boo')),
                          'b': Outcome(final=True, exception=ValueError('foo'))})
 

@@ -302,7 +302,8 @@ ERRORS = [  # from the least to the most important ones
     (kopf.AdmissionError('text', code=None), 'text', 500),
     (kopf.AdmissionError(), "AdmissionError('')", 500),
     (ValueError(), 'ValueError()', 500),
-    (SystemExit(1), '1', 500),
+    (SystemExit(1), 'SystemExit: 1', 500),
+    (KeyError('nosuch'), "KeyError: 'nosuch'", 500),
 ])
 @pytest.mark.parametrize('on', [kopf.on.validate, kopf.on.mutate])
 async def test_refusal(
@@ -415,7 +416,7 @@ async def test_timeouts_of_handlers_themselves_are_their_errors(registry: kopf.O
     async def handler(**_: Any) -> None:
         raise TimeoutError("not yours")
 
-    assert (await ask(make_review()))['status'] == {'message': 'not yours', 'code': 500}
+    assert (await ask(make_review()))['status'] == {'message': 'TimeoutError: not yours', 'code': 500}
 
 
 async def test_slow_handlers_do_not_hold_up_others(registry: kopf.OperatorRegistry, ask: Ask) -> None:

@@ -233,8 +233,8 @@ async def test_resources(declare: Any, ask: Ask) -> None:
 
 @pytest.mark.parametrize('error, text', [
     (kopf.PermanentError("bad port"), 'bad port'), (kopf.TemporaryError("not now"), 'not now'),
-    (ValueError("bad value"), 'bad value'), (KeyError('port'), "'port'"), (ValueError(), 'ValueError()'),
-    (SystemExit(1), '1'), (TimeoutError("of its own"), 'of its own'),
+    (ValueError("bad value"), 'bad value'), (KeyError('port'), "KeyError: 'port'"), (ValueError(), 'ValueError()'),
+    (SystemExit(1), 'SystemExit: 1'), (TimeoutError("of its own"), 'TimeoutError: of its own'),
 ])
 async def test_failures(registry: kopf.OperatorRegistry, ask: Ask, error: BaseException, text: str) -> None:
     @kopf.on.convert('kopfexamples', registry=registry)
@@ -262,7 +262,7 @@ async def test_bad_patches(registry: kopf.OperatorRegistry, ask: Ask) -> None:
     @kopf.on.convert('kopfexamples', registry=registry)
     async def convert(patch: kopf.Patch, **_: Any) -> Any:
         patch.fns.append(lambda body: body['absent'].append(1))
-    assert get_failure(await ask(make_review(make_object()))) == "ns1/name1: 'absent'"
+    assert get_failure(await ask(make_review(make_object()))) == "ns1/name1: KeyError: 'absent'"
 
 
 async def test_slow_handlers_fail_in_time(registry: kopf.OperatorRegistry, ask: Ask) -> None:

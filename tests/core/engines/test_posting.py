@@ -337,6 +337,15 @@ async def test_order_is_kept(api, settings, body):
     assert api.of('obj2') == [f'{i}' for i in range(20)]
 
 
+async def test_exceptions_show_their_types(api, settings, body):
+    async with operating(api, settings):
+        posting.exception(body, reason='Failed', message='It failed:', exc=KeyError('nosuch'))
+        posting.exception(body, reason='Failed', exc=AssertionError())
+        posting.exception(body, exc=KeyError('nosuch'))  # the type is the reason
+    assert [(event['reason'], event['message']) for event in api.events] == [
+        ('Failed', "It failed: KeyError: 'nosuch'"), ('Failed', "AssertionError()"), ('KeyError', "'nosuch'")]
+
+
 async def test_equal_events_are_one_with_a_count(api, settings, body):
     async with operating(api, settings):
         posting.info(body, reason='Reason', message='hello')

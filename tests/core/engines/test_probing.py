@@ -191,7 +191,7 @@ async def test_simultaneous_requests_share_the_results(registry, serve):
 
 
 @pytest.mark.parametrize('error', [
-    kopf.TemporaryError("oops", delay=1000), kopf.PermanentError("oops"), ValueError("oops")], ids=repr)
+    kopf.TemporaryError("oops", delay=1000), kopf.PermanentError("oops"), Exception("oops")], ids=repr)
 async def test_failing_probes_are_answered(registry, serve, error):
     @kopf.on.probe(registry=registry, id='failing')
     async def failing(**_):
