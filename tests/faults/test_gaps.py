@@ -128,3 +128,93 @@ async def test_a_kind_that_is_defined_anew_is_discovered_and_no_more(world):
             while (now := count_discoveries()) != before:  # it is settled when nothing is asked for a second
                 before = now
                 await asyncio.sleep(1)
+
+
+# Versions that go back, as after a restoration of etcd from a backup.
+
+def restore(world, body):
+    """Let the storage be as it was when this object was its newest one, the versions included."""
+    server, version = world.sandbox._runner.instance.server, int(body['metadata']['resourceVersion'])
+
+    def restore():
+        storage = server.api.storage
+        storage.version = version
+        for table in storage:
+            table.forget()
+            table.floor = version
+            if table.name.plural == body['kind'].lower() + 's':
+                table.load(body, version, body['apiVersion'])
+    server.call(restore)
+
+
+async def grow(world):
+    """Let versions be much higher than before."""
+    for number in range(30):
+        await world.aio.create({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': f'map{number}'}})
+
+
+@pytest.mark.parametrize('patching', [True, False], ids=['patching', 'looking'])
+@pytest.mark.parametrize('streamed', [True, False], ids=['streamed', 'chunked'])
+async def test_timers_see_objects_of_a_restored_cluster(world, patching, streamed):
+    world.settings.watching.streaming_lists = streamed
+
+    async def look(spec, patch, **_):
+        if patching:
+            patch.status['looked'] = world.calls[-1].kwargs['body']['metadata']['resourceVersion']
+    world.declare(kopf.timer, 'timer', interval=0.05, does=look)
+    world.declare(kopf.on.update, 'update')
+    await world.create()
+    async with world.operator():
+        await world.handled()
+        backup = await world.get()
+        await grow(world)
+        await world.edit(field='lost')
+        await world.until(lambda: world.called('timer') and world.called('timer')[-1]['spec']['field'] == 'lost')
+        await world.handled(field='lost')
+        async with world.gap():
+            restore(world, backup)
+        world.sandbox.faults.expire_watches(resource=backup['kind'].lower() + 's')
+        world.calls.clear()
+        await world.until(lambda: world.called('timer') and world.called('timer')[-1]['spec']['field'] == 'value', 20)
+        await world.edit(field='later')
+        await world.until(lambda: world.called('timer')[-1]['spec']['field'] == 'later', 20)
+        await world.until_called('update')
+        assert world.called('update')[-1]['new']['spec']['field'] == 'later'
+
+
+async def test_edits_right_after_our_own_patch_are_not_lost_in_a_restored_cluster(world):
+    world.settings.persistence.consistency_timeout = 2
+    world.declare(kopf.on.update, 'update')
+    await world.create()
+    async with world.operator():
+        await world.handled()
+        backup = await world.get()
+        await grow(world)
+        await world.edit(field='lost')
+        await world.handled(field='lost')
+        async with world.gap():
+            restore(world, backup)
+        world.sandbox.faults.expire_watches(resource=backup['kind'].lower() + 's')
+        await world.edit(field='later')
+        await world.until_called('update', 2)
+        assert world.called('update')[-1]['new']['spec']['field'] == 'later'
+
+
+async def test_a_peering_of_a_restored_cluster_is_obeyed(world):
+    world.declare(kopf.on.event, 'event')
+    await world.aio.apply(world.root / 'peering.yaml')
+    backup = await world.aio.create(PEERING)
+    async with world.operator(namespaces=['default'], standalone=False, identity='me'):
+        await world.create()
+        await world.until_called('event')
+        await grow(world)
+        await world.aio.patch('kopfpeerings', 'default', {'status': {'lost': None, 'me': None}})
+        await world.aio.wait_for('kopfpeerings', 'default', lambda body: 'me' in (body.get('status') or {}))
+        async with world.gap():
+            restore(world, backup)
+        world.sandbox.faults.expire_watches(resource=backup['kind'].lower() + 's')
+        world.log.texts.clear()
+        await world.aio.wait_for('kopfpeerings', 'default', lambda body: 'me' in (body.get('status') or {}))
+        await world.aio.patch('kopfpeerings', 'default', {'status': {'boss': {
+            'priority': 100, 'lifetime': 60, 'lastseen': '2100-01-01T00:00:00+00:00'}}})
+        await world.until_logged('Pausing operations')

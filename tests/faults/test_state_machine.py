@@ -28,9 +28,9 @@ from kopf._cogs.clients import errors, patching
 from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.references import Resource
 from kopf._core.actions import execution
-from kopf._core.engines import handling
+from kopf._core.engines import handling, spawning
 from kopf._core.intents.registries import HandlerTable
-from kopf._core.reactor import echoes, processing, throttling, watches
+from kopf._core.reactor import applying, echoes, processing, throttling, watches
 from kopf._core.reactor.intake import Indexation
 from kopf._core.reactor.processing import Processor
 from kopf._core.reactor.watches import ResourceWatch
@@ -226,7 +226,7 @@ class Operator(RuleBasedStateMachine):
         self.stack.callback(logger.setLevel, logger.level)
         logger.setLevel(logging.CRITICAL)
         patching = self.stack.enter_context(pytest.MonkeyPatch.context())
-        for module in (echoes, throttling, watches):
+        for module in (applying, echoes, spawning, throttling, watches):
             patching.setattr(module, 'time', types.SimpleNamespace(monotonic=self.loop.time))
         self.retries = {}  # when the handlers may run again at the earliest
         for module in (execution, processing, handling):

@@ -237,6 +237,11 @@ class Body(dicts.ReplaceableMappingView[str, Any]):
         return view
 
 
+def is_older_version(version: str, other: str | None) -> bool:
+    """Check whether a resource version is older than another one; if they cannot be compared, it is not."""
+    return other is not None and version.isdecimal() and other.isdecimal() and int(version) < int(other)
+
+
 def build_object_reference(body: Body) -> ObjectReference:
     """
     Build a reference to the object, e.g. for Events about it. What is not known is left out.

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import random
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from kopf._cogs.aiokits.loops import complete
 from kopf._cogs.clients import api, errors
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.clocks import read_wall_clock
+from kopf._cogs.structs.bodies import is_older_version
 from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.references import Namespace, Resource
 from kopf._core.engines.peering import Peer, describe_place, touch
@@ -69,6 +71,7 @@ class Membership:
         self._place = describe_place(self.name, namespace)
         self._present: bool | None = None
         self._version: str | None = None
+        self._seen_at = 0.0  # when that version was received
         self._sightings: dict[str, Sighting] = {}
         self._halted = False
         self._told: frozenset[str] = frozenset()
@@ -91,17 +94,23 @@ class Membership:
 
     # What is seen.
 
-    def see(self, body: Mapping[str, Any] | None) -> None:
-        """Take the newest state of the peering object, or its absence."""
+    def see(self, body: Mapping[str, Any] | None, *, asked_at: float | None = None) -> None:
+        """
+        Take the newest state of the peering object, or its absence.
+
+        What the API was asked for after the known state was received is newer, even if its version is lower: the
+        versions of a cluster go back when its storage is restored from a backup.
+        """
         if body is None:
             self._present, self._version, self._listed = False, None, False
             self._sightings.clear()
             self._expiry = None
             self._renewal = 0.0
-        elif not self._is_outdated(body):
+        elif (asked_at is not None and asked_at > self._seen_at) or not self._is_outdated(body):
             first = not self._present
             self._present = True
             self._version = (body.get('metadata') or {}).get('resourceVersion')
+            self._seen_at = time.monotonic()
             status = body.get('status')
             self._read(status if isinstance(status, Mapping) else {}, first=first)
         self._reconsider()
@@ -121,8 +130,7 @@ class Membership:
     def _is_outdated(self, body: Mapping[str, Any]) -> bool:
         # The stream is behind the responses to our own patches.
         version = (body.get('metadata') or {}).get('resourceVersion')
-        return (self._version is not None and version is not None and self._version.isdecimal()
-                and version.isdecimal() and int(version) < int(self._version))
+        return version is not None and is_older_version(version, self._version)
 
     def _read(self, status: Mapping[str, Any], *, first: bool) -> None:
         now, clock = asyncio.get_running_loop().time(), read_wall_clock()
@@ -307,7 +315,7 @@ class Membership:
         started = asyncio.get_running_loop().time()
         own = Peer(self._identity, priority=self._settings.peering.priority, lifetime=lifetime,
                    lastseen=read_wall_clock().isoformat(timespec='microseconds'))
-        notes = self._get_notes()
+        notes, asked_at = self._get_notes(), time.monotonic()
         record = {**own.as_record(), **dict.fromkeys(self._told - notes), **dict.fromkeys(notes, True)}
         self._unsure = True
         try:
@@ -327,10 +335,11 @@ class Membership:
             self._announced, self._own, self._told = started, own, notes
             if self._reason == 'expired':
                 self.known = False  # others could have taken over meanwhile
-        self.see(body)
+        self.see(body, asked_at=asked_at)
 
     async def _remove(self, identities: list[str]) -> None:
         """Remove the records of those who are dead, unless anything changes meanwhile."""
+        asked_at = time.monotonic()
         try:
             body = await self._touch(dict.fromkeys(identities), version=self._version)
         except errors.APIConflictError:
@@ -339,7 +348,7 @@ class Membership:
             logger.warning("Dead peers could not be removed from %s: %s", self._place, str(error) or repr(error))
             return
         logger.debug("Dead peers are removed from %s: %s.", self._place, ', '.join(identities))
-        self.see(body)
+        self.see(body, asked_at=asked_at)
 
     async def leave(self) -> None:
         """Remove our own record, if it is there: the others need not wait until it dies."""

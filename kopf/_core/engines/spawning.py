@@ -8,12 +8,13 @@ operator, whatever their resource is: it stops them when the operator pauses or 
 """
 import asyncio
 import contextvars
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kopf._cogs.aiokits.alarms import Alarms
 from kopf._cogs.configs.configuration import OperatorSettings
-from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody
+from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody, is_older_version
 from kopf._cogs.structs.diffs import is_same
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
@@ -126,8 +127,8 @@ class ObjectDaemons:
     """The daemons and timers of one object, and the object as they see it."""
 
     __slots__ = (
-        'body', 'changed_at', 'changes', 'essence', 'gone', 'identity', 'known', 'logger', 'record', 'spawner', 'stash',
-        'version')
+        'body', 'changed_at', 'changes', 'essence', 'gone', 'identity', 'known', 'logger', 'record', 'seen_at',
+        'spawner', 'stash', 'version')
 
     def __init__(self, spawner: 'Spawner', record: Any, raw: RawBody) -> None:
         self.spawner = spawner
@@ -139,6 +140,8 @@ class ObjectDaemons:
         # The same strings as in the record: there can be many of them.
         self.identity = Identity(metadata.get('uid') and record.uid, record.name, record.namespace)
         self.version = metadata.get('resourceVersion')
+        self.seen_at = time.monotonic()
+        """When that version was received: what the API is asked for later, is newer whatever its version is."""
         self.logger = ObjectLogger(body=self.body, settings=spawner.settings)
         self.known: dict[SpawningHandler, Daemon | None] = {}
         """Those that run, or wait for their time; ``None`` for those that have ended by themselves, for good."""
@@ -209,14 +212,16 @@ class ObjectDaemons:
         self.gone = False
         self.record.daemons = self if self.known else None
 
-    def renew(self, raw: RawBody, patch: Patch | None = None) -> bool:
+    def renew(self, raw: RawBody, patch: Patch | None = None, *, asked_at: float | None = None) -> bool:
         """
         Show the object in this state, unless a newer one is known; tell if it is shown.
 
         A state that has come of our own ``patch`` is no change by others, except for what the patch does not explain.
+        A state that the API was asked for after the known one was received is newer, even if its version is lower: the
+        versions of a cluster go back when its storage is restored from a backup.
         """
         version = raw['metadata'].get('resourceVersion')
-        if not version or is_older(version, self.version):
+        if not version or (is_older_version(version, self.version) and (asked_at is None or asked_at <= self.seen_at)):
             return False  # without a version, nothing but the identity of a deleted object is known
         if self.spawner.idling:
             essence = self.spawner.essence_of(Body(raw))
@@ -224,7 +229,7 @@ class ObjectDaemons:
             changed, self.essence = not is_same(essence, expected), essence
         else:
             changed = False
-        self.stash[0], self.version = raw, version
+        self.stash[0], self.version, self.seen_at = raw, version, time.monotonic()
         if changed:
             self.changed_at = asyncio.get_running_loop().time()
             self.changes += 1
@@ -389,8 +394,3 @@ class Spawner:
         tasks = [daemon.task for daemon in daemons.stopping if daemon.task is not None]
         if settings.instant_exit_timeout is not None and tasks:
             await asyncio.wait(tasks, timeout=settings.instant_exit_timeout)
-
-
-def is_older(version: str, other: str | None) -> bool:
-    """Tell whether a version of the object is older than another one; if that cannot be told, it is not."""
-    return other is not None and version.isdecimal() and other.isdecimal() and int(version) < int(other)

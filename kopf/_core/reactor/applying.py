@@ -6,6 +6,7 @@ state that a patch returns is the newest one known; its echo in the stream will 
 """
 import asyncio
 import copy
+import time
 from collections.abc import Callable
 from typing import NamedTuple, cast
 
@@ -43,6 +44,7 @@ class Applier:
             self, record: ObjectRecord, decision: Decision | None, patch: Patch, conclusion: Patch,
     ) -> Application:
         """Send the patch; remember what could not be applied."""
+        asked_at = time.monotonic()
         try:
             result = await self._send(record, cast(RawBody, record.body)['metadata'].get('uid'), patch, record.body,
                                       make_logger(record, self._decider.table.resource, self._settings), conclusion)
@@ -61,7 +63,7 @@ class Applier:
             stored = Patch(dict(patch)) if result.body is not None else Patch()
             self._keep_unsaved(record, decision, Patch(fns=patch.fns), stored)
         if result.body is not None:
-            self._accept(record, result.body, patch)
+            self._accept(record, result.body, patch, asked_at)
             if decision is not None and record.cycle is not None:
                 self._decider.notice_patched(decision, stored, Body(result.body))
             record.again = record.again or (self._decider.table.managing and not result.remaining_fns)
@@ -79,10 +81,11 @@ class Applier:
         """Apply a patch of a daemon to the freshest state of the object; have it handled if it is not settled then."""
         raw: RawBody | None = record.daemons.stash.copy()
         for delay in CONFLICT_DELAYS:
+            asked_at = time.monotonic()
             result = await self._send(record, record.daemons.identity.uid, patch, raw, record.daemons.logger)
             if result.body is not None and not record.daemons.gone:
                 at_rest = record.body is None
-                self._accept(record, result.body, patch)
+                self._accept(record, result.body, patch, asked_at)
                 if record.employed or not is_settled(record, cast(RawBody, record.body)):
                     resume(record)
                 elif at_rest:
@@ -99,6 +102,7 @@ class Applier:
         record.outdated = False
         resource = self._decider.table.resource
         url = resource.get_url(namespace=record.namespace, name=record.name)
+        asked_at = time.monotonic()
         try:
             raw = await self._client.get_json(url, logger=make_logger(record, resource, self._settings))
         except APIForbiddenError:
@@ -106,7 +110,7 @@ class Applier:
         except APINotFoundError:
             raw = None
         if raw is not None and raw['metadata'].get('uid') == known['metadata'].get('uid'):
-            self._accept(record, raw, Patch())
+            self._accept(record, raw, Patch(), asked_at)
         else:  # gone: what is to be done about that, is done when it is seen in the stream
             record.body = record.cycle = record.unsent = None
 
@@ -128,10 +132,10 @@ class Applier:
             if decision is not None:
                 self._decider.retract(decision, stored)
 
-    def _accept(self, record: ObjectRecord, raw: RawBody, patch: Patch) -> None:
+    def _accept(self, record: ObjectRecord, raw: RawBody, patch: Patch, asked_at: float) -> None:
         """Go on with the state that has come of our patch; its echo will be recognised by its version."""
         if record.daemons is not None:
-            if not record.daemons.renew(raw, patch):
+            if not record.daemons.renew(raw, patch, asked_at=asked_at):
                 raw = record.daemons.stash.copy()  # a newer one is here: from a daemon's patch, or from the stream
         record.body = raw
         echoes.expect(record, raw, timeout=self._settings.persistence.consistency_timeout)

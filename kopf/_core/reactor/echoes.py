@@ -4,6 +4,9 @@ Which states of an object are from before our own last patch: they must not be h
 A stream is always behind: after a patch, it brings what was before it, then the echo of the patch, then what is new.
 Versions that are numbers tell them apart at once. With others, only the echo does, or time: what comes before either
 of them is kept until it is known to be new. Specified in the documentation's "Consistency".
+
+Versions can go back: when the cluster's storage is restored from a backup. A list tells so if it was asked for after
+our patch; but as caches of servers can be behind, too, it is believed only when the time for consistency is over.
 """
 import asyncio
 import time
@@ -19,12 +22,16 @@ Receive: TypeAlias = Callable[[ObjectRecord, RawEvent], None]
 class Expectation:
     """The state that our last patch has made, until something newer is seen."""
 
-    __slots__ = ('deadline', 'unsure', 'version')
+    __slots__ = ('deadline', 'doubted', 'made_at', 'unsure', 'version')
 
-    def __init__(self, version: str, *, deadline: float, unsure: RawEvent | None) -> None:
+    def __init__(self, version: str, *, made_at: float, deadline: float, unsure: RawEvent | None) -> None:
         self.version = version
+        self.made_at = made_at
+        """When the patch was answered."""
         self.deadline = deadline
         """Until when to wait for that version, if it can't be compared with others (by the monotonic clock)."""
+        self.doubted = False
+        """Older versions are not certainly outdated: a list was asked for after the patch."""
         self.unsure = unsure
         """The newest event that may be from before that version, or not."""
 
@@ -36,7 +43,8 @@ def expect(record: ObjectRecord, raw: RawBody, *, timeout: float) -> None:
         record.expected = None
         return
     unsure = record.expected.unsure if record.expected is not None else None
-    record.expected = Expectation(version, deadline=time.monotonic() + timeout, unsure=unsure)
+    now = time.monotonic()
+    record.expected = Expectation(version, made_at=now, deadline=now + timeout, unsure=unsure)
 
 
 def outlive(record: ObjectRecord, event: RawEvent) -> None:
@@ -52,7 +60,7 @@ def outlive(record: ObjectRecord, event: RawEvent) -> None:
         return
     if int(version) < int(expected.version):
         record.expected = expected = Expectation(
-            str(int(expected.version) - 1), deadline=expected.deadline, unsure=None)
+            str(int(expected.version) - 1), made_at=expected.made_at, deadline=expected.deadline, unsure=None)
         delay = max(0.0, expected.deadline - time.monotonic())
         asyncio.get_running_loop().call_later(delay, _expire, record, expected)
 
@@ -63,9 +71,14 @@ def _expire(record: ObjectRecord, expected: Expectation) -> None:
 
 
 def notice_list(record: ObjectRecord, *, since: float) -> None:
-    """Trust a list that was asked for long enough after our patch: it knows better."""
-    if record.expected is not None and since > record.expected.deadline:
+    """Trust a list that was asked for after our patch: it knows better, at the latest when the deadline is over."""
+    expected = record.expected
+    if expected is None:
+        return
+    if since > expected.deadline:
         record.expected = None
+    elif since > expected.made_at:
+        expected.doubted = True
 
 
 def is_stale(record: ObjectRecord, event: RawEvent, receive: Receive) -> bool:
@@ -84,10 +97,12 @@ def is_stale(record: ObjectRecord, event: RawEvent, receive: Receive) -> bool:
         if not comparable:
             record.expected = None  # all that follows is newer
         return True
-    stale = int(version or '') < int(expected.version) if comparable else time.monotonic() < expected.deadline
+    older = not comparable or int(version or '') < int(expected.version)
+    certain = comparable and not expected.doubted
+    stale = older and (certain or time.monotonic() < expected.deadline)
     if not stale:
         record.expected = None
-    elif not comparable:
+    elif not certain:
         waiting, expected.unsure = expected.unsure is not None, event
         if not waiting:
             _wait(record, expected, receive)

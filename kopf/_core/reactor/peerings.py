@@ -183,7 +183,7 @@ class PeeringSink(EventSink):
         if event['type'] != 'DELETED':
             body: Any = event['object']
             self._uid = record.uid
-            self._member.see(body)
+            self._member.see(body, asked_at=listed_since)
         elif self._uid in (None, record.uid):  # otherwise, it has got a successor already
             self._uid = None
             self._member.see(None)

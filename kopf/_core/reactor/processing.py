@@ -91,7 +91,7 @@ class Processor(ObjectSink):
         if listed_since is not None:
             echoes.notice_list(record, since=listed_since)
         if record.daemons is not None:
-            record.daemons.renew(event['object'])
+            record.daemons.renew(event['object'], asked_at=listed_since)
             if is_deleted(event):
                 record.daemons.stop(DaemonStoppingReason.RESOURCE_DELETED)  # the worker can be busy for long
             elif record.daemons.gone:

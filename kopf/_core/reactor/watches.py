@@ -19,14 +19,14 @@ import random
 import time
 import weakref
 from collections.abc import Collection, Mapping
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from kopf._cogs.aiokits.pulses import rouse
 from kopf._cogs.aiokits.silences import SilenceLimit
 from kopf._cogs.clients import errors
 from kopf._cogs.clients.api import ApiClient, decode
 from kopf._cogs.configs.configuration import OperatorSettings
-from kopf._cogs.structs.bodies import RawBody, RawEvent
+from kopf._cogs.structs.bodies import RawBody, RawEvent, is_older_version
 from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.references import Namespace, Resource
 from kopf._core.reactor.inventory import ObjectRecord, get_api_version, identify
@@ -45,6 +45,8 @@ EXPIRATION_PERIOD = 10.0
 """Versions that expire more often than that are a failure (in seconds)."""
 MAX_FAILURES = 3
 """After so many refusals to go on from a version, it is given up."""
+SUSPICIOUS_SILENCES = 2
+"""After so many streams that have brought nothing for long, the version that they go on from is compared."""
 SHORT_LIFE = 0.5
 """A stream that has ended earlier, and has brought nothing, is a failure (in seconds)."""
 
@@ -155,6 +157,7 @@ class ResourceWatch:
         self._opened_at: float | None = None
         self._expired_at: float | None = None
         self._failures = 0  # since the last event
+        self._silences = 0  # how many streams in a row have broken off because they have brought nothing for long
 
     def __str__(self) -> str:
         where = 'cluster-wide' if self.namespace is None else f'in {self.namespace!r}'
@@ -251,6 +254,8 @@ class ResourceWatch:
                     self._client.note_lack(self._streamed_list)
                 self._begin_list()
             await self._list()
+        elif self._silences >= SUSPICIOUS_SILENCES and await self._is_ahead():
+            self._go_back()
         await self._stream(self._params(resourceVersion=self._since))
 
     def _wants_streamed_list(self) -> bool:
@@ -348,6 +353,7 @@ class ResourceWatch:
             except TimeoutError as error:
                 if hasty:
                     raise StreamedListMissing(f"no objects and no end for {LIST_SILENCE:g} seconds") from error
+                self._silences += 1
                 raise StreamBroken(f"the stream is inactive for {limit:g} seconds; reconnecting") from error
         if self._since is None:
             self._endless_lists += 1
@@ -389,7 +395,19 @@ class ResourceWatch:
                 self._end_list(version)
                 self.state = WatchState.STREAMING
         elif version:
+            if is_older_version(version, self._since):
+                self._go_back()
             self._since = version
+
+    async def _is_ahead(self) -> bool:
+        """Check whether the stream goes on from a version that the server does not have yet, and so is silent."""
+        page = await self._client.get_json(self._path, {'limit': 1, **self._selectors()}, logger=logger)
+        self._silences = 0
+        return is_older_version(get_meta(page).get('resourceVersion') or '', self._since)
+
+    def _go_back(self) -> NoReturn:
+        """List everything again: the versions went back, as the cluster's storage was restored from a backup."""
+        raise errors.APIGoneError(f"the versions have gone back since {self._since}", status=410)
 
     def _take(self, event: RawEvent) -> None:
         raw: Any = event['object']
@@ -448,7 +466,7 @@ class ResourceWatch:
     def _note_health(self) -> None:
         now = self.last_event_at = time.monotonic()
         self.failure = self.failing_since = None
-        self._failures = 0
+        self._failures = self._silences = 0
         if self._healthy_since is None:
             self._healthy_since = now
         elif now - self._healthy_since > HEALTHY_AFTER:

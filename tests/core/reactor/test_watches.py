@@ -439,6 +439,31 @@ async def test_inactive_streams(watch, server, sink, settings):
     assert server.queries[:2] == [INITIAL, since(3)]
 
 
+async def test_listed_again_when_versions_go_back_in_bookmarks(watch, server, sink):
+    server.script = [
+        Stream(added('a', 11), added('b', 12), bookmark(13, end=True), bookmark(14), bookmark(5)),
+        Stream(added('a', 4), bookmark(6, end=True), modified('a', 7))]
+    async with running(watch):
+        await sink.has(a=7)
+    assert server.queries == [INITIAL, INITIAL]
+    assert ('DELETED', 'b') in sink.events
+
+
+@pytest.mark.parametrize('version, queries', [
+    (5, [INITIAL, since(13), {'limit': '1'}, INITIAL]),
+    (13, [INITIAL, since(13), {'limit': '1'}, since(13)]),
+], ids=['back', 'same'])
+async def test_versions_are_compared_after_streams_that_are_silent(watch, server, sink, settings, version, queries):
+    # Servers accept versions that they do not have yet, and send nothing until they have.
+    settings.watching.inactivity_timeout = 0.1
+    server.script = [
+        Stream(added('a', 11), bookmark(13, end=True)), Stream(), page(version=version),
+        Stream(added('a', 14), bookmark(14, end=True))]
+    async with running(watch):
+        await sink.has(a=14)
+    assert server.queries[:4] == queries
+
+
 async def test_streams_can_be_limited_in_time(watch, server, sink, settings):
     settings.watching.client_timeout = 0.1
     server.script = [Stream(added('a', 1), bookmark(3, end=True)), Stream(modified('a', 5))]
