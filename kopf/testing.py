@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from kopf._kits.testing.sandbox import AsyncSandbox, Sandbox
     from kopf._kits.testing.serving.faults import Fault, Faults, SeenRequest
     from kopf._kits.testing.serving.snapshots import Snapshot
+    from kopf._kits.testing.serving.waits import WaitTimeout
     from kopf._kits.testing.storing.states import StateError
     from kopf._kits.testing.wire.manifests import ManifestError
     from kopf._kits.testing.wire.statuses import Refusal
@@ -29,6 +30,7 @@ __all__ = [
     'SeenRequest',
     'Snapshot',
     'StateError',
+    'WaitTimeout',
 ]
 
 _MODULES = {
@@ -44,6 +46,7 @@ _MODULES = {
     'SeenRequest': 'testing.serving.faults',
     'Snapshot': 'testing.serving.snapshots',
     'StateError': 'testing.storing.states',
+    'WaitTimeout': 'testing.serving.waits',
 }
 
 

@@ -1,4 +1,5 @@
 """The plugin for pytest as users get it: by its entry point, in a run of their own."""
+import re
 import subprocess
 import sys
 import textwrap
@@ -62,6 +63,65 @@ def test_asynchronous_tests(run_pytest):
             assert len(await kopf_sandbox.aio.list("configmaps")) == 1
     """, "-o", "asyncio_mode=auto")
     assert code == 0, output
+
+
+FAILING = """
+    import time
+
+    import pytest
+
+    def find_size(body):
+        return body["status"]["size"]
+
+    def test_waiting(kopf_sandbox, kopf_operator):
+        kopf_sandbox.apply("crd.yaml")
+        with kopf_operator("handlers.py"):
+            kopf_sandbox.create("kex", "obj", spec={})
+            with pytest.raises(TimeoutError):
+                kopf_sandbox.wait_gone("kex", "obj", timeout=0.01)
+            kopf_sandbox.wait_for("kex", "obj", lambda body: body["status"]["count"] == 3)
+            while len(kopf_sandbox.list("events")) < 2:
+                time.sleep(0.01)
+            kopf_sandbox.wait_for("kex", "obj", find_size, timeout=0.3)
+
+    async def test_refusals(kopf_sandbox):
+        await kopf_sandbox.aio.create("pods", "obj", spec={})
+
+    def test_refused_manifests(kopf_sandbox):
+        kopf_sandbox.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "obj"}, "spec": {}})
+
+    def test_mistakes(kopf_sandbox):
+        kopf_sandbox.wait_for("namespaces", "default", lambda body: find_sizes(body))
+"""
+
+
+def test_failures_are_explained(run_pytest, tmp_path):
+    (tmp_path / "crd.yaml").write_text((EXAMPLE.parent / "crd.yaml").read_text())
+    (tmp_path / "handlers.py").write_text(textwrap.dedent("""
+        import kopf
+
+        @kopf.on.create("kopfexamples")
+        def create_fn(patch, logger, **_):
+            logger.info("it is counted")
+            patch.status["count"] = 3
+    """))
+    code, output = run_pytest(FAILING, "-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function")
+    assert code == 1
+    waiting, refusals, manifests, mistakes = re.split(r"^_+ test_\w+ _+$", output, flags=re.MULTILINE)[1:]
+
+    assert "kopf.testing.WaitTimeout: kex 'obj' is not as expected after 0.3 s (the predicate has failed: " \
+           "KeyError: 'size'); it is: {" in waiting
+    assert "managedFields" not in waiting
+    assert re.search(r"- Events of the object -+\n(.*\n)*Normal Logging: it is counted\n(.*\n)*"
+                     r"-+ Log of the operator -+\n(.*\n)*.* it is counted\n", waiting)
+
+    message = 'kopf.testing.Refusal: Pod "obj" is invalid: spec.containers: Required value'
+    assert message in refusals and message.replace("Refusal: ", "Refusal: object: Pod 'obj': ") in manifests
+    assert "NameError: name 'find_sizes' is not defined" in mistakes
+    for text in [waiting, refusals, manifests, mistakes]:
+        places = re.findall(r"^(\S+\.py):\d+: ", text, flags=re.MULTILINE)
+        assert places and set(places) == {"test_it.py"}
+        assert "Events of the object" not in text or text is waiting
 
 
 def test_it_can_be_switched_off(run_pytest):

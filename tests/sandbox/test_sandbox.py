@@ -7,7 +7,8 @@ import urllib.request
 import pytest
 from kinds import NOTES, note
 
-from kopf.testing import ManifestError, Refusal, Sandbox
+import kopf.testing
+from kopf.testing import ManifestError, Refusal, Sandbox, WaitTimeout
 
 NOTE = note("n")
 
@@ -82,6 +83,75 @@ def test_waiting_in_vain(notes):
         notes.wait_for("notes", "n", lambda body: False, timeout=0.05)
     with pytest.raises(TimeoutError, match="is not gone"):
         notes.wait_gone("notes", "n", timeout=0.05)
+
+
+@pytest.mark.parametrize("predicate, failure", [
+    (lambda body: body["nosuch"], "KeyError: 'nosuch'"),
+    (lambda body: body["text"][5], "IndexError: string index out of range"),
+    (lambda body: body.get("nosuch")["key"], "TypeError: 'NoneType' object is not subscriptable"),
+    (lambda body: body.get("nosuch").get("key"), "AttributeError: 'NoneType' object has no attribute 'get'"),
+    (lambda body: next(item for item in body.get("items", [])), "StopIteration"),
+])
+def test_what_the_predicate_does_not_find_is_not_there_yet(notes, predicate, failure):
+    notes.create({**NOTE, "text": "a"})
+    with pytest.raises(WaitTimeout) as error:
+        notes.wait_for("notes", "n", predicate, timeout=0.05)
+    assert f"is not as expected after 0.05 s (the predicate has failed: {failure}); it is: {{" in str(error.value)
+
+
+async def test_what_the_predicate_finds_at_last_was_only_not_there_yet(notes):
+    waiting = asyncio.create_task(notes.aio.wait_for("notes", "n", lambda body: body["items"][0] == 1))
+    await notes.aio.create(NOTE)
+    await notes.aio.patch("notes", "n", {"items": [1]})
+    assert (await waiting)["items"] == [1]
+
+
+@pytest.mark.parametrize("predicate, error", [
+    (lambda: True, TypeError), (lambda body: body.nosuch, AttributeError), (lambda body: 1 / 0, ZeroDivisionError),
+])
+async def test_mistakes_in_the_predicate_are_raised_at_once(notes, predicate, error):
+    notes.create(NOTE)
+    with pytest.raises(error):
+        notes.wait_for("notes", "n", predicate)
+    with pytest.raises(error):
+        await notes.aio.wait_for("notes", "n", predicate)
+
+
+def test_events_of_what_was_waited_for(notes):
+    uid = notes.create(NOTE)["metadata"]["uid"]
+    rows = [("Note", "n", uid), ("Note", "m", "other"), ("Other", "n", "another")]
+    for count, (kind, name, some) in enumerate(rows, start=1):
+        notes.create("events", f"event{count}", reason="Testing", type="Normal", count=count, message=f"{kind} {name}",
+                     involvedObject={"kind": kind, "name": name, "uid": some, "namespace": "default"})
+    with pytest.raises(WaitTimeout) as error:
+        notes.wait_gone("notes", "n", timeout=0.01)
+    assert error.value.events == ["Normal Testing: Note n"]
+    with pytest.raises(WaitTimeout) as error:
+        notes.wait_for("notes", "m", timeout=0.01)  # it has been there
+    assert error.value.events == ["Normal Testing (x2): Note m"]
+
+
+def test_creating_by_kind_and_name(notes):
+    body = notes.create("Note", "n", text="a", labels={"a": "b"}, annotations={"c": "d"}, finalizers=["e/f"],
+                        metadata={"labels": {}, "generateName": "g-"})
+    meta = body["metadata"]
+    assert (body["apiVersion"], body["kind"], body["text"]) == ("example.dev/v1", "Note", "a")
+    assert (meta["name"], meta["namespace"], meta["labels"]) == ("n", "default", {"a": "b"})
+    assert (meta["annotations"], meta["finalizers"], meta["generateName"]) == ({"c": "d"}, ["e/f"], "g-")
+    notes.patch("notes", "n", {"metadata": {"finalizers": None}})
+    assert notes.create("configmap", "x", namespace="kube-system", data={"k": "v"})["data"] == {"k": "v"}
+    assert notes.get("configmap", "x", namespace="kube-system")["apiVersion"] == "v1"
+    assert notes.create("note", text="a", metadata={"generateName": "g-"})["metadata"]["name"].startswith("g-")
+    with pytest.raises(Refusal, match="doesn't have a resource type"):
+        notes.create("unicorns", "u")
+    with pytest.raises(TypeError, match="either a whole object"):
+        notes.create(NOTE, "n")
+
+
+@pytest.mark.parametrize("name", ["ManifestError", "OperatorFailed", "Refusal", "StateError", "WaitTimeout"])
+def test_errors_are_called_as_they_are_imported(name):
+    error = getattr(kopf.testing, name)
+    assert (error.__module__, error.__qualname__) == ("kopf.testing", name)
 
 
 def test_waiting_for_resources_that_come_later(notes):

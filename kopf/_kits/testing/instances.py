@@ -19,10 +19,16 @@ import orjson
 from kopf._kits.testing.controllers.workloads import Workloads
 from kopf._kits.testing.serving.listeners import Door
 from kopf._kits.testing.serving.server import Server
+from kopf._kits.testing.serving.waits import WaitTimeout
 from kopf._kits.testing.storing.states import State
 from kopf._kits.testing.wire.manifests import ManifestError, Source
+from kopf._kits.testing.wire.statuses import Refusal
 
 T = TypeVar('T')
+
+__tracebackhide__ = True  # tests are shown by pytest where they have called the sandbox
+
+_OWN = (str(Path(__file__).parents[2]) + os.sep, str(Path(asyncio.__file__).parent) + os.sep)
 
 
 class Instance:
@@ -156,11 +162,18 @@ class Runner:
 
     def now(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the server's loop, and wait for it."""
-        return self._submit(coroutine).result()
+        future = self._submit(coroutine)
+        if (error := future.exception()) is not None:
+            raise _shorten(error)
+        return future.result()
 
     async def later(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the server's loop, and await it in the present one."""
-        return await asyncio.wrap_future(self._submit(coroutine))
+        try:
+            return await asyncio.wrap_future(self._submit(coroutine))
+        except Exception as error:
+            failure = _shorten(error)
+        raise failure
 
     def _submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         if self._loop is None or self._loop.is_closed():
@@ -191,6 +204,16 @@ class Runner:
             await self._stop.wait()
         finally:
             await instance.stop()
+
+
+def _shorten(error: BaseException) -> BaseException:
+    """Leave out of the traceback what happened in the server: answers of the API, and the way to users' functions."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN):
+        trace = trace.tb_next
+    if trace is None and not isinstance(error, Refusal | WaitTimeout | ManifestError):
+        return error  # a defect of the sandbox
+    return error.with_traceback(trace)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -24,8 +24,13 @@ OWN_RESOURCES = frozenset({'customresourcedefinitions', 'namespaces', 'clusterko
 WEBHOOKS = frozenset({'validatingwebhookconfigurations', 'mutatingwebhookconfigurations'})
 
 
+__tracebackhide__ = True  # tests are shown by pytest where they have called this module
+
+
 class OperatorFailed(RuntimeError):
     """The operator has ended, or does not do what is waited for; the message has the end of its output."""
+
+    __module__ = 'kopf.testing'
 
 
 class Operator:
@@ -49,6 +54,7 @@ class Operator:
         self._output = tempfile.NamedTemporaryFile(prefix='kopf-operator-', suffix='.log')
         self._text = ''
         self._process: subprocess.Popen[bytes] | None = None
+        sandbox.add_log(lambda: self.output)
 
     def __enter__(self) -> Self:
         try:

@@ -12,7 +12,8 @@ The plugin for pytest: a sandbox for each test that asks for one, and operators 
 Nothing is imported before a test asks for it. Asynchronous tests use ``kopf_sandbox.aio``.
 """
 import os
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,6 +26,22 @@ if TYPE_CHECKING:
 def pytest_configure(config: pytest.Config) -> None:
     """Make the marker known."""
     config.addinivalue_line('markers', 'kopf_sandbox(**options): the options of the sandbox for this test')
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+        item: pytest.Item, call: pytest.CallInfo[None],
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what has happened to an object that was waited for in vain: its Events, and the operators' logs."""
+    report = yield
+    error: Any = call.excinfo.value if call.excinfo is not None else None
+    waits = sys.modules.get('kopf._kits.testing.serving.waits')
+    while error is not None and waits is not None and not isinstance(error, waits.WaitTimeout):
+        error = error.__cause__ or error.__context__
+    if error is not None and waits is not None:
+        report.sections.append(('Events of the object', '\n'.join(error.events) or '(none)'))
+        report.sections += [('Log of the operator', log.rstrip() or '(empty)') for log in error.logs]
+    return report
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ same process and in others, and is not disturbed by whoever blocks or fakes the 
 interface only. It is for development and tests: everything is in memory, and everybody with credentials may do all.
 """
 import asyncio
+import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,17 +18,44 @@ from kopf._kits.testing.access.users import User
 from kopf._kits.testing.instances import Instance, Runner
 from kopf._kits.testing.kinds.kinds import Bodies, Body
 from kopf._kits.testing.serving.faults import Faults, SeenRequest
-from kopf._kits.testing.serving.listeners import Door, Predicate, ResourceName
+from kopf._kits.testing.serving.listeners import Door, ResourceName
 from kopf._kits.testing.serving.snapshots import Snapshot
+from kopf._kits.testing.serving.waits import Predicate, WaitTimeout
 from kopf._kits.testing.wire.manifests import Source, each
 from kopf._kits.testing.wire.tls import Pair
+
+__tracebackhide__ = True  # tests are shown by pytest where they have called this module
+
+
+class _Logs:
+    """The outputs of the operators that work with a sandbox."""
+
+    def __init__(self) -> None:
+        self._readers: list[Callable[[], str]] = []
+
+    def add(self, reader: Callable[[], str]) -> None:
+        self._readers.append(reader)
+
+    @contextlib.contextmanager
+    def added(self) -> Iterator[None]:
+        """Add all of them to the error if something is waited for in vain."""
+        try:
+            yield
+        except WaitTimeout as error:
+            error.logs = [reader() for reader in self._readers]
+            raise
 
 
 class _Common:
     """What both sandboxes, the synchronous and the asynchronous one, have in common."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, logs: _Logs) -> None:
         self._runner = runner
+        self._logs = logs
+
+    def add_log(self, reader: Callable[[], str]) -> None:
+        """Show what this function returns, the log of an operator, whenever something is waited for in vain."""
+        self._logs.add(reader)
 
     @property
     def kubeconfig(self) -> Path:
@@ -86,9 +114,12 @@ def _user(name: str, groups: Sequence[str]) -> User:
 class AsyncSandbox(_Common):
     """The sandbox for ``async with`` and ``Sandbox.aio``: `Sandbox` with coroutines."""
 
-    async def create(self, body: Mapping[str, Any], *, namespace: str | None = None) -> Body:
+    async def create(
+            self, what: Mapping[str, Any] | ResourceName, name: str | None = None, *, namespace: str | None = None,
+            **fields: Any,
+    ) -> Body:
         """See `Sandbox.create`."""
-        return await self._runner.later(self._door.create(body, namespace))
+        return await self._runner.later(self._door.create(what, name, namespace, fields))
 
     async def get(self, resource: ResourceName, name: str, *, namespace: str | None = None) -> Body:
         """See `Sandbox.get`."""
@@ -137,14 +168,15 @@ class AsyncSandbox(_Common):
             *, namespace: str | None = None, timeout: float = 30.0,
     ) -> Body:
         """See `Sandbox.wait_for`."""
-        found = await self._runner.later(self._door.wait_for(resource, name, predicate, namespace, False, timeout))
-        return found or {}
+        with self._logs.added():
+            return await self._runner.later(self._door.wait_for(resource, name, predicate, namespace, timeout))
 
     async def wait_gone(
             self, resource: ResourceName, name: str, *, namespace: str | None = None, timeout: float = 30.0,
     ) -> None:
         """See `Sandbox.wait_gone`."""
-        await self._runner.later(self._door.wait_for(resource, name, None, namespace, True, timeout))
+        with self._logs.added():
+            await self._runner.later(self._door.wait_gone(resource, name, namespace, timeout))
 
     @property
     def _door(self) -> Door:
@@ -194,8 +226,8 @@ class Sandbox(_Common):
     ) -> None:
         super().__init__(Runner(lambda: Instance(
             port=port, kubeconfig=kubeconfig, crds=each(crds), loads=each(loads), history=history,
-            audit=audit, rbac=rbac, sharding=sharding, state=state, pods=pods)))
-        self.aio = AsyncSandbox(self._runner)
+            audit=audit, rbac=rbac, sharding=sharding, state=state, pods=pods)), _Logs())
+        self.aio = AsyncSandbox(self._runner, self._logs)
 
     def __enter__(self) -> Self:
         self._runner.start()
@@ -225,9 +257,18 @@ class Sandbox(_Common):
     ) -> None:
         await asyncio.get_running_loop().run_in_executor(None, self._runner.stop)
 
-    def create(self, body: Mapping[str, Any], *, namespace: str | None = None) -> Body:
-        """Create an object: a dict with ``apiVersion``, ``kind``, ``metadata``; in ``default`` unless said."""
-        return self._runner.now(self._door.create(body, namespace))
+    def create(
+            self, what: Mapping[str, Any] | ResourceName, name: str | None = None, *, namespace: str | None = None,
+            **fields: Any,
+    ) -> Body:
+        """
+        Create an object in this namespace, or in ``default``; return it as it is stored.
+
+        It is either a dict with ``apiVersion``, ``kind``, ``metadata``; or a kind (any name that `get` takes, too) and
+        a name, with its fields as keywords: ``spec``, ``data``, ``metadata``, ... ``labels``, ``annotations``,
+        ``finalizers`` and ``ownerReferences`` are those of the metadata.
+        """
+        return self._runner.now(self._door.create(what, name, namespace, fields))
 
     def get(self, resource: ResourceName, name: str, *, namespace: str | None = None) -> Body:
         """Read an object; `Refusal` with the code 404 if it is absent."""
@@ -286,16 +327,20 @@ class Sandbox(_Common):
         """
         Wait until the object is there and the predicate is true of it; returns the object.
 
-        The predicate is called in the server's thread, with the object, at each of its changes. After ``timeout``
-        seconds a TimeoutError says what the object is like.
+        The predicate is called in the server's thread, with the object, at each of its changes. Keys, items and
+        attributes that are not there (KeyError, IndexError, errors about None) count as "not yet". After ``timeout``
+        seconds a `WaitTimeout`, which is a TimeoutError, says what the object is like; the plugin for pytest shows the
+        Events of the object and the logs of the operators, too.
         """
-        return self._runner.now(self._door.wait_for(resource, name, predicate, namespace, False, timeout)) or {}
+        with self._logs.added():
+            return self._runner.now(self._door.wait_for(resource, name, predicate, namespace, timeout))
 
     def wait_gone(
             self, resource: ResourceName, name: str, *, namespace: str | None = None, timeout: float = 30.0,
     ) -> None:
-        """Wait until there is no such object; TimeoutError after ``timeout`` seconds."""
-        self._runner.now(self._door.wait_for(resource, name, None, namespace, True, timeout))
+        """Wait until there is no such object; `WaitTimeout` after ``timeout`` seconds."""
+        with self._logs.added():
+            self._runner.now(self._door.wait_gone(resource, name, namespace, timeout))
 
     @property
     def _door(self) -> Door:

@@ -3,8 +3,7 @@ What tests do to the cluster behind the server's back: the same verbs as over HT
 
 Everything here runs in the server's event loop; `kopf.testing.Sandbox` brings it there from elsewhere.
 """
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -15,12 +14,16 @@ from kopf._kits.testing.objects import objects, rest
 from kopf._kits.testing.serving import snapshots
 from kopf._kits.testing.serving.api import Api
 from kopf._kits.testing.serving.snapshots import Snapshot
+from kopf._kits.testing.serving.waits import Predicate, Wait
 from kopf._kits.testing.storing.selectors import Selector
 from kopf._kits.testing.wire import manifests, statuses
 
 #: ``plural``, ``singular``, ``Kind`` or a short name, with ``.group`` or ``.version.group`` after it where it helps.
 ResourceName = str
-Predicate = Callable[[Body], object]
+
+
+_METADATA = ('annotations', 'finalizers', 'labels', 'ownerReferences')
+"""The fields that are those of the metadata of an object wherever they are given by themselves."""
 
 
 class RefusedManifest(manifests.ManifestError, statuses.Refusal):
@@ -32,14 +35,28 @@ class RefusedManifest(manifests.ManifestError, statuses.Refusal):
             headers=refusal.headers)
 
 
+# What users know it as.
+RefusedManifest.__module__ = statuses.Refusal.__module__
+RefusedManifest.__name__ = RefusedManifest.__qualname__ = statuses.Refusal.__name__
+
+
 class Door:
     """The verbs on objects as they are in Python: dicts."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
 
-    async def create(self, body: Mapping[str, Any], namespace: str | None) -> Body:
-        """Create one object."""
+    async def create(
+            self, what: Mapping[str, Any] | ResourceName, name: str | None, namespace: str | None,
+            fields: Mapping[str, Any],
+    ) -> Body:
+        """Create one object: a whole one, or of this kind and name with these fields."""
+        if isinstance(what, str):
+            body: Mapping[str, Any] = _compose(self._api.catalog.named(what), name, fields)
+        elif name is None and not fields:
+            body = what
+        else:
+            raise TypeError('create() takes either a whole object, or a kind, a name and the fields of the object')
         kind = self._kind_of(body)
         given = orjson.loads(orjson.dumps(body))
         place = self._namespace(kind, namespace or (given.get('metadata') or {}).get('namespace'))
@@ -95,7 +112,7 @@ class Door:
                 applied.append(await self._apply_one(body))
             except statuses.Refusal as refusal:
                 name = (body.get('metadata') or {}).get('name', '')
-                raise RefusedManifest(f'{place}: {body["kind"]} {name!r}', refusal) from refusal
+                raise RefusedManifest(f'{place}: {body["kind"]} {name!r}', refusal) from None
         return applied
 
     async def snapshot(self) -> Snapshot:
@@ -107,43 +124,18 @@ class Door:
         snapshots.restore(self._api.storage, snapshot)
 
     async def wait_for(
-            self, resource: ResourceName, name: str, predicate: Predicate | None, namespace: str | None, gone: bool,
-            timeout: float,
-    ) -> Body | None:
-        """Wait for a state of one object; TimeoutError with the last state otherwise."""
-        last: Body | None = None
-        try:
-            async with asyncio.timeout(timeout):
-                while True:
-                    kind = await self._served(resource)
-                    table = kind.store
-                    record = table.get(self._namespace(kind, namespace), name)
-                    await kind.ready(*[record] if record is not None else [])
-                    last = kind.body(record) if record is not None else None
-                    if gone and last is None:
-                        return None
-                    if not gone and last is not None and (predicate is None or predicate(last)):
-                        return last
-                    waiter = table.waiter()
-                    try:
-                        await waiter
-                    finally:
-                        table.discard(waiter)
-        except TimeoutError:
-            wanted = 'gone' if gone else 'as expected' if predicate is not None else 'there'
-            state = orjson.dumps(last, option=orjson.OPT_INDENT_2).decode() if last is not None else 'absent'
-            raise TimeoutError(f'{resource} {name!r} is not {wanted} after {timeout} s; it is: {state}') from None
+            self, resource: ResourceName, name: str, predicate: Predicate | None, namespace: str | None, timeout: float,
+    ) -> Body:
+        """Wait for a state of one object; `WaitTimeout` with the last state otherwise."""
+        return await Wait(self._api, resource, name, namespace, predicate).until_there(timeout)
 
-    async def _served(self, resource: ResourceName) -> Kind:
-        while True:
-            try:
-                return self._api.catalog.named(resource)
-            except statuses.Refusal:
-                await asyncio.sleep(0.02)
+    async def wait_gone(self, resource: ResourceName, name: str, namespace: str | None, timeout: float) -> None:
+        """Wait until there is no such object."""
+        await Wait(self._api, resource, name, namespace, None).until_gone(timeout)
 
     async def _apply_one(self, body: Body) -> Body:
         try:
-            return await self.create(body, None)
+            return await self.create(body, None, None, {})
         except statuses.Refusal as refusal:
             if refusal.reason != 'AlreadyExists':
                 raise
@@ -163,3 +155,13 @@ class Door:
 def _loads(raw: bytes) -> Body:
     body: Body = orjson.loads(raw)
     return body
+
+
+def _compose(kind: Kind, name: str | None, fields: Mapping[str, Any]) -> Body:
+    """Make an object of its fields, of which some are those of its metadata."""
+    own = {key: value for key, value in fields.items() if key not in _METADATA}
+    metadata = {**(own.pop('metadata', None) or {}), **{key: fields[key] for key in _METADATA if key in fields}}
+    if name is not None:
+        metadata['name'] = name
+    version = f'{kind.group}/{kind.version}' if kind.group else kind.version
+    return {'apiVersion': version, 'kind': kind.name, 'metadata': metadata, **own}

@@ -46,6 +46,8 @@ _Key = tuple[TableName, str, str]
 class StateError(Exception):
     """The file cannot be used; the message says why, and what would help."""
 
+    __module__ = 'kopf.testing'  # it is shown by this name
+
 
 class Row(NamedTuple):
     """An object as it is in the file; ``body`` is its JSON without ``apiVersion`` and ``kind``."""

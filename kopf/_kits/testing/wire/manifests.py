@@ -14,6 +14,8 @@ Source = str | Path | Mapping[str, Any]
 class ManifestError(ValueError):
     """Something cannot be read as objects; the message says what, where, and why."""
 
+    __module__ = 'kopf.testing'  # it is shown by this name
+
 
 def each(sources: Iterable[Source] | Source) -> Iterable[Source]:
     """One source or several, as several."""

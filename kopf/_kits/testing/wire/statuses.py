@@ -26,6 +26,8 @@ class Refusal(Exception):
     empty), ``details`` what the ``Status`` body says besides the message (or None), ``headers`` go with the answer.
     """
 
+    __module__ = 'kopf.testing'  # it is shown by this name
+
     def __init__(
             self,
             code: int,
@@ -57,6 +59,8 @@ class Refusal(Exception):
 
 class UnknownPath(Refusal):
     """No such place in the API at all: a real server answers with plain text here, not with a ``Status``."""
+
+    __qualname__ = Refusal.__qualname__
 
     def __init__(self) -> None:
         super().__init__(404, 'NotFound', '404 page not found')

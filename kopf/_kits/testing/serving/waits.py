@@ -1,0 +1,138 @@
+"""
+Waiting for a state of one object, and what there is to say when the state does not come.
+
+A test that has waited in vain is usually read by its author with one question: what has the operator done? So the
+error knows the Events of the object, and the logs of the operators, which the plugin for pytest puts into its report.
+"""
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from kopf._kits.testing.kinds.kinds import Body, Kind
+from kopf._kits.testing.serving.api import Api
+from kopf._kits.testing.wire import statuses
+
+Predicate = Callable[[Body], object]
+
+
+class WaitTimeout(TimeoutError):
+    """
+    What was waited for has not come; the message says what the object is like.
+
+    ``events`` are the Events of the object, a line each; ``logs`` are the outputs of the operators of the sandbox.
+    """
+
+    __module__ = 'kopf.testing'
+
+    def __init__(self, message: str, events: list[str]) -> None:
+        super().__init__(message)
+        self.events = events
+        self.logs: list[str] = []
+
+
+class Wait:
+    """Waiting for one object, with or without a predicate."""
+
+    def __init__(self, api: Api, resource: str, name: str, namespace: str | None, predicate: Predicate | None) -> None:
+        self._api = api
+        self._resource = resource
+        self._name = name
+        self._namespace = namespace
+        self._predicate = predicate
+        self._last: Body | None = None
+        self._failure: Exception | None = None
+
+    async def until_there(self, timeout: float) -> Body:
+        """Wait until the object is there, and the predicate is true of it; return the object."""
+        wanted = 'as expected' if self._predicate is not None else 'there'
+        found = await self._until(lambda body: body is not None and self._is_fulfilled(body), timeout, wanted)
+        return found or {}
+
+    async def until_gone(self, timeout: float) -> None:
+        """Wait until there is no such object."""
+        await self._until(lambda body: body is None, timeout, 'gone')
+
+    async def _until(self, condition: Callable[[Body | None], bool], timeout: float, wanted: str) -> Body | None:
+        limit = asyncio.timeout(timeout)
+        try:
+            async with limit:
+                while True:
+                    kind = await self._served()
+                    table = kind.store
+                    record = table.get(self._place(kind), self._name)
+                    await kind.ready(*[record] if record is not None else [])
+                    self._last = kind.body(record) if record is not None else None
+                    if condition(self._last):
+                        return self._last
+                    waiter = table.waiter()
+                    try:
+                        await waiter
+                    finally:
+                        table.discard(waiter)
+        except TimeoutError:
+            if not limit.expired():
+                raise  # of the predicate
+            raise WaitTimeout(self._explain(wanted, timeout), self._list_events()) from None
+
+    def _is_fulfilled(self, body: Body) -> bool:
+        """Call the predicate: what it does not find in the object is not there yet."""
+        self._failure = None
+        if self._predicate is None:
+            return True
+        try:
+            return bool(self._predicate(body))
+        except (LookupError, StopIteration) as error:
+            self._failure = error
+        except (AttributeError, TypeError) as error:
+            if 'NoneType' not in str(error):
+                raise
+            self._failure = error
+        return False
+
+    async def _served(self) -> Kind:
+        while True:
+            try:
+                return self._api.catalog.named(self._resource)
+            except statuses.Refusal:
+                await asyncio.sleep(0.02)
+
+    def _place(self, kind: Kind) -> str:
+        return (self._namespace or 'default') if kind.namespaced else ''
+
+    def _explain(self, wanted: str, timeout: float) -> str:
+        failure = f' (the predicate has failed: {_describe(self._failure)})' if self._failure is not None else ''
+        state = 'absent' if self._last is None else orjson.dumps(_tidy(self._last), option=orjson.OPT_INDENT_2).decode()
+        return f'{self._resource} {self._name!r} is not {wanted} after {timeout} s{failure}; it is: {state}'
+
+    def _list_events(self) -> list[str]:
+        """Return the Events of the object, also of one that is not there: a line each, the oldest first."""
+        kind = self._api.catalog.named('events.v1')
+        bodies = [kind.body(record) for record in kind.store.records('')]
+        return [_format(body) for body in bodies if self._is_meant(body.get('involvedObject') or {})]
+
+    def _is_meant(self, reference: Body) -> bool:
+        if self._last is not None:
+            return bool(reference.get('uid') == self._last['metadata']['uid'])
+        try:
+            kind = self._api.catalog.named(self._resource)
+        except statuses.Refusal:
+            return False
+        return (reference.get('kind'), reference.get('name')) == (kind.name, self._name)
+
+
+def _describe(error: Exception) -> str:
+    return f'{type(error).__name__}: {error}' if str(error) else type(error).__name__
+
+
+def _tidy(body: Body) -> Body:
+    """Leave out what only the server is interested in."""
+    metadata: dict[str, Any] = {key: value for key, value in body['metadata'].items() if key != 'managedFields'}
+    return {**body, 'metadata': metadata}
+
+
+def _format(event: Body) -> str:
+    count = (event.get('series') or {}).get('count') or event.get('count') or 1
+    times = f' (x{count})' if count > 1 else ''
+    return f"{event.get('type') or '-'} {event.get('reason') or '-'}{times}: {event.get('message') or ''}"
