@@ -98,6 +98,7 @@ if TYPE_CHECKING:
         label,
         remove_owner_reference,
     )
+    from kopf._kits.provisioning import ensure_crds
     from kopf._kits.services import WebhookService
     from kopf._kits.tunnels import WebhookAutoServer, WebhookAutoTunnel, WebhookNgrokTunnel
     from kopf._kits.webhooks import (
@@ -122,11 +123,11 @@ __all__ = [
     'WebhookMinikubeServer', 'WebhookNgrokTunnel', 'WebhookServer', 'WebhookServerProtocol', 'WebhookService',
     '__version__',
     'adjust_namespace', 'adopt', 'all_', 'any_', 'append_owner_reference', 'build_object_reference',
-    'build_owner_reference', 'configure', 'daemon', 'event', 'exception', 'execute', 'get_default_lifecycle',
-    'get_default_registry', 'harmonize_naming', 'index', 'info', 'label', 'lifecycles', 'login_via_async_client',
-    'login_via_client', 'login_via_pykube', 'login_with_kubeconfig', 'login_with_service_account', 'none_', 'not_',
-    'on', 'operator', 'register', 'remove_owner_reference', 'run', 'run_tasks', 'set_default_lifecycle',
-    'set_default_registry', 'spawn_tasks', 'subhandler', 'timer', 'warn',
+    'build_owner_reference', 'configure', 'daemon', 'ensure_crds', 'event', 'exception', 'execute',
+    'get_default_lifecycle', 'get_default_registry', 'harmonize_naming', 'index', 'info', 'label', 'lifecycles',
+    'login_via_async_client', 'login_via_client', 'login_via_pykube', 'login_with_kubeconfig',
+    'login_with_service_account', 'none_', 'not_', 'on', 'operator', 'register', 'remove_owner_reference', 'run',
+    'run_tasks', 'set_default_lifecycle', 'set_default_registry', 'spawn_tasks', 'subhandler', 'timer', 'warn',
 ]
 
 _LAZY = {
@@ -137,6 +138,7 @@ _LAZY = {
     'kopf._core.reactor.running': ('operator', 'run', 'run_tasks', 'spawn_tasks'),
     'kopf._kits.hierarchies': (
         'adjust_namespace', 'adopt', 'append_owner_reference', 'harmonize_naming', 'label', 'remove_owner_reference'),
+    'kopf._kits.provisioning': ('ensure_crds',),
     'kopf._kits.services': ('WebhookService',),
     'kopf._kits.tunnels': ('WebhookAutoServer', 'WebhookAutoTunnel', 'WebhookNgrokTunnel'),
     'kopf._kits.webhooks': (

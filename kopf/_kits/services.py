@@ -17,10 +17,9 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from kopf._cogs.clients import errors
-from kopf._cogs.clients.api import ApiClient
+from kopf._cogs.clients.api import ApiClient, client_var
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.reviews import WebhookClientConfig, WebhookClientConfigService, WebhookFn
-from kopf._core.engines.admission import client_var
 from kopf._kits import authorities
 from kopf._kits.authorities import Keyring, Schedule
 from kopf._kits.endpoints import Endpoint

@@ -8,10 +8,9 @@ import json
 import pytest
 
 import kopf
-from kopf._cogs.clients.api import ApiClient
+from kopf._cogs.clients.api import ApiClient, client_var
 from kopf._cogs.clients.logins import login_with_kubeconfig
 from kopf._cogs.structs.credentials import Vault
-from kopf._core.engines.admission import client_var
 from kopf._kits import services
 from kopf._kits.services import PRESENCE_PREFIX, WebhookServiceError
 from kopf.testing import Sandbox

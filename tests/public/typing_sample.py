@@ -2,6 +2,7 @@
 # pyright: strict
 import asyncio
 import datetime
+import pathlib
 from collections.abc import AsyncIterator, Collection
 from typing import Any
 
@@ -21,6 +22,11 @@ def startup(settings: kopf.OperatorSettings, memo: kopf.Memo, logger: kopf.Logge
         kopf.AnnotationsDiffBaseStorage(prefix='example.com'), kopf.StatusDiffBaseStorage(field='status.x')])
     memo.counter = memo.get('counter', 0) + 1
     logger.info("%r", by_name)
+
+
+@kopf.on.startup()
+async def define() -> None:
+    await kopf.ensure_crds('crd.yaml', pathlib.Path('crds'), {'kind': 'List'}, [['a.yaml'], {}], timeout=9.5)
 
 
 @kopf.on.cleanup()

@@ -11,6 +11,7 @@ import json
 import logging
 import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Iterator, Mapping, Sized
+from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -31,6 +32,10 @@ Backoffs: TypeAlias = float | Iterable[float]
 _SNIPPET = 200
 
 default_logger = logging.getLogger(__name__)
+
+
+client_var: 'ContextVar[ApiClient]' = ContextVar('client_var')
+"""The client of the operator: for what its handlers and its webhook servers do in the cluster."""
 
 
 class ApiClient:
@@ -65,6 +70,10 @@ class ApiClient:
             exc: BaseException | None,
             traceback: TracebackType | None,
     ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections; it does no harm to close it again."""
         self._closed = True
         everything = [*self._sessions.values(), *self._retired]
         self._sessions.clear()
@@ -75,6 +84,7 @@ class ApiClient:
             await session.close()
         for given in self._given:
             await given.close()
+        self._given.clear()
         for _ in range(2):
             await asyncio.sleep(0)  # the transports end in the next iterations, and the loop may have no more of them
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeAlias, cast
 
-from kopf._cogs.clients.api import ApiClient, encode
+from kopf._cogs.clients.api import encode
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, RawBody
 from kopf._cogs.structs.credentials import Vault
@@ -33,9 +33,6 @@ logger = logging.getLogger(__name__)
 
 vault_var: ContextVar[Vault] = ContextVar('vault_var')
 """The credentials of the operator: for the servers that want to know what cluster they serve."""
-
-client_var: ContextVar[ApiClient] = ContextVar('client_var')
-"""The client of the operator: for the servers that keep something in the cluster."""
 
 _Key: TypeAlias = tuple[str, str, str]
 """The group, the version, and the plural name of a resource."""

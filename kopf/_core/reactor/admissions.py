@@ -18,7 +18,7 @@ from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.credentials import Vault
 from kopf._cogs.structs.references import Resource, Selector
 from kopf._cogs.structs.reviews import Headers, SSLPeer
-from kopf._core.engines.admission import Reviewer, client_var, vault_var
+from kopf._core.engines.admission import Reviewer, vault_var
 from kopf._core.engines.conversion import KIND, Converter
 from kopf._core.engines.reviewing import Memos
 from kopf._core.engines.strategies import Strategies
@@ -135,7 +135,6 @@ class Admission:
 
     async def _run_server(self) -> None:
         vault_var.set(self._vault)
-        client_var.set(self._client)
         server: Any = self._settings.server
         if not callable(server) or (isinstance(server, type) and not hasattr(server, '__aiter__')):
             raise ServerMissingError(server)

@@ -16,7 +16,7 @@ from kopf._cogs.aiokits.flags import Flag, raise_flag, wait_flag
 from kopf._cogs.aiokits.loops import end
 from kopf._cogs.aiokits.pulses import Pulse
 from kopf._cogs.clients import logins
-from kopf._cogs.clients.api import ApiClient
+from kopf._cogs.clients.api import ApiClient, client_var
 from kopf._cogs.clients.discovery import discover, explaining
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.versions import version
@@ -25,6 +25,7 @@ from kopf._cogs.structs.ephemera import Memo
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.references import PEERING_GROUPS, NamespacePattern, Resource
 from kopf._core.actions.execution import ErrorsMode
+from kopf._core.actions.invocation import context
 from kopf._core.actions.lifecycles import LifeCycleFn, get_default_lifecycle
 from kopf._core.engines import activities
 from kopf._core.engines.blocking import Blockages
@@ -109,15 +110,21 @@ class Operator:
         """Run until stopped; raise what makes it impossible to go on."""
         logger.debug("Starting Kopf %s.", version)
         flag = asyncio.create_task(self._wait_for_flag(), name='stop-flag')
+        client = ApiClient(self.vault, self.settings)  # it logs in with the first request
+        if self.vault.authenticate is None:
+            self.vault.authenticate = self._log_in
         try:
-            if await self._unless_stopped(self._start_up(), flag, patience=STARTUP_PATIENCE):
-                try:
-                    await self._unless_stopped(self._serve(), flag)
-                finally:
-                    await self._clean_up()
+            with context([(client_var, client)]):
+                if await self._unless_stopped(self._start_up(), flag, patience=STARTUP_PATIENCE):
+                    try:
+                        await self._unless_stopped(self._serve(client), flag)
+                    finally:
+                        await self._clean_up()
         finally:
             flag.cancel()
             await asyncio.wait({flag})
+            await client.close()
+            await self.vault.close()
 
     async def _wait_for_flag(self) -> None:
         if self.options.stop_flag is None:
@@ -177,14 +184,12 @@ class Operator:
 
     # Serving.
 
-    async def _serve(self) -> None:
-        """Serve the resources until cancelled."""
-        if self.vault.authenticate is None:
-            self.vault.authenticate = self._log_in
+    async def _serve(self, client: ApiClient) -> None:
+        """Serve the resources until cancelled; then close the client."""
         async with contextlib.AsyncExitStack() as stack:
             pulse = await stack.enter_async_context(Pulse(Blockages(self.settings)))
             stack.push_async_callback(self.vault.close)
-            client = await stack.enter_async_context(ApiClient(self.vault, self.settings))
+            stack.push_async_callback(client.close)
             await stack.enter_async_context(Poster(client, self.settings))
             indexation = Indexation()
             workforce = Workforce(self.settings, indexation)

@@ -1,0 +1,269 @@
+"""
+Putting the definitions of custom resources (CRDs) into the cluster before the operator needs them: `ensure_crds`.
+
+A definition is created if it is absent, and patched where it differs from what is wanted; otherwise, it is only read.
+The list of versions is replaced as a whole: what is no longer wanted in a schema must not stay there, as it would with
+a server-side apply if somebody else has applied it before. The conversion strategy is left alone unless it is given,
+as handlers of conversions have their own one there.
+"""
+import asyncio
+import itertools
+import logging
+import os
+import pathlib
+from collections.abc import Awaitable, Collection, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+from kopf._cogs.clients import errors
+from kopf._cogs.clients.api import ApiClient, client_var
+from kopf._core.actions.execution import PermanentError
+from kopf._core.engines.strategies import NONE, is_same
+
+logger = logging.getLogger(__name__)
+
+Source: TypeAlias = 'str | os.PathLike[str] | Mapping[str, Any] | Iterable[Source]'
+"""CRDs: the path of a file or a directory, the text of a file, a dict, or several of them."""
+
+PATH = '/apis/apiextensions.k8s.io/v1/customresourcedefinitions'
+RULE = "{apiGroups: [apiextensions.k8s.io], resources: [customresourcedefinitions], verbs: [get, create, patch]}"
+MERGE_PATCH = 'application/merge-patch+json'
+SUFFIXES = ('.yaml', '.yml', '.json')
+
+_KIND, _API_VERSION = 'CustomResourceDefinition', 'apiextensions.k8s.io/v1'
+_DEFAULTED_NAMES = ('singular', 'listKind')
+_VERBATIM = ('default', 'enum', 'example')  # values of users, where even what is empty means something
+_MAX_DELAY = 1.0
+
+
+def ensure_crds(*sources: Source, timeout: float | None = 60) -> Awaitable[None]:
+    """
+    Create or update the CRDs, and wait until the API serves their resources; to be awaited in ``async`` handlers.
+
+    It is meant for startup handlers, and works in all others, too. The operator's own credentials are used. They need
+    the permissions to get, create, and patch CRDs. CRDs that are as they should be are not written.
+
+    Args:
+        sources: the paths of YAML or JSON files, or of directories of them; texts of YAML (with line breaks); dicts;
+            or lists of all these.
+        timeout: the limit of time until all of them are served (in seconds); ``None`` means no limit.
+
+    Raises:
+        kopf.PermanentError: if a source is not a CRD or is refused, or if the operator is not permitted to do that.
+        TimeoutError: if they are not served in time.
+    """
+    if asyncio.events._get_running_loop() is None:
+        raise PermanentError("kopf.ensure_crds() has to be awaited, so it cannot be used in functions with 'def'. "
+                             "Declare the handler with 'async def', and write: await kopf.ensure_crds(...)")
+    client = client_var.get(None)
+    if client is None:
+        raise PermanentError("kopf.ensure_crds() works only inside of an operator: for example, in a handler of "
+                             "@kopf.on.startup().")
+    return _ensure(client, sources, timeout)
+
+
+async def _ensure(client: ApiClient, sources: Collection[Source], timeout: float | None) -> None:
+    crds = await asyncio.to_thread(lambda: list(_read_all(sources)))  # large files take long
+    if not crds:
+        raise PermanentError("kopf.ensure_crds() has got no CRDs.")
+    waiting = {crd['metadata']['name']: "nothing is known of it yet" for crd in crds}
+    limit = asyncio.timeout(timeout)
+    try:
+        async with limit:
+            for crd in crds:
+                await _Provision(client, crd, waiting).apply()
+            for crd in crds:
+                await _Provision(client, crd, waiting).wait()
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        reasons = '; '.join(f"{name}: {reason}" for name, reason in waiting.items())
+        raise TimeoutError(f"Not all CRDs are served after {timeout:g} seconds. {reasons}.") from None
+
+
+class _Provision:
+    """One CRD on its way into the cluster."""
+
+    def __init__(self, client: ApiClient, crd: Mapping[str, Any], waiting: dict[str, str]) -> None:
+        self._client = client
+        self._crd = crd
+        self._name: str = crd['metadata']['name']
+        self._waiting = waiting
+
+    async def apply(self) -> None:
+        """Create or patch it if it is not as it should be."""
+        for delay in _iter_delays():
+            try:
+                if await self._try_to_apply():
+                    return
+            except errors.APIConflictError:
+                self._waiting[self._name] = "it is changed by somebody else all the time"
+            except errors.APIForbiddenError as error:
+                raise PermanentError(f"The CRD {self._name} cannot be applied: {error}. "
+                                     f"The operator needs the permission {RULE}.") from error
+            except (errors.APIServerError, errors.APITooManyRequestsError):
+                raise
+            except errors.APIClientError as error:
+                raise PermanentError(f"The CRD {self._name} is refused by the API: {error}") from error
+            await asyncio.sleep(delay)
+
+    async def _try_to_apply(self) -> bool:
+        live = await self._read()
+        if live is None:
+            self._waiting[self._name] = "it cannot be created"
+            await self._client.post_json(PATH, {key: self._crd[key] for key in self._crd if key != 'status'})
+            logger.info("The CRD %s is created.", self._name)
+        elif live['metadata'].get('deletionTimestamp') is not None:
+            self._waiting[self._name] = "its predecessor is being deleted, together with all the objects"
+            return False
+        elif changes := _find_changes(self._crd, live):
+            changes.setdefault('metadata', {})['resourceVersion'] = live['metadata']['resourceVersion']
+            await self._client.patch(f'{PATH}/{self._name}', changes, MERGE_PATCH)
+            logger.info("The CRD %s is updated.", self._name)
+        return True
+
+    async def wait(self) -> None:
+        """Wait until it is established, and its resources are discovered."""
+        for delay in _iter_delays():
+            live = await self._read()
+            reason = "it is gone" if live is None else self._find_obstacle(live)
+            if reason is None:
+                reason = await self._find_missing_version()
+            if reason is None:
+                self._waiting.pop(self._name, None)  # the same CRD can be given twice
+                return
+            self._waiting[self._name] = reason
+            await asyncio.sleep(delay)
+
+    async def _read(self) -> Mapping[str, Any] | None:
+        try:
+            body: Mapping[str, Any] = await self._client.get_json(f'{PATH}/{self._name}')
+        except errors.APINotFoundError:
+            return None
+        return body
+
+    def _find_obstacle(self, live: Mapping[str, Any]) -> str | None:
+        conditions = {each['type']: each for each in (live.get('status') or {}).get('conditions') or ()}
+        accepted = conditions.get('NamesAccepted') or {}
+        if accepted.get('status') == 'False':
+            raise PermanentError(f"The names of the CRD {self._name} are not accepted: {accepted.get('message')}")
+        established = (conditions.get('Established') or {}).get('status') == 'True'
+        return None if established else "it is not established"
+
+    async def _find_missing_version(self) -> str | None:
+        spec = self._crd['spec']
+        for version in spec['versions']:
+            if version.get('served'):
+                try:
+                    found = await self._client.get_json(f"/apis/{spec['group']}/{version['name']}")
+                    served = {each.get('name') for each in found.get('resources') or ()}
+                except errors.APINotFoundError:
+                    served = set()
+                except errors.APIForbiddenError:
+                    continue  # it cannot be known
+                if spec['names']['plural'] not in served:
+                    return f"its version {version['name']} is not served"
+        return None
+
+
+def _iter_delays() -> Iterator[float]:
+    delays = (0.05 * 2 ** number for number in itertools.count())
+    return itertools.chain(itertools.takewhile(lambda delay: delay < _MAX_DELAY, delays), itertools.repeat(_MAX_DELAY))
+
+
+# What differs.
+
+def _find_changes(crd: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the merge patch that makes the CRD what is wanted; empty if it is already."""
+    metadata = {key: changed for key in ('labels', 'annotations') if (changed := _differ(
+        crd['metadata'].get(key) or {}, live['metadata'].get(key) or {}))}
+    spec: dict[str, Any] = {}
+    for key, value in crd['spec'].items():
+        current = live['spec'].get(key)
+        if key == 'names':
+            gone = {name: None for name in current if name not in value and name not in _DEFAULTED_NAMES}
+            if changed := {**gone, **_differ(value, current)}:
+                spec[key] = changed
+        elif key == 'conversion':
+            if not is_same(value or NONE, NONE) and not is_same(value, current or NONE):
+                spec[key] = value
+        elif _simplify({key: value}) != _simplify({key: current}):
+            spec[key] = value
+    return {key: changed for key, changed in (('metadata', metadata), ('spec', spec)) if changed}
+
+
+def _differ(wanted: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in wanted.items() if _simplify({key: value}) != _simplify({
+        key: current.get(key)})}
+
+
+def _simplify(value: Any) -> Any:
+    """Leave out what the API does not keep: empty values of fields."""
+    if isinstance(value, Mapping):
+        return {key: each if key in _VERBATIM else _simplify(each) for key, each in value.items()
+                if key in _VERBATIM or not _is_empty(key, each)}
+    if isinstance(value, list | tuple):
+        return [_simplify(each) for each in value]
+    return value
+
+
+def _is_empty(key: str, value: Any) -> bool:
+    return value is None or value is False or value == '' or value == [] or (key == 'priority' and value == 0)
+
+
+# Where they come from.
+
+def _read_all(sources: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    for source in sources:
+        if isinstance(source, Mapping):
+            yield from _unpack(source, "a dict")
+        elif isinstance(source, str) and ('\n' in source or source.lstrip().startswith('{')):
+            yield from _parse(source, "a text")
+        elif isinstance(source, str | os.PathLike):
+            yield from _read_path(pathlib.Path(source))
+        elif isinstance(source, Iterable) and not isinstance(source, bytes | bytearray):
+            yield from _read_all(source)
+        else:
+            raise PermanentError(f"kopf.ensure_crds() takes paths, texts, dicts, and lists of them, not {source!r}.")
+
+
+def _read_path(path: pathlib.Path) -> Iterator[dict[str, Any]]:
+    paths = sorted(each for each in path.iterdir() if each.suffix in SUFFIXES) if path.is_dir() else [path]
+    for each in paths:
+        try:
+            text = each.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise PermanentError(f"The CRDs cannot be read: {error} (in {pathlib.Path.cwd()})") from error
+        yield from _parse(text, str(each))
+
+
+def _parse(text: str, place: str) -> Iterator[dict[str, Any]]:
+    import yaml
+    try:
+        documents = list(yaml.load_all(text, getattr(yaml, 'CSafeLoader', yaml.SafeLoader)))
+    except yaml.YAMLError as error:
+        raise PermanentError(f"The CRDs in {place} cannot be read: {error}") from error
+    for document in documents:
+        if document is not None:
+            yield from _unpack(document, place)
+
+
+def _unpack(document: Any, place: str) -> Iterator[dict[str, Any]]:
+    if not isinstance(document, Mapping):
+        raise PermanentError(f"It is not a CRD, in {place}: {document!r:.100}")
+    if document.get('kind') in ('List', f'{_KIND}List'):
+        for item in document.get('items') or ():
+            yield from _unpack({'kind': _KIND, 'apiVersion': _API_VERSION, **item}, place)
+        return
+    name = (document.get('metadata') or {}).get('name')
+    title = f"{document.get('kind') or 'an object without a kind'} {name!r}, in {place}"
+    if document.get('kind') != _KIND:
+        raise PermanentError(f"It is not a CRD: {title}. kopf.ensure_crds() is only for CRDs.")
+    if document.get('apiVersion') != _API_VERSION:
+        raise PermanentError(f"The apiVersion must be {_API_VERSION}, not {document.get('apiVersion')}: {title}.")
+    spec = document.get('spec') or {}
+    missing = [path for path, value in [
+        ('metadata.name', name), ('spec.group', spec.get('group')), ('spec.versions', spec.get('versions')),
+        ('spec.names.plural', (spec.get('names') or {}).get('plural'))] if not value]
+    if missing:
+        raise PermanentError(f"The CRD has no {missing[0]}: {title}.")
+    yield dict(document)

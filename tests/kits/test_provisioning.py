@@ -1,0 +1,231 @@
+"""The CRDs of operators: `kopf.ensure_crds` in their handlers, on an API."""
+import asyncio
+import contextlib
+import copy
+import json
+import pathlib
+
+import pytest
+
+import kopf
+from kopf.testing import Sandbox
+
+FILE = pathlib.Path(__file__).resolve().parents[2] / 'examples' / 'crd.yaml'
+NAME = 'kopfexamples.kopf.dev'
+
+
+def make_crd(plural='widgets'):
+    kind = plural.removesuffix('s').capitalize()
+    return {
+        'apiVersion': 'apiextensions.k8s.io/v1', 'kind': 'CustomResourceDefinition',
+        'metadata': {'name': f'{plural}.example.com', 'creationTimestamp': None},
+        'spec': {'group': 'example.com', 'scope': 'Namespaced', 'names': {'plural': plural, 'kind': kind},
+                 'versions': [{'name': 'v1', 'served': True, 'storage': True, 'schema': {
+                     'openAPIV3Schema': {'type': 'object', 'properties': {'spec': {
+                         'type': 'object', 'nullable': False, 'properties': {'size': {'type': 'integer'}}}}}}}]},
+    }
+
+
+@pytest.fixture
+def sandbox(request, monkeypatch):
+    with Sandbox(**getattr(request, 'param', {})) as sandbox:
+        monkeypatch.setenv('KUBECONFIG', str(sandbox.kubeconfig))
+        yield sandbox
+
+
+@pytest.fixture
+def registry():
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry)
+    def login(logger, settings):
+        return kopf.login_with_kubeconfig(logger=logger, settings=settings)
+
+    return registry
+
+
+@contextlib.asynccontextmanager
+async def running(registry):
+    ready, stop = asyncio.Event(), asyncio.Event()
+    task = asyncio.create_task(kopf.operator(
+        registry=registry, clusterwide=True, standalone=True, ready_flag=ready, stop_flag=stop))
+    waiting = asyncio.ensure_future(ready.wait())
+    await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    try:
+        yield
+    finally:
+        stop.set()
+        await task
+
+
+async def ensure(registry, *sources, **options):
+    """Run an operator with these CRDs until it serves."""
+    @kopf.on.startup(registry=registry, id='ensure')
+    async def start():
+        await kopf.ensure_crds(*sources, **options)
+
+    async with running(registry):
+        pass
+
+
+def get_writes(sandbox):
+    return [request for request in sandbox.requests
+            if request.method != 'GET' and 'customresourcedefinitions' in request.path]
+
+
+async def test_the_resource_is_served_at_once(sandbox, registry):
+    seen = asyncio.Event()
+
+    @kopf.on.startup(registry=registry)
+    async def start():
+        await kopf.ensure_crds(FILE)
+        await sandbox.aio.create({'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': {'name': 'x'}})
+
+    @kopf.on.create('kopfexamples', registry=registry)
+    async def created():
+        seen.set()
+
+    async with running(registry):
+        await asyncio.wait_for(seen.wait(), 30)
+
+
+@pytest.mark.parametrize('source', [
+    FILE, str(FILE), FILE.read_text(), [[FILE]], lambda path: path, make_crd(),
+    {'kind': 'List', 'items': [make_crd()]}, json.dumps(make_crd()),
+], ids=['path', 'str', 'text', 'nested', 'directory', 'dict', 'list', 'json'])
+async def test_sources_of_all_kinds(sandbox, registry, source, tmp_path):
+    (tmp_path / 'crd.yml').write_text(f'---\n{FILE.read_text()}\n---\n')
+    (tmp_path / 'README.txt').write_text('no CRD')
+    await ensure(registry, source(tmp_path) if callable(source) else source)
+    names = {crd['metadata']['name'] for crd in sandbox.list('customresourcedefinitions')}
+    assert names & {NAME, 'widgets.example.com'}
+
+
+async def test_nothing_is_written_if_nothing_differs(sandbox, registry):
+    sources = [FILE, make_crd(), [make_crd()]]
+    await ensure(registry, *sources)
+    begun, before = len(get_writes(sandbox)), sandbox.list('customresourcedefinitions')
+    await ensure(registry, *sources)
+    assert begun == 2 and len(get_writes(sandbox)) == begun
+    assert sandbox.list('customresourcedefinitions') == before
+
+
+async def test_what_differs_is_updated(sandbox, registry):
+    old, new = make_crd(), make_crd()
+    old['spec']['names']['shortNames'] = ['w']
+    old['metadata']['labels'] = {'a': '1', 'b': '1'}
+    new['metadata']['labels'] = {'a': '2'}
+    new['spec']['versions'].append({**copy.deepcopy(new['spec']['versions'][0]), 'name': 'v2', 'storage': False})
+    new['spec']['versions'][0]['schema']['openAPIV3Schema']['properties']['spec']['properties'] = {
+        'length': {'type': 'integer', 'default': 0}}
+    sandbox.create(old)
+    strategy = {'strategy': 'Webhook', 'webhook': {
+        'conversionReviewVersions': ['v1'], 'clientConfig': {'url': 'https://localhost/convert'}}}
+    sandbox.patch('customresourcedefinitions', 'widgets.example.com', {'spec': {'conversion': strategy}})
+    await ensure(registry, new)
+    live = sandbox.get('customresourcedefinitions', 'widgets.example.com')
+    assert [version['name'] for version in live['spec']['versions']] == ['v1', 'v2']
+    schema = live['spec']['versions'][0]['schema']['openAPIV3Schema']
+    assert schema['properties']['spec']['properties'] == {'length': {'type': 'integer', 'default': 0}}
+    assert 'shortNames' not in live['spec']['names']
+    assert live['metadata']['labels'] == {'a': '2', 'b': '1'}
+    assert live['spec']['conversion'] == strategy  # it is the operator's own
+    writes = len(get_writes(sandbox))
+    await ensure(registry, new)
+    assert len(get_writes(sandbox)) == writes
+
+
+async def test_a_definition_that_is_being_deleted_is_waited_for(sandbox, registry):
+    crd = make_crd()
+    sandbox.create(crd)
+    sandbox.create({'apiVersion': 'example.com/v1', 'kind': 'Widget',
+                    'metadata': {'name': 'x', 'finalizers': ['example.com/x']}})
+    sandbox.delete('customresourcedefinitions', 'widgets.example.com')
+    uid = sandbox.get('customresourcedefinitions', 'widgets.example.com')['metadata']['uid']
+
+    @kopf.on.startup(registry=registry)
+    async def start():
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ensure_it())
+            await asyncio.sleep(0.1)
+            await sandbox.aio.patch('widgets', 'x', {'metadata': {'finalizers': None}}, namespace='default')
+
+    async def ensure_it():
+        await kopf.ensure_crds(crd)
+
+    async with running(registry):
+        assert sandbox.get('customresourcedefinitions', 'widgets.example.com')['metadata']['uid'] != uid
+
+
+async def test_other_handlers_can_use_it(sandbox, registry):
+    done = asyncio.Event()
+
+    @kopf.on.schedule(interval=100, registry=registry)
+    async def later():
+        await kopf.ensure_crds(make_crd())
+        done.set()
+
+    async with running(registry):
+        await asyncio.wait_for(done.wait(), 30)
+
+
+@pytest.mark.parametrize('source, message', [
+    ({'apiVersion': 'v1', 'kind': 'Pod', 'metadata': {'name': 'x'}}, "It is not a CRD: Pod 'x', in a dict."),
+    ('a\nb', "It is not a CRD, in a text: 'a b'"),
+    ('a: [\n', "The CRDs in a text cannot be read: "),
+    ('absent.yaml', "The CRDs cannot be read: .*'absent.yaml'"),
+    ([], "has got no CRDs"),
+    (5, "takes paths, texts, dicts, and lists of them, not 5"),
+    ({**make_crd(), 'apiVersion': 'apiextensions.k8s.io/v1beta1'}, "The apiVersion must be apiextensions.k8s.io/v1"),
+    ({**make_crd(), 'spec': {'group': 'example.com'}}, "has no spec.versions"),
+    ({**make_crd(), 'metadata': {'name': 'wrong.example.com'}}, "The CRD wrong.example.com is refused by the API: "),
+])
+async def test_sources_that_make_no_sense_end_the_operator(sandbox, registry, source, message):
+    with pytest.raises(Exception, match=message):
+        await ensure(registry, source)
+
+
+@pytest.mark.parametrize('sandbox', [{'rbac': True}], indirect=True)
+async def test_the_missing_permission_is_named(sandbox, registry, monkeypatch):
+    monkeypatch.setenv('KUBECONFIG', str(sandbox.kubeconfig_for('somebody')))
+    with pytest.raises(Exception, match=r"widgets\.example\.com cannot be applied: .*needs the permission "
+                                        r"\{apiGroups: \[apiextensions\.k8s\.io\], .*verbs: \[get, create, patch\]\}"):
+        await ensure(registry, make_crd())
+
+
+async def test_names_that_are_taken_are_told_of(sandbox, registry):
+    sandbox.create(make_crd())
+    crd = make_crd('gadgets')
+    crd['spec']['names']['kind'] = 'Widget'
+    with pytest.raises(Exception, match=r"The names of the CRD gadgets\.example\.com are not accepted: "):
+        await ensure(registry, crd)
+
+
+async def test_the_time_is_limited(sandbox, registry):
+    crd = make_crd()
+    sandbox.create(crd)
+    sandbox.create({'apiVersion': 'example.com/v1', 'kind': 'Widget',
+                    'metadata': {'name': 'x', 'finalizers': ['example.com/x']}})
+    sandbox.delete('customresourcedefinitions', 'widgets.example.com')
+
+    @kopf.on.startup(registry=registry, errors=kopf.ErrorsMode.PERMANENT)
+    async def start():
+        await kopf.ensure_crds(crd, timeout=0.3)
+
+    with pytest.raises(Exception, match=r"Not all CRDs are served after 0\.3 seconds\. widgets\.example\.com: its "
+                                        r"predecessor is being deleted"):
+        async with running(registry):
+            pass
+
+
+async def test_functions_in_threads_are_told_to_be_asynchronous(sandbox, registry):
+    kopf.on.startup(registry=registry)(lambda: kopf.ensure_crds(make_crd()))
+    with pytest.raises(Exception, match="Declare the handler with 'async def'"):
+        async with running(registry):
+            pass
+
+
+async def test_outside_of_operators():
+    with pytest.raises(kopf.PermanentError, match="only inside of an operator"):
+        await kopf.ensure_crds(make_crd())
