@@ -144,6 +144,8 @@ class Execution(NamedTuple):
     default_errors: ErrorsMode = ErrorsMode.TEMPORARY
     default_backoff: float = 60
     permanent_errors: tuple[type[BaseException], ...] = (PermanentError,)
+    find_mistake: 'Callable[[Handler, BaseException], str | None] | None' = None
+    """Finds the line of a mistake in the code, if the error is one: it would fail in the same way again and again."""
 
 
 handler_var: ContextVar[Handler] = ContextVar('handler_var')
@@ -316,8 +318,11 @@ def _conclude_arbitrary(
         logger.error("%s failed with an exception and will ignore it: %s", handler, text, exc_info=exc_info)
         return Outcome(final=True)
     delay = handler.backoff if handler.backoff is not None else rules.default_backoff
+    mistake = None if rules.find_mistake is None or handler.errors else rules.find_mistake(handler, error)
     if errors is ErrorsMode.PERMANENT:
         ending = "will stop now"
+    elif mistake is not None:
+        ending = f"will stop now (it is a mistake in {mistake})"
     elif limits.exceeds_retries():
         ending = f"will stop now (it would exceed {limits.retries} retries on the next attempt)"
     elif limits.exceeds_timeout(delay):

@@ -9,6 +9,9 @@ import asyncio
 import datetime
 import itertools
 import logging
+import os
+import pathlib
+import traceback
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +27,7 @@ from kopf._cogs.structs.credentials import (
 from kopf._cogs.structs.ids import HandlerId
 from kopf._core.actions.execution import (
     Execution,
+    Handler,
     HandlerRetriesError,
     HandlerTimeoutError,
     Outcome,
@@ -33,6 +37,7 @@ from kopf._core.actions.execution import (
     utcnow,
 )
 from kopf._core.actions.progression import HandlerState
+from kopf._core.intents import mistakes
 from kopf._core.intents.causes import Activity, ActivityCause
 from kopf._core.intents.handlers import ActivityHandler
 
@@ -74,7 +79,7 @@ async def run_activity(
             for handler, state in states.items():
                 if not state.is_due(utcnow()):
                     continue
-                outcome = await run_handler(handler, cause, state, make_rules(settings))
+                outcome = await run_handler(handler, cause, state, make_rules(settings, activity))
                 states[handler] = state.with_outcome(outcome, utcnow())
                 if outcome.final:
                     outcomes[_make_unique(handler.id, outcomes)] = outcome
@@ -85,14 +90,49 @@ async def run_activity(
         del outcomes  # see `Outcome.without_exception`
 
 
-def make_rules(settings: OperatorSettings) -> Execution:
+def make_rules(settings: OperatorSettings, activity: Activity) -> Execution:
     return Execution(
+        find_mistake=find_mistake if activity is Activity.STARTUP else None,
         executor=settings.execution.executor,
         default_backoff=settings.execution.default_backoff,
         permanent_errors=(
             PermanentError,
             LoginError,  # what is to be done about it, is decided by those who need the credentials
             SystemExit))  # of those who call sys.exit(), e.g. if something is not configured
+
+
+_MISTAKES = (AttributeError, ImportError, NameError, TypeError)
+_PACKAGE = str(pathlib.Path(__file__).parents[2]) + os.sep
+
+
+def find_mistake(handler: Handler, error: BaseException) -> str | None:
+    """
+    Return the line of the handler that has failed because of a mistake in the code; ``None`` for all other errors.
+
+    Nothing becomes better by waiting then. It is not so for errors inside of libraries, nor for `None` where something
+    was expected: these can depend on what a server has answered. Whoever limits the attempts, wants them.
+    """
+    if handler.retries is not None or handler.timeout is not None:
+        return None
+    if not isinstance(error, _MISTAKES) or 'NoneType' in str(error):
+        return None
+    own, _, first = mistakes.locate(handler.fn).rpartition(':')
+    places = [(own, int(first))] if first.isdecimal() else []
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        path = frame.f_code.co_filename
+        if path == own or not path.startswith((_PACKAGE, *_get_libraries())):
+            places.append((path, line))
+        elif not path.startswith(_PACKAGE):
+            return None
+    if not places:
+        return None
+    path, line = places[-1]
+    return f'{os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path}:{line}'
+
+
+def _get_libraries() -> list[str]:
+    import sysconfig  # it takes a while, and mistakes are rare
+    return ['<frozen', *(sysconfig.get_path(name) for name in ('stdlib', 'platstdlib', 'purelib', 'platlib'))]
 
 
 def check_outcomes(activity: Activity, outcomes: Mapping[HandlerId, Outcome]) -> None:

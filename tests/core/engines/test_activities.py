@@ -1,6 +1,7 @@
 """Activities: all their handlers end, in rounds, and what came of them is told apart."""
 import asyncio
 import datetime
+import json
 import sys
 
 import pytest
@@ -205,3 +206,87 @@ async def test_errors_are_freed_without_the_garbage_collector(registry, run, fai
     assert failing.errors and [outcome.exception for outcome in outcomes.values()] == failing.remaining
     del outcomes
     assert not failing.remaining
+
+
+def misspell(settings):
+    settings.posting.enable = False
+
+
+def mistype(settings):
+    settings.watching.server_timeout = '10m'
+
+
+def call_wrongly(settings):
+    len()
+
+
+def use_unknown_name(settings):
+    nosuch  # noqa: B018, F821
+
+
+def import_unknown_module(settings):
+    import nosuch_module  # noqa: F401
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize('what', [misspell, mistype, call_wrongly, use_unknown_name, import_unknown_module])
+async def test_mistakes_at_the_start_are_not_retried(registry, run, caplog, what):
+    kopf.on.startup(id='fn', registry=registry)(lambda settings, **_: what(settings))
+    outcomes = await run()
+    place = f"tests/core/engines/test_activities.py:{what.__code__.co_firstlineno + 1}"
+    assert f"'fn' failed with an exception and will stop now (it is a mistake in {place}): " in caplog.text
+    with pytest.raises(ActivityError, match="The activity 'startup' has failed: fn: [A-Z][A-Za-z]+Error: "):
+        check_outcomes(Activity.STARTUP, outcomes)
+
+
+def fail_in_library(settings):
+    json.dumps(object())
+
+
+def use_absent_answer(settings):
+    None.value  # noqa: B018
+
+
+def fail(settings):
+    raise ValueError('boo')
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize('what', [fail_in_library, use_absent_answer, fail])
+async def test_what_can_be_different_later_is_retried_at_the_start(registry, run, what):
+    calls = []
+
+    @kopf.on.startup(registry=registry, backoff=1)
+    def fn(settings, retry, **_):
+        calls.append(retry)
+        if not retry:
+            what(settings)
+    check_outcomes(Activity.STARTUP, await run())
+    assert calls == [0, 1]
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize('options', [{'retries': 3}, {'timeout': 9}, {'errors': kopf.ErrorsMode.TEMPORARY}])
+async def test_mistakes_are_retried_if_the_handler_says_so(registry, run, options):
+    calls = []
+
+    @kopf.on.startup(registry=registry, backoff=1, **options)
+    def fn(settings, retry, **_):
+        calls.append(retry)
+        if not retry:
+            misspell(settings)
+    check_outcomes(Activity.STARTUP, await run())
+    assert calls == [0, 1]
+
+
+@pytest.mark.looptime
+async def test_mistakes_in_other_activities_are_retried(registry, run):
+    calls = []
+
+    @kopf.on.cleanup(registry=registry, backoff=1)
+    def fn(settings, retry, **_):
+        calls.append(retry)
+        if not retry:
+            misspell(settings)
+    await run(Activity.CLEANUP)
+    assert calls == [0, 1]
