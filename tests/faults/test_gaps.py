@@ -1,11 +1,13 @@
 """What is deleted, and maybe created anew, while operators see nothing of the cluster."""
 import asyncio
+import contextlib
 import json
 
 import pytest
 from kinds import define
 
 import kopf
+from kopf._core.engines.stoppers import DaemonStoppingReason
 from kopf._core.reactor import orchestration, watches
 
 PEERING = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfPeering', 'metadata': {'name': 'default'}}
@@ -128,6 +130,116 @@ async def test_a_kind_that_is_defined_anew_is_discovered_and_no_more(world):
             while (now := count_discoveries()) != before:  # it is settled when nothing is asked for a second
                 before = now
                 await asyncio.sleep(1)
+
+
+# Objects that are gone with their namespace or their kind.
+
+def declare_observers(world, *args, resource='kopfexamples'):
+    """An event handler, a daemon, and an index of the kind, which notes its content at each event of a configmap."""
+    world.declare(kopf.on.event, 'event', *args, resource=resource)
+
+    @kopf.daemon(resource, *args, registry=world.registry)
+    async def daemon(stopped, name, **_):
+        world.note('daemon', name)
+        await stopped.wait()
+        world.note('stopped', name, reason=stopped.reason)
+
+    @kopf.index(resource, *args, registry=world.registry, id='names')
+    async def names(name, **_):
+        return {name: True}
+
+    @kopf.on.event('configmaps', registry=world.registry)
+    async def look(names, **_):
+        world.note('index', None, names=set(names))
+
+
+async def told_of_deletion(world, name='obj'):
+    """Wait until all of them have been told that the object is deleted: once, and in the end."""
+    await world.until(lambda: world.called('event', name) and world.called('event', name)[-1]['type'] == 'DELETED', 20)
+    await world.until(lambda: world.called('stopped', name), 20)
+    assert DaemonStoppingReason.RESOURCE_DELETED in world.called('stopped', name)[-1]['reason']
+    await world.aio.create({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': 'later'}})
+    await world.until(lambda: world.called('index') and world.called('index')[-1]['names'] == set(), 20)
+    assert [call['type'] for call in world.called('event', name)].count('DELETED') == 1
+
+
+async def remove_namespace(world):
+    await world.aio.patch('kopfexamples', 'obj', {'metadata': {'finalizers': None}}, namespace='app')
+    await world.aio.delete('namespaces', 'app')
+    await world.aio.wait_gone('namespaces', 'app')
+
+
+@pytest.mark.parametrize('anew', [True, False], ids=['created anew', 'gone'])
+async def test_objects_are_gone_with_their_namespace(world, anew):
+    declare_observers(world)
+    await world.aio.create(make_namespace())
+    async with world.operator(namespaces=['app', 'default']):
+        await world.aio.create(make_object('obj'))
+        await world.until_called('daemon')
+        async with world.gap():
+            await remove_namespace(world)
+            if anew:
+                await world.aio.create(make_namespace())
+        await told_of_deletion(world)
+        if anew:
+            await world.aio.create(make_object('obj'))
+            await world.until_called('daemon', 2)
+            assert world.called('event')[-1]['type'] != 'DELETED'
+
+
+async def test_objects_are_gone_with_their_namespace_while_their_own_stream_is_silent(world):
+    declare_observers(world)
+    await world.aio.create(make_namespace())
+    async with world.operator(namespaces=['app', 'default']):
+        await world.aio.create(make_object('obj'))
+        await world.until_called('daemon')
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: body['metadata'].get('finalizers'),
+                                 namespace='app')
+        world.sandbox.faults.freeze_watches(resource='kopfexamples')
+        await remove_namespace(world)
+        await told_of_deletion(world)
+
+
+async def test_the_last_states_of_objects_that_are_gone_with_their_namespace_are_shown(world):
+    world.declare(kopf.on.event, 'event')
+    await world.aio.create(make_namespace())
+    async with world.operator(namespaces=['app*']):
+        for number in range(20):
+            await world.aio.create({**make_object(f'obj{number}'), 'spec': {'field': number}})
+        await world.until_called('event', 20)
+        await world.aio.delete('namespaces', 'app')
+        await world.until(lambda: len([1 for call in world.called('event') if call['type'] == 'DELETED']) == 20, 20)
+    assert all(call['spec'] for call in world.called('event'))
+
+
+@pytest.mark.parametrize('gap', [True, False], ids=['in a gap', 'before its eyes'])
+async def test_objects_are_gone_with_their_kind(world, gap):
+    declare_observers(world, 'things', resource='other.dev')
+    await world.aio.create(define('things', 'Thing', group='other.dev'))
+    async with world.operator(clusterwide=True):
+        await world.aio.create({'apiVersion': 'other.dev/v1', 'kind': 'Thing', 'metadata': {'name': 'obj'}})
+        await world.until_called('daemon')
+        await world.aio.wait_for('things', 'obj', lambda body: body['metadata'].get('finalizers'))
+        async with world.gap() if gap else contextlib.nullcontext():
+            if gap:
+                await world.aio.patch('things', 'obj', {'metadata': {'finalizers': None}})
+            await world.aio.delete('customresourcedefinitions', 'things.other.dev')
+            if gap:
+                await world.aio.wait_gone('customresourcedefinitions', 'things.other.dev')
+        await told_of_deletion(world)
+
+
+async def test_objects_that_are_only_served_no_more_are_not_reported_as_deleted(world):
+    world.declare(kopf.on.event, 'event', resource='things')
+    await world.aio.create(define('things', 'Thing', group='one.dev'))
+    async with world.operator(clusterwide=True):
+        await world.aio.create({'apiVersion': 'one.dev/v1', 'kind': 'Thing', 'metadata': {'name': 'obj'}})
+        await world.until_called('event')
+        await world.aio.create(define('things', 'Thing', group='two.dev'))
+        await world.until_logged('Ambiguous resources will not be served')
+        await world.aio.delete('customresourcedefinitions', 'things.two.dev')
+        await world.until_called('event', 2)
+    assert [call['type'] for call in world.called('event')] in ([None] * 2, ['ADDED', None])
 
 
 # Versions that go back, as after a restoration of etcd from a backup.

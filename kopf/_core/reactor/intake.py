@@ -50,6 +50,9 @@ class ObjectSink(EventSink):
         """Know that nobody works on the objects any more, after they were dropped: let go of everything."""
         raise NotImplementedError
 
+    def vanished(self, watch: ResourceWatch) -> None:
+        """Called when all the objects are gone with their namespace or kind, and have been reported as deleted."""
+
     @property
     def processor(self) -> Any:
         """What processes the events in the end."""
@@ -228,6 +231,10 @@ class Intake(ObjectSink):
     def dropped(self, watch: ResourceWatch) -> None:
         self._let_go(watch.get_known())
         self._sink.dropped(watch)
+
+    def vanished(self, watch: ResourceWatch) -> None:
+        self._stop_waiting()
+        self._sink.vanished(watch)
 
     @property
     def processor(self) -> Any:

@@ -37,7 +37,7 @@ from kopf._core.reactor.inventory import ObjectRecord
 from kopf._core.reactor.observation import Complaints, Definitions, get_groups, resolve_tables
 from kopf._core.reactor.peerings import Peerings
 from kopf._core.reactor.processing import Processor
-from kopf._core.reactor.watches import EventSink, ResourceWatch
+from kopf._core.reactor.watches import EventSink, ResourceWatch, WatchState
 from kopf._core.reactor.workforce import Workforce
 
 if TYPE_CHECKING:
@@ -48,13 +48,17 @@ logger = logging.getLogger(__name__)
 Scope = tuple[Resource, Namespace]
 Place = tuple[str, str, Namespace]
 Watching = tuple[ResourceWatch, ObjectSink, asyncio.Task[None]]
-Leaving = tuple[ResourceWatch, ObjectSink, asyncio.Task[None] | None]
+Leaving = tuple[ResourceWatch, ObjectSink, asyncio.Task[None], asyncio.Task[None] | None]
 
 NAMESPACE = Resource('', 'v1', 'namespaces', kind='Namespace', namespaced=False)
 """It is in every cluster: there is no need to look for it."""
 
 SETTLING_DELAYS = (0.2, 0.5, 1, 2, 5, 10, 20, 30)
 """How soon to look again while the API server is known to serve something else than it tells (in seconds)."""
+
+
+LAST_EVENTS_DELAYS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4)
+"""When to look whether a stream has brought the last events of a namespace or a kind that is gone (in seconds)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -262,8 +266,9 @@ class Orchestrator:
         for scope in leaving:
             watch, sink, task = self._watches.pop(scope)
             del self._served[scope]
-            task.cancel()
-            self._leaving[scope] = watch, sink, None
+            if not self._is_gone(*scope):
+                task.cancel()
+            self._leaving[scope] = watch, sink, task, None
         if self.peerings.paused != self._paused:
             self._paused = self.peerings.paused
             if self._paused:
@@ -279,13 +284,10 @@ class Orchestrator:
                 self._served[scope] = table
         for scope in leaving:
             if scope in self._leaving:
-                watch, sink, _ = self._leaving[scope]
-                sink.dropped(watch)
-                self._leaving[scope] = watch, sink, self._tasks.create_task(
-                    self._release(watch, sink), name=f'end of {watch}')
+                self._leaving[scope] = self._end_watch(scope, *self._leaving[scope][:3])
         if self._leaving:
-            self._leaving = {scope: (watch, sink, end) for scope, (watch, sink, end) in self._leaving.items()
-                             if end is None or not end.done()}
+            self._leaving = {scope: leaving for scope, leaving in self._leaving.items()
+                             if leaving[3] is None or not leaving[3].done()}
 
     def _find_wanted(self, namespaces: Collection[Namespace]) -> dict[Scope, HandlerTable]:
         """Find what is to be served in these namespaces, and what is in no namespace."""
@@ -334,6 +336,32 @@ class Orchestrator:
     def _run_watch(self, watch: ResourceWatch) -> asyncio.Task[None]:
         return self._tasks.create_task(watch.run(), name=f'watch of {watch}')
 
+    def _is_gone(self, resource: Resource, namespace: Namespace) -> bool:
+        """Check whether the objects are gone with their namespace or kind, and are not only served no more."""
+        return (resource.namespaced and namespace not in self._namespaces) or not any(
+            other.plural == resource.plural and other.group == resource.group for other in self._resources or ())
+
+    def _end_watch(self, scope: Scope, watch: ResourceWatch, sink: ObjectSink, task: asyncio.Task[None]) -> Leaving:
+        if self._is_gone(*scope):
+            end = self._bury(watch, sink, task)
+        else:
+            sink.dropped(watch)
+            end = self._release(watch, sink)
+        return watch, sink, task, self._tasks.create_task(end, name=f'end of {watch}')
+
+    async def _bury(self, watch: ResourceWatch, sink: ObjectSink, task: asyncio.Task[None]) -> None:
+        """Report the objects as deleted that are gone with their namespace or kind; then, let go of the watch."""
+        # The stream shows objects as they were in the end, but it can be behind that of the namespaces or the CRDs.
+        for delay in LAST_EVENTS_DELAYS:
+            if watch.records and watch.state is WatchState.STREAMING:
+                await asyncio.sleep(delay)
+        task.cancel()
+        records = watch.get_known()
+        await watch.report_deletions()
+        sink.vanished(watch)
+        await self._tools.workforce.wait_for(records)
+        sink.released(watch)
+
     async def _release(self, watch: ResourceWatch, sink: ObjectSink) -> None:
         """Let those who work on the objects finish; then, nothing is to be left of the watch."""
         await self._tools.workforce.release(watch.get_known())
@@ -363,7 +391,8 @@ class Orchestrator:
 
     def _take_over(self, watch: ResourceWatch, sink: ObjectSink, former: Leaving) -> None:
         """Let the watch go on with the objects of a former one: of another version of them, or for other handlers."""
-        former_watch, former_sink, end = former
+        former_watch, former_sink, task, end = former
+        task.cancel()
         watch.inherit(former_watch)
         records = watch.get_known()
         former_sink.retire(sink, records)

@@ -214,6 +214,14 @@ class ResourceWatch:
         self.records, predecessor.records = predecessor.records, {}
         self._departed, predecessor._departed = predecessor._departed, self._departed
 
+    async def report_deletions(self) -> None:
+        """Report all objects as deleted: they are gone with their namespace or kind, and the watch is over."""
+        self._conclude_list()
+        for number, record in enumerate(list(self.records.values()), start=1):
+            self._take(self._make_deletion(record))
+            if number % MAX_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
     def get_known(self) -> Collection[ObjectRecord]:
         """Return the records of all objects, and of those that are gone, but still worked on."""
         return [*self.records.values(), *self._departed.values()]
