@@ -15,6 +15,7 @@ import gc
 import logging
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from kopf._core.intents import causes, registries
 if TYPE_CHECKING:
     from kopf._cogs.configs import configuration
     from kopf._core.reactor import operators
+    from kopf._kits.testing import launching
 
     Choice = click.Choice[str]
 else:
@@ -224,14 +226,32 @@ def sandbox_options(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _credentials(controls: CLIControls, *, sandbox: bool, **options: Any) -> 'Iterator[credentials.Vault | None]':
-    """Provide the credentials that are given, or those of a sandbox, which runs as long as they are needed."""
+def _launched(*, sandbox: bool, **options: Any) -> 'Iterator[launching.Launched | None]':
+    """Run a sandbox for as long as the context lasts, if one is wanted."""
     if not sandbox:
-        yield controls.vault
+        yield None
         return
     from kopf._kits.testing import launching
-    with launching.serving(**options) as vault:
-        yield vault
+    with launching.serving(**options) as launched:
+        yield launched
+
+
+def _load(
+        launched: 'launching.Launched', controls: CLIControls, registry: registries.OperatorRegistry,
+) -> tuple['configuration.OperatorSettings', Flag]:
+    """
+    Apply the objects of ``--load``: before the operator starts, unless its webhooks are to check them.
+
+    Return the settings and the flag of readiness, which the operator must be started with.
+    """
+    from kopf._cogs.configs import configuration
+    settings = configuration.OperatorSettings() if controls.settings is None else controls.settings
+    ready_flag = threading.Event() if controls.ready_flag is None else controls.ready_flag
+    if webhooks := sorted({f'{handler.type.value}webhookconfigurations' for handler in registry.webhooks}):
+        launched.load_checked(webhooks, settings, ready_flag)
+    else:
+        launched.load()
+    return settings, ready_flag
 
 
 @main.command()
@@ -294,7 +314,7 @@ def run(
     # Programs that call `main` have their handlers in the default registry, where those of the files are added.
     registry = registries.get_default_registry() if controls.registry is None else controls.registry
     registries.set_default_registry(registry)
-    with _credentials(controls, sandbox=sandbox, crds=crds, loads=loads, pods=pods) as vault:
+    with _launched(sandbox=sandbox, crds=crds, loads=loads, pods=pods) as launched:
         loaders.preload(paths=paths, modules=modules)
         if not registry.activities and not any(registry.iter_resource_handlers()):
             logger.warning("There are no handlers%s: nothing will be handled. Name the files with decorated functions, "
@@ -302,14 +322,17 @@ def run(
                            f" in {', '.join([*paths, *modules])}" if paths or modules else "")
         if sandbox and registry.activities.get_handlers(causes.Activity.AUTHENTICATION):
             logger.info("The login handlers are not called: the sandbox has brought its own credentials.")
+        settings, ready_flag = controls.settings, controls.ready_flag
+        if launched is not None:
+            settings, ready_flag = _load(launched, controls, registry)
         with _event_loop(controls) as loop:
             running.run(
                 loop=loop,
                 registry=registry,
-                settings=controls.settings,
-                vault=vault,
+                settings=settings,
+                vault=controls.vault if launched is None else launched.vault,
                 stop_flag=controls.stop_flag,
-                ready_flag=controls.ready_flag,
+                ready_flag=ready_flag,
                 namespaces=namespaces,
                 clusterwide=clusterwide or (sandbox and not namespaces),
                 priority=_DEV_PRIORITY if dev and priority is None else priority,

@@ -180,3 +180,52 @@ def test_no_way_to_make_certificates(run_kopf, tmp_path):
     code, output = run_kopf("sandbox", PYTHONPATH=str(tmp_path), PATH=str(tmp_path))
     assert code == 1
     assert 'install the Python package "cryptography", or the command "openssl"' in output
+
+
+WEBHOOKS = """
+import kopf
+
+@kopf.on.startup()
+def configure(settings, **_):
+    settings.admission.server = kopf.WebhookServer(addr='127.0.0.1')
+    settings.admission.managed = {managed!r}
+
+@kopf.on.mutate('notes')
+def fill(patch, **_):
+    patch.spec['size'] = 2
+
+@kopf.on.validate('notes')
+def check(name, **_):
+    if name == 'refused':
+        raise kopf.AdmissionError("No such notes here.")
+
+@kopf.on.create('notes')
+def created(spec, **_):
+    return spec['size']
+"""
+
+
+def test_loaded_objects_are_checked_by_the_webhooks_of_the_operator(tmp_path, monkeypatch):
+    (tmp_path / "handlers.py").write_text(WEBHOOKS.format(managed='check.example.dev'))
+    (tmp_path / "refused.yaml").write_text((NOTE % 1).replace("name: n,", "name: refused,"))
+    args = ["--sandbox", "--crd", "crd.yaml", "--load", "refused.yaml", "--load", "good.yaml", "handlers.py"]
+    with OperatorProcess(*args, log=tmp_path / "log", kubeconfig="/nonexistent") as operator:
+        monkeypatch.setenv("KUBECONFIG", operator.wait_output(r"(?m)^export KUBECONFIG=(/\S+)$")[1])
+        api = KubeApi()
+        body = wait(lambda: api.get("example.dev/v1", "Note", "default", "n"), "the object")
+        assert body["spec"] == {"size": 2}
+        wait(lambda: api.get("example.dev/v1", "Note", "default", "n").get("status") == {"created": 2}, "the status")
+        assert api.get("example.dev/v1", "Note", "default", "refused") is None
+    assert re.search(r"Not loaded: refused.yaml: Note 'refused': admission webhook .* denied the request: "
+                     r"No such notes here\.", operator.output)
+    assert "not checked" not in operator.output
+
+
+def test_loaded_objects_that_are_not_checked_are_told_of(tmp_path, monkeypatch):
+    (tmp_path / "handlers.py").write_text(WEBHOOKS.format(managed=None))
+    args = ["--sandbox", "--crd", "crd.yaml", "--load", "good.yaml", "handlers.py"]
+    with OperatorProcess(*args, log=tmp_path / "log", kubeconfig="/nonexistent") as operator:
+        monkeypatch.setenv("KUBECONFIG", operator.wait_output(r"(?m)^export KUBECONFIG=(/\S+)$")[1])
+        operator.wait_output(r"The objects of --load are not checked by the webhooks of the operator: it does not put "
+                             r"them into the cluster, as settings\.admission\.managed is not set\.")
+        wait(lambda: KubeApi().get("example.dev/v1", "Note", "default", "n"), "the object")

@@ -27,6 +27,11 @@ async def wait_flag(flag: Flag) -> Any:
     raise TypeError(f"A flag must be an event or a future, not {flag!r}.")
 
 
+def is_raised(flag: Flag) -> bool:
+    """Check whether the flag is raised; from any thread."""
+    return flag.is_set() if isinstance(flag, asyncio.Event | threading.Event) else flag.done()
+
+
 async def raise_flag(flag: Flag) -> None:
     """Raise the flag; a flag that is raised already is left as it is."""
     match flag:

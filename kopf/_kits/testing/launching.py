@@ -10,18 +10,24 @@ import os
 import shlex
 import signal
 import threading
+import time
 from collections.abc import Collection, Iterator, Mapping
 from types import FrameType
 from typing import NoReturn
 
 import click
 
+from kopf._cogs.aiokits.flags import Flag, is_raised
+from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.credentials import ConnectionInfo, KubeContext, Vault
 from kopf._cogs.structs.ids import HandlerId
 from kopf._kits.testing.sandbox import Sandbox
 from kopf._kits.testing.storing.states import StateError
 from kopf._kits.testing.wire.manifests import ManifestError
 from kopf._kits.testing.wire.tls import CertificatesUnavailable
+
+WEBHOOKS_TIMEOUT = 10.0
+"""How long the objects of ``--load`` wait for the webhooks of a running operator (in seconds)."""
 
 # What an operator takes for a sign that it runs in a cluster, i.e. not here.
 _IN_CLUSTER = ('KUBERNETES_SERVICE_HOST', 'KUBERNETES_SERVICE_PORT')
@@ -45,18 +51,69 @@ def serve(
 
 
 @contextlib.contextmanager
-def serving(*, crds: Collection[str], loads: Collection[str], pods: bool) -> Iterator[Vault]:
+def serving(*, crds: Collection[str], loads: Collection[str], pods: bool) -> Iterator['Launched']:
     """
-    Run a sandbox for as long as the context lasts; what is given are the credentials for an operator.
+    Run a sandbox for as long as the context lasts; yield what an operator needs of it.
 
     The environment of the process points to the sandbox, too, for what the operator starts or uses besides the
     framework. No login handlers are needed or called, since they could lead to another cluster.
 
     :raises click.ClickException: if it does not start; the message says why.
     """
-    with _ended_by_signals(), _started(Sandbox(crds=crds, loads=loads, pods=pods)) as sandbox:
+    with _ended_by_signals(), _started(Sandbox(crds=crds, pods=pods)) as sandbox:
         with _environment({'KUBECONFIG': str(sandbox.kubeconfig), **dict.fromkeys(_IN_CLUSTER)}):
-            yield _credentials(sandbox)
+            yield Launched(sandbox, loads)
+
+
+class Launched:
+    """A sandbox for one operator: with credentials, and with the objects that the operator is to find in it."""
+
+    def __init__(self, sandbox: Sandbox, loads: Collection[str]) -> None:
+        self._sandbox = sandbox
+        self._loads = loads
+        self.vault = _credentials(sandbox)
+
+    def load(self) -> None:
+        """
+        Apply the objects now.
+
+        :raises click.ClickException: if one is refused, or cannot be read.
+        """
+        for source in self._loads:
+            try:
+                self._sandbox.apply(source)
+            except ManifestError as error:
+                raise click.ClickException(f'The sandbox does not start: {error}') from error
+
+    def load_checked(self, webhooks: Collection[str], settings: OperatorSettings, ready: Flag) -> None:
+        """Apply the objects as soon as there are webhooks of the operator in these resources to check them."""
+        if self._loads:
+            threading.Thread(target=self._load_later, args=(webhooks, settings, ready), daemon=True).start()
+
+    def _load_later(self, webhooks: Collection[str], settings: OperatorSettings, ready: Flag) -> None:
+        try:
+            if (reason := self._wait_for_webhooks(webhooks, settings, ready)) is not None:
+                click.echo(f'The objects of --load are not checked by the webhooks of the operator: {reason}', err=True)
+            for source in self._loads:
+                try:
+                    self._sandbox.apply(source)
+                except ManifestError as error:
+                    click.echo(f'Not loaded: {error}', err=True)
+        except RuntimeError:
+            pass  # the sandbox has ended before
+
+    def _wait_for_webhooks(self, webhooks: Collection[str], settings: OperatorSettings, ready: Flag) -> str | None:
+        """Wait until they are there; return the reason if this was in vain."""
+        deadline: float | None = None
+        while not all(any(body.get('webhooks') for body in self._sandbox.list(resource)) for resource in webhooks):
+            if deadline is None and is_raised(ready):
+                deadline = time.monotonic() + WEBHOOKS_TIMEOUT
+                if settings.admission.managed is None:
+                    return 'it does not put them into the cluster, as settings.admission.managed is not set.'
+            if deadline is not None and time.monotonic() > deadline:
+                return f'they are not there {WEBHOOKS_TIMEOUT:g} seconds after it has started.'
+            time.sleep(0.05)
+        return None
 
 
 @contextlib.contextmanager
