@@ -1,5 +1,6 @@
 """Creating, reading, replacing single objects, and what is refused."""
 import json
+import secrets
 import ssl
 import urllib.error
 import urllib.request
@@ -31,6 +32,43 @@ async def test_generated_names(client, make_thing):
     names = {(await client("POST", client.things, body)).body["metadata"]["name"] for _ in range(3)}
     assert len(names) == 3
     assert all(name.startswith("some-") and len(name) == 10 for name in names)
+
+
+@pytest.fixture
+def letters(monkeypatch):
+    """How many of the next generated names are the same ones."""
+    def letters(same):
+        texts = ["bbbbb"] * same + ["ccccc"]
+        drawn = iter("".join(texts))
+        monkeypatch.setattr(secrets, "choice", lambda alphabet: next(drawn))
+    return letters
+
+
+async def test_generated_names_that_are_taken_are_tried_again(client, make_thing, letters):
+    letters(8)
+    body = make_thing("", generateName="same-")
+    assert (await client("POST", client.things, body)).body["metadata"]["name"] == "same-bbbbb"
+    answer = await client("POST", client.things, body)
+    assert (answer.status, answer.body["metadata"]["name"]) == (201, "same-ccccc")
+
+
+async def test_generated_names_are_tried_only_so_often(client, make_thing, letters):
+    letters(9)
+    body = make_thing("", generateName="often-")
+    await client("POST", client.things, body)
+    answer = await client("POST", client.things, body)
+    assert (answer.status, answer.body["reason"], answer.headers["Retry-After"]) == (409, "AlreadyExists", "1")
+    assert answer.message == ('things.things.example.dev "often-bbbbb" already exists, the server was not able to '
+                              'generate a unique name for the object')
+    assert answer.body["details"]["retryAfterSeconds"] == 1
+
+
+async def test_given_names_that_are_taken_are_not_generated(client, make_thing):
+    body = make_thing("given", generateName="given-")
+    await client("POST", client.things, body)
+    answer = await client("POST", client.things, body)
+    assert (answer.status, answer.body["reason"]) == (409, "AlreadyExists")
+    assert "was not able to generate a unique name" in answer.message  # so says a real server, too
 
 
 async def test_yaml_in_and_out(client):

@@ -148,6 +148,12 @@ def tidy(body: Body, kind: Kind, *, nulls: bool = False) -> list[str]:
     return unknown
 
 
+def is_name_generated(body: Body) -> bool:
+    """Check whether a new object gets its name from the server."""
+    meta = body['metadata']
+    return bool(meta.get('generateName')) and not meta.get('name')
+
+
 def prepare_new(body: Body, kind: Kind, uid: str) -> int:
     """Give a new object its identity; returns the version that it claims to have already, 0 if it does not."""
     meta = body['metadata']
@@ -160,7 +166,7 @@ def prepare_new(body: Body, kind: Kind, uid: str) -> int:
     meta['creationTimestamp'] = timestamps.now()
     if kind.counted:
         meta['generation'] = 1
-    if 'generateName' in meta and 'name' not in meta:
+    if is_name_generated(body):
         meta['name'] = meta['generateName'][:58] + ''.join(secrets.choice(_ALPHABET) for _ in range(5))
     if 'status' in kind.subresources and kind.plural != 'nodes':
         body.pop('status', None)

@@ -4,6 +4,7 @@ The verbs that change or read single objects: create, replace, patch, delete and
 All of them come down to one commit to the storage, with no waiting between the last look at the old object and the
 commit; where webhooks have to be asked in between, the object is looked at again, as a real server does.
 """
+import copy
 import dataclasses
 import uuid
 import weakref
@@ -24,6 +25,8 @@ from kopf._kits.testing.schemas import rules, strictness
 from kopf._kits.testing.wire import names, patches, statuses, timestamps
 
 ATTEMPTS = 6
+NAME_ATTEMPTS = 8
+"""How many names are generated for an object before the server gives up."""
 MERGE_PATCH = 'application/merge-patch+json'
 JSON_PATCH = 'application/json-patch+json'
 STRATEGIC_PATCH = 'application/strategic-merge-patch+json'
@@ -133,6 +136,16 @@ class Objects:
 
         ``owners`` are its managed fields; by default, all that it has belongs to the manager of the options.
         """
+        if objects.is_name_generated(body):
+            for _ in range(NAME_ATTEMPTS - 1):
+                try:
+                    return await self._create(kind, namespace, copy.deepcopy(body), options, owners)
+                except statuses.Refusal as refusal:
+                    if refusal.reason != 'AlreadyExists':
+                        raise
+        return await self._create(kind, namespace, body, options, owners)
+
+    async def _create(self, kind: Kind, namespace: str, body: Body, options: Options, owners: Any) -> bytes:
         self._check_place(kind, namespace, body)
         if kind.namespaced:
             body['metadata']['namespace'] = namespace
@@ -156,7 +169,8 @@ class Objects:
         if version and not options.dry_run:
             raise statuses.internal('resourceVersion should not be set on objects to be created')
         if (present := table.get(namespace, name)) is not None:
-            raise statuses.exists(kind.group, kind.plural, name, deleting=present.deleting)
+            raise statuses.exists(kind.group, kind.plural, name, deleting=present.deleting,
+                                  generated='generateName' in body['metadata'])
         if table.closed:
             raise statuses.UnknownPath
         if options.dry_run:

@@ -131,11 +131,14 @@ def not_acceptable(accepted: Iterable[str] = (), message: str = '') -> Refusal:
     return Refusal(406, 'NotAcceptable', message or known)
 
 
-def exists(group: str, plural: str, name: str, *, deleting: bool = False) -> Refusal:
-    """409: the name is taken."""
+def exists(group: str, plural: str, name: str, *, deleting: bool = False, generated: bool = False) -> Refusal:
+    """409: the name is taken; if it was to be generated, another attempt can succeed."""
     prefix = 'object is being deleted: ' if deleting else ''
-    return Refusal(409, 'AlreadyExists', f'{prefix}{qualified(group, plural)} "{name}" already exists',
-                   about(group, plural, name))
+    suffix = ', the server was not able to generate a unique name for the object' if generated else ''
+    details = about(group, plural, name)
+    return Refusal(409, 'AlreadyExists', f'{prefix}{qualified(group, plural)} "{name}" already exists{suffix}',
+                   {**details, 'retryAfterSeconds': 1} if generated else details,
+                   headers={'Retry-After': '1'} if generated else {})
 
 
 def conflict(group: str, word: str, name: str, why: str = '') -> Refusal:
