@@ -16,9 +16,9 @@ from kopf._core.intents.declarations import (
     ConversionOptions,
     DaemonOptions,
     DeleteOptions,
+    EventOptions,
     FieldOptions,
     Name,
-    ObjectOptions,
     ResumeOptions,
     RetriedOptions,
     ScheduleOptions,
@@ -87,10 +87,10 @@ def schedule(
 
 
 def event(
-        arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[ObjectOptions],
+        arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[EventOptions],
 ) -> Callable[[FnT], FnT]:
     """Run the function for each event of the objects, as it comes from the API; errors are logged and ignored."""
-    return _declarations.declare(WatchingHandler, 'event', (arg1, arg2, arg3), ObjectOptions, options)
+    return _declarations.declare(WatchingHandler, 'event', (arg1, arg2, arg3), EventOptions, options)
 
 
 def create(

@@ -67,7 +67,9 @@ def is_ours(name: str | None, **_: Any) -> bool:
     return name == 'ours'
 
 
-@kopf.on.event('pods')
+@kopf.on.event('pods', label_selector='app=x')
+@kopf.on.field('pods', field='spec.x', label_selector='app=x')
+@kopf.timer('pods', interval=1, label_selector='app=x')
 @kopf.on.event('', 'v1', 'pods', labels={'a': 'b', 'c': kopf.PRESENT, 'd': kopf.ABSENT, 'e': is_good})
 @kopf.on.event(kopf.EVERYTHING)
 @kopf.on.event(lambda resource: resource.group == 'example.com')

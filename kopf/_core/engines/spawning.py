@@ -349,7 +349,8 @@ class Spawner:
         body = Body(raw)
         return SpawningCause(
             logger=ObjectLogger(body=body, settings=self.settings), memo=self.host.get_memo(record),
-            indices=self.indices, resource=self.table.resource, body=body, patch=Patch(body=body))
+            indices=self.indices, resource=self.table.resource, body=body, patch=Patch(body=body),
+            selected=self.table.label_selector is not None)
 
     async def adjust(self, record: Record, raw: RawBody) -> bool:
         """Start what is missing, and stop what is in excess; tell if the object must stay."""

@@ -140,6 +140,8 @@ class ResourceCause(Cause):
     resource: Resource
     body: Body
     patch: Patch
+    selected: bool = False
+    """Whether the object is known to match the label selectors of the handlers: the server has selected it by them."""
     _shared: dict[str, Any] | None = dataclasses.field(default=None, init=False)
 
     GETTERS = {

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, TypedDict, TypeVar, cast
 
 from kopf._cogs.structs.dicts import FieldPath, FieldSpec, parse_field
+from kopf._cogs.structs.labelselectors import LabelSelector
 from kopf._cogs.structs.references import Marker, Resource, Selector
 from kopf._core.actions.execution import ErrorsMode, Handler
 from kopf._core.actions.invocation import is_async_fn
@@ -52,6 +53,11 @@ class SelectorOptions(TypedDict, total=False):
     category: str | None
 
 
+class WatchOptions(TypedDict, total=False):
+    """Options of the handlers whose objects are watched."""
+    label_selector: str | None
+
+
 class MetaOptions(TypedDict, total=False):
     """Options that choose the objects."""
     labels: Meta | None
@@ -84,7 +90,11 @@ class ObjectOptions(IdentityOptions, SelectorOptions, FilterOptions, total=False
     """Options of handlers without retries."""
 
 
-class RetriedOptions(ObjectOptions, ErrorsOptions, total=False):
+class EventOptions(ObjectOptions, WatchOptions, total=False):
+    """Options of handlers of raw events."""
+
+
+class RetriedOptions(ObjectOptions, WatchOptions, ErrorsOptions, total=False):
     """Options of handlers with retries."""
 
 
@@ -101,7 +111,7 @@ class UpdateOptions(RetriedOptions, total=False):
     new: Any
 
 
-class FieldOptions(IdentityOptions, SelectorOptions, MetaOptions, ErrorsOptions, total=False):
+class FieldOptions(IdentityOptions, SelectorOptions, MetaOptions, WatchOptions, ErrorsOptions, total=False):
     old: Any
     new: Any
 
@@ -231,6 +241,8 @@ def _prepare(
         cls: type[ResourceHandler], name: str, given: dict[str, Any], fixed: dict[str, Any], **more: Any,
 ) -> Callable[[Callable[..., Any], Handler | None], ResourceHandler]:
     _check_filters(name, given)
+    if (text := given.pop('label_selector', None)) is not None:
+        given['label_selector'] = _parse_label_selector(name, text)
     id = given.pop('id', None)
     field: FieldPath | None = parse_field(given.pop('field', None)) or None
 
@@ -239,6 +251,16 @@ def _prepare(
         full_id = make_handler_id(fn, id, field=suffix, parent=None if parent is None else parent.id)
         return cls(fn=fn, id=full_id, field=field, **given, **fixed, **more)
     return make
+
+
+def _parse_label_selector(name: str, text: Any) -> LabelSelector:
+    if not isinstance(text, str):
+        raise TypeError(f"@kopf.on.{name}: label_selector= must be a text, such as 'app=x,env!=test', not {text!r}. "
+                        f"For a mapping, use labels=.")
+    try:
+        return LabelSelector.parse(text)
+    except ValueError as error:
+        raise ValueError(f"@kopf.on.{name}: label_selector={text!r}: {error}") from None
 
 
 def _registry_of(registry: OperatorRegistry, cls: type[ResourceHandler]) -> Any:

@@ -101,7 +101,8 @@ def prematch(handler: ResourceHandler, cause: ResourceCause) -> bool:
 
 def is_unconditional(handler: ResourceHandler) -> bool:
     """Tell whether the handler is for all the objects of its resource."""
-    return handler.labels is None and handler.annotations is None and handler.field is None and handler.when is None
+    return (handler.labels is None and handler.annotations is None and handler.field is None and handler.when is None
+            and handler.label_selector is None)
 
 
 def lacks_field(handler: ChangingHandler, cause: ChangingCause) -> bool:
@@ -156,7 +157,9 @@ def deduplicate(handlers: Iterable[HandlerT]) -> Iterator[HandlerT]:
 
 
 def _match_metadata(handler: ResourceHandler, cause: ResourceCause) -> bool:
-    return (_match_mapping(handler.labels, cause.body.metadata.labels, handler, cause)
+    return ((handler.label_selector is None or cause.selected
+             or handler.label_selector.matches(cause.body.metadata.labels))
+            and _match_mapping(handler.labels, cause.body.metadata.labels, handler, cause)
             and _match_mapping(handler.annotations, cause.body.metadata.annotations, handler, cause))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from kopf._cogs.structs.dicts import FieldPath
+from kopf._cogs.structs.labelselectors import LabelSelector
 from kopf._cogs.structs.references import Selector
 from kopf._core.actions.execution import Handler
 from kopf._core.intents.callbacks import DelayFn, MetaFilter, ValueFilter, WhenFilterFn, read_names
@@ -42,6 +43,7 @@ class ResourceHandler(Handler):
     when: WhenFilterFn | None = None
     field: FieldPath | None = None
     value: ValueFilter = None
+    label_selector: LabelSelector | None = None
     callback_names: Mapping[tuple[int, int], tuple[str, ...]] = dataclasses.field(init=False)
     """
     The arguments that the callbacks take, except for callbacks that take any.

@@ -170,7 +170,7 @@ def find_namesake(handlers: Iterator[Any], new: ResourceHandler) -> ResourceHand
     def key(handler: Any) -> tuple[Any, ...]:
         reason = getattr(handler, 'reason', None), getattr(handler, 'initial', None)
         values = [getattr(handler, name, None) for name in ('value', 'old', 'new')]
-        filters = handler.labels, handler.annotations, handler.when
+        filters = handler.labels, handler.annotations, handler.when, handler.label_selector
         return type(handler), handler.id, handler.selector, reason, filters, values
 
     def file_of(handler: Any) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from kopf._cogs.structs.dicts import FieldPath
 from kopf._cogs.structs.ids import HandlerId
+from kopf._cogs.structs.labelselectors import LabelSelector
 from kopf._cogs.structs.references import Resource, Selector
 from kopf._core.actions.execution import Handler
 from kopf._core.intents import filters
@@ -162,6 +163,15 @@ class HandlerTable(NamedTuple):
     """Fields that count as changes only because a handler names them, of whatever kind it is."""
     finalizing: tuple[ResourceHandler, ...] = ()
     """The change-detecting handlers for which the object must not vanish unnoticed. For daemons, see `Spawner`."""
+    label_selector: LabelSelector | None = None
+    """The selector for the server: it has to be that of all the handlers, as they share one watch."""
+
+    @property
+    def has_different_selectors(self) -> bool:
+        """Whether all objects are watched, though handlers have label selectors: each handler has its own filter."""
+        return self.label_selector is None and any(
+            handler.label_selector is not None
+            for handler in (*self.indexing, *self.watching, *self.spawning, *self.changing))
 
     @property
     def managing(self) -> bool:
@@ -176,9 +186,11 @@ class HandlerTable(NamedTuple):
 
         changing, spawning = pick(registry.changing), pick(registry.spawning)
         watching = tuple(filters.deduplicate(pick(registry.watching)))
+        indexing = pick(registry.indexing)
+        selectors = {handler.label_selector for handler in (*indexing, *watching, *spawning, *changing)}
         return cls(
             resource=resource,
-            indexing=pick(registry.indexing),
+            indexing=indexing,
             watching=watching,
             spawning=spawning,
             changing=changing,
@@ -189,6 +201,7 @@ class HandlerTable(NamedTuple):
             extra_fields=frozenset(  # as upstream has it in the objects: of all but indices
                 handler.field for handler in (*changing, *spawning, *watching) if handler.field),
             finalizing=tuple(handler for handler in changing if handler.requires_finalizer),
+            label_selector=selectors.pop() if len(selectors) == 1 else None,
         )
 
 

@@ -177,6 +177,7 @@ class Intake(ObjectSink):
     ) -> None:
         self._sink = sink
         self._resource = table.resource
+        self._selected = table.label_selector is not None
         self._indexing = ResourceIndexing(table.indexing, indexers, make_rules(settings.execution))
         self._indices = indexers.indices
         self._settings = settings
@@ -313,7 +314,7 @@ class Intake(ObjectSink):
         body = Body(event['object'])
         cause = IndexingCause(
             logger=LocalObjectLogger(body=body, settings=self._settings), memo=record.get_memo(self._copy_memo),
-            indices=self._indices, resource=self._resource, body=body, patch=Patch())
+            indices=self._indices, resource=self._resource, body=body, patch=Patch(), selected=self._selected)
         await self._indexing.index(record, cause, state.excluded, again=again)
         while state.excluded and record.indexing is state:
             delay = get_retry_delay(state.excluded)

@@ -26,6 +26,8 @@ class Complaints(NamedTuple):
     unwatchable: frozenset[Resource] = frozenset()
     unpatchable: frozenset[Resource] = frozenset()
     failed_groups: frozenset[str] = frozenset()
+    unselected: frozenset[Resource] = frozenset()
+    """Those whose handlers have different label selectors."""
     similar: Mapping[Selector, str] = MappingProxyType({})
     """What there is instead of what is unresolved, if its name is nearly the same."""
 
@@ -51,6 +53,10 @@ class Complaints(NamedTuple):
             logger.warning("Non-watchable resources will not be served: {%s}", _names(self.unwatchable))
         if self.unpatchable and self.unpatchable != previous.unpatchable:
             logger.warning("Non-patchable resources will not be served: {%s}", _names(self.unpatchable))
+        if self.unselected and self.unselected != previous.unselected:
+            logger.warning("The handlers of {%s} do not have the same label_selector=, so all the objects are watched, "
+                           "and each handler is called for those that it selects. To let the server select the "
+                           "objects, use the same selector in all of them.", _names(self.unselected))
 
 
 def resolve_tables(
@@ -69,7 +75,9 @@ def resolve_tables(
                    if selectors & patching and 'patch' not in resource.verbs}
     tables = {resource: HandlerTable.build(registry, resource, selectors) for resource, selectors in served.items()
               if resource not in unwatchable | unpatchable}
-    return tables, complaints._replace(unwatchable=frozenset(unwatchable), unpatchable=frozenset(unpatchable))
+    return tables, complaints._replace(
+        unwatchable=frozenset(unwatchable), unpatchable=frozenset(unpatchable),
+        unselected=frozenset(resource for resource, table in tables.items() if table.has_different_selectors))
 
 
 def resolve_webhooks(

@@ -381,7 +381,8 @@ class Orchestrator:
             processor, table=table, indexers=tools.indexers, settings=tools.settings, memo=tools.memo,
             indexation=tools.indexation)
         sink: ObjectSink = processor if intake is None else intake
-        watch = ResourceWatch(self._tools.client, self._tools.settings, *scope, sink)
+        watch = ResourceWatch(
+            self._tools.client, self._tools.settings, *scope, sink, label_selector=table.label_selector)
         if intake is not None:
             intake.expect(str(watch))
         if former is not None:

@@ -260,7 +260,8 @@ class Processor(ObjectSink):
         local = LocalObjectLogger(body=body, settings=self._settings)
         cause = WatchingCause(
             logger=local, memo=record.get_memo(self._copy_memo), indices=self._indices,
-            resource=self.table.resource, body=body, patch=patch, event=event)
+            resource=self.table.resource, body=body, patch=patch, event=event,
+            selected=self.table.label_selector is not None)
         for handler in self.table.watching:
             try:
                 matching = filters.prematch(handler, cause)
@@ -335,7 +336,8 @@ class Processor(ObjectSink):
             return ChangingCause(
                 logger=ObjectLogger(body=body, settings=self._settings), memo=record.get_memo(self._copy_memo),
                 indices=self._indices, resource=self.table.resource, body=body, patch=patch,
-                reason=reason, initial=initial, old=old, new=new, diff=diff)
+                reason=reason, initial=initial, old=old, new=new, diff=diff,
+                selected=self.table.label_selector is not None)
         failures: filters.Failures = {}
         decision = self._decider.decide(
             body, record.cycle, make_cause, initial=record.initial, released=record.released, holding=holding,

@@ -28,6 +28,7 @@ from kopf._cogs.clients.api import ApiClient, decode
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import RawBody, RawEvent, is_older_version
 from kopf._cogs.structs.credentials import LoginError
+from kopf._cogs.structs.labelselectors import LabelSelector
 from kopf._cogs.structs.references import Namespace, Resource
 from kopf._core.reactor.inventory import ObjectRecord, get_api_version, identify
 
@@ -123,7 +124,7 @@ class ResourceWatch:
 
     def __init__(
             self, client: ApiClient, settings: OperatorSettings, resource: Resource, namespace: Namespace,
-            sink: EventSink, *, selective: bool = True,
+            sink: EventSink, *, selective: bool = True, label_selector: LabelSelector | None = None,
     ) -> None:
         self.resource = resource
         self.namespace = namespace
@@ -139,6 +140,7 @@ class ResourceWatch:
         self._settings = settings
         self._sink = sink
         self._selective = selective  # whether users choose the objects by the settings
+        self._label_selectors = [] if label_selector is None else [str(label_selector)]  # those of the handlers
         self._path = resource.get_url(namespace=namespace)
         self._since: str | None = None
         self._listing_since: float | None = None
@@ -285,7 +287,7 @@ class ResourceWatch:
             return {}
         watching = self._settings.watching
         return {param: ','.join(texts) for param, texts in {
-            'labelSelector': watching.label_selectors.collect(self.resource),
+            'labelSelector': [*watching.label_selectors.collect(self.resource), *self._label_selectors],
             'fieldSelector': watching.field_selectors.collect(self.resource),
             'shardSelector': watching.shard_selectors.collect(self.resource),
         }.items() if texts}
