@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import orjson
 
-from kopf._cogs.configs.progress import ProgressRecord, ProgressStorage
+from kopf._cogs.configs.progress import ProgressRecord
 from kopf._cogs.helpers.clocks import get_shift
 from kopf._cogs.structs.bodies import Body
 from kopf._cogs.structs.ids import HandlerId
@@ -148,9 +148,17 @@ class HandlerState(NamedTuple):
 
 
 class Fetching(Protocol):
-    """Who knows the stored records: a storage of progress, for example."""
+    """Reads the stored records: a storage of progress, for example."""
 
     def fetch(self, *, key: HandlerId, body: Body) -> ProgressRecord | None: ...
+
+
+class Storing(Protocol):
+    """Writes the records to be stored: a storage of progress, for example."""
+
+    def store(self, *, key: HandlerId, record: ProgressRecord, body: Body, patch: Patch) -> None: ...
+
+    def purge(self, *, key: HandlerId, body: Body, patch: Patch) -> None: ...
 
 
 class State(Mapping[HandlerId, HandlerState]):
@@ -269,7 +277,7 @@ class State(Mapping[HandlerId, HandlerState]):
         states = [self._states[handler.id] for handler in handlers]
         return sum(state.success for state in states), sum(state.failure for state in states)
 
-    def store(self, *, storage: ProgressStorage, body: Body, patch: Patch) -> None:
+    def store(self, *, storage: Storing, body: Body, patch: Patch) -> None:
         """Put what has changed into the patch."""
         shift = get_shift()
         usual = self.purpose == 'create' and self.base is None
@@ -280,7 +288,7 @@ class State(Mapping[HandlerId, HandlerState]):
         self._stored |= self._dirty
         self._dirty.clear()
 
-    def purge(self, *, storage: ProgressStorage, body: Body, patch: Patch) -> None:
+    def purge(self, *, storage: Storing, body: Body, patch: Patch) -> None:
         """Let the patch remove all that is stored, or could have been."""
         if self._unsure:
             possible = Patch()

@@ -30,6 +30,7 @@ from kopf._core.intents.causes import Identity, SpawningCause
 from kopf._core.intents.decisions import Decider
 from kopf._core.intents.handlers import ResourceHandler, SpawningHandler, TimerHandler
 from kopf._core.intents.registries import HandlerTable
+from kopf._core.intents.storing import StorageError
 
 _RESPAWNABLE = DaemonStoppingReason.FILTERS_MISMATCH | DaemonStoppingReason.OPERATOR_PAUSING
 
@@ -223,12 +224,7 @@ class ObjectDaemons:
         version = raw['metadata'].get('resourceVersion')
         if not version or (is_older_version(version, self.version) and (asked_at is None or asked_at <= self.seen_at)):
             return False  # without a version, nothing but the identity of a deleted object is known
-        if self.spawner.idling:
-            essence = self.spawner.essence_of(Body(raw))
-            expected = self.essence if patch is None else self.spawner.predict(self.body, patch)
-            changed, self.essence = not is_same(essence, expected), essence
-        else:
-            changed = False
+        changed = self.spawner.idling and self._notice_edit(raw, patch)
         self.stash[0], self.version, self.seen_at = raw, version, time.monotonic()
         if changed:
             self.changed_at = asyncio.get_running_loop().time()
@@ -236,6 +232,15 @@ class ObjectDaemons:
             for daemon in self:
                 daemon.resume()
         return True
+
+    def _notice_edit(self, raw: RawBody, patch: Patch | None) -> bool:
+        try:
+            expected = self.essence if patch is None else self.spawner.predict(self.body, patch)
+            essence = self.spawner.essence_of(Body(raw))
+        except StorageError:  # it is reported where the object is handled; until then, timers wait rather longer
+            return True
+        changed, self.essence = not is_same(essence, expected), essence
+        return changed
 
     def undo(self, text: str | bytes, version: str | None) -> str | None:
         """

@@ -38,6 +38,7 @@ from kopf._core.intents.essences import Essences
 from kopf._core.intents.handlers import ChangingHandler
 from kopf._core.intents.records import Records
 from kopf._core.intents.registries import HandlerTable
+from kopf._core.intents.storing import StorageError
 
 TITLES = {
     Reason.CREATE: 'Creation',
@@ -79,6 +80,8 @@ class Cycle:
     """The essence, and the base, if the last patch was stored after all, though only an error came back."""
     skipping: bool = False
     """Whether filters have failed, so that it is unknown if all is done: the cycle waits for a change."""
+    patched: Patch | None = None
+    """The last patch, if it could not be told yet what it has made of the object."""
     edited: bool = False
     """Whether the base must be stored before the end of the cycle, as it can't be found in the object any more."""
     assumed: BodyEssence | None = None
@@ -111,17 +114,21 @@ class Decision:
     def reason(self) -> Reason:
         return self.cause.reason
 
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the object was something else already when this was done."""
+        return self.stored is not None and self.reason is Reason.CREATE and not is_same(self.stored, self.essence)
+
 
 class Decider:
     """Decides for all the objects of one resource."""
 
-    __slots__ = ('_awaiting_fields', '_held_if_settled', '_updating', 'essences', 'finalizer', 'progress', 'records',
+    __slots__ = ('_awaiting_fields', '_held_if_settled', '_updating', 'essences', 'finalizer', 'records',
                  'table')
 
     def __init__(self, table: HandlerTable, persistence: PersistenceSettings) -> None:
         self.table = table
         self.finalizer = persistence.finalizer
-        self.progress = persistence.progress_storage
         self.records = Records(persistence.progress_storage)
         self.essences = Essences(table, persistence)
         # Who is to be told of an edit in the middle of a creation.
@@ -229,11 +236,16 @@ class Decider:
         Some storages store nothing, and the API drops what the schema of a kind does not name, such as most fields
         of the status. Without the digest, the same state would be handled again and again.
         """
-        essence = self.essences.of(body)
-        if not decision.relevant or not is_same(essence, decision.stored):
+        if not decision.relevant or decision.stored is None:
             return None
-        kept = self.essences.is_last(body, essence) or is_same(self.essences.fetch_last(body, essence), essence)
-        return None if kept else digest_essence(essence)
+        try:
+            essence = self.essences.of(body)
+            if not is_same(essence, decision.stored) or self.essences.is_last(body, essence):
+                return None
+            is_kept = is_same(self.essences.fetch_last(body, essence), essence)
+        except StorageError:
+            is_kept = False  # it is right to know it twice
+        return None if is_kept else digest_essence(decision.stored)
 
     def is_settled(self, body: Body, *, holding: bool = False, unkept: str | None = None) -> bool:
         """Tell at a glance that there is nothing to do about the object; in doubt, do not."""
@@ -299,6 +311,9 @@ class Decider:
         if cycle is None or (cycle.state.purpose != cause.reason and not (
                 cause.reason in _UNCHANGED and cycle.state.purpose == Reason.UPDATE)):
             return self._load_cycle(cause, essence, last, now)
+        if cycle.patched is not None:
+            self._adjust(cycle, essence, cycle.patched)
+            cycle.patched = None
         if cycle.hoped is not None:
             hoped, base = cycle.hoped
             # If both the patch is stored and there are edits, then there are fewer differences to what was hoped for.
@@ -397,22 +412,22 @@ class Decider:
         if reason is Reason.FREE:
             return
         if done:
-            cycle.state.purge(storage=self.progress, body=body, patch=conclusion)
+            cycle.state.purge(storage=self.records, body=body, patch=conclusion)
             decision.heir = self._follow(decision)
             if decision.heir is not None:
-                decision.heir.state.store(storage=self.progress, body=body, patch=conclusion)
+                decision.heir.state.store(storage=self.records, body=body, patch=conclusion)
             decision.stored = cycle.base if reason is Reason.CREATE else decision.essence
             if decision.relevant and reason in _STORING and not is_same(decision.stored, decision.last):
                 self.essences.store_last(body, decision.stored, conclusion)
         else:
             self._move_along(decision, patch)
-            cycle.state.store(storage=self.progress, body=body, patch=conclusion)
+            cycle.state.store(storage=self.records, body=body, patch=conclusion)
             if cycle.edited and not is_same(cycle.base, decision.last):
                 self.essences.store_last(body, cycle.base, conclusion)
             elif cycle.assumed is not None and cycle.assumed is decision.last:
                 # Otherwise, a restarted operator would take the update for a creation.
                 self.essences.store_last(body, cycle.assumed, conclusion)
-        self.progress.flush()
+        self.records.flush()
 
     def _follow(self, decision: Decision) -> Cycle | None:
         """
@@ -470,7 +485,7 @@ class Decider:
         cycle.known, cycle.base = decision.before
         if stored is None:
             cycle.hoped = None if all(map(is_same, hoped, decision.before)) else hoped
-        else:
+        elif stored:
             self._move(decision, stored)
 
     def _is_put_off(self, cycle: Cycle, body: Body) -> bool:
@@ -491,8 +506,12 @@ class Decider:
         Values that the API has adjusted where we patched count as seen by the handlers. Other differences are edits
         of others, and are noticed by the next decision.
         """
-        cycle = decision.cycle
-        actual = self.essences.of(body)
+        try:
+            self._adjust(decision.cycle, self.essences.of(body), patch)
+        except StorageError:
+            decision.cycle.patched = patch  # the next decision can tell
+
+    def _adjust(self, cycle: Cycle, actual: BodyEssence, patch: Mapping[str, Any]) -> None:
         if is_same(actual, cycle.known):
             return
         if not is_edited(cycle.known, actual, patch):

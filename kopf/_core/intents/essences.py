@@ -15,6 +15,7 @@ from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.progression import digest_essence
 from kopf._core.intents import evidence
 from kopf._core.intents.registries import HandlerTable
+from kopf._core.intents.storing import StorageError
 
 _SECRET_FIELDS = ('data', 'stringData')
 
@@ -44,8 +45,14 @@ class Essences:
         raw = body._data()
         if raw is not self._raw:
             source = Body(copy.deepcopy(dict(raw))) if self._copying else body
-            essence = self._diffbase.build(body=source, extra_fields=self._extra_fields)
-            self._essence = self._progress.clear(essence=essence)
+            try:
+                essence = self._diffbase.build(body=source, extra_fields=self._extra_fields)
+            except Exception as error:
+                raise StorageError(self._diffbase, 'build', error) from error
+            try:
+                self._essence = self._progress.clear(essence=essence)
+            except Exception as error:
+                raise StorageError(self._progress, 'clear', error) from error
             self._raw, self._is_last, self._fetched = raw, None, None
         return self._essence
 
@@ -67,7 +74,10 @@ class Essences:
         if known and self._fetched is not None:
             last, = self._fetched
         else:
-            last = self._diffbase.fetch(body=body)
+            try:
+                last = self._diffbase.fetch(body=body)
+            except Exception as error:
+                raise StorageError(self._diffbase, 'fetch', error) from error
             if last is not None and (self._revealing or isinstance(last, digests.DigestedEssence)):
                 last = digests.reveal(last, essence, body)
         self._fetched = (last,) if known and again else None
@@ -76,14 +86,24 @@ class Essences:
     def is_last(self, body: Body, essence: BodyEssence) -> bool:
         """Tell at a glance that the essence is the last handled one; if not, it can still be."""
         if not (self._remembering and essence is self._essence and body._data() is self._raw):
-            return self._diffbase.matches(body=body, essence=essence)
+            return self._matches(body, essence)
         if self._is_last is None:
-            self._is_last = self._diffbase.matches(body=body, essence=essence)
+            self._is_last = self._matches(body, essence)
         return self._is_last
+
+    def _matches(self, body: Body, essence: BodyEssence) -> bool:
+        try:
+            return self._diffbase.matches(body=body, essence=essence)
+        except Exception as error:
+            raise StorageError(self._diffbase, 'match', error) from error
 
     def store_last(self, body: Body, essence: BodyEssence, patch: Patch) -> None:
         """Put the essence into the patch as the last handled one."""
-        self._diffbase.store(body=body, patch=patch, essence=self._conceal(essence, body))
+        concealed = self._conceal(essence, body)
+        try:
+            self._diffbase.store(body=body, patch=patch, essence=concealed)
+        except Exception as error:
+            raise StorageError(self._diffbase, 'store', error) from error
 
     def pack(self, essence: BodyEssence, body: Body) -> str | None:
         """Give the essence as a text for the record of a handler; ``None`` if there is no room for it."""

@@ -10,6 +10,8 @@ from kopf._cogs.configs import conventions
 from kopf._cogs.configs.progress import ProgressRecord, ProgressStorage
 from kopf._cogs.structs.bodies import Body
 from kopf._cogs.structs.ids import HandlerId
+from kopf._cogs.structs.patches import Patch
+from kopf._core.intents.storing import StorageError
 
 
 class Records:
@@ -25,11 +27,12 @@ class Records:
 
     def fetch(self, *, key: HandlerId, body: Body) -> ProgressRecord | None:
         """Give the record of a handler; `None` if there is none."""
-        if not self._remembering:
-            return self._storage.fetch(key=key, body=body)
-        known = self._get_known(body)
+        known = self._get_known(body) if self._remembering else {}
         if key not in known:
-            known[key] = self._storage.fetch(key=key, body=body)
+            try:
+                known[key] = self._storage.fetch(key=key, body=body)
+            except Exception as error:
+                raise StorageError(self._storage, 'fetch', error) from error
         return known[key]
 
     def fetch_all(self, keys: Collection[HandlerId], body: Body) -> list[ProgressRecord]:
@@ -37,6 +40,27 @@ class Records:
         known = self._get_known(body) if self._remembering else {}
         records = [known[key] if key in known else self.fetch(key=key, body=body) for key in keys]
         return [record for record in records if record is not None]
+
+    def store(self, *, key: HandlerId, record: ProgressRecord, body: Body, patch: Patch) -> None:
+        """Put the record of a handler into the patch, or to where the storage has it."""
+        try:
+            self._storage.store(key=key, record=record, body=body, patch=patch)
+        except Exception as error:
+            raise StorageError(self._storage, 'store', error) from error
+
+    def purge(self, *, key: HandlerId, body: Body, patch: Patch) -> None:
+        """Let the patch remove the record of a handler, or remove it from where the storage has it."""
+        try:
+            self._storage.purge(key=key, body=body, patch=patch)
+        except Exception as error:
+            raise StorageError(self._storage, 'purge', error) from error
+
+    def flush(self) -> None:
+        """Complete the writes that the storage has postponed."""
+        try:
+            self._storage.flush()
+        except Exception as error:
+            raise StorageError(self._storage, 'flush', error) from error
 
     def forget(self) -> None:
         """Keep no object in memory."""

@@ -49,10 +49,10 @@ class Applier:
             result = await self._send(record, cast(RawBody, record.body)['metadata'].get('uid'), patch, record.body,
                                       make_logger(record, self._decider.table.resource, self._settings), conclusion)
         except Exception:
-            self._keep_unsaved(record, decision, patch)
+            self.keep_unsaved(record, decision, patch)
             raise
         if result.unserved:
-            self._keep_unsaved(record, decision, patch)
+            self.keep_unsaved(record, decision, patch)
             return Application(False, CONFLICT_DELAYS[-1])
         if result.gone:
             record.body = record.cycle = record.unsent = None
@@ -61,7 +61,9 @@ class Applier:
         stored = patch
         if result.remaining_fns:
             stored = Patch(dict(patch)) if result.body is not None else Patch()
-            self._keep_unsaved(record, decision, Patch(fns=patch.fns), stored)
+            self.keep_unsaved(record, decision, Patch(fns=patch.fns), stored)
+        else:
+            record.unsent = None
         if result.body is not None:
             self._accept(record, result.body, patch, asked_at)
             if decision is not None and record.cycle is not None:
@@ -122,7 +124,7 @@ class Applier:
             self._client, resource=self._decider.table.resource, namespace=record.namespace, name=record.name,
             uid=uid, patch=patch, body=body, logger=logger, conclusion=conclusion)
 
-    def _keep_unsaved(
+    def keep_unsaved(
             self, record: ObjectRecord, decision: Decision | None, patch: Patch, stored: Patch | None = None,
     ) -> None:
         """Remember what could not be stored: for the next attempt, or for those who serve the object after us."""

@@ -32,6 +32,7 @@ from kopf._core.intents import filters
 from kopf._core.intents.causes import ChangingCause, Reason, WatchingCause
 from kopf._core.intents.decisions import NO_FIELDS, TITLES, Decider, Decision, deliver_results, is_delivered
 from kopf._core.intents.registries import HandlerTable
+from kopf._core.intents.storing import StorageError
 from kopf._core.reactor import echoes
 from kopf._core.reactor.applying import Applier, complete
 from kopf._core.reactor.intake import ObjectSink
@@ -169,15 +170,15 @@ class Processor(ObjectSink):
         if record.initial and self.table.resuming_ids:
             return False
         holding = False
-        if self._spawner is not None:
-            try:
+        try:
+            if self._spawner is not None:
                 survey = self._spawner.survey(record, raw)
-            except Exception:
-                return False  # it is reported where the object is handled
-            if survey.missing or survey.excess or survey.failures:
-                return False
-            holding = survey.holding
-        return self._decider.is_settled(Body(raw), holding=holding, unkept=record.unkept)
+                if survey.missing or survey.excess or survey.failures:
+                    return False
+                holding = survey.holding
+            return self._decider.is_settled(Body(raw), holding=holding, unkept=record.unkept)
+        except Exception:  # of filters or storages; it is reported, and retried, where the object is handled
+            return False
 
     def _is_stale(self, record: ObjectRecord, event: RawEvent) -> bool:
         return echoes.is_stale(record, event, self._receive_again)
@@ -312,6 +313,8 @@ class Processor(ObjectSink):
         elif decision is not None and not decision.add_finalizer:
             if done:
                 record.cycle, record.initial = decision.heir, False
+                # An update follows an edited creation, also if there was nothing to be stored, and so no event comes.
+                record.again = record.again or decision.is_outdated
                 if decision.reason in (Reason.CREATE, Reason.UPDATE):
                     record.lacking = NO_FIELDS if decision.relevant else record.lacking
                     record.unkept = self._find_unkept(record, decision)
@@ -391,7 +394,11 @@ class Processor(ObjectSink):
                 return False
         if done and title is not None and decision.matching and (step.outcomes or not state.unsaved):
             log.info("%s is processed: %d succeeded; %d failed.", title, *state.counts(decision.matching))
-        self._decider.conclude(decision, patch, conclusion, done=done)
+        try:
+            self._decider.conclude(decision, patch, conclusion, done=done)
+        except StorageError:
+            self._applier.keep_unsaved(record, decision, patch, Patch())
+            raise
         self._release(record, decision, conclusion, done=done)
         return done
 

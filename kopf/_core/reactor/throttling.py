@@ -5,6 +5,7 @@ Some refusals of the API are for good, until something changes: then, a change o
 and what was refused is explained once, with what can be done about it.
 Specified in the documentation's "Timeouts and retries of the API".
 """
+import contextlib
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -25,6 +26,7 @@ from kopf._cogs.structs.bodies import Body, BodyEssence, RawEvent
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
 from kopf._core.intents.decisions import Decider, is_edited
+from kopf._core.intents.storing import StorageError
 from kopf._core.reactor.inventory import ObjectRecord, is_deleted, make_logger
 
 RECOVERY_PAUSE = 1.0
@@ -115,14 +117,18 @@ class Throttling:
             return event['type'] == 'DELETED' or not known
         if throttle.refused is None or throttle.essence is None or is_stale():
             return False
-        essence = self._decider.essences.of(Body(event['object']))
+        try:
+            essence = self._decider.essences.of(Body(event['object']))
+        except StorageError:
+            return False  # it is tried again anyway
         return is_edited(throttle.essence, essence, throttle.refused)
 
     def _note_refusal(self, record: ObjectRecord, throttle: Throttle, error: Exception) -> None:
         wanted = record.unsent if record.unsent is not None else Patch()
         throttle.refused, throttle.is_users_fault = wanted, is_fault_of(wanted, error)
         if record.body is not None:
-            throttle.essence = self._decider.essences.of(Body(record.body))
+            with contextlib.suppress(StorageError):
+                throttle.essence = self._decider.essences.of(Body(record.body))
 
     def _make_logger(self, record: ObjectRecord, cls: type[ObjectLogger] = LocalObjectLogger) -> ObjectLogger:
         return make_logger(record, self._decider.table.resource, self._settings, cls)

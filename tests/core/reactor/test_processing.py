@@ -360,6 +360,114 @@ async def test_failing_raw_events_concern_nobody_else(world):
     assert not any('Throttling' in text for text in world.log.texts)
 
 
+# Storages of the user that fail for a moment.
+
+class Outage:
+    """Makes methods of storages fail while it lasts."""
+
+    def __init__(self, *methods):
+        self.methods = set(methods)
+        self.lasts = False
+        self.failures = 0
+
+    def storage(self, base):
+        def make(name):
+            def method(storage, *args, **kwargs):
+                if self.lasts:
+                    self.failures += 1
+                    raise ConnectionError("the database is down")
+                return getattr(super(cls, storage), name)(*args, **kwargs)
+            return method
+
+        cls = type('Database', (base,), {name: make(name) for name in self.methods if hasattr(base, name)})
+        return cls()
+
+
+DIFFBASE = [('diffbase', method) for method in ('build', 'fetch', 'store')]
+PROGRESS = [('progress', method) for method in ('clear', 'fetch', 'store', 'purge', 'flush')]
+
+
+@pytest.mark.parametrize('option, method', DIFFBASE + PROGRESS)
+async def test_an_edit_is_handled_once_when_a_failing_storage_is_back(world, option, method):
+    outage = Outage(method)
+    if option == 'diffbase':
+        world.settings.persistence.diffbase_storage = outage.storage(kopf.AnnotationsDiffBaseStorage)
+    else:
+        world.settings.persistence.progress_storage = outage.storage(kopf.AnnotationsProgressStorage)
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.update, 'update', does={'done': True})
+    world.declare(kopf.on.update, 'retried', does=[kopf.TemporaryError("not yet", delay=0.1)])
+    async with world.operator():
+        await world.create()
+        await world.handled()
+        outage.lasts = True
+        await world.edit(field='v2')
+        await world.until_logged(f"settings.persistence.{option}_storage (Database) has failed to "
+                                 f"{method}: ConnectionError: the database is down")
+        outage.lasts = False
+        await world.handled(field='v2')
+        assert (await world.get())['status']['update'] == {'done': True}
+        await world.edit(field='v3')
+        await world.handled(field='v3')
+    assert [call['new']['spec']['field'] for call in world.called('update')] == ['v2', 'v3']
+    assert not any('makes no sense' in text for text in world.log.texts)
+
+
+@pytest.mark.parametrize('handled', ['creation', 'deletion'])
+async def test_creations_and_deletions_are_handled_once_when_a_failing_storage_is_back(world, handled):
+    outage = Outage('store', 'purge', 'flush')
+    world.settings.persistence.progress_storage = outage.storage(kopf.AnnotationsProgressStorage)
+    world.declare(kopf.on.create, 'create', does='created')
+    world.declare(kopf.on.delete, 'delete', does='deleted')
+    async with world.operator():
+        outage.lasts = handled == 'creation'
+        await world.create()
+        if outage.lasts:
+            await world.until(lambda: outage.failures > 2)
+            outage.lasts = False
+        await world.handled()
+        assert (await world.get())['status']['create'] == 'created'
+        outage.lasts = handled == 'deletion'
+        await world.delete()
+        if outage.lasts:
+            await world.until_called('delete')
+            await world.until(lambda: outage.failures > 2)
+            outage.lasts = False
+        await world.gone()
+    assert world.ids == ['create', 'delete']
+
+
+async def test_a_storage_that_cannot_tell_at_a_glance_if_anything_has_changed_loses_no_edit(world):
+    outage = Outage('matches')
+    world.settings.persistence.diffbase_storage = outage.storage(kopf.AnnotationsDiffBaseStorage)
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.update, 'update')
+    async with world.operator():
+        await world.create()
+        await world.handled()
+        outage.lasts = True
+        await world.edit(field='v2')
+        await world.handled(field='v2')
+    assert outage.failures and world.ids == ['create', 'update']
+
+
+async def test_idle_timers_go_on_when_a_failing_storage_is_back(world):
+    outage = Outage('build')
+    world.settings.persistence.diffbase_storage = outage.storage(kopf.AnnotationsDiffBaseStorage)
+    world.declare(kopf.timer, 'timer', idle=0.2)
+    world.declare(kopf.on.create, 'create')
+    async with world.operator():
+        await world.create()
+        await world.until_called('timer')
+        outage.lasts = True
+        await world.edit(field='v2')
+        await world.until_logged("has failed to build")
+        outage.lasts = False
+        await world.until_called('timer', 2)
+    assert world.called('timer')[-1]['spec'] == {'field': 'v2'}
+    assert not any('makes no sense' in text for text in world.log.texts)
+
+
 # What happens while handlers run.
 
 async def test_edits_during_a_creation(world):
