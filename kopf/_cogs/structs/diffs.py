@@ -36,6 +36,16 @@ class DiffItem(NamedTuple):
     def __repr__(self) -> str:
         return repr(tuple(self))
 
+    # Tests of operators compare items with lists, as they come from JSON or YAML.
+    def __eq__(self, other: object) -> bool:
+        return tuple.__eq__(self, tuple(other) if isinstance(other, list) else other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return tuple.__hash__(self)
+
     @property
     def op(self) -> DiffOperation:
         """A shorter name of the operation."""
@@ -44,7 +54,7 @@ class DiffItem(NamedTuple):
 
 class Diff(Sequence[DiffItem]):
     """
-    An immutable list of changes. It equals to any list or tuple of the same items, and is falsy if nothing has changed.
+    An immutable list of changes. It equals any list or tuple of the same items, and is falsy if nothing has changed.
 
     Items can be given as plain 4-tuples. Raises ``ValueError`` if an operation is unknown.
     """

@@ -207,6 +207,19 @@ def test_diffs_are_equal_to_sequences_of_tuples():
     assert hash(d) == hash(Diff(d))
 
 
+def test_items_are_equal_to_lists():
+    item = DiffItem(DiffOperation.ADD, ('a',), 'x', 'y')
+    assert item == ['add', ('a',), 'x', 'y'] and ['add', ('a',), 'x', 'y'] == item
+    assert not item != ['add', ('a',), 'x', 'y']
+    assert item != ['add', ['a'], 'x', 'y'] and item != ['add', ('a',), 'x'] and item != 'add' and item != 5
+    assert item == ('add', ('a',), 'x', 'y') == item
+    assert hash(item) == hash(DiffItem('add', ('a',), 'x', 'y')) == hash(('add', ('a',), 'x', 'y'))
+    diffs = [['add', ('a',), 'x', 'y'], ['remove', ('b',), 1, None]]
+    assert Diff([item, ('remove', ('b',), 1, None)]) == diffs and diffs == Diff(map(tuple, diffs))
+    assert Diff([item]) == (diffs[0],) and Diff([item]) != [diffs[1]]
+    assert diffs[0] in Diff([item]) and Diff([item]).count(diffs[0]) == 1
+
+
 def test_diffs_are_shown_as_tuples():
     d = diff({'a': 1}, {'a': 2})
     assert repr(d) == str(d) == "(('change', ('a',), 1, 2),)"
