@@ -52,17 +52,29 @@ class DiffBaseStorage(
         extra_fields: Iterable[dicts.FieldSpec] | None = None,
     ) -> bodies.BodyEssence:
         """
-        Pick what is essential in the object.
+        Pick what is essential in the object. The result shares nothing with the body, and may be modified.
 
         It is everything except for the identification, metadata, and status; with labels and annotations back, except
-        for those annotations that operators write for themselves. Storages that override this method get a copy,
-        which they may modify; otherwise, the values are shared with the body, and must not be modified.
+        for those annotations that operators write for themselves.
 
         :param body: the object.
         :param extra_fields: the fields to be added even if they are inessential otherwise, e.g. parts of the status.
         """
+        return copy.deepcopy(self._pick(body, extra_fields))
+
+    def build_shared(
+        self, body: bodies.Body, extra_fields: Iterable[dicts.FieldSpec] | None = None,
+    ) -> bodies.BodyEssence:
+        """
+        Build the same in less time: the values are shared with the body, and must not be modified.
+
+        Only the framework may do so. The `build` of developers' own classes is still called; with a copy of the body.
+        """
         if not type(self).build.__module__.startswith('kopf._cogs.'):
-            body = bodies.Body(copy.deepcopy(dict(body)))
+            return self.build(body=bodies.Body(copy.deepcopy(dict(body))), extra_fields=extra_fields)
+        return self._pick(body, extra_fields)
+
+    def _pick(self, body: bodies.Body, extra_fields: Iterable[dicts.FieldSpec] | None) -> bodies.BodyEssence:
         essence: dict[str, Any] = {key: value for key, value in body.items() if key not in _INESSENTIAL}
         source = body.get('metadata') or {}
         meta: dict[str, Any] = {}
@@ -132,13 +144,8 @@ class AnnotationsDiffBaseStorage(conventions.StorageKeyFormingConvention, DiffBa
         super().__init__(prefix=prefix, v1=v1, ignored_fields=ignored_fields)
         self.key = key
 
-    def build(
-        self,
-        *,
-        body: bodies.Body,
-        extra_fields: Iterable[dicts.FieldSpec] | None = None,
-    ) -> bodies.BodyEssence:
-        essence = super().build(body=body, extra_fields=extra_fields)
+    def _pick(self, body: bodies.Body, extra_fields: Iterable[dicts.FieldSpec] | None) -> bodies.BodyEssence:
+        essence = super()._pick(body, extra_fields)
         annotations = conventions.get_annotations(essence)
         if annotations:
             for full_key in (*self.make_keys(self.key, body=body), self._make_packed_key(body)):
@@ -230,13 +237,8 @@ class StatusDiffBaseStorage(DiffBaseStorage):
     def field(self, field: dicts.FieldSpec) -> None:
         self._field = conventions.parse_template(field, name=self._name)
 
-    def build(
-        self,
-        *,
-        body: bodies.Body,
-        extra_fields: Iterable[dicts.FieldSpec] | None = None,
-    ) -> bodies.BodyEssence:
-        return conventions.clear_field(super().build(body=body, extra_fields=extra_fields), self._field)
+    def _pick(self, body: bodies.Body, extra_fields: Iterable[dicts.FieldSpec] | None) -> bodies.BodyEssence:
+        return conventions.clear_field(super()._pick(body, extra_fields), self._field)
 
     def fetch(self, *, body: bodies.Body) -> bodies.BodyEssence | None:
         text = dicts.resolve(body, self._field, None)
@@ -257,17 +259,12 @@ class MultiDiffBaseStorage(DiffBaseStorage):
         super().__init__()
         self.storages = storages
 
-    def build(
-        self,
-        *,
-        body: bodies.Body,
-        extra_fields: Iterable[dicts.FieldSpec] | None = None,
-    ) -> bodies.BodyEssence:
+    def _pick(self, body: bodies.Body, extra_fields: Iterable[dicts.FieldSpec] | None) -> bodies.BodyEssence:
         fields = list(extra_fields or ())
-        essence = super().build(body=body, extra_fields=fields)
+        essence = super()._pick(body, fields)
         for storage in self.storages:
             # Each one removes its own fields, including those that it would not remove for others.
-            essence = storage.build(body=bodies.Body(essence), extra_fields=fields)
+            essence = storage.build_shared(bodies.Body(essence), fields)
         return essence
 
     def fetch(self, *, body: bodies.Body) -> bodies.BodyEssence | None:

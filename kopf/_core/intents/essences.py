@@ -46,7 +46,7 @@ class Essences:
         if raw is not self._raw:
             source = Body(copy.deepcopy(dict(raw))) if self._copying else body
             try:
-                essence = self._diffbase.build(body=source, extra_fields=self._extra_fields)
+                essence = self._diffbase.build_shared(source, self._extra_fields)
             except Exception as error:
                 raise StorageError(self._diffbase, 'build', error) from error
             try:

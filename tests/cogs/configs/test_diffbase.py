@@ -109,11 +109,15 @@ def test_the_essence(storage):
     assert body == BODY
 
 
-def test_the_essence_shares_its_values_with_the_body(storage):
+def test_only_the_framework_shares_values_with_the_body(storage):
+    shared = storage.build_shared(Body(BODY), ['status.kopf'])
+    assert shared['spec'] is BODY['spec']
+    assert shared['data'] is BODY['data']
+    assert shared['metadata']['labels'] is BODY['metadata']['labels']
     essence = storage.build(body=Body(BODY), extra_fields=['status.kopf'])
-    assert essence['spec'] is BODY['spec']
-    assert essence['data'] is BODY['data']
-    assert essence['metadata']['labels'] is BODY['metadata']['labels']
+    assert essence == shared
+    assert essence['spec'] is not BODY['spec'] and essence['spec']['a'] is not BODY['spec']['a']
+    assert essence['metadata']['labels'] is not BODY['metadata']['labels']
 
 
 @pytest.mark.parametrize('raw, essence', [
@@ -421,3 +425,38 @@ def without(essence: Any, keys: set[str]) -> Any:
     cleaned = copy.deepcopy(essence)
     AnnotationsDiffBaseStorage.remove_annotations(cleaned, keys)
     return cleaned
+
+
+class Wrapper(DiffBaseStorage):
+    """A storage that wraps another one, and changes what that has built."""
+
+    def __init__(self, storage):
+        super().__init__()
+        self.storage = storage
+
+    def build(self, *, body, extra_fields=None):
+        essence = self.storage.build(body=body, extra_fields=extra_fields)
+        essence['spec'].pop('secret', None)
+        essence['metadata']['labels']['built'] = 'yes'
+        body['spec']['items'].append('mine')
+        return essence
+
+    def fetch(self, *, body):
+        return self.storage.fetch(body=body)
+
+    def store(self, *, body, patch, essence):
+        self.storage.store(body=body, patch=patch, essence=essence)
+
+
+@pytest.mark.parametrize('wrap', [
+    Wrapper, lambda storage: Wrapper(Wrapper(storage)),
+    lambda storage: MultiDiffBaseStorage([Wrapper(storage), storage]),
+    lambda storage: Wrapper(MultiDiffBaseStorage([storage, StatusDiffBaseStorage()])),
+])
+@pytest.mark.parametrize('extra', [(), ['status.phase']])
+def test_storages_that_change_what_others_have_built_leave_the_object_alone(wrap, extra):
+    raw = {'metadata': {'labels': {'a': 'b'}}, 'spec': {'secret': 1, 'items': []}, 'status': {'phase': 'p'}}
+    original = copy.deepcopy(raw)
+    essence = wrap(AnnotationsDiffBaseStorage()).build_shared(Body(raw), extra)
+    assert 'secret' not in essence['spec'] and essence['metadata']['labels']['built'] == 'yes'
+    assert raw == original
