@@ -6,7 +6,10 @@ the whole process. Here they are waited for a limited time, then named and left.
 """
 import asyncio
 import contextlib
+import contextvars
+import gc
 import logging
+import sys
 from collections.abc import Collection, Coroutine, Iterator
 from typing import Any, TypeVar
 
@@ -65,6 +68,38 @@ async def end(tasks: Tasks, *, timeout: float | None, what: str) -> None:
     if hung:
         logger.warning("%s ignore their cancellation, and are left: %s.", what, ', '.join(sorted(map(_describe, hung))))
         abandon(hung)
+
+
+async def outwait(tasks: Tasks, *, patience: float | None, timeout: float) -> None:
+    """
+    Wait until the tasks end by themselves; then cancel and name those that do not.
+
+    :param patience: for how long (in seconds) to wait for them; `None` is forever.
+    :param timeout: for how long (in seconds) to wait for them after they are cancelled.
+    """
+    if not tasks:
+        return
+    hung = set(tasks)
+    try:
+        _, hung = await asyncio.wait(tasks, timeout=patience)
+    finally:
+        if hung:
+            logger.warning("These tasks are left behind, and are cancelled: %s.",
+                           ', '.join(sorted(map(_describe, hung))))
+            await end(hung, timeout=timeout, what="The tasks that are left behind")
+
+
+def find_tasks(var: contextvars.ContextVar[Any], value: object) -> set[asyncio.Task[Any]]:
+    """Return the tasks that were created, at any depth, where the variable had this value; but not the current one."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task(), *_abandoned}
+    return {task for task in tasks if _get_context(task).get(var) is value}
+
+
+def _get_context(task: asyncio.Task[Any]) -> contextvars.Context:
+    if sys.version_info >= (3, 12):
+        return task.get_context()
+    contexts = [each for each in gc.get_referents(task) if isinstance(each, contextvars.Context)]
+    return contexts[0] if contexts else contextvars.Context()
 
 
 async def complete(coro: Coroutine[Any, Any, T], *, patience: float) -> T:

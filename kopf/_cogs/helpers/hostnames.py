@@ -2,19 +2,34 @@
 
 A machine has many names, and the easiest to get are often the worst: ``localhost``, an IP address, a reverse record
 such as ``1.0.0.127.in-addr.arpa``. Inside of a cluster the plain host name is the name of the pod: good enough.
+
+The choice is the same as upstream's: a record that is put into a peering by ``kopf freeze`` of one package must be
+found by ``kopf resume`` of the other.
 """
 import ipaddress
 import socket
 
+_SUFFIXES = ('.local', '.localdomain')
+"""What says only that the network of the machine has no name of its own."""
+
 
 def get_descriptive_hostname() -> str:
-    """Return the most telling name of this host: the fully qualified one if it is a real one, else the plain one."""
-    candidates = [socket.getfqdn(), socket.gethostname()]
-    return next((name for name in candidates if _is_telling(name)), candidates[-1]) or 'localhost'
+    """Return the most telling name of this host: the first with a domain, else the first, else the plain one."""
+    hostname = socket.gethostname()
+    try:
+        name, aliases, addresses = socket.gethostbyaddr(hostname)
+    except (OSError, UnicodeError):
+        names = []
+    else:
+        names = [candidate for candidate in [name, *aliases, *addresses] if _is_telling(candidate)]
+    chosen = next((name for name in names if '.' in name), names[0] if names else hostname)
+    while chosen.endswith(_SUFFIXES):
+        chosen = chosen.rpartition('.')[0]
+    return chosen or 'localhost'
 
 
 def _is_telling(name: str) -> bool:
-    if not name or name.startswith('localhost') or name.endswith(('.arpa', '.local')):
+    if not name or name == 'localhost' or name.endswith('.arpa'):
         return False
     try:
         ipaddress.ip_address(name)

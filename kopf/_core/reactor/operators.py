@@ -116,15 +116,21 @@ class Operator:
         try:
             with context([(client_var, client)]):
                 if await self._unless_stopped(self._start_up(), flag, patience=STARTUP_PATIENCE):
+                    await self._tell_readiness()
                     try:
                         await self._unless_stopped(self._serve(client), flag)
                     finally:
                         await self._clean_up()
         finally:
             flag.cancel()
+            await self._tell_readiness()  # those who wait for it must not wait for ever
             await asyncio.wait({flag})
             await client.close()
             await self.vault.close()
+
+    async def _tell_readiness(self) -> None:
+        if self.options.ready_flag is not None:
+            await raise_flag(self.options.ready_flag)
 
     async def _wait_for_flag(self) -> None:
         if self.options.stop_flag is None:
@@ -220,8 +226,6 @@ class Operator:
                     tasks.create_task(orchestrator.admission.run(), name='admission')
                 await orchestrator.start()
                 tasks.create_task(schedules.run(), name='schedules')
-                if self.options.ready_flag is not None:
-                    await raise_flag(self.options.ready_flag)
 
     def _make_probe_server(self, condition: 'probing.Condition', pulse: Pulse[Any]) -> 'probing.ProbeServer':
         from kopf._core.engines import probing

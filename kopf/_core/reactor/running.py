@@ -2,25 +2,41 @@
 The entry points of operators: from code of one's own, from other event loops, and from the command line.
 
 `run` is for a whole process or thread, `operator` is for a running event loop, `spawn_tasks` and `run_tasks` are for
-those who orchestrate tasks on their own. Only tasks that an operator has made itself are ever cancelled by it.
+those who orchestrate tasks on their own. An operator cancels only the tasks that it or its handlers have created: other
+parts of the application can share the loop. But `run_tasks` is the end of all tasks, except for those before it.
 Specified in the documentation's "Embedding".
 """
 import asyncio
 import contextlib
+import contextvars
 import logging
 import os
 import re
 import signal
 import threading
 import warnings
+import weakref
 from collections.abc import Collection, Iterator
 from typing import Any, TypedDict, Unpack
 
 from kopf._cogs.aiokits.flags import Flag
-from kopf._cogs.aiokits.loops import finishing
+from kopf._cogs.aiokits.loops import find_tasks, finishing, outwait
 from kopf._core.reactor.operators import Operator, OperatorOptions
 
 logger = logging.getLogger(__name__)
+
+LEFTOVERS_PATIENCE = 5.0
+"""For how long `run_tasks` waits for the tasks that are left when the root tasks have ended (in seconds)."""
+
+CANCELLATION_TIMEOUT = 2.0
+"""For how long to wait for tasks that are left behind when they are cancelled (in seconds)."""
+
+_operator_var: contextvars.ContextVar[Operator | None] = contextvars.ContextVar('_operator_var', default=None)
+"""The operator to which a task belongs: itself, its handlers, and all tasks that these have created."""
+
+_predecessors: weakref.WeakKeyDictionary[asyncio.Task[None], weakref.WeakSet[asyncio.Task[Any]]] = (
+    weakref.WeakKeyDictionary())
+"""The tasks that were there when an operator was spawned."""
 
 
 class RunOptions(TypedDict, total=False):
@@ -76,7 +92,7 @@ async def operator(**options: Unpack[RunOptions]) -> None:
     :param namespaces: the names and the patterns of namespaces to serve.
     :param namespace: the only name or pattern; the old form of the former.
     :param stop_flag: an event or a future, of asyncio or of threads, that ends the operator when it is raised.
-    :param ready_flag: is raised when the operator has begun to serve.
+    :param ready_flag: is raised after the startup handlers; and in any case when the operator ends.
     :param identity: the name of the operator among its peers.
     :param standalone: ignore the peers.
     :param priority: the priority among the peers.
@@ -86,9 +102,20 @@ async def operator(**options: Unpack[RunOptions]) -> None:
     :raises kopf.LoginError: if there are no credentials, or none are accepted.
     :raises Exception: what the startup or cleanup handlers, or the framework's own tasks have failed with.
     """
-    instance = Operator(_parse_options(dict(options)))
-    with _stopped_by_signals(instance):
-        await instance.run()
+    await _run(Operator(_parse_options(dict(options))))
+
+
+async def _run(instance: Operator) -> None:
+    token = _operator_var.set(instance)
+    try:
+        with _stopped_by_signals(instance):
+            await instance.run()
+    finally:
+        try:
+            await outwait(find_tasks(_operator_var, instance),
+                          patience=instance.settings.queueing.exit_timeout, timeout=CANCELLATION_TIMEOUT)
+        finally:
+            _operator_var.reset(token)
 
 
 async def spawn_tasks(**options: Unpack[RunOptions]) -> list[asyncio.Task[None]]:
@@ -96,8 +123,14 @@ async def spawn_tasks(**options: Unpack[RunOptions]) -> list[asyncio.Task[None]]
     Start an operator in the running loop; return its tasks, to be awaited by `run_tasks` or otherwise.
 
     Tasks of one's own can be added to the list: then they are stopped together, as soon as any of them ends.
+    When it returns, the options are checked, and are in the settings already.
+
+    :raises TypeError: if the options are wrong, or contradict each other.
     """
-    return [asyncio.create_task(operator(**options), name='operator')]
+    instance, predecessors = Operator(_parse_options(dict(options))), weakref.WeakSet(asyncio.all_tasks())
+    task = asyncio.create_task(_run(instance), name='operator')
+    _predecessors[task] = predecessors
+    return [task]
 
 
 async def run_tasks(
@@ -106,9 +139,11 @@ async def run_tasks(
     """
     Wait until one of the tasks ends, and stop the others; raise what any of them has failed with.
 
-    The tasks to be ``ignored`` are left alone; so is every other task that is not one of the ``root_tasks``.
+    All tasks that were created since the operator was spawned are assumed to be a part of it: when the ``root_tasks``
+    have ended, they can finish for 5 seconds, then they are named in the logs and cancelled. What was there before is
+    left alone, and so are the tasks to be ``ignored``.
     """
-    tasks = set(root_tasks) - set(ignored)
+    tasks, strangers = set(root_tasks) - set(ignored), _find_strangers(root_tasks)
     if not tasks:
         return
     try:
@@ -117,9 +152,17 @@ async def run_tasks(
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+        leftovers = asyncio.all_tasks() - strangers - set(ignored) - {asyncio.current_task()}
+        await outwait(leftovers, patience=LEFTOVERS_PATIENCE, timeout=CANCELLATION_TIMEOUT)
     for task in tasks:
         if not task.cancelled():
             task.result()
+
+
+def _find_strangers(root_tasks: Collection[asyncio.Task[None]]) -> set[asyncio.Task[Any]]:
+    """Return the tasks that were there before the root tasks; all that are there now if that is not known of them."""
+    known = [_predecessors[task] for task in root_tasks if task in _predecessors]
+    return set.intersection(*map(set, known)) if known else asyncio.all_tasks()
 
 
 def _parse_options(options: dict[str, Any]) -> OperatorOptions:

@@ -13,6 +13,7 @@ import time
 import pytest
 
 import kopf
+from kopf._core.reactor import running
 from kopf._core.reactor.operators import unwrap_error
 
 CRD = pathlib.Path(__file__).resolve().parents[3] / 'examples' / 'crd.yaml'
@@ -177,6 +178,8 @@ async def test_lost_login(world, activities):
     ready = asyncio.Event()
     task = asyncio.create_task(kopf.operator(**options(world, ready_flag=ready)))
     await ready.wait()
+    await world.create()
+    await world.until_called('event', name='obj')
     world.sandbox.faults.expire_tokens()
     world.sandbox.faults.drop_watches()
     async with asyncio.timeout(60):
@@ -322,19 +325,103 @@ async def test_the_old_form_of_namespaces(world):
     assert len(warnings) == 1
 
 
-async def test_tasks(world, activities):
+async def test_tasks(world, activities, monkeypatch):
+    monkeypatch.setattr(running, 'LEFTOVERS_PATIENCE', 0.1)
     stop = asyncio.Event()
-    bystander = asyncio.create_task(asyncio.Event().wait())
+    earlier = asyncio.create_task(asyncio.Event().wait())
     tasks = await kopf.spawn_tasks(**options(world, stop_flag=stop))
-    running = asyncio.create_task(kopf.run_tasks(tasks, ignored=[bystander]))
-    late_bystander = asyncio.create_task(asyncio.Event().wait())
+    bystander = asyncio.create_task(asyncio.Event().wait())
+    waiting = asyncio.create_task(kopf.run_tasks(tasks, ignored=[bystander]))
+    late_bystander = asyncio.create_task(asyncio.Event().wait(), name='late')
     await world.until_called('startup')
     stop.set()
     async with asyncio.timeout(60):
-        await running
-    assert not bystander.done() and not late_bystander.done()
+        await waiting
+    assert not bystander.done() and not earlier.done()
+    assert late_bystander.cancelled()  # according to the handbook, it could be a part of the operator
+    assert any('are left behind, and are cancelled: late' in text for text in world.log.texts)
     bystander.cancel()
-    late_bystander.cancel()
+    earlier.cancel()
+
+
+async def test_tasks_can_finish_when_the_operator_ends(world, activities, monkeypatch):
+    monkeypatch.setattr(running, 'LEFTOVERS_PATIENCE', 60)
+
+    async def finish():
+        await world.until_called('cleanup')
+        return 'result'
+    tasks = await kopf.spawn_tasks(**options(world, stop_flag=(stop := asyncio.Event())))
+    late = asyncio.create_task(finish())
+    await world.until_called('startup')
+    stop.set()
+    await kopf.run_tasks(tasks)
+    assert late.result() == 'result'
+
+
+async def test_options_of_tasks_are_checked_and_known_at_once(world):
+    with pytest.raises(TypeError, match="either cluster-wide or namespaced"):
+        await kopf.spawn_tasks(**options(world, namespaces=['a']))
+    stop = asyncio.Event()
+    tasks = await kopf.spawn_tasks(**options(world, peering_name='mine', priority=123, stop_flag=stop))
+    assert world.settings.peering.name == 'mine' and world.settings.peering.mandatory
+    assert world.settings.peering.priority == 123 and world.settings.peering.standalone
+    stop.set()
+    await kopf.run_tasks(tasks)
+
+
+async def test_tasks_that_handlers_leave_behind_are_cancelled(world, activities):
+    world.settings.queueing.exit_timeout = 0.1
+    left = []
+
+    async def leave(**_):
+        async def work():
+            await asyncio.Event().wait()
+        left.append(asyncio.create_task(work(), name='forgotten'))
+
+    def leave_by_thread(**_):
+        asyncio.run_coroutine_threadsafe(leave(), loop)
+    loop = asyncio.get_running_loop()
+    kopf.on.startup(registry=world.registry)(leave)
+    kopf.on.cleanup(registry=world.registry)(leave_by_thread)
+    world.declare(kopf.on.create, 'create', does=leave)
+    world.declare(kopf.daemon, 'daemon', does=leave)
+    async with world.operator():
+        await world.create()
+        await world.handled()
+        await world.until_called('daemon')
+        bystander = asyncio.create_task(asyncio.Event().wait())
+    assert len(left) == 4 and all(task.cancelled() for task in left)
+    assert [text for text in world.log.texts if 'are left behind, and are cancelled' in text] == [
+        f"These tasks are left behind, and are cancelled: {', '.join(['forgotten (%s)'] * 4)}." % (
+            (left[0].get_coro().__qualname__,) * 4)]
+    assert not bystander.done()
+    bystander.cancel()
+
+
+@pytest.mark.parametrize('when', ['login', 'startup', 'API'])
+async def test_readiness_is_told_in_any_case(world, when):
+    world.registry.activities._handlers.clear()
+    ready, stop = asyncio.Event(), asyncio.Event()
+
+    @kopf.on.startup(registry=world.registry)
+    def startup(**_):
+        assert not ready.is_set()
+        if when == 'startup':
+            raise kopf.PermanentError('boo')
+
+    @kopf.on.login(registry=world.registry)
+    def login(**_):
+        if when == 'login':
+            raise kopf.PermanentError('boo')
+        return kopf.ConnectionInfo(server='http://127.0.0.1:1')
+    world.settings.networking.error_backoffs = [60]
+    task = asyncio.create_task(kopf.operator(**options(world, ready_flag=ready, stop_flag=stop)))
+    async with asyncio.timeout(60):
+        await ready.wait()
+        if when == 'API':
+            stop.set()
+        with contextlib.nullcontext() if when == 'API' else pytest.raises(Exception, match='boo'):
+            await task
 
 
 async def test_tasks_together_with_others(world, activities):
