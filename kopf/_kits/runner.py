@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from kopf._cogs.aiokits.flags import ServingFlag
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.loaders import LoadError, is_of_script
 from kopf._core.actions import loggers
@@ -43,6 +44,10 @@ ENTERING_PATIENCE = 5.0
 """How long the context waits for the operator to serve before it is entered all the same (in seconds)."""
 
 _keeping = threading.Lock()
+
+
+class ReadyFlag(ServingFlag, threading.Event):
+    """Lets the block be entered when the operator serves: what it does first is to reach the webhooks, too."""
 
 
 class KopfRunner:
@@ -93,7 +98,7 @@ class KopfRunner:
         self._default_registry = self._run_registry = get_default_registry()
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
-        self._ready = threading.Event()
+        self._ready = ReadyFlag()
         self._future: concurrent.futures.Future[Result] = concurrent.futures.Future()
 
     def __enter__(self) -> Self:

@@ -9,6 +9,7 @@ import pathlib
 import pytest
 
 import kopf
+from kopf._cogs.aiokits.flags import ServingFlag
 from kopf.testing import Sandbox
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -16,6 +17,10 @@ LAST_HANDLED = 'kopf.zalando.org/last-handled-configuration'
 FINALIZER = 'kopf.zalando.org/KopfFinalizerMarker'
 
 Call = collections.namedtuple('Call', 'id name kwargs')
+
+
+class ReadyFlag(ServingFlag, asyncio.Event):
+    pass
 
 
 class Log(logging.Handler):
@@ -80,7 +85,7 @@ class World:
     @contextlib.asynccontextmanager
     async def operator(self, **options):
         options = {'registry': self.registry, 'settings': self.settings, 'standalone': True} | options
-        ready, stop = asyncio.Event(), asyncio.Event()
+        ready, stop = ReadyFlag(), asyncio.Event()
         task = asyncio.create_task(kopf.operator(ready_flag=ready, stop_flag=stop, **options))
         waiting = asyncio.create_task(ready.wait())
         await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)

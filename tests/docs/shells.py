@@ -14,7 +14,7 @@ import threading
 import time
 
 from snippets import Block
-from stage import Lines, assert_shows
+from stage import Lines, ReadyFlag, assert_shows
 
 import kopf
 from kopf import cli
@@ -111,7 +111,7 @@ class Thread(Foreground):
         self._stream = Lines()
         self._error: BaseException | None = None
         self._stop = threading.Event()
-        ready = threading.Event()
+        ready = ReadyFlag()
         controls = cli.CLIControls(ready_flag=ready, stop_flag=self._stop, registry=kopf.OperatorRegistry())
 
         def run() -> None:

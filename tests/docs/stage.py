@@ -21,6 +21,7 @@ import yaml
 from snippets import Lesson
 
 import kopf
+from kopf._cogs.aiokits.flags import ServingFlag
 from kopf._core.actions.loggers import TextFormatter  # the prefixes are those that users see
 from kopf.testing import Operator, Refusal, Sandbox
 
@@ -39,6 +40,10 @@ def pointing(path: pathlib.Path, sandbox: Sandbox):
         path.unlink(missing_ok=True)
         if previous is not None:
             path.symlink_to(previous)
+
+
+class ReadyFlag(ServingFlag, threading.Event):
+    """Is raised when the operator serves."""
 
 
 class Stage:
@@ -112,7 +117,7 @@ class Stage:
 
     def start(self, **options) -> None:
         """Start the operator, and wait until it works; the options are those of `kopf.operator`."""
-        ready, self._stop, self._error = threading.Event(), threading.Event(), None
+        ready, self._stop, self._error = ReadyFlag(), threading.Event(), None
         options = {"namespaces": [self.namespace], "standalone": True, "settings": self.settings,
                    "stop_flag": self._stop, "ready_flag": ready, **options}
         if options.get("clusterwide"):

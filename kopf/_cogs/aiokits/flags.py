@@ -13,6 +13,15 @@ from typing import Any
 Flag = asyncio.Future[Any] | asyncio.Event | concurrent.futures.Future[Any] | threading.Event
 
 
+class ServingFlag:
+    """
+    The mark of ready-flags that an operator raises only when it serves: when its webhooks and watches have begun.
+
+    Others are raised as soon as the startup handlers have succeeded, as upstream does it, or when the operator ends.
+    For tests that is too early: what they create first would miss the webhooks.
+    """
+
+
 async def wait_flag(flag: Flag) -> Any:
     """Wait until the flag is raised; return the result of a future."""
     match flag:

@@ -22,6 +22,26 @@ _started_at: Final = read_wall_clock()
 _origin: Final = time.monotonic()
 
 
+# On Linux, and elsewhere: the clocks that go on while the machine is suspended. Python's monotonic one does not.
+_CLOCK: Final[int | None] = getattr(time, 'CLOCK_BOOTTIME', getattr(time, 'CLOCK_MONOTONIC', None))
+
+
+def _measure_suspensions() -> float:
+    return 0.0 if _CLOCK is None else time.clock_gettime(_CLOCK) - time.monotonic()
+
+
+_suspensions: Final = _measure_suspensions()
+
+
+def get_suspended_time() -> float:
+    """
+    Return for how long (in seconds) the machine was suspended since the process has started.
+
+    Event loops do not know of it: their clocks do not go on meanwhile.
+    """
+    return max(0.0, round(_measure_suspensions() - _suspensions, 1))  # the two clocks are not read at the same moment
+
+
 def utcnow() -> datetime.datetime:
     """The current time, as it would be if nobody had set the clock since the process has started."""
     return _started_at + datetime.timedelta(seconds=time.monotonic() - _origin)

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 EXIT_TIMEOUT, EXIT_CANCELLATION_TIMEOUT = 5.0, 1.0
 """For daemons without limits of their own: how long an exiting operator waits before it cancels them, and after."""
 
+HALTED_DELAY = 0.1
+"""When to look again whether the operator goes on, if it must pause but has not done so yet (in seconds)."""
+
 TIMER_RESOLUTION = 0.001
 """How much too early an event loop may be (in seconds): uvloop counts in milliseconds."""
 
@@ -99,6 +102,9 @@ class Daemon:
     def _enter(self) -> bool:
         if self.stopper.is_set():
             return False  # it was stopped while it was waiting for a thread
+        if self.owner.spawner.background.halted:
+            self._alarm = self.owner.spawner.background.alarms.set(self._now() + HALTED_DELAY, self._wake_up)
+            return False  # it is stopped soon
         self.task = asyncio.get_running_loop().create_task(
             self._run(), context=self.owner.spawner.background.context.copy())
         return True

@@ -18,7 +18,7 @@ from typing import Any
 from kopf._cogs.aiokits.loops import complete
 from kopf._cogs.clients import api, errors
 from kopf._cogs.configs.configuration import OperatorSettings
-from kopf._cogs.helpers.clocks import read_wall_clock
+from kopf._cogs.helpers.clocks import get_suspended_time, read_wall_clock
 from kopf._cogs.structs.bodies import is_older_version
 from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.references import Namespace, Resource
@@ -37,6 +37,11 @@ EXIT_PATIENCE = 2.0
 
 TAKEOVER_TIMEOUT = 5.0
 """For how long a newcomer waits at most until those of lower priorities tell that they have stopped (in seconds)."""
+
+
+def read_time() -> float:
+    """Return the time of the loop (in seconds), as if it went on while the machine is suspended."""
+    return asyncio.get_running_loop().time() + get_suspended_time()
 
 
 @dataclasses.dataclass(slots=True)
@@ -133,7 +138,7 @@ class Membership:
         return version is not None and is_older_version(version, self._version)
 
     def _read(self, status: Mapping[str, Any], *, first: bool) -> None:
-        now, clock = asyncio.get_running_loop().time(), read_wall_clock()
+        now, clock = read_time(), read_wall_clock()
         sightings: dict[str, Sighting] = {}
         for identity, record in status.items():
             peer = Peer.parse(identity, record)
@@ -153,6 +158,21 @@ class Membership:
         self._halted = halted
         self._nudge.set()
 
+    @property
+    def expiry(self) -> float | None:
+        """When our own record ends to live (as `read_time` counts), if it is there."""
+        return self._expiry if self._present else None
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether our own record is not alive any more, though this was not noticed yet: the operator was suspended."""
+        return self.known and not self.paused and self.expiry is not None and self.expiry <= read_time()
+
+    def notice_overdue(self) -> None:
+        """Pause if our own record is not alive any more, and announce it again."""
+        if self.is_overdue:
+            self._reconsider()
+
     # What follows.
 
     def _set_alarm(self, now: float) -> None:
@@ -163,7 +183,8 @@ class Membership:
         if self._expiry is not None:
             ends.append(self._expiry)
         end = min((end for end in ends if self._present and end > now), default=None)
-        self._alarm = None if end is None else asyncio.get_running_loop().call_at(end, self._note_end, end)
+        self._alarm = None if end is None else asyncio.get_running_loop().call_at(
+            end - get_suspended_time(), self._note_end, end)
 
     def _note_end(self, end: float) -> None:
         self._reach(end)
@@ -171,7 +192,7 @@ class Membership:
 
     def _reach(self, moment: float) -> None:
         """Leave no doubt that it is as late as that: timers can be early, by as much as the clock can't tell."""
-        now = asyncio.get_running_loop().time()
+        now = read_time()
         if self._renewal <= moment:
             self._renewal = min(self._renewal, now)
         if self._removal <= moment:
@@ -186,13 +207,13 @@ class Membership:
         if self.known:
             self._judge()
         else:
-            self._set_alarm(asyncio.get_running_loop().time())
+            self._set_alarm(read_time())
         self._nudge.set()
 
     def _judge(self) -> None:
         """Decide whether to pause, and why; tell about it if it has changed."""
         was = (self.known, self.paused)
-        now = asyncio.get_running_loop().time()
+        now = read_time()
         priority = self._settings.peering.priority
         alive = [sighting.peer for sighting in self._sightings.values() if sighting.until > now]
         higher = [peer for peer in alive if peer.priority > priority]
@@ -257,10 +278,10 @@ class Membership:
                 self._alarm.cancel()
 
     async def _rest(self) -> None:
-        now = asyncio.get_running_loop().time()
+        now = read_time()
         moment = min((moment for moment in self._moments() if moment > now), default=None)
         try:
-            async with asyncio.timeout_at(moment):
+            async with asyncio.timeout_at(None if moment is None else moment - get_suspended_time()):
                 await self._nudge.wait()
         except TimeoutError:
             if moment is not None:
@@ -275,19 +296,19 @@ class Membership:
     async def _take_over(self) -> None:
         """Wait until those of lower priorities have stopped, or are dead, or do not tell: as other frameworks."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TAKEOVER_TIMEOUT):
+            async with asyncio.timeout(min(TAKEOVER_TIMEOUT, self._settings.peering.lifetime / 2)):
                 while self._present and self._outranks_workers():
                     self._nudge.clear()
                     await self._nudge.wait()
 
     def _outranks_workers(self) -> bool:
-        now, priority = asyncio.get_running_loop().time(), self._settings.peering.priority
+        now, priority = read_time(), self._settings.peering.priority
         return any(sighting.until > now and sighting.peer.priority < priority
                    and not sighting.peer.paused and not sighting.peer.waiting
                    for sighting in self._sightings.values())
 
     def _is_waited_for(self) -> bool:
-        now, priority = asyncio.get_running_loop().time(), self._settings.peering.priority
+        now, priority = read_time(), self._settings.peering.priority
         return any(sighting.until > now and sighting.peer.priority > priority and sighting.peer.waiting
                    for sighting in self._sightings.values())
 
@@ -295,24 +316,26 @@ class Membership:
         """What is to be said in our record besides the usual, as long as somebody takes over from somebody."""
         if self._halted and self._is_waited_for():
             return frozenset({'paused'})
-        return frozenset({'waiting'}) if not self.known and self._outranks_workers() else frozenset()
+        arriving = not self.known or self._reason == 'expired'
+        return frozenset({'waiting'}) if arriving and self._outranks_workers() else frozenset()
 
     async def _care(self) -> None:
-        loop = asyncio.get_running_loop()
         if not self._listed and self._expiry is not None:
             # Somebody with a wrong clock has removed us. There must be no endless fight without a breath.
             self._renewal = min(self._renewal, self._announced + RETRY_DELAY)
-        if loop.time() >= self._renewal or (not self._failing and self._get_notes() != self._told):
+        if read_time() >= self._renewal or (not self._failing and self._get_notes() != self._told):
             await self._announce()
-        dead = [identity for identity, sighting in self._sightings.items() if sighting.until <= loop.time()]
-        if dead and self._present and loop.time() >= self._removal:
-            self._removal = loop.time() + RETRY_DELAY
+        dead = [identity for identity, sighting in self._sightings.items() if sighting.until <= read_time()]
+        if dead and self._present and read_time() >= self._removal:
+            self._removal = read_time() + RETRY_DELAY
             await self._remove(dead)
 
     async def _announce(self) -> None:
         """Renew our own record."""
+        if self.is_overdue:
+            self._judge()  # the operator was suspended: others could have taken over
         lifetime = self._settings.peering.lifetime
-        started = asyncio.get_running_loop().time()
+        started = read_time()
         own = Peer(self._identity, priority=self._settings.peering.priority, lifetime=lifetime,
                    lastseen=read_wall_clock().isoformat(timespec='microseconds'))
         notes, asked_at = self._get_notes(), time.monotonic()
@@ -323,7 +346,7 @@ class Membership:
         except (errors.APIError, TimeoutError) as error:
             self._failing = True
             self._unsure = not isinstance(error, errors.APIClientError)
-            self._renewal = asyncio.get_running_loop().time() + min(RETRY_DELAY, lifetime / 4)
+            self._renewal = read_time() + min(RETRY_DELAY, lifetime / 4)
             logger.warning("Keep-alive in %s has failed; trying again soon: %s", self._place, str(error) or repr(error))
             return
         self._failing = self._unsure = False

@@ -6,7 +6,7 @@ because of its peers, no run begins. Specified in the documentation's "Timers".
 """
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kopf._cogs.aiokits.loops import end
@@ -15,6 +15,9 @@ from kopf._core.actions.execution import Execution, Outcome, run_handler, utcnow
 from kopf._core.actions.progression import HandlerState
 from kopf._core.intents.causes import Activity, ActivityCause
 from kopf._core.intents.handlers import ScheduleHandler
+
+OVERDUE_DELAY = 0.1
+"""When to look again whether the operator goes on, if it must pause but has not done so yet (in seconds)."""
 
 EXIT_TIMEOUT = 5.0
 """How long an ending operator waits for a function that runs (in seconds)."""
@@ -33,6 +36,7 @@ class Schedules:
             activity=Activity.SCHEDULE, settings=settings, memo=memo, indices=indices,
             logger=logging.getLogger(f'kopf.activities.{Activity.SCHEDULE.value}'))
         self._permitted = asyncio.Event()
+        self._is_overdue: Callable[[], bool] | None = None
         self._runs: set[asyncio.Task[Outcome]] = set()
 
     def __len__(self) -> int:
@@ -44,6 +48,16 @@ class Schedules:
             self._permitted.set()
         else:
             self._permitted.clear()
+
+    def guard(self, is_overdue: Callable[[], bool]) -> None:
+        """Ask this before any run begins: whether the operator must pause, and has not been told so yet."""
+        self._is_overdue = is_overdue
+
+    async def _wait_for_permission(self) -> None:
+        await self._permitted.wait()
+        while self._is_overdue is not None and self._is_overdue():
+            await asyncio.sleep(OVERDUE_DELAY)
+            await self._permitted.wait()
 
     async def drain(self) -> None:
         """Wait until nothing runs any more, while no run is permitted."""
@@ -64,7 +78,7 @@ class Schedules:
             base = due
             state = HandlerState(started=utcnow())
             while not state.finished:
-                await self._permitted.wait()
+                await self._wait_for_permission()
                 outcome = await self._run_once(handler, state)
                 state = state.with_outcome(outcome, utcnow())
                 if not state.finished:

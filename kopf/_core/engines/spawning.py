@@ -9,7 +9,7 @@ operator, whatever their resource is: it stops them when the operator pauses or 
 import asyncio
 import contextvars
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kopf._cogs.aiokits.alarms import Alarms
@@ -76,12 +76,22 @@ class Background:
         """The states of all objects that have daemons or timers."""
         self.paused = False
         self.closing = False
+        self._is_overdue: Callable[[], bool] | None = None
         self._active: set[Daemon] = set()
         self._orphans: set[Daemon] = set()
         self._ended: asyncio.Future[None] | None = None
 
     def __len__(self) -> int:
         return len(self._active)
+
+    def guard(self, is_overdue: Callable[[], bool]) -> None:
+        """Ask this before any of them begins to run: whether the operator must pause, and has not been told so yet."""
+        self._is_overdue = is_overdue
+
+    @property
+    def halted(self) -> bool:
+        """Whether none of them is to begin now."""
+        return self.paused or (self._is_overdue is not None and self._is_overdue())
 
     def add(self, daemon: Daemon) -> None:
         self._active.add(daemon)
@@ -381,7 +391,7 @@ class Spawner:
         return any(self.keys[handler] not in known for handler in survey.missing) or daemons.holding
 
     def _spawn(self, record: Record, raw: RawBody, missing: Sequence[SpawningHandler]) -> None:
-        if self.background.paused or self.background.closing:
+        if self.background.halted or self.background.closing:
             return
         held = self._finalizer in (raw['metadata'].get('finalizers') or ())
         for handler in missing:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
-from kopf._cogs.aiokits.flags import Flag, raise_flag, wait_flag
+from kopf._cogs.aiokits.flags import Flag, ServingFlag, raise_flag, wait_flag
 from kopf._cogs.aiokits.loops import end
 from kopf._cogs.aiokits.pulses import Pulse
 from kopf._cogs.clients import logins
@@ -116,21 +116,22 @@ class Operator:
         try:
             with context([(client_var, client)]):
                 if await self._unless_stopped(self._start_up(), flag, patience=STARTUP_PATIENCE):
-                    await self._tell_readiness()
+                    await self._tell_readiness(serving=False)
                     try:
                         await self._unless_stopped(self._serve(client), flag)
                     finally:
                         await self._clean_up()
         finally:
             flag.cancel()
-            await self._tell_readiness()  # those who wait for it must not wait for ever
+            await self._tell_readiness(serving=False)  # those who wait for it must not wait for ever
             await asyncio.wait({flag})
             await client.close()
             await self.vault.close()
 
-    async def _tell_readiness(self) -> None:
-        if self.options.ready_flag is not None:
-            await raise_flag(self.options.ready_flag)
+    async def _tell_readiness(self, *, serving: bool) -> None:
+        flag = self.options.ready_flag
+        if flag is not None and (serving or not isinstance(flag, ServingFlag)):
+            await raise_flag(flag)
 
     async def _wait_for_flag(self) -> None:
         if self.options.stop_flag is None:
@@ -226,6 +227,7 @@ class Operator:
                     tasks.create_task(orchestrator.admission.run(), name='admission')
                 await orchestrator.start()
                 tasks.create_task(schedules.run(), name='schedules')
+                await self._tell_readiness(serving=True)
 
     def _make_probe_server(self, condition: 'probing.Condition', pulse: Pulse[Any]) -> 'probing.ProbeServer':
         from kopf._core.engines import probing

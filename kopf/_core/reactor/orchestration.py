@@ -88,6 +88,9 @@ class Orchestrator:
         self._tasks = tasks
         self.peerings = Peerings(
             tools.client, tools.settings, identity=identity, tasks=tasks, changed=self._adjust)
+        if self.peerings.enabled:
+            tools.workforce.guard(self.peerings.is_overdue)
+            tools.schedules.guard(self.peerings.is_overdue)
         self.admission = self._make_admission() if tools.registry.webhooks or tools.registry.conversions else None
         self._paused = False
         self._tables: dict[Resource, HandlerTable] = {}

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MIN_LIFETIME = 1.0
+"""No record that is announced from now on can end earlier than after that time (in seconds)."""
+
 
 class Member(NamedTuple):
     """A membership with all that it needs."""
@@ -58,6 +61,7 @@ class Peerings:
         self._complained = False
         self.oriented = False
         """Whether it was known once what to do in all the namespaces that there were."""
+        self._safe_until = 0.0
         # With hundreds of namespaces, all the members cannot be asked each time when one of them has changed.
         self._unknown: set[Namespace] = set()  # the members that do not know yet what to do
         self._pausing: set[Namespace] = set()  # the members because of which the operator pauses
@@ -74,6 +78,25 @@ class Peerings:
         if self._resource is None:
             return self._settings.peering.mandatory
         return bool(self._pausing)
+
+    def is_overdue(self) -> bool:
+        """
+        Return whether our own record has not been renewed in time, by the clock, and have the operator paused if so.
+
+        After a suspension (SIGSTOP, a laptop's lid), all timers are overdue at once, and handlers must not be called
+        before it is noticed that others could have taken over. It is asked before any work begins, so it is cheap.
+        """
+        from kopf._core.engines.membership import read_time
+        now = read_time()
+        if now < self._safe_until:
+            return False
+        memberships = [member.membership for member in self._members.values()]
+        expiries = [each.expiry for each in memberships if each.expiry is not None]
+        self._safe_until = min([*expiries, now + MIN_LIFETIME])
+        overdue = [each for each in memberships if each.is_overdue]
+        for membership in overdue:
+            asyncio.get_running_loop().call_soon(membership.notice_overdue)
+        return bool(overdue)
 
     @property
     def watches(self) -> list[ResourceWatch]:

@@ -194,7 +194,7 @@ class Processor(ObjectSink):
             await self._successor.work(record)
             return
         steps = 0
-        while (record.pending is not None or record.again) and not self._workforce.paused and not self._dropped:
+        while (record.pending is not None or record.again) and not self._workforce.halted and not self._dropped:
             if steps and record.pending is not None and self._workforce.is_crowded:
                 return  # whatever changes all the time must not keep the place for ever
             event = record.take_pending()

@@ -13,7 +13,7 @@ begin while enough of them wait there. What the others do besides requests holds
 import asyncio
 import functools
 import logging
-from collections.abc import Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Protocol
 
 from kopf._cogs.aiokits.eager import create_eager_task
@@ -67,12 +67,23 @@ class Workforce:
         self._begun = 0  # how many of those have begun in this turn of the loop
         self._look: asyncio.Handle | None = None
         self._closed = False
+        self._is_overdue: Callable[[], bool] | None = None
         self.crowd = Crowd(self._notice_relief)
         """Those who are not urgent, and wait for the API."""
         self.paused = False
         """Whether the workers finish what they do, and begin nothing."""
         self.background = Background(settings)
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def guard(self, is_overdue: Callable[[], bool]) -> None:
+        """Ask this before any work begins: whether the operator must pause, and has not been told so yet."""
+        self._is_overdue = is_overdue
+        self.background.guard(is_overdue)
+
+    @property
+    def halted(self) -> bool:
+        """Whether nothing is to be begun now: neither objects, nor their next steps."""
+        return self.paused or (self._is_overdue is not None and self._is_overdue())
 
     def start(
             self, processor: Processing, record: ObjectRecord, *, urgent: bool = True, at_once: bool = True,
@@ -112,8 +123,13 @@ class Workforce:
 
     def _has_place(self) -> bool:
         limit = self._settings.queueing.worker_limit
-        return not self.paused and self._indexation.is_complete and (
-            limit is None or len(self._tasks) + self._beginning < limit)
+        if self.paused or not self._indexation.is_complete or (
+                limit is not None and len(self._tasks) + self._beginning >= limit):
+            return False
+        if self._is_overdue is not None and self._is_overdue():
+            self._look_soon()  # if there is no pause after all
+            return False
+        return True
 
     def _can_begin(self, processor: Processing, *, urgent: bool) -> bool:
         if self._queue.is_urgent or not self._has_place():

@@ -7,6 +7,7 @@ import pytest
 
 from kopf._cogs.clients import errors
 from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._core.engines import membership
 from kopf._core.engines.membership import RETRY_DELAY, TAKEOVER_TIMEOUT, Membership
 
 pytestmark = pytest.mark.looptime(start=1000)
@@ -402,3 +403,32 @@ async def test_broken_records_are_ignored(peering_api, join):
     peering_api.put(broken='text', worse={'priority': 'highest'})
     async with join() as member:
         assert not member.paused
+
+
+async def test_after_a_suspension_it_is_overdue_until_it_has_announced_itself_again(peering_api, join, monkeypatch):
+    async with join() as member:
+        assert not member.is_overdue
+        monkeypatch.setattr(membership, 'get_suspended_time', lambda: 100.0)  # the loop's clock does not know of it
+        assert member.is_overdue and not member.paused
+        peering_api.error = errors.APIServerError('oops', status=500)
+        member.notice_overdue()
+        assert member.paused and not member.is_overdue
+        await passed(RETRY_DELAY)
+        assert member.paused
+        peering_api.error = None
+        await passed(RETRY_DELAY)
+        assert not member.paused and not member.is_overdue
+
+
+async def test_those_who_work_are_told_to_stop_after_a_suspension(peering_api, join, monkeypatch):
+    peering_api.put(worker=record(priority=1, lifetime=600))
+    async with join() as member:
+        await passed(TAKEOVER_TIMEOUT)
+        monkeypatch.setattr(membership, 'get_suspended_time', lambda: 100.0)
+        member.notice_overdue()
+        await passed(0)
+        assert peering_api.status['me']['waiting'] is True
+        assert not member.known
+        peering_api.put(worker={**record(priority=1, lifetime=600), 'paused': True})
+        await passed(0)
+        assert member.known and not member.paused

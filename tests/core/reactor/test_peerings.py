@@ -4,9 +4,12 @@ import contextlib
 import datetime
 import logging
 import pathlib
+import signal
 import sys
+import time
 
 import pytest
+from operatorworld import ReadyFlag
 
 import kopf
 from kopf.testing import Sandbox
@@ -117,7 +120,7 @@ class World:
             async def tick():
                 self.note(identity, 'tick')
 
-        flag, stop = asyncio.Event(), asyncio.Event()
+        flag, stop = ReadyFlag(), asyncio.Event()
         task = asyncio.create_task(kopf.operator(
             registry=registry, settings=settings, identity=identity, ready_flag=flag, stop_flag=stop,
             **({'namespaces': ['default']} | options)))
@@ -334,6 +337,86 @@ async def test_takeover_from_a_killed_replica(world, tmp_path):
         assert (await world.aio.get('kopfexamples', 'a'))['status'] == {'handled_by': 'high'}
         assert 'status' not in await world.aio.get('kopfexamples', 'b')
     assert [call for call in world.calls if call[1] != 'resume'] == [('low', 'create', 'b')]
+
+
+SUSPENDED = """
+import asyncio, sys
+import kopf
+
+def say(*words):
+    print(*words, file=sys.stderr, flush=True)
+
+@kopf.on.startup()
+def configure(settings, **_):
+    settings.peering.lifetime = 2
+
+@kopf.timer('kopfexamples', interval=0.1)
+async def tick(**_):
+    say('handled: ticked')
+
+@kopf.timer('kopfexamples', interval=0.1)
+def tick_in_thread(**_):
+    say('handled: ticked in a thread')
+
+@kopf.on.create('kopfexamples')
+async def retried(**_):
+    say('handled: retried')
+    raise kopf.TemporaryError('not yet', delay=0.2)
+
+@kopf.on.event('kopfexamples')
+async def event(**_):
+    say('handled: seen')
+
+@kopf.on.schedule(interval=0.1)
+async def scheduled(**_):
+    say('handled: scheduled')
+"""
+
+
+async def test_nothing_is_begun_after_a_suspension_until_it_is_known_who_is_there(world, tmp_path):
+    await world.join()
+    tmp_path.joinpath('suspended.py').write_text(SUSPENDED)
+    replica = await asyncio.create_subprocess_exec(
+        sys.executable, '-m', 'kopf', 'run', '-n', 'default', '-p', '2', str(tmp_path / 'suspended.py'),
+        stderr=asyncio.subprocess.PIPE)
+
+    lines = []
+
+    async def read():
+        async for line in replica.stderr:
+            lines.append(line.decode())
+            world.changed.set()
+
+    async def until(text, start):
+        await world.until(lambda: any(text in line for line in lines[start:]))
+        return next(number for number, line in enumerate(lines) if number >= start and text in line)
+    reading = asyncio.create_task(read())
+    try:
+        await world.create('a', field='1')
+        for what in ['ticked', 'ticked in a thread', 'retried', 'scheduled']:
+            await until(f'handled: {what}\n', await until(f'handled: {what}\n', 0) + 1)
+        replica.send_signal(signal.SIGSTOP)
+        try:
+            stopped = time.monotonic()
+            await world.put('boss')
+            await world.aio.patch('kopfexamples', 'a', {'spec': {'field': '2'}})
+            while time.monotonic() < stopped + 2.1:  # its lifetime is over, and all of its timers are overdue
+                await asyncio.sleep(0.1)
+            count = len(lines)
+        finally:
+            replica.send_signal(signal.SIGCONT)
+        await until('Pausing operations in favour of', count)
+        await world.aio.wait_for('kopfpeerings', 'default', lambda body: any(
+            identity != 'boss' and record['lastseen'] > body['status']['boss']['lastseen']
+            for identity, record in body['status'].items()))  # it was renewed since
+        assert not [line for line in lines[count:] if 'handled' in line]
+        count = len(lines)
+        await world.remove('boss')
+        await until('handled', count)
+    finally:
+        replica.kill()
+        await replica.wait()
+        await reading
 
 
 async def test_daemons_stop_for_the_pause(world):

@@ -11,6 +11,7 @@ import threading
 import time
 
 import pytest
+from operatorworld import ReadyFlag
 
 import kopf
 from kopf._core.reactor import running
@@ -175,11 +176,9 @@ async def test_lost_login(world, activities):
     for resource in ['kopfexamples', 'configmaps', 'secrets', 'pods']:
         world.declare(kopf.on.event, 'event', resource=resource)
     world.settings.networking.login_backoffs = [0.1]
-    ready = asyncio.Event()
+    ready = ReadyFlag()
     task = asyncio.create_task(kopf.operator(**options(world, ready_flag=ready)))
     await ready.wait()
-    await world.create()
-    await world.until_called('event', name='obj')
     world.sandbox.faults.expire_tokens()
     world.sandbox.faults.drop_watches()
     async with asyncio.timeout(60):
