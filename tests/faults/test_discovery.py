@@ -1,10 +1,11 @@
 """Which resources are served, while kinds come and go, groups are down, and the API itself lags behind."""
 import asyncio
+import types
 
 import pytest
 
 import kopf
-from kopf._core.reactor import orchestration
+from kopf._core.reactor import observation, orchestration
 
 
 @pytest.fixture(autouse=True)
@@ -137,6 +138,81 @@ async def test_what_is_no_discovery_takes_nothing_away(world):
 
 def count_streams(world):
     return sum(seen.verb == 'watch' and seen.resource == 'kopfexamples' for seen in world.sandbox.requests)
+
+
+# Kinds that are missing for a moment: of one API server of several, for example.
+
+@pytest.fixture
+def missing(monkeypatch):
+    """The plural names that are missing in what is discovered, with the counter of all discoveries."""
+    missing = types.SimpleNamespace(plurals=set(), count=0)
+    discover = orchestration.discover
+
+    async def discover_less(*args):
+        discovery = await discover(*args)
+        missing.count += 1
+        return discovery._replace(resources=frozenset(
+            resource for resource in discovery.resources if resource.plural not in missing.plurals))
+    monkeypatch.setattr(orchestration, 'discover', discover_less)
+    return missing
+
+
+@pytest.fixture
+def daemon(world):
+    def declare(resource):
+        @kopf.daemon(resource, registry=world.registry)
+        async def daemon(stopped, name, **_):
+            world.note('daemon', name)
+            await stopped.wait()
+            world.note('stopped', name)
+    return declare
+
+
+async def discovered(missing, times):
+    count = missing.count
+    async with asyncio.timeout(20):
+        while missing.count < count + times:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_kind_whose_crd_is_established_is_served_though_it_is_not_discovered(world, missing, daemon):
+    daemon('things')
+    world.declare(kopf.on.event, 'thing', resource='things')
+    await world.aio.create(define('things'))
+    async with world.operator():
+        await create(world, 'things')
+        await world.until_called('daemon')
+        missing.plurals = {'things'}
+        await world.aio.create(define('widgets', 'third.dev'))  # the kinds are looked for again
+        await world.until_logged("These resources are missing in the discovery now")
+        await discovered(missing, 3)
+        await create(world, 'things', 'other')
+        await world.until_called('thing', 1, 'other')
+        missing.plurals = set()
+        await discovered(missing, 1)
+        assert 'stopped' not in world.ids
+        await world.aio.delete('customresourcedefinitions', 'things.other.dev')
+        await world.until_called('stopped', 2)
+    assert len(world.called('daemon')) == 2
+
+
+async def test_a_kind_without_a_crd_is_gone_when_it_is_missing_for_long(world, missing, daemon, monkeypatch):
+    monkeypatch.setattr(observation, 'CONFIRMATION_TIME', 60)
+    daemon('configmaps')
+    async with world.operator():
+        await world.aio.create({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': 'map'}})
+        await world.until_called('daemon', 1, 'map')
+        missing.plurals = {'configmaps'}
+        await world.aio.create(define('widgets', 'third.dev'))  # the kinds are looked for again
+        await world.until_logged("These resources are missing in the discovery now")
+        assert 'stopped' not in world.ids
+        missing.plurals = set()
+        await discovered(missing, 1)
+        assert 'stopped' not in world.ids
+        monkeypatch.setattr(observation, 'CONFIRMATION_TIME', 0.2)
+        missing.plurals = {'configmaps'}
+        await world.aio.create(define('gadgets', 'third.dev'))
+        await world.until_called('stopped', 1, 'map')
 
 
 # Groups that are down.

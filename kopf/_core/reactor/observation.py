@@ -5,6 +5,7 @@ It is found out at the start, and again whenever a CRD changes. Nothing is assum
 they are named once in the logs, and are served as soon as they appear.
 """
 import logging
+import time
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -14,6 +15,9 @@ from kopf._core.intents.handlers import ConversionHandler, WebhookHandler
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry
 
 logger = logging.getLogger(__name__)
+
+CONFIRMATION_TIME = 1.0
+"""For how long a resource without a CRD must be missing in the discovery before it is gone (in seconds)."""
 
 Versions = dict[str, frozenset[str]]
 """The served versions of a resource, with their subresources."""
@@ -143,6 +147,11 @@ class Definitions:
         else:
             self._versions.pop((group, plural), None)  # it is not clear whether it is to be served
 
+    def tell_if_served(self, resource: Resource) -> bool | None:
+        """Check whether the CRD of the resource serves it in this version; ``None`` if no such CRD is known."""
+        versions = self._versions.get((resource.group, resource.plural))
+        return None if versions is None else resource.version in versions
+
     def are_reflected(self, resources: Iterable[Resource], groups: Collection[str] | None) -> bool:
         """Tell if the resources are those of the CRDs, in these groups; in all of them if ``None``."""
         found: dict[tuple[str, str], Versions] = {}
@@ -153,6 +162,40 @@ class Definitions:
         for key in [key for key, versions in self._versions.items() if not versions and key not in missing]:
             del self._versions[key]
         return not missing
+
+
+class Absences:
+    """
+    What was discovered before, and is missing now: to be served until it is certain that it is gone.
+
+    One of several API servers can be behind the others, or just be starting: it does not tell of some kinds for a
+    while. If that was believed, their daemons would be stopped. CRDs know better; where there is none (of aggregated
+    APIs), the kinds must be missing for a while.
+    """
+
+    def __init__(self, definitions: Definitions) -> None:
+        self._definitions = definitions
+        self._since: dict[Resource, float] = {}  # for all that is missing, since when (by the monotonic clock)
+
+    def __bool__(self) -> bool:
+        return bool(self._since)
+
+    def fill(self, found: Collection[Resource], known: Collection[Resource]) -> frozenset[Resource]:
+        """Return what is found, and what is missing, but not certainly gone; with all versions as they were known."""
+        now, before = time.monotonic(), self._since
+        missing = {resource: before.get(resource, now) for resource in set(known).difference(found)}
+        self._since = {
+            resource: since for resource, since in missing.items() if self._is_doubtful(resource, now - since)}
+        if self._since.keys() - before.keys():
+            logger.warning("These resources are missing in the discovery now; they are served until it is certain that "
+                           "they are gone: %s", _names(self._since))
+        kept = {(resource.group, resource.plural) for resource in self._since}
+        return frozenset(resource for resources, keeping in [(found, False), (known, True)] for resource in resources
+                         if ((resource.group, resource.plural) in kept) is keeping)
+
+    def _is_doubtful(self, resource: Resource, seconds: float) -> bool:
+        served = self._definitions.tell_if_served(resource)
+        return seconds < CONFIRMATION_TIME if served is None else served
 
 
 def get_groups(registry: OperatorRegistry) -> set[str] | None:

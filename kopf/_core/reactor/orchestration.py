@@ -34,7 +34,7 @@ from kopf._core.engines.schedules import Schedules
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry
 from kopf._core.reactor.intake import Indexation, Intake, ObjectSink
 from kopf._core.reactor.inventory import ObjectRecord
-from kopf._core.reactor.observation import Complaints, Definitions, get_groups, resolve_tables
+from kopf._core.reactor.observation import Absences, Complaints, Definitions, get_groups, resolve_tables
 from kopf._core.reactor.peerings import Peerings
 from kopf._core.reactor.processing import Processor
 from kopf._core.reactor.watches import EventSink, ResourceWatch, WatchState
@@ -103,6 +103,7 @@ class Orchestrator:
         self._served: dict[Scope, HandlerTable] = {}
         self._leaving: dict[Scope, Leaving] = {}
         self._definitions = Definitions()
+        self._absences = Absences(self._definitions)
         self._changed = asyncio.Event()
         # Handlers can be declared at any time, and in any thread.
         self._listener = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, self.note_definition)
@@ -158,7 +159,8 @@ class Orchestrator:
         discovery = await discover(self._tools.client, groups)
         hidden = {resource for resource in self._resources or () if resource.group in discovery.failed_groups}
         self._tools.indexers.ensure(registry.indexing)
-        self._resources = discovery.resources | hidden  # the group is down, but what it serves is still there
+        # If a group is down, what it serves is still there.
+        self._resources = self._absences.fill(discovery.resources | hidden, self._resources or ())
         self._tables, complaints = resolve_tables(registry, self._resources)
         complaints = complaints.about_groups(discovery.failed_groups, hidden)
         complaints.log(self._complaints)
@@ -168,7 +170,7 @@ class Orchestrator:
         if self.admission is not None:
             unresolved |= self.admission.rediscover(self._resources)
         self._adjust()
-        if discovery.failed_groups and (hidden or unresolved):
+        if self._absences or (discovery.failed_groups and (hidden or unresolved)):
             return False
         return self._definitions.are_reflected(self._resources, groups)
 
