@@ -15,7 +15,7 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Executor
 from typing import Any, NamedTuple
 
@@ -64,6 +64,8 @@ class Arguments(NamedTuple):
 
 
 _UNKNOWN_ARGUMENTS = Arguments(None)
+_WITHOUT_ARGUMENTS: Collection[Any] = (bool, int, float, str)
+"""What is used for checks of values, takes nothing by name, and does not say so in all versions of Python."""
 
 
 def read_arguments(fn: Callable[..., Any], positional: int = 0) -> Arguments:
@@ -81,7 +83,7 @@ def read_arguments(fn: Callable[..., Any], positional: int = 0) -> Arguments:
         return _read_code(fn, positional)  # ten times faster, and sub-handlers are declared again and again
     parameters = get_parameters(fn)
     if parameters is None:
-        return _UNKNOWN_ARGUMENTS
+        return Arguments(()) if fn in _WITHOUT_ARGUMENTS else _UNKNOWN_ARGUMENTS
     by_position = [key for key, each in parameters.items()
                    if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)][:positional]
     named = {key: each for key, each in parameters.items()

@@ -208,7 +208,9 @@ signed.__signature__ = inspect.signature(named)
     (mock.AsyncMock(), None, ()),
     (print, ('sep', 'end', 'file', 'flush'), ()),
     (str.isdigit, (), ()),
-    (bool, None, ()),  # it is written in C, and does not say what it takes
+    (bool, (), ()),
+    (int, (), ()),
+    (dict, None, ()),  # it is written in C, and does not say what it takes
 ])
 def test_arguments_are_read_from_signatures(fn, names, required):
     assert read_arguments(fn) == (names, required)
