@@ -154,7 +154,18 @@ if not TYPE_CHECKING:  # or else any name would do for those who check types
             if name in names:
                 value = globals()[name] = getattr(importlib.import_module(module), name)
                 return value
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(_explain_missing(name), name=name)
+
+    def _explain_missing(name: str) -> str:
+        text = f"module {__name__!r} has no attribute {name!r}"
+        if name.startswith('__'):
+            return text
+        import difflib
+        decorators = [f'on.{each}' for each in dir(on) if callable(getattr(on, each)) and each.islower()]
+        exact = [each for each in decorators if each == f'on.{name.lower()}']
+        known = {each.rpartition('.')[2].lower(): each for each in (*decorators, *__all__)}
+        found = exact or [known[each] for each in difflib.get_close_matches(name.lower(), known, n=1)]
+        return f"{text}. Did you mean kopf.{found[0]}?" if found else text
 
 
 def __dir__() -> list[str]:

@@ -107,6 +107,9 @@ def label(
         forced = force
     if labels is None or isinstance(labels, _Unset):
         labels = _get_meta(_get_owner(None), 'labels') or {}
+    for key, value in labels.items():
+        if value is not None and not isinstance(value, str):
+            raise TypeError(f"The value of the label {key!r} must be a string, not {value!r}: use str().")
     paths = _parse_nested(nested)
     for fields in list(_walk(objs)):
         for target in (fields, *_iter_nested(fields, paths)):

@@ -335,3 +335,8 @@ def test_generic_resources_of_lightkube() -> None:
     kopf.adopt(obj, OWNER, strict=True)
     assert obj['metadata']['name'] == 'parent'
     assert obj['metadata']['ownerReferences'] == [REFERENCE]
+
+
+def test_labels_must_be_strings():
+    with pytest.raises(TypeError, match=r"The value of the label 'size' must be a string, not 5: use str\(\)"):
+        kopf.label({}, {'size': 5})

@@ -76,6 +76,16 @@ REFUSED = {
         CREATE + "async def fn(**_):\n    yield 1",
         "@kopf.on.create: the function 'fn' (...) has a yield in it, so that a call of it runs nothing. Let it return "
         "instead."),
+    "a decorator without its module": (
+        "@kopf.create('kopfexamples')\ndef fn(**_): pass",
+        "module 'kopf' has no attribute 'create'. Did you mean kopf.on.create?"),
+    "a misspelt decorator": (
+        "@kopf.timers('kopfexamples', interval=1)\ndef fn(**_): pass",
+        "module 'kopf' has no attribute 'timers'. Did you mean kopf.timer?"),
+    "a misspelt group of settings": (
+        "@kopf.on.startup()\ndef fn(settings, **_): settings.postings.enabled = False",
+        "Activity 'fn' failed with an exception and will stop now (it is a mistake in handlers.py:3): AttributeError: "
+        "There is no 'postings' in OperatorSettings. Did you mean 'posting'?"),
     "a misspelt setting": (
         "@kopf.on.startup()\ndef fn(settings, **_): settings.posting.enable = False",
         "Activity 'fn' failed with an exception and will stop now (it is a mistake in handlers.py:3): AttributeError: "
@@ -128,12 +138,41 @@ WARNED = {
         "@kopf.on.create('kopfexamples', when=lambda spec, **_: spec['nosuch'])\ndef fn(**_): pass",
         "when= of handler 'fn' (handlers.py:2) failed: KeyError: 'nosuch'. The handler is skipped, and is tried again "
         "with the next change."),
+    "an interval of zero": (
+        "@kopf.timer('kopfexamples', interval=0, labels={'no': 'such'})\ndef fn(**_): pass",
+        "Timer 'fn' (...) has interval=0, so it is run again and again without a pause. Use an interval in seconds."),
+    "a timer without an interval": (
+        "@kopf.timer('kopfexamples')\ndef fn(**_): pass",
+        "Timer 'fn' (...) has neither interval= nor idle=, so it is run only once for an object. Add interval= (in "
+        "seconds); or use @kopf.on.create and @kopf.on.resume for what is done once."),
+    "an index named as an argument": (
+        "@kopf.index('kopfexamples')\ndef name(**_): pass",
+        "Indexer 'name' (...) has the name of an argument, so handlers get the index instead of 'name'. Rename the "
+        "function, or give it another id=."),
+    "an attribute of a status": (
+        CREATE + "def fn(patch, **_): patch.status.phase = 'Ready'",
+        "'StatusPatch' object has no attribute 'phase': it is a mapping, use ['phase'] = ..."),
+    "an attribute of a specification": (
+        CREATE + "def fn(spec, **_): spec.field",
+        "'Spec' object has no attribute 'field': it is a mapping, use ['field'] or .get('field')"),
+    "a result with a set": (
+        CREATE + "def fn(**_): return {'items': {1, 2}}",
+        "status.fn.items cannot be stored, and is left out: JSON cannot express this set. Use sorted(...)."),
+    "a result of bytes": (
+        CREATE + "def fn(**_): return b'text'",
+        "status.fn cannot be stored, and is left out: JSON cannot express this bytes. Use .decode(), or base64."),
+    "a result that is no number": (
+        CREATE + "def fn(**_): return {'ratio': float('nan')}",
+        "status.fn.ratio cannot be stored, and is left out: JSON cannot express this nan."),
     "a result that cannot be stored": (
         CREATE + "def fn(**_): return object()",
         "status.fn cannot be stored, and is left out: JSON cannot express this object. Return from handlers, and put "
         "into patches, only dicts with strings as keys, lists, strings, numbers, booleans, None."),
     "an annotation that is no string": (
         CREATE + "def fn(patch, **_): patch.metadata.annotations['size'] = 5",
+        "TypeError: patch.metadata.annotations['size'] must be a string, not 5: use str() or json.dumps()."),
+    "labels that are no strings": (
+        CREATE + "def fn(patch, **_): patch['metadata'] = {'labels': {'size': 5}}",
         "The API refuses to patch the object: ... Values of labels and annotations must be strings: use str() or "
         "json.dumps()."),
     "a change in place": (

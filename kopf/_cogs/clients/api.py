@@ -371,7 +371,7 @@ def decode(data: bytes) -> Any:
 
 def encode(obj: Any) -> bytes:
     """
-    Encode what handlers want to be in an object: JSON types, and also views, tuples, sets, huge integers.
+    Encode what handlers want to be in an object: JSON types, and also views, tuples, huge integers.
 
     Halves of characters, as of file names that are not in UTF-8, become U+FFFD, as servers would read them.
 
@@ -393,7 +393,7 @@ def simplify(obj: Any) -> Any:
 def _simplify(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
-    if isinstance(value, Collection):
+    if isinstance(value, Collection) and not isinstance(value, bytes | bytearray | memoryview | set | frozenset):
         return list(value)
     raise TypeError(f"{type(value).__name__} cannot be stored in an object: {value!r}")
 

@@ -7,7 +7,8 @@ and created anew in the meantime, the successor is left alone.
 """
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+import math
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from typing import Any, Final, NamedTuple, cast
 
 from kopf._cogs.clients import api, errors
@@ -93,13 +94,23 @@ def discard_unstorable(patch: patches.Patch, logger: api.AnyLogger) -> None:
     if not len(patch):
         return
     try:
-        api.encode(patch)
+        # Not-a-number becomes null, which removes what is there.
+        if b'null' not in api.encode(patch):
+            return
     except (TypeError, ValueError):
-        for path, value in list(_find_unstorable((), patch)):
-            dicts.remove(patch, path)
-            logger.error("%s cannot be stored, and is left out: JSON cannot express this %s. Return from handlers, and "
-                         "put into patches, only dicts with strings as keys, lists, strings, numbers, booleans, None.",
-                         '.'.join(path), type(value).__name__)
+        pass
+    for path, value in list(_find_unstorable((), patch)):
+        dicts.remove(patch, path)
+        name = repr(value) if isinstance(value, float) else type(value).__name__
+        logger.error("%s cannot be stored, and is left out: JSON cannot express this %s. %sReturn from handlers, and "
+                     "put into patches, only dicts with strings as keys, lists, strings, numbers, booleans, None.",
+                     '.'.join(path), name, next((text for cls, text in _REMEDIES if isinstance(value, cls)), ''))
+
+
+_REMEDIES: tuple[tuple[Any, str], ...] = (
+    (set | frozenset, "Use sorted(...). "),
+    (bytes | bytearray, "Use .decode(), or base64. "),
+)
 
 
 def _find_unstorable(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -111,6 +122,18 @@ def _find_unstorable(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[
         api.encode(value)
     except (TypeError, ValueError):
         yield path, value
+    else:
+        if (number := next(_iter_nonfinite(value), None)) is not None:
+            yield path, number
+
+
+def _iter_nonfinite(value: Any) -> Iterator[float]:
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            yield value
+    elif isinstance(value, Collection) and not isinstance(value, str):
+        for child in value.values() if isinstance(value, Mapping) else value:
+            yield from _iter_nonfinite(child)
 
 
 class _ReplacedError(Exception):

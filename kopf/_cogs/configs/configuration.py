@@ -25,14 +25,20 @@ class _Group:
     if not TYPE_CHECKING:  # or else any name would do for those who check types
         def __setattr__(self, name: str, value: object) -> None:
             if not hasattr(type(self), name) and name not in self.__dataclass_fields__:
-                import difflib
-                known = [field.lstrip('_') for field in self.__dataclass_fields__]
-                names = difflib.get_close_matches(name, known, n=1)
-                hint = f"Did you mean {names[0]!r}?" if names else "See the list of settings in the documentation."
-                raise AttributeError(f"There is no {name!r} in {type(self).__name__}. {hint}")
+                raise self._explain_missing(name)
             if isinstance(value, str | datetime.timedelta):
                 value = self._to_number(name, value)
             object.__setattr__(self, name, value)
+
+        def __getattr__(self, name: str) -> object:
+            raise AttributeError(name) if name.startswith('_') else self._explain_missing(name)
+
+    def _explain_missing(self, name: str) -> AttributeError:
+        import difflib
+        known = [field.lstrip('_') for field in self.__dataclass_fields__]  # type: ignore[attr-defined]
+        names = difflib.get_close_matches(name, known, n=1)
+        hint = f"Did you mean {names[0]!r}?" if names else "See the list of settings in the documentation."
+        return AttributeError(f"There is no {name!r} in {type(self).__name__}. {hint}")
 
     def _to_number(self, name: str, value: Any) -> Any:
         """Take texts, as of environment variables, for numbers where these are needed, or refuse them at once."""

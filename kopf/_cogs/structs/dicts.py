@@ -179,6 +179,11 @@ class MappingView(Mapping[_K, _V], Generic[_K, _V]):
     def __repr__(self) -> str:
         return repr(dict(self._data()))
 
+    if not TYPE_CHECKING:  # or else any name would do for those who check types
+        def __getattr__(self, name: str) -> object:
+            hint = '' if name.startswith('_') else f": it is a mapping, use [{name!r}] or .get({name!r})"
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
+
     def __len__(self) -> int:
         return len(self._data())
 
@@ -247,6 +252,14 @@ class MutableMappingView(MappingView[_K, _V], MutableMapping[_K, _V]):
     Raises on writing ``TypeError`` if there is something on the path which is not a mutable mapping.
     """
     __slots__ = ()
+
+    if not TYPE_CHECKING:
+        def __setattr__(self, name: str, value: object) -> None:
+            try:
+                object.__setattr__(self, name, value)
+            except AttributeError:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}: "
+                                     f"it is a mapping, use [{name!r}] = ...") from None
 
     def __setitem__(self, key: _K, value: _V, /) -> None:
         root: Any = self._cell[0]

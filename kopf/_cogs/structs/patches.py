@@ -41,6 +41,17 @@ class StatusPatch(dicts.MutableMappingView[str, Any]):
         super().__init__(src, ('status',))
 
 
+class StringsPatch(dicts.MutableMappingView[str, str | None]):
+    """The changes of labels or annotations: the API refuses the whole patch if one of the values is no string."""
+    __slots__ = ()
+
+    def __setitem__(self, key: str, value: str | None, /) -> None:
+        if value is not None and not isinstance(value, str):
+            raise TypeError(f"patch.{'.'.join(self._path)}[{key!r}] must be a string, not {value!r}: "
+                            f"use str() or json.dumps().")
+        super().__setitem__(key, value)
+
+
 class MetaPatch(dicts.MutableMappingView[str, Any]):
     """The changes of the metadata."""
     __slots__ = ()
@@ -51,12 +62,12 @@ class MetaPatch(dicts.MutableMappingView[str, Any]):
     @property
     def labels(self) -> dicts.MutableMappingView[str, str | None]:
         """The changes of the labels."""
-        return dicts.MutableMappingView(self, ('labels',))
+        return StringsPatch(self, ('labels',))
 
     @property
     def annotations(self) -> dicts.MutableMappingView[str, str | None]:
         """The changes of the annotations."""
-        return dicts.MutableMappingView(self, ('annotations',))
+        return StringsPatch(self, ('annotations',))
 
 
 class Replacing:

@@ -146,6 +146,7 @@ class Reviewer(Respondent):
             self, *, settings: OperatorSettings, memo: Any, indices: Mapping[str, Any], memos: Memos,
     ) -> None:
         super().__init__(settings=settings, memo=memo, indices=indices, memos=memos)
+        self._warned: set[WebhookHandler] = set()
         self._resources: dict[_Key, Resource] = {}
         self._endpoints: dict[str, list[WebhookHandler]] = {}
         self._handlers: dict[tuple[_Key, str | None], list[WebhookHandler]] = {}
@@ -247,10 +248,14 @@ class Reviewer(Respondent):
         before = Patch(copy.deepcopy(dict(cause.patch)), fns=cause.patch.fns) if handler.ignore_failures else None
         seal = Seal(cast(RawBody, cause.body._data())) if handler.type is WebhookType.MUTATING else None
         timeout = asyncio.timeout_at(deadline)
+        was_patched = bool(cause.patch)
         failure: BaseException | None
         try:
             async with timeout:
-                failure = (await self.ask(handler, cause)).exception
+                outcome = await self.ask(handler, cause)
+            failure = outcome.exception
+            self._warn_of_mistakes(handler, cause, outcome.result, was_patched=was_patched)
+            del outcome  # see `Outcome.without_exception`
         except TimeoutError:
             if not timeout.expired():
                 raise
@@ -267,6 +272,23 @@ class Reviewer(Respondent):
                 cause.patch.clear()
                 cause.patch.update(before)
                 cause.patch.fns.extend(before.fns)
+
+
+    def _warn_of_mistakes(
+            self, handler: WebhookHandler, cause: WebhookCause, result: object, *, was_patched: bool,
+    ) -> None:
+        """Warn once of what a handler does in vain."""
+        if handler in self._warned:
+            return
+        if result is False or isinstance(result, str):
+            text = (f"has returned {result!r}, which refuses nothing: results of webhooks are ignored. "
+                    f"To refuse the object, raise kopf.AdmissionError({result or 'the reason'!r}).")
+        elif handler.type is WebhookType.VALIDATING and cause.patch and not was_patched:
+            text = "has changed its patch, which has no effect: only handlers of @kopf.on.mutate can change objects."
+        else:
+            return
+        self._warned.add(handler)
+        cause.logger.warning("%s %s", handler, text)
 
 
 def _is_asked(handler: WebhookHandler, cause: WebhookCause) -> bool:

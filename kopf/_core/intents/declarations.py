@@ -209,6 +209,8 @@ def declare(
             logger.warning("%s is declared twice for the same: in %s and in %s. Only one of the functions will be "
                            "called for an object. Rename one of them, or give it another id=.",
                            handler, mistakes.locate(namesake.fn), mistakes.locate(fn))
+        for warning in mistakes.find_doubts(handler):
+            logger.warning("%s", warning)
         handlers.append(handler)
         return fn
     return decorator

@@ -19,8 +19,10 @@ from kopf._core.intents.handlers import (
     ActivityHandler,
     ChangingHandler,
     ConversionHandler,
+    IndexingHandler,
     ResourceHandler,
     SpawningHandler,
+    TimerHandler,
     WatchingHandler,
     WebhookHandler,
 )
@@ -178,6 +180,19 @@ def find_namesake(handlers: Iterator[Any], new: ResourceHandler) -> ResourceHand
 
     return next((old for old in handlers
                  if old.fn is not new.fn and key(old) == key(new) and file_of(old) == file_of(new)), None)
+
+
+def find_doubts(handler: ResourceHandler) -> Iterator[str]:
+    """Yield what is permitted in the declaration of a handler, and is most probably not what is meant."""
+    place = f"{handler} ({locate(handler.fn)})"
+    if isinstance(handler, TimerHandler) and handler.interval == 0 and not handler.idle:
+        yield f"{place} has interval=0, so it is run again and again without a pause. Use an interval in seconds."
+    if isinstance(handler, TimerHandler) and handler.interval is None and handler.idle is None:
+        yield (f"{place} has neither interval= nor idle=, so it is run only once for an object. Add interval= (in "
+               f"seconds); or use @kopf.on.create and @kopf.on.resume for what is done once.")
+    if isinstance(handler, IndexingHandler) and handler.id in frozenset().union(*PROVIDED.values()):
+        yield (f"{place} has the name of an argument, so handlers get the index instead of {handler.id!r}. "
+               f"Rename the function, or give it another id=.")
 
 
 def suggest(option: str, allowed: Collection[str], suffix: str = '=') -> str:

@@ -632,3 +632,32 @@ async def test_errors_are_freed_without_the_garbage_collector(
     response = await ask(make_review())
     assert response['status']['message'] == "boo"
     assert failing.errors and not failing.remaining
+
+
+@pytest.mark.parametrize('result, text', [
+    (False, "Webhook 'fn' has returned False, which refuses nothing"), ("No!", "raise kopf.AdmissionError('No!')"),
+    (True, None), (None, None)])
+async def test_results_that_are_meant_to_refuse_are_told_of_once(
+        registry: kopf.OperatorRegistry, ask: Ask, caplog: Any, result: Any, text: str | None) -> None:
+    @kopf.on.validate('kopfexamples', registry=registry, id='fn')
+    async def fn(**_: Any) -> Any:
+        return result
+    for _ in range(3):
+        assert (await ask(make_review()))['allowed']
+    assert caplog.text.count("Webhook 'fn' has returned") == (text is not None)
+    assert text is None or text in caplog.text
+
+
+async def test_patches_of_validating_handlers_are_told_of_once(
+        registry: kopf.OperatorRegistry, ask: Ask, caplog: Any) -> None:
+    @kopf.on.mutate('kopfexamples', registry=registry, id='fn1')
+    async def fn1(patch: kopf.Patch, **_: Any) -> None:
+        patch.spec['x'] = 1
+
+    @kopf.on.validate('kopfexamples', registry=registry, id='fn2')
+    async def fn2(patch: kopf.Patch, **_: Any) -> None:
+        patch.spec['x'] = 1
+    for webhook in ['fn1', 'fn2', 'fn2']:
+        await ask(make_review(), webhook=webhook)
+    assert caplog.text.count("has changed its patch, which has no effect") == 1
+    assert "Webhook 'fn2' has changed its patch" in caplog.text
