@@ -309,6 +309,11 @@ class State(Mapping[HandlerId, HandlerState]):
         return self._unsure
 
     @property
+    def in_memory_only(self) -> bool:
+        """Whether there are attempts that no patch has stored yet."""
+        return any(self._states[key].retries for key in self._dirty if key in self._states)
+
+    @property
     def stored(self) -> bool:
         """Whether the object has any records of these handlers, as far as known."""
         return bool(self._stored)

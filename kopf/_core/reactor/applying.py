@@ -48,7 +48,7 @@ class Applier:
         try:
             result = await self._send(record, cast(RawBody, record.body)['metadata'].get('uid'), patch, record.body,
                                       make_logger(record, self._decider.table.resource, self._settings), conclusion)
-        except Exception:
+        except BaseException:  # also a cancellation: nobody knows then whether it was stored
             self.keep_unsaved(record, decision, patch)
             raise
         if result.unserved:

@@ -53,6 +53,10 @@ class ObjectSink(EventSink):
     def vanished(self, watch: ResourceWatch) -> None:
         """Called when all the objects are gone with their namespace or kind, and have been reported as deleted."""
 
+    async def save(self, record: ObjectRecord) -> None:
+        """Store what is only remembered of the object."""
+        raise NotImplementedError
+
     @property
     def processor(self) -> Any:
         """What processes the events in the end."""
@@ -240,6 +244,9 @@ class Intake(ObjectSink):
     @property
     def processor(self) -> Any:
         return self._sink.processor
+
+    async def save(self, record: ObjectRecord) -> None:
+        await self._sink.save(record)
 
     def retire(self, successor: ObjectSink, records: Collection[ObjectRecord]) -> None:
         if isinstance(successor, Intake):

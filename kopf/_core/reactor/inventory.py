@@ -109,6 +109,11 @@ class ObjectRecord:
         pending: RawEvent | None = orjson.loads(self.pending) if isinstance(self.pending, bytes) else self.pending
         return pending is not None and pending['type'] == 'DELETED'
 
+    @property
+    def in_memory_only(self) -> bool:
+        """Whether something has come of its handlers that is not stored on the object yet."""
+        return self.unsent is not None or (self.cycle is not None and self.cycle.state.in_memory_only)
+
     def change_hands(self, *, redefined: bool) -> None:
         """
         Called when another processor serves the object from now on; what is known and planned stays valid.

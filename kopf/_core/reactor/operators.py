@@ -216,6 +216,7 @@ class Operator:
                 patterns=self.options.namespaces, identity=self.options.identity, tasks=tasks)
             stack.callback(orchestrator.close)
             stack.push_async_callback(orchestrator.peerings.leave)
+            stack.push_async_callback(orchestrator.save)
             stack.push_async_callback(workforce.close)
             stack.push_async_callback(indexation.close)
             async with tasks:

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from kopf._cogs.aiokits.loops import end
 from kopf._cogs.clients import errors
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.clients.discovery import discover, explaining
@@ -325,8 +326,29 @@ class Orchestrator:
 
     async def _halt(self) -> None:
         await self._tools.workforce.drain()
+        await self.save()
         await self._tools.schedules.drain()
         self.peerings.halt(True)
+
+    async def save(self) -> None:
+        """Store what is only remembered of the objects: before the operator ends, or leaves them to another one."""
+        workforce, timeout = self._tools.workforce, self._tools.settings.queueing.exit_timeout
+        pairs = [(watch, sink) for watch, sink, _ in self._watches.values()]
+        pairs += [(watch, sink) for watch, sink, _, _ in self._leaving.values()]
+        tasks = {
+            asyncio.create_task(sink.save(record), name=repr(record)) for watch, sink in pairs
+            for record in watch.get_known() if record.in_memory_only and not workforce.is_at_work(record)}
+        if not tasks:
+            return
+        try:
+            await asyncio.wait(tasks, timeout=timeout)
+        finally:
+            failed = [task for task in tasks if not task.done() or task.cancelled() or task.exception() is not None]
+            if failed:
+                logger.warning(
+                    "What has come of the handlers of %d objects can't be stored, and is handled again later: %s",
+                    len(failed), ', '.join(sorted(task.get_name() for task in failed)))
+            await end(tasks, timeout=timeout, what="The last patches")
 
     def _resume(self) -> None:
         """Go on where the others have stopped."""
@@ -393,7 +415,6 @@ class Orchestrator:
         if former is not None:
             self._take_over(watch, sink, former)
         return watch, sink, self._run_watch(watch)
-
 
     def _take_over(self, watch: ResourceWatch, sink: ObjectSink, former: Leaving) -> None:
         """Let the watch go on with the objects of a former one: of another version of them, or for other handlers."""

@@ -235,6 +235,7 @@ class Processor(ObjectSink):
                 event = {**event, 'object': seal.original}
                 body._replace_with(event['object'])
         if event['type'] == 'DELETED':
+            await self._save_before_forgetting(record, event)
             self._forget(record, event, body)
             return
         if not self._managing and not patch and record.body is None:
@@ -379,7 +380,11 @@ class Processor(ObjectSink):
                 log.debug("%s diff: %r", title, cause.diff)
         if decision.due:
             seal = Seal(cast(RawBody, record.body))
-            await step.run(decision.due)
+            try:
+                await step.run(decision.due)
+            except asyncio.CancelledError:
+                self._keep_outcomes(record, step, patch)
+                raise
             if seal.is_broken:
                 self.restore(record, seal, step.outcomes)
                 self._revert(decision, seal)
@@ -401,6 +406,45 @@ class Processor(ObjectSink):
             raise
         self._release(record, decision, conclusion, done=done)
         return done
+
+    def _keep_outcomes(self, record: ObjectRecord, step: Step, patch: Patch) -> None:
+        """Remember what those have wanted that have ended before the step was cancelled: it is stored in the end."""
+        if step.outcomes:
+            deliver_results(step.outcomes, patch)
+            complete(record, patch, step.cause.logger)
+            record.unsent = patch if patch else None
+
+    async def save(self, record: ObjectRecord) -> None:
+        """Store what is only remembered of the object, without running any handlers."""
+        if self._successor is not None:
+            await self._successor.save(record)
+            return
+        if record.body is None or not record.in_memory_only:
+            return
+        record.cancel_wakeup()
+        body = Body(record.body)
+        patch, conclusion = Patch(body=body), Patch()
+        holding = self._spawner is not None and self._spawner.survey(record, record.body).holding
+        decision = self._decide(record, body, patch, holding=holding) if self._managing else None
+        if decision is not None and decision.cycle is record.cycle:
+            decision.due = ()
+            await self._handle(record, decision, patch, conclusion)
+        else:
+            decision = None
+            complete(record, patch, make_logger(record, self.table.resource, self._settings, ObjectLogger))
+        if patch or conclusion:
+            await self._applier.apply(record, decision, patch, conclusion)
+
+    async def _save_before_forgetting(self, record: ObjectRecord, event: RawEvent) -> None:
+        """The object can have left the selection of the watch only: then it is still there, and can come back."""
+        if record.in_memory_only and event['object']['metadata'].get('deletionTimestamp') is None:
+            try:
+                await self.save(record)
+            except LoginError:
+                raise
+            except Exception as error:
+                make_logger(record, self.table.resource, self._settings).error(
+                    "The object is gone, and what its handlers have come to can't be stored: %r", error)
 
     def _revert(self, decision: Decision, seal: Seal) -> None:
         """Go on with the decision about the object as it was before the handlers have changed it in place."""

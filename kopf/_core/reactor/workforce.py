@@ -117,6 +117,10 @@ class Workforce:
         """Whether others wait for a place."""
         return bool(self._queue) and not self._has_place()
 
+    def is_at_work(self, record: ObjectRecord) -> bool:
+        """Check whether the object is worked on at the moment, and does not only wait for a place."""
+        return record in self._tasks.values()
+
     def is_urgent(self, record: ObjectRecord) -> bool:
         """Tell whether the object is worked on because of something that has just happened."""
         return record not in self._calm

@@ -1,0 +1,108 @@
+"""What is only remembered for a while is stored before the operator ends, pauses, or loses sight of the object."""
+import asyncio
+import datetime
+
+import pytest
+
+import kopf
+
+
+@pytest.fixture
+def impatient(world):
+    world.settings.queueing.exit_timeout = 1.0
+    return world
+
+
+def hold(world, seconds):
+    @kopf.daemon('kopfexamples', registry=world.registry, id='hold')
+    async def daemon(name, stopped, **_):
+        world.note('held', name)
+        await stopped.wait()
+        world.note('stopped', name)
+        await asyncio.sleep(seconds)
+
+
+async def test_deletion_handlers_are_not_repeated_after_an_end_with_daemons(world):
+    world.declare(kopf.on.delete, 'delete')
+    hold(world, 0.3)
+    async with world.operator():
+        await world.create()
+        await world.until_called('held')
+        await world.delete()
+        await world.until_called('delete')
+    await world.gone()
+    assert len(world.called('delete')) == 1
+
+
+async def test_deletion_handlers_are_not_repeated_by_those_who_take_over(world):
+    world.declare(kopf.on.delete, 'delete')
+    hold(world, 0.3)
+    world.sandbox.apply(world.root / 'peering.yaml')
+    await world.aio.create({'apiVersion': 'kopf.dev/v1', 'kind': 'ClusterKopfPeering', 'metadata': {'name': 'default'}})
+    async with world.operator(standalone=False, clusterwide=True, peering_name='default'):
+        await world.create()
+        await world.until_called('held')
+        await world.delete()
+        await world.until_called('stopped')
+        now = datetime.datetime.now(datetime.UTC).isoformat()
+        await world.aio.patch('clusterkopfpeerings', 'default', {'status': {
+            'other': {'priority': 100, 'lastseen': now, 'lifetime': 60}}})
+        await world.gone()
+    assert len(world.called('delete')) == 1
+
+
+async def test_successes_are_not_lost_when_those_after_them_are_cancelled(impatient):
+    world = impatient
+
+    async def succeed(patch, **_):
+        patch.status['patched'] = True
+        return 'result'
+
+    world.declare(kopf.on.create, 'quick', does=succeed)
+    world.declare(kopf.on.create, 'slow', does=[lambda **_: asyncio.sleep(60), None])
+    async with world.operator(lifecycle=kopf.lifecycles.all_at_once):
+        await world.create()
+        await world.until_called('slow')
+    assert (await world.get())['status'] == {'quick': 'result', 'patched': True}
+    async with world.operator():
+        await world.handled()
+    assert world.ids == ['quick', 'slow', 'slow']
+
+
+async def test_successes_that_could_not_be_stored_are_stored_in_the_end(world):
+    world.settings.queueing.error_delays = [60]
+    world.declare(kopf.on.create, 'create', does='result')
+    world.sandbox.faults.error(500, method='PATCH', resource='kopfexamples', times=None)
+    async with world.operator():
+        await world.create()
+        await world.until_logged('Throttling for 60 seconds')
+        world.sandbox.faults.clear()
+    assert (await world.handled())['status'] == {'create': 'result'}
+    assert len(world.called('create')) == 1
+
+
+async def test_successes_that_can_never_be_stored_are_told_of(impatient):
+    world = impatient
+    world.settings.queueing.error_delays = [60]
+    world.declare(kopf.on.create, 'create', does='result')
+    world.sandbox.faults.error(500, method='PATCH', resource='kopfexamples', times=None)
+    async with world.operator():
+        await world.create()
+        await world.until_logged('Throttling for 60 seconds')
+    await world.until_logged("What has come of the handlers of 1 objects can't be stored")
+    world.sandbox.faults.clear()
+
+
+async def test_successes_are_stored_also_when_the_object_leaves_the_selection(world):
+    world.settings.watching.label_selectors['kopfexamples'] = 'app=x'
+    world.settings.queueing.error_delays = [60]
+    world.declare(kopf.on.create, 'create', does='result')
+    world.sandbox.faults.error(500, method='PATCH', resource='kopfexamples', times=None)
+    async with world.operator():
+        await world.create(labels={'app': 'x'})
+        await world.until_logged('Throttling for 60 seconds')
+        world.sandbox.faults.clear()
+        await world.edit(metadata={'labels': {'app': 'y'}})
+        await world.handled()
+        await world.edit(metadata={'labels': {'app': 'x'}})
+    assert len(world.called('create')) == 1
