@@ -272,9 +272,10 @@ class State(Mapping[HandlerId, HandlerState]):
                   for state in (self._states[handler.id] for handler in handlers) if not state.finished]
         return min(delays, default=None)
 
-    def counts(self, handlers: Iterable[Handler]) -> tuple[int, int]:
-        """How many handlers have succeeded, and how many have failed."""
-        states = [self._states[handler.id] for handler in handlers]
+    def counts(self, ids: Iterable[HandlerId]) -> tuple[int, int]:
+        """Return how many of these handlers have succeeded in this cycle, and how many have failed for good."""
+        states = [state for key in set(ids) if (state := self._states.get(key)) is not None
+                  and state.purpose in (None, self.purpose)]
         return sum(state.success for state in states), sum(state.failure for state in states)
 
     def store(self, *, storage: Storing, body: Body, patch: Patch) -> None:

@@ -397,8 +397,10 @@ class Processor(ObjectSink):
                 # They usually end soon, and then one patch is enough.
                 self._wake_later(record, DAEMONS_GRACE)
                 return False
-        if done and title is not None and decision.matching and (step.outcomes or not state.unsaved):
-            log.info("%s is processed: %d succeeded; %d failed.", title, *state.counts(decision.matching))
+        if done and title is not None and (step.outcomes or not state.unsaved):
+            counts = state.counts(self.table.changing_ids)  # those that match no more by now have been run, too
+            if decision.matching or any(counts):
+                log.info("%s is processed: %d succeeded; %d failed.", title, *counts)
         try:
             self._decider.conclude(decision, patch, conclusion, done=done)
         except StorageError:

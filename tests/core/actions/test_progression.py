@@ -293,7 +293,8 @@ def test_counts():
     setup.succeed('fn2')
     setup.retry('fn3')
     setup.state.conclude('fn4', Outcome(final=True, exception=kopf.PermanentError('boo')), NOW)
-    assert setup.state.counts(setup.handlers) == (2, 1)
+    ids = [handler.id for handler in setup.handlers]
+    assert setup.state.counts(ids) == setup.state.counts([*ids, *ids, 'fn5']) == (2, 1)
 
 
 def test_subhandlers_are_loaded_and_purged_with_their_parents():

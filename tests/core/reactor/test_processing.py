@@ -578,6 +578,31 @@ async def test_retries_are_not_requested_from_the_cluster(world):
     assert 'touch-dummy' not in json.dumps(world.patches())
 
 
+async def test_handlers_that_have_stopped_matching_are_counted(world):
+    world.declare(kopf.on.create, 'once', labels={'done': kopf.ABSENT})
+    world.declare(kopf.on.create, 'failed', labels={'done': kopf.ABSENT}, does=kopf.PermanentError("never"))
+    world.declare(kopf.on.create, 'waiting', labels={'done': kopf.ABSENT}, does=kopf.TemporaryError("wait", delay=999))
+    world.declare(kopf.on.create, 'retried', does=[kopf.TemporaryError("not yet", delay=0.1)])
+    async with world.operator():
+        await world.create()
+        await world.until_called('once')
+        await world.edit(metadata={'labels': {'done': 'yes'}})
+        await world.handled()
+        await world.until_logged("is processed: ")
+    assert [text for text in world.log.texts if 'is processed' in text] == [
+        "Creation is processed: 2 succeeded; 1 failed."]
+
+
+async def test_handlers_of_the_same_id_are_counted_as_one(world):
+    world.declare(kopf.on.create, 'same')
+    world.declare(kopf.on.create, 'same')
+    async with world.operator():
+        await world.create()
+        await world.handled()
+    assert world.ids == ['same']
+    assert "Creation is processed: 1 succeeded; 0 failed." in world.log.texts
+
+
 async def test_permanent_failures(world):
     world.declare(kopf.on.create, 'create', does=kopf.PermanentError('boo'))
     world.declare(kopf.on.create, 'other')
