@@ -25,7 +25,7 @@ from typing import Any, Final, Protocol, cast
 
 from kopf._cogs.configs import conventions
 from kopf._cogs.configs.configuration import PersistenceSettings
-from kopf._cogs.structs.bodies import Body, BodyEssence
+from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody
 from kopf._cogs.structs.dicts import FieldPath, resolve
 from kopf._cogs.structs.diffs import EMPTY, Diff, diff, is_same
 from kopf._cogs.structs.ids import HandlerId
@@ -246,6 +246,21 @@ class Decider:
         except StorageError:
             is_kept = False  # it is right to know it twice
         return None if is_kept else digest_essence(decision.stored)
+
+    def find_own_changes(self, decision: Decision, patch: Patch, raw: RawBody | None) -> Diff:
+        """Return by what the object differs from what was handled, if that is the effect of the handlers' own patch."""
+        if raw is None or not patch or decision.stored is None:
+            return EMPTY
+        try:
+            essence = self.essences.of(Body(raw))
+            if is_same(essence, decision.stored):
+                return EMPTY
+            if is_edited(decision.stored, essence, patch):  # functions of the patch are called to know
+                if not patch.fns or not is_same(self.essences.predict(decision.cause.body, patch), essence):
+                    return EMPTY
+        except StorageError:
+            return EMPTY
+        return diff(decision.stored, essence)
 
     def is_settled(self, body: Body, *, holding: bool = False, unkept: str | None = None) -> bool:
         """Tell at a glance that there is nothing to do about the object; in doubt, do not."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kopf._core.intents.decisions import Cycle
     from kopf._core.reactor.echoes import Expectation
     from kopf._core.reactor.intake import IndexingState
+    from kopf._core.reactor.selftriggers import SelfTriggering
     from kopf._core.reactor.throttling import Throttle
 
 _UNSET: Any = object()
@@ -35,8 +36,8 @@ class ObjectRecord:
 
     __slots__ = (
         '__weakref__', 'again', 'body', 'cycle', 'daemons', 'employed', 'expected', 'indexing', 'initial', 'lacking',
-        'memo', 'name', 'namespace', 'outdated', 'pending', 'released', 'throttle', 'throttled', 'uid', 'unkept',
-        'unsent', 'wakeup')
+        'memo', 'name', 'namespace', 'outdated', 'pending', 'released', 'selftriggering', 'throttle', 'throttled',
+        'uid', 'unkept', 'unsent', 'wakeup')
 
     def __init__(self, uid: str, namespace: str | None, name: str, *, initial: bool) -> None:
         self.uid = uid
@@ -72,6 +73,8 @@ class ObjectRecord:
         """The digest of the state that was handled last, if it cannot be stored on the object."""
         self.lacking: frozenset[FieldPath] = NO_FIELDS
         """The fields without which it matches no handlers: their addition is an update."""
+        self.selftriggering: SelfTriggering | None = None
+        """What is known of updates that its handlers cause themselves, while they do."""
         self.unsent: Patch | None = None
         """What handlers have wanted of the object, and could not be applied to it yet."""
         self.indexing: IndexingState | None = None

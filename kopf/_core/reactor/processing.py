@@ -37,6 +37,7 @@ from kopf._core.reactor import echoes
 from kopf._core.reactor.applying import Applier, complete
 from kopf._core.reactor.intake import ObjectSink
 from kopf._core.reactor.inventory import ObjectRecord, get_api_version, is_deleted, make_logger
+from kopf._core.reactor.selftriggers import SelfTriggering
 from kopf._core.reactor.throttling import Throttling
 from kopf._core.reactor.watches import ResourceWatch
 from kopf._core.reactor.workforce import Workforce
@@ -70,6 +71,7 @@ class Processor(ObjectSink):
             executor=settings.execution.executor, default_errors=ErrorsMode.IGNORED)
         self._observing, self._managing = bool(table.watching), table.managing
         self._told: set[HandlerId] = set()
+        self._looping: set[frozenset[HandlerId]] = set()
         self._reports = filters.FailureReports()
         self._dropped = False
         self._successor: Processor | None = None
@@ -294,7 +296,9 @@ class Processor(ObjectSink):
             holding = await self._spawner.adjust(record, cast(RawBody, record.body))
             record.again = False  # those that have just ended are taken into account
         body = Body(cast(RawBody, record.body))
-        decision = self._decide(record, body, patch, holding=holding) if deciding and self._managing else None
+        pause = self._get_pause(record, body) if deciding else 0
+        deciding_now = deciding and self._managing and not pause
+        decision = self._decide(record, body, patch, holding=holding) if deciding_now else None
         conclusion = Patch()
         done = True
         if decision is not None:
@@ -319,10 +323,43 @@ class Processor(ObjectSink):
                 if decision.reason in (Reason.CREATE, Reason.UPDATE):
                     record.lacking = NO_FIELDS if decision.relevant else record.lacking
                     record.unkept = self._find_unkept(record, decision)
+                    pause = self._notice_trigger(record, decision, patch)
             elif not record.again and record.body is not None:
                 self._sleep(record, decision)
-        if record.again and record.cycle is None and self._is_settled(record, cast(RawBody, record.body)):
+        if pause:
             record.again = False
+            self._wake_later(record, pause)
+        elif record.again and record.cycle is None and self._is_settled(record, cast(RawBody, record.body)):
+            record.again = False
+
+    def _get_pause(self, record: ObjectRecord, body: Body) -> float:
+        """Return for how long (in seconds) the object is not to be updated, as its handlers cause that themselves."""
+        triggering = record.selftriggering
+        if triggering is None or record.cycle is not None:
+            return 0
+        if body['metadata'].get('deletionTimestamp') is not None or triggering.is_over(self._decider.essences.of(body)):
+            record.selftriggering = None
+            return 0
+        return triggering.get_pause()
+
+    def _notice_trigger(self, record: ObjectRecord, decision: Decision, patch: Patch) -> float:
+        """Notice updates that follow the handlers' own patches; return the pause before the next one (in seconds)."""
+        changes = self._decider.find_own_changes(decision, patch, record.body) if record.cycle is None else EMPTY
+        if not changes:
+            record.selftriggering = None
+            return 0
+        triggering = record.selftriggering = record.selftriggering or SelfTriggering()
+        pause = triggering.note(self._decider.essences.of(Body(cast(RawBody, record.body))))
+        keys = frozenset(handler.id for handler in decision.matching)
+        if pause and keys not in self._looping:
+            self._looping.add(keys)
+            fields = ', '.join(dict.fromkeys('.'.join(item.field) for item in changes))
+            make_logger(record, self.table.resource, self._settings, ObjectLogger).warning(
+                "%s changes the object by its own patch (%s), and is called for this change again: by now, %d times "
+                "in a row. From now on, there are growing pauses between the calls, until another client edits the "
+                "object. Store results in the status, or change a field only if it is not as wanted yet.",
+                ", ".join(f"Handler {key!r}" for key in sorted(keys)), fields, triggering.count)
+        return pause
 
     def _find_unkept(self, record: ObjectRecord, decision: Decision) -> str | None:
         # It is gone, or another cycle goes on with what is stored of this one.

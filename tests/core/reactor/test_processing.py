@@ -360,6 +360,52 @@ async def test_failing_raw_events_concern_nobody_else(world):
     assert not any('Throttling' in text for text in world.log.texts)
 
 
+# Handlers that trigger themselves.
+
+async def increment(spec, patch, **_):
+    if spec['n'] < spec.get('limit', 1000000):
+        patch.spec['n'] = spec['n'] + 1
+
+
+async def increment_by_function(patch, **_):
+    patch.fns.append(lambda body: body['spec'].update(n=body['spec']['n'] + 1))
+
+
+@pytest.mark.parametrize('does', [increment, increment_by_function])
+async def test_a_handler_that_triggers_itself_is_told_of_and_slowed_down(world, does):
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.update, 'looping', does=does)
+    async with world.operator():
+        for name in ('obj', 'another'):
+            await world.create(name, spec={'n': 0})
+            await world.handled(name)
+            await world.edit(name, n=1)
+        await world.until_called('looping', 24, 'obj')
+        started = time.monotonic()
+        await world.until_called('looping', 25, 'obj')
+        assert time.monotonic() - started > 0.5
+        (warning,) = [text for text in world.log.texts if 'triggers' in text or 'in a row' in text]
+        assert warning.startswith("Handler 'looping' changes the object by its own patch (spec.n)")
+        await world.edit(x=1)  # what others edit is handled at once, and there can be as many steps again
+        await world.until_called('looping', 40, 'obj')
+        assert time.monotonic() - started < 10
+        await world.delete()
+        await world.gone()
+
+
+async def test_a_handler_that_triggers_itself_for_some_steps_is_not_slowed_down(world):
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.update, 'stepping', does=increment)
+    async with world.operator():
+        await world.create(spec={'n': 0})
+        await world.handled()
+        for limit in (15, 30, 45):
+            await world.edit(n=limit - 14, limit=limit)
+            await world.handled(n=limit)
+    assert not any('in a row' in text for text in world.log.texts)
+    assert world.called('stepping')[-1]['new']['spec'] == {'n': 45, 'limit': 45}
+
+
 # Storages of the user that fail for a moment.
 
 class Outage:
