@@ -226,6 +226,43 @@ def test_what_is_deleted_in_a_gap_is_seen_after_a_410(world: World) -> None:
     assert ("DELETED", None) not in world.called("stays")
 
 
+def test_a_namespace_that_is_created_anew_in_a_gap_is_served(world: World, tmp_path: pathlib.Path) -> None:
+    name, created, journal = f"{world.namespace}-anew", threading.Event(), tmp_path / "journal"
+
+    async def expire(exchange: Any) -> None:
+        await begin(exchange)
+        while not created.is_set():
+            await asyncio.sleep(0.02)
+        error = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}}
+        await exchange.send(json.dumps(error).encode() + b"\n")
+    journal.touch()
+    with OperatorProcess("-n", f"{world.namespace}-*", "--standalone", world.journal.parent / "handlers.py",
+                         log=tmp_path / "log", kubeconfig=str(world.journal.parent / "kubeconfig"),
+                         JOURNAL=str(journal)) as operator:
+        own = World(world.api, name, world.proxy, operator, journal)
+        world.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        own.create("old")
+        own.handled("old")
+        before = world.proxy.server.spoilt
+        for _ in range(2):  # the other operator is behind the proxy, too
+            world.proxy.server.spoil(expire, "GET", "/api/v1/namespaces.*watch=true")
+        world.proxy.drop()
+        wait(lambda: world.proxy.server.spoilt == before + 2, "the next streams")
+        world.api.delete("v1", "Namespace", None, name)
+        wait(lambda: world.api.get("v1", "Namespace", None, name) is None, "the end of the namespace")
+        world.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        created.set()
+        world.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": f"{name}-later"}})
+        later = World(world.api, f"{name}-later", world.proxy, operator, journal)
+        later.create("later")
+        later.handled("later")  # by now, the namespaces are listed again
+        own.create("new")
+        own.handled("new")
+        wait(lambda: ("DELETED", None) in own.called("old"), "the deletion of what was in the namespace")
+    for each in (name, f"{name}-later"):
+        world.api.delete("v1", "Namespace", None, each)
+
+
 def test_everybody_waits_when_one_is_told_to(world: World) -> None:
     async def refuse(exchange: Any) -> None:
         await exchange.send_all(b"{}", b"Retry-After: 2", status=b"429 Too Many Requests")
