@@ -30,7 +30,8 @@ class Image:
         text = re.sub(r"\\\n", " ", dockerfile)
         for line in filter(None, map(str.strip, text.splitlines())):
             instruction, _, rest = line.partition(" ")
-            step = {"FROM": self._begin, "COPY": self._copy, "RUN": self._run, "CMD": self._end}.get(instruction)
+            step = {"FROM": self._begin, "COPY": self._copy, "RUN": self._run, "USER": self._switch,
+                    "CMD": self._end}.get(instruction)
             if step is None:
                 raise ValueError(f"Unknown instruction: {line}")
             step(rest.strip())
@@ -61,6 +62,10 @@ class Image:
 
     def _run(self, command: str) -> None:
         subprocess.run(["bash", "-c", self._inside(command)], cwd=self.root, env=self.environment, check=True)
+
+    def _switch(self, user: str) -> None:
+        if not user.isdigit() or user == "0":  # Kubernetes checks ``runAsNonRoot`` by numbers alone
+            raise ValueError(f"Not the number of a user without rights: {user}")
 
     def _end(self, command: str) -> None:
         self.command = [self._inside(word) for word in json.loads(command)]

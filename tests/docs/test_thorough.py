@@ -97,6 +97,7 @@ def test_the_image(page, checkout, tmp_path_factory):
 
     run(task["before"], "", task, checkout, dockerfile.place)
     image = Image(dockerfile.text, checkout, tmp_path_factory.mktemp("image"))
+    subprocess.run(["python", "-c", "import cryptography, uvloop"], env=image.environment, check=True)
     port = free_port()
     command = [word.replace(f":{probe['port']}/", f":{port}/") for word in image.command]
     with Sandbox(crds=ROOT / "examples" / "crd.yaml", rbac=True) as sandbox:
