@@ -1,6 +1,7 @@
 """Names that are private, but operators out there import them nevertheless: they stay where they are."""
 import asyncio
 import dataclasses
+import functools
 import importlib
 import logging
 import pathlib
@@ -20,6 +21,7 @@ NAMES = {
     'kopf._cogs.helpers.loaders': ['preload'],
     'kopf._cogs.helpers.typedefs': ['Logger'],
     'kopf._cogs.structs.diffs': ['Diff', 'DiffItem', 'DiffOperation', 'diff'],
+    'kopf._cogs.structs.dicts': ['FieldPath', 'FieldSpec', 'cherrypick', 'ensure', 'parse_field', 'remove', 'resolve'],
     'kopf._cogs.structs.ephemera': ['Memo'],
     'kopf._cogs.structs.patches': ['Patch'],
     'kopf._cogs.structs.references': ['Resource', 'Selector'],
@@ -80,18 +82,56 @@ def test_annotations_by_private_names_need_no_imports_of_their_own():
         "import kopf; (kopf._cogs.helpers.typedefs.Logger, kopf._cogs.structs.bodies.Spec)")], check=True)
 
 
-def test_handlers_are_found_and_wrapped_in_registries():
+@pytest.mark.parametrize('sort, decorate', [
+    ('spawning', functools.partial(kopf.timer, interval=1)), ('spawning', kopf.daemon), ('changing', kopf.on.create),
+    ('changing', kopf.on.resume), ('changing', kopf.on.field), ('watching', kopf.on.event), ('indexing', kopf.index),
+    ('webhooks', kopf.on.validate),
+], ids=['timer', 'daemon', 'create', 'resume', 'field', 'event', 'index', 'validate'])
+def test_handlers_are_found_and_wrapped_in_registries(sort, decorate):
     registry = kopf.OperatorRegistry()
+    options = {'field': 'spec'} if decorate is kopf.on.field else {}
 
-    @kopf.timer('kopfexamples', id='fn', interval=1, registry=registry)
+    @decorate('kopfexamples', id='fn', registry=registry, **options)
     def fn(**_): pass
 
-    assert [handler.fn for handler in registry._spawning.get_all_handlers()] == [fn]
-    handlers = registry._spawning._handlers
+    assert [handler.fn for handler in getattr(registry, f'_{sort}').get_all_handlers()] == [fn]
+    handlers = getattr(registry, f'_{sort}')._handlers
     handlers[0] = dataclasses.replace(handlers[0], fn=print)
-    assert [(handler.id, handler.fn) for handler in registry.spawning] == [('fn', print)]
-    for name in ['activities', 'indexing', 'watching', 'changing', 'webhooks']:
+    assert [handler.fn for handler in getattr(registry, sort)] == [print]
+    for name in {'activities', 'indexing', 'watching', 'spawning', 'changing', 'webhooks'} - {sort}:
         assert not getattr(registry, f'_{name}').get_all_handlers()
+
+
+def test_kinds_of_handlers_are_told_apart():
+    from kopf._core.intents.handlers import TimerHandler
+    registry = kopf.OperatorRegistry()
+    kopf.timer('kopfexamples', interval=5, registry=registry)(print)
+    kopf.daemon('kopfexamples', registry=registry)(print)
+    assert [handler.interval for handler in registry._spawning.get_all_handlers()
+            if isinstance(handler, TimerHandler)] == [5]
+
+
+def test_reasons_are_words():
+    from kopf._core.intents.causes import Reason
+    assert [Reason.CREATE, Reason.UPDATE, Reason.DELETE, Reason.RESUME] == ['create', 'update', 'delete', 'resume']
+
+
+def test_nested_fields_are_read_and_written():
+    from kopf._cogs.structs import dicts
+    body = {'spec': {'a': 1}}
+    assert dicts.parse_field('spec.a') == ('spec', 'a')
+    assert dicts.resolve(body, 'spec.a') == 1 and dicts.resolve(body, 'spec.b', 2) == 2
+    dicts.ensure(body, 'spec.b.c', 3)
+    dicts.remove(body, 'spec.a')
+    assert body == {'spec': {'b': {'c': 3}}}
+    dicts.cherrypick(body, copy := {}, ['spec.b'])
+    assert copy == body
+
+
+def test_differences_are_those_of_handlers():
+    from kopf._cogs.structs import diffs
+    assert diffs.diff({'a': 1}, {'a': 2}) == (('change', ('a',), 1, 2),)
+    assert diffs.reduce(diffs.diff({'a': {'b': 1}}, {'a': {'b': 2}}), ('a',)) == (('change', ('b',), 1, 2),)
 
 
 def test_indexers_are_accepted_by_operators_and_give_indices():
@@ -115,6 +155,29 @@ def test_event_queue_can_be_replaced_to_see_the_events():
         event_queue_var.reset(token)
     event = queue.get_nowait()
     assert (event.ref['name'], event.type, event.reason, event.message) == ('name1', 'Normal', 'Reason', 'hello')
+
+
+EVENTFUL = """
+import kopf
+from kopf._core.engines.posting import event_queue_var
+
+@kopf.on.create('kopfexamples')
+async def created(body, patch, **_):
+    queue = event_queue_var.get()
+    before = queue.qsize()
+    kopf.info(body, reason='Reason', message='hello')
+    patch.status['sizes'] = [before, queue.qsize()]
+"""
+
+
+def test_size_of_the_event_queue(kopf_sandbox, tmp_path):
+    kopf_sandbox.apply(ROOT / 'examples' / 'crd.yaml')
+    path = tmp_path / 'handlers.py'
+    path.write_text(EVENTFUL)
+    with KopfRunner(['run', '-A', '--standalone', str(path)], timeout=60):
+        kopf_sandbox.create('kex', 'a')
+        body = kopf_sandbox.wait_for('kex', 'a', lambda body: 'sizes' in body['status'])
+    assert body['status']['sizes'] == [0, 1]
 
 
 def test_command_line_is_a_click_group():

@@ -117,7 +117,7 @@ class Poster:
         finally:
             self._closed = True
             if self._tasks:
-                left = len(self._tasks) + sum(map(len, self._queues.values()))
+                left = len(self._tasks) + self.qsize()
                 logger.warning("Exiting without posting %d event(s): the API does not take them in time.", left)
                 await end(list(self._tasks), timeout=_EXIT_TIMEOUT, what="The posting of events")
 
@@ -130,6 +130,14 @@ class Poster:
     def dropped(self) -> int:
         """How many Events were not posted, as there were too many about their objects."""
         return self._correlator.dropped
+
+    def qsize(self) -> int:
+        """
+        Return how many Events wait to be posted; from any thread.
+
+        It is named as that of a queue, which `event_queue_var` has in other versions: operators report it.
+        """
+        return sum(map(len, tuple(self._queues.values())))
 
     def post(self, event: K8sEvent) -> None:
         """Leave an Event to be posted soon; from any thread, without waiting.
