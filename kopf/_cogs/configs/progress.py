@@ -219,7 +219,10 @@ class StatusProgressStorage(ProgressStorage):
 
     def purge(self, *, key: ids.HandlerId, body: bodies.Body, patch: patches.Patch) -> None:
         path = (*self._field, key)
-        _purge_field(patch, path, is_present=dicts.resolve(body, path, None) is not None)
+        is_present = dicts.resolve(body, path, None) is not None
+        _purge_field(patch, path, is_present=is_present)
+        if is_present and body.metadata.get('deletionTimestamp') is not None:
+            _purge_empty(patch, self._field, body=body)
 
     def touch(self, *, body: bodies.Body, patch: patches.Patch, value: str | None) -> None:
         if dicts.resolve(body, self._touch_field, None) != value:
@@ -314,6 +317,22 @@ def _purge_field(patch: patches.Patch, path: dicts.FieldPath, *, is_present: boo
         dicts.ensure(patch, path, None)
     elif len(patch):
         dicts.remove(patch, path)
+
+
+def _purge_empty(patch: patches.Patch, path: dicts.FieldPath, *, body: bodies.Body) -> None:
+    """
+    Remove the field too, and what it is in, if the patch leaves nothing in them.
+
+    It is done only when the object is being deleted: of other objects, the field is usually needed again.
+    """
+    while len(path) > 1:
+        present, removed = dicts.resolve(body, path, None), dicts.resolve(patch, path, None)
+        if not isinstance(present, Mapping) or not isinstance(removed, Mapping):
+            return
+        if not present.keys() <= removed.keys() or any(value is not None for value in removed.values()):
+            return
+        dicts.ensure(patch, path, None)
+        path = path[:-1]
 
 
 def _check_record(value: Any, body: bodies.Body, where: str) -> ProgressRecord | None:

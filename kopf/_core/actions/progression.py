@@ -196,8 +196,8 @@ class State(Mapping[HandlerId, HandlerState]):
         """
         Take over the stored records of these handlers, and of their sub-handlers.
 
-        A record of another purpose is of a cycle that was superseded: it is only remembered to be purged. Those
-        to ``keep`` count whatever their purpose.
+        A record of another purpose is of a cycle that was superseded: it is only remembered to be purged, with the
+        first records of a deletion, or with the end of any other cycle. Those to ``keep`` count whatever their purpose.
         """
         shift: datetime.timedelta | None = None
         pending = [*ids]
@@ -286,6 +286,9 @@ class State(Mapping[HandlerId, HandlerState]):
             if key in self._dirty:
                 record = self._states[key].shifted(shift).as_record(usual=usual)
                 storage.store(key=key, record=record, body=body, patch=patch)
+        if self.purpose == 'delete' and self._dirty:
+            for key in sorted(self._stored - self._states.keys()):
+                storage.purge(key=key, body=body, patch=patch)
         self._stored |= self._dirty
         self._dirty.clear()
 

@@ -206,6 +206,36 @@ def test_broken_records_in_the_status(caplog):
         'status': {'kopf': {'progress': {'fn': None}}}}
 
 
+@pytest.mark.parametrize('deleting', [False, True])
+@pytest.mark.parametrize('status, purged, rest', [
+    ({'kopf': {'progress': {'fn': {}, 'other': {}}}}, ['fn', 'other'], None),
+    ({'kopf': {'progress': {'fn': {}, 'other': {}}}}, ['fn'], {'kopf': {'progress': {'other': {}}}}),
+    ({'kopf': {'progress': {'fn': {}}, 'x': 1}}, ['fn'], {'kopf': {'x': 1}}),
+    ({'kopf': {'progress': {'fn': {}}}, 'x': 1}, ['fn'], {'x': 1}),
+])
+def test_emptied_fields_are_removed_only_with_deleted_objects(
+        deleting: bool, status: Any, purged: Any, rest: Any) -> None:
+    storage, patch = StatusProgressStorage(), Patch()
+    body = Body({'metadata': {'deletionTimestamp': '2030-01-01T00:00:00Z'} if deleting else {}, 'status': status})
+    for key in purged:
+        storage.purge(key=HandlerId(key), body=body, patch=patch)
+    result: Any = patch.applied_to({**body})
+    if deleting:
+        assert result.get('status') == ({} if rest is None else rest)
+    else:
+        assert result['status']['kopf']['progress'].keys() == status['kopf']['progress'].keys() - set(purged)
+
+
+def test_records_that_are_about_to_be_stored_keep_the_field():
+    storage, patch = StatusProgressStorage(), Patch()
+    body = Body({'metadata': {'deletionTimestamp': '2030-01-01T00:00:00Z'},
+                 'status': {'kopf': {'progress': {'old': {}}}}})
+    storage.store(key=FN, record=RECORD, body=body, patch=patch)
+    storage.purge(key=HandlerId('old'), body=body, patch=patch)
+    assert patch.applied_to({**body})['status'] == {'kopf': {'progress': {
+        'fn': {key: value for key, value in RECORD.items() if value is not None}}}}
+
+
 def test_own_field_is_cleared():
     storage = StatusProgressStorage()
     essence: Any = {'status': {'kopf': {'progress': {'fn': {}}, 'dummy': 'x'}}}

@@ -608,6 +608,41 @@ async def test_deletion_supersedes_a_creation_that_fails(world):
     assert "Creation is superseded by deletion: 0 succeeded; 0 failed; 1 left to the moment." in world.log.texts
 
 
+async def test_records_of_a_superseded_creation_go_with_the_first_record_of_the_deletion(world):
+    world.declare(kopf.on.create, 'create', does=kopf.TemporaryError('boo', delay=999))
+    world.declare(kopf.on.create, 'other')
+    world.declare(kopf.on.delete, 'delete', does=[kopf.TemporaryError('boo', delay=999)])
+    async with world.operator():
+        await world.create()
+        await world.until_called('create')
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: records_of(body) == {'create', 'other'})
+        await world.delete()
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: 'delete' in records_of(body))
+        assert records_of(await world.get()) == {'delete'}
+
+
+def records_of(body):
+    """The ids of the handlers whose progress is stored in annotations."""
+    keys = {key.removeprefix('kopf.zalando.org/') for key in body['metadata'].get('annotations') or ()}
+    return keys - {'last-handled-configuration'}
+
+
+@pytest.mark.parametrize('other', [False, True], ids=['nothing else', 'something else'])
+async def test_nothing_is_left_in_the_status_when_the_deletion_is_handled(world, other):
+    world.settings.persistence.progress_storage = kopf.StatusProgressStorage()
+    world.declare(kopf.on.create, 'create', does=kopf.TemporaryError('boo', delay=999))
+    world.declare(kopf.on.delete, 'delete', does=[kopf.TemporaryError('boo', delay=0.01)])
+    async with world.operator():
+        await world.create(finalizers=['example.com/other'])
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: 'create' in body['status']['kopf']['progress'])
+        if other:
+            await world.aio.patch('kopfexamples', 'obj', {'status': {'kopf': {'other': 1}}}, subresource='status')
+        await world.delete()
+        body = await world.aio.wait_for(
+            'kopfexamples', 'obj', lambda body: body['metadata']['finalizers'] == ['example.com/other'])
+    assert body['status'] == ({'kopf': {'other': 1}} if other else {})
+
+
 # Attempts.
 
 async def test_retries_are_not_requested_from_the_cluster(world):
