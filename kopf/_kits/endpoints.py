@@ -67,6 +67,7 @@ class Endpoint:
         self._limit = time_limit_var.get()
         self._service: web.Server | None = None
         self._servers: list[asyncio.Server] = []
+        self._connections: set[_Connection] = set()
         self._sockets: list[socket.socket] = []
         self._context = _ReplaceableContext(ssl.PROTOCOL_TLS_SERVER)
 
@@ -119,7 +120,8 @@ class Endpoint:
         loop = asyncio.get_running_loop()
         for sock in self._sockets:
             self._servers.append(await loop.create_server(
-                functools.partial(_Connection, service, loop), sock=sock, backlog=BACKLOG, **options))
+                functools.partial(_Connection, service, loop, self._connections), sock=sock, backlog=BACKLOG,
+                **options))
 
     async def close(self) -> None:
         """Stop listening, and let the answers under way be given for `SHUTDOWN_TIMEOUT`."""
@@ -130,7 +132,18 @@ class Endpoint:
         if service is not None:
             service.pre_shutdown()  # ends the connections that wait for their next request
             await service.shutdown(SHUTDOWN_TIMEOUT)
+        await self._wait_closed()
         self._close_sockets()
+
+    async def _wait_closed(self) -> None:
+        """Return when all connections are closed: aiohttp only begins to close them."""
+        if self._connections:
+            await asyncio.wait([each.closed for each in self._connections], timeout=FAREWELL_TIMEOUT)
+        remaining = list(self._connections)
+        for connection in remaining:
+            connection.abort()
+        if remaining:
+            await asyncio.wait([each.closed for each in remaining], timeout=FAREWELL_TIMEOUT)
 
     def _close_sockets(self) -> None:
         for sock in self._sockets:
@@ -205,13 +218,20 @@ class _Connection(web.RequestHandler):
     There is one alarm a connection, which is set anew only if it rings too early: deadlines change with each request.
     """
 
-    __slots__ = ('_alarm', '_answered', '_deadline', '_ended', '_idle', '_incoming')
+    __slots__ = (
+        '_alarm', '_answered', '_connections', '_deadline', '_ended', '_idle', '_incoming', '_socket', 'closed')
 
-    def __init__(self, service: web.Server, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+            self, service: web.Server, loop: asyncio.AbstractEventLoop, connections: 'set[_Connection]',
+    ) -> None:
         super().__init__(
             service, loop=loop, keepalive_timeout=KEEPALIVE_TIMEOUT, auto_decompress=False,
             access_log=None,  # type: ignore[arg-type]  # documented so: it turns the log off
             lingering_time=LINGERING_TIME, max_line_size=MAX_HEAD_LINE, max_field_size=MAX_HEAD_LINE)
+        self._connections = connections
+        self._socket: asyncio.Transport | None = None  # aiohttp forgets it before it is closed
+        self.closed: asyncio.Future[None] = loop.create_future()
+        """Is done when the connection has ended."""
         self._deadline: float | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._answered = False
@@ -235,6 +255,11 @@ class _Connection(web.RequestHandler):
             self._incoming = None
             self._idle, self._deadline = False, None  # whoever waits for an answer has all the time
 
+    def abort(self) -> None:
+        """Break the connection off."""
+        if self._socket is not None:
+            self._socket.abort()
+
     def expect_reading(self) -> None:
         """Limit the time in which the client reads the answer to its request."""
         self._answered = self._idle = True
@@ -244,6 +269,8 @@ class _Connection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self._socket = cast(asyncio.Transport, transport)
+        self._connections.add(self)
         self._set_deadline(KEEPALIVE_TIMEOUT)
 
     def data_received(self, data: bytes) -> None:
@@ -267,6 +294,9 @@ class _Connection(web.RequestHandler):
             self._alarm.cancel()
             self._alarm = None
         super().connection_lost(exc)
+        self._socket = None
+        self._connections.discard(self)
+        self.closed.set_result(None)
 
     def handle_error(
             self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None,

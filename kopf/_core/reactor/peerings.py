@@ -86,6 +86,8 @@ class Peerings:
         After a suspension (SIGSTOP, a laptop's lid), all timers are overdue at once, and handlers must not be called
         before it is noticed that others could have taken over. It is asked before any work begins, so it is cheap.
         """
+        if not self._members:
+            return False
         from kopf._core.engines.membership import read_time
         now = read_time()
         if now < self._safe_until:
