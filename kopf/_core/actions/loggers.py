@@ -9,6 +9,8 @@ second, are kept. The lines of JSON are in `jsonlogs`.
 """
 import enum
 import logging
+import os
+import pathlib
 import sys
 import time
 from collections.abc import Mapping, MutableMapping
@@ -25,6 +27,12 @@ objects_logger = logging.getLogger('kopf.objects')
 
 DEFAULT_REFKEY = 'object'
 
+MAX_MESSAGE = 500
+"""How long the framework's own messages are in the lines for people; in JSON, they are whole."""
+
+_MAX_TAIL = 150
+_PACKAGE = str(pathlib.Path(__file__).parents[2]) + os.sep
+
 _NO_CALLERS = frozenset({logging.Logger.log.__code__.co_filename, (lambda: None).__code__.co_filename})
 """The files of the functions that are never those who log."""
 
@@ -36,7 +44,7 @@ class LogFormat(enum.Enum):
     """What the lines of the log look like; the text formats are the format strings of ``logging``."""
 
     PLAIN = '%(message)s'
-    FULL = '[%(asctime)s] %(name)-20.20s [%(levelname)-8.8s] %(message)s'
+    FULL = '[%(asctime)s] %(name)-20s [%(levelname)-8.8s] %(message)s'
     JSON = '-json-'
 
 
@@ -140,6 +148,8 @@ class TextFormatter(logging.Formatter):
         return self.formatMessage(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
+        if len(record.message) > MAX_MESSAGE:
+            record.message = shorten_message(record.message, record)
         if self._prefix:
             record.message = prefix_message(record.message, record)
         try:
@@ -157,6 +167,19 @@ class TextFormatter(logging.Formatter):
             # Assigned at once: other threads see either the old pair or the new one.
             self._second = (second, text)
         return f'{text},{int(record.msecs):03d}'
+
+
+def shorten_message(message: str, record: logging.LogRecord) -> str:
+    """
+    Cut the message in the middle if it is the framework's own: what has happened comes first, and the reason last.
+
+    Messages of users are never cut, and neither are those for debugging, which show whole objects, and the last words
+    of an operator, which can have a traceback of the user's file.
+    """
+    if not logging.DEBUG < record.levelno < logging.CRITICAL or not record.pathname.startswith(_PACKAGE):
+        return message
+    cut = len(message) - MAX_MESSAGE
+    return f'{message[:MAX_MESSAGE - _MAX_TAIL]}...({cut} characters)...{message[-_MAX_TAIL:]}'
 
 
 def prefix_message(message: str, record: logging.LogRecord) -> str:

@@ -32,8 +32,8 @@ from kopf._core.reactor.inventory import ObjectRecord, is_deleted, make_logger
 RECOVERY_PAUSE = 1.0
 """How soon after a failure it is tried again because of a change, however often the object changes (in seconds)."""
 
-_MAX_QUOTE = 1000
-"""How much of the API's words is repeated in an explanation (in characters)."""
+_MAX_QUOTE = 180
+"""How much of the API's words is repeated in an explanation (in characters), so that all of it fits into one line."""
 
 _PASSING = (APIUnauthorizedError, APINotFoundError, APIConflictError, APITooManyRequestsError)
 

@@ -8,6 +8,7 @@ import pytest
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body
 from kopf._core.actions.loggers import LocalObjectLogger, LogFormat, ObjectLogger, configure
+from kopf._core.engines import activities
 
 RAW = {
     'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample',
@@ -76,7 +77,38 @@ def test_full(logger, lines):
     logging.getLogger('some.long.name.of.a.logger').info("bye")
     first, second = lines()
     assert first[0] == '[' and first[24:] == "] kopf.objects         [WARNING ] [ns1/name1] hello"
-    assert second[24:] == "] some.long.name.of.a. [INFO    ] bye"
+    assert second[24:] == "] some.long.name.of.a.logger [INFO    ] bye"
+
+
+@pytest.mark.parametrize('log_format', [LogFormat.PLAIN, LogFormat.FULL])
+def test_long_messages_of_the_framework_are_cut_in_the_middle(lines, log_format):
+    configure(log_format=log_format, log_prefix=True)
+    text = "logger.error('begin ' + 'x' * 2000 + ' end')"
+    exec(compile(text, activities.__file__, 'exec'), {'logger': logging.getLogger('kopf.x')})
+    (line,) = lines()
+    assert len(line) < 600
+    assert 'begin xxx' in line and line.endswith('xxx end') and 'xxx...(1510 characters)...xxx' in line
+
+
+@pytest.mark.parametrize('level', ['debug', 'critical'])
+def test_long_messages_that_are_not_cut(lines, level):
+    configure(log_format=LogFormat.PLAIN, debug=True)
+    text = f"logger.{level}('x' * 2000)"
+    exec(compile(text, activities.__file__, 'exec'), {'logger': logging.getLogger('kopf.x')})
+    assert lines() == ['x' * 2000]
+
+
+@pytest.mark.parametrize('log_format', [LogFormat.PLAIN, LogFormat.JSON])
+def test_messages_of_users_are_not_cut(logger, lines, log_format):
+    configure(log_format=log_format, log_prefix=False)
+    logger.error('x' * 2000)
+    assert 'x' * 2000 in lines()[0]
+
+
+def test_names_of_loggers_are_not_cut(lines):
+    configure(log_format=LogFormat.FULL)
+    logging.getLogger('kopf.activities.authentication').warning("hello")
+    assert '] kopf.activities.authentication [WARNING ] hello' in lines()[0]
 
 
 def test_formats_of_ones_own(logger, lines):
