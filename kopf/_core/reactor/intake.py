@@ -222,7 +222,6 @@ class Intake(ObjectSink):
         return self._sink.refused(watch, error)
 
     def paused(self, watch: ResourceWatch) -> None:
-        self._stop_waiting()
         self._sink.paused(watch)
 
     def resumed(self, watch: ResourceWatch) -> None:

@@ -284,7 +284,7 @@ class Orchestrator:
         self._tools.schedules.permit(not self._paused and self.peerings.is_open(None))
         predecessors = {get_place(*scope): scope for scope in self._leaving if scope not in wanted}
         for scope, table in wanted.items():
-            if scope not in self._watches and not self._paused and self.peerings.is_open(scope[1]):
+            if scope not in self._watches and self.peerings.is_open(scope[1]):
                 former = scope if scope in self._leaving else predecessors.pop(get_place(*scope), None)
                 self._watches[scope] = self._start_watch(scope, table, former and self._leaving.pop(former))
                 self._served[scope] = table
@@ -315,11 +315,9 @@ class Orchestrator:
         return True
 
     def _pause(self) -> None:
-        """Let others handle the objects: stop seeing them and doing anything about them."""
+        """Let others handle the objects: go on seeing and indexing them, but do nothing about them."""
         self._tools.workforce.pause()
-        for watch, sink, task in self._watches.values():
-            task.cancel()
-            watch.pause()
+        for watch, sink, _ in self._watches.values():
             sink.paused(watch)
         if self._watches or self._tools.schedules:
             self._halting = self._tasks.create_task(self._halt(), name='pausing')
@@ -355,13 +353,20 @@ class Orchestrator:
         if self._halting is not None:
             self._halting.cancel()
         self.peerings.halt(False)
-        for scope, (watch, sink, _) in self._watches.items():
+        for scope, (watch, sink, task) in self._watches.items():
+            task.cancel()
+            watch.restart()
             sink.resumed(watch)
-            self._watches[scope] = watch, sink, self._run_watch(watch)
+            self._watches[scope] = watch, sink, self._run_watch(watch, task)
         self._tools.workforce.resume()
 
-    def _run_watch(self, watch: ResourceWatch) -> asyncio.Task[None]:
-        return self._tasks.create_task(watch.run(), name=f'watch of {watch}')
+    def _run_watch(self, watch: ResourceWatch, former: asyncio.Task[None] | None = None) -> asyncio.Task[None]:
+        return self._tasks.create_task(self._watch(watch, former), name=f'watch of {watch}')
+
+    async def _watch(self, watch: ResourceWatch, former: asyncio.Task[None] | None) -> None:
+        if former is not None:
+            await asyncio.wait({former})
+        await watch.run()
 
     def _is_gone(self, resource: Resource, namespace: Namespace) -> bool:
         """Check whether the objects are gone with their namespace or kind, and are not only served no more."""
@@ -414,6 +419,8 @@ class Orchestrator:
             intake.expect(str(watch))
         if former is not None:
             self._take_over(watch, sink, former)
+        if self._paused:
+            sink.paused(watch)
         return watch, sink, self._run_watch(watch)
 
     def _take_over(self, watch: ResourceWatch, sink: ObjectSink, former: Leaving) -> None:

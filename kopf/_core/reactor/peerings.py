@@ -107,8 +107,10 @@ class Peerings:
 
     def is_open(self, namespace: Namespace) -> bool:
         """Tell if it is known that the objects of this namespace may be handled; or of all of them."""
-        if not self.enabled or self._resource is None:
+        if not self.enabled:
             return True
+        if self._resource is None:
+            return not self._settings.peering.mandatory
         if self.oriented and namespace in self._members:
             return self._members[namespace].membership.known
         # In the beginning, all must be known: who pauses because of us in one namespace, does so in all of them, and

@@ -8,7 +8,7 @@ A delayed retry holds no worker: it is a timer, and the record of the object.
 """
 import asyncio
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from typing import Any, cast
 
 from kopf._cogs.clients.api import ApiClient
@@ -74,6 +74,7 @@ class Processor(ObjectSink):
         self._looping: set[frozenset[HandlerId]] = set()
         self._reports = filters.FailureReports()
         self._dropped = False
+        self._known: Set[str] = frozenset()  # the uids of the objects that were there before the operator has paused
         self._successor: Processor | None = None
         self._api_version = get_api_version(table.resource)
         self._spawner: Spawner | None = None
@@ -99,6 +100,8 @@ class Processor(ObjectSink):
                 record.daemons.stop(DaemonStoppingReason.RESOURCE_DELETED)  # the worker can be busy for long
             elif record.daemons.gone:
                 record.daemons.return_()
+        if self._workforce.paused and not self._is_kept_for_later(record, event):
+            return
         if not record.employed and not record.throttled and not self._needs_work(record, event):
             return
         record.pending = event
@@ -109,12 +112,29 @@ class Processor(ObjectSink):
             if delay is not None:
                 self._wake_later(record, delay)
 
+    def _is_kept_for_later(self, record: ObjectRecord, event: RawEvent) -> bool:
+        """
+        Check whether an event that comes while the operator is paused is to be handled after that.
+
+        All objects are listed again then, so only the deletions of those that the handlers know are to be remembered.
+        Those that come meanwhile are as if they were there before the operator, also if others have handled them.
+        """
+        if record.uid in self._known:
+            return event['type'] == 'DELETED'
+        record.initial = True
+        return False
+
+    def paused(self, watch: ResourceWatch) -> None:
+        """Remember which objects the handlers know, so as to report their deletions."""
+        self._known = {record.uid for record in watch.get_known()}
+
     def resumed(self, watch: ResourceWatch) -> None:
         """Forget what has been known and planned: others could have handled it, only the objects themselves tell."""
-        for record in watch.get_known():
+        for record in watch.records.values():  # not those that are gone: that is still to be reported
             record.cancel_wakeup()
             record.throttled = record.again = False
             record.cycle = record.unsent = record.expected = record.pending = None
+        self._known = frozenset()
 
     def revise(self, table: HandlerTable) -> None:
         """Go on with the resource as it is defined now: with other subresources, for example, but the same handlers."""

@@ -1,7 +1,7 @@
 """
 Watching one resource in one namespace, or in all of them: forever, whatever the server and the network do.
 
-It is a state machine: LISTING → STREAMING → BACKING_OFF → … (→ PAUSED). The list tells the state of all the objects,
+It is a state machine: LISTING → STREAMING → BACKING_OFF → … The list tells the state of all the objects,
 the stream what happens after it. A stream that ends is continued from the last version seen. When the server does not
 have that version any more, everything is listed again, and what is gone meanwhile is reported as deleted: before a new
 object of the same name, and at the end of the list if there is none.
@@ -72,7 +72,6 @@ class WatchState(enum.Enum):
     LISTING = 'listing'
     STREAMING = 'streaming'
     BACKING_OFF = 'backing-off'
-    PAUSED = 'paused'
 
 
 class EventSink:
@@ -98,7 +97,7 @@ class EventSink:
         return False
 
     def paused(self, watch: 'ResourceWatch') -> None:
-        """Know that somebody else can handle the objects now, and nothing is seen of them."""
+        """Called when the operator pauses, or when the watch begins in a pause: others can handle the objects now."""
 
     def resumed(self, watch: 'ResourceWatch') -> None:
         """Know that all the objects will be listed again: whatever was known of them can be outdated."""
@@ -205,9 +204,9 @@ class ResourceWatch:
         forbidden = isinstance(error, errors.APIForbiddenError)
         await self._fail(error, at_least=FORBIDDEN_BACKOFF if forbidden else error.retry_after or 0)
 
-    def pause(self) -> None:
-        """Know that it is stopped for a while. When it is run again, it will list everything again."""
-        self.state, self.failure, self.failing_since = WatchState.PAUSED, None, None
+    def restart(self) -> None:
+        """Forget the position in the stream, after the watch was cancelled: `run` lists all objects again."""
+        self.state, self.failure, self.failing_since = WatchState.LISTING, None, None
         self._since, self._complete = None, False
         self._conclude_list()
 

@@ -12,6 +12,7 @@ import pytest
 from operatorworld import ReadyFlag
 
 import kopf
+from kopf._core.engines.indexing import OperatorIndexers
 from kopf.testing import Sandbox
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -61,10 +62,21 @@ class World:
         self.sandbox = sandbox
         self.aio = sandbox.aio
         self.calls = []
+        self.indices = {}
         self.says = []
         self.gate = asyncio.Event()
         self.gate.set()
         self.changed = asyncio.Event()
+
+    def get_index(self, identity):
+        """Return the fields of all the objects in the index of the operator."""
+        index = self.indices[identity]['fields'] if identity in self.indices else {}
+        return {name: value for name, [value] in index.items()}
+
+    async def until_indexed(self, identity, **fields):
+        async with asyncio.timeout(60):
+            while self.get_index(identity) != fields:
+                await asyncio.sleep(0.01)
 
     def note(self, *call):
         self.calls.append(call)
@@ -77,7 +89,7 @@ class World:
                 await self.changed.wait()
 
     @contextlib.asynccontextmanager
-    async def operator(self, identity, *, worker_limit=None, retrying=False, ticking=False, **options):
+    async def operator(self, identity, *, worker_limit=None, retrying=False, ticking=False, observing=False, **options):
         registry, settings = kopf.OperatorRegistry(), kopf.OperatorSettings()
         settings.queueing.worker_limit = worker_limit
         settings.posting.enabled = False
@@ -115,6 +127,18 @@ class World:
             await stopped.wait()
             self.note(identity, 'daemon stops', name)
 
+        if observing:
+            @kopf.on.event('kopfexamples', registry=registry)
+            async def event(name, type, **_):
+                self.note(identity, type, name)
+
+            @kopf.index('kopfexamples', id='fields', registry=registry)
+            async def fields(name, spec, **_):
+                self.indices[identity] = indexers.indices
+                asyncio.get_running_loop().call_soon(self.changed.set)
+                return {name: spec['field']}
+
+        indexers = OperatorIndexers()
         if ticking:
             @kopf.on.schedule(interval=0.01, registry=registry)
             async def tick():
@@ -123,6 +147,7 @@ class World:
         flag, stop = ReadyFlag(), asyncio.Event()
         task = asyncio.create_task(kopf.operator(
             registry=registry, settings=settings, identity=identity, ready_flag=flag, stop_flag=stop,
+            indexers=indexers,
             **({'namespaces': ['default']} | options)))
         await asyncio.wait([task, asyncio.ensure_future(flag.wait())], return_when=asyncio.FIRST_COMPLETED)
         try:
@@ -222,6 +247,51 @@ async def test_changes_during_the_pause_are_handled_once_after_it(world):
         await world.handled('d', field='1')
         await world.aio.wait_gone('kopfexamples', 'b')
     assert sorted(world.calls) == [('low', 'create', 'd'), ('low', 'delete', 'b'), ('low', 'update', 'a', '3')]
+
+
+async def test_indices_are_kept_during_the_pause_and_events_are_reported_after_it(world):
+    await world.join()
+    async with world.operator('low', observing=True):
+        for name in 'abc':
+            await world.create(name, field='1')
+            await world.handled(name, field='1')
+        await world.put('boss')
+        await world.paused()
+        await world.until(lambda: world.calls.count(('low', 'MODIFIED', 'c')))
+        world.calls.clear()
+        await world.aio.patch('kopfexamples', 'a', {'spec': {'field': '2'}})
+        await world.aio.patch('kopfexamples', 'b', {'metadata': {'finalizers': []}})
+        await world.aio.delete('kopfexamples', 'b')
+        await world.create('d', field='1')
+        await world.create('e', field='1')
+        await world.until_indexed('low', a='2', c='1', d='1', e='1')
+        await world.aio.delete('kopfexamples', 'e')
+        await world.until_indexed('low', a='2', c='1', d='1')
+        assert not world.calls
+        await world.remove('boss')
+        await world.handled('a', field='2')
+        await world.handled('d', field='1')
+        await world.until_indexed('low', a='2', c='1', d='1')
+    calls = [call for call in world.calls if call[1] != 'MODIFIED']
+    assert sorted(calls, key=str) == sorted([
+        ('low', 'DELETED', 'b'), *[('low', None, name) for name in 'acd'],
+        ('low', 'create', 'd'), ('low', 'update', 'a', '2')], key=str)
+
+
+async def test_who_is_paused_from_the_beginning_is_ready_to_take_over(world):
+    await world.join()
+    await world.put('boss')
+    await world.create('a', field='1')
+    async with world.operator('low', observing=True):
+        await world.until_indexed('low', a='1')
+        await world.create('b', field='1')
+        await world.until_indexed('low', a='1', b='1')
+        assert not world.calls
+        await world.remove('boss')
+        await world.handled('a', field='1')
+        await world.handled('b', field='1')
+    assert sorted(call for call in world.calls if call[1] == 'create') == [
+        ('low', 'create', 'a'), ('low', 'create', 'b')]
 
 
 async def test_what_was_seen_before_the_pause_is_forgotten(world):
