@@ -31,6 +31,7 @@ e2e: $(STAMP)  ## run the end-to-end tests on a real control plane: that of KUBE
 
 lint: $(STAMP)  ## check style, types and layers
 	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Side-by-side benchmarks of operator frameworks with the API of kopf. See README.md."""
+
 import argparse
 import collections
 import contextlib
@@ -34,16 +35,43 @@ WRITERS = 4
 SLOW = ["index:N=10000", "index:N=30000"]  # quadratic in kopf 1.45: minutes, and half an hour
 
 SCALES = {
-    "small": dict(ingest=[1000, 10000], index=[1000], kinds=[], namespaces=[100], settle=6, create=[300], variants=["finalizer"],
-                  latency=50, churn=5, daemons=500, window=6, sync=100, webhook=4, idle=10),
-    "full": dict(ingest=[1000, 10000, 30000], index=[1000, 3000, 10000, 30000], kinds=[1, 20],
-                 namespaces=[75, 300, 1000], settle=6,
-                 create=[500, 2000], variants=["noposting", "logposting", "finalizer", "handlers=5", "handlers=10"],
-                 latency=100, churn=15, daemons=2000, window=20, sync=200, webhook=10, idle=30),
+    "small": dict(
+        ingest=[1000, 10000],
+        index=[1000],
+        kinds=[],
+        namespaces=[100],
+        settle=6,
+        create=[300],
+        variants=["finalizer"],
+        latency=50,
+        churn=5,
+        daemons=500,
+        window=6,
+        sync=100,
+        webhook=4,
+        idle=10,
+    ),
+    "full": dict(
+        ingest=[1000, 10000, 30000],
+        index=[1000, 3000, 10000, 30000],
+        kinds=[1, 20],
+        namespaces=[75, 300, 1000],
+        settle=6,
+        create=[500, 2000],
+        variants=["noposting", "logposting", "finalizer", "handlers=5", "handlers=10"],
+        latency=100,
+        churn=15,
+        daemons=2000,
+        window=20,
+        sync=200,
+        webhook=10,
+        idle=30,
+    ),
 }
 
 
 # ---------------------------------------------------------------- HTTP and the cluster
+
 
 class Client:
     """A blocking HTTP/1.1 keep-alive client: no more than the benchmark needs."""
@@ -76,14 +104,14 @@ class Client:
             first = self.file.readline()
         status = int(first.split()[1])
         headers = {}
-        while (line := self.file.readline().strip()):
+        while line := self.file.readline().strip():
             name, _, value = line.partition(b":")
             headers[name.lower()] = value.strip()
         return status, self.pieces(headers)
 
     def pieces(self, headers):
         if b"chunked" in headers.get(b"transfer-encoding", b""):
-            while (size := int(self.file.readline(), 16)):
+            while size := int(self.file.readline(), 16):
                 yield self.file.read(size)
                 self.file.readline()
             self.file.readline()
@@ -115,11 +143,19 @@ class Cluster:
     def __init__(self, directory, port):
         self.directory = pathlib.Path(directory)
         env = {**os.environ, "CLUSTER_PORT": str(port), "APISERVER_ARGS": "--audit-log-maxsize=16384"}
-        subprocess.run([HERE.parent / "tests/cluster/cluster", "up", directory], env=env, check=True,
-                       stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [HERE.parent / "tests/cluster/cluster", "up", directory],
+            env=env,
+            check=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
         config = json.loads((self.directory / "kubeconfig").read_text())
-        self.access = dict(base=config["clusters"][0]["cluster"]["server"],
-                           cafile=config["clusters"][0]["cluster"]["certificate-authority"], token="admin")
+        self.access = dict(
+            base=config["clusters"][0]["cluster"]["server"],
+            cafile=config["clusters"][0]["cluster"]["certificate-authority"],
+            token="admin",
+        )
         self.admin = Client(**self.access)
         self.pool = multiprocessing.Pool(WRITERS, initializer=connect, initargs=[self.access])
 
@@ -154,9 +190,13 @@ class Cluster:
     def reset(self, plural):
         """As ensure(), and undo what operators and writers changed; also return the resource version."""
         plural, total = self.ensure(plural)
-        dirty = [int(item["metadata"]["name"][4:]) for item in self.admin.get(f"{API}/{plural}")["items"]
-                 if any("kopf" in key for key in [*item["metadata"]["annotations"], *item.get("status", {})])
-                 or item["metadata"].get("finalizers") or item["spec"]["round"]]
+        dirty = [
+            int(item["metadata"]["name"][4:])
+            for item in self.admin.get(f"{API}/{plural}")["items"]
+            if any("kopf" in key for key in [*item["metadata"]["annotations"], *item.get("status", {})])
+            or item["metadata"].get("finalizers")
+            or item["spec"]["round"]
+        ]
         self.spread(clean_objects, plural, dirty)
         return plural, total, self.admin.get(f"{API}/{plural}?limit=1")["metadata"]["resourceVersion"]
 
@@ -180,26 +220,57 @@ class Cluster:
 
 def definition(plural):
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    return {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-            "metadata": {"name": f"{plural}.{GROUP}"},
-            "spec": {"group": GROUP, "scope": "Namespaced", "names": {"plural": plural, "kind": plural.title()},
-                     "versions": [{"name": "v1", "served": True, "storage": True, "subresources": {"status": {}},
-                                   "schema": {"openAPIV3Schema": schema}}]}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {"plural": plural, "kind": plural.title()},
+            "versions": [
+                {
+                    "name": "v1",
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "schema": {"openAPIV3Schema": schema},
+                }
+            ],
+        },
+    }
 
 
 def body(plural, number):
     """An object of about 1.5 KB together with what the server adds."""
     name = f"obj-{number:05}"
     env = [{"name": f"SETTING_{i}", "value": f"value-{number}-{i}"} for i in range(3)]
-    return {"apiVersion": f"{GROUP}/v1", "kind": plural.title(),
-            "metadata": {"name": name,
-                         "labels": {"app.kubernetes.io/name": "bench", "app.kubernetes.io/instance": name,
-                                    "app.kubernetes.io/managed-by": "bench", "team": f"team-{number % 7}"},
-                         "annotations": {"example.com/owner": f"owner-{number}@example.com",
-                                         "example.com/revision": f"{number:040x}"}},
-            "spec": {"round": 0, "replicas": number % 5, "image": f"registry.example.com/team/app:{number}",
-                     "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "256Mi"}},
-                     "env": env, "schedule": "*/5 * * * *", "suspend": False}}
+    return {
+        "apiVersion": f"{GROUP}/v1",
+        "kind": plural.title(),
+        "metadata": {
+            "name": name,
+            "labels": {
+                "app.kubernetes.io/name": "bench",
+                "app.kubernetes.io/instance": name,
+                "app.kubernetes.io/managed-by": "bench",
+                "team": f"team-{number % 7}",
+            },
+            "annotations": {
+                "example.com/owner": f"owner-{number}@example.com",
+                "example.com/revision": f"{number:040x}",
+            },
+        },
+        "spec": {
+            "round": 0,
+            "replicas": number % 5,
+            "image": f"registry.example.com/team/app:{number}",
+            "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "256Mi"}},
+            "env": env,
+            "schedule": "*/5 * * * *",
+            "suspend": False,
+        },
+    }
 
 
 def path(plural, number):
@@ -237,15 +308,25 @@ def create_namespaces(plural, numbers, prefix):
 
 def label_namespaces(plural, numbers, prefix, value):
     for number in numbers:
-        writer.request("PATCH", f"/api/v1/namespaces/{prefix}-{number:04}",
-                       {"metadata": {"labels": {"bench": str(value)}}}, "application/merge-patch+json")
+        writer.request(
+            "PATCH",
+            f"/api/v1/namespaces/{prefix}-{number:04}",
+            {"metadata": {"labels": {"bench": str(value)}}},
+            "application/merge-patch+json",
+        )
 
 
 def clean_objects(plural, numbers):
     for number in numbers:
         annotations = json.loads(writer.request("GET", path(plural, number))[1])["metadata"]["annotations"]
-        patch(plural, number, {"spec": {"round": 0}, "metadata": {
-            "finalizers": None, "annotations": {key: None for key in annotations if "kopf" in key}}})
+        patch(
+            plural,
+            number,
+            {
+                "spec": {"round": 0},
+                "metadata": {"finalizers": None, "annotations": {key: None for key in annotations if "kopf" in key}},
+            },
+        )
 
 
 def churn_objects(plural, numbers, seconds):
@@ -273,6 +354,7 @@ def post_reviews(url, cafile, data, seconds):
 
 # ---------------------------------------------------------------- the operator's process
 
+
 @dataclasses.dataclass
 class Runner:
     name: str
@@ -287,9 +369,11 @@ class Runner:
         return cls(name, kind, program, options)
 
     def command(self, operator, scope="--all-namespaces"):
-        return {"kopf": [self.program, "-m", "kopf", "run", scope, f"{HERE}/operators/{operator}.py"],
-                "go": [self.program, operator],
-                "limit": [self.program, f"{HERE}/operators/limit.py", operator]}[self.kind]
+        return {
+            "kopf": [self.program, "-m", "kopf", "run", scope, f"{HERE}/operators/{operator}.py"],
+            "go": [self.program, operator],
+            "limit": [self.program, f"{HERE}/operators/limit.py", operator],
+        }[self.kind]
 
 
 class Operator:
@@ -298,15 +382,29 @@ class Operator:
     def __init__(self, cluster, runner, operator, plural, total, options="", *, scope="--all-namespaces", **env):
         self.cluster, self.offset = cluster, cluster.audit_size()
         read, write = os.pipe()
-        env = {**os.environ, "KUBECONFIG": str(cluster.directory / "kubeconfig-operator"), "BENCH_FD": str(write),
-               "BENCH_PLURAL": plural, "BENCH_N": str(total), "BENCH_OPTIONS": f"{options},{runner.options}",
-               "PYTHONPATH": str(HERE / "operators"), "PYTHONDONTWRITEBYTECODE": "1", **env}
+        env = {
+            **os.environ,
+            "KUBECONFIG": str(cluster.directory / "kubeconfig-operator"),
+            "BENCH_FD": str(write),
+            "BENCH_PLURAL": plural,
+            "BENCH_N": str(total),
+            "BENCH_OPTIONS": f"{options},{runner.options}",
+            "PYTHONPATH": str(HERE / "operators"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **env,
+        }
         self.log = cluster.directory / "operator.log"
         self.began = time.time_ns()
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(runner.command(operator, scope), pass_fds=[write], env=env,
-                                            stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                            cwd=HERE)  # not the repository: its package would be taken
+            self.process = subprocess.Popen(
+                runner.command(operator, scope),
+                pass_fds=[write],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=HERE,
+            )  # not the repository: its package would be taken
         os.close(write)
         self.reports = queue.Queue()
         threading.Thread(target=self._read, args=[read], daemon=True).start()
@@ -347,8 +445,10 @@ class Operator:
         """Megabytes."""
         proc = f"/proc/{self.process.pid}/"
         text = pathlib.Path(proc, "status").read_text() + pathlib.Path(proc, "smaps_rollup").read_text()
-        return {name: int(re.search(rf"^{key}:\s+(\d+)", text, re.M)[1]) / 1024
-                for name, key in [("rss", "VmRSS"), ("peak", "VmHWM"), ("pss", "Pss")]}
+        return {
+            name: int(re.search(rf"^{key}:\s+(\d+)", text, re.M)[1]) / 1024
+            for name, key in [("rss", "VmRSS"), ("peak", "VmHWM"), ("pss", "Pss")]
+        }
 
     def stop(self):
         """Stop it as Kubernetes does; return how long that took."""
@@ -379,8 +479,9 @@ def landed(cluster, plural, version, total):
                     return time.time_ns()
         page = cluster.admin.get(f"{API}/{plural}")
         version = page["metadata"]["resourceVersion"]
-        names = {item["metadata"]["name"].encode() for item in page["items"]
-                 if ANNOTATION in item["metadata"]["annotations"]}
+        names = {
+            item["metadata"]["name"].encode() for item in page["items"] if ANNOTATION in item["metadata"]["annotations"]
+        }
     return time.time_ns()
 
 
@@ -395,16 +496,19 @@ def percentile(values, percent):
 
 # ---------------------------------------------------------------- the cases
 
+
 def case_import(cluster, runner, scale):
     """Import and --help, each the median of 5 processes."""
     status = "dict(l.split(':', 1) for l in open('/proc/self/status'))"
-    probes = {"import": "import json, sys, time; old = len(sys.modules); begin = time.perf_counter(); import kopf; "
-                        f"wall = time.perf_counter() - begin; s = {status}; print(json.dumps("
-                        "[wall * 1e3, int(s['VmRSS'].split()[0]) / 1024, len(sys.modules) - old]), file=sys.stderr)",
-              "help": "import runpy, sys; sys.argv = ['kopf', '--help']\n"
-                      "try: runpy.run_module('kopf', run_name='__main__')\nexcept SystemExit: pass\n"
-                      f"import json, time; s = {status}; print(json.dumps("
-                      "[time.process_time() * 1e3, int(s['VmHWM'].split()[0]) / 1024]), file=sys.stderr)"}
+    probes = {
+        "import": "import json, sys, time; old = len(sys.modules); begin = time.perf_counter(); import kopf; "
+        f"wall = time.perf_counter() - begin; s = {status}; print(json.dumps("
+        "[wall * 1e3, int(s['VmRSS'].split()[0]) / 1024, len(sys.modules) - old]), file=sys.stderr)",
+        "help": "import runpy, sys; sys.argv = ['kopf', '--help']\n"
+        "try: runpy.run_module('kopf', run_name='__main__')\nexcept SystemExit: pass\n"
+        f"import json, time; s = {status}; print(json.dumps("
+        "[time.process_time() * 1e3, int(s['VmHWM'].split()[0]) / 1024]), file=sys.stderr)",
+    }
     rows = {name: [] for name in probes}
     for name, probe in probes.items():
         for _ in range(5):
@@ -413,8 +517,14 @@ def case_import(cluster, runner, scale):
             wall = (time.perf_counter() - begin) * 1e3
             rows[name].append([wall, *json.loads(result.stderr.splitlines()[-1])])
     first, second = ([statistics.median(column) for column in zip(*rows[name])] for name in probes)
-    return {"import ms": first[1], "import rss MB": first[2], "modules": first[3],
-            "help wall ms": second[0], "help cpu ms": second[1], "help peak MB": second[2]}
+    return {
+        "import ms": first[1],
+        "import rss MB": first[2],
+        "modules": first[3],
+        "help wall ms": second[0],
+        "help cpu ms": second[1],
+        "help peak MB": second[2],
+    }
 
 
 def case_ready(cluster, runner, scale):
@@ -425,8 +535,12 @@ def case_ready(cluster, runner, scale):
         cpu, memory = operator.cpu(), operator.memory()
         time.sleep(1)
     counts = operator.requests(operator.began, seen)
-    return {"ready s": (seen - operator.began) / 1e9, "cpu s": cpu, "rss MB": memory["rss"],
-            "api requests": counts.total()}
+    return {
+        "ready s": (seen - operator.began) / 1e9,
+        "cpu s": cpu,
+        "rss MB": memory["rss"],
+        "api requests": counts.total(),
+    }
 
 
 def case_kinds(cluster, runner, scale, kinds):
@@ -440,8 +554,12 @@ def case_kinds(cluster, runner, scale, kinds):
         time.sleep(scale["settle"])
         memory = operator.memory()
     counts = operator.requests(operator.began, seen)
-    return {"ready s": (seen - operator.began) / 1e9, "cpu s": cpu, "settled rss MB": memory["rss"],
-            "api requests": counts.total()}
+    return {
+        "ready s": (seen - operator.began) / 1e9,
+        "cpu s": cpu,
+        "settled rss MB": memory["rss"],
+        "api requests": counts.total(),
+    }
 
 
 def case_namespaces(cluster, runner, scale, total):
@@ -459,10 +577,14 @@ def case_namespaces(cluster, runner, scale, total):
         events = operator.cpu() - settled
         memory = operator.memory()
     counts = operator.requests(operator.began, seen)
-    return {"ready s": (seen - begin) / 1e9, "cpu s": cpu, "cpu ms/namespace": cpu / total * 1e3,
-            "cpu ms/event of namespaces": events / total * 1e3,
-            "settled rss KB/namespace": (memory["rss"] - operator.base_rss) * 1024 / total,
-            "api requests/namespace": counts.total() / total}
+    return {
+        "ready s": (seen - begin) / 1e9,
+        "cpu s": cpu,
+        "cpu ms/namespace": cpu / total * 1e3,
+        "cpu ms/event of namespaces": events / total * 1e3,
+        "settled rss KB/namespace": (memory["rss"] - operator.base_rss) * 1024 / total,
+        "api requests/namespace": counts.total() / total,
+    }
 
 
 def case_ingest(cluster, runner, scale, total, operator="event"):
@@ -476,9 +598,16 @@ def case_ingest(cluster, runner, scale, total, operator="event"):
         time.sleep(scale["settle"])
         settled = process.cpu() - process.base_cpu
         memory = process.memory()
-    return {"wall s": (seen - begin) / 1e9, "cpu s": cpu, "cpu settled s": settled,
-            "cpu us/object": settled / total * 1e6, "peak rss MB": memory["peak"], "settled rss MB": memory["rss"],
-            "settled pss MB": memory["pss"], "settled rss KB/object": (memory["rss"] - process.base_rss) * 1024 / total}
+    return {
+        "wall s": (seen - begin) / 1e9,
+        "cpu s": cpu,
+        "cpu settled s": settled,
+        "cpu us/object": settled / total * 1e6,
+        "peak rss MB": memory["peak"],
+        "settled rss MB": memory["rss"],
+        "settled pss MB": memory["pss"],
+        "settled rss KB/object": (memory["rss"] - process.base_rss) * 1024 / total,
+    }
 
 
 def case_create(cluster, runner, scale, total, options=""):
@@ -491,10 +620,14 @@ def case_create(cluster, runner, scale, total, options=""):
         memory = operator.memory()
         time.sleep(2)
     counts = operator.requests(operator.began, time.time_ns())
-    return {"wall s": (done - begin) / 1e9, "objects/s ↑": total / (done - begin) * 1e9,
-            "cpu ms/object": cpu / total * 1e3, "peak rss MB": memory["peak"],
-            "patches/object": patches(counts, plural) / total,
-            "events posted/object": counts["create events"] / total}
+    return {
+        "wall s": (done - begin) / 1e9,
+        "objects/s ↑": total / (done - begin) * 1e9,
+        "cpu ms/object": cpu / total * 1e3,
+        "peak rss MB": memory["peak"],
+        "patches/object": patches(counts, plural) / total,
+        "events posted/object": counts["create events"] / total,
+    }
 
 
 def case_latency(cluster, runner, scale):
@@ -527,9 +660,13 @@ def case_latency(cluster, runner, scale):
             lands.append((event[1] - answer) / 1e6)
             time.sleep(0.02)
         cpu = operator.cpu() - cpu
-    return {"handler p50 ms": statistics.median(runs), "handler p99 ms": percentile(runs, 99),
-            "patched p50 ms": statistics.median(lands), "patched p99 ms": percentile(lands, 99),
-            "cpu ms/change": cpu / len(runs) * 1e3}
+    return {
+        "handler p50 ms": statistics.median(runs),
+        "handler p99 ms": percentile(runs, 99),
+        "patched p50 ms": statistics.median(lands),
+        "patched p99 ms": percentile(lands, 99),
+        "cpu ms/change": cpu / len(runs) * 1e3,
+    }
 
 
 def case_churn(cluster, runner, scale, operator):
@@ -549,10 +686,16 @@ def case_churn(cluster, runner, scale, operator):
         memory = process.memory()
     calls = final["count"] - (total if operator == "event" else 0)
     counts = process.requests(begin, time.time_ns())
-    return {"writes/s": changes / (end - begin) * 1e9, "calls/s ↑": calls / (final["time"] - begin) * 1e9,
-            "lag s": max(0.0, (final["time"] - end) / 1e9), "cpu us/write": cpu / changes * 1e6,
-            "cpu us/call": cpu / calls * 1e6, "calls/write": calls / changes,
-            "patches/call": patches(counts, plural) / calls, "peak rss MB": memory["peak"]}
+    return {
+        "writes/s": changes / (end - begin) * 1e9,
+        "calls/s ↑": calls / (final["time"] - begin) * 1e9,
+        "lag s": max(0.0, (final["time"] - end) / 1e9),
+        "cpu us/write": cpu / changes * 1e6,
+        "cpu us/call": cpu / calls * 1e6,
+        "calls/write": calls / changes,
+        "patches/call": patches(counts, plural) / calls,
+        "peak rss MB": memory["peak"],
+    }
 
 
 def case_daemons(cluster, runner, scale, operator):
@@ -567,13 +710,21 @@ def case_daemons(cluster, runner, scale, operator):
         time.sleep(scale["window"])
         cpu = process.cpu() - cpu
         memory = process.memory()
-        result = {"all running s": (running - begin) / 1e9, "start cpu ms/object": launch / total * 1e3,
-                  "steady cpu %": cpu / scale["window"] * 100,
-                  "rss KB/object": (memory["rss"] - process.base_rss) * 1024 / total, "peak rss MB": memory["peak"]}
+        result = {
+            "all running s": (running - begin) / 1e9,
+            "start cpu ms/object": launch / total * 1e3,
+            "steady cpu %": cpu / scale["window"] * 100,
+            "rss KB/object": (memory["rss"] - process.base_rss) * 1024 / total,
+            "peak rss MB": memory["peak"],
+        }
         if operator == "timer":
             ticks = process.wait("ticks", timeout=60)
-            result |= {"cpu us/tick": cpu / ticks["done"] * 1e6, "interval p50 s": ticks["median"],
-                       "interval p99 s": ticks["p99"], "missed ticks %": max(0.0, ticks["missed"]) * 100}
+            result |= {
+                "cpu us/tick": cpu / ticks["done"] * 1e6,
+                "interval p50 s": ticks["median"],
+                "interval p99 s": ticks["p99"],
+                "missed ticks %": max(0.0, ticks["missed"]) * 100,
+            }
         return result | {"shutdown s": process.stop()}
 
 
@@ -582,24 +733,56 @@ def case_webhook(cluster, runner, scale):
     plural, total = cluster.ensure("hook1")
     cert, key = str(cluster.directory / "hook.crt"), str(cluster.directory / "hook.key")
     if not os.path.exists(cert):
-        subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30", "-subj", "/CN=hook",
-                        "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert],
-                       check=True, capture_output=True)
-    review = json.dumps({
-        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
-        "request": {"uid": "705ab4f5-6393-11e8-b7cc-42010a800002", "operation": "CREATE",
-                    "kind": {"group": GROUP, "version": "v1", "kind": plural.title()},
-                    "resource": {"group": GROUP, "version": "v1", "resource": plural},
-                    "requestKind": {"group": GROUP, "version": "v1", "kind": plural.title()},
-                    "requestResource": {"group": GROUP, "version": "v1", "resource": plural},
-                    "name": "obj-00000", "namespace": "bench-0", "userInfo": {"username": "admin", "groups": ["a"]},
-                    "object": body(plural, 0), "oldObject": None, "options": None, "dryRun": False}}).encode()
+        subprocess.run(
+            [
+                "openssl",
+                "req",
+                "-x509",
+                "-newkey",
+                "rsa:2048",
+                "-nodes",
+                "-days",
+                "30",
+                "-subj",
+                "/CN=hook",
+                "-addext",
+                "subjectAltName=IP:127.0.0.1",
+                "-keyout",
+                key,
+                "-out",
+                cert,
+            ],
+            check=True,
+            capture_output=True,
+        )
+    review = json.dumps(
+        {
+            "apiVersion": "admission.k8s.io/v1",
+            "kind": "AdmissionReview",
+            "request": {
+                "uid": "705ab4f5-6393-11e8-b7cc-42010a800002",
+                "operation": "CREATE",
+                "kind": {"group": GROUP, "version": "v1", "kind": plural.title()},
+                "resource": {"group": GROUP, "version": "v1", "resource": plural},
+                "requestKind": {"group": GROUP, "version": "v1", "kind": plural.title()},
+                "requestResource": {"group": GROUP, "version": "v1", "resource": plural},
+                "name": "obj-00000",
+                "namespace": "bench-0",
+                "userInfo": {"username": "admin", "groups": ["a"]},
+                "object": body(plural, 0),
+                "oldObject": None,
+                "options": None,
+                "dryRun": False,
+            },
+        }
+    ).encode()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     try:
-        with Operator(cluster, runner, "webhook", plural, total,
-                      BENCH_PORT=str(port), BENCH_CERT=cert, BENCH_KEY=key) as operator:
+        with Operator(
+            cluster, runner, "webhook", plural, total, BENCH_PORT=str(port), BENCH_CERT=cert, BENCH_KEY=key
+        ) as operator:
             for _ in range(100):
                 time.sleep(0.1)
                 status, data = cluster.admin.request("GET", f"{HOOKS}/{GROUP}", fine=[404])
@@ -614,8 +797,12 @@ def case_webhook(cluster, runner, scale):
             cpu = operator.cpu() - cpu
     finally:
         cluster.admin.request("DELETE", f"{HOOKS}/{GROUP}", fine=[404])
-    return {"requests/s ↑": len(times) / scale["webhook"], "p50 ms": statistics.median(times) * 1e3,
-            "p99 ms": percentile(times, 99) * 1e3, "cpu us/request": cpu / len(times) * 1e6}
+    return {
+        "requests/s ↑": len(times) / scale["webhook"],
+        "p50 ms": statistics.median(times) * 1e3,
+        "p99 ms": percentile(times, 99) * 1e3,
+        "cpu us/request": cpu / len(times) * 1e6,
+    }
 
 
 def case_idle(cluster, runner, scale):
@@ -629,8 +816,12 @@ def case_idle(cluster, runner, scale):
         cpu, end = operator.cpu() - cpu, time.time_ns()
         memory = operator.memory()
     minutes = scale["idle"] / 60
-    return {"cpu ms/min": cpu * 1e3 / minutes, "api requests/min": operator.requests(begin, end).total() / minutes,
-            "rss MB": memory["rss"], "pss MB": memory["pss"]}
+    return {
+        "cpu ms/min": cpu * 1e3 / minutes,
+        "api requests/min": operator.requests(begin, end).total() / minutes,
+        "rss MB": memory["rss"],
+        "pss MB": memory["pss"],
+    }
 
 
 def plan(scale):
@@ -648,8 +839,13 @@ def plan(scale):
     for total in scale["create"]:
         yield "create", f"N={total}", case_create, dict(total=total), True
     for options in scale["variants"]:
-        yield "create", f"{options} N={scale['create'][0]}", case_create, dict(
-            total=scale["create"][0], options=options), False
+        yield (
+            "create",
+            f"{options} N={scale['create'][0]}",
+            case_create,
+            dict(total=scale["create"][0], options=options),
+            False,
+        )
     yield "latency", "", case_latency, {}, True
     yield "churn", "on.event", case_churn, dict(operator="event"), True
     yield "churn", "on.update", case_churn, dict(operator="update"), True
@@ -662,11 +858,16 @@ def plan(scale):
 
 # ---------------------------------------------------------------- the commands
 
+
 def build_anchor():
     binary = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "kubelab/goanchor"
     binary.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["go", "build", "-buildvcs=false", "-ldflags=-s -w", "-o", binary, "."], cwd=HERE / "goanchor",
-                   env={**os.environ, "CGO_ENABLED": "0"}, check=True)
+    subprocess.run(
+        ["go", "build", "-buildvcs=false", "-ldflags=-s -w", "-o", binary, "."],
+        cwd=HERE / "goanchor",
+        env={**os.environ, "CGO_ENABLED": "0"},
+        check=True,
+    )
     return str(binary)
 
 
@@ -703,8 +904,11 @@ def measure(cluster, runners, scale, *, only=(), repeat=1, slow=False, minutes=f
                 took[label, runner.name] = time.monotonic() - begin
                 results.append(dict(case=case, variant=variant, runner=runner.name, repeat=repetition, metrics=metrics))
                 shown = ", ".join(f"{name} {reporting.number(value)}" for name, value in metrics.items())
-                print(f"{case} {variant} {runner.name}: {shown} [load {os.getloadavg()[0]:.1f}]",
-                      file=sys.stderr, flush=True)
+                print(
+                    f"{case} {variant} {runner.name}: {shown} [load {os.getloadavg()[0]:.1f}]",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 done(results)
     return results, failures
 
@@ -715,8 +919,15 @@ def run(args):
     output = pathlib.Path(args.json or f"{cluster.directory}-results/{time.strftime('%m%d-%H%M%S')}.json")
     output.parent.mkdir(parents=True, exist_ok=True)
     results, failures = measure(
-        cluster, runners, args.scale, only=args.only, repeat=args.repeat, slow=args.slow, minutes=args.minutes,
-        done=lambda results: output.write_text(json.dumps(dict(runners=names, results=results))))
+        cluster,
+        runners,
+        args.scale,
+        only=args.only,
+        repeat=args.repeat,
+        slow=args.slow,
+        minutes=args.minutes,
+        done=lambda results: output.write_text(json.dumps(dict(runners=names, results=results))),
+    )
     reporting.print_table(results, names)
     print(f"\nJSON: {output}")
     cluster.pool.terminate()
@@ -766,24 +977,36 @@ def main():
     shared.add_argument("--limit", action="append", default=[], metavar="NAME=PATH/bin/python[+OPTION,…]")
     shared.add_argument("--go", action="store_true", help="also the client-go anchor")
     shared.add_argument("--repeat", type=int, default=1)
-    shared.add_argument("--dir", default=os.path.join(tempfile.gettempdir(), "kubelab", "bench"),
-                        help="the cluster; it is left running")
+    shared.add_argument(
+        "--dir", default=os.path.join(tempfile.gettempdir(), "kubelab", "bench"), help="the cluster; it is left running"
+    )
     shared.add_argument("--port", type=int, default=int(os.environ.get("CLUSTER_PORT") or 18443))
     command = commands.add_parser("run", parents=[shared], help="measure and compare")
     command.set_defaults(function=run)
     command.add_argument("--only", nargs="+", default=[], metavar="CASE[:VARIANT]")
     command.add_argument("--scale", choices=SCALES, default="small")
     command.add_argument("--json", help="where to write the results")
-    command.add_argument("--minutes", type=float, default=float("inf"),
-                         help="begin no more repetitions that would end later; everything is measured once at least")
-    command.add_argument("--slow", action="store_true",
-                         help=f"measure {' and '.join(SLOW)} also in the base, where they can take half an hour")
+    command.add_argument(
+        "--minutes",
+        type=float,
+        default=float("inf"),
+        help="begin no more repetitions that would end later; everything is measured once at least",
+    )
+    command.add_argument(
+        "--slow",
+        action="store_true",
+        help=f"measure {' and '.join(SLOW)} also in the base, where they can take half an hour",
+    )
     command = commands.add_parser("check", parents=[shared], help="compare two environments with the recorded ratios")
     command.set_defaults(function=check)
     command.add_argument("--recorded", type=pathlib.Path, default=HERE / "ratios.json")
     command.add_argument("--only", nargs="+", default=[], metavar="CASE[:VARIANT]")
-    command.add_argument("--tolerance", type=float, default=20,
-                         help="how much worse the ratios may be where nothing is recorded: %% (default: %(default)g)")
+    command.add_argument(
+        "--tolerance",
+        type=float,
+        default=20,
+        help="how much worse the ratios may be where nothing is recorded: %% (default: %(default)g)",
+    )
     command.add_argument("--attempts", type=int, default=5, help="how often to measure what seems to be worse")
     command = commands.add_parser("show", help="print the table of earlier runs")
     command.set_defaults(function=show)

@@ -1,4 +1,5 @@
 """What comes of the measurements: the medians, the ratios to the first environment, and tables of them."""
+
 import collections
 import csv
 import json
@@ -72,8 +73,11 @@ def growth(results):
     for result in results:
         if result["case"] in ("ingest", "index") and result["variant"].startswith("N="):
             points[result["case"], result["runner"]][int(result["variant"][2:])].append(result["metrics"])
-    derived = {"peak rss KB/object": ("peak rss MB", 1024), "settled rss KB/object": ("settled rss MB", 1024),
-               "cpu us/object": ("cpu settled s", 1e6)}
+    derived = {
+        "peak rss KB/object": ("peak rss MB", 1024),
+        "settled rss KB/object": ("settled rss MB", 1024),
+        "cpu us/object": ("cpu settled s", 1e6),
+    }
     for (case, runner), sizes in points.items():
         for small, large in zip(sorted(sizes), sorted(sizes)[1:]):
             metrics = {}
@@ -85,13 +89,23 @@ def growth(results):
 
 def ratios(results, base, other):
     """The ratios of the medians of all metrics, where both environments were measured."""
-    return {key: statistics.median(values[other]) / median for key, values in collect(results).items()
-            if values[base] and values[other] and (median := statistics.median(values[base]))}
+    return {
+        key: statistics.median(values[other]) / median
+        for key, values in collect(results).items()
+        if values[base] and values[other] and (median := statistics.median(values[base]))
+    }
 
 
 def number(value):
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}" \
-        if abs(value) >= 0.1 or not value else f"{value:.4f}"
+    return (
+        f"{value:.0f}"
+        if abs(value) >= 100
+        else f"{value:.1f}"
+        if abs(value) >= 10
+        else f"{value:.2f}"
+        if abs(value) >= 0.1 or not value
+        else f"{value:.4f}"
+    )
 
 
 def print_table(results, runners):
@@ -121,8 +135,9 @@ def print_page(results, runners):
     """CSV: the rows of docs/performance.rst, of the first two environments."""
     rows, writer = collect(results), csv.writer(sys.stdout, lineterminator="\n")
     for title, label, metric, unit in PAGE:
-        medians = [statistics.median(values) if (values := rows[label, metric][runner]) else None
-                   for runner in runners[:2]]
+        medians = [
+            statistics.median(values) if (values := rows[label, metric][runner]) else None for runner in runners[:2]
+        ]
         if not any(medians):
             continue
         texts = ["–" if median is None else f"{number(median)} {unit}".strip() for median in medians]

@@ -1,4 +1,5 @@
 """Sphinx: `make docs` renders these pages into docs/_build."""
+
 import pathlib
 import sys
 

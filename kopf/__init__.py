@@ -4,6 +4,7 @@ Kubernetes operators in Python: handlers are declared by decorators, the framewo
 This is the public interface, together with `kopf.on`, `kopf.lifecycles` and `kopf.testing`. Everything else is an
 implementation detail, and can change at any time.
 """
+
 from typing import TYPE_CHECKING, Any
 
 from kopf import on
@@ -109,47 +110,152 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    'ABSENT', 'EVERYTHING', 'PRESENT',
-    'AdmissionError', 'AiohttpSession', 'Annotations', 'AnnotationsDiffBaseStorage', 'AnnotationsProgressStorage',
-    'AsyncDaemonStopperChecker', 'Body', 'BodyEssence', 'ConnectionInfo', 'DaemonStopped', 'DaemonStoppingReason',
-    'Diff', 'DiffBaseStorage', 'DiffItem', 'DiffOperation', 'ErrorsMode', 'FieldPath', 'FieldSpec', 'HandlerId',
-    'HandlerRetriesError', 'HandlerTimeoutError', 'Headers', 'Index', 'Labels', 'LocalObjectLogger', 'LogFormat',
-    'Logger', 'LoginError', 'Memo', 'Meta', 'MultiDiffBaseStorage', 'MultiProgressStorage', 'ObjectLogger',
-    'ObjectReference', 'Operation', 'OperatorRegistry', 'OperatorSettings', 'OwnerReference', 'Patch', 'PatchFn',
-    'PermanentError', 'ProgressRecord', 'ProgressStorage', 'RawBody', 'RawEvent', 'RawEventType', 'Reason', 'Resource',
-    'SSLPeer', 'SmartProgressStorage', 'Spec', 'Status', 'StatusDiffBaseStorage', 'StatusProgressStorage', 'Store',
-    'SyncDaemonStopperChecker', 'TemporaryError', 'UserInfo', 'WebhookAutoServer', 'WebhookAutoTunnel',
-    'WebhookClientConfig', 'WebhookClientConfigService', 'WebhookDockerDesktopServer', 'WebhookFn', 'WebhookK3dServer',
-    'WebhookMinikubeServer', 'WebhookNgrokTunnel', 'WebhookServer', 'WebhookServerProtocol', 'WebhookService',
+    'ABSENT',
+    'EVERYTHING',
+    'PRESENT',
+    'AdmissionError',
+    'AiohttpSession',
+    'Annotations',
+    'AnnotationsDiffBaseStorage',
+    'AnnotationsProgressStorage',
+    'AsyncDaemonStopperChecker',
+    'Body',
+    'BodyEssence',
+    'ConnectionInfo',
+    'DaemonStopped',
+    'DaemonStoppingReason',
+    'Diff',
+    'DiffBaseStorage',
+    'DiffItem',
+    'DiffOperation',
+    'ErrorsMode',
+    'FieldPath',
+    'FieldSpec',
+    'HandlerId',
+    'HandlerRetriesError',
+    'HandlerTimeoutError',
+    'Headers',
+    'Index',
+    'Labels',
+    'LocalObjectLogger',
+    'LogFormat',
+    'Logger',
+    'LoginError',
+    'Memo',
+    'Meta',
+    'MultiDiffBaseStorage',
+    'MultiProgressStorage',
+    'ObjectLogger',
+    'ObjectReference',
+    'Operation',
+    'OperatorRegistry',
+    'OperatorSettings',
+    'OwnerReference',
+    'Patch',
+    'PatchFn',
+    'PermanentError',
+    'ProgressRecord',
+    'ProgressStorage',
+    'RawBody',
+    'RawEvent',
+    'RawEventType',
+    'Reason',
+    'Resource',
+    'SSLPeer',
+    'SmartProgressStorage',
+    'Spec',
+    'Status',
+    'StatusDiffBaseStorage',
+    'StatusProgressStorage',
+    'Store',
+    'SyncDaemonStopperChecker',
+    'TemporaryError',
+    'UserInfo',
+    'WebhookAutoServer',
+    'WebhookAutoTunnel',
+    'WebhookClientConfig',
+    'WebhookClientConfigService',
+    'WebhookDockerDesktopServer',
+    'WebhookFn',
+    'WebhookK3dServer',
+    'WebhookMinikubeServer',
+    'WebhookNgrokTunnel',
+    'WebhookServer',
+    'WebhookServerProtocol',
+    'WebhookService',
     '__version__',
-    'adjust_namespace', 'adopt', 'all_', 'any_', 'append_owner_reference', 'build_object_reference',
-    'build_owner_reference', 'configure', 'daemon', 'ensure_crds', 'event', 'exception', 'execute',
-    'get_default_lifecycle', 'get_default_registry', 'harmonize_naming', 'index', 'info', 'label', 'lifecycles',
-    'login_via_async_client', 'login_via_client', 'login_via_pykube', 'login_with_kubeconfig',
-    'login_with_service_account', 'none_', 'not_', 'on', 'operator', 'register', 'remove_owner_reference', 'run',
-    'run_tasks', 'set_default_lifecycle', 'set_default_registry', 'spawn_tasks', 'subhandler', 'timer', 'warn',
+    'adjust_namespace',
+    'adopt',
+    'all_',
+    'any_',
+    'append_owner_reference',
+    'build_object_reference',
+    'build_owner_reference',
+    'configure',
+    'daemon',
+    'ensure_crds',
+    'event',
+    'exception',
+    'execute',
+    'get_default_lifecycle',
+    'get_default_registry',
+    'harmonize_naming',
+    'index',
+    'info',
+    'label',
+    'lifecycles',
+    'login_via_async_client',
+    'login_via_client',
+    'login_via_pykube',
+    'login_with_kubeconfig',
+    'login_with_service_account',
+    'none_',
+    'not_',
+    'on',
+    'operator',
+    'register',
+    'remove_owner_reference',
+    'run',
+    'run_tasks',
+    'set_default_lifecycle',
+    'set_default_registry',
+    'spawn_tasks',
+    'subhandler',
+    'timer',
+    'warn',
 ]
 
 _LAZY = {
     'kopf._cogs.clients.logins': (
-        'login_via_async_client', 'login_via_client', 'login_via_pykube', 'login_with_kubeconfig',
-        'login_with_service_account'),
+        'login_via_async_client',
+        'login_via_client',
+        'login_via_pykube',
+        'login_with_kubeconfig',
+        'login_with_service_account',
+    ),
     'kopf._core.engines.admission': ('AdmissionError',),
     'kopf._core.reactor.running': ('operator', 'run', 'run_tasks', 'spawn_tasks'),
     'kopf._kits.hierarchies': (
-        'adjust_namespace', 'adopt', 'append_owner_reference', 'harmonize_naming', 'label', 'remove_owner_reference'),
+        'adjust_namespace',
+        'adopt',
+        'append_owner_reference',
+        'harmonize_naming',
+        'label',
+        'remove_owner_reference',
+    ),
     'kopf._kits.provisioning': ('ensure_crds',),
     'kopf._kits.services': ('WebhookService',),
     'kopf._kits.tunnels': ('WebhookAutoServer', 'WebhookAutoTunnel', 'WebhookNgrokTunnel'),
-    'kopf._kits.webhooks': (
-        'WebhookDockerDesktopServer', 'WebhookK3dServer', 'WebhookMinikubeServer', 'WebhookServer'),
+    'kopf._kits.webhooks': ('WebhookDockerDesktopServer', 'WebhookK3dServer', 'WebhookMinikubeServer', 'WebhookServer'),
 }
 """What handlers' files rarely need while they are imported, and what takes long to be imported."""
 
 
 if not TYPE_CHECKING:  # or else any name would do for those who check types
+
     def __getattr__(name: str) -> Any:
         import importlib
+
         for module, names in _LAZY.items():
             if name in names:
                 value = globals()[name] = getattr(importlib.import_module(module), name)
@@ -161,6 +267,7 @@ if not TYPE_CHECKING:  # or else any name would do for those who check types
         if name.startswith('__'):
             return text
         import difflib
+
         decorators = [f'on.{each}' for each in dir(on) if callable(getattr(on, each)) and each.islower()]
         exact = [each for each in decorators if each == f'on.{name.lower()}']
         known = {each.rpartition('.')[2].lower(): each for each in (*decorators, *__all__)}

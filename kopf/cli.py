@@ -7,6 +7,7 @@ i.e. for errors of unknown origin and under ``--debug``.
 Exit codes: 0 if stopped by a signal or a flag, 1 if failed (or what an activity's handler has given to ``sys.exit()``),
 2 if the command line is wrong.
 """
+
 import asyncio
 import contextlib
 import dataclasses
@@ -100,29 +101,44 @@ def logging_options(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of logging to a command, and configure the logging before the command begins."""
 
     @option('-v', '--verbose', is_flag=True, help="Log also what the framework does, step by step.")
-    @option('-d', '--debug', is_flag=True,
-            help="Log everything, also of asyncio and of the network; failures have tracebacks.")
+    @option(
+        '-d',
+        '--debug',
+        is_flag=True,
+        help="Log everything, also of asyncio and of the network; failures have tracebacks.",
+    )
     @option('-q', '--quiet', is_flag=True, help="Log only warnings and errors.")
-    @option('--log-format', type=LogFormatParamType(), default='full', show_default=True,
-            help="With times and loggers; only the messages; or a JSON object a line.")
-    @option('--log-refkey', type=str,
-            help="The key for the object's reference in JSON logs; 'object' by default.")
-    @option('--log-prefix/--no-log-prefix', default=None,
-            help="Begin messages with the object's name; the default is yes, but no for JSON logs.")
+    @option(
+        '--log-format',
+        type=LogFormatParamType(),
+        default='full',
+        show_default=True,
+        help="With times and loggers; only the messages; or a JSON object a line.",
+    )
+    @option('--log-refkey', type=str, help="The key for the object's reference in JSON logs; 'object' by default.")
+    @option(
+        '--log-prefix/--no-log-prefix',
+        default=None,
+        help="Begin messages with the object's name; the default is yes, but no for JSON logs.",
+    )
     @functools.wraps(fn)
     def wrapper(
-            *args: Any,
-            verbose: bool,
-            debug: bool,
-            quiet: bool,
-            log_format: loggers.LogFormat,
-            log_refkey: str | None,
-            log_prefix: bool | None,
-            **kwargs: Any,
+        *args: Any,
+        verbose: bool,
+        debug: bool,
+        quiet: bool,
+        log_format: loggers.LogFormat,
+        log_refkey: str | None,
+        log_prefix: bool | None,
+        **kwargs: Any,
     ) -> Any:
         loggers.configure(
-            debug=debug, verbose=verbose, quiet=quiet,
-            log_format=log_format, log_refkey=log_refkey, log_prefix=log_prefix,
+            debug=debug,
+            verbose=verbose,
+            quiet=quiet,
+            log_format=log_format,
+            log_refkey=log_refkey,
+            log_prefix=log_prefix,
         )
         with _failing_shortly(debug=debug):
             return fn(*args, **kwargs)
@@ -177,14 +193,16 @@ def _check_scope(namespaces: tuple[str, ...], *, clusterwide: bool) -> None:
     if namespaces and clusterwide:
         raise click.UsageError("Either --namespace or --all-namespaces can be used, not both.")
     if wrong := [name for name in namespaces if not re.fullmatch(r'[-a-z0-9*?!\[\],\s]*[a-z0-9*?\]],?\s*', name)]:
-        raise click.UsageError(f"No namespace can be named {wrong[0]!r}. "
-                               f"For all of them, use --all-namespaces instead of --namespace.")
+        raise click.UsageError(
+            f"No namespace can be named {wrong[0]!r}. For all of them, use --all-namespaces instead of --namespace."
+        )
 
 
 def _check_endpoint(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     if value is None:
         return None
     from kopf._core.engines import probing
+
     try:
         probing.Endpoint.parse(value)
     except probing.EndpointError as error:
@@ -194,7 +212,8 @@ def _check_endpoint(ctx: click.Context, param: click.Parameter, value: str | Non
 
 @click.group(name='kopf', context_settings={'auto_envvar_prefix': 'KOPF'})
 @click.version_option(
-    versions.version, prog_name='kopf', message=f'%(prog)s, version %(version)s ({versions.compatibility})')
+    versions.version, prog_name='kopf', message=f'%(prog)s, version %(version)s ({versions.compatibility})'
+)
 def main() -> None:
     """Kubernetes operators in Python.
 
@@ -214,12 +233,25 @@ def sandbox_options(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that tell what is in a sandbox to begin with."""
     existing = click.Path(exists=True)
     for add in [
-        option('--pods', is_flag=True,
-               help="Let pods, jobs and deployments of the sandbox live, as if there was a node."),
-        option('--load', 'loads', multiple=True, metavar='FILE', type=existing,
-               help="Then apply the objects of this file or folder; can be repeated."),
-        option('--crd', 'crds', multiple=True, metavar='FILE', type=existing,
-               help="Apply the kinds of objects of this file or folder to the sandbox; can be repeated."),
+        option(
+            '--pods', is_flag=True, help="Let pods, jobs and deployments of the sandbox live, as if there was a node."
+        ),
+        option(
+            '--load',
+            'loads',
+            multiple=True,
+            metavar='FILE',
+            type=existing,
+            help="Then apply the objects of this file or folder; can be repeated.",
+        ),
+        option(
+            '--crd',
+            'crds',
+            multiple=True,
+            metavar='FILE',
+            type=existing,
+            help="Apply the kinds of objects of this file or folder to the sandbox; can be repeated.",
+        ),
     ]:
         fn = add(fn)
     return fn
@@ -232,12 +264,15 @@ def _launched(*, sandbox: bool, **options: Any) -> 'Iterator[launching.Launched 
         yield None
         return
     from kopf._kits.testing import launching
+
     with launching.serving(**options) as launched:
         yield launched
 
 
 def _load(
-        launched: 'launching.Launched', controls: CLIControls, registry: registries.OperatorRegistry,
+    launched: 'launching.Launched',
+    controls: CLIControls,
+    registry: registries.OperatorRegistry,
 ) -> tuple['configuration.OperatorSettings', Flag]:
     """
     Apply the objects of ``--load``: before the operator starts, unless its webhooks are to check them.
@@ -245,6 +280,7 @@ def _load(
     Return the settings and the flag of readiness, which the operator must be started with.
     """
     from kopf._cogs.configs import configuration
+
     settings = configuration.OperatorSettings() if controls.settings is None else controls.settings
     ready_flag = threading.Event() if controls.ready_flag is None else controls.ready_flag
     if webhooks := sorted({f'{handler.type.value}webhookconfigurations' for handler in registry.webhooks}):
@@ -257,39 +293,67 @@ def _load(
 @main.command()
 @logging_options
 @option('-A', '--all-namespaces', 'clusterwide', is_flag=True, help="Serve the whole cluster; it is the default, too.")
-@option('-n', '--namespace', 'namespaces', multiple=True, metavar='PATTERN',
-        help="Serve this namespace, or those that match, such as 'team-*,!team-x'; can be repeated.")
-@option('--standalone', is_flag=True, default=None,
-        help="Ignore other operators that serve the same objects: no peering.")
+@option(
+    '-n',
+    '--namespace',
+    'namespaces',
+    multiple=True,
+    metavar='PATTERN',
+    help="Serve this namespace, or those that match, such as 'team-*,!team-x'; can be repeated.",
+)
+@option(
+    '--standalone', is_flag=True, default=None, help="Ignore other operators that serve the same objects: no peering."
+)
 @option('--dev', is_flag=True, help=f"Take over from other operators: the same as --priority={_DEV_PRIORITY}.")
-@option('-L', '--liveness', 'liveness_endpoint', metavar='URL', callback=_check_endpoint,
-        help="Where to serve the probes, e.g. http://0.0.0.0:8080/healthz.")
-@option('-P', '--peering', 'peering_name', metavar='NAME',
-        help="The peering object where operators meet; the operator waits until it exists.")
-@option('-p', '--priority', type=int,
-        help="The operator with the highest priority works, the others pause; 0 by default.")
-@option('-m', '--module', 'modules', multiple=True, metavar='NAME',
-        help="Import the module with handlers, as 'python -m' would; can be repeated.")
-@option('--sandbox', is_flag=True,
-        help="Run against a new emulated API instead of a cluster, for development; see 'kopf sandbox'.")
+@option(
+    '-L',
+    '--liveness',
+    'liveness_endpoint',
+    metavar='URL',
+    callback=_check_endpoint,
+    help="Where to serve the probes, e.g. http://0.0.0.0:8080/healthz.",
+)
+@option(
+    '-P',
+    '--peering',
+    'peering_name',
+    metavar='NAME',
+    help="The peering object where operators meet; the operator waits until it exists.",
+)
+@option(
+    '-p', '--priority', type=int, help="The operator with the highest priority works, the others pause; 0 by default."
+)
+@option(
+    '-m',
+    '--module',
+    'modules',
+    multiple=True,
+    metavar='NAME',
+    help="Import the module with handlers, as 'python -m' would; can be repeated.",
+)
+@option(
+    '--sandbox',
+    is_flag=True,
+    help="Run against a new emulated API instead of a cluster, for development; see 'kopf sandbox'.",
+)
 @sandbox_options
 @click.argument('paths', nargs=-1, type=click.Path())
 @click.make_pass_decorator(CLIControls, ensure=True)
 def run(
-        controls: CLIControls,
-        /,
-        *,
-        paths: tuple[str, ...],
-        modules: tuple[str, ...],
-        namespaces: tuple[str, ...],
-        clusterwide: bool,
-        dev: bool,
-        priority: int | None,
-        sandbox: bool,
-        crds: tuple[str, ...],
-        loads: tuple[str, ...],
-        pods: bool,
-        **options: Any,
+    controls: CLIControls,
+    /,
+    *,
+    paths: tuple[str, ...],
+    modules: tuple[str, ...],
+    namespaces: tuple[str, ...],
+    clusterwide: bool,
+    dev: bool,
+    priority: int | None,
+    sandbox: bool,
+    crds: tuple[str, ...],
+    loads: tuple[str, ...],
+    pods: bool,
+    **options: Any,
 ) -> None:
     """Run an operator until it is stopped by Ctrl-C or SIGTERM.
 
@@ -311,15 +375,18 @@ def run(
     if not sandbox and (crds or loads or pods):
         raise click.UsageError("--crd, --load and --pods are for --sandbox only: nothing is done to a real cluster.")
     from kopf._core.reactor import running
+
     # Programs that call `main` have their handlers in the default registry, where those of the files are added.
     registry = registries.get_default_registry() if controls.registry is None else controls.registry
     registries.set_default_registry(registry)
     with _launched(sandbox=sandbox, crds=crds, loads=loads, pods=pods) as launched:
         loaders.preload(paths=paths, modules=modules)
         if not registry.activities and not any(registry.iter_resource_handlers()):
-            logger.warning("There are no handlers%s: nothing will be handled. Name the files with decorated functions, "
-                           "such as those with @kopf.on.create(...).",
-                           f" in {', '.join([*paths, *modules])}" if paths or modules else "")
+            logger.warning(
+                "There are no handlers%s: nothing will be handled. Name the files with decorated functions, "
+                "such as those with @kopf.on.create(...).",
+                f" in {', '.join([*paths, *modules])}" if paths or modules else "",
+            )
         if sandbox and registry.activities.get_handlers(causes.Activity.AUTHENTICATION):
             logger.info("The login handlers are not called: the sandbox has brought its own credentials.")
         settings, ready_flag = controls.settings, controls.ready_flag
@@ -341,15 +408,31 @@ def run(
 
 
 @main.command()
-@option('--port', type=click.IntRange(0, 65535), default=0, metavar='NUMBER',
-        help="The port to listen on; by default, any free one.")
-@option('--kubeconfig', type=click.Path(dir_okay=False), metavar='FILE',
-        help="Where to write the credentials; by default, a temporary file.")
-@option('--rbac', is_flag=True,
-        help="Let roles and bindings decide who may do what; by default, everybody may do everything.")
+@option(
+    '--port',
+    type=click.IntRange(0, 65535),
+    default=0,
+    metavar='NUMBER',
+    help="The port to listen on; by default, any free one.",
+)
+@option(
+    '--kubeconfig',
+    type=click.Path(dir_okay=False),
+    metavar='FILE',
+    help="Where to write the credentials; by default, a temporary file.",
+)
+@option(
+    '--rbac',
+    is_flag=True,
+    help="Let roles and bindings decide who may do what; by default, everybody may do everything.",
+)
 @option('--sharding', is_flag=True, help="Let lists and watches be restricted to shards (shardSelector).")
-@option('--state', type=click.Path(dir_okay=False), metavar='FILE',
-        help="Keep the objects in this file, and go on with those that it has; by default, all is lost.")
+@option(
+    '--state',
+    type=click.Path(dir_okay=False),
+    metavar='FILE',
+    help="Keep the objects in this file, and go on with those that it has; by default, all is lost.",
+)
 @sandbox_options
 def sandbox(**options: Any) -> None:
     """Serve an emulated Kubernetes API, for development and tests.
@@ -363,18 +446,31 @@ def sandbox(**options: Any) -> None:
       KUBECONFIG=/tmp/sandbox kopf run -A handlers.py
     """
     from kopf._kits.testing import launching
+
     launching.serve(**options)
 
 
 def command_options(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that tell which operators a command is for, and by whom it is given."""
     for add in [
-        option('-P', '--peering', 'peering_name', required=True, metavar='NAME',
-               help="The peering object where the operators meet."),
+        option(
+            '-P',
+            '--peering',
+            'peering_name',
+            required=True,
+            metavar='NAME',
+            help="The peering object where the operators meet.",
+        ),
         option('-i', '--id', 'identity', metavar='TEXT', help="On whose behalf; by default, USER@HOST."),
         option('-A', '--all-namespaces', 'clusterwide', is_flag=True, help="The cluster-wide operators."),
-        option('-n', '--namespace', 'namespaces', multiple=True, metavar='PATTERN',
-               help="The operators of this namespace, or of all matching ones; can be repeated."),
+        option(
+            '-n',
+            '--namespace',
+            'namespaces',
+            multiple=True,
+            metavar='PATTERN',
+            help="The operators of this namespace, or of all matching ones; can be repeated.",
+        ),
     ]:
         fn = add(fn)
     return fn
@@ -389,15 +485,15 @@ def command_options(fn: Callable[..., Any]) -> Callable[..., Any]:
 @option('-m', '--message', help="Why: a note for the log.")
 @click.make_pass_decorator(CLIControls, ensure=True)
 def freeze(
-        controls: CLIControls,
-        /,
-        *,
-        dev: bool,
-        priority: int | None,
-        lifetime: int,
-        message: str | None,
-        identity: str | None,
-        **options: Any,
+    controls: CLIControls,
+    /,
+    *,
+    dev: bool,
+    priority: int | None,
+    lifetime: int,
+    message: str | None,
+    identity: str | None,
+    **options: Any,
 ) -> None:
     """Pause operators for a while.
 
@@ -413,12 +509,17 @@ def freeze(
     if priority is None and not dev:
         raise click.UsageError("Missing option '-p' / '--priority'.")
     from kopf._core.engines import peering
-    _run_command(controls, peering.PeeringCommand(
-        identity=identity or peering.detect_own_id(manual=True),
-        priority=_DEV_PRIORITY if priority is None else priority,
-        lifetime=lifetime,
-        message=message,
-    ), **options)
+
+    _run_command(
+        controls,
+        peering.PeeringCommand(
+            identity=identity or peering.detect_own_id(manual=True),
+            priority=_DEV_PRIORITY if priority is None else priority,
+            lifetime=lifetime,
+            message=message,
+        ),
+        **options,
+    )
 
 
 @main.command()
@@ -436,21 +537,23 @@ def resume(controls: CLIControls, /, *, identity: str | None, **options: Any) ->
       kopf resume -A -P default
     """
     from kopf._core.engines import peering
+
     command = peering.PeeringCommand(identity=identity or peering.detect_own_id(manual=True))
     _run_command(controls, command, **options)
 
 
 def _run_command(
-        controls: CLIControls,
-        command: 'operators.Command',
-        *,
-        namespaces: tuple[str, ...],
-        clusterwide: bool,
-        peering_name: str,
+    controls: CLIControls,
+    command: 'operators.Command',
+    *,
+    namespaces: tuple[str, ...],
+    clusterwide: bool,
+    peering_name: str,
 ) -> None:
     """Do what is commanded as an operator that has nothing to serve."""
     _check_scope(namespaces, clusterwide=clusterwide)
     from kopf._core.reactor import running
+
     registry = registries.SmartOperatorRegistry() if controls.registry is None else controls.registry
     with _event_loop(controls) as loop:
         running.run(

@@ -5,6 +5,7 @@ Each resource decorator takes up to three positional arguments that name the res
 in the documentation), the options of its kind of handlers, and an optional ``registry``. All of them return the
 decorated function unchanged, so that they can be stacked. A wrong option raises `TypeError` or `ValueError` at once.
 """
+
 from collections.abc import Callable
 from typing import Any, Never, TypeVar, Unpack, get_args
 
@@ -66,7 +67,9 @@ def probe(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[Fn
 
 
 def schedule(
-        *misplaced: Never, interval: float, **options: Unpack[ScheduleOptions],
+    *misplaced: Never,
+    interval: float,
+    **options: Unpack[ScheduleOptions],
 ) -> Callable[[FnT], FnT]:
     """
     Run the function of the operator again and again, from its start to its end, about no object.
@@ -82,36 +85,58 @@ def schedule(
     if not misplaced and not interval:
         raise ValueError("@kopf.on.schedule: interval= must be above zero: the function would be run without a pause.")
     return _declarations.declare_activity(
-        'schedule', misplaced, {**options, 'interval': interval}, cls=ScheduleHandler,
-        shape=_declarations.RepeatedOptions, activity=Activity.SCHEDULE)
+        'schedule',
+        misplaced,
+        {**options, 'interval': interval},
+        cls=ScheduleHandler,
+        shape=_declarations.RepeatedOptions,
+        activity=Activity.SCHEDULE,
+    )
 
 
 def event(
-        arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[EventOptions],
+    arg1: Name = None,
+    arg2: SubName = None,
+    arg3: SubName = None,
+    /,
+    **options: Unpack[EventOptions],
 ) -> Callable[[FnT], FnT]:
     """Run the function for each event of the objects, as it comes from the API; errors are logged and ignored."""
     return _declarations.declare(WatchingHandler, 'event', (arg1, arg2, arg3), EventOptions, options)
 
 
 def create(
-        arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[RetriedOptions],
+    arg1: Name = None,
+    arg2: SubName = None,
+    arg3: SubName = None,
+    /,
+    **options: Unpack[RetriedOptions],
 ) -> Callable[[FnT], FnT]:
     """Run the function when an object is seen that was never handled before."""
     return _declarations.declare(
-        ChangingHandler, 'create', (arg1, arg2, arg3), RetriedOptions, options, reason=Reason.CREATE)
+        ChangingHandler, 'create', (arg1, arg2, arg3), RetriedOptions, options, reason=Reason.CREATE
+    )
 
 
 def update(
-        arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[UpdateOptions],
+    arg1: Name = None,
+    arg2: SubName = None,
+    arg3: SubName = None,
+    /,
+    **options: Unpack[UpdateOptions],
 ) -> Callable[[FnT], FnT]:
     """Run the function when an object differs from what was handled last; with ``field``, if the field differs."""
     return _declarations.declare(
-        ChangingHandler, 'update', (arg1, arg2, arg3), UpdateOptions, options,
-        reason=Reason.UPDATE, needs_change=True)
+        ChangingHandler, 'update', (arg1, arg2, arg3), UpdateOptions, options, reason=Reason.UPDATE, needs_change=True
+    )
 
 
 def resume(
-        arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[ResumeOptions],
+    arg1: Name = None,
+    arg2: SubName = None,
+    arg3: SubName = None,
+    /,
+    **options: Unpack[ResumeOptions],
 ) -> Callable[[FnT], FnT]:
     """
     Run the function once for each object that was there before the operator started.
@@ -120,11 +145,16 @@ def resume(
     """
     deleted = bool(options.pop('deleted', None))
     return _declarations.declare(
-        ChangingHandler, 'resume', (arg1, arg2, arg3), RetriedOptions, options, initial=True, deleted=deleted)
+        ChangingHandler, 'resume', (arg1, arg2, arg3), RetriedOptions, options, initial=True, deleted=deleted
+    )
 
 
 def delete(
-        arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[DeleteOptions],
+    arg1: Name = None,
+    arg2: SubName = None,
+    arg3: SubName = None,
+    /,
+    **options: Unpack[DeleteOptions],
 ) -> Callable[[FnT], FnT]:
     """
     Run the function when an object is being deleted; the object stays until it has succeeded or failed for good.
@@ -133,58 +163,94 @@ def delete(
     """
     optional = bool(options.pop('optional', None))
     return _declarations.declare(
-        ChangingHandler, 'delete', (arg1, arg2, arg3), RetriedOptions, options,
-        reason=Reason.DELETE, requires_finalizer=not optional)
+        ChangingHandler,
+        'delete',
+        (arg1, arg2, arg3),
+        RetriedOptions,
+        options,
+        reason=Reason.DELETE,
+        requires_finalizer=not optional,
+    )
 
 
 def field(
-        arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, *,
-        field: FieldSpec, **options: Unpack[FieldOptions],
+    arg1: Name = None,
+    arg2: SubName = None,
+    arg3: SubName = None,
+    /,
+    *,
+    field: FieldSpec,
+    **options: Unpack[FieldOptions],
 ) -> Callable[[FnT], FnT]:
     """Run the function when the field of an object is added, changed or removed: by its creation too."""
     if not parse_field(field):
         raise TypeError("@kopf.on.field: field= must name a field, such as 'spec.items'.")
     return _declarations.declare(
-        ChangingHandler, 'field', (arg1, arg2, arg3), UpdateOptions, {**options, 'field': field}, needs_change=True)
+        ChangingHandler, 'field', (arg1, arg2, arg3), UpdateOptions, {**options, 'field': field}, needs_change=True
+    )
 
 
 def index(
-        arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[RetriedOptions],
+    arg1: Name = None,
+    arg2: SubName = None,
+    arg3: SubName = None,
+    /,
+    **options: Unpack[RetriedOptions],
 ) -> Callable[[FnT], FnT]:
     """Let the function's results for all the objects make an index, given to all handlers under the function's name."""
     return _declarations.declare(IndexingHandler, 'index', (arg1, arg2, arg3), RetriedOptions, options)
 
 
 def daemon(
-        arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[DaemonOptions],
+    arg1: Name = None,
+    arg2: SubName = None,
+    arg3: SubName = None,
+    /,
+    **options: Unpack[DaemonOptions],
 ) -> Callable[[FnT], FnT]:
     """Run the function for each object for as long as the object is there."""
     return _declarations.declare(DaemonHandler, 'daemon', (arg1, arg2, arg3), DaemonOptions, options)
 
 
 def timer(
-        arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[TimerOptions],
+    arg1: Name = None,
+    arg2: SubName = None,
+    arg3: SubName = None,
+    /,
+    **options: Unpack[TimerOptions],
 ) -> Callable[[FnT], FnT]:
     """Run the function for each object again and again, on a schedule, for as long as the object is there."""
     return _declarations.declare(TimerHandler, 'timer', (arg1, arg2, arg3), TimerOptions, options)
 
 
 def validate(
-        arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[WebhookOptions],
+    arg1: Name = None,
+    arg2: SubName = None,
+    arg3: SubName = None,
+    /,
+    **options: Unpack[WebhookOptions],
 ) -> Callable[[FnT], FnT]:
     """Let the function refuse what is about to be stored, by raising `kopf.AdmissionError`."""
     return _webhook(WebhookType.VALIDATING, 'validate', (arg1, arg2, arg3), options)
 
 
 def mutate(
-        arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[WebhookOptions],
+    arg1: Name = None,
+    arg2: SubName = None,
+    arg3: SubName = None,
+    /,
+    **options: Unpack[WebhookOptions],
 ) -> Callable[[FnT], FnT]:
     """Let the function change what is about to be stored, by its ``patch``."""
     return _webhook(WebhookType.MUTATING, 'mutate', (arg1, arg2, arg3), options)
 
 
 def convert(
-        arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[ConversionOptions],
+    arg1: Name = None,
+    arg2: SubName = None,
+    arg3: SubName = None,
+    /,
+    **options: Unpack[ConversionOptions],
 ) -> Callable[[FnT], FnT]:
     """
     Let the function convert objects of a custom resource from one version to another, when the API needs that.
@@ -208,12 +274,22 @@ def convert(
         raise ValueError("@kopf.on.convert: from_version= and to_version= must be different versions.")
     persistent = options.pop('persistent', None)
     return _declarations.declare(
-        ConversionHandler, 'convert', (arg1, arg2, arg3), ConversionOptions, options,
-        from_versions=from_versions, to_versions=to_versions, persistent=persistent is None or persistent)
+        ConversionHandler,
+        'convert',
+        (arg1, arg2, arg3),
+        ConversionOptions,
+        options,
+        from_versions=from_versions,
+        to_versions=to_versions,
+        persistent=persistent is None or persistent,
+    )
 
 
 def _webhook(
-        type: WebhookType, name: str, names: tuple[Name, SubName, SubName], options: WebhookOptions,
+    type: WebhookType,
+    name: str,
+    names: tuple[Name, SubName, SubName],
+    options: WebhookOptions,
 ) -> Callable[[FnT], FnT]:
     operation, operations = options.pop('operation', None), options.pop('operations', None)
     if isinstance(operations, str):
@@ -222,8 +298,9 @@ def _webhook(
         raise ValueError(f"@kopf.on.{name}: operations= must not be empty; for all of them, leave it out.")
     chosen = operations if operation is None else list(dict.fromkeys([*(operations or ()), operation]))
     if unknown := set(chosen or ()) - {*_OPERATIONS, '*'}:
-        raise ValueError(f"@kopf.on.{name}: there is no operation {unknown.pop()!r}; "
-                         f"there are: {', '.join(_OPERATIONS)}.")
+        raise ValueError(
+            f"@kopf.on.{name}: there is no operation {unknown.pop()!r}; there are: {', '.join(_OPERATIONS)}."
+        )
     if '*' in (chosen or ()):
         chosen = _OPERATIONS
     return _declarations.declare(WebhookHandler, name, names, WebhookOptions, options, type=type, operations=chosen)
@@ -241,6 +318,7 @@ def subhandler(**options: Unpack[SubHandlerOptions]) -> Callable[[FnT], FnT]:
     def decorator(fn: FnT) -> FnT:
         append_subhandler(fn, options)
         return fn
+
     return decorator
 
 

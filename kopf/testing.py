@@ -3,6 +3,7 @@ Tools for testing operators: an embedded Kubernetes API, and ways to run an oper
 
 Everything is imported on the first use, since most programs that import kopf are not tests.
 """
+
 import importlib
 from typing import TYPE_CHECKING, Any
 

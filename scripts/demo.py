@@ -4,6 +4,7 @@ Runs what a newcomer would type, `kopf run --sandbox` with the example and its o
 handled, shows what has been done to it, and stops everything again, also after Ctrl-C or a failure. No cluster is
 touched.
 """
+
 import json
 import os
 import pathlib
@@ -67,6 +68,7 @@ def demonstrate(log: pathlib.Path) -> None:
 
 def wait_handled(api: KubeApi, operator: OperatorProcess) -> Object:
     """Wait until the operator has noted on the object that it has handled it; return the object."""
+
     def handled() -> Object | None:
         if operator.process.poll() is not None:
             raise RuntimeError(f"the operator has ended before it handled the object:\n{operator.output}")

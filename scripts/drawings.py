@@ -4,6 +4,7 @@ The architecture is what the modules import in fact: a box a package, an arc for
 The cycle of handling is drawn by hand, in code, so that both look alike. Every picture has
 a background of its own, so that it is legible on any page; browsers in dark mode get dark colours.
 """
+
 import dataclasses
 import html
 import pathlib
@@ -51,23 +52,33 @@ def package_of(module: str) -> str:
 def find_imports() -> set[tuple[str, str]]:
     """Find which packages import which ones; what is only for type checkers does not count."""
     import grimp
+
     graph = grimp.build_graph("kopf", exclude_type_checking_imports=True, cache_dir=None)
-    pairs = {(package_of(module), package_of(imported)) for module in graph.modules
-             for imported in graph.find_modules_directly_imported_by(module)}
+    pairs = {
+        (package_of(module), package_of(imported))
+        for module in graph.modules
+        for imported in graph.find_modules_directly_imported_by(module)
+    }
     return {(upper, lower) for upper, lower in pairs if upper != lower}
 
 
 def page(width: int, height: int, title: str, parts: list[str]) -> str:
     """Put the parts on a page of this size (pixels)."""
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'role="img" aria-label="{html.escape(title)}">',
-        f"<title>{html.escape(title)}</title>", f"<style>{STYLE}</style>",
-        '<defs><marker id="tip" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" '
-        'orient="auto-start-reverse" markerUnits="userSpaceOnUse"><path class="arrow" d="M0,0 L10,5 L0,10 z"/>'
-        '</marker></defs>',
-        f'<rect class="page" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="10"/>',
-        *parts, "</svg>", ""])
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+            f'role="img" aria-label="{html.escape(title)}">',
+            f"<title>{html.escape(title)}</title>",
+            f"<style>{STYLE}</style>",
+            '<defs><marker id="tip" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" '
+            'orient="auto-start-reverse" markerUnits="userSpaceOnUse"><path class="arrow" d="M0,0 L10,5 L0,10 z"/>'
+            '</marker></defs>',
+            f'<rect class="page" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="10"/>',
+            *parts,
+            "</svg>",
+            "",
+        ]
+    )
 
 
 def text(x: float, y: float, content: str, kind: str = "", anchor: str = "start") -> str:
@@ -78,8 +89,10 @@ def draw_architecture() -> str:
     """Draw the packages and what they import of each other."""
     width, left, top, box, pitch, breadth = 860, 24, 56, 46, 62, 430
     rows = {package: top + number * pitch for number, package in enumerate(PACKAGES)}
-    parts = [text(left, 34, "Packages, from the users down to the foundations", "name"),
-             text(width - left, 34, "arcs: imports, always downwards", "dim", "end")]
+    parts = [
+        text(left, 34, "Packages, from the users down to the foundations", "name"),
+        text(width - left, 34, "arcs: imports, always downwards", "dim", "end"),
+    ]
     for upper, lower in sorted(find_imports(), key=lambda pair: (rows[pair[0]], rows[pair[1]])):
         start, end = rows[upper] + box / 2 + 6, rows[lower] + box / 2 - 6
         if end < start:
@@ -89,12 +102,15 @@ def draw_architecture() -> str:
             f'<path class="arc" d="M{left + breadth},{start:g} C{left + breadth + reach:g},{start:g} '
             f'{left + breadth + reach:g},{end:g} {left + breadth + 3},{end:g}" '
             f'stroke-width="1.6" opacity="0.6" marker-end="url(#tip)">'
-            f"<title>{upper} imports {lower}</title></path>")
+            f"<title>{upper} imports {lower}</title></path>"
+        )
     for package, (name, purpose) in PACKAGES.items():
         kind = package.split(".")[1].strip("_") if "." in package else package
-        parts += [f'<rect class="box {kind}" x="{left}" y="{rows[package]}" width="{breadth}" height="{box}" rx="6"/>',
-                  text(left + 14, rows[package] + 20, name, "name"),
-                  text(left + 14, rows[package] + 37, purpose, "dim")]
+        parts += [
+            f'<rect class="box {kind}" x="{left}" y="{rows[package]}" width="{breadth}" height="{box}" rx="6"/>',
+            text(left + 14, rows[package] + 20, name, "name"),
+            text(left + 14, rows[package] + 37, purpose, "dim"),
+        ]
     return page(width, top + len(PACKAGES) * pitch + 6, "The packages of kopf and their imports", parts)
 
 
@@ -111,11 +127,15 @@ class Step:
     width, height = 236, 78
 
     def draw(self) -> list[str]:
-        return [f'<rect class="box {self.kind}" x="{self.x}" y="{self.y}" width="{self.width}" '
-                f'height="{self.height}" rx="8"/>',
-                text(self.x + self.width / 2, self.y + 23, self.title, "name", "middle"),
-                *(text(self.x + self.width / 2, self.y + 43 + 17 * number, line, "small dim", "middle")
-                  for number, line in enumerate(self.lines))]
+        return [
+            f'<rect class="box {self.kind}" x="{self.x}" y="{self.y}" width="{self.width}" '
+            f'height="{self.height}" rx="8"/>',
+            text(self.x + self.width / 2, self.y + 23, self.title, "name", "middle"),
+            *(
+                text(self.x + self.width / 2, self.y + 43 + 17 * number, line, "small dim", "middle")
+                for number, line in enumerate(self.lines)
+            ),
+        ]
 
 
 def draw_cycle() -> str:
@@ -133,9 +153,14 @@ def draw_cycle() -> str:
         Step(x[0], y[2], "Sleep", ["until the next handler is due:", "no thread, no request, no lock"]),
     ]
     links = [
-        ("M260,99 H304", "", 0, 0), ("M542,99 H586", "yes", 554, 92), ("M706,138 V194", "", 0, 0),
-        ("M706,274 V330", "", 0, 0), ("M588,371 H544", "", 0, 0), ("M424,332 V276", "", 0, 0),
-        ("M306,235 H262", "yes", 273, 228), ("M424,196 C424,172 540,172 586,220", "more are due", 470, 166),
+        ("M260,99 H304", "", 0, 0),
+        ("M542,99 H586", "yes", 554, 92),
+        ("M706,138 V194", "", 0, 0),
+        ("M706,274 V330", "", 0, 0),
+        ("M588,371 H544", "", 0, 0),
+        ("M424,332 V276", "", 0, 0),
+        ("M306,235 H262", "yes", 273, 228),
+        ("M424,196 C424,172 540,172 586,220", "more are due", 470, 166),
         ("M326,274 C306,306 284,336 262,356", "later", 250, 316),
         ("M142,410 V436 H838 V235 H826", "when the time has come, or when the object changes", 424, 430),
         ("M424,60 V40 H12 V235 H22", "no", 300, 34),

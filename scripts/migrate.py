@@ -7,6 +7,7 @@ In the other direction, nothing has to be done; `from-upstream` replaces the cop
 Run it while no operator runs. It changes nothing but annotations, each object only if it is still as it was read, and
 it can be run again. `--dry-run` only says what would be done. The exit code is 1 if some objects cannot be moved.
 """
+
 import argparse
 import asyncio
 import json
@@ -50,8 +51,10 @@ def to_upstream(body: Body, prefix: str) -> dict[str, str | None]:
                 changes[key] = conventions.dump_json({k: v for k, v in record.items() if k not in OURS_ONLY})
     annotations = conventions.get_annotations(body)
     if changes and conventions.measure_annotations({**annotations, **changes}) > conventions.MAX_ANNOTATIONS_SIZE:
-        raise Stuck("its last handled state does not fit into annotations: with upstream kopf, it is handled as a new "
-                    "object. Let this operator handle it with StatusDiffBaseStorage or ignored_fields= in both first")
+        raise Stuck(
+            "its last handled state does not fit into annotations: with upstream kopf, it is handled as a new "
+            "object. Let this operator handle it with StatusDiffBaseStorage or ignored_fields= in both first"
+        )
     return changes
 
 
@@ -75,7 +78,7 @@ def list_annotations(body: Body, prefix: str) -> Iterator[tuple[str, str, str]]:
     """Give the names, the keys and the texts of those annotations that operators with this prefix have written."""
     for key, text in conventions.get_annotations(body).items():
         if key.startswith(f"{prefix}/") and text.startswith(("{", "e")):  # JSON, or compressed
-            yield key[len(prefix) + 1:], key, text
+            yield key[len(prefix) + 1 :], key, text
 
 
 def current_state(body: Body) -> Any:
@@ -88,8 +91,10 @@ def unpack(text: str, body: Body) -> str:
         return digests.unpack(text)
     revealed = digests.reveal(json.loads(text), current_state(body), body)
     if digests.PREFIX in json.dumps(revealed):
-        raise Stuck("its last handled state was too large, so that only digests of it are known, and the object has "
-                    "changed since. Let this operator handle the change first")
+        raise Stuck(
+            "its last handled state was too large, so that only digests of it are known, and the object has "
+            "changed since. Let this operator handle the change first"
+        )
     return dump(revealed)
 
 

@@ -6,6 +6,7 @@ these files. What the documents do not say, is found out by requests for a dry r
 (from the complaints about wrong ones), and whether fields are kept that are empty. Use a cluster without kinds and
 settings of its own: `tests/cluster/cluster up` starts one.
 """
+
 import copy
 import gzip
 import json
@@ -33,6 +34,7 @@ class Recorder:
 
     def __init__(self, kubeconfig: str) -> None:
         from replays import Replayer
+
         self.replayer = Replayer(kubeconfig)
         self.schemas: dict[str, Schema] = {}
         self.places: dict[str, str] = {}
@@ -97,8 +99,9 @@ class Recorder:
 
     def keep(self, url: str, kind: Schema, sample: Any) -> None:
         """See for all fields that are not in the sample whether they are still there when they are empty."""
-        name = next(name for name, schema in self.schemas.items()
-                    if kind in schema.get("x-kubernetes-group-version-kind", ()))
+        name = next(
+            name for name, schema in self.schemas.items() if kind in schema.get("x-kubernetes-group-version-kind", ())
+        )
         answer = self.replayer.send("POST", f"{url}?dryRun=All", sample, "application/json")
         assert answer["status"] == 201, (sample, answer)
         for path, schema_name in list(self.structs(sample, name, [])):
@@ -174,8 +177,11 @@ def strip(schema: Any) -> Any:
         return [strip(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    return {key: {name: strip(item) for name, item in value.items()} if key == "properties" else strip(value)
-            for key, value in schema.items() if key != "description" or not isinstance(value, str)}
+    return {
+        key: {name: strip(item) for name, item in value.items()} if key == "properties" else strip(value)
+        for key, value in schema.items()
+        if key != "description" or not isinstance(value, str)
+    }
 
 
 def main() -> None:
@@ -183,8 +189,12 @@ def main() -> None:
     recorder.record()
     version = recorder.fetch("/version")
     name = f"{version['major']}.{re.sub('[^0-9]', '', version['minor'])}"
-    recording = {"gitVersion": version["gitVersion"], "schemas": dict(sorted(recorder.schemas.items())),
-                 "go": recorder.go, "kept": {name: sorted(fields) for name, fields in sorted(recorder.kept.items())}}
+    recording = {
+        "gitVersion": version["gitVersion"],
+        "schemas": dict(sorted(recorder.schemas.items())),
+        "go": recorder.go,
+        "kept": {name: sorted(fields) for name, fields in sorted(recorder.kept.items())},
+    }
     packed = gzip.compress(json.dumps(recording, separators=(",", ":")).encode(), mtime=0)
     target = TARGET / f"kubernetes-{name}.json.gz"
     target.write_bytes(packed)

@@ -8,6 +8,7 @@ sandbox serves. With Go, the sources of the libraries are got and read by::
     go mod download k8s.io/api@v0.36.3 k8s.io/apimachinery@v0.36.3 k8s.io/apiextensions-apiserver@v0.36.3
     python scripts/record_protobuf.py $(go env GOMODCACHE)/k8s.io/*@v0.36.3
 """
+
 import gzip
 import json
 import pathlib
@@ -17,8 +18,13 @@ import sys
 from kopf._kits.testing.kinds.kinds import BUILTINS
 
 TARGET = pathlib.Path(__file__).parent.parent / 'kopf/_kits/testing/data/protobuf.json.gz'
-LIBRARIES = ('apimachinery/pkg/api/resource', 'apimachinery/pkg/apis/meta/v1', 'apimachinery/pkg/runtime',
-             'apimachinery/pkg/util/intstr', 'apiextensions-apiserver/pkg/apis/apiextensions/v1')
+LIBRARIES = (
+    'apimachinery/pkg/api/resource',
+    'apimachinery/pkg/apis/meta/v1',
+    'apimachinery/pkg/runtime',
+    'apimachinery/pkg/util/intstr',
+    'apiextensions-apiserver/pkg/apis/apiextensions/v1',
+)
 
 MESSAGE = re.compile(r'^message (\w+) \{\n(.*?)^\}', re.M | re.S)
 FIELD = re.compile(r'^  (optional|required|repeated|map<string, ([\w.]+)>) (?:(\.?[\w.]+) )?(\w+) = (\d+);', re.M)
@@ -29,8 +35,11 @@ TAGGED = re.compile(r'^\t(?:\w+[ \t]+)?([^\s`]+)[ \t]+`json:"([^"]*)"[^`]* proto
 def folders(roots: list[pathlib.Path]) -> dict[str, pathlib.Path]:
     """The folders with API versions by the names of their packages, as they are shortened here."""
     found = {}
-    served = {line.rpartition('/')[0].partition('.')[0] + '/' + line.rpartition('/')[2]
-              for line in BUILTINS.splitlines() if line and not line.startswith(' ')}
+    served = {
+        line.rpartition('/')[0].partition('.')[0] + '/' + line.rpartition('/')[2]
+        for line in BUILTINS.splitlines()
+        if line and not line.startswith(' ')
+    }
     served = {'core' + name if name.startswith('/') else name for name in served}
     for root in roots:
         library = root.name.partition('@')[0]

@@ -5,14 +5,21 @@ They are read with kubectl from a real control plane, a new one, since whoever a
 
     KUBECONFIG=... python scripts/record_rbac.py
 """
+
 import gzip
 import json
 import pathlib
 import subprocess
 
 TARGET = pathlib.Path(__file__).parent.parent / 'kopf/_kits/testing/data/rbac.json.gz'
-COMMAND = ['kubectl', 'get', 'clusterroles,clusterrolebindings,roles,rolebindings', '--all-namespaces',
-           '--selector=kubernetes.io/bootstrapping=rbac-defaults', '--output=json']
+COMMAND = [
+    'kubectl',
+    'get',
+    'clusterroles,clusterrolebindings,roles,rolebindings',
+    '--all-namespaces',
+    '--selector=kubernetes.io/bootstrapping=rbac-defaults',
+    '--output=json',
+]
 CHANGING = ('uid', 'resourceVersion', 'creationTimestamp', 'managedFields')
 
 

@@ -6,6 +6,7 @@ What the cells say is written in ``tables.py``; only the names, types, and descr
     tests/cluster/cluster up /tmp/plane
     python scripts/record_tables.py /tmp/plane/kubeconfig
 """
+
 import gzip
 import json
 import pathlib

@@ -3,6 +3,7 @@
 Every line is what `make demo` has printed, at the moment when it has printed it, but slower. Dates are left out, and
 long lines are cut, as they do not fit into a picture. Where nothing moves, all lines are there at once.
 """
+
 import html
 import pathlib
 import re
@@ -42,7 +43,7 @@ def record() -> list[tuple[float, str]]:
 def shorten(line: str) -> str:
     """Make a line fit into the picture."""
     line = re.sub(r"\[\d{4}-\d\d-\d\d (\d\d:\d\d:\d\d),\d+\]", r"[\1]", line)
-    return line if len(line) <= COLUMNS else f"{line[:COLUMNS - 1]}…"
+    return line if len(line) <= COLUMNS else f"{line[: COLUMNS - 1]}…"
 
 
 def classify(line: str) -> str:
@@ -58,15 +59,18 @@ def draw(lines: list[tuple[float, str]]) -> str:
     width, height = round(COLUMNS * CHAR) + 44, 62 + len(shown) * PITCH
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'role="img" aria-label="What make demo prints">', f"<style>{STYLE}</style>",
+        f'role="img" aria-label="What make demo prints">',
+        f"<style>{STYLE}</style>",
         f'<rect class="page" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="9"/>',
         f'<path class="bar" d="M1,34 V10 Q1,1 10,1 H{width - 10} Q{width - 1},1 {width - 1},10 V34 z"/>',
         *(f'<circle class="dot" cx="{22 + 20 * number}" cy="18" r="6"/>' for number in range(3)),
         f'<text class="title" x="{width / 2:g}" y="22" text-anchor="middle">make demo</text>',
     ]
-    parts += [f'<text class="line {classify(line)}" style="animation-delay: {moment:.1f}s" xml:space="preserve" '
-              f'x="22" y="{58 + number * PITCH}">{html.escape(line)}</text>'
-              for number, (moment, line) in enumerate(shown)]
+    parts += [
+        f'<text class="line {classify(line)}" style="animation-delay: {moment:.1f}s" xml:space="preserve" '
+        f'x="22" y="{58 + number * PITCH}">{html.escape(line)}</text>'
+        for number, (moment, line) in enumerate(shown)
+    ]
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -78,7 +82,7 @@ def read(picture: str) -> list[str]:
 def generalise(line: str) -> str:
     """Replace what is different each time: times, names of temporary folders, ports, orders of equal things."""
     line = re.sub(r"kopf-sandbox-\w+", "kopf-sandbox-X", shorten(line))
-    return re.sub(r"\d+", "0", line)[:COLUMNS - 8]
+    return re.sub(r"\d+", "0", line)[: COLUMNS - 8]
 
 
 if __name__ == "__main__":

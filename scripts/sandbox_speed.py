@@ -3,6 +3,7 @@
 The server is `kopf sandbox` in a process of its own. The client is as thin as it can be, HTTP written by hand on 8
 connections, so that it does not measure itself; but it competes with the server for the processors.
 """
+
 import asyncio
 import json
 import pathlib
@@ -33,8 +34,10 @@ class Client:
         return await asyncio.open_connection("127.0.0.1", self.port, ssl=self.context, limit=2**24)
 
     async def send(self, streams: Streams, method: str, path: str, body: bytes = b"") -> None:
-        head = (f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {self.token}\r\n"
-                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n")
+        head = (
+            f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {self.token}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
         streams[1].write(head.encode() + body)
 
     async def create(self, streams: Streams, number: int) -> float:
@@ -71,16 +74,19 @@ async def measure(client: Client) -> None:
     created = time.perf_counter() - began
     events = sum(await asyncio.gather(*watchers))
     watched = time.perf_counter() - began
-    print(f"creates with {WATCHERS} watchers: {OBJECTS / created:,.0f} a second, the median takes "
-          f"{statistics.median(latencies) * 1000:.1f} ms; live events to them: {events / watched:,.0f} a second")
+    print(
+        f"creates with {WATCHERS} watchers: {OBJECTS / created:,.0f} a second, the median takes "
+        f"{statistics.median(latencies) * 1000:.1f} ms; live events to them: {events / watched:,.0f} a second"
+    )
     began = time.perf_counter()
     print(f"events to a new watcher: {await client.watch() / (time.perf_counter() - began):,.0f} a second")
 
 
 def main() -> None:
     began = time.perf_counter()
-    with subprocess.Popen([sys.executable, "-m", "kopf", "sandbox"], stdout=subprocess.PIPE, text=True,
-                          stderr=subprocess.DEVNULL) as server:
+    with subprocess.Popen(
+        [sys.executable, "-m", "kopf", "sandbox"], stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL
+    ) as server:
         try:
             assert server.stdout is not None
             kubeconfig = server.stdout.readline().partition("=")[2].strip()

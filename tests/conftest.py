@@ -3,6 +3,7 @@
 By default, that is the sandbox: nobody's KUBECONFIG is touched by a plain `pytest`, which needs no cluster, no Go, and
 little time. With `--cluster=real`, it is a real control plane, or a failure: there is no silent choice.
 """
+
 import asyncio
 import gc
 import os
@@ -36,10 +37,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--cluster", choices=["sandbox", "real", "both"], default="sandbox",
-                     help="what the end-to-end tests run on; the real one is that of KUBECONFIG, or is built with Go")
-    parser.addoption("--record", action="store_true",
-                     help="with --cluster=real: write down what it answers to the replays of tests/sandbox/")
+    parser.addoption(
+        "--cluster",
+        choices=["sandbox", "real", "both"],
+        default="sandbox",
+        help="what the end-to-end tests run on; the real one is that of KUBECONFIG, or is built with Go",
+    )
+    parser.addoption(
+        "--record",
+        action="store_true",
+        help="with --cluster=real: write down what it answers to the replays of tests/sandbox/",
+    )
     parser.addoption("--thorough", action="store_true", help="also run the tests that take long")
 
 
@@ -121,7 +129,9 @@ def namespace(kubeapi: KubeApi) -> Iterator[str]:
 
 @pytest.fixture
 def run_operator(
-    cluster: ControlPlane | SandboxPlane, namespace: str, tmp_path: pathlib.Path,
+    cluster: ControlPlane | SandboxPlane,
+    namespace: str,
+    tmp_path: pathlib.Path,
 ) -> Iterator[Callable[..., OperatorProcess]]:
     """Start `kopf run ARGS...` in the namespace of the test; what is still running at its end is killed."""
     operators: list[OperatorProcess] = []

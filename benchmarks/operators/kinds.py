@@ -1,4 +1,5 @@
 """Counts the raw watch events of several kinds, of one object each."""
+
 import kopf
 from common import RESOURCE, report
 
@@ -9,6 +10,7 @@ async def event(resource, **_):
     plurals.discard(resource.plural)
     if not plurals:
         report("seen")
+
 
 for plural in sorted(plurals):
     kopf.on.event(*RESOURCE[:2], plural)(event)

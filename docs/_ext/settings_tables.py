@@ -2,6 +2,7 @@
 
 They are taken from the code, so that they are never out of date: the descriptions are the texts below the attributes.
 """
+
 import dataclasses
 import inspect
 from typing import Any
@@ -30,8 +31,20 @@ def _render_group(group: dataclasses.Field[Any]) -> list[str]:
     cls = group.default_factory
     assert isinstance(cls, type)
     title = f"settings.{group.name}"
-    lines = [title, "-" * len(title), "", inspect.getdoc(cls) or "", "", ".. list-table::", "   :header-rows: 1",
-             "   :widths: 25 15 60", "", "   * - Setting", "     - Default", "     - Meaning"]
+    lines = [
+        title,
+        "-" * len(title),
+        "",
+        inspect.getdoc(cls) or "",
+        "",
+        ".. list-table::",
+        "   :header-rows: 1",
+        "   :widths: 25 15 60",
+        "",
+        "   * - Setting",
+        "     - Default",
+        "     - Meaning",
+    ]
     for name, default, text in _list_settings(cls):
         first, *others = text.strip().splitlines()
         lines += [f"   * - ``{name}``", f"     - {default}", f"     - {first}", *(f"       {line}" for line in others)]

@@ -1,4 +1,5 @@
 """The smallest operator: one function, called once for every new object."""
+
 import kopf
 
 

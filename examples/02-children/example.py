@@ -3,6 +3,7 @@
 The framework watches and patches the objects that it handles; for all others bring any Kubernetes client.
 Here it is the standard library with the framework's credentials, so that nothing else has to be installed.
 """
+
 import json
 import urllib.error
 import urllib.request

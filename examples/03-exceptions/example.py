@@ -1,4 +1,5 @@
 """What handlers may raise, and what comes of it: try again later, give up, or as the decorator says."""
+
 import kopf
 
 

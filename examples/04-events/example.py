@@ -2,6 +2,7 @@
 
 They are sent in the background: a handler neither waits for them nor fails with them.
 """
+
 import kopf
 
 

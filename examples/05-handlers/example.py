@@ -1,4 +1,5 @@
 """One handler of every kind that looks at changes: what each is called for and what it gets."""
+
 import kopf
 
 

@@ -1,4 +1,5 @@
 """One of several: operators that know of each other, of which only the one with the highest priority works."""
+
 import kopf
 
 

@@ -2,6 +2,7 @@
 
 Each of them is retried, remembered and reported on its own: what has succeeded is not done again.
 """
+
 import functools
 
 import kopf
@@ -24,10 +25,12 @@ def create_items(spec, **_):
 async def update_items(old, new, **_):
     # The same with functions by their ids, for asynchronous handlers.
     before, after = set(old or []), set(new or [])
-    await kopf.execute(fns={
-        **{item: functools.partial(add_item, item=item) for item in sorted(after - before)},
-        **{item: functools.partial(remove_item, item=item) for item in sorted(before - after)},
-    })
+    await kopf.execute(
+        fns={
+            **{item: functools.partial(add_item, item=item) for item in sorted(after - before)},
+            **{item: functools.partial(remove_item, item=item) for item in sorted(before - after)},
+        }
+    )
 
 
 async def add_item(*, item, logger, **_):

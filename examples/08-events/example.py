@@ -3,6 +3,7 @@
 This is the lowest level: there is no notion of what has changed, of what has been handled, or of trying again.
 It fits for looking at objects that belong to somebody else.
 """
+
 import kopf
 
 

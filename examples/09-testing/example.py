@@ -1,4 +1,5 @@
 """A small operator for a test: it shows in the status what it has seen in the specification."""
+
 from typing import Any
 
 import kopf

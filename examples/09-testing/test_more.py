@@ -1,4 +1,5 @@
 """More ways to test an operator: without an API, in the process of the test, and with an API that fails."""
+
 import runpy
 from pathlib import Path
 

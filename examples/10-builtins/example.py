@@ -3,6 +3,7 @@
 Nothing is different from kinds of one's own, except that other controllers change these objects all the time, and that
 most of what happens to them is in the status.
 """
+
 import kopf
 
 # Without this filter, there would be our annotations on all the pods that there are.

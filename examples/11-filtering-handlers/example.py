@@ -2,6 +2,7 @@
 
 All filters of a handler must match. What matches none of the handlers is left alone as if there were no operator.
 """
+
 import kopf
 
 # --- By labels and annotations ---------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 Usage: python examples/12-embedded/beside_app.py [NAMESPACE...]
 """
+
 import asyncio
 import os
 import sys

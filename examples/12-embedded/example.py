@@ -2,6 +2,7 @@
 
 Usage: python examples/12-embedded/example.py [NAMESPACE...]
 """
+
 import asyncio
 import sys
 
@@ -27,15 +28,17 @@ async def main(namespaces: list[str]) -> None:
 
     # A task of a group: whatever happens to the one, the other does not go on as if nothing had happened.
     async with asyncio.TaskGroup() as group:
-        group.create_task(kopf.operator(
-            registry=registry,
-            settings=settings,
-            memo=kopf.Memo(handled=handled),
-            namespaces=namespaces,
-            clusterwide=not namespaces,
-            ready_flag=ready,
-            stop_flag=stop,
-        ))
+        group.create_task(
+            kopf.operator(
+                registry=registry,
+                settings=settings,
+                memo=kopf.Memo(handled=handled),
+                namespaces=namespaces,
+                clusterwide=not namespaces,
+                ready_flag=ready,
+                stop_flag=stop,
+            )
+        )
         await ready.wait()
         print("The operator is ready.", flush=True)
 

@@ -2,6 +2,7 @@
 
 Usage: python examples/12-embedded/in_thread.py [NAMESPACE...]
 """
+
 import queue
 import sys
 import threading

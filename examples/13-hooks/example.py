@@ -1,4 +1,5 @@
 """Hooks of the operator itself: before it starts, after it ends, when it logs in, and when it is asked how it is."""
+
 import asyncio
 import datetime
 

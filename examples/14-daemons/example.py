@@ -1,4 +1,5 @@
 """Daemons: one for each object, running as long as the object does, or as the operator."""
+
 import asyncio
 import time
 

@@ -1,4 +1,5 @@
 """Timers: handlers that are called by the clock, for each object, whether it changes or not."""
+
 import kopf
 
 

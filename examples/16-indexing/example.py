@@ -3,6 +3,7 @@
 The index is filled by what is heard of the pods, before any other handler is called, and is there by its name in the
 arguments of all handlers.
 """
+
 import kopf
 
 OURS = {"kex": kopf.PRESENT}

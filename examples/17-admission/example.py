@@ -1,4 +1,5 @@
 """Refusing and changing objects before they are stored: validating and mutating admission handlers."""
+
 import os
 
 import kopf

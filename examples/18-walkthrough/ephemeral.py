@@ -1,4 +1,5 @@
 """An EphemeralVolumeClaim makes a PersistentVolumeClaim, which follows its changes, and goes with it."""
+
 import pathlib
 from typing import Any
 
@@ -32,8 +33,12 @@ async def update_fn(new, status, namespace, memo, logger, **_):
     if not new:
         raise kopf.PermanentError(f"Size must be set. Got {new!r}.")
     name = name_of_claim(status)
-    await request(memo, "PATCH", f"{namespace}/persistentvolumeclaims/{name}",
-                  {"spec": {"resources": {"requests": {"storage": new}}}})
+    await request(
+        memo,
+        "PATCH",
+        f"{namespace}/persistentvolumeclaims/{name}",
+        {"spec": {"resources": {"requests": {"storage": new}}}},
+    )
     logger.info(f"The claim is resized: {name} to {new}")
 
 
@@ -82,7 +87,10 @@ async def request(memo, method, path, body):
     """Send the object or the patch; return the status: that it is there already is left to the caller."""
     kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
     async with memo.session.request(
-        method, f"{memo.server}/api/v1/namespaces/{path}", json=body, headers={"Content-Type": kind},
+        method,
+        f"{memo.server}/api/v1/namespaces/{path}",
+        json=body,
+        headers={"Content-Type": kind},
     ) as response:
         if response.status >= 400 and response.status != 409:
             # Any error would be tried again; with its own class, it says so in a line instead of a traceback.

@@ -1,4 +1,5 @@
 """One kind in two versions: the API asks the operator to make objects of the one into objects of the other."""
+
 import os
 
 import kopf

@@ -2,6 +2,7 @@
 
 For each item of a KopfExample there is a ConfigMap; the status tells how many of them are really there.
 """
+
 import os
 
 import aiohttp
@@ -30,7 +31,8 @@ async def open_session(memo, logger, **kwargs):
     connection = login(**kwargs)  # for our own requests, besides those of the framework
     memo.server = connection.server
     memo.session = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=connection.as_ssl_context()), headers=connection.as_http_headers())
+        connector=aiohttp.TCPConnector(ssl=connection.as_ssl_context()), headers=connection.as_http_headers()
+    )
     logger.info("The operator starts.")
 
 

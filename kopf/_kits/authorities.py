@@ -5,6 +5,7 @@ A new authority is only announced at first: everybody learns to trust it besides
 long enough, it signs the new certificates of the server. The old one is trusted until it expires. All of this is a pure
 function of what there is and of the time, so that any number of processes come to the same conclusions.
 """
+
 import dataclasses
 import datetime
 from collections.abc import Collection, Mapping
@@ -23,6 +24,7 @@ AUTHORITY_LIFETIMES = 4
 @dataclasses.dataclass(frozen=True, slots=True)
 class Keyring:
     """A server's certificate and its key, the authorities to be trusted, and the key of the newest one; all as PEM."""
+
     authorities: bytes
     authority_key: bytes
     certificate: bytes
@@ -48,6 +50,7 @@ class Schedule:
     :param lifetime: how long a certificate is valid; it is renewed when a third of that is left.
     :param overlap: how long a new authority is only announced before it is used.
     """
+
     lifetime: datetime.timedelta
     overlap: datetime.timedelta
 
@@ -65,7 +68,8 @@ def renew(known: Keyring | None, names: Collection[str], schedule: Schedule, now
     except ImportError:
         raise MissingDependencyError(
             "Certificates for a webhook service need an extra library: run `pip install cryptography` or "
-            "`pip install kopf[dev]`.") from None
+            "`pip install kopf[dev]`."
+        ) from None
     try:
         parts = None if known is None else _Parts.parse(known)
     except (ValueError, TypeError):
@@ -77,6 +81,7 @@ def renew(known: Keyring | None, names: Collection[str], schedule: Schedule, now
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Parts:
     """A keyring with everything in it decoded; the newest authority is the first."""
+
     authorities: tuple['x509.Certificate', ...]
     authority_key: 'ec.EllipticCurvePrivateKey'
     certificate: 'x509.Certificate | None' = None
@@ -86,6 +91,7 @@ class _Parts:
     def parse(cls, keyring: Keyring) -> '_Parts':
         from cryptography import x509
         from cryptography.hazmat.primitives import serialization
+
         authorities = x509.load_pem_x509_certificates(keyring.authorities)
         authority_key: Any = serialization.load_pem_private_key(keyring.authority_key, None)
         certificate = x509.load_pem_x509_certificate(keyring.certificate)
@@ -96,8 +102,12 @@ class _Parts:
 
     def dump(self) -> Keyring:
         assert self.certificate is not None and self.key is not None
-        return Keyring(b''.join(map(_dump, self.authorities)), _dump_key(self.authority_key),
-                       _dump(self.certificate), _dump_key(self.key))
+        return Keyring(
+            b''.join(map(_dump, self.authorities)),
+            _dump_key(self.authority_key),
+            _dump(self.certificate),
+            _dump_key(self.key),
+        )
 
 
 def _renew(parts: _Parts | None, names: Collection[str], schedule: Schedule, now: datetime.datetime) -> _Parts:
@@ -108,8 +118,11 @@ def _renew(parts: _Parts | None, names: Collection[str], schedule: Schedule, now
     if parts is None or _is_aging(parts.authorities[0], schedule, now):
         key, authority = _make_authority(schedule, now)
         known = () if parts is None else parts.authorities
-        parts = dataclasses.replace(parts, authorities=(authority, *known), authority_key=key) \
-            if parts is not None else _Parts((authority,), key)
+        parts = (
+            dataclasses.replace(parts, authorities=(authority, *known), authority_key=key)
+            if parts is not None
+            else _Parts((authority,), key)
+        )
     return _issue(parts, names, schedule, now) if _is_due(parts, names, schedule, now) else parts
 
 
@@ -124,8 +137,10 @@ def _is_due(parts: _Parts, names: Collection[str], schedule: Schedule, now: date
         return True
     if now - (authority.not_valid_before_utc + CLOCK_SKEW) < schedule.overlap:
         return False  # not everybody trusts the authority yet
-    return (not _is_signed(certificate, parts.authorities[:1])
-            or certificate.not_valid_after_utc - now < schedule.lifetime / 3)
+    return (
+        not _is_signed(certificate, parts.authorities[:1])
+        or certificate.not_valid_after_utc - now < schedule.lifetime / 3
+    )
 
 
 def _is_signed(certificate: 'x509.Certificate', authorities: Collection['x509.Certificate']) -> bool:
@@ -140,25 +155,33 @@ def _is_signed(certificate: 'x509.Certificate', authorities: Collection['x509.Ce
 
 def _get_names(certificate: 'x509.Certificate') -> tuple[list[str], list[Any]]:
     from cryptography import x509
+
     found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return found.get_values_for_type(x509.DNSName), found.get_values_for_type(x509.IPAddress)
 
 
 def _make_authority(
-        schedule: Schedule, now: datetime.datetime,
+    schedule: Schedule,
+    now: datetime.datetime,
 ) -> tuple['ec.EllipticCurvePrivateKey', 'x509.Certificate']:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
+
     key = ec.generate_private_key(ec.SECP256R1())
     serial = x509.random_serial_number()
     # Authorities of the same name would be told apart by their keys only, which not all clients do well.
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f'kopf webhooks {serial:x}'[:64])])
     builder = (
-        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
         .serial_number(serial)
-        .not_valid_before(now - CLOCK_SKEW).not_valid_after(now + schedule.lifetime * AUTHORITY_LIFETIMES))
+        .not_valid_before(now - CLOCK_SKEW)
+        .not_valid_after(now + schedule.lifetime * AUTHORITY_LIFETIMES)
+    )
     builder = build_common_extensions(builder, key.public_key(), key.public_key(), ca=True, server=False)
     return key, builder.sign(key, hashes.SHA256())
 
@@ -168,17 +191,22 @@ def _issue(parts: _Parts, names: Collection[str], schedule: Schedule, now: datet
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
+
     authority = parts.authorities[0]
     key = ec.generate_private_key(ec.SECP256R1())
     hosts, addresses = classify(names)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, [*hosts, *map(str, addresses)][0][:64])])
     alternatives = [*map(x509.DNSName, hosts), *map(x509.IPAddress, addresses)]
     builder = (
-        x509.CertificateBuilder().subject_name(subject).issuer_name(authority.subject).public_key(key.public_key())
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(authority.subject)
+        .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - CLOCK_SKEW)
         .not_valid_after(min(now + schedule.lifetime, authority.not_valid_after_utc))
-        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False))
+        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+    )
     issuer = parts.authority_key
     builder = build_common_extensions(builder, key.public_key(), issuer.public_key(), ca=False, server=True)
     return dataclasses.replace(parts, certificate=builder.sign(issuer, hashes.SHA256()), key=key)
@@ -186,10 +214,13 @@ def _issue(parts: _Parts, names: Collection[str], schedule: Schedule, now: datet
 
 def _dump(certificate: 'x509.Certificate') -> bytes:
     from cryptography.hazmat.primitives import serialization
+
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
 def _dump_key(key: 'ec.EllipticCurvePrivateKey') -> bytes:
     from cryptography.hazmat.primitives import serialization
+
     return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )

@@ -4,6 +4,7 @@ Self-signed certificates for webhook servers, so that developers need not make a
 The certificate is its own authority: what is shown to the API as the CA bundle is the certificate itself. The libraries
 for it are heavy, so they are extras of the package, and are imported only here, when a certificate is really made.
 """
+
 import datetime
 import ipaddress
 from collections.abc import Collection, Iterable
@@ -65,53 +66,79 @@ def classify(hostnames: Iterable[str]) -> tuple[list[str], list[IPAddress]]:
 
 
 def _build_by_cryptography(
-        subject: str, names: list[str], addresses: list[IPAddress], password: str | None,
+    subject: str,
+    names: list[str],
+    addresses: list[IPAddress],
+    password: str | None,
 ) -> tuple[bytes, bytes]:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
+
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)])
     alternatives = [*map(x509.DNSName, names), *map(x509.IPAddress, addresses)]
     now = datetime.datetime.now(datetime.UTC)
     builder = (
         x509.CertificateBuilder()
-        .subject_name(name).issuer_name(name)
+        .subject_name(name)
+        .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - CLOCK_SKEW).not_valid_after(now + LIFETIME)
-        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False))
-    certificate = build_common_extensions(
-        builder, key.public_key(), key.public_key(), ca=True, server=True).sign(key, hashes.SHA256())
-    encryption = (serialization.BestAvailableEncryption(password.encode()) if password
-                  else serialization.NoEncryption())
-    return (certificate.public_bytes(serialization.Encoding.PEM),
-            key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption))
+        .not_valid_before(now - CLOCK_SKEW)
+        .not_valid_after(now + LIFETIME)
+        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+    )
+    certificate = build_common_extensions(builder, key.public_key(), key.public_key(), ca=True, server=True).sign(
+        key, hashes.SHA256()
+    )
+    encryption = serialization.BestAvailableEncryption(password.encode()) if password else serialization.NoEncryption()
+    return (
+        certificate.public_bytes(serialization.Encoding.PEM),
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption),
+    )
 
 
 def build_common_extensions(
-        builder: 'x509.CertificateBuilder', key: Any, issuer_key: Any, *, ca: bool, server: bool,
+    builder: 'x509.CertificateBuilder',
+    key: Any,
+    issuer_key: Any,
+    *,
+    ca: bool,
+    server: bool,
 ) -> 'x509.CertificateBuilder':
     """Say what the certificate is for, and whose it is, in the way that strict clients want it: Go's and OpenSSL's."""
     from cryptography import x509
     from cryptography.x509.oid import ExtendedKeyUsageOID
+
     usage = x509.KeyUsage(
-        digital_signature=server, key_cert_sign=ca, crl_sign=False, content_commitment=False, key_encipherment=False,
-        data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False)
+        digital_signature=server,
+        key_cert_sign=ca,
+        crl_sign=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
     builder = (
-        builder
-        .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)
+        builder.add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key), critical=False))
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key), critical=False)
+    )
     if server:
         builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     return builder
 
 
 def _build_by_certbuilder(
-        subject: str, names: list[str], addresses: list[IPAddress], password: str | None,
+    subject: str,
+    names: list[str],
+    addresses: list[IPAddress],
+    password: str | None,
 ) -> tuple[bytes, bytes]:
     try:
         import certbuilder
@@ -121,7 +148,8 @@ def _build_by_certbuilder(
         raise MissingDependencyError(
             f"Self-signed certificates need an extra library{problem}: run `pip install cryptography` or "
             f"`pip install kopf[dev]`. Otherwise, give certificates to the webhook server as certfile= and pkeyfile=, "
-            f"or let it serve HTTP only by insecure=True.") from None
+            f"or let it serve HTTP only by insecure=True."
+        ) from None
     now = datetime.datetime.now(datetime.UTC)
     public_key, private_key = asymmetric.generate_pair('rsa', bit_size=2048)
     builder = certbuilder.CertificateBuilder({'common_name': subject}, public_key)

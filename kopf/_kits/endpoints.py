@@ -6,6 +6,7 @@ server waits for each of them. What is added here are the limits that aiohttp do
 come in, for a client to read its answer, and the size of bodies by path. What is no proper request is refused with a
 4xx and a reason, in the form in which the API server shows it to its users.
 """
+
 import asyncio
 import errno
 import functools
@@ -87,12 +88,15 @@ class Endpoint:
         except OSError as error:
             self._close_sockets()
             raise AddressError(
-                error.errno, f"The webhook server cannot listen at {addr}:{port or 'any port'}: {error.strerror}. "
-                             f"Set addr= and port= of the server to what is free on this machine.") from None
+                error.errno,
+                f"The webhook server cannot listen at {addr}:{port or 'any port'}: {error.strerror}. "
+                f"Set addr= and port= of the server to what is free on this machine.",
+            ) from None
 
     async def _bind(self, addr: str, port: int | None) -> int:
         infos = await asyncio.get_running_loop().getaddrinfo(
-            addr, port or 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            addr, port or 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
         failure: OSError | None = None
         for family, _, _, _, address in sorted(infos, key=lambda info: info[0] is not socket.AF_INET):
             try:
@@ -115,13 +119,25 @@ class Endpoint:
         if self._service is not None:
             return
         self._service = service = web.Server(self._handle, request_factory=self._make_request)
-        options: dict[str, Any] = {} if context is None else {
-            'ssl': self._context, 'ssl_handshake_timeout': HANDSHAKE_TIMEOUT, 'ssl_shutdown_timeout': FAREWELL_TIMEOUT}
+        options: dict[str, Any] = (
+            {}
+            if context is None
+            else {
+                'ssl': self._context,
+                'ssl_handshake_timeout': HANDSHAKE_TIMEOUT,
+                'ssl_shutdown_timeout': FAREWELL_TIMEOUT,
+            }
+        )
         loop = asyncio.get_running_loop()
         for sock in self._sockets:
-            self._servers.append(await loop.create_server(
-                functools.partial(_Connection, service, loop, self._connections), sock=sock, backlog=BACKLOG,
-                **options))
+            self._servers.append(
+                await loop.create_server(
+                    functools.partial(_Connection, service, loop, self._connections),
+                    sock=sock,
+                    backlog=BACKLOG,
+                    **options,
+                )
+            )
 
     async def close(self) -> None:
         """Stop listening, and let the answers under way be given for `SHUTDOWN_TIMEOUT`."""
@@ -151,12 +167,22 @@ class Endpoint:
         self._sockets = []
 
     def _make_request(
-            self, message: Any, payload: Any, protocol: web.RequestHandler, writer: Any,
-            task: 'asyncio.Task[None]',
+        self,
+        message: Any,
+        payload: Any,
+        protocol: web.RequestHandler,
+        writer: Any,
+        task: 'asyncio.Task[None]',
     ) -> web.BaseRequest:
         return web.BaseRequest(
-            message, payload, protocol, writer, task, asyncio.get_running_loop(),
-            client_max_size=self._get_max_body(message.url.path))
+            message,
+            payload,
+            protocol,
+            writer,
+            task,
+            asyncio.get_running_loop(),
+            client_max_size=self._get_max_body(message.url.path),
+        )
 
     async def _handle(self, request: web.BaseRequest) -> web.Response:
         connection = cast(_Connection, request.protocol)
@@ -191,14 +217,17 @@ class Endpoint:
         time_limit_var.set(self._limit if limit is None else limit)
         transport = request.transport
         response = await self._fn(
-            cast(reviews.Request, review), webhook=webhook, headers=dict(request.headers),
-            sslpeer=None if transport is None else transport.get_extra_info('peercert') or None)
+            cast(reviews.Request, review),
+            webhook=webhook,
+            headers=dict(request.headers),
+            sslpeer=None if transport is None else transport.get_extra_info('peercert') or None,
+        )
         return encode(response)
 
     def _get_webhook(self, path: str) -> str | None:
         if path != self._root and not path.startswith(f'{self._root}/'):
             raise ReviewError(f"There are no webhooks at {path}.", status=404)
-        return path[len(self._root) + 1:] or None
+        return path[len(self._root) + 1 :] or None
 
     def _get_max_body(self, path: str) -> int:
         return MAX_CONVERTED_BODY if path.startswith(f'{self._root}/{ENDPOINT}') else MAX_BODY
@@ -219,15 +248,33 @@ class _Connection(web.RequestHandler):
     """
 
     __slots__ = (
-        '_alarm', '_answered', '_connections', '_deadline', '_ended', '_idle', '_incoming', '_socket', 'closed')
+        '_alarm',
+        '_answered',
+        '_connections',
+        '_deadline',
+        '_ended',
+        '_idle',
+        '_incoming',
+        '_socket',
+        'closed',
+    )
 
     def __init__(
-            self, service: web.Server, loop: asyncio.AbstractEventLoop, connections: 'set[_Connection]',
+        self,
+        service: web.Server,
+        loop: asyncio.AbstractEventLoop,
+        connections: 'set[_Connection]',
     ) -> None:
         super().__init__(
-            service, loop=loop, keepalive_timeout=KEEPALIVE_TIMEOUT, auto_decompress=False,
+            service,
+            loop=loop,
+            keepalive_timeout=KEEPALIVE_TIMEOUT,
+            auto_decompress=False,
             access_log=None,  # type: ignore[arg-type]  # documented so: it turns the log off
-            lingering_time=LINGERING_TIME, max_line_size=MAX_HEAD_LINE, max_field_size=MAX_HEAD_LINE)
+            lingering_time=LINGERING_TIME,
+            max_line_size=MAX_HEAD_LINE,
+            max_field_size=MAX_HEAD_LINE,
+        )
         self._connections = connections
         self._socket: asyncio.Transport | None = None  # aiohttp forgets it before it is closed
         self.closed: asyncio.Future[None] = loop.create_future()
@@ -299,8 +346,11 @@ class _Connection(web.RequestHandler):
         self.closed.set_result(None)
 
     def handle_error(
-            self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None,
-            message: str | None = None,
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
     ) -> web.StreamResponse:
         """Refuse what is not HTTP, in the same form as all else."""
         if isinstance(exc, ConnectionError):
@@ -329,8 +379,9 @@ class _Connection(web.RequestHandler):
         if self._loop.time() < self._deadline:
             self._alarm = self._loop.call_at(self._deadline, self._check_time)
         elif self._incoming is not None:
-            self._incoming.set_exception(ReviewError(
-                f"The request has not come in within {REQUEST_TIMEOUT:g} seconds.", status=408))
+            self._incoming.set_exception(
+                ReviewError(f"The request has not come in within {REQUEST_TIMEOUT:g} seconds.", status=408)
+            )
         elif not self._idle or not self._answered or self.transport.get_write_buffer_size():
             # Neither the head of a request, nor all of an answer. There is no way to answer half a head.
             self.transport.abort()
@@ -342,6 +393,7 @@ class _ReplaceableContext(ssl.SSLContext):
 
     Listening anew with the other context would lose those connections that are just being accepted.
     """
+
     current: ssl.SSLContext
 
     def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
@@ -372,8 +424,9 @@ def _refuse(status: int, reason: str, request: web.BaseRequest | None = None) ->
 
 
 def _make_refusal(status: int, reason: str) -> web.Response:
-    response = _respond(status, encode(
-        {'apiVersion': 'v1', 'kind': 'Status', 'status': 'Failure', 'code': status, 'message': reason}))
+    response = _respond(
+        status, encode({'apiVersion': 'v1', 'kind': 'Status', 'status': 'Failure', 'code': status, 'message': reason})
+    )
     if status == 405:
         response.headers['Allow'] = 'POST'
     return response

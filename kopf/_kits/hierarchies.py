@@ -6,6 +6,7 @@ take one object or any iterable of objects, also nested: dicts and other mutable
 kr8s, models of kubernetes, kubernetes_asyncio, and lightkube. What is there already is left alone unless ``forced``.
 Specified in the documentation's "Hierarchies".
 """
+
 import enum
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
@@ -18,8 +19,12 @@ from kopf._cogs.structs.dicts import FieldPath, FieldSpec, parse_field
 from kopf._core.actions.execution import cause_var
 
 K8sObject: TypeAlias = (
-    MutableMapping[Any, Any] | thirdparty.PykubeObject | thirdparty.Kr8sObject | thirdparty.KubernetesModel |
-    thirdparty.LightkubeModel)
+    MutableMapping[Any, Any]
+    | thirdparty.PykubeObject
+    | thirdparty.Kr8sObject
+    | thirdparty.KubernetesModel
+    | thirdparty.LightkubeModel
+)
 K8sObjects: TypeAlias = K8sObject | Iterable[K8sObject]
 Nested: TypeAlias = str | Iterable[FieldSpec] | None
 
@@ -29,8 +34,12 @@ class _Unset(enum.Enum):
 
 
 def adopt(
-        objs: K8sObjects, owner: Body | None = None, *,
-        forced: bool = False, strict: bool = False, nested: Nested = None,
+    objs: K8sObjects,
+    owner: Body | None = None,
+    *,
+    forced: bool = False,
+    strict: bool = False,
+    nested: Nested = None,
 ) -> None:
     """
     Make the objects children of the owner: by an owner reference, its name, namespace, and labels.
@@ -51,8 +60,11 @@ def adopt(
 
 
 def append_owner_reference(
-        objs: K8sObjects, owner: Body | None = None, *,
-        controller: bool | None = True, block_owner_deletion: bool | None = True,
+    objs: K8sObjects,
+    owner: Body | None = None,
+    *,
+    controller: bool | None = True,
+    block_owner_deletion: bool | None = True,
 ) -> None:
     """
     Add a reference to the owner, so that the objects are deleted with it; one that is there already is left as it is.
@@ -89,8 +101,12 @@ def remove_owner_reference(objs: K8sObjects, owner: Body | None = None) -> None:
 
 
 def label(
-        objs: K8sObjects, labels: Mapping[str, str | None] | None | _Unset = _Unset.UNSET, *,
-        forced: bool = False, nested: Nested = None, force: bool | None = None,
+    objs: K8sObjects,
+    labels: Mapping[str, str | None] | None | _Unset = _Unset.UNSET,
+    *,
+    forced: bool = False,
+    nested: Nested = None,
+    force: bool | None = None,
 ) -> None:
     """
     Add the labels to the objects.
@@ -120,7 +136,11 @@ def label(
 
 
 def harmonize_naming(
-        objs: K8sObjects, name: str | None = None, *, forced: bool = False, strict: bool = False,
+    objs: K8sObjects,
+    name: str | None = None,
+    *,
+    forced: bool = False,
+    strict: bool = False,
 ) -> None:
     """
     Give names to the objects that have none.

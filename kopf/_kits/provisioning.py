@@ -6,6 +6,7 @@ The list of versions is replaced as a whole: what is no longer wanted in a schem
 a server-side apply if somebody else has applied it before. The conversion strategy is left alone unless it is given,
 as handlers of conversions have their own one there.
 """
+
 import asyncio
 import itertools
 import logging
@@ -52,12 +53,15 @@ def ensure_crds(*sources: Source, timeout: float | None = 60) -> Awaitable[None]
         TimeoutError: if they are not served in time.
     """
     if asyncio.events._get_running_loop() is None:
-        raise PermanentError("kopf.ensure_crds() has to be awaited, so it cannot be used in functions with 'def'. "
-                             "Declare the handler with 'async def', and write: await kopf.ensure_crds(...)")
+        raise PermanentError(
+            "kopf.ensure_crds() has to be awaited, so it cannot be used in functions with 'def'. "
+            "Declare the handler with 'async def', and write: await kopf.ensure_crds(...)"
+        )
     client = client_var.get(None)
     if client is None:
-        raise PermanentError("kopf.ensure_crds() works only inside of an operator: for example, in a handler of "
-                             "@kopf.on.startup().")
+        raise PermanentError(
+            "kopf.ensure_crds() works only inside of an operator: for example, in a handler of @kopf.on.startup()."
+        )
     return _ensure(client, sources, timeout)
 
 
@@ -98,8 +102,9 @@ class _Provision:
             except errors.APIConflictError:
                 self._waiting[self._name] = "it is changed by somebody else all the time"
             except errors.APIForbiddenError as error:
-                raise PermanentError(f"The CRD {self._name} cannot be applied: {error}. "
-                                     f"The operator needs the permission {RULE}.") from error
+                raise PermanentError(
+                    f"The CRD {self._name} cannot be applied: {error}. The operator needs the permission {RULE}."
+                ) from error
             except (errors.APIServerError, errors.APITooManyRequestsError):
                 raise
             except errors.APIClientError as error:
@@ -166,16 +171,20 @@ class _Provision:
 
 
 def _iter_delays() -> Iterator[float]:
-    delays = (0.05 * 2 ** number for number in itertools.count())
+    delays = (0.05 * 2**number for number in itertools.count())
     return itertools.chain(itertools.takewhile(lambda delay: delay < _MAX_DELAY, delays), itertools.repeat(_MAX_DELAY))
 
 
 # What differs.
 
+
 def _find_changes(crd: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, Any]:
     """Return the merge patch that makes the CRD what is wanted; empty if it is already."""
-    metadata = {key: changed for key in ('labels', 'annotations') if (changed := _differ(
-        crd['metadata'].get(key) or {}, live['metadata'].get(key) or {}))}
+    metadata = {
+        key: changed
+        for key in ('labels', 'annotations')
+        if (changed := _differ(crd['metadata'].get(key) or {}, live['metadata'].get(key) or {}))
+    }
     spec: dict[str, Any] = {}
     for key, value in crd['spec'].items():
         current = live['spec'].get(key)
@@ -192,15 +201,19 @@ def _find_changes(crd: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, 
 
 
 def _differ(wanted: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in wanted.items() if _simplify({key: value}) != _simplify({
-        key: current.get(key)})}
+    return {
+        key: value for key, value in wanted.items() if _simplify({key: value}) != _simplify({key: current.get(key)})
+    }
 
 
 def _simplify(value: Any) -> Any:
     """Leave out what the API does not keep: empty values of fields."""
     if isinstance(value, Mapping):
-        return {key: each if key in _VERBATIM else _simplify(each) for key, each in value.items()
-                if key in _VERBATIM or not _is_empty(key, each)}
+        return {
+            key: each if key in _VERBATIM else _simplify(each)
+            for key, each in value.items()
+            if key in _VERBATIM or not _is_empty(key, each)
+        }
     if isinstance(value, list | tuple):
         return [_simplify(each) for each in value]
     return value
@@ -211,6 +224,7 @@ def _is_empty(key: str, value: Any) -> bool:
 
 
 # Where they come from.
+
 
 def _read_all(sources: Iterable[Any]) -> Iterator[dict[str, Any]]:
     for source in sources:
@@ -238,6 +252,7 @@ def _read_path(path: pathlib.Path) -> Iterator[dict[str, Any]]:
 
 def _parse(text: str, place: str) -> Iterator[dict[str, Any]]:
     import yaml
+
     try:
         documents = list(yaml.load_all(text, getattr(yaml, 'CSafeLoader', yaml.SafeLoader)))
     except yaml.YAMLError as error:
@@ -261,9 +276,16 @@ def _unpack(document: Any, place: str) -> Iterator[dict[str, Any]]:
     if document.get('apiVersion') != _API_VERSION:
         raise PermanentError(f"The apiVersion must be {_API_VERSION}, not {document.get('apiVersion')}: {title}.")
     spec = document.get('spec') or {}
-    missing = [path for path, value in [
-        ('metadata.name', name), ('spec.group', spec.get('group')), ('spec.versions', spec.get('versions')),
-        ('spec.names.plural', (spec.get('names') or {}).get('plural'))] if not value]
+    missing = [
+        path
+        for path, value in [
+            ('metadata.name', name),
+            ('spec.group', spec.get('group')),
+            ('spec.versions', spec.get('versions')),
+            ('spec.names.plural', (spec.get('names') or {}).get('plural')),
+        ]
+        if not value
+    ]
     if missing:
         raise PermanentError(f"The CRD has no {missing[0]}: {title}.")
     yield dict(document)

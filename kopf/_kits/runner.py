@@ -8,6 +8,7 @@ executed anew in each run, and their handlers are for this run only. Modules are
 handlers stay in the default registry, for the next runs.
 Operators that are embedded into other programs are run by the functions of those programs, instead of a command.
 """
+
 import asyncio
 import concurrent.futures
 import contextlib
@@ -81,13 +82,13 @@ class KopfRunner:
     """
 
     def __init__(
-            self,
-            *args: Any,
-            reraise: bool = True,
-            timeout: float | None = None,
-            registry: OperatorRegistry | None = None,
-            settings: OperatorSettings | None = None,
-            **kwargs: Any,
+        self,
+        *args: Any,
+        reraise: bool = True,
+        timeout: float | None = None,
+        registry: OperatorRegistry | None = None,
+        settings: OperatorSettings | None = None,
+        **kwargs: Any,
     ) -> None:
         self.args = args
         self.kwargs = kwargs
@@ -119,7 +120,10 @@ class KopfRunner:
         return self
 
     def __exit__(
-            self, type_: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None,
+        self,
+        type_: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._stop.set()
         try:
@@ -144,6 +148,7 @@ class KopfRunner:
 
     def _invoke(self) -> 'Result':
         from click.testing import CliRunner
+
         cli = importlib.import_module('kopf.cli')
         loop = asyncio.new_event_loop()
         set_default_registry(self._default_registry)  # in this thread, as in that of the test
@@ -152,8 +157,12 @@ class KopfRunner:
                 result = CliRunner().invoke(self._make_command(*self.args), [])
             else:
                 controls = cli.CLIControls(
-                    ready_flag=self._ready, stop_flag=self._stop, settings=self.settings, loop=loop,
-                    registry=self._run_registry)
+                    ready_flag=self._ready,
+                    stop_flag=self._stop,
+                    settings=self.settings,
+                    loop=loop,
+                    registry=self._run_registry,
+                )
                 result = CliRunner().invoke(cli.main, *self.args, obj=controls, **self.kwargs)
             loop.run_until_complete(loop.shutdown_asyncgens())
             return result
@@ -167,8 +176,10 @@ class KopfRunner:
     def _make_command(self, fn: Callable[..., Any], *args: Any) -> 'Command':
         """Make a command of the function: for the output and the errors to be the same as of other commands."""
         import click
-        given = {key: value for key, value in [('registry', self.registry), ('settings', self.settings)]
-                 if value is not None}
+
+        given = {
+            key: value for key, value in [('registry', self.registry), ('settings', self.settings)] if value is not None
+        }
 
         @click.command
         def embedded() -> None:
@@ -176,6 +187,7 @@ class KopfRunner:
             result = fn(*args, ready_flag=self._ready, stop_flag=self._stop, **given, **self.kwargs)
             if inspect.isawaitable(result):
                 asyncio.run(wait_for_end(result))
+
         return embedded
 
     @property
@@ -193,8 +205,9 @@ class KopfRunner:
         except TimeoutError:
             if self._future.done():
                 raise
-            raise RuntimeError("The operator still runs: its output and its exit code are there when the `with` "
-                               "block has ended.") from None
+            raise RuntimeError(
+                "The operator still runs: its output and its exit code are there when the `with` block has ended."
+            ) from None
 
     @property
     def exit_code(self) -> int:
@@ -244,8 +257,11 @@ class KopfRunner:
     def exc_info(self) -> ExcInfo | None:
         """The same as what ``sys.exc_info()`` would give, also for an ordinary exit."""
         error = self.exception
-        return cast('ExcInfo | None', self._result().exc_info) if error is None else (
-            type(error), error, error.__traceback__)
+        return (
+            cast('ExcInfo | None', self._result().exc_info)
+            if error is None
+            else (type(error), error, error.__traceback__)
+        )
 
 
 async def wait_for_end(awaitable: Awaitable[Any]) -> None:

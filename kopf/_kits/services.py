@@ -5,6 +5,7 @@ The certificates are in a Secret: all replicas of the operator use the same, sin
 Service. Whoever notices first that something is due writes it; those who come second find their version of the Secret
 outdated, and take what is there. Specified in the documentation's "Servers and tunnels".
 """
+
 import asyncio
 import base64
 import binascii
@@ -79,23 +80,23 @@ class WebhookService(WebhookContextManager):
     """
 
     def __init__(
-            self,
-            *,
-            name: str,
-            namespace: str | None = None,
-            service_port: int = 443,
-            addr: str | None = None,
-            port: int = 9443,
-            path: str | None = None,
-            secret: str | None = None,
-            extra_sans: tuple[str, ...] | list[str] = (),
-            lifetime: float = 90 * 24 * 60 * 60,
-            overlap: float | None = None,
-            check_interval: float = 60.0,
-            verify_mode: ssl.VerifyMode | None = None,
-            verify_cafile: StrPath | None = None,
-            verify_capath: StrPath | None = None,
-            verify_cadata: str | bytes | None = None,
+        self,
+        *,
+        name: str,
+        namespace: str | None = None,
+        service_port: int = 443,
+        addr: str | None = None,
+        port: int = 9443,
+        path: str | None = None,
+        secret: str | None = None,
+        extra_sans: tuple[str, ...] | list[str] = (),
+        lifetime: float = 90 * 24 * 60 * 60,
+        overlap: float | None = None,
+        check_interval: float = 60.0,
+        verify_mode: ssl.VerifyMode | None = None,
+        verify_cafile: StrPath | None = None,
+        verify_capath: StrPath | None = None,
+        verify_cadata: str | bytes | None = None,
     ) -> None:
         super().__init__()
         if not name:
@@ -118,7 +119,8 @@ class WebhookService(WebhookContextManager):
         if not 0 < self.check_interval < self.overlap < self.lifetime / 2:
             raise ValueError(
                 f"WebhookService: check_interval={self.check_interval:g} must be shorter than "
-                f"overlap={self.overlap:g}, which must be shorter than a half of lifetime={self.lifetime:g} (seconds).")
+                f"overlap={self.overlap:g}, which must be shorter than a half of lifetime={self.lifetime:g} (seconds)."
+            )
         self._store: _Store | None = None
 
     async def __call__(self, fn: WebhookFn) -> AsyncIterator[WebhookClientConfig]:
@@ -135,16 +137,25 @@ class WebhookService(WebhookContextManager):
             keyring: Keyring | None = None
             async for fresh in self._follow(store, namespace):
                 if keyring is None or fresh.certificate != keyring.certificate:
-                    await endpoint.listen(make_context(
-                        (fresh.certificate, fresh.key, None), mode=self.verify_mode, cafile=self.verify_cafile,
-                        capath=self.verify_capath, cadata=self.verify_cadata))
+                    await endpoint.listen(
+                        make_context(
+                            (fresh.certificate, fresh.key, None),
+                            mode=self.verify_mode,
+                            cafile=self.verify_cafile,
+                            capath=self.verify_capath,
+                            cadata=self.verify_cadata,
+                        )
+                    )
                 if keyring is None or fresh.authorities != keyring.authorities:
-                    logger.debug("Webhooks are served at the port %s for the service %s/%s.",
-                                 self.port, namespace, self.name)
+                    logger.debug(
+                        "Webhooks are served at the port %s for the service %s/%s.", self.port, namespace, self.name
+                    )
                     yield WebhookClientConfig(
                         service=WebhookClientConfigService(
-                            namespace=namespace, name=self.name, port=self.service_port, path=path or None),
-                        caBundle=base64.b64encode(fresh.authorities).decode())
+                            namespace=namespace, name=self.name, port=self.service_port, path=path or None
+                        ),
+                        caBundle=base64.b64encode(fresh.authorities).decode(),
+                    )
                 keyring = fresh
         finally:
             await self._resources.aclose()
@@ -208,8 +219,11 @@ class _Store:
                 annotations = self._get_presence(secret, now)
                 if fresh is not known:
                     await self._write(secret, fresh, annotations)
-                    logger.info("The certificates of the webhook service are renewed in the secret %s/%s.",
-                                self._namespace, self._name)
+                    logger.info(
+                        "The certificates of the webhook service are renewed in the secret %s/%s.",
+                        self._namespace,
+                        self._name,
+                    )
                 elif annotations:
                     await self._patch({'metadata': {'annotations': annotations}})
                 return fresh
@@ -219,7 +233,8 @@ class _Store:
                 raise WebhookServiceError(
                     f"The secret {self._namespace}/{self._name} of the webhook service is not permitted. Give the "
                     f"operator's service account a Role in the namespace {self._namespace!r} with the rule {_RULE}. "
-                    f"The API says: {error}") from None
+                    f"The API says: {error}"
+                ) from None
 
     async def leave(self) -> bool:
         """Sign off; tell whether there is nobody else."""
@@ -243,13 +258,22 @@ class _Store:
             return
         labels = {'app.kubernetes.io/managed-by': 'kopf'}
         try:
-            await self._client.post_json(self._path, {
-                'apiVersion': 'v1', 'kind': 'Secret', 'type': 'kubernetes.io/tls',
-                'metadata': {**metadata, 'labels': labels}, 'data': data}, logger=logger)
+            await self._client.post_json(
+                self._path,
+                {
+                    'apiVersion': 'v1',
+                    'kind': 'Secret',
+                    'type': 'kubernetes.io/tls',
+                    'metadata': {**metadata, 'labels': labels},
+                    'data': data,
+                },
+                logger=logger,
+            )
         except errors.APINotFoundError as error:
             raise WebhookServiceError(
                 f"The namespace {self._namespace!r} of the webhook service is not there; create it, or set "
-                f"namespace= of kopf.WebhookService. The API says: {error}") from None
+                f"namespace= of kopf.WebhookService. The API says: {error}"
+            ) from None
 
     async def _patch(self, patch: Mapping[str, Any]) -> Any:
         return await self._client.patch(f'{self._path}/{self._name}', patch, MERGE_PATCH, logger=logger)
@@ -261,19 +285,25 @@ class _Store:
         if 'ca.key' not in data:
             raise WebhookServiceError(
                 f"The secret {self._namespace}/{self._name} has something else than the certificates of a webhook "
-                f"service: {', '.join(sorted(data))}. Set secret= of kopf.WebhookService to another name.")
+                f"service: {', '.join(sorted(data))}. Set secret= of kopf.WebhookService to another name."
+            )
         try:
             return Keyring.load({name: base64.b64decode(value, validate=True) for name, value in data.items()})
         except (KeyError, TypeError, binascii.Error) as error:
-            logger.warning("The secret %s/%s of the webhook service is broken, so it is written anew: %r",
-                           self._namespace, self._name, error)
+            logger.warning(
+                "The secret %s/%s of the webhook service is broken, so it is written anew: %r",
+                self._namespace,
+                self._name,
+                error,
+            )
             return None
 
     def _get_presence(self, secret: Mapping[str, Any] | None, now: datetime.datetime) -> dict[str, str | None]:
         """Give the annotations to be changed: ours if it gets old, and those of the dead."""
         known = _iter_presences(secret)
-        changes: dict[str, str | None] = {key: None for key, value in known.items()
-                                          if key != self._presence and not _is_alive(value, now)}
+        changes: dict[str, str | None] = {
+            key: None for key, value in known.items() if key != self._presence and not _is_alive(value, now)
+        }
         own = _parse_time(known.get(self._presence))
         if not self._leaving and (own is None or now - own >= PRESENCE_PERIOD):
             changes[self._presence] = now.isoformat(timespec='seconds')
@@ -304,4 +334,5 @@ def _get_own_namespace() -> str:
     except OSError:
         raise WebhookServiceError(
             "The namespace of the webhook service is unknown, as this is not a pod of a cluster. "
-            "Set namespace= of kopf.WebhookService.") from None
+            "Set namespace= of kopf.WebhookService."
+        ) from None

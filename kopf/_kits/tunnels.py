@@ -4,6 +4,7 @@ Webhook servers that find out where the cluster is, and tunnels to where it can'
 Local clusters know the machine under a special name, depending on what they are made by. The certificate of the API
 tells it. Clusters elsewhere need a tunnel: its public URL is what the API calls, its other end is a local server.
 """
+
 import asyncio
 import functools
 import logging
@@ -59,8 +60,9 @@ class ClusterDetector:
         except (OSError, TimeoutError, ssl.SSLError) as error:
             logger.debug("The certificate of the API cannot be looked at: %r", error)
             return None
-        return next((host for name in _iter_names(certificate) for sign, host in _SIGNS.items()
-                     if name.startswith(sign)), None)
+        return next(
+            (host for name in _iter_names(certificate) for sign, host in _SIGNS.items() if name.startswith(sign)), None
+        )
 
 
 class WebhookAutoServer(ClusterDetector, WebhookServer):
@@ -96,14 +98,14 @@ class WebhookNgrokTunnel(WebhookContextManager):
     """
 
     def __init__(
-            self,
-            *,
-            addr: str | None = None,
-            port: int | None = None,
-            path: str | None = None,
-            token: str | None = None,
-            region: str | None = None,
-            binary: StrPath | None = None,
+        self,
+        *,
+        addr: str | None = None,
+        port: int | None = None,
+        path: str | None = None,
+        token: str | None = None,
+        region: str | None = None,
+        binary: StrPath | None = None,
     ) -> None:
         super().__init__()
         self.addr = addr
@@ -130,12 +132,17 @@ class WebhookNgrokTunnel(WebhookContextManager):
             async for client_config in server(fn):
                 local = urllib.parse.urlsplit(client_config['url'] or '')
                 try:
-                    tunnel = await run(None, functools.partial(
-                        ngrok.connect, local.netloc, 'http', pyngrok_config=config, schemes=['https']))
+                    tunnel = await run(
+                        None,
+                        functools.partial(
+                            ngrok.connect, local.netloc, 'http', pyngrok_config=config, schemes=['https']
+                        ),
+                    )
                 except exception.PyngrokError as error:
                     raise TunnelError(f"The tunnel through ngrok cannot be opened: {error}") from None
-                self._resources.push_async_callback(run, None, functools.partial(
-                    ngrok.disconnect, tunnel.public_url or '', pyngrok_config=config))
+                self._resources.push_async_callback(
+                    run, None, functools.partial(ngrok.disconnect, tunnel.public_url or '', pyngrok_config=config)
+                )
                 yield WebhookClientConfig(url=f"{tunnel.public_url}{local.path}")
         finally:
             await self._resources.aclose()
@@ -177,8 +184,11 @@ async def _get_certificate(info: ConnectionInfo) -> Mapping[str, Any]:
     if server.scheme != 'https':
         return {}
     _, writer = await asyncio.open_connection(
-        server.hostname, server.port or 443, ssl=info.as_ssl_context(),
-        server_hostname=info.tls_server_name or server.hostname)
+        server.hostname,
+        server.port or 443,
+        ssl=info.as_ssl_context(),
+        server_hostname=info.tls_server_name or server.hostname,
+    )
     try:
         certificate: Mapping[str, Any] = writer.get_extra_info('peercert') or {}
         return certificate

@@ -5,6 +5,7 @@ A server is anything that can be called with a function for reviews, and that yi
 reach it. Those here listen on this machine. They differ in the host name by which a cluster knows the machine. For
 those that go further, see `tunnels`. Specified in the documentation's "Servers and tunnels".
 """
+
 import asyncio
 import base64
 import contextlib
@@ -95,26 +96,26 @@ class WebhookServer(WebhookContextManager):
     DEFAULT_HOST: ClassVar[str | None] = None
 
     def __init__(
-            self,
-            *,
-            addr: str | None = None,
-            port: int | None = None,
-            path: str | None = None,
-            host: str | None = None,
-            cadata: bytes | None = None,
-            cafile: StrPath | None = None,
-            cadump: StrPath | None = None,
-            context: ssl.SSLContext | None = None,
-            insecure: bool = False,
-            certfile: StrPath | None = None,
-            pkeyfile: StrPath | None = None,
-            password: str | None = None,
-            extra_sans: Iterable[str] = (),
-            verify_mode: ssl.VerifyMode | None = None,
-            verify_cafile: StrPath | None = None,
-            verify_capath: StrPath | None = None,
-            verify_cadata: str | bytes | None = None,
-            file_check_interval: float = 60.0,
+        self,
+        *,
+        addr: str | None = None,
+        port: int | None = None,
+        path: str | None = None,
+        host: str | None = None,
+        cadata: bytes | None = None,
+        cafile: StrPath | None = None,
+        cadump: StrPath | None = None,
+        context: ssl.SSLContext | None = None,
+        insecure: bool = False,
+        certfile: StrPath | None = None,
+        pkeyfile: StrPath | None = None,
+        password: str | None = None,
+        extra_sans: Iterable[str] = (),
+        verify_mode: ssl.VerifyMode | None = None,
+        verify_cafile: StrPath | None = None,
+        verify_capath: StrPath | None = None,
+        verify_cadata: str | bytes | None = None,
+        file_check_interval: float = 60.0,
     ) -> None:
         super().__init__()
         self.addr = addr
@@ -200,8 +201,10 @@ class WebhookServer(WebhookContextManager):
         try:
             return self._make_context(generated), self._get_bundle(generated)
         except (OSError, ValueError) as error:  # those of the TLS library do not name the files
-            raise CertificateError(f"The webhook server cannot use its certificates: {error} "
-                                   f"(files: {', '.join(map(str, self._files())) or 'none'})") from error
+            raise CertificateError(
+                f"The webhook server cannot use its certificates: {error} "
+                f"(files: {', '.join(map(str, self._files())) or 'none'})"
+            ) from error
 
     def _get_bundle(self, generated: tuple[bytes, bytes, str] | None) -> bytes:
         """Give what the API is to trust: the authority given, or else the certificate itself."""
@@ -221,8 +224,13 @@ class WebhookServer(WebhookContextManager):
         if generated is not None and not (cafile or cadata or self.verify_capath):
             cafile, cadata = self.cafile, None if self.cadata is None else self.cadata.decode()
         return make_context(
-            generated or (self.certfile or '', self.pkeyfile, self.password), context=self.context,
-            mode=self.verify_mode, cafile=cafile, capath=self.verify_capath, cadata=cadata)
+            generated or (self.certfile or '', self.pkeyfile, self.password),
+            context=self.context,
+            mode=self.verify_mode,
+            cafile=cafile,
+            capath=self.verify_capath,
+            cadata=cadata,
+        )
 
     @staticmethod
     def build_certificate(hostnames: Collection[str], password: str | None = None) -> tuple[bytes, bytes]:
@@ -237,22 +245,26 @@ class WebhookServer(WebhookContextManager):
 
 class WebhookK3dServer(WebhookServer):
     """Listens on this machine for a cluster of K3d or K3s on it, also for one in a virtual machine."""
+
     DEFAULT_HOST = 'host.k3d.internal'
 
 
 class WebhookMinikubeServer(WebhookServer):
     """Listens on this machine for a cluster of Minikube on it, also for one in a virtual machine."""
+
     DEFAULT_HOST = 'host.minikube.internal'
 
 
 class WebhookDockerDesktopServer(WebhookServer):
     """Listens on this machine for a cluster of Docker Desktop on it."""
+
     DEFAULT_HOST = 'host.docker.internal'
 
 
 @dataclasses.dataclass(frozen=True)
 class _FilesState:
     """What is in the files: to notice when they are changed. They are small, and times and sizes can be the same."""
+
     paths: list[pathlib.Path]
     contents: list[object]
 
@@ -288,8 +300,13 @@ async def _bind(endpoint: Endpoint, addr: str, port: int | None) -> int:
 
 
 def make_context(
-        pair: Pair, *, context: ssl.SSLContext | None = None, mode: ssl.VerifyMode | None = None,
-        cafile: StrPath | None = None, capath: StrPath | None = None, cadata: str | bytes | None = None,
+    pair: Pair,
+    *,
+    context: ssl.SSLContext | None = None,
+    mode: ssl.VerifyMode | None = None,
+    cafile: StrPath | None = None,
+    capath: StrPath | None = None,
+    cadata: str | bytes | None = None,
 ) -> ssl.SSLContext:
     """
     Make the context of a server.
@@ -315,7 +332,10 @@ def make_context(
 
 
 def _load_pair(
-        context: ssl.SSLContext, certificate: StrPath | bytes, key: StrPath | bytes | None, password: str | None,
+    context: ssl.SSLContext,
+    certificate: StrPath | bytes,
+    key: StrPath | bytes | None,
+    password: str | None,
 ) -> None:
     try:
         if isinstance(certificate, bytes) and isinstance(key, bytes):
@@ -325,8 +345,10 @@ def _load_pair(
     except ssl.SSLError as error:
         if isinstance(certificate, bytes) or isinstance(key, bytes):
             raise ValueError(f"The certificate made for the webhook server cannot be used: {error}") from None
-        raise ValueError(f"The certificate {certificate!s} with the private key {key or 'in the same file'!s} "
-                         f"cannot be used: {error}") from None
+        raise ValueError(
+            f"The certificate {certificate!s} with the private key {key or 'in the same file'!s} "
+            f"cannot be used: {error}"
+        ) from None
 
 
 def _load_texts(context: ssl.SSLContext, certificate: bytes, key: bytes, password: str | None) -> None:

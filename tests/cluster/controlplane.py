@@ -4,6 +4,7 @@ It is either the one that $KUBECONFIG names, which is left as it was found, or a
 beside this file, which is stopped at the end. Only the standard library is needed here, so that a missing
 prerequisite can be named before anything else goes wrong.
 """
+
 import os
 import pathlib
 import shutil
@@ -86,8 +87,15 @@ class ControlPlane:
 
     def _run(self, command: str) -> None:
         # In a session of its own: Ctrl-C must reach the one who stops the servers, not the servers.
-        done = subprocess.run([SCRIPT, command, self._directory], env=self._environment, start_new_session=True,
-                              stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            [SCRIPT, command, self._directory],
+            env=self._environment,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         if done.returncode:
             raise Unavailable(f"`{SCRIPT} {command}` failed:\n{done.stderr.strip()}")
 

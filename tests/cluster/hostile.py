@@ -3,6 +3,7 @@ A server between operators and the API, which speaks HTTP as badly as real serve
 
 It passes on what it is asked, by plain HTTP, and lets the rules of the tests spoil the answers to some of the requests.
 """
+
 import asyncio
 import contextlib
 import dataclasses
@@ -18,6 +19,7 @@ from kopf._cogs.clients import connections, pools
 @dataclasses.dataclass
 class Exchange:
     """One request, its real answer, and where to write to whatever comes of it."""
+
     method: str
     target: str
     headers: dict[str, str]
@@ -51,8 +53,14 @@ class Exchange:
             await self.writer.drain()
 
     async def send_all(self, body: bytes, *headers: bytes, status: bytes | None = None) -> None:
-        lines = [b'HTTP/1.1 ' + (status or self.status_line), b'Content-Type: application/json',
-                 b'Content-Length: %d' % len(body), *headers, b'', body]
+        lines = [
+            b'HTTP/1.1 ' + (status or self.status_line),
+            b'Content-Type: application/json',
+            b'Content-Length: %d' % len(body),
+            *headers,
+            b'',
+            body,
+        ]
         await self.send(b'\r\n'.join(lines))
 
     def reset(self) -> None:
@@ -69,6 +77,7 @@ Spoil = Callable[[Exchange], Awaitable[None]]
 @dataclasses.dataclass
 class Rule:
     """What to do with the answers to those requests, and how many times."""
+
     spoil: Spoil
     method: str
     pattern: str
@@ -162,8 +171,10 @@ class HostileServer:
         return not exchange.closing
 
     async def _ask(self, exchange: Exchange) -> None:
-        lines = [f'{exchange.method} {exchange.target} HTTP/1.1',
-                 *(f'{name}: {value}' for name, value in (exchange.headers | {'Host': self._netloc}).items())]
+        lines = [
+            f'{exchange.method} {exchange.target} HTTP/1.1',
+            *(f'{name}: {value}' for name, value in (exchange.headers | {'Host': self._netloc}).items()),
+        ]
         data = '\r\n'.join([*lines, '', '']).encode('latin-1') + exchange.body
         if 'watch=true' in exchange.target:
             exchange.answer, exchange.stream = await self._pool.stream(data, connect_timeout=5, total_timeout=None)

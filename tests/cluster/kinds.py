@@ -1,22 +1,38 @@
 """Kinds and objects that tests need just to have some: without a schema unless there is one."""
+
 from typing import Any
 
 Object = dict[str, Any]
 
 
-def define(plural: str, kind: str, *, group: str = "example.dev", schema: Object | None = None,
-           short: str | None = None, subresources: Object | None = None) -> Object:
+def define(
+    plural: str,
+    kind: str,
+    *,
+    group: str = "example.dev",
+    schema: Object | None = None,
+    short: str | None = None,
+    subresources: Object | None = None,
+) -> Object:
     """Make the definition of a namespaced kind in the version v1."""
     anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     return {
-        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
         "metadata": {"name": f"{plural}.{group}"},
         "spec": {
-            "group": group, "scope": "Namespaced",
+            "group": group,
+            "scope": "Namespaced",
             "names": {"plural": plural, "kind": kind, **({"shortNames": [short]} if short else {})},
-            "versions": [{"name": "v1", "served": True, "storage": True,
-                          "schema": {"openAPIV3Schema": schema or anything},
-                          **({"subresources": subresources} if subresources else {})}],
+            "versions": [
+                {
+                    "name": "v1",
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": schema or anything},
+                    **({"subresources": subresources} if subresources else {}),
+                }
+            ],
         },
     }
 

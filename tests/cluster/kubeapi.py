@@ -3,6 +3,7 @@
 It shares nothing with the framework's own client but the login, so that a mistake there
 is not made twice and cannot hide. Objects are plain dicts.
 """
+
 import functools
 import json
 import pathlib
@@ -40,6 +41,7 @@ class KubeApi:
 
     def __init__(self) -> None:
         import kopf
+
         connection = kopf.login_with_kubeconfig(settings=kopf.OperatorSettings())
         if connection is None:
             raise RuntimeError("KUBECONFIG names no cluster")
@@ -47,7 +49,8 @@ class KubeApi:
         self._headers = connection.as_http_headers()
         proxies = {"http": connection.proxy_url, "https": connection.proxy_url} if connection.proxy_url else {}
         self._opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler(proxies), urllib.request.HTTPSHandler(context=connection.as_ssl_context()))
+            urllib.request.ProxyHandler(proxies), urllib.request.HTTPSHandler(context=connection.as_ssl_context())
+        )
         self._plurals: dict[tuple[str, str], tuple[str, bool]] = {}
         self.warnings: list[str] = []
         """What the API has warned about in its last answer."""
@@ -156,6 +159,7 @@ class KubeApi:
 def documents(source: pathlib.Path | str | Object) -> Iterator[Object]:
     """The objects of a YAML file, of a YAML text, or the object itself."""
     import yaml
+
     if isinstance(source, dict):
         yield source
         return

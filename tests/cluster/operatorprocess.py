@@ -2,6 +2,7 @@
 
 The process is the unit here because exit codes, signals and start-up are what end-to-end tests are about.
 """
+
 import os
 import pathlib
 import re
@@ -22,7 +23,11 @@ class OperatorProcess:
     """
 
     def __init__(
-        self, *args: str | os.PathLike[str], log: pathlib.Path, kubeconfig: str, **environment: str,
+        self,
+        *args: str | os.PathLike[str],
+        log: pathlib.Path,
+        kubeconfig: str,
+        **environment: str,
     ) -> None:
         self.log = log
         self._command = [sys.executable, "-m", "kopf", "run", *map(os.fspath, args)]
@@ -31,8 +36,14 @@ class OperatorProcess:
 
     def __enter__(self) -> "OperatorProcess":
         with self.log.open("wb") as output:
-            self._process = subprocess.Popen(self._command, env=self._environment, stdin=subprocess.DEVNULL,
-                                             stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -57,6 +68,7 @@ class OperatorProcess:
         :raises TimeoutError: not within `timeout` seconds.
         :raises RuntimeError: the operator has ended before.
         """
+
         def search() -> re.Match[str] | None:
             ended = self.process.poll()
             if found := re.search(pattern, self.output):

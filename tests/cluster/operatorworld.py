@@ -1,4 +1,5 @@
 """A whole operator in the loop of a test, against a sandbox: with handlers that note what they are called for."""
+
 import asyncio
 import collections
 import contextlib
@@ -70,6 +71,7 @@ class World:
             if isinstance(what, BaseException):
                 raise what
             return await what(name=name, **kwargs) if callable(what) else what
+
         return fn
 
     def called(self, id, name=None):
@@ -108,9 +110,14 @@ class World:
     # Objects.
 
     async def create(self, name='obj', *, spec=None, **metadata):
-        return await self.aio.create({
-            'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': {'name': name, **metadata},
-            'spec': {'field': 'value'} if spec is None else spec})
+        return await self.aio.create(
+            {
+                'apiVersion': 'kopf.dev/v1',
+                'kind': 'KopfExample',
+                'metadata': {'name': name, **metadata},
+                'spec': {'field': 'value'} if spec is None else spec,
+            }
+        )
 
     async def get(self, name='obj'):
         return await self.aio.get('kopfexamples', name)
@@ -127,11 +134,13 @@ class World:
 
     async def handled(self, name='obj', **spec):
         """Wait until the object is at rest, with this in the spec that was handled last."""
+
         def at_rest(body):
             annotations = body['metadata'].get('annotations') or {}
             last = json.loads(annotations.get(LAST_HANDLED, 'null'))
             progress = [key for key in annotations if key.startswith('kopf.zalando.org/') and key != LAST_HANDLED]
             return last is not None and not progress and spec.items() <= last.get('spec', {}).items()
+
         return await self.aio.wait_for('kopfexamples', name, at_rest)
 
     async def until(self, predicate, timeout=60):
@@ -155,8 +164,11 @@ class World:
 
     def patches(self, name='obj'):
         """The patches of the object by operators."""
-        return [json.loads(request.body) for request in self.sandbox.requests
-                if request.method == 'PATCH' and request.name == name]
+        return [
+            json.loads(request.body)
+            for request in self.sandbox.requests
+            if request.method == 'PATCH' and request.name == name
+        ]
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 They are not of those that the system gives away: between being chosen and being used, nobody else gets them.
 """
+
 import contextlib
 import secrets
 import socket

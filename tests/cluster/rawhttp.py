@@ -1,4 +1,5 @@
 """HTTP as bytes: a server that answers with what is scripted, in any pieces."""
+
 import asyncio
 
 OK = b'HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok'

@@ -6,6 +6,7 @@ commands print sooner or later. Where the prose before a block speaks of Ctrl-C,
 interrupted first. "…" stands for anything. In a sandbox, this is done literally; on a control plane, what starts
 the sandbox is replaced by the commands of the section "On a cluster", and the namespace "default" by that of the test.
 """
+
 import dataclasses
 import os
 import pathlib
@@ -27,6 +28,7 @@ REPEATABLE = re.compile(r"kubectl get\b|curl\b")
 @dataclasses.dataclass(frozen=True)
 class Block:
     """A fenced block: its language and its lines, and what goes before it."""
+
     language: str
     lines: list[str]
     prose: str
@@ -51,8 +53,14 @@ class Background:
         with log.open("wb") as output:
             # Without a shell in between, which would not pass the signals on.
             self.process = subprocess.Popen(
-                ["bash", "-c", f"exec {command}"], cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=output,
-                stderr=subprocess.STDOUT, start_new_session=True)
+                ["bash", "-c", f"exec {command}"],
+                cwd=cwd,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     @property
     def output(self) -> str:
@@ -134,8 +142,12 @@ class Walkthrough:
             self._wait_for(lines)
 
     def _commands_for_cluster(self) -> list[str]:
-        return [self._localise(line) for block in self.blocks for line in block.lines
-                if block.section == "On a cluster" and block.language == "bash"]
+        return [
+            self._localise(line)
+            for block in self.blocks
+            for line in block.lines
+            if block.section == "On a cluster" and block.language == "bash"
+        ]
 
     def _localise(self, line: str) -> str:
         for port, ours in self.ports.items():
@@ -162,8 +174,16 @@ class Walkthrough:
             assert done.returncode == 0, f"$ {line}\n{done.stdout}"
 
     def _execute(self, command: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(["bash", "-c", command], cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
+        return subprocess.run(
+            ["bash", "-c", command],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+        )
 
     def _compare(self, command: str, expected: str) -> None:
         pattern = _pattern(" ".join(expected.split()))

@@ -5,6 +5,7 @@ A replay is a YAML file with scenarios by their names; each is a list of steps,
 say nothing of them. The verbs are those of HTTP, and `APPLY`, `MERGE`, `STRATEGIC`, `JSON` for the patches. Each
 scenario has a namespace of its own: `{ns}`, with the uid `{uid}`; `{default}` is the uid of the namespace `default`.
 """
+
 import json
 import pathlib
 import re
@@ -23,34 +24,74 @@ GROUP = "replays.example.dev"
 RESOURCES = {
     f"{GROUP}/v1": {"things": "Thing", "plains": "Plain", "ruleds": "Ruled"},
     f"{GROUP}/v2": {"v2things": "Thing"},
-    "v1": {"configmaps": "ConfigMap", "pods": "Pod", "services": "Service", "podtemplates": "PodTemplate",
-           "secrets": "Secret", "serviceaccounts": "ServiceAccount", "persistentvolumeclaims": "PersistentVolumeClaim",
-           "resourcequotas": "ResourceQuota", "limitranges": "LimitRange", "endpoints": "Endpoints",
-           "namespaces": "Namespace", "nodes": "Node", "persistentvolumes": "PersistentVolume", "events": "Event",
-           "replicationcontrollers": "ReplicationController"},
-    "apps/v1": {"deployments": "Deployment", "statefulsets": "StatefulSet", "daemonsets": "DaemonSet",
-                "replicasets": "ReplicaSet", "controllerrevisions": "ControllerRevision"},
+    "v1": {
+        "configmaps": "ConfigMap",
+        "pods": "Pod",
+        "services": "Service",
+        "podtemplates": "PodTemplate",
+        "secrets": "Secret",
+        "serviceaccounts": "ServiceAccount",
+        "persistentvolumeclaims": "PersistentVolumeClaim",
+        "resourcequotas": "ResourceQuota",
+        "limitranges": "LimitRange",
+        "endpoints": "Endpoints",
+        "namespaces": "Namespace",
+        "nodes": "Node",
+        "persistentvolumes": "PersistentVolume",
+        "events": "Event",
+        "replicationcontrollers": "ReplicationController",
+    },
+    "apps/v1": {
+        "deployments": "Deployment",
+        "statefulsets": "StatefulSet",
+        "daemonsets": "DaemonSet",
+        "replicasets": "ReplicaSet",
+        "controllerrevisions": "ControllerRevision",
+    },
     "batch/v1": {"jobs": "Job", "cronjobs": "CronJob"},
     "autoscaling/v2": {"horizontalpodautoscalers": "HorizontalPodAutoscaler"},
-    "networking.k8s.io/v1": {"ingresses": "Ingress", "networkpolicies": "NetworkPolicy",
-                             "ingressclasses": "IngressClass"},
+    "networking.k8s.io/v1": {
+        "ingresses": "Ingress",
+        "networkpolicies": "NetworkPolicy",
+        "ingressclasses": "IngressClass",
+    },
     "policy/v1": {"poddisruptionbudgets": "PodDisruptionBudget"},
-    "rbac.authorization.k8s.io/v1": {"roles": "Role", "rolebindings": "RoleBinding", "clusterroles": "ClusterRole",
-                                     "clusterrolebindings": "ClusterRoleBinding"},
+    "rbac.authorization.k8s.io/v1": {
+        "roles": "Role",
+        "rolebindings": "RoleBinding",
+        "clusterroles": "ClusterRole",
+        "clusterrolebindings": "ClusterRoleBinding",
+    },
     "coordination.k8s.io/v1": {"leases": "Lease"},
     "discovery.k8s.io/v1": {"endpointslices": "EndpointSlice"},
     "scheduling.k8s.io/v1": {"priorityclasses": "PriorityClass"},
     "storage.k8s.io/v1": {"storageclasses": "StorageClass"},
     "apiextensions.k8s.io/v1": {"customresourcedefinitions": "CustomResourceDefinition"},
-    "admissionregistration.k8s.io/v1": {"validatingwebhookconfigurations": "ValidatingWebhookConfiguration",
-                                        "mutatingwebhookconfigurations": "MutatingWebhookConfiguration"},
+    "admissionregistration.k8s.io/v1": {
+        "validatingwebhookconfigurations": "ValidatingWebhookConfiguration",
+        "mutatingwebhookconfigurations": "MutatingWebhookConfiguration",
+    },
 }
 KINDS = {plural: (api_version, kind) for api_version, kinds in RESOURCES.items() for plural, kind in kinds.items()}
-CLUSTER_SCOPED = {"namespaces", "nodes", "persistentvolumes", "clusterroles", "clusterrolebindings", "priorityclasses",
-                  "storageclasses", "customresourcedefinitions", "validatingwebhookconfigurations",
-                  "mutatingwebhookconfigurations", "ingressclasses"}
-PATCHES = {"APPLY": "apply-patch+yaml", "MERGE": "merge-patch+json", "STRATEGIC": "strategic-merge-patch+json",
-           "JSON": "json-patch+json"}
+CLUSTER_SCOPED = {
+    "namespaces",
+    "nodes",
+    "persistentvolumes",
+    "clusterroles",
+    "clusterrolebindings",
+    "priorityclasses",
+    "storageclasses",
+    "customresourcedefinitions",
+    "validatingwebhookconfigurations",
+    "mutatingwebhookconfigurations",
+    "ingressclasses",
+}
+PATCHES = {
+    "APPLY": "apply-patch+yaml",
+    "MERGE": "merge-patch+json",
+    "STRATEGIC": "strategic-merge-patch+json",
+    "JSON": "json-patch+json",
+}
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 ADDRESS = re.compile(r"10\.0\.\d+\.\d+")
 UID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -66,19 +107,24 @@ class Replayer:
         context = ssl.create_default_context(cafile=authority)
         if "certificate-authority-data" in cluster:
             import base64
+
             context.load_verify_locations(cadata=base64.b64decode(cluster["certificate-authority-data"]).decode())
         self._server = cluster["server"]
         self._headers = {"Authorization": f"Bearer {user['token']}", "User-Agent": agent, "Accept": "application/json"}
         self._opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+        )
 
     def play(self, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The normalised answers to the steps, after each other, in a new namespace."""
         namespace = f"replay-{secrets.token_hex(4)}"
         own = self.send("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}}, "application/json")
         other = self.send("GET", "/api/v1/namespaces/default", None, "")
-        words = {"{ns}": namespace, "{uid}": own["body"]["metadata"]["uid"],
-                 "{default}": other["body"]["metadata"]["uid"]}
+        words = {
+            "{ns}": namespace,
+            "{uid}": own["body"]["metadata"]["uid"],
+            "{default}": other["body"]["metadata"]["uid"],
+        }
         answers = [self._step(words, *next(iter(step.items()))) for step in steps]
         self.send("DELETE", f"/api/v1/namespaces/{namespace}", None, "application/json")
         return list(_normalised(answers, namespace))
@@ -129,8 +175,11 @@ class Replayer:
         request = urllib.request.Request(self._server + path, data, headers, method=method)
         try:
             with self._opener.open(request, timeout=60) as response:
-                return {"status": response.status, "body": json.load(response),
-                        "warnings": response.headers.get_all("Warning") or []}
+                return {
+                    "status": response.status,
+                    "body": json.load(response),
+                    "warnings": response.headers.get_all("Warning") or [],
+                }
         except urllib.error.HTTPError as error:
             text = error.read().decode()
             try:
@@ -177,5 +226,6 @@ def _order(entry: dict[str, Any]) -> list[str]:
 def scenarios(path: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
     """The scenarios of a replay; a step without a body may be a plain string."""
     loaded = yaml.safe_load(path.read_text())
-    return {name: [step if isinstance(step, dict) else {step: None} for step in steps]
-            for name, steps in loaded.items()}
+    return {
+        name: [step if isinstance(step, dict) else {step: None} for step in steps] for name, steps in loaded.items()
+    }

@@ -1,4 +1,5 @@
 """The sandbox in the place of a control plane: the same users, the same files, so that tests need not know."""
+
 import json
 import pathlib
 import tempfile

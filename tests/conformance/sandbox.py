@@ -3,6 +3,7 @@
 
 It is run by an interpreter that has the sandbox, i.e. our package: conformance.py needs none, and compares any.
 """
+
 import json
 import pathlib
 import signal
@@ -21,8 +22,7 @@ def main():
         (directory / 'ca.crt').write_bytes(sandbox.ca)
         config = json.loads((directory / 'kubeconfig').read_text())
         config['users'][0]['user'] = {'token': 'operator'}
-        config['clusters'][0]['cluster'] = {
-            'server': sandbox.url, 'certificate-authority': str(directory / 'ca.crt')}
+        config['clusters'][0]['cluster'] = {'server': sandbox.url, 'certificate-authority': str(directory / 'ca.crt')}
         (directory / 'kubeconfig-operator').write_text(json.dumps(config))
         (directory / 'url').write_text(sandbox.url)
         signal.pause()

@@ -7,6 +7,7 @@ of them has found, `--seed S --episode N` shows again. The agreement is printed 
 is.
 The real control plane is that of $KUBECONFIG; the sandbox is started here, unless --sandbox names another.
 """
+
 import argparse
 import asyncio
 import collections
@@ -41,6 +42,7 @@ PROTECTIONS = (["kubernetes.io/pv-protection"], ["kubernetes.io/pvc-protection"]
 @dataclasses.dataclass
 class Comparison:
     """One request and both answers, as far as they can be compared."""
+
     episode: str
     step: Step
     answers: list[Answer]
@@ -63,24 +65,42 @@ class Comparison:
     def differences(self) -> list[tuple[str, Any, Any]]:
         one, other = self.answers
         if not self.same_status:
-            return [("status", f"{one.status} {one.reason} {_message(one)}",
-                     f"{other.status} {other.reason} {_message(other)}")]
+            return [
+                (
+                    "status",
+                    f"{one.status} {one.reason} {_message(one)}",
+                    f"{other.status} {other.reason} {_message(other)}",
+                )
+            ]
         if not self.same_body:
             return list(normal.differences(*self.bodies))
-        return [(f"header {key}", *pair) for key in HEADERS
-                if (pair := tuple(headers.get(key) for headers in self.headers))[0] != pair[1]]
+        return [
+            (f"header {key}", *pair)
+            for key in HEADERS
+            if (pair := tuple(headers.get(key) for headers in self.headers))[0] != pair[1]
+        ]
 
     def as_line(self) -> str:
         """All of it, as a line of JSON."""
         step = self.step
         body = step.body.decode(errors="replace") if isinstance(step.body, bytes) else step.body
-        return json.dumps({
-            "episode": self.episode, "label": step.label, "method": step.method, "path": step.path,
-            "params": step.params, "accept": step.accept, "type": step.type, "body": body,
-            "same_status": self.same_status, "same_body": self.same_body,
-            "statuses": [[answer.status, answer.reason, _message(answer)] for answer in self.answers],
-            "differences": [(path, _short(one), _short(other)) for path, one, other in self.differences()],
-        }, default=lambda _: "(given by the server)")
+        return json.dumps(
+            {
+                "episode": self.episode,
+                "label": step.label,
+                "method": step.method,
+                "path": step.path,
+                "params": step.params,
+                "accept": step.accept,
+                "type": step.type,
+                "body": body,
+                "same_status": self.same_status,
+                "same_body": self.same_body,
+                "statuses": [[answer.status, answer.reason, _message(answer)] for answer in self.answers],
+                "differences": [(path, _short(one), _short(other)) for path, one, other in self.differences()],
+            },
+            default=lambda _: "(given by the server)",
+        )
 
     def signature(self) -> str:
         """What the difference is, without the names."""
@@ -112,6 +132,7 @@ class Run:
         async def work() -> None:
             for number in waiting:
                 await self._episode(Episode(self._seed, number, length, applies=self._options.applies))
+
         async with asyncio.TaskGroup() as group:
             for _ in range(CONCURRENCY):
                 group.create_task(work())
@@ -129,8 +150,12 @@ class Run:
             results.append(result)
             if any(plural in step.path for plural in PROTECTED) and step.method != "GET":
                 await self._unprotected(episode)
-            if not result.same_status and step.method != "GET" and step.target[:1] == "/" and any(
-                    answer.status < 300 for answer in answers):
+            if (
+                not result.same_status
+                and step.method != "GET"
+                and step.target[:1] == "/"
+                and any(answer.status < 300 for answer in answers)
+            ):
                 await self._forget(step.target, memories)
         for collection in episode.collections():
             await _release(self._twins, collection)
@@ -184,8 +209,10 @@ async def _release(twins: Twins, collection: str) -> None:
             inside = "namespace" in meta and "/namespaces/" not in collection
             place = f"{base}/namespaces/{meta['namespace']}/{plural}" if inside else collection
             path = f"{place}/{urllib.parse.quote(meta['name'])}"
-            await server.ask(Step("-", "PATCH", path, body={"metadata": {"finalizers": None}},
-                                  type="application/merge-patch+json"), Memory())
+            await server.ask(
+                Step("-", "PATCH", path, body={"metadata": {"finalizers": None}}, type="application/merge-patch+json"),
+                Memory(),
+            )
 
 
 def report(results: list[Comparison], options: argparse.Namespace) -> tuple[float, float]:
@@ -201,11 +228,11 @@ def report(results: list[Comparison], options: argparse.Namespace) -> tuple[floa
     for result in results:
         if not result.same_body or (options.headers and not result.same_headers):
             groups[result.signature()].append(result)
-    for signature, some in sorted(groups.items(), key=lambda pair: -len(pair[1]))[:options.show]:
+    for signature, some in sorted(groups.items(), key=lambda pair: -len(pair[1]))[: options.show]:
         print(f"\n{len(some)} x {signature}")
-        for result in some[:options.each]:
+        for result in some[: options.each]:
             print(f"   {result.episode} {result.step.label}: {result.step}")
-            for path, one, other in result.differences()[:options.lines]:
+            for path, one, other in result.differences()[: options.lines]:
                 print(f"      {path}:\n         sandbox {_short(one)}\n         real    {_short(other)}")
     return _share(results, "same_status"), _share(results, "same_body")
 
@@ -226,6 +253,7 @@ async def sandbox(path: str) -> AsyncIterator[str]:
         yield path
         return
     from kopf.testing import Sandbox
+
     with tempfile.TemporaryDirectory() as folder:
         async with Sandbox(kubeconfig=f"{folder}/kubeconfig", rbac=True):
             yield f"{folder}/kubeconfig"
@@ -248,8 +276,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lines", type=int, default=3, help="how many differences of each example")
     parser.add_argument("--output", type=pathlib.Path, help="a file for all differences, a line of JSON for each")
     parser.add_argument("--all", action="store_true", help="show all requests of the episode")
-    parser.add_argument("--least", type=float, nargs=2, default=(0, 0), metavar=("STATUS", "BODY"),
-                        help="fail below these shares, in percent")
+    parser.add_argument(
+        "--least",
+        type=float,
+        nargs=2,
+        default=(0, 0),
+        metavar=("STATUS", "BODY"),
+        help="fail below these shares, in percent",
+    )
     options = parser.parse_args()
     if not options.real:
         parser.error("name the control plane by --real or KUBECONFIG")

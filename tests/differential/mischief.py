@@ -1,4 +1,5 @@
 """Good bodies made bad: what people and programs get wrong, each in one place of an otherwise valid object."""
+
 import copy
 import json
 import random
@@ -11,17 +12,53 @@ from worlds import Body, Resource
 Spoilt = tuple[str, Any]
 """What has been done, and the result: a body, or bytes."""
 
-BAD_NAMES = ["Upper", "under_score", "-dash", "dash-", "a..b", "ä", "sp ace", "x" * 254, "a/b", "%", ".", "..",
-             "x" * 64,
-             "a.b", "1", "UPPER.case", "a%b", "-"]
+BAD_NAMES = [
+    "Upper",
+    "under_score",
+    "-dash",
+    "dash-",
+    "a..b",
+    "ä",
+    "sp ace",
+    "x" * 254,
+    "a/b",
+    "%",
+    ".",
+    "..",
+    "x" * 64,
+    "a.b",
+    "1",
+    "UPPER.case",
+    "a%b",
+    "-",
+]
 BAD_LABELS: list[Any] = [
-    {"a b": "x"}, {"a": "b c"}, {"x" * 64: "y"}, {"a": "x" * 64}, {"/a": "b"}, {"a/": "b"}, {"A.b/c": "d"}, {"a": 1},
-    {"a": None}, {"a/b/c": "d"}, {"": "x"}, "x", ["a"], {"-a": "b"}, {"a": "-b"}, {"a": True},
+    {"a b": "x"},
+    {"a": "b c"},
+    {"x" * 64: "y"},
+    {"a": "x" * 64},
+    {"/a": "b"},
+    {"a/": "b"},
+    {"A.b/c": "d"},
+    {"a": 1},
+    {"a": None},
+    {"a/b/c": "d"},
+    {"": "x"},
+    "x",
+    ["a"],
+    {"-a": "b"},
+    {"a": "-b"},
+    {"a": True},
 ]
 OWNERS: list[Any] = [
-    [{"apiVersion": "v1", "kind": "ConfigMap", "name": "x"}], [{}], "x", [{"uid": "x"}],
-    [{"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "u1", "controller": True},
-     {"apiVersion": "v1", "kind": "ConfigMap", "name": "y", "uid": "u2", "controller": True}],
+    [{"apiVersion": "v1", "kind": "ConfigMap", "name": "x"}],
+    [{}],
+    "x",
+    [{"uid": "x"}],
+    [
+        {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "u1", "controller": True},
+        {"apiVersion": "v1", "kind": "ConfigMap", "name": "y", "uid": "u2", "controller": True},
+    ],
     [{"apiVersion": "a/b/c", "kind": "ConfigMap", "name": "x", "uid": "u"}],
     [{"apiVersion": "v1", "kind": "Event", "name": "x", "uid": "u"}],
 ]
@@ -104,13 +141,36 @@ def _bad(schema: Body, rng: random.Random) -> Any:
         case "string":
             choices = ["", "x" * 40, "Upper", "2001-13-41", "!!", "300.1.1.1", "not a link", 5, "purple"]
         case "array":
-            choices = [[], ["a", "a"], ["x"] * 6, [1], "x", [None], [{"port": 1}, {"port": 1}], [{"name": "x"}],
-                       [{"port": 0}, {"port": 70000, "protocol": "ICMP"}], [[1, "2"], []], [""]]
+            choices = [
+                [],
+                ["a", "a"],
+                ["x"] * 6,
+                [1],
+                "x",
+                [None],
+                [{"port": 1}, {"port": 1}],
+                [{"name": "x"}],
+                [{"port": 0}, {"port": 70000, "protocol": "ICMP"}],
+                [[1, "2"], []],
+                [""],
+            ]
         case "object":
-            choices = [{}, {"a": "1", "b": "2"}, {"a": 1, "b": 2}, {"word": "x"}, "x", [], {"k": None},
-                       {"mode": 5}, {"deep": {"value": 1}}, {f"k{index}": "1" for index in range(5)},
-                       {"kind": "Only"}, {"apiVersion": "v1", "kind": "X", "metadata": {"labels": {"a b": "c"}}},
-                       {"apiVersion": "v1", "kind": "X", "metadata": {"name": 5}}, {"level": None, "mode": None}]
+            choices = [
+                {},
+                {"a": "1", "b": "2"},
+                {"a": 1, "b": 2},
+                {"word": "x"},
+                "x",
+                [],
+                {"k": None},
+                {"mode": 5},
+                {"deep": {"value": 1}},
+                {f"k{index}": "1" for index in range(5)},
+                {"kind": "Only"},
+                {"apiVersion": "v1", "kind": "X", "metadata": {"labels": {"a b": "c"}}},
+                {"apiVersion": "v1", "kind": "X", "metadata": {"name": 5}},
+                {"level": None, "mode": None},
+            ]
         case _:
             choices = [1.5, True, {}, [1], None]
     return rng.choice(choices)
@@ -119,8 +179,26 @@ def _bad(schema: Body, rng: random.Random) -> Any:
 def of_metadata(resource: Resource, body: Body, rng: random.Random) -> Spoilt:
     """Something wrong with the name, the labels and so on."""
     meta = body["metadata"]
-    how = rng.choice(["name", "name", "labels", "labels", "annotations", "finalizers", "owners", "namespace", "version",
-                      "identity", "absent", "generate", "times", "managed", "null", "generation"])
+    how = rng.choice(
+        [
+            "name",
+            "name",
+            "labels",
+            "labels",
+            "annotations",
+            "finalizers",
+            "owners",
+            "namespace",
+            "version",
+            "identity",
+            "absent",
+            "generate",
+            "times",
+            "managed",
+            "null",
+            "generation",
+        ]
+    )
     match how:
         case "name":
             meta["name"] = rng.choice([*BAD_NAMES, "", None, 5])
@@ -129,9 +207,9 @@ def of_metadata(resource: Resource, body: Body, rng: random.Random) -> Spoilt:
         case "annotations":
             meta["annotations"] = rng.choice([*BAD_LABELS, {"a": "x" * 300_000}, {"A": "fine"}])
         case "finalizers":
-            meta["finalizers"] = rng.choice([["a b"], ["nodomain"], [1], "x", [""], ["a/b", "a/b"], ["orphan"],
-                                             ["x" * 70],
-                                             ["kubernetes"], [None]])
+            meta["finalizers"] = rng.choice(
+                [["a b"], ["nodomain"], [1], "x", [""], ["a/b", "a/b"], ["orphan"], ["x" * 70], ["kubernetes"], [None]]
+            )
         case "owners":
             meta["ownerReferences"] = rng.choice(OWNERS)
         case "namespace":
@@ -149,7 +227,8 @@ def of_metadata(resource: Resource, body: Body, rng: random.Random) -> Spoilt:
             meta["generateName"] = rng.choice(["Bad_", "gen-", "gen-" + "x" * 240, "", 5, "gen.-"])
         case "times":
             meta[rng.choice(["creationTimestamp", "deletionTimestamp"])] = rng.choice(
-                ["2001-02-03T04:05:06Z", "yesterday", None, 5])
+                ["2001-02-03T04:05:06Z", "yesterday", None, 5]
+            )
         case "managed":
             meta["managedFields"] = rng.choice([[], [{}], "x", [{"manager": "m"}]])
         case "null":
@@ -185,17 +264,42 @@ def of_type(resource: Resource, body: Body, rng: random.Random) -> Spoilt:
 def of_text(resource: Resource, body: Body, rng: random.Random) -> Spoilt:
     """Not JSON, not an object, or written in an unusual way."""
     text = json.dumps(body)
-    how = rng.choice(["cut", "empty", "garbage", "list", "scalar", "duplicate", "spaces", "trailing", "nan", "utf8",
-                      "null", "case", "escaped", "comma", "quotes", "number"])
+    how = rng.choice(
+        [
+            "cut",
+            "empty",
+            "garbage",
+            "list",
+            "scalar",
+            "duplicate",
+            "spaces",
+            "trailing",
+            "nan",
+            "utf8",
+            "null",
+            "case",
+            "escaped",
+            "comma",
+            "quotes",
+            "number",
+        ]
+    )
     variants = {
-        "cut": text[:rng.randint(1, len(text) - 1)], "empty": "", "garbage": rng.choice(["{{", "nope", "<xml/>", "}",
-            "\0"]),
-        "list": f"[{text}]", "scalar": rng.choice(["5", '"x"', "true", "1.5"]), "null": "null",
-        "duplicate": text[:-1] + ', "metadata": {"name": "again"}}', "spaces": f"\n  {json.dumps(body, indent=3)}\n ",
-        "trailing": text + rng.choice(["}", " x", text, "\n\n", ","]), "nan": text.replace('"spec": {',
-            '"spec": {"x": NaN, ', 1),
-        "case": text.replace('"metadata"', '"Metadata"', 1), "escaped": text.replace("name", "n\\u0061me"),
-        "comma": text[:-1] + ",}", "quotes": text.replace('"', "'"), "number": text[:-1] + ', "n": 01}',
+        "cut": text[: rng.randint(1, len(text) - 1)],
+        "empty": "",
+        "garbage": rng.choice(["{{", "nope", "<xml/>", "}", "\0"]),
+        "list": f"[{text}]",
+        "scalar": rng.choice(["5", '"x"', "true", "1.5"]),
+        "null": "null",
+        "duplicate": text[:-1] + ', "metadata": {"name": "again"}}',
+        "spaces": f"\n  {json.dumps(body, indent=3)}\n ",
+        "trailing": text + rng.choice(["}", " x", text, "\n\n", ","]),
+        "nan": text.replace('"spec": {', '"spec": {"x": NaN, ', 1),
+        "case": text.replace('"metadata"', '"Metadata"', 1),
+        "escaped": text.replace("name", "n\\u0061me"),
+        "comma": text[:-1] + ",}",
+        "quotes": text.replace('"', "'"),
+        "number": text[:-1] + ', "n": 01}',
     }
     if how == "utf8":
         return "text-utf8", text.encode().replace(b'"name"', b'"na\xffme"', 1)
@@ -203,7 +307,11 @@ def of_text(resource: Resource, body: Body, rng: random.Random) -> Spoilt:
 
 
 WAYS: list[tuple[Callable[[Resource, Body, random.Random], Spoilt], float]] = [
-    (of_value, 5), (of_metadata, 4), (of_type, 1.5), (of_text, 1.2)]
+    (of_value, 5),
+    (of_metadata, 4),
+    (of_type, 1.5),
+    (of_text, 1.2),
+]
 
 
 def spoil(resource: Resource, body: Body, rng: random.Random) -> Spoilt:

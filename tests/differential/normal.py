@@ -3,6 +3,7 @@
 Uids, versions, times, tokens, addresses and generated names are replaced by what they stand for: the uid of that
 object, its second version, and so on; so it is still seen if an object got a version too many.
 """
+
 import datetime
 import json
 import re
@@ -62,16 +63,19 @@ class Names:
             elif key == "nodePort" and isinstance(item, int) and 30000 <= item < 33000:
                 result[key] = "<port>"
             elif key == "cells" and isinstance(item, list):
-                result[key] = ["<age>" if isinstance(cell, str) and AGE.fullmatch(cell) else self.normal(cell)
-                               for cell in item]
+                result[key] = [
+                    "<age>" if isinstance(cell, str) and AGE.fullmatch(cell) else self.normal(cell) for cell in item
+                ]
             else:
                 result[self._text(key)] = self.normal(item)
         return result
 
     def _sorted_causes(self, status: dict[str, Any]) -> dict[str, Any]:
         """What is wrong is told in the order of a map of Go: in none. Quoted objects are compared as such."""
-        causes = [{**cause, "message": self._text(self._requoted(str(cause.get("message"))))}
-                  for cause in status["details"]["causes"]]
+        causes = [
+            {**cause, "message": self._text(self._requoted(str(cause.get("message"))))}
+            for cause in status["details"]["causes"]
+        ]
         causes.sort(key=json.dumps)
         head, bracket, _ = str(status.get("message")).partition(" is invalid: ")
         message = head + bracket + "(see the causes)" if bracket else status.get("message")

@@ -3,6 +3,7 @@
 What differs between the servers (versions, uids, tokens) is not in the requests themselves: a `Ref` stands in its
 place, and is replaced by what that server has said before.
 """
+
 import copy
 import dataclasses
 from collections.abc import Callable
@@ -49,6 +50,7 @@ class Memory:
 @dataclasses.dataclass(frozen=True)
 class Ref:
     """A value that each server gives itself."""
+
     read: Callable[[Memory], Any]
 
 
@@ -69,6 +71,7 @@ def resolve(value: Any, memory: Memory) -> Any:
 @dataclasses.dataclass
 class Step:
     """One request. ``until`` makes it be repeated until the answer's status is that one."""
+
     label: str
     method: str
     path: str

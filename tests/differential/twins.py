@@ -1,4 +1,5 @@
 """Both servers: the same requests are sent to them at the same time, and their answers are put side by side."""
+
 import asyncio
 import dataclasses
 import json
@@ -20,6 +21,7 @@ PATIENCE = 20.0
 @dataclasses.dataclass
 class Answer:
     """What a server has said."""
+
     status: int
     body: Any
     headers: Mapping[str, str]
@@ -49,11 +51,18 @@ class Server:
         url = yarl.URL(f"{self._url}{step.path}{'?' if params else ''}{params}", encoded=True)
         try:
             async with self._session.request(
-                    step.method, url, data=data, headers=headers, allow_redirects=False,
-                    skip_auto_headers=["Content-Type"], timeout=aiohttp.ClientTimeout(total=PATIENCE)) as response:
+                step.method,
+                url,
+                data=data,
+                headers=headers,
+                allow_redirects=False,
+                skip_auto_headers=["Content-Type"],
+                timeout=aiohttp.ClientTimeout(total=PATIENCE),
+            ) as response:
                 text = await response.text(errors="replace")
                 return Answer(
-                    response.status, normal.decoded(text, response.headers.get("Content-Type", "")), response.headers)
+                    response.status, normal.decoded(text, response.headers.get("Content-Type", "")), response.headers
+                )
         except (aiohttp.ClientError, TimeoutError) as error:
             return Answer(0, f"{type(error).__name__}: {error}", {})
 
@@ -88,8 +97,9 @@ class Twins:
             url, token = credentials(path)
             context = ssl.create_default_context()
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-            session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"},
-                                            connector=aiohttp.TCPConnector(ssl=context, limit=32))
+            session = aiohttp.ClientSession(
+                headers={"Authorization": f"Bearer {token}"}, connector=aiohttp.TCPConnector(ssl=context, limit=32)
+            )
             self._sessions.append(session)
             self.servers.append(Server(session, url))
         return self
@@ -112,5 +122,6 @@ class Twins:
 def credentials(path: str) -> tuple[str, str]:
     """The address and the token in a kubeconfig of one cluster and one user."""
     import yaml
+
     config = yaml.safe_load(pathlib.Path(path).read_text())
     return config["clusters"][0]["cluster"]["server"], config["users"][0]["user"]["token"]

@@ -1,4 +1,5 @@
 """The kinds that requests are about: the definitions of custom ones, and samples of objects of all of them."""
+
 import dataclasses
 import random
 from collections.abc import Callable
@@ -13,6 +14,7 @@ Body = dict[str, Any]
 @dataclasses.dataclass(frozen=True, eq=False)
 class Resource:
     """One kind in one version, and how its objects are made."""
+
     group: str
     version: str
     plural: str
@@ -56,27 +58,53 @@ WIDGET: Body = {
                 "ratio": {"type": "number", "exclusiveMinimum": True, "minimum": 0, "maximum": 1},
                 "step": {"type": "integer", "multipleOf": 5},
                 "enabled": {"type": "boolean", "default": True},
-                "tags": {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": 4,
-                         "x-kubernetes-list-type": "set"},
+                "tags": {
+                    "type": "array",
+                    "items": {"type": "string", "minLength": 1},
+                    "minItems": 1,
+                    "maxItems": 4,
+                    "x-kubernetes-list-type": "set",
+                },
                 "ports": {
-                    "type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["port"],
-                    "items": {"type": "object", "required": ["port"], "properties": {
-                        "port": {"type": "integer", "minimum": 1, "maximum": 65535},
-                        "name": {"type": "string"},
-                        "protocol": {"type": "string", "enum": ["TCP", "UDP"], "default": "TCP"}}}},
-                "limits": {"type": "object", "additionalProperties": {"x-kubernetes-int-or-string": True},
-                           "maxProperties": 3},
+                    "type": "array",
+                    "x-kubernetes-list-type": "map",
+                    "x-kubernetes-list-map-keys": ["port"],
+                    "items": {
+                        "type": "object",
+                        "required": ["port"],
+                        "properties": {
+                            "port": {"type": "integer", "minimum": 1, "maximum": 65535},
+                            "name": {"type": "string"},
+                            "protocol": {"type": "string", "enum": ["TCP", "UDP"], "default": "TCP"},
+                        },
+                    },
+                },
+                "limits": {
+                    "type": "object",
+                    "additionalProperties": {"x-kubernetes-int-or-string": True},
+                    "maxProperties": 3,
+                },
                 "free": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
-                "nested": {"type": "object", "default": {}, "properties": {
-                    "mode": {"type": "string", "default": "auto"},
-                    "level": {"type": "integer", "nullable": True},
-                    "deep": {"type": "object", "properties": {"value": {"type": "string"}}}}},
+                "nested": {
+                    "type": "object",
+                    "default": {},
+                    "properties": {
+                        "mode": {"type": "string", "default": "auto"},
+                        "level": {"type": "integer", "nullable": True},
+                        "deep": {"type": "object", "properties": {"value": {"type": "string"}}},
+                    },
+                },
             },
         },
-        "status": {"type": "object", "properties": {
-            "phase": {"type": "string", "enum": ["Ready", "Failed"]},
-            "replicas": {"type": "integer"}, "selector": {"type": "string"},
-            "seen": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}},
+        "status": {
+            "type": "object",
+            "properties": {
+                "phase": {"type": "string", "enum": ["Ready", "Failed"]},
+                "replicas": {"type": "integer"},
+                "selector": {"type": "string"},
+                "seen": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+            },
+        },
     },
 }
 PART: Body = {
@@ -85,15 +113,23 @@ PART: Body = {
         "spec": {
             "type": "object",
             "properties": {
-                "template": {"type": "object", "x-kubernetes-embedded-resource": True,
-                             "x-kubernetes-preserve-unknown-fields": True},
+                "template": {
+                    "type": "object",
+                    "x-kubernetes-embedded-resource": True,
+                    "x-kubernetes-preserve-unknown-fields": True,
+                },
                 "target": {"x-kubernetes-int-or-string": True},
-                "either": {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "string"}},
-                           "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
-                "some": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-                         "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
-                "other": {"type": "object", "properties": {"word": {"type": "string"}},
-                          "not": {"required": ["word"]}},
+                "either": {
+                    "type": "object",
+                    "properties": {"a": {"type": "string"}, "b": {"type": "string"}},
+                    "oneOf": [{"required": ["a"]}, {"required": ["b"]}],
+                },
+                "some": {
+                    "type": "object",
+                    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+                    "anyOf": [{"required": ["a"]}, {"required": ["b"]}],
+                },
+                "other": {"type": "object", "properties": {"word": {"type": "string"}}, "not": {"required": ["word"]}},
                 "when": {"type": "string", "format": "date-time"},
                 "data": {"type": "string", "format": "byte"},
                 "address": {"type": "string", "format": "ipv4"},
@@ -109,10 +145,15 @@ PART: Body = {
 
 def _definition(plural: str, kind: str, versions: list[Body], *, scope: str = "Namespaced", **names: Any) -> Body:
     return {
-        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
         "metadata": {"name": f"{plural}.{GROUP}"},
-        "spec": {"group": GROUP, "scope": scope, "versions": versions,
-                 "names": {"plural": plural, "singular": kind.lower(), "kind": kind, **names}},
+        "spec": {
+            "group": GROUP,
+            "scope": scope,
+            "versions": versions,
+            "names": {"plural": plural, "singular": kind.lower(), "kind": kind, **names},
+        },
     }
 
 
@@ -121,8 +162,11 @@ def _version(name: str, schema: Body, **more: Any) -> Body:
 
 
 LOOSE: Body = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-SCALE = {"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas",
-         "labelSelectorPath": ".status.selector"}
+SCALE = {
+    "specReplicasPath": ".spec.replicas",
+    "statusReplicasPath": ".status.replicas",
+    "labelSelectorPath": ".status.selector",
+}
 COLUMNS = [
     {"name": "Size", "type": "integer", "jsonPath": ".spec.size"},
     {"name": "Color", "type": "string", "jsonPath": ".spec.color", "description": "The color."},
@@ -131,15 +175,26 @@ COLUMNS = [
     {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
 ]
 DEFINITIONS = [
-    _definition("widgets", "Widget", [_version(
-        "v1", WIDGET, subresources={"status": {}, "scale": SCALE}, additionalPrinterColumns=COLUMNS)],
-        shortNames=["wd"], categories=["all"]),
+    _definition(
+        "widgets",
+        "Widget",
+        [_version("v1", WIDGET, subresources={"status": {}, "scale": SCALE}, additionalPrinterColumns=COLUMNS)],
+        shortNames=["wd"],
+        categories=["all"],
+    ),
     _definition("parts", "Part", [_version("v1", PART)]),
     _definition("gadgets", "Gadget", [_version("v1", LOOSE)], scope="Cluster"),
-    _definition("gizmos", "Gizmo", [
-        _version("v1", WIDGET, subresources={"status": {}}),
-        _version("v1beta1", {**WIDGET, "required": []}, subresources={"status": {}}, storage=False, deprecated=True),
-        _version("v1alpha1", LOOSE, storage=False, served=False)]),
+    _definition(
+        "gizmos",
+        "Gizmo",
+        [
+            _version("v1", WIDGET, subresources={"status": {}}),
+            _version(
+                "v1beta1", {**WIDGET, "required": []}, subresources={"status": {}}, storage=False, deprecated=True
+            ),
+            _version("v1alpha1", LOOSE, storage=False, served=False),
+        ],
+    ),
 ]
 
 
@@ -177,8 +232,11 @@ def _mapping(schema: Body, rng: random.Random) -> Body:
     if schema.get("not"):
         return {}
     properties = schema.get("properties", {})
-    result = {key: value(sub, rng) for key, sub in properties.items()
-              if key in schema.get("required", ()) or rng.random() < 0.35}
+    result = {
+        key: value(sub, rng)
+        for key, sub in properties.items()
+        if key in schema.get("required", ()) or rng.random() < 0.35
+    }
     if isinstance(others := schema.get("additionalProperties"), dict):
         result.update({f"k{index}": value(others, rng) for index in range(rng.randint(1, 3))})
     return result
@@ -208,10 +266,12 @@ def _string(schema: Body, rng: random.Random) -> str:
 
 def custom_sample(schema: Body) -> Callable[[random.Random], Body]:
     """Samples of a custom kind; those that preserve everything get something."""
+
     def make(rng: random.Random) -> Body:
         if "properties" not in schema:
             return {"spec": {"any": rng.choice([1, "x", None, [1, None], {"y": 1.5}])}}
         return {"spec": value(schema["properties"]["spec"], rng)}
+
     return make
 
 

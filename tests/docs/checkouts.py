@@ -2,6 +2,7 @@
 
 It is a copy of what is in the repository as it is now: also of what is not committed yet.
 """
+
 import os
 import pathlib
 import shutil

@@ -1,4 +1,5 @@
 """One sandbox for all pages; one namespace for each check."""
+
 import itertools
 
 import pytest
@@ -9,7 +10,8 @@ from kopf.testing import Sandbox
 
 CRDS = [ROOT / "examples" / "crd.yaml", ROOT / "peering.yaml"]
 OWN_KIND = next(
-    block.text for block in read_page(ROOT / "docs" / "walkthrough.rst").files if block.caption == "crd.yaml")
+    block.text for block in read_page(ROOT / "docs" / "walkthrough.rst").files if block.caption == "crd.yaml"
+)
 
 _numbers = itertools.count(1)
 

@@ -3,6 +3,7 @@
 It knows the few instructions that operators need. ``FROM python:...`` is a new virtual environment with whatever
 version of Python runs this; everything else is done as it is written, the downloads included.
 """
+
 import json
 import os
 import pathlib
@@ -30,8 +31,13 @@ class Image:
         text = re.sub(r"\\\n", " ", dockerfile)
         for line in filter(None, map(str.strip, text.splitlines())):
             instruction, _, rest = line.partition(" ")
-            step = {"FROM": self._begin, "COPY": self._copy, "RUN": self._run, "USER": self._switch,
-                    "CMD": self._end}.get(instruction)
+            step = {
+                "FROM": self._begin,
+                "COPY": self._copy,
+                "RUN": self._run,
+                "USER": self._switch,
+                "CMD": self._end,
+            }.get(instruction)
             if step is None:
                 raise ValueError(f"Unknown instruction: {line}")
             step(rest.strip())

@@ -3,6 +3,7 @@
 ``kopf run`` does not end by itself: it is run until the next one, or the end of the page; in a thread of this process,
 since that is much faster than a process. All other commands are run by bash.
 """
+
 import contextlib
 import os
 import pathlib
@@ -61,8 +62,14 @@ class Shell:
     def _run(self, command: str, shown: str, place: str) -> None:
         deadline = time.monotonic() + SECONDS
         while True:
-            process = subprocess.run(["bash", "-c", command], cwd=self._folder, stdout=subprocess.PIPE,
-                                     stderr=subprocess.STDOUT, text=True, timeout=4 * SECONDS)
+            process = subprocess.run(
+                ["bash", "-c", command],
+                cwd=self._folder,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=4 * SECONDS,
+            )
             output = process.stdout
             try:
                 # A command that shows an error is there for the error.
@@ -117,8 +124,9 @@ class Thread(Foreground):
         def run() -> None:
             try:
                 with contextlib.redirect_stdout(self._stream), contextlib.redirect_stderr(self._stream):
-                    cli.main(words.stdout.decode().split("\0")[:-1], prog_name="kopf", obj=controls,
-                             standalone_mode=False)
+                    cli.main(
+                        words.stdout.decode().split("\0")[:-1], prog_name="kopf", obj=controls, standalone_mode=False
+                    )
             except BaseException as error:
                 self._error = error
             finally:
@@ -144,8 +152,14 @@ class Process(Foreground):
     def __init__(self, command: str, folder: pathlib.Path, place: str) -> None:
         self._log = folder / "process.log"
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(["bash", "-c", f"exec {command}"], cwd=folder, stdin=subprocess.DEVNULL,
-                                             stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+            self._process = subprocess.Popen(
+                ["bash", "-c", f"exec {command}"],
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         try:
             self.wait_for("The sandbox is at ...", place)
         except BaseException:

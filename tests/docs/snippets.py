@@ -3,6 +3,7 @@
 The convention is in CONTRIBUTING.md, "Documentation". It needs neither Sphinx nor docutils: the instructions are
 comments of reStructuredText (or of HTML, in Markdown), so that every renderer hides them.
 """
+
 import dataclasses
 import pathlib
 import re
@@ -170,8 +171,14 @@ def read_page(path: pathlib.Path) -> Page:
                 (page.thorough if block.kind == "thorough" else page.compiled).append((previous, block))
             previous = None
             continue
-        places = {"python": [code], "yaml": [objects, page.objects], "text": [outputs],
-                  "dockerfile": [idle], "go": [idle], **dict.fromkeys(SHELLS, [page.shells])}.get(block.kind)
+        places = {
+            "python": [code],
+            "yaml": [objects, page.objects],
+            "text": [outputs],
+            "dockerfile": [idle],
+            "go": [idle],
+            **dict.fromkeys(SHELLS, [page.shells]),
+        }.get(block.kind)
         if places is None:
             raise PageError(f"{block.place}: say which language it is, one of: {', '.join(KINDS)}.")
         for place in [*places, page.files] if block.caption else places:

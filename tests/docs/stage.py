@@ -3,6 +3,7 @@
 The operator runs in a thread of this process, which takes hundredths of a second. The checks are Python code; what they
 can call are the public methods of `Stage`, by their names.
 """
+
 import contextlib
 import functools
 import inspect
@@ -110,16 +111,27 @@ class Stage:
 
     def _helpers(self):
         members = inspect.getmembers(self, inspect.ismethod)
-        return {"stage": self, "settings": self.settings, "namespace": self.namespace, "module": self.module,
-                **{name: method for name, method in members if not name.startswith("_") and name != "perform"}}
+        return {
+            "stage": self,
+            "settings": self.settings,
+            "namespace": self.namespace,
+            "module": self.module,
+            **{name: method for name, method in members if not name.startswith("_") and name != "perform"},
+        }
 
     # -- The operator.
 
     def start(self, **options) -> None:
         """Start the operator, and wait until it works; the options are those of `kopf.operator`."""
         ready, self._stop, self._error = ReadyFlag(), threading.Event(), None
-        options = {"namespaces": [self.namespace], "standalone": True, "settings": self.settings,
-                   "stop_flag": self._stop, "ready_flag": ready, **options}
+        options = {
+            "namespaces": [self.namespace],
+            "standalone": True,
+            "settings": self.settings,
+            "stop_flag": self._stop,
+            "ready_flag": ready,
+            **options,
+        }
         if options.get("clusterwide"):
             options.pop("namespaces")
 
@@ -169,8 +181,9 @@ class Stage:
     def create(self, name="example", *, kind=None, api=None, labels=(), annotations=(), **fields):
         """Create an object with these fields (``spec=...`` and others)."""
         meta = {"name": name, "namespace": self.namespace, "labels": dict(labels), "annotations": dict(annotations)}
-        return self.sandbox.create({
-            "apiVersion": api or self._api, "kind": kind or self._kind, "metadata": meta, **fields})
+        return self.sandbox.create(
+            {"apiVersion": api or self._api, "kind": kind or self._kind, "metadata": meta, **fields}
+        )
 
     def pod(self, name, *, containers=("main",), **fields):
         """Create a pod with these containers."""
@@ -211,18 +224,22 @@ class Stage:
 
     def handled(self, name="example"):
         """Wait until the object is handled in full: its state is noted, and nothing is in progress."""
+
         def is_handled():
             annotations = self.get(name)["metadata"].get("annotations", {})
             ours = [key for key in annotations if key.startswith("kopf.zalando.org/")]
             noted = yaml.safe_load(annotations["kopf.zalando.org/last-handled-configuration"])
             return len(ours) == 1 and noted.get("spec") == self.get(name).get("spec")
+
         self.until(is_handled)
 
     def events(self, name="example"):
         """The Kubernetes events of an object: a list of their types, reasons, and messages."""
-        return [(event["type"], event["reason"], event["message"])
-                for event in self.sandbox.list("events", namespace=self.namespace)
-                if event["involvedObject"]["name"] == name]
+        return [
+            (event["type"], event["reason"], event["message"])
+            for event in self.sandbox.list("events", namespace=self.namespace)
+            if event["involvedObject"]["name"] == name
+        ]
 
     def gone(self, name="example", kind=None):
         """Wait until the object is gone."""
@@ -239,8 +256,14 @@ class Stage:
     def admitting(self) -> None:
         """Wait until the API asks the webhooks of the operator."""
         resources = "validatingwebhookconfigurations", "mutatingwebhookconfigurations"
-        self.until(lambda: len(kopf.get_default_registry().webhooks) == sum(
-            len(found.get("webhooks", [])) for resource in resources for found in self.sandbox.list(resource)))
+        self.until(
+            lambda: (
+                len(kopf.get_default_registry().webhooks)
+                == sum(
+                    len(found.get("webhooks", [])) for resource in resources for found in self.sandbox.list(resource)
+                )
+            )
+        )
 
     # -- What has come of it.
 
@@ -272,8 +295,9 @@ class Stage:
             if result and not isinstance(result, LookupError):
                 return
             if time.monotonic() > deadline:
-                raise AssertionError(f"It has not become true in {seconds} seconds, but is {result!r}:\n"
-                                     f"{inspect.getsource(condition)}")
+                raise AssertionError(
+                    f"It has not become true in {seconds} seconds, but is {result!r}:\n{inspect.getsource(condition)}"
+                )
             time.sleep(0.005)
 
     def logged(self, text: str) -> None:

@@ -1,4 +1,5 @@
 """Whatever commands the pages show are run, and print what is shown."""
+
 import contextlib
 import logging
 import shutil

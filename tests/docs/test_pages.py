@@ -1,4 +1,5 @@
 """The pages as a whole: they are linked, complete, and keep to the convention. `make docs` checks more, with Sphinx."""
+
 import dataclasses
 import re
 
@@ -26,12 +27,15 @@ def test_all_pages_are_in_the_table_of_contents():
     assert sorted(listed) == sorted(NAMES - {"index"})
 
 
-@pytest.mark.parametrize("topic", """
+@pytest.mark.parametrize(
+    "topic",
+    """
     install concepts walkthrough handlers daemons timers kwargs async loading resources filters results errors scopes
     memos indexing admission startup shutdown probes authentication configuration peering cli events hierarchies testing
     embedding deployment continuity idempotence reconciliation patches tips troubleshooting architecture vision
     alternatives migration sandbox performance reliability security quickstart
-""".split())
+""".split(),
+)
 def test_each_topic_has_its_page_with_something_to_run(topic):
     page = read_page(DOCS / f"{topic}.rst")
     only_words = {"concepts", "architecture", "vision", "alternatives", "reliability"}
@@ -51,14 +55,17 @@ def test_all_groups_of_settings_are_spoken_of():
     assert {group for group in groups if f"settings.{group}." not in text} == set()
 
 
-@pytest.mark.parametrize("text, problem", [
-    (".. code-block:: python\n\n    print()\n", "no check follows"),
-    ("Like this::\n\n    print()\n", "which language"),
-    (".. code-block:: python\n\n    x\n\n.. not run:\n", "has a reason"),
-    (".. check:\n\n    print()\n", "no Python code"),
-    (".. code-block:: text\n\n    x\n", "nothing is done"),
-    (".. code-block:: dockerfile\n\n    FROM x\n", "nothing is done"),
-])
+@pytest.mark.parametrize(
+    "text, problem",
+    [
+        (".. code-block:: python\n\n    print()\n", "no check follows"),
+        ("Like this::\n\n    print()\n", "which language"),
+        (".. code-block:: python\n\n    x\n\n.. not run:\n", "has a reason"),
+        (".. check:\n\n    print()\n", "no Python code"),
+        (".. code-block:: text\n\n    x\n", "nothing is done"),
+        (".. code-block:: dockerfile\n\n    FROM x\n", "nothing is done"),
+    ],
+)
 def test_code_cannot_be_left_out_silently(text, problem, monkeypatch, tmp_path):
     monkeypatch.setattr("snippets.ROOT", tmp_path)
     path = tmp_path / "page.rst"

@@ -1,4 +1,5 @@
 """The pictures that are made by scripts are what the scripts make."""
+
 import importlib.util
 import re
 import sys

@@ -1,4 +1,5 @@
 """What docstrings say of the documentation is there: the sections that specify the behaviour of a module."""
+
 import ast
 import pathlib
 import re
@@ -15,8 +16,11 @@ def find_titles() -> set[str]:
     titles = set()
     for page in ROOT.glob('docs/*.rst'):
         lines = page.read_text().splitlines()
-        titles |= {title.strip() for title, line in zip(lines, lines[1:], strict=False)
-                   if title.strip() and re.fullmatch(r'([=\-~^"])\1{2,}', line) and len(line) >= len(title.rstrip())}
+        titles |= {
+            title.strip()
+            for title, line in zip(lines, lines[1:], strict=False)
+            if title.strip() and re.fullmatch(r'([=\-~^"])\1{2,}', line) and len(line) >= len(title.rstrip())
+        }
     return titles
 
 

@@ -1,4 +1,5 @@
 """The page about security has all the permissions that tests/e2e/test_permissions.py has found to be enough."""
+
 import re
 
 import yaml
@@ -13,7 +14,8 @@ def test_what_is_tried_is_documented():
     assert len(rules) > 6
     for resource, verbs in rules:
         words = {"guardeds": "the kind", "guardeds/status": "KIND/status"}.get(
-            resource, resource.replace("{kind}", "validating"))
+            resource, resource.replace("{kind}", "validating")
+        )
         row = ", ".join(f"``{verb}``" for verb in re.findall(r"\w+", verbs))
         if resource == "guardeds":
             assert "``list``, ``watch`` for the kind" in PAGE and "``patch`` for the kind" in PAGE

@@ -1,4 +1,5 @@
 """Whatever code the pages show is run, and does what the checks after it say."""
+
 import subprocess
 import sys
 
@@ -20,7 +21,9 @@ def test_snippets_import_what_they_use_and_use_what_they_import(tmp_path):
         file.write_text("\n".join(block.text for block in lesson.code))
     process = subprocess.run(
         [sys.executable, "-m", "ruff", "check", "--isolated", "--select=F401,F821,F841,E9", tmp_path],
-        capture_output=True, text=True)
+        capture_output=True,
+        text=True,
+    )
     assert process.returncode == 0, process.stdout
 
 

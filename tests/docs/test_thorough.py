@@ -4,6 +4,7 @@ What is to be done besides is in the instruction after the block, as YAML: comma
 and environment variables. Each page has a copy of the repository for itself, with an environment in which there is
 nothing but pip; ``in: repository`` is for what needs the tools of developers.
 """
+
 import re
 import shutil
 import subprocess
@@ -21,8 +22,11 @@ from stage import assert_shows
 from kopf.testing import Sandbox
 
 ALL = [read_page(path) for path in PAGES]
-THOROUGH = [page for page in ALL if any(
-    block.kind in SHELLS and not block.text.startswith("docker") for block, _ in page.thorough)]
+THOROUGH = [
+    page
+    for page in ALL
+    if any(block.kind in SHELLS and not block.text.startswith("docker") for block, _ in page.thorough)
+]
 IMAGES = [page for page in ALL if any(block.kind == "dockerfile" for block, _ in page.thorough)]
 COMPILED = [page for page in ALL if page.compiled]
 CI = (ROOT / ".ci" / "run").read_text()
@@ -59,8 +63,14 @@ def run(command, shown, task, checkout, place):
     variables = environment(checkout, ROOT / ".venv" / "bin") if at_home else environment(checkout)
     variables |= task.get("environment", {})
     process = subprocess.run(
-        ["bash", "-e", "-c", command], cwd=ROOT if at_home else checkout, env=variables, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        ["bash", "-e", "-c", command],
+        cwd=ROOT if at_home else checkout,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     assert process.returncode == 0, f"{place}: {command}:\n{process.stdout}"
     assert_shows(shown, process.stdout, place)
 
@@ -87,7 +97,8 @@ def test_whatever_is_said_to_be_installed(checkout):
 @pytest.mark.parametrize("page", IMAGES, ids=lambda page: page.name)
 def test_the_image(page, checkout, tmp_path_factory):
     [(dockerfile, task)] = [
-        (block, yaml.safe_load(instruction.text)) for block, instruction in page.thorough if block.kind == "dockerfile"]
+        (block, yaml.safe_load(instruction.text)) for block, instruction in page.thorough if block.kind == "dockerfile"
+    ]
     files = {block.caption: block.text for block in page.files}
     deployment = yaml.safe_load(files["deployment.yaml"])
     pod = deployment["spec"]["template"]["spec"]

@@ -1,4 +1,5 @@
 """The clients that people use beside the framework: each creates, lists, patches, applies, deletes, and watches it."""
+
 import asyncio
 import gc
 import inspect
@@ -23,6 +24,7 @@ class Kubernetes:
     def __init__(self, kubeconfig, namespace, api_version, kind, plural):
         import kubernetes
         from kubernetes.dynamic import DynamicClient
+
         self.client = DynamicClient(kubernetes.config.new_client_from_config(kubeconfig))
         self.resource = self.client.resources.get(api_version=api_version, kind=kind)
         self.namespace = namespace
@@ -38,7 +40,8 @@ class Kubernetes:
 
     def apply(self, body):
         return self.resource.server_side_apply(
-            body=body, name=body["metadata"]["name"], namespace=self.namespace, field_manager=MANAGER).to_dict()
+            body=body, name=body["metadata"]["name"], namespace=self.namespace, field_manager=MANAGER
+        ).to_dict()
 
     def delete(self, name):
         self.resource.delete(name=name, namespace=self.namespace)
@@ -60,6 +63,7 @@ class KubernetesAsyncio:
     async def open(self):
         import kubernetes_asyncio
         from kubernetes_asyncio.dynamic import DynamicClient
+
         self.api = await kubernetes_asyncio.config.new_client_from_config(self.kubeconfig)
         self.client = await DynamicClient(self.api)
         self.resource = await self.client.resources.get(api_version=self.api_version, kind=self.kind)
@@ -71,19 +75,24 @@ class KubernetesAsyncio:
         return (await self.resource.get(namespace=self.namespace)).to_dict()
 
     async def patch(self, name, patch):
-        return (await self.resource.patch(
-            body=patch, name=name, namespace=self.namespace, content_type=MERGE)).to_dict()
+        return (
+            await self.resource.patch(body=patch, name=name, namespace=self.namespace, content_type=MERGE)
+        ).to_dict()
 
     async def apply(self, body):
-        return (await self.resource.server_side_apply(
-            body=body, name=body["metadata"]["name"], namespace=self.namespace, field_manager=MANAGER)).to_dict()
+        return (
+            await self.resource.server_side_apply(
+                body=body, name=body["metadata"]["name"], namespace=self.namespace, field_manager=MANAGER
+            )
+        ).to_dict()
 
     async def delete(self, name):
         await self.resource.delete(name=name, namespace=self.namespace)
 
     async def watch(self, version):
         async for event in self.client.watch(
-                self.resource, namespace=self.namespace, resource_version=version, timeout=10):
+            self.resource, namespace=self.namespace, resource_version=version, timeout=10
+        ):
             yield event["type"], event["raw_object"]
 
     async def close(self):
@@ -95,6 +104,7 @@ class Pykube:
 
     def __init__(self, kubeconfig, namespace, api_version, kind, plural):
         import pykube
+
         self.pykube, self.namespace = pykube, namespace
         self.api = pykube.HTTPClient(pykube.KubeConfig.from_file(kubeconfig))
         self.cls = pykube.object_factory(self.api, api_version, kind)
@@ -114,8 +124,12 @@ class Pykube:
 
     def apply(self, body):
         own = self.cls(self.api, {**body, "metadata": {**body["metadata"], "namespace": self.namespace}})
-        response = self.api.patch(**own.api_kwargs(), params={"fieldManager": MANAGER}, data=json.dumps(body),
-                                  headers={"Content-Type": "application/apply-patch+yaml"})
+        response = self.api.patch(
+            **own.api_kwargs(),
+            params={"fieldManager": MANAGER},
+            data=json.dumps(body),
+            headers={"Content-Type": "application/apply-patch+yaml"},
+        )
         self.api.raise_for_status(response)
         return response.json()
 
@@ -124,7 +138,8 @@ class Pykube:
 
     def watch(self, version):
         for event in self.cls.objects(self.api, namespace=self.namespace).watch(
-                since=version, params={"timeoutSeconds": 10}):
+            since=version, params={"timeoutSeconds": 10}
+        ):
             yield event.type, event.object.obj
 
     def close(self):
@@ -141,6 +156,7 @@ class Kr8s:
     async def open(self):
         import kr8s.asyncio
         from kr8s.asyncio.objects import get_class, new_class
+
         self.api = await kr8s.asyncio.api(kubeconfig=self.kubeconfig, namespace=self.namespace)
         try:
             self.cls = get_class(self.kind, self.api_version, _asyncio=True)
@@ -158,7 +174,8 @@ class Kr8s:
     async def list(self):
         items = [item.to_dict() async for item in self.cls.list(namespace=self.namespace, api=self.api)]
         async with self.api.call_api(
-                "GET", version=self.api_version, url=self.plural, namespace=self.namespace) as answer:
+            "GET", version=self.api_version, url=self.plural, namespace=self.namespace
+        ) as answer:
             return {**answer.json(), "items": items}
 
     async def patch(self, name, patch):
@@ -169,8 +186,14 @@ class Kr8s:
     async def apply(self, body):
         url, headers = f"{self.plural}/{body['metadata']['name']}", {"Content-Type": "application/apply-patch+yaml"}
         async with self.api.call_api(
-                "PATCH", version=self.api_version, url=url, namespace=self.namespace, headers=headers,
-                params={"fieldManager": MANAGER}, data=json.dumps(body)) as answer:
+            "PATCH",
+            version=self.api_version,
+            url=url,
+            namespace=self.namespace,
+            headers=headers,
+            params={"fieldManager": MANAGER},
+            data=json.dumps(body),
+        ) as answer:
             return answer.json()
 
     async def delete(self, name):
@@ -192,6 +215,7 @@ class Lightkube:
         from lightkube.generic_resource import create_namespaced_resource
         from lightkube.resources.core_v1 import ConfigMap
         from lightkube.types import PatchType
+
         config = lightkube.KubeConfig.from_file(kubeconfig)
         self.client = lightkube.Client(config=config, namespace=namespace, field_manager=MANAGER)
         group, _, version = api_version.rpartition("/")
@@ -247,12 +271,12 @@ class Kubectl:
         return f"{root}/namespaces/{namespace}/{self.plural}"
 
     def patch(self, name, patch):
-        return json.loads(self._run(
-            "patch", self.plural, name, "--type=merge", "-p", json.dumps(patch), "-o", "json"))
+        return json.loads(self._run("patch", self.plural, name, "--type=merge", "-p", json.dumps(patch), "-o", "json"))
 
     def apply(self, body):
-        return json.loads(self._run(
-            "apply", "--server-side", f"--field-manager={MANAGER}", "-f-", "-o", "json", body=body))
+        return json.loads(
+            self._run("apply", "--server-side", f"--field-manager={MANAGER}", "-f-", "-o", "json", body=body)
+        )
 
     def delete(self, name):
         self._run("delete", self.plural, name)
@@ -296,8 +320,9 @@ async def seen(events):
     return found
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning",
-                            "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CLIENTS)
 async def test_all_that_clients_do(cluster, kubeapi, namespace, name, kind, monkeypatch):
@@ -325,10 +350,13 @@ async def test_all_that_clients_do(cluster, kubeapi, namespace, name, kind, monk
         await done(client.apply(body("b", five="5")))
         listed = kubeapi.items(api_version, kind_name, namespace)
         assert {item["metadata"]["name"]: item[field] for item in listed if item["metadata"]["name"] in "ab"} == {
-            "a": {"one": "1", "two": "2", "four": "4"}, "b": {"five": "5"}}
+            "a": {"one": "1", "two": "2", "four": "4"},
+            "b": {"five": "5"},
+        }
         await done(client.delete("a"))
-        events = [(type, item[field]) for type, item in await seen(client.watch(start))
-                  if item["metadata"]["name"] == "a"]
+        events = [
+            (type, item[field]) for type, item in await seen(client.watch(start)) if item["metadata"]["name"] == "a"
+        ]
         assert [type for type, _ in events] == ["ADDED", "MODIFIED", "MODIFIED", "MODIFIED", "DELETED"]
         assert events[-1][1] == {"one": "1", "two": "2", "four": "4"}
     finally:

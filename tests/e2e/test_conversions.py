@@ -1,4 +1,5 @@
 """Conversions as users of the cluster see them: one object in several versions, by an API that asks the operator."""
+
 import textwrap
 
 import pytest
@@ -51,20 +52,43 @@ class Conversions:
         self.crd = f"{self.plural}.conv.kopf.dev"
         any_spec = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
         schema = {"openAPIV3Schema": {"type": "object", "properties": {"spec": any_spec, "status": any_spec}}}
-        kubeapi.apply({
-            "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": {"name": self.crd},
-            "spec": {"group": "conv.kopf.dev", "scope": "Namespaced",
-                     "names": {"plural": self.plural, "kind": self.kind},
-                     "versions": [{"name": f"v{n}", "served": True, "storage": n == 1, "schema": schema,
-                                   "subresources": {"status": {}}} for n in (1, 2, 3)]}})
+        kubeapi.apply(
+            {
+                "apiVersion": "apiextensions.k8s.io/v1",
+                "kind": "CustomResourceDefinition",
+                "metadata": {"name": self.crd},
+                "spec": {
+                    "group": "conv.kopf.dev",
+                    "scope": "Namespaced",
+                    "names": {"plural": self.plural, "kind": self.kind},
+                    "versions": [
+                        {
+                            "name": f"v{n}",
+                            "served": True,
+                            "storage": n == 1,
+                            "schema": schema,
+                            "subresources": {"status": {}},
+                        }
+                        for n in (1, 2, 3)
+                    ],
+                },
+            }
+        )
 
     def path(self, version, name=""):
         return f"/apis/conv.kopf.dev/{version}/namespaces/{self.namespace}/{self.plural}" + (name and f"/{name}")
 
     def create(self, version, name, metadata=None, **spec):
-        return self.api.request("POST", self.path(version), {
-            "apiVersion": f"conv.kopf.dev/{version}", "kind": self.kind, "metadata": {"name": name, **(metadata or {})},
-            "spec": spec})
+        return self.api.request(
+            "POST",
+            self.path(version),
+            {
+                "apiVersion": f"conv.kopf.dev/{version}",
+                "kind": self.kind,
+                "metadata": {"name": name, **(metadata or {})},
+                "spec": spec,
+            },
+        )
 
     def get(self, version, name):
         return self.api.request("GET", self.path(version, name))
@@ -83,6 +107,7 @@ class Conversions:
                 return "ports" in self.create("v2", "trial", ports=[1])["spec"]
             except ApiError as error:
                 return error.status == 409
+
         wait(served, "the conversions")
         self.api.request("DELETE", self.path("v1", "trial"))
 
@@ -91,8 +116,12 @@ class Conversions:
 def conversions(cluster, kubeapi, namespace):
     conversions = Conversions(kubeapi, namespace)
     yield conversions
-    kubeapi.request("PATCH", f"{CRDS}/{conversions.crd}", [
-        {"op": "add", "path": "/spec/conversion", "value": {"strategy": "None"}}], "application/json-patch+json")
+    kubeapi.request(
+        "PATCH",
+        f"{CRDS}/{conversions.crd}",
+        [{"op": "add", "path": "/spec/conversion", "value": {"strategy": "None"}}],
+        "application/json-patch+json",
+    )
     kubeapi.delete("apiextensions.k8s.io/v1", "CustomResourceDefinition", None, conversions.crd)
 
 
@@ -101,11 +130,20 @@ def operate(run_operator, conversions, tmp_path):
     def operate(code=HANDLERS, server="kopf.WebhookServer()", **env):
         path = tmp_path / "operator.py"
         path.write_text(textwrap.dedent(HEAD) + textwrap.dedent(code))
-        operator = run_operator(path, "--verbose", "--standalone", MANAGED=f"{conversions.namespace}.kopf.dev",
-                                PLURAL=conversions.plural, SERVER=server, NAMESPACE=conversions.namespace, **env)
+        operator = run_operator(
+            path,
+            "--verbose",
+            "--standalone",
+            MANAGED=f"{conversions.namespace}.kopf.dev",
+            PLURAL=conversions.plural,
+            SERVER=server,
+            NAMESPACE=conversions.namespace,
+            **env,
+        )
         operator.wait_output("Reconfiguring the conversion strategy")
         conversions.served()
         return operator
+
     return operate
 
 
@@ -130,9 +168,14 @@ def test_all_versions(conversions, operate):
         conversions.create("v1", f"many-{number:02}", port=number + 1)
     found = conversions.api.request("GET", conversions.path("v2"))["items"]
     assert [(item["metadata"]["name"], item["spec"]) for item in found if item["metadata"]["name"] != "one"] == [
-        (f"many-{number:02}", {"ports": [number + 1]}) for number in range(30)]
-    conversions.api.request("PATCH", conversions.path("v3", "one"), {
-        "metadata": {"finalizers": []}, "spec": {"endpoints": [{"port": 9}]}}, "application/merge-patch+json")
+        (f"many-{number:02}", {"ports": [number + 1]}) for number in range(30)
+    ]
+    conversions.api.request(
+        "PATCH",
+        conversions.path("v3", "one"),
+        {"metadata": {"finalizers": []}, "spec": {"endpoints": [{"port": 9}]}},
+        "application/merge-patch+json",
+    )
     assert conversions.get("v1", "one")["spec"] == {"port": 9}
     assert "Traceback" not in operator.output
 
@@ -188,10 +231,19 @@ def test_operators_that_end_with_all(conversions, operate):
 
 def test_services(conversions, operate, kubeapi):
     port = free_port()
-    kubeapi.apply({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "conv"},
-                   "spec": {"type": "ExternalName", "externalName": "localhost"}}, conversions.namespace)
-    operate(server="kopf.WebhookService(name='conv', namespace=os.environ['NAMESPACE'], addr='localhost', "
-                   f"port={port}, service_port={port})")
+    kubeapi.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "conv"},
+            "spec": {"type": "ExternalName", "externalName": "localhost"},
+        },
+        conversions.namespace,
+    )
+    operate(
+        server="kopf.WebhookService(name='conv', namespace=os.environ['NAMESPACE'], addr='localhost', "
+        f"port={port}, service_port={port})"
+    )
     assert conversions.strategy()["webhook"]["clientConfig"]["service"]["name"] == "conv"
     conversions.create("v1", "one", port=1)
     assert conversions.get("v3", "one")["spec"] == {"endpoints": [{"port": 1}]}
@@ -200,11 +252,14 @@ def test_services(conversions, operate, kubeapi):
 def test_handlers_of_the_same_objects(conversions, operate):
     """The operator itself watches one version, converts others, and patches through them."""
     operate().stop()  # else, it would watch before the API knows of any conversions
-    operator = operate(HANDLERS + """
+    operator = operate(
+        HANDLERS
+        + """
     @kopf.on.create('conv.kopf.dev', 'v2', PLURAL)
     async def created(spec, patch, **_):
         patch.status['seen'] = list(spec['ports'])
-    """)
+    """
+    )
     conversions.create("v1", "one", port=5)
     wait(lambda: conversions.get("v1", "one").get("status") == {"seen": [5]}, "the status")
     operator.wait_output("Creation is processed: 1 succeeded; 0 failed.")

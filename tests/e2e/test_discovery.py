@@ -1,4 +1,5 @@
 """Kinds that come while an operator runs, and groups that are down: with all the delays that the API server has."""
+
 import secrets
 
 import pytest
@@ -28,11 +29,23 @@ def kind():
 
 def definition(kind):
     return {
-        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
         "metadata": {"name": f"{kind}s.{kind}.dev"},
-        "spec": {"group": f"{kind}.dev", "scope": "Namespaced", "names": {"plural": f"{kind}s", "kind": kind.title()},
-                 "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {
-                     "type": "object", "x-kubernetes-preserve-unknown-fields": True}}}]}}
+        "spec": {
+            "group": f"{kind}.dev",
+            "scope": "Namespaced",
+            "names": {"plural": f"{kind}s", "kind": kind.title()},
+            "versions": [
+                {
+                    "name": "v1",
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+                }
+            ],
+        },
+    }
 
 
 def example(name):
@@ -56,9 +69,18 @@ def test_a_kind_that_comes_late(kubeapi, namespace, run_operator, tmp_path, kind
 
 def test_a_group_that_is_down(kubeapi, cluster, namespace, run_operator, tmp_path, kind):
     service = {
-        "apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": {"name": f"v1.{kind}.dev"},
-        "spec": {"group": f"{kind}.dev", "version": "v1", "groupPriorityMinimum": 100, "versionPriority": 100,
-                 "insecureSkipTLSVerify": True, "service": {"name": "absent", "namespace": "default"}}}
+        "apiVersion": "apiregistration.k8s.io/v1",
+        "kind": "APIService",
+        "metadata": {"name": f"v1.{kind}.dev"},
+        "spec": {
+            "group": f"{kind}.dev",
+            "version": "v1",
+            "groupPriorityMinimum": 100,
+            "versionPriority": 100,
+            "insecureSkipTLSVerify": True,
+            "service": {"name": "absent", "namespace": "default"},
+        },
+    }
     place = "/apis/apiregistration.k8s.io/v1/apiservices"
     if type(cluster).__name__ == "SandboxPlane":
         pytest.skip("the sandbox has no aggregated APIs; its faults do the same in tests/faults/")

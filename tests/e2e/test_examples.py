@@ -1,4 +1,5 @@
 """The examples do what their READMEs say, as users run them: `kopf run` in a process, against a real API."""
+
 import json
 import pathlib
 import re
@@ -17,18 +18,24 @@ LAST_HANDLED = "kopf.zalando.org/last-handled-configuration"
 @pytest.fixture
 def obj(kubeapi, namespace):
     """The object of obj.yaml in the test's namespace: its state by call, and the steps that READMEs make with it."""
+
     class Example:
         def __call__(self):
             return kubeapi.get(*KIND, namespace, NAME)
 
         def handled(self, **spec):
             """Wait until the object is noted as handled with these fields and with nothing in progress."""
+
             def check():
                 found = self()
-                ours = {key: value for key, value in found["metadata"].get("annotations", {}).items()
-                        if key.startswith("kopf.zalando.org/")}
+                ours = {
+                    key: value
+                    for key, value in found["metadata"].get("annotations", {}).items()
+                    if key.startswith("kopf.zalando.org/")
+                }
                 essence = json.loads(ours.pop(LAST_HANDLED, "null"))
                 return essence and not ours and essence["spec"].items() >= spec.items() and found
+
             return wait(check, f"the object to be handled with {spec}")
 
         def change(self, **spec):
@@ -125,6 +132,7 @@ def test_handlers(run_operator, obj):
 
 def test_all_at_once_goes_on_after_a_restart(run_operator, obj, kubeapi, namespace):
     """What the README cannot show in a sandbox, which ends with the operator."""
+
     def children():
         found = kubeapi.items("v1", "ConfigMap", namespace)
         return {item["data"]["item"]: item["metadata"] for item in found if item["metadata"]["name"].startswith(NAME)}

@@ -3,6 +3,7 @@ The most important faults on the real control plane: between it and the operator
 
 On the sandbox, `tests/faults` has all of this and more; so there, these tests are run only with ``--thorough``.
 """
+
 import asyncio
 import contextlib
 import json
@@ -101,8 +102,15 @@ class World:
         self.api, self.namespace, self.proxy, self.operator, self.journal = api, namespace, proxy, operator, journal
 
     def create(self, name: str, field: Any = "v1", *, labels: Any = None, **spec: Any) -> None:
-        self.api.apply({"apiVersion": "kopf.dev/v1", "kind": "KopfExample",
-                        "metadata": {"name": name, "labels": labels}, "spec": {"field": field, **spec}}, self.namespace)
+        self.api.apply(
+            {
+                "apiVersion": "kopf.dev/v1",
+                "kind": "KopfExample",
+                "metadata": {"name": name, "labels": labels},
+                "spec": {"field": field, **spec},
+            },
+            self.namespace,
+        )
 
     def get(self, name: str) -> Any:
         return self.api.get("kopf.dev/v1", "KopfExample", self.namespace, name)
@@ -119,6 +127,7 @@ class World:
             annotations = (body or {}).get("metadata", {}).get("annotations", {})
             good = list(annotations) == [LAST_HANDLED] and f'"field":"{field}"' in annotations[LAST_HANDLED]
             return body if good else None
+
         return wait(at_rest, f"{name} to be handled with {field}")
 
     def called(self, name: str) -> list[tuple[str, Any]]:
@@ -143,8 +152,15 @@ def world(request: pytest.FixtureRequest, cluster: Any, kubeapi: KubeApi, tmp_pa
     with Proxy(target["server"], read_ca(target)) as proxy:
         config["clusters"][0]["cluster"] = {"server": proxy.server.url}
         (folder / "kubeconfig").write_text(json.dumps(config))
-        with OperatorProcess("-n", namespace, "--standalone", handlers, log=folder / "log",
-                             kubeconfig=str(folder / "kubeconfig"), JOURNAL=str(journal)) as operator:
+        with OperatorProcess(
+            "-n",
+            namespace,
+            "--standalone",
+            handlers,
+            log=folder / "log",
+            kubeconfig=str(folder / "kubeconfig"),
+            JOURNAL=str(journal),
+        ) as operator:
             world = World(kubeapi, namespace, proxy, operator, journal)
             world.create("first")
             world.handled("first")
@@ -157,6 +173,7 @@ def world(request: pytest.FixtureRequest, cluster: Any, kubeapi: KubeApi, tmp_pa
 
 def read_ca(target: dict[str, str]) -> bytes:
     import base64
+
     if "certificate-authority" in target:
         return pathlib.Path(target["certificate-authority"]).read_bytes()
     return base64.b64decode(target["certificate-authority-data"])
@@ -173,10 +190,11 @@ def test_a_stream_that_is_cut_in_the_middle_of_a_line(world: World) -> None:
         await begin(exchange)
         async for chunk in exchange.chunks():
             if b'"cut"' in chunk:
-                await exchange.send(chunk[:len(chunk) // 2])
+                await exchange.send(chunk[: len(chunk) // 2])
                 exchange.reset()
                 return
             await exchange.send(chunk)
+
     world.proxy.spoil_stream(cut)
     world.create("cut")
     world.handled("cut")
@@ -189,6 +207,7 @@ def test_a_frozen_stream_is_replaced(world: World) -> None:
     async def freeze(exchange: Any) -> None:
         await begin(exchange)
         await asyncio.sleep(60)
+
     world.create("impatient", inactivity=1)
     world.handled("impatient")
     world.proxy.spoil_stream(freeze)
@@ -200,6 +219,7 @@ def test_a_frozen_stream_is_replaced(world: World) -> None:
 def test_slow_headers_are_limited(world: World) -> None:
     async def wait_long(exchange: Any) -> None:
         await asyncio.sleep(60)
+
     world.proxy.spoil_stream(wait_long)
     world.create("slow")
     world.handled("slow")
@@ -213,6 +233,7 @@ def test_what_is_deleted_in_a_gap_is_seen_after_a_410(world: World) -> None:
         while not deleted.is_set():
             await asyncio.sleep(0.02)
         await begin(exchange, {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}})
+
     for name in ("gone", "stays"):
         world.create(name)
         world.handled(name)
@@ -235,10 +256,17 @@ def test_a_namespace_that_is_created_anew_in_a_gap_is_served(world: World, tmp_p
             await asyncio.sleep(0.02)
         error = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}}
         await exchange.send(json.dumps(error).encode() + b"\n")
+
     journal.touch()
-    with OperatorProcess("-n", f"{world.namespace}-*", "--standalone", world.journal.parent / "handlers.py",
-                         log=tmp_path / "log", kubeconfig=str(world.journal.parent / "kubeconfig"),
-                         JOURNAL=str(journal)) as operator:
+    with OperatorProcess(
+        "-n",
+        f"{world.namespace}-*",
+        "--standalone",
+        world.journal.parent / "handlers.py",
+        log=tmp_path / "log",
+        kubeconfig=str(world.journal.parent / "kubeconfig"),
+        JOURNAL=str(journal),
+    ) as operator:
         own = World(world.api, name, world.proxy, operator, journal)
         world.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
         own.create("old")
@@ -266,6 +294,7 @@ def test_a_namespace_that_is_created_anew_in_a_gap_is_served(world: World, tmp_p
 def test_everybody_waits_when_one_is_told_to(world: World) -> None:
     async def refuse(exchange: Any) -> None:
         await exchange.send_all(b"{}", b"Retry-After: 2", status=b"429 Too Many Requests")
+
     world.proxy.server.spoil(refuse, "PATCH", "/kopfexamples/busy")
     before = world.proxy.server.spoilt
     world.create("busy")
@@ -274,8 +303,11 @@ def test_everybody_waits_when_one_is_told_to(world: World) -> None:
     world.create("other")
     world.handled("busy")
     world.handled("other")
-    patched = [at - told for at, method, target in world.proxy.server.seen
-               if method == "PATCH" and ("/busy" in target or "/other" in target) and at > told]
+    patched = [
+        at - told
+        for at, method, target in world.proxy.server.seen
+        if method == "PATCH" and ("/busy" in target or "/other" in target) and at > told
+    ]
     assert min(patched) > 1.7
     assert world.calls_of_changes("busy") == world.calls_of_changes("other") == [("create", "v1")]
 
@@ -287,6 +319,7 @@ def test_answers_that_fail_or_are_lost_repeat_nothing(world: World) -> None:
     async def lose(exchange: Any) -> None:
         await exchange.read()
         exchange.reset()
+
     for spoil in (fail, lose):
         world.proxy.server.spoil(spoil, "PATCH", "/kopfexamples/lost")
     before = world.proxy.server.spoilt
@@ -331,6 +364,7 @@ def test_an_edit_while_handlers_run(world: World) -> None:
 def test_finalizers_and_annotations_that_others_remove(world: World) -> None:
     def is_held() -> bool:
         return FINALIZER in world.get("held")["metadata"].get("finalizers", ())
+
     world.create("held", labels={"held": "yes"})
     world.handled("held")
     world.patch("held", {"metadata": {"finalizers": []}})
@@ -347,10 +381,19 @@ def test_finalizers_and_annotations_that_others_remove(world: World) -> None:
     assert world.calls_of_changes("held")[2:] == [("delete", "v1")]
 
 
-PHASES = define("kopfphases", "KopfPhase", group="kopf.dev", subresources={"status": {}}, schema={
-    "type": "object", "properties": {
-        "spec": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
-        "status": {"type": "object", "properties": {"phase": {"type": "string"}}}}})
+PHASES = define(
+    "kopfphases",
+    "KopfPhase",
+    group="kopf.dev",
+    subresources={"status": {}},
+    schema={
+        "type": "object",
+        "properties": {
+            "spec": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+            "status": {"type": "object", "properties": {"phase": {"type": "string"}}},
+        },
+    },
+)
 
 
 @pytest.fixture
@@ -359,13 +402,18 @@ def phases(kubeapi: KubeApi) -> Iterator[None]:
     kubeapi.apply(PHASES)
     yield
     kubeapi.delete("apiextensions.k8s.io/v1", "CustomResourceDefinition", None, "kopfphases.kopf.dev")
-    wait(lambda: not kubeapi.get("apiextensions.k8s.io/v1", "CustomResourceDefinition", None, "kopfphases.kopf.dev"),
-         "the end of the kind")
+    wait(
+        lambda: not kubeapi.get("apiextensions.k8s.io/v1", "CustomResourceDefinition", None, "kopfphases.kopf.dev"),
+        "the end of the kind",
+    )
 
 
 @pytest.mark.usefixtures("phases")
 def test_a_status_that_is_refused_is_not_lost_by_a_kill(
-    world: World, kubeapi: KubeApi, tmp_path: pathlib.Path, cluster: Any,
+    world: World,
+    kubeapi: KubeApi,
+    tmp_path: pathlib.Path,
+    cluster: Any,
 ) -> None:
     handlers, phase = tmp_path / "handlers.py", tmp_path / "phase"
     handlers.write_text(f"""
@@ -379,10 +427,12 @@ def create(patch, **_):
 
     def get() -> Any:
         return kubeapi.get("kopf.dev/v1", "KopfPhase", world.namespace, "obj")
+
     for value, expected in [(5, None), ("ready", {"phase": "ready"})]:
         phase.write_text(json.dumps(value))
-        with OperatorProcess("-n", world.namespace, "--standalone", handlers, log=tmp_path / f"log{value}",
-                             kubeconfig=cluster.kubeconfig) as operator:
+        with OperatorProcess(
+            "-n", world.namespace, "--standalone", handlers, log=tmp_path / f"log{value}", kubeconfig=cluster.kubeconfig
+        ) as operator:
             if expected is None:
                 operator.wait_output("The API refuses to patch the object: status.phase")
             else:
@@ -394,7 +444,10 @@ def create(patch, **_):
 
 @pytest.mark.usefixtures("phases")
 def test_labels_that_are_edited_after_a_kill_in_a_creation(
-    world: World, kubeapi: KubeApi, tmp_path: pathlib.Path, cluster: Any,
+    world: World,
+    kubeapi: KubeApi,
+    tmp_path: pathlib.Path,
+    cluster: Any,
 ) -> None:
     handlers = tmp_path / "handlers.py"
     handlers.write_text("""
@@ -414,14 +467,18 @@ async def second(**_):
 def update(labels, **_):
     print(f"Updated: {dict(labels)}", flush=True)
 """)
-    with OperatorProcess("-n", world.namespace, "--standalone", handlers, log=tmp_path / "log1",
-                         kubeconfig=cluster.kubeconfig, HANGS="") as operator:
-        kubeapi.apply({"apiVersion": "kopf.dev/v1", "kind": "KopfPhase", "metadata": {"name": "obj"},
-                       "spec": {"size": 1}}, world.namespace)
+    with OperatorProcess(
+        "-n", world.namespace, "--standalone", handlers, log=tmp_path / "log1", kubeconfig=cluster.kubeconfig, HANGS=""
+    ) as operator:
+        kubeapi.apply(
+            {"apiVersion": "kopf.dev/v1", "kind": "KopfPhase", "metadata": {"name": "obj"}, "spec": {"size": 1}},
+            world.namespace,
+        )
         operator.wait_output("The second one.")
         operator.process.kill()
     kubeapi.patch("kopf.dev/v1", "KopfPhase", world.namespace, "obj", {"metadata": {"labels": {"edited": "yes"}}})
-    with OperatorProcess("-n", world.namespace, "--standalone", handlers, log=tmp_path / "log2",
-                         kubeconfig=cluster.kubeconfig) as operator:
+    with OperatorProcess(
+        "-n", world.namespace, "--standalone", handlers, log=tmp_path / "log2", kubeconfig=cluster.kubeconfig
+    ) as operator:
         operator.wait_output("Updated: {'edited': 'yes'}")
         assert "The first one." not in operator.output

@@ -1,4 +1,5 @@
 """Operators that are killed in the middle of anything: the next one goes on where the previous one was."""
+
 import json
 import pathlib
 import random
@@ -39,7 +40,8 @@ declare(kopf.on.delete, "delete")
 
 @pytest.fixture
 def start(
-    tmp_path: pathlib.Path, run_operator: Callable[..., OperatorProcess],
+    tmp_path: pathlib.Path,
+    run_operator: Callable[..., OperatorProcess],
 ) -> Callable[[], OperatorProcess]:
     handlers = tmp_path / "handlers.py"
     handlers.write_text(HANDLERS)
@@ -51,6 +53,7 @@ def journal(tmp_path: pathlib.Path) -> Callable[[], list[dict[str, Any]]]:
     def read() -> list[dict[str, Any]]:
         path = tmp_path / "journal"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
     return read
 
 
@@ -70,8 +73,15 @@ def test_killed_at_any_moment(seed, kubeapi, namespace, start, journal, objects)
     names = [f"obj-{number}" for number in range(12)]
     values = dict.fromkeys(names, 0)
     for name in names:
-        kubeapi.apply({"apiVersion": "kopf.dev/v1", "kind": "KopfExample",
-                              "metadata": {"name": name, "namespace": namespace}, "spec": {"value": 0}}, namespace)
+        kubeapi.apply(
+            {
+                "apiVersion": "kopf.dev/v1",
+                "kind": "KopfExample",
+                "metadata": {"name": name, "namespace": namespace},
+                "spec": {"value": 0},
+            },
+            namespace,
+        )
 
     def kill_after(condition: Callable[[], object]) -> None:
         operator = start()

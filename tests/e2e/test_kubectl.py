@@ -1,4 +1,5 @@
 """Everyday commands of kubectl, where it is installed: each of them succeeds, and says what is expected."""
+
 import json
 import os
 import re
@@ -8,26 +9,56 @@ import subprocess
 
 import pytest
 
-pytestmark = [pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed"),
-              pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed"),
+    pytest.mark.timeout(300),
+]
 
 GROUP = "notes.example.dev"
 CRD = {
-    "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": {"name": f"notes.{GROUP}"},
-    "spec": {"group": GROUP, "scope": "Namespaced", "names": {
-        "plural": "notes", "singular": "note", "kind": "Note", "shortNames": ["nt"], "categories": ["all"]},
-        "versions": [{
-            "name": "v1", "served": True, "storage": True, "selectableFields": [{"jsonPath": ".spec.text"}],
-            "subresources": {"status": {}, "scale": {
-                "specReplicasPath": ".spec.copies", "statusReplicasPath": ".status.copies"}},
-            "additionalPrinterColumns": [{"name": "Text", "type": "string", "jsonPath": ".spec.text"}],
-            "schema": {"openAPIV3Schema": {"type": "object", "properties": {
-                "spec": {"type": "object", "properties": {
-                    "text": {"type": "string", "description": "What is noted."}, "copies": {"type": "integer"}}},
-                "status": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}}}}]},
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": f"notes.{GROUP}"},
+    "spec": {
+        "group": GROUP,
+        "scope": "Namespaced",
+        "names": {"plural": "notes", "singular": "note", "kind": "Note", "shortNames": ["nt"], "categories": ["all"]},
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "selectableFields": [{"jsonPath": ".spec.text"}],
+                "subresources": {
+                    "status": {},
+                    "scale": {"specReplicasPath": ".spec.copies", "statusReplicasPath": ".status.copies"},
+                },
+                "additionalPrinterColumns": [{"name": "Text", "type": "string", "jsonPath": ".spec.text"}],
+                "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object",
+                        "properties": {
+                            "spec": {
+                                "type": "object",
+                                "properties": {
+                                    "text": {"type": "string", "description": "What is noted."},
+                                    "copies": {"type": "integer"},
+                                },
+                            },
+                            "status": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+                        },
+                    }
+                },
+            }
+        ],
+    },
 }
-NOTE = {"apiVersion": f"{GROUP}/v1", "kind": "Note", "metadata": {"name": "n", "labels": {"a": "b"}},
-        "spec": {"text": "first", "copies": 1}}
+NOTE = {
+    "apiVersion": f"{GROUP}/v1",
+    "kind": "Note",
+    "metadata": {"name": "n", "labels": {"a": "b"}},
+    "spec": {"text": "first", "copies": 1},
+}
 CHANGED = {**NOTE, "spec": {"text": "second", "copies": 1}}
 
 #: What is typed (with ~ for spaces that separate no words), and what is to be in the output; words in capitals stand
@@ -110,8 +141,13 @@ def kubectl(cluster, tmp_path_factory):
         given = [str(folder / word) if word in ("CRD", "NOTE", "CHANGED") else word for word in words]
         if not any(word.startswith("--namespace") for word in words) and "create-namespace" not in words:
             given.append(f"--namespace={namespace}")
-        done = subprocess.run(["kubectl", f"--cache-dir={folder}/cache", *given], capture_output=True, text=True,
-                              timeout=60, env={**os.environ, "KUBECONFIG": str(cluster.kubeconfig)})
+        done = subprocess.run(
+            ["kubectl", f"--cache-dir={folder}/cache", *given],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**os.environ, "KUBECONFIG": str(cluster.kubeconfig)},
+        )
         return done.returncode, (done.stdout + done.stderr).strip()
 
     assert kubectl("create", "namespace", namespace)[0] == 0
@@ -143,13 +179,16 @@ def wait_for_success(kubectl, words):
     return code, output
 
 
-@pytest.mark.parametrize("words, message", [
-    (["get", "note", "absent"], 'Error from server (NotFound): notes.notes.example.dev "absent" not found'),
-    (["get", "nonsense"], "the server doesn't have a resource type \"nonsense\""),
-    (["create", "namespace", "Wrong_Name"], 'The Namespace "Wrong_Name" is invalid: metadata.name: Invalid value'),
-    (["create", "namespace", "default"], 'Error from server (AlreadyExists): namespaces "default" already exists'),
-    (["delete", "namespace", "default"], "this namespace may not be deleted"),
-])
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["get", "note", "absent"], 'Error from server (NotFound): notes.notes.example.dev "absent" not found'),
+        (["get", "nonsense"], "the server doesn't have a resource type \"nonsense\""),
+        (["create", "namespace", "Wrong_Name"], 'The Namespace "Wrong_Name" is invalid: metadata.name: Invalid value'),
+        (["create", "namespace", "default"], 'Error from server (AlreadyExists): namespaces "default" already exists'),
+        (["delete", "namespace", "default"], "this namespace may not be deleted"),
+    ],
+)
 def test_errors(kubectl, words, message):
     code, output = kubectl(*words)
     assert code == 1
@@ -158,11 +197,16 @@ def test_errors(kubectl, words, message):
 
 def test_from_client_side_to_server_side(kubectl):
     """What kubectl has applied by itself becomes its own; what others have, it takes only by force."""
+
     def owners():
         records = json.loads(kubectl("get", "note", "n", "-o", "json", "--show-managed-fields")[1])["metadata"][
-            "managedFields"]
-        return {(record["manager"], record["operation"], record.get("subresource", "")): record["fieldsV1"]["f:spec"]
-                for record in records if "f:spec" in record["fieldsV1"]}
+            "managedFields"
+        ]
+        return {
+            (record["manager"], record["operation"], record.get("subresource", "")): record["fieldsV1"]["f:spec"]
+            for record in records
+            if "f:spec" in record["fieldsV1"]
+        }
 
     kubectl("apply", "--validate=false", "-f", "NOTE")
     assert owners() == {("kubectl-client-side-apply", "Update", ""): {".": {}, "f:copies": {}, "f:text": {}}}
@@ -172,7 +216,9 @@ def test_from_client_side_to_server_side(kubectl):
     assert owners() == {("kubectl", "Apply", ""): {"f:text": {}}, ("kubectl", "Update", "scale"): {"f:copies": {}}}
     code, output = kubectl("apply", "--server-side", "-f", "NOTE", "--field-manager=other")
     assert code == 1
-    assert ('error: Apply failed with 1 conflict: conflict with "kubectl" with subresource "scale" using '
-            f'{GROUP}/v1: .spec.copies\nPlease review the fields above--they currently have other managers.') in output
+    assert (
+        'error: Apply failed with 1 conflict: conflict with "kubectl" with subresource "scale" using '
+        f'{GROUP}/v1: .spec.copies\nPlease review the fields above--they currently have other managers.'
+    ) in output
     assert kubectl("apply", "--server-side", "-f", "NOTE", "--field-manager=other", "--force-conflicts")[0] == 0
     assert owners()["other", "Apply", ""] == {"f:copies": {}, "f:text": {}}

@@ -1,4 +1,5 @@
 """The ways to log in that a kubeconfig can describe, each accepted or refused by a real API server."""
+
 import json
 import os
 import pathlib
@@ -23,21 +24,25 @@ def config(cluster):
 @pytest.fixture
 def write(tmp_path):
     """Write a kubeconfig, return its path."""
+
     def write(name, content):
         path = tmp_path / name
         path.write_text(json.dumps(content))
         return str(path)
+
     return write
 
 
 @pytest.fixture
 def assert_works(run_operator, kubeapi, namespace):
     """An operator with this KUBECONFIG handles an object, and ends well."""
+
     def check(kubeconfig):
         operator = run_operator(EXAMPLE, kubeconfig=kubeconfig)
         kubeapi.apply(ROOT / "examples" / "obj.yaml", namespace)
         operator.wait_output(r"Creation is processed: 1 succeeded; 0 failed\.")
         assert operator.stop()[0] == 0
+
     return check
 
 
@@ -59,7 +64,8 @@ def test_token_in_a_file(config, write, assert_works, tmp_path):
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
 def test_exec_plugin(config, write, assert_works, tmp_path, version):
     plugin = tmp_path / "plugin.py"
-    plugin.write_text(textwrap.dedent("""
+    plugin.write_text(
+        textwrap.dedent("""
         import json, os
         info = json.loads(os.environ["KUBERNETES_EXEC_INFO"])
         print(json.dumps({
@@ -67,14 +73,17 @@ def test_exec_plugin(config, write, assert_works, tmp_path, version):
             "kind": "ExecCredential",
             "status": {"token": os.environ["GIVEN"]},
         }))
-    """))
-    config["users"][0]["user"] = {"exec": {
-        "apiVersion": f"client.authentication.k8s.io/{version}",
-        "command": sys.executable,
-        "args": [str(plugin)],
-        "env": [{"name": "GIVEN", "value": "admin"}],
-        "interactiveMode": "Never",
-    }}
+    """)
+    )
+    config["users"][0]["user"] = {
+        "exec": {
+            "apiVersion": f"client.authentication.k8s.io/{version}",
+            "command": sys.executable,
+            "args": [str(plugin)],
+            "env": [{"name": "GIVEN", "value": "admin"}],
+            "interactiveMode": "Never",
+        }
+    }
     assert_works(write("config", config))
 
 

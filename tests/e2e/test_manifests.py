@@ -1,4 +1,5 @@
 """The manifests that users apply: accepted by a real API server, and doing what they are for."""
+
 import pathlib
 
 import pytest
@@ -35,10 +36,13 @@ def test_unknown_fields_are_kept(kubeapi, namespace):
     assert obj["data"] == {"top": "level"}
 
 
-@pytest.mark.parametrize("kind, plural, namespaced", [
-    ("ClusterKopfPeering", "clusterkopfpeerings", False),
-    ("KopfPeering", "kopfpeerings", True),
-])
+@pytest.mark.parametrize(
+    "kind, plural, namespaced",
+    [
+        ("ClusterKopfPeering", "clusterkopfpeerings", False),
+        ("KopfPeering", "kopfpeerings", True),
+    ],
+)
 def test_peering_kinds(kubeapi, namespace, kind, plural, namespaced):
     assert len(kubeapi.apply(ROOT / "peering.yaml")) == 2
     resource = wait(lambda: served(kubeapi, "kopf.dev", plural), "the kind to be discovered")

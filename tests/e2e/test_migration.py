@@ -3,6 +3,7 @@
 Upstream comes from a package index into an environment of its own, so this takes long; $KOPF_UPSTREAM names the Python
 of an environment that has it already.
 """
+
 import json
 import os
 import pathlib
@@ -56,8 +57,12 @@ class Operators:
         log = self.folder / "operator.log"
         with log.open("w") as output:
             process = subprocess.Popen(
-                [python, "-m", "kopf", "run", "-A", "--standalone", "handlers.py"], cwd=self.folder, stdout=output,
-                stderr=subprocess.STDOUT, env={**os.environ, "KUBECONFIG": str(self.sandbox.kubeconfig)})
+                [python, "-m", "kopf", "run", "-A", "--standalone", "handlers.py"],
+                cwd=self.folder,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "KUBECONFIG": str(self.sandbox.kubeconfig)},
+            )
             try:
                 meanwhile()
                 wait(lambda: until(log.read_text()), "the operator to be done", timeout=30)
@@ -71,7 +76,10 @@ class Operators:
     def migrate(self, direction, *options):
         process = subprocess.run(
             [sys.executable, ROOT / "scripts" / "migrate.py", direction, "kopfexamples", "secrets", *options],
-            env={**os.environ, "KUBECONFIG": str(self.sandbox.kubeconfig)}, capture_output=True, text=True)
+            env={**os.environ, "KUBECONFIG": str(self.sandbox.kubeconfig)},
+            capture_output=True,
+            text=True,
+        )
         assert not process.stderr, process.stderr
         return process.returncode, process.stdout
 
@@ -124,9 +132,15 @@ def test_there_and_back(operators):
         sandbox.patch("kopfexamples", "large", note, namespace="default")
         sandbox.patch("kopfexamples", "midway", {"spec": {"slow": 2}}, namespace="default")
 
-    calls = operators.run(sys.executable, meanwhile=create_and_edit, until=lambda output: (
-        PACKED in annotations("kopfexamples", "large") and "CALL slowly midway 0\n" in output
-        and "retries" in annotations("kopfexamples", "midway").get(f"{PREFIX}/slowly.spec.slow", "")))
+    calls = operators.run(
+        sys.executable,
+        meanwhile=create_and_edit,
+        until=lambda output: (
+            PACKED in annotations("kopfexamples", "large")
+            and "CALL slowly midway 0\n" in output
+            and "retries" in annotations("kopfexamples", "midway").get(f"{PREFIX}/slowly.spec.slow", "")
+        ),
+    )
     assert "create secret" in calls and "update midway" in calls
     assert "digest:" in annotations("secrets", "secret")[STATE]
 
@@ -159,7 +173,11 @@ def test_there_and_back(operators):
 def test_without_the_script_upstream_sees_an_update_of_a_secret(operators):
     sandbox = operators.sandbox
     sandbox.create(make("Secret", "secret", data={"password": "c2VjcmV0"}))
-    operators.run(sys.executable, until=lambda _: STATE in sandbox.get(
-        "secrets", "secret", namespace="default")["metadata"].get("annotations", {}))
+    operators.run(
+        sys.executable,
+        until=lambda _: (
+            STATE in sandbox.get("secrets", "secret", namespace="default")["metadata"].get("annotations", {})
+        ),
+    )
     calls = operators.run(operators.upstream, until=lambda output: "CALL update secret\n" in output)
     assert "update secret" in calls

@@ -2,6 +2,7 @@
 
 The package and what it needs come from a package index, so this takes long.
 """
+
 import re
 import subprocess
 
@@ -25,11 +26,16 @@ def checkout(tmp_path_factory):
 
 @pytest.mark.thorough
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("command, expected", [
-    (next(line for line in COMMANDS if line.endswith("examples/01-minimal/example.py") and "--sandbox" in line),
-     "And here we are! Creating:"),
-    (next(line for line in COMMANDS if line.endswith("handlers.py")), "kopf-example-1 has been created with"),
-])
+@pytest.mark.parametrize(
+    "command, expected",
+    [
+        (
+            next(line for line in COMMANDS if line.endswith("examples/01-minimal/example.py") and "--sandbox" in line),
+            "And here we are! Creating:",
+        ),
+        (next(line for line in COMMANDS if line.endswith("handlers.py")), "kopf-example-1 has been created with"),
+    ],
+)
 def test_the_first_minute(checkout, command, expected):
     assert INSTALLATION in COMMANDS
     code = re.search(r"```python\n(.*?)```", README, re.DOTALL)
@@ -37,11 +43,18 @@ def test_the_first_minute(checkout, command, expected):
     log = checkout / "log"
     with log.open("w") as output:
         operator = subprocess.Popen(
-            ["bash", "-c", f"exec {command}"], cwd=checkout, env=environment(checkout), stdout=output,
-            stderr=subprocess.STDOUT)
+            ["bash", "-c", f"exec {command}"],
+            cwd=checkout,
+            env=environment(checkout),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
     try:
-        wait(lambda: expected in log.read_text() and "Creation is processed: 1 succeeded" in log.read_text(),
-             f"the operator to handle the object: {command}", timeout=30)
+        wait(
+            lambda: expected in log.read_text() and "Creation is processed: 1 succeeded" in log.read_text(),
+            f"the operator to handle the object: {command}",
+            timeout=30,
+        )
     finally:
         operator.terminate()
         assert operator.wait(30) == 0, log.read_text()

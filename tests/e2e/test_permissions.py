@@ -2,6 +2,7 @@
 
 On the sandbox and on a real control plane, both with RBAC. The operator has a service account of its own for each test.
 """
+
 import pathlib
 import re
 import secrets
@@ -52,37 +53,92 @@ KINDS = rule("apiextensions.k8s.io", "customresourcedefinitions", "list", "watch
 NAMESPACES = rule("", "namespaces", "list", "watch")
 PEERING = rule("kopf.dev", "kopfpeerings", "list", "watch", "patch")
 PEERING_OF_CLUSTER = rule("kopf.dev", "clusterkopfpeerings", "list", "watch", "patch")
-WEBHOOKS = [rule("admissionregistration.k8s.io", f"{kind}webhookconfigurations", "create", "patch")
-            for kind in ("validating", "mutating")]
+WEBHOOKS = [
+    rule("admissionregistration.k8s.io", f"{kind}webhookconfigurations", "create", "patch")
+    for kind in ("validating", "mutating")
+]
 
 DONE = "Creation is processed: 1 succeeded; 0 failed"
 FEATURES = {
-    "watching": (WATCH, ["-n", "NS", "--standalone"], [rule("kopf.dev", "guardeds", "list", "watch")],
-                 "Handler 'event_fn' succeeded", {
-        0: "Not permitted to list or watch guardeds.v1.kopf.dev in 'NS'"}),
-    "handling": (CREATE, ["-n", "NS", "--standalone"], [HANDLED, STATUS], DONE, {
-        1: 'Grant the verb patch for the resource and for its status'}),
-    "patching": (CREATE, ["-n", "NS", "--standalone"], [
-        rule("kopf.dev", "guardeds", "list", "watch"), rule("kopf.dev", "guardeds", "patch"), STATUS], DONE, {
-        1: 'Grant the verb patch for the resource and for its status'}),
-    "events": (CREATE, ["-n", "NS", "--standalone"], [HANDLED, STATUS, EVENTS], DONE, {
-        2: 'cannot create resource "events"'}),
-    "kinds": (CREATE, ["-n", "NS", "--standalone"], [HANDLED, STATUS, KINDS], DONE, {
-        2: "Resources that appear, change, or vanish will not be noticed. Grant the verbs list and watch"}),
-    "namespaces": (CREATE, ["-n", "NS*", "--standalone"], [HANDLED, STATUS, NAMESPACES], DONE, {
-        2: "The patterns of namespaces match nothing, and only these namespaces are served"}),
-    "everywhere": (CREATE, ["-A", "--standalone"], [HANDLED, STATUS], DONE, {
-        0: "Not permitted to list or watch guardeds.v1.kopf.dev cluster-wide"}),
-    "peering": (CREATE, ["-n", "NS", "--peering=guarded"], [HANDLED, STATUS, PEERING], DONE, {
-        2: "Grant the verbs list, watch, patch for kopfpeerings.v1.kopf.dev"}),
-    "peering of the cluster": (CREATE, ["-A", "--peering=NS"], [HANDLED, STATUS, PEERING_OF_CLUSTER], DONE, {
-        2: "Grant the verbs list, watch, patch for clusterkopfpeerings.v1.kopf.dev"}),
-    "webhooks": (WEBHOOK, ["-n", "NS", "--standalone"], WEBHOOKS, "Reconfiguring the validating webhook", {
-        0: "It needs the permission", 1: "It needs the permission"}),
+    "watching": (
+        WATCH,
+        ["-n", "NS", "--standalone"],
+        [rule("kopf.dev", "guardeds", "list", "watch")],
+        "Handler 'event_fn' succeeded",
+        {0: "Not permitted to list or watch guardeds.v1.kopf.dev in 'NS'"},
+    ),
+    "handling": (
+        CREATE,
+        ["-n", "NS", "--standalone"],
+        [HANDLED, STATUS],
+        DONE,
+        {1: 'Grant the verb patch for the resource and for its status'},
+    ),
+    "patching": (
+        CREATE,
+        ["-n", "NS", "--standalone"],
+        [rule("kopf.dev", "guardeds", "list", "watch"), rule("kopf.dev", "guardeds", "patch"), STATUS],
+        DONE,
+        {1: 'Grant the verb patch for the resource and for its status'},
+    ),
+    "events": (
+        CREATE,
+        ["-n", "NS", "--standalone"],
+        [HANDLED, STATUS, EVENTS],
+        DONE,
+        {2: 'cannot create resource "events"'},
+    ),
+    "kinds": (
+        CREATE,
+        ["-n", "NS", "--standalone"],
+        [HANDLED, STATUS, KINDS],
+        DONE,
+        {2: "Resources that appear, change, or vanish will not be noticed. Grant the verbs list and watch"},
+    ),
+    "namespaces": (
+        CREATE,
+        ["-n", "NS*", "--standalone"],
+        [HANDLED, STATUS, NAMESPACES],
+        DONE,
+        {2: "The patterns of namespaces match nothing, and only these namespaces are served"},
+    ),
+    "everywhere": (
+        CREATE,
+        ["-A", "--standalone"],
+        [HANDLED, STATUS],
+        DONE,
+        {0: "Not permitted to list or watch guardeds.v1.kopf.dev cluster-wide"},
+    ),
+    "peering": (
+        CREATE,
+        ["-n", "NS", "--peering=guarded"],
+        [HANDLED, STATUS, PEERING],
+        DONE,
+        {2: "Grant the verbs list, watch, patch for kopfpeerings.v1.kopf.dev"},
+    ),
+    "peering of the cluster": (
+        CREATE,
+        ["-A", "--peering=NS"],
+        [HANDLED, STATUS, PEERING_OF_CLUSTER],
+        DONE,
+        {2: "Grant the verbs list, watch, patch for clusterkopfpeerings.v1.kopf.dev"},
+    ),
+    "webhooks": (
+        WEBHOOK,
+        ["-n", "NS", "--standalone"],
+        WEBHOOKS,
+        "Reconfiguring the validating webhook",
+        {0: "It needs the permission", 1: "It needs the permission"},
+    ),
 }
 CLUSTERWIDE = {"everywhere", "peering of the cluster"}  # the kind itself is handled in all namespaces
-WHOLE_CLUSTER = {"customresourcedefinitions", "namespaces", "clusterkopfpeerings", "validatingwebhookconfigurations",
-                 "mutatingwebhookconfigurations"}
+WHOLE_CLUSTER = {
+    "customresourcedefinitions",
+    "namespaces",
+    "clusterkopfpeerings",
+    "validatingwebhookconfigurations",
+    "mutatingwebhookconfigurations",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -129,21 +185,30 @@ def run(api, tmp_path):
         create(api, made, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
         create(api, made, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta})
         for whole in (True, False):
-            chosen = [each for each in rules
-                      if (each["resources"][0] in WHOLE_CLUSTER or feature in CLUSTERWIDE) is whole]
+            chosen = [
+                each for each in rules if (each["resources"][0] in WHOLE_CLUSTER or feature in CLUSTERWIDE) is whole
+            ]
             kind = "ClusterRole" if whole else "Role"
             create(api, made, {"apiVersion": f"{RBAC}/v1", "kind": kind, "metadata": meta, "rules": chosen})
-            create(api, made, {
-                "apiVersion": f"{RBAC}/v1", "kind": f"{kind}Binding", "metadata": meta,
-                "roleRef": {"apiGroup": RBAC, "kind": kind, "name": name},
-                "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": name}]})
+            create(
+                api,
+                made,
+                {
+                    "apiVersion": f"{RBAC}/v1",
+                    "kind": f"{kind}Binding",
+                    "metadata": meta,
+                    "roleRef": {"apiGroup": RBAC, "kind": kind, "name": name},
+                    "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": name}],
+                },
+            )
         create(api, made, {"apiVersion": "kopf.dev/v1", "kind": "KopfPeering", "metadata": {**meta, "name": "guarded"}})
         create(api, made, {"apiVersion": "kopf.dev/v1", "kind": "ClusterKopfPeering", "metadata": {"name": name}})
         create(api, made, {"apiVersion": "kopf.dev/v1", "kind": "Guarded", "metadata": meta})
         tmp_path.joinpath("handlers.py").write_text(handlers.replace("SUFFIX", name))
         args = [arg.replace("NS", name) for arg in args]
-        with OperatorProcess(*args, tmp_path / "handlers.py", log=tmp_path / "log",
-                             kubeconfig=str(make_kubeconfig(api, name, tmp_path))) as operator:
+        with OperatorProcess(
+            *args, tmp_path / "handlers.py", log=tmp_path / "log", kubeconfig=str(make_kubeconfig(api, name, tmp_path))
+        ) as operator:
             operator.wait_output(re.escape(text.replace("NS", name)), timeout=30)
             operator.stop()
             return operator.output
@@ -182,8 +247,9 @@ def test_enough(run, feature):
         assert message not in output
 
 
-@pytest.mark.parametrize("feature, left_out", [
-    (feature, number) for feature, (*_, messages) in FEATURES.items() for number in messages])
+@pytest.mark.parametrize(
+    "feature, left_out", [(feature, number) for feature, (*_, messages) in FEATURES.items() for number in messages]
+)
 def test_not_enough(run, feature, left_out):
     _, _, rules, _, messages = FEATURES[feature]
     run(feature, [each for number, each in enumerate(rules) if number != left_out], messages[left_out])

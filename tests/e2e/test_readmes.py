@@ -1,4 +1,5 @@
 """What the READMEs of the examples say is what comes: see `readmes` for how they are read."""
+
 import concurrent.futures
 import pathlib
 import re
@@ -42,8 +43,7 @@ def test_all_can_be_imported():
             spec = importlib.util.spec_from_file_location(f"example{number}", path)
             spec.loader.exec_module(importlib.util.module_from_spec(spec))
     """
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code, *SCRIPTS],
-                          capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code, *SCRIPTS], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -64,9 +64,12 @@ def follow(cluster, request, name):
 @pytest.fixture(scope="module")
 def followed(request, tmp_path_factory):
     """All the READMEs, each in a sandbox of its own, two at a time: most of the time is spent on waiting."""
-    names = [item.callspec.params["name"] for item in request.session.items
-             if item.nodeid.partition("[")[0] == request.node.nodeid + "::" + test_commands_and_outputs.__name__
-             and item.callspec.params["cluster"] == "sandbox"]
+    names = [
+        item.callspec.params["name"]
+        for item in request.session.items
+        if item.nodeid.partition("[")[0] == request.node.nodeid + "::" + test_commands_and_outputs.__name__
+        and item.callspec.params["cluster"] == "sandbox"
+    ]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         yield {name: pool.submit(walk, name, tmp_path_factory.mktemp(name)) for name in names}
         pool.shutdown(cancel_futures=True)
@@ -95,9 +98,15 @@ def kubeconfig(cluster, namespace, tmp_path):
 def volumes(kubeapi, namespace):
     """A class of volumes that can grow, and an end of all claims of the namespace: nobody else takes care of them."""
     path = "/apis/storage.k8s.io/v1/storageclasses"
-    kubeapi.request("POST", path, {
-        "metadata": {"name": namespace, "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}},
-        "provisioner": "example.com/none", "allowVolumeExpansion": True})
+    kubeapi.request(
+        "POST",
+        path,
+        {
+            "metadata": {"name": namespace, "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}},
+            "provisioner": "example.com/none",
+            "allowVolumeExpansion": True,
+        },
+    )
     ended = threading.Event()
 
     def let_go():

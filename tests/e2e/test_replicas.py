@@ -4,6 +4,7 @@ Replicas of one operator: exactly one of them acts at any time, and the next one
 The killed one is dead when its record has not changed for its lifetime: this very moment is the time to take over, not
 before, and not later than it takes to begin working (see also `test_membership.py`: there is no delay in the decision).
 """
+
 import datetime
 import itertools
 import json
@@ -81,8 +82,17 @@ def replicas(run_operator, kubeapi, namespace, tmp_path):
 
         def wait_handled(self, name):
             """Wait until it is also remembered: nobody can know what the killed have done and not stored."""
-            wait(lambda: HANDLED in ((kubeapi.get("kopf.dev/v1", "KopfExample", namespace, name) or {})
-                                     .get("metadata", {}).get("annotations", {})), f"{name} to be handled")
+            wait(
+                lambda: (
+                    HANDLED
+                    in (
+                        (kubeapi.get("kopf.dev/v1", "KopfExample", namespace, name) or {})
+                        .get("metadata", {})
+                        .get("annotations", {})
+                    )
+                ),
+                f"{name} to be handled",
+            )
             return [me for me, other, _ in self.notes("created") if other == name]
 
         def wait_beat(self, acting):

@@ -1,4 +1,5 @@
 """Objects near the limits of size, and Secrets: as the API server itself sees them."""
+
 import base64
 import json
 import random
@@ -43,18 +44,24 @@ def annotations(kubeapi, namespace):
     def read(kind="KopfExample"):
         body = kubeapi.get("v1" if kind == "Secret" else "kopf.dev/v1", kind, namespace, "obj")
         return body["metadata"].get("annotations", {})
+
     return read
 
 
 def make(namespace, spec, **metadata):
-    return {"apiVersion": "kopf.dev/v1", "kind": "KopfExample",
-            "metadata": {"name": "obj", "namespace": namespace, **metadata}, "spec": spec}
+    return {
+        "apiVersion": "kopf.dev/v1",
+        "kind": "KopfExample",
+        "metadata": {"name": "obj", "namespace": namespace, **metadata},
+        "spec": spec,
+    }
 
 
 @pytest.mark.parametrize("big", ["x" * 300_000, noise(300_000)], ids=["compressed", "digested"])
 def test_big_objects(kubeapi, namespace, operator, annotations, big):
-    kubeapi.request("POST", kubeapi.path("kopf.dev/v1", "KopfExample", namespace),
-                    make(namespace, {"field": "v1", "big": big}))
+    kubeapi.request(
+        "POST", kubeapi.path("kopf.dev/v1", "KopfExample", namespace), make(namespace, {"field": "v1", "big": big})
+    )
     wait(lambda: PACKED in annotations(), "the last-handled configuration")
     kubeapi.patch("kopf.dev/v1", "KopfExample", namespace, "obj", {"spec": {"field": "v2"}})
     operator.wait_output(r"UPDATED: \[\('spec.field', 'v1', 'v2'\)\]")
@@ -62,13 +69,17 @@ def test_big_objects(kubeapi, namespace, operator, annotations, big):
 
 
 def test_no_place_at_all(kubeapi, namespace, operator, annotations):
-    kubeapi.request("POST", kubeapi.path("kopf.dev/v1", "KopfExample", namespace),
-                    make(namespace, {"field": "v1"}, annotations={"example.com/all": "x" * (256 * 1024 - 17)}))
+    kubeapi.request(
+        "POST",
+        kubeapi.path("kopf.dev/v1", "KopfExample", namespace),
+        make(namespace, {"field": "v1"}, annotations={"example.com/all": "x" * (256 * 1024 - 17)}),
+    )
     operator.wait_output("Throttling for 600 seconds")
     assert operator.output.count("The API refuses to patch the object") == 1
     assert "metadata.annotations: Too long" in operator.output
-    kubeapi.patch("kopf.dev/v1", "KopfExample", namespace, "obj", {"metadata": {"annotations": {
-        "example.com/all": None}}})
+    kubeapi.patch(
+        "kopf.dev/v1", "KopfExample", namespace, "obj", {"metadata": {"annotations": {"example.com/all": None}}}
+    )
     wait(lambda: LAST_HANDLED in annotations(), "the last-handled configuration")
     operator.wait_output("UPDATED")
     assert operator.output.count("CREATED") == 1
@@ -76,10 +87,17 @@ def test_no_place_at_all(kubeapi, namespace, operator, annotations):
 
 def test_secrets(kubeapi, namespace, operator, annotations):
     secret = base64.b64encode(b"very-secret").decode()
-    kubeapi.request("POST", f"/api/v1/namespaces/{namespace}/secrets", {
-        "metadata": {"name": "obj"}, "data": {"password": secret, "user": "bWU="}})
+    kubeapi.request(
+        "POST",
+        f"/api/v1/namespaces/{namespace}/secrets",
+        {"metadata": {"name": "obj"}, "data": {"password": secret, "user": "bWU="}},
+    )
     wait(lambda: LAST_HANDLED in annotations("Secret"), "the last-handled configuration")
     assert json.loads(annotations("Secret")[LAST_HANDLED])["data"]["password"].startswith("digest:")
-    kubeapi.request("PATCH", f"/api/v1/namespaces/{namespace}/secrets/obj", {"data": {"user": "eW91"}},
-                    "application/merge-patch+json")
+    kubeapi.request(
+        "PATCH",
+        f"/api/v1/namespaces/{namespace}/secrets/obj",
+        {"data": {"user": "eW91"}},
+        "application/merge-patch+json",
+    )
     operator.wait_output(r"UPDATED: \[\('data.user', 'digest:\w+', 'eW91'\)\]")

@@ -1,4 +1,5 @@
 """Webhooks of a Service: the API finds the operator by its name in the cluster, with certificates from a Secret."""
+
 import base64
 import pathlib
 import signal
@@ -39,8 +40,15 @@ class Cluster:
         self.api, self.namespace, self.managed = kubeapi, namespace, f"{namespace}.kopf.dev"
         self.port = free_port()
         # There are no pods here, nor a network between them: the name of the service leads to this machine.
-        kubeapi.apply({"apiVersion": "v1", "kind": "Service", "metadata": {"name": SERVICE},
-                       "spec": {"type": "ExternalName", "externalName": "localhost"}}, namespace)
+        kubeapi.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "Service",
+                "metadata": {"name": SERVICE},
+                "spec": {"type": "ExternalName", "externalName": "localhost"},
+            },
+            namespace,
+        )
 
     def webhooks(self):
         found = self.api.get(GROUP, "MutatingWebhookConfiguration", None, self.managed) or {}
@@ -61,8 +69,11 @@ class Cluster:
 
     def mark(self):
         """Who has answered the API; an error if it does not trust who answers."""
-        found = self.api.request("POST", self.api.path(*KIND, self.namespace) + "?dryRun=All", {
-            "apiVersion": KIND[0], "kind": KIND[1], "metadata": {"name": "trial"}, "spec": {}})
+        found = self.api.request(
+            "POST",
+            self.api.path(*KIND, self.namespace) + "?dryRun=All",
+            {"apiVersion": KIND[0], "kind": KIND[1], "metadata": {"name": "trial"}, "spec": {}},
+        )
         return found["spec"].get("mark")
 
     def served(self, mark="yes"):
@@ -72,6 +83,7 @@ class Cluster:
             except ApiError as error:
                 assert "certificate" not in str(error), error
                 return False
+
         wait(served, "the webhooks to be called")
 
 
@@ -88,8 +100,18 @@ def operate(run_operator, hooks, tmp_path):
     def operate(options="{}", *, mark="yes", port=None, code="", **env):
         path = tmp_path / "operator.py"
         path.write_text(f"OPTIONS = {options}\n" + textwrap.dedent(OPERATOR) + textwrap.dedent(code))
-        return run_operator(path, "--verbose", "--standalone", MANAGED=hooks.managed, NAMESPACE=hooks.namespace,
-                            PORT=str(port or hooks.port), SERVICE_PORT=str(hooks.port), MARK=mark, **env)
+        return run_operator(
+            path,
+            "--verbose",
+            "--standalone",
+            MANAGED=hooks.managed,
+            NAMESPACE=hooks.namespace,
+            PORT=str(port or hooks.port),
+            SERVICE_PORT=str(hooks.port),
+            MARK=mark,
+            **env,
+        )
+
     return operate
 
 
@@ -98,7 +120,11 @@ def test_serving(hooks, operate):
     hooks.served()
     config = hooks.client_config()
     assert config["service"] == {
-        "name": SERVICE, "namespace": hooks.namespace, "port": hooks.port, "path": "/some/root/mark"}
+        "name": SERVICE,
+        "namespace": hooks.namespace,
+        "port": hooks.port,
+        "path": "/some/root/mark",
+    }
     secret = hooks.secret()
     assert hooks.bundle() == secret["ca.crt"]
     certificate = x509.load_pem_x509_certificate(secret["tls.crt"])
@@ -132,8 +158,9 @@ def test_replicas_that_start_at_once(hooks, operate):
 
 def test_renewal_is_not_noticed(hooks, operate):
     """The API calls all the time, while authorities and certificates change under it."""
-    operators = [operate("dict(lifetime=6, overlap=2, check_interval=0.2)", port=port)
-                 for port in (hooks.port, free_port())]
+    operators = [
+        operate("dict(lifetime=6, overlap=2, check_interval=0.2)", port=port) for port in (hooks.port, free_port())
+    ]
     hooks.served()
     issuers, bundles, calls = set(), set(), 0
 
@@ -178,13 +205,27 @@ def test_the_documented_permissions_are_enough(cluster, hooks, operate, kubeapi,
     def grant(kind, *rules):
         meta = {"metadata": {"name": name}}
         kubeapi.apply({"apiVersion": rbac, "kind": kind, **meta, "rules": list(rules)}, namespace)
-        kubeapi.apply({"apiVersion": rbac, "kind": f"{kind}Binding", **meta, "subjects": subjects, "roleRef": {
-            "apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name}}, namespace)
+        kubeapi.apply(
+            {
+                "apiVersion": rbac,
+                "kind": f"{kind}Binding",
+                **meta,
+                "subjects": subjects,
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name},
+            },
+            namespace,
+        )
 
     crds = {"apiGroups": ["apiextensions.k8s.io"], "resources": ["customresourcedefinitions"]}
-    grant("ClusterRole", {**crds, "verbs": ["list", "watch", "get", "patch"]}, {
-        "apiGroups": ["admissionregistration.k8s.io"], "verbs": ["create", "patch"],
-        "resources": ["validatingwebhookconfigurations", "mutatingwebhookconfigurations"]})
+    grant(
+        "ClusterRole",
+        {**crds, "verbs": ["list", "watch", "get", "patch"]},
+        {
+            "apiGroups": ["admissionregistration.k8s.io"],
+            "verbs": ["create", "patch"],
+            "resources": ["validatingwebhookconfigurations", "mutatingwebhookconfigurations"],
+        },
+    )
     code = """
     @kopf.on.convert('kopfexamples', persistent=False)
     async def convert(**_):

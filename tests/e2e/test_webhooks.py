@@ -1,4 +1,5 @@
 """Admission as users of the cluster see it: the API calls the operator back, over HTTPS that it has to trust."""
+
 import base64
 import contextlib
 import json
@@ -49,37 +50,47 @@ def forget(kubeapi, name):
 @pytest.fixture
 def webhooks(kubeapi, managed):
     """The webhooks that are configured, by their ids."""
+
     def webhooks(kind, name=managed):
         found = kubeapi.get(GROUP, f"{kind}WebhookConfiguration", None, name) or {}
         return {item["name"].removesuffix(f".{name}"): item for item in found.get("webhooks", [])}
+
     return webhooks
 
 
 @pytest.fixture
 def operate(run_operator, managed, tmp_path):
     """Run an operator of this code, and wait until the API is told about it."""
+
     def operate(code, server="{}", **env):
         path = tmp_path / "operator.py"
         path.write_text(f"import ssl\nSERVER = {server}\n" + textwrap.dedent(HEAD) + textwrap.dedent(code))
         operator = run_operator(path, "--verbose", "--standalone", MANAGED=managed, **env)
         operator.wait_output("Reconfiguring the mutating webhook")
         return operator
+
     return operate
 
 
 @pytest.fixture
 def create(kubeapi, namespace):
     def create(name="obj", *, query="", metadata=None, **spec):
-        return kubeapi.request("POST", kubeapi.path(*KIND, namespace) + query, {
-            "apiVersion": KIND[0], "kind": KIND[1], "metadata": {"name": name, **(metadata or {})}, "spec": spec})
+        return kubeapi.request(
+            "POST",
+            kubeapi.path(*KIND, namespace) + query,
+            {"apiVersion": KIND[0], "kind": KIND[1], "metadata": {"name": name, **(metadata or {})}, "spec": spec},
+        )
+
     return create
 
 
 @pytest.fixture
 def settled(create):
     """Wait until the API asks the operator: it notices new configurations with some delay."""
+
     def settled(mark, **metadata):
         wait(lambda: mark(create("trial", query="?dryRun=All", metadata=metadata)), "the webhooks to be called")
+
     return settled
 
 
@@ -147,7 +158,9 @@ def test_example(run_operator, kubeapi, namespace, create, webhooks):
 
 
 def test_errors_and_warnings(operate, settled, create, kubeapi):
-    operate(MARK + """
+    operate(
+        MARK
+        + """
     @kopf.on.validate('kopfexamples')
     async def validating(spec, warnings, **_):
         warnings.extend(spec.get('warnings', []))
@@ -156,7 +169,8 @@ def test_errors_and_warnings(operate, settled, create, kubeapi):
             case 'permanent': raise kopf.PermanentError("by permanent")
             case 'temporary': raise kopf.TemporaryError("by temporary")
             case 'arbitrary': raise ValueError("by arbitrary")
-    """)
+    """
+    )
     settled(is_marked)
     for error, code in [("admission", 418), ("permanent", 500), ("temporary", 500), ("arbitrary", 500)]:
         status, text = refusal(create, error=error)
@@ -166,7 +180,9 @@ def test_errors_and_warnings(operate, settled, create, kubeapi):
 
 
 def test_kwargs(operate, settled, create, kubeapi, namespace):
-    operator = operate(MARK + """
+    operator = operate(
+        MARK
+        + """
     @kopf.on.validate('kopfexamples', operation='UPDATE')
     async def updating(old, new, diff, dryrun, userinfo, name, namespace, **_):
         changed = [(str(op), field, old, new) for op, field, old, new in diff if field[0] == 'spec']
@@ -174,7 +190,8 @@ def test_kwargs(operate, settled, create, kubeapi, namespace):
     @kopf.on.validate('kopfexamples', operation='DELETE')
     async def deleting(body, old, new, **_):
         print('DELETE', body['spec']['x'], old['spec']['x'], new)
-    """)
+    """
+    )
     settled(is_marked)
     create(x=1)
     path = kubeapi.path(*KIND, namespace, "obj")
@@ -187,29 +204,34 @@ def test_kwargs(operate, settled, create, kubeapi, namespace):
 
 
 def test_patches(operate, settled, create):
-    operate(MARK + """
+    operate(
+        MARK
+        + """
     @kopf.on.mutate('kopfexamples', operation='CREATE')
     def changing(spec, patch, **_):
         patch.spec['gone'] = None
         patch.spec['deep'] = {'new': [1, {'a/b~c': 'd'}]}
         patch.meta.labels['kopf.dev/label'] = 'value'
         patch.fns.append(lambda body: body['spec'].setdefault('items', []).append('added'))
-    """)
+    """
+    )
     settled(is_marked)
     found = create(gone=1, deep={"kept": 2}, items=["own"])
-    assert found["spec"] == {
-        "deep": {"kept": 2, "new": [1, {"a/b~c": "d"}]}, "items": ["own", "added"], "mark": "yes"}
+    assert found["spec"] == {"deep": {"kept": 2, "new": [1, {"a/b~c": "d"}]}, "items": ["own", "added"], "mark": "yes"}
     assert found["metadata"]["labels"] == {"kopf.dev/label": "value"}
 
 
 def test_connections(cluster, operate, settled, kubeapi, namespace):
     if not isinstance(cluster, ControlPlane):
         pytest.skip("the sandbox has no pods to connect to")
-    operator = operate(MARK + """
+    operator = operate(
+        MARK
+        + """
     @kopf.on.validate('pods', operation='CONNECT', subresource='exec')
     def connecting(name, body, operation, subresource, **_):
         raise kopf.AdmissionError(f"no {operation} {subresource} {name} {body['command']}", code=418)
-    """)
+    """
+    )
     settled(is_marked)
     path = f"/api/v1/namespaces/{namespace}/pods/pod1/exec?command=sh&stdout=true"
     status, text = wait(lambda: (found := refusal(kubeapi.request, "POST", path))[0] == 418 and found, "the refusal")
@@ -218,7 +240,9 @@ def test_connections(cluster, operate, settled, kubeapi, namespace):
 
 
 def test_memos_are_shared_with_other_handlers(operate, settled, create, kubeapi, namespace):
-    operator = operate(MARK + """
+    operator = operate(
+        MARK
+        + """
     @kopf.on.event('kopfexamples')
     async def watching(memo, name, **_):
         memo.seen = 'in an event'
@@ -226,7 +250,8 @@ def test_memos_are_shared_with_other_handlers(operate, settled, create, kubeapi,
     @kopf.on.validate('kopfexamples')
     async def validating(memo, operation, warnings, **_):
         warnings.append(f"{operation} {memo.get('seen')}")
-    """)
+    """
+    )
     settled(is_marked)
     create()
     assert "CREATE None" in kubeapi.warnings[0]
@@ -236,11 +261,14 @@ def test_memos_are_shared_with_other_handlers(operate, settled, create, kubeapi,
 
 
 def test_configurations(operate, settled, webhooks, create):
-    operator = operate(MARK + """
+    operator = operate(
+        MARK
+        + """
     @kopf.on.validate('kopfexamples', persistent=True, ignore_failures=True, side_effects=True, labels={'x': 'y'})
     async def persistent(**_):
         pass
-    """)
+    """
+    )
     settled(is_marked)
     found = webhooks("Validating")["persistent"]
     assert found["clientConfig"]["url"].startswith("https://localhost:")
@@ -264,18 +292,35 @@ def test_webhooks_of_the_killed_are_served_by_the_next(operate, create, settled)
 
 def test_resources_that_come_later(operate, settled, kubeapi, namespace, webhooks):
     plural = f"lates{namespace[-8:]}"
-    operate(MARK + f"""
+    operate(
+        MARK
+        + f"""
     @kopf.on.validate('{plural}')
     async def late(**_):
         raise kopf.AdmissionError("It is late.", code=418)
-    """)
+    """
+    )
     assert not webhooks("Validating")
-    kubeapi.apply({
-        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.late.kopf.dev"},
-        "spec": {"group": "late.kopf.dev", "scope": "Namespaced", "names": {"plural": plural, "kind": "Late"},
-                 "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {
-                     "type": "object", "x-kubernetes-preserve-unknown-fields": True}}}]}})
+    kubeapi.apply(
+        {
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            "metadata": {"name": f"{plural}.late.kopf.dev"},
+            "spec": {
+                "group": "late.kopf.dev",
+                "scope": "Namespaced",
+                "names": {"plural": plural, "kind": "Late"},
+                "versions": [
+                    {
+                        "name": "v1",
+                        "served": True,
+                        "storage": True,
+                        "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+                    }
+                ],
+            },
+        }
+    )
     try:
         wait(lambda: webhooks("Validating"), "the webhook")
         path = f"/apis/late.kopf.dev/v1/namespaces/{namespace}/{plural}?dryRun=All"
@@ -287,6 +332,7 @@ def test_resources_that_come_later(operate, settled, kubeapi, namespace, webhook
             except ApiError as error:
                 return error.status == 418 and "It is late." in str(error)
             return False
+
         wait(is_refused, "the refusal")
     finally:
         kubeapi.delete("apiextensions.k8s.io/v1", "CustomResourceDefinition", None, f"{plural}.late.kopf.dev")
@@ -306,8 +352,11 @@ def test_renewed_certificates(operate, settled, create, webhooks, tmp_path):
         return base64.b64encode(certificate).decode()
 
     renew()
-    operate(MARK, f"""dict(
-        certfile={str(tmp_path / 'cert.pem')!r}, pkeyfile={str(tmp_path / 'key.pem')!r}, file_check_interval=0.1)""")
+    operate(
+        MARK,
+        f"""dict(
+        certfile={str(tmp_path / 'cert.pem')!r}, pkeyfile={str(tmp_path / 'key.pem')!r}, file_check_interval=0.1)""",
+    )
     settled(is_marked)
     bundle = renew()
     wait(lambda: webhooks("Mutating")["mark"]["clientConfig"]["caBundle"] == bundle, "the new bundle")
@@ -315,21 +364,26 @@ def test_renewed_certificates(operate, settled, create, webhooks, tmp_path):
 
 
 def test_slow_handlers(operate, settled, create, kubeapi, managed, webhooks):
-    operate(MARK + """
+    operate(
+        MARK
+        + """
     @kopf.on.validate('kopfexamples')
     async def validating(name, **_):
         if name == 'slow':
             await asyncio.sleep(20)
-    """)
+    """
+    )
     settled(is_marked)
     path = f"/apis/{GROUP}/validatingwebhookconfigurations/{managed}"
     hooks = list(webhooks("Validating").values())
-    kubeapi.request("PATCH", path, {"webhooks": [{**hook, "timeoutSeconds": 2} for hook in hooks]},
-                    "application/merge-patch+json")
+    kubeapi.request(
+        "PATCH", path, {"webhooks": [{**hook, "timeoutSeconds": 2} for hook in hooks]}, "application/merge-patch+json"
+    )
 
     def is_shortened():
         status, text = refusal(create, "slow")
         return status == 504 and "denied the request: Webhook 'validating' has not answered within 1.8 seconds" in text
+
     refused = threading.Event()
     waiting = threading.Thread(target=lambda: wait(is_shortened, "the refusal in time") and refused.set())
     waiting.start()
@@ -344,29 +398,40 @@ def test_bad_requests(operate, settled, webhooks, tmp_path):
     settled(is_marked)
     url = webhooks("Mutating")["mark"]["clientConfig"]["url"]
     for args, code in [
-        (["-d", "{bad"], 400), (["-d", "{}"], 400), (["-X", "GET"], 405), (["-d", '{"kind": "AdmissionReview"}'], 400),
+        (["-d", "{bad"], 400),
+        (["-d", "{}"], 400),
+        (["-X", "GET"], 405),
+        (["-d", '{"kind": "AdmissionReview"}'], 400),
     ]:
         output = subprocess.run(
             ["curl", "-sS", "--cacert", tmp_path / "ca.pem", "-w", "\n%{http_code}", url, *args],
-            capture_output=True, text=True, check=True).stdout
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
         assert output.endswith(f"\n{code}"), output
     assert "Traceback" not in operator.output
 
 
 def test_ignored_failures(operate, settled, create, kubeapi):
-    operate(MARK + """
+    operate(
+        MARK
+        + """
     @kopf.on.validate('kopfexamples', ignore_failures=True, id='tolerant')
     async def validating(spec, **_):
         if spec.get('bad'):
             raise kopf.AdmissionError("It is bad.", code=400)
-    """)
+    """
+    )
     settled(is_marked)
     create(bad=True)
     assert "Webhook 'tolerant' has failed, which is ignored: It is bad." in kubeapi.warnings[0]
 
 
 def test_filters_and_subresources(operate, settled, create, kubeapi, namespace):
-    operator = operate(MARK + """
+    operator = operate(
+        MARK
+        + """
     async def note(name, operation, subresource, handler, **_):
         print('CALLED', name, handler, operation, subresource)
 
@@ -382,50 +447,89 @@ def test_filters_and_subresources(operate, settled, create, kubeapi, namespace):
     for subresource in (None, 'status', '*'):
         declare(f'sub-{subresource}', 'apps', 'v1', 'deployments', subresource=subresource,
                 side_effects=True, labels={'x': 'y'})
-    """)
+    """
+    )
     settled(is_marked)
     create("a", metadata={"labels": {"x": "y"}, "annotations": {"a": ""}}, x=1)
     create("b", metadata={"labels": {"x": "y", "gone": ""}}, x=2)
     kubeapi.patch(*KIND, namespace, "a", {"spec": {"y": 1}})
     kubeapi.patch(*KIND, namespace, "b", {"spec": {"y": 1}})
     labels = {"labels": {"x": "y"}}
-    kubeapi.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d", **labels}, "spec": {
-        "selector": {"matchLabels": {"x": "y"}}, "replicas": 0,
-        "template": {"metadata": labels, "spec": {"containers": [{"name": "x", "image": "x"}]}}}}, namespace)
+    kubeapi.apply(
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": "d", **labels},
+            "spec": {
+                "selector": {"matchLabels": {"x": "y"}},
+                "replicas": 0,
+                "template": {"metadata": labels, "spec": {"containers": [{"name": "x", "image": "x"}]}},
+            },
+        },
+        namespace,
+    )
     path = f"/apis/apps/v1/namespaces/{namespace}/deployments/d/status"
     kubeapi.request("PATCH", path, {"status": {"observedGeneration": 1}}, "application/merge-patch+json")
     operator.wait_output("CALLED d sub-status UPDATE status")
     called = {line for line in operator.output.splitlines() if line.startswith("CALLED") and " trial " not in line}
     assert called == {
-        "CALLED a labelled CREATE None", "CALLED a annotated CREATE None", "CALLED a with-values CREATE None",
-        "CALLED a labelled UPDATE None", "CALLED a annotated UPDATE None", "CALLED a called-back UPDATE None",
-        "CALLED d sub-None CREATE None", "CALLED d sub-* CREATE None",
-        "CALLED d sub-status UPDATE status", "CALLED d sub-* UPDATE status"} | (
-        called & {"CALLED d sub-None UPDATE None", "CALLED d sub-* UPDATE None"})  # by the controllers of the cluster
+        "CALLED a labelled CREATE None",
+        "CALLED a annotated CREATE None",
+        "CALLED a with-values CREATE None",
+        "CALLED a labelled UPDATE None",
+        "CALLED a annotated UPDATE None",
+        "CALLED a called-back UPDATE None",
+        "CALLED d sub-None CREATE None",
+        "CALLED d sub-* CREATE None",
+        "CALLED d sub-status UPDATE status",
+        "CALLED d sub-* UPDATE status",
+    } | (called & {"CALLED d sub-None UPDATE None", "CALLED d sub-* UPDATE None"})  # by the controllers of the cluster
 
 
 def test_configurations_are_left_alone_when_other_things_change(operate, settled, kubeapi, managed, namespace):
     name, group = f"others{namespace[-8:]}", "others.kopf.dev"
-    operator = operate(MARK + f"""
+    operator = operate(
+        MARK
+        + f"""
     @kopf.on.validate('kopfexamples', id='validating')
     async def validating(**_):
         pass
     @kopf.on.event('{name}')
     async def watching(**_):
         pass
-    """)
+    """
+    )
     settled(is_marked)
     kinds = ("ValidatingWebhookConfiguration", "MutatingWebhookConfiguration")
     before = [kubeapi.get(GROUP, kind, None, managed)["metadata"]["resourceVersion"] for kind in kinds]
-    kubeapi.apply({
-        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{name}.{group}"},
-        "spec": {"group": group, "scope": "Cluster", "names": {"plural": name, "kind": f"Other{namespace[-8:]}"},
-                 "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {
-                     "type": "object", "x-kubernetes-preserve-unknown-fields": True}}}]}})
+    kubeapi.apply(
+        {
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            "metadata": {"name": f"{name}.{group}"},
+            "spec": {
+                "group": group,
+                "scope": "Cluster",
+                "names": {"plural": name, "kind": f"Other{namespace[-8:]}"},
+                "versions": [
+                    {
+                        "name": "v1",
+                        "served": True,
+                        "storage": True,
+                        "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+                    }
+                ],
+            },
+        }
+    )
     for value in ("one", "two"):
-        kubeapi.patch("apiextensions.k8s.io/v1", "CustomResourceDefinition", None, f"{name}.{group}", {
-            "metadata": {"labels": {"label": value}}})
+        kubeapi.patch(
+            "apiextensions.k8s.io/v1",
+            "CustomResourceDefinition",
+            None,
+            f"{name}.{group}",
+            {"metadata": {"labels": {"label": value}}},
+        )
     operator.wait_output(f"Starting the watch-stream for {name}")
     kubeapi.delete("apiextensions.k8s.io/v1", "CustomResourceDefinition", None, f"{name}.{group}")
     settled(is_marked)
@@ -436,7 +540,8 @@ def test_configurations_are_left_alone_when_other_things_change(operate, settled
 def test_configurations_of_ones_own(run_operator, kubeapi, managed, create, namespace, tmp_path):
     """All handlers at one address, with a configuration that is not managed: the worst of the errors is told."""
     path = tmp_path / "operator.py"
-    path.write_text(textwrap.dedent(f"""
+    path.write_text(
+        textwrap.dedent(f"""
     import kopf
 
     @kopf.on.startup()
@@ -456,17 +561,39 @@ def test_configurations_of_ones_own(run_operator, kubeapi, managed, create, name
     async def admission(spec, **_):
         if spec['worst'] == 'admission':
             raise kopf.AdmissionError("by admission", code=418)
-    """))
+    """)
+    )
     operator = run_operator(path, "--verbose", "--standalone")
     url = operator.wait_output(r"Webhooks are served at (\S+)")[1]
     wait((tmp_path / "ca.pem").exists, "the CA")
-    kubeapi.apply({
-        "apiVersion": GROUP, "kind": "ValidatingWebhookConfiguration", "metadata": {"name": managed}, "webhooks": [{
-            "name": f"all.{managed}", "sideEffects": "None", "admissionReviewVersions": ["v1"],
-            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
-            "clientConfig": {"url": url, "caBundle": base64.b64encode((tmp_path / "ca.pem").read_bytes()).decode()},
-            "rules": [{"apiGroups": ["kopf.dev"], "apiVersions": ["v1"], "resources": ["kopfexamples"],
-                       "operations": ["*"], "scope": "*"}]}]})
+    kubeapi.apply(
+        {
+            "apiVersion": GROUP,
+            "kind": "ValidatingWebhookConfiguration",
+            "metadata": {"name": managed},
+            "webhooks": [
+                {
+                    "name": f"all.{managed}",
+                    "sideEffects": "None",
+                    "admissionReviewVersions": ["v1"],
+                    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+                    "clientConfig": {
+                        "url": url,
+                        "caBundle": base64.b64encode((tmp_path / "ca.pem").read_bytes()).decode(),
+                    },
+                    "rules": [
+                        {
+                            "apiGroups": ["kopf.dev"],
+                            "apiVersions": ["v1"],
+                            "resources": ["kopfexamples"],
+                            "operations": ["*"],
+                            "scope": "*",
+                        }
+                    ],
+                }
+            ],
+        }
+    )
     wait(lambda: is_refused(create), "the webhooks to be called")
     for worst, code in [("admission", 418), ("permanent", 500), ("arbitrary", 500)]:
         status, text = refusal(create, worst=worst)
@@ -481,20 +608,25 @@ def is_refused(create):
     return False
 
 
-@pytest.mark.parametrize("server", ["""
+@pytest.mark.parametrize(
+    "server",
+    [
+        """
     class Server(kopf.WebhookServer):
         async def __call__(self, fn):
             async for config in super().__call__(fn):
                 print('INHERITED')
                 yield config
     OWN = Server()
-""", """
+""",
+        """
     async def OWN(fn):
         async with kopf.WebhookServer() as server:
             async for config in server(fn):
                 print('COMPOSED')
                 yield config
-""", """
+""",
+        """
     class Server:
         async def __aenter__(self):
             print('ENTERED')
@@ -504,13 +636,20 @@ def is_refused(create):
         def __call__(self, fn):
             raise RuntimeError("Another one must be used.")
     OWN = Server()
-"""], ids=["inherited", "composed", "substituted"])
+""",
+    ],
+    ids=["inherited", "composed", "substituted"],
+)
 def test_servers_of_ones_own(operate, settled, create, server):
-    operator = operate(server + """
+    operator = operate(
+        server
+        + """
     @kopf.on.startup()
     def use_it(settings, **_):
         settings.admission.server = OWN
-    """ + MARK)
+    """
+        + MARK
+    )
     settled(is_marked)
     assert operator.stop()[0] == 0
     assert "Traceback" not in operator.output
@@ -519,25 +658,69 @@ def test_servers_of_ones_own(operate, settled, create, server):
 
 @pytest.mark.skipif(not shutil.which("curl") or not shutil.which("openssl"), reason="curl or openssl is not installed")
 def test_certificates_of_clients(operate, webhooks, create, kubeapi, tmp_path):
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj",
-                    "/CN=client.example.com", "-keyout", tmp_path / "client-key.pem", "-out", tmp_path / "client.pem"],
-                   check=True, capture_output=True)
-    operator = operate(MARK + """
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=client.example.com",
+            "-keyout",
+            tmp_path / "client-key.pem",
+            "-out",
+            tmp_path / "client.pem",
+        ],
+        check=True,
+        capture_output=True,
+    )
+    operator = operate(
+        MARK
+        + """
     @kopf.on.validate('kopfexamples')
     async def validating(sslpeer, headers, **_):
         print('PEER', sslpeer['subject'], headers['X-Own'])
-    """, f"""dict(
+    """,
+        f"""dict(
         verify_cafile={str(tmp_path / 'client.pem')!r}, verify_mode=ssl.CERT_REQUIRED,
-        cadump={str(tmp_path / 'ca.pem')!r})""")
+        cadump={str(tmp_path / 'ca.pem')!r})""",
+    )
     url = wait(lambda: webhooks("Validating"), "the webhook")["validating"]["clientConfig"]["url"]
-    review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
-        "uid": "uid1", "operation": "CREATE", "userInfo": {}, "object": {"metadata": {"name": "x"}, "spec": {}},
-        "resource": {"group": "kopf.dev", "version": "v1", "resource": "kopfexamples"}}}
+    review = {
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "request": {
+            "uid": "uid1",
+            "operation": "CREATE",
+            "userInfo": {},
+            "object": {"metadata": {"name": "x"}, "spec": {}},
+            "resource": {"group": "kopf.dev", "version": "v1", "resource": "kopfexamples"},
+        },
+    }
     (tmp_path / "review.json").write_text(json.dumps(review))
 
     def call(*args):
-        return subprocess.run(["curl", "-sS", "--cacert", tmp_path / "ca.pem", url, "-H", "X-Own: yes", *args,
-                               "-d", f"@{tmp_path / 'review.json'}"], capture_output=True, text=True)
+        return subprocess.run(
+            [
+                "curl",
+                "-sS",
+                "--cacert",
+                tmp_path / "ca.pem",
+                url,
+                "-H",
+                "X-Own: yes",
+                *args,
+                "-d",
+                f"@{tmp_path / 'review.json'}",
+            ],
+            capture_output=True,
+            text=True,
+        )
+
     done = call("--cert", tmp_path / "client.pem", "--key", tmp_path / "client-key.pem")
     assert json.loads(done.stdout)["response"] == {"uid": "uid1", "allowed": True}, done
     operator.wait_output(r"PEER .*client\.example\.com.* yes")
@@ -547,12 +730,14 @@ def test_certificates_of_clients(operate, webhooks, create, kubeapi, tmp_path):
 
 def test_no_server(run_operator, tmp_path):
     path = tmp_path / "operator.py"
-    path.write_text(textwrap.dedent("""
+    path.write_text(
+        textwrap.dedent("""
         import kopf
         @kopf.on.validate('kopfexamples')
         def validating(**_):
             pass
-    """))
+    """)
+    )
     operator = run_operator(path)
     assert operator.process.wait(60) != 0
     assert "settings.admission.server" in operator.output
@@ -560,8 +745,11 @@ def test_no_server(run_operator, tmp_path):
 
 def test_no_library_for_certificates(run_operator, tmp_path):
     path = tmp_path / "operator.py"
-    path.write_text("import sys\nsys.modules['cryptography.x509'] = sys.modules['certbuilder'] = None\nSERVER = {}\n"
-                    + textwrap.dedent(HEAD) + textwrap.dedent(MARK))
+    path.write_text(
+        "import sys\nsys.modules['cryptography.x509'] = sys.modules['certbuilder'] = None\nSERVER = {}\n"
+        + textwrap.dedent(HEAD)
+        + textwrap.dedent(MARK)
+    )
     operator = run_operator(path, MANAGED="none.kopf.dev")
     assert operator.process.wait(60) != 0
     assert "pip install kopf[dev]" in operator.output

@@ -1,4 +1,5 @@
 """What goes wrong in clusters, shown to operators in the loop of a test."""
+
 from collections.abc import Iterator
 
 import pytest

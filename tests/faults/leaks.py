@@ -9,6 +9,7 @@ if the memory grows by 2 % or more in the second half, or if there are more bloc
 them) or more containers (as the garbage collector does) at the end than in the middle. As long as the two counts stay,
 a growing memory means only that it has holes.
 """
+
 import argparse
 import time
 from typing import Any
@@ -53,14 +54,19 @@ async def run(events: int, objects: int) -> list[str]:
             if count >= events * (len(measured) + 1) / 10:
                 await load.settle(60)
                 measured.append({**await load.measure(), 'events': count})
-                print(f"{count} events, {time.monotonic() - began:.0f} s: {measured[-1]['memory'] / 1024:.1f} MB, "
-                      f"{measured[-1]['blocks']} blocks, {measured[-1]['containers']} containers", flush=True)
+                print(
+                    f"{count} events, {time.monotonic() - began:.0f} s: {measured[-1]['memory'] / 1024:.1f} MB, "
+                    f"{measured[-1]['blocks']} blocks, {measured[-1]['containers']} containers",
+                    flush=True,
+                )
         problems = load.judge()
         code = load.stop()
     middle, last = measured[len(measured) // 2 - 1], measured[-1]
     growth, blocks = (last[what] / middle[what] - 1 for what in ('memory', 'blocks'))
-    print(f"memory: {growth:+.2%} in the second half; blocks: {blocks:+.2%}; "
-          f"containers: {last['containers'] - middle['containers']:+d}")
+    print(
+        f"memory: {growth:+.2%} in the second half; blocks: {blocks:+.2%}; "
+        f"containers: {last['containers'] - middle['containers']:+d}"
+    )
     if growth >= (0.02 if events >= 50_000 else 0.05):  # short runs are still warming up
         problems.append(f"the memory grows by {growth:.2%}")
     if blocks > 0.01:

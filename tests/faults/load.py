@@ -9,6 +9,7 @@ Each value of each object is unique, so that each call of a handler tells what i
 verdict. The exit code is 1 if anything is lost or done twice, if the memory grows, or if there are more requests than
 can be explained.
 """
+
 import argparse
 import asyncio
 import collections
@@ -27,28 +28,30 @@ def disturb(load: Load, rng: random.Random) -> str:
     if len(faults.pending()) > 10:
         faults.clear()  # those of streams would pile up while the operator backs off
     times = rng.randint(1, 20)
-    name, act = rng.choice([
-        ('500 in streams', lambda: faults.fail_watches(500, times=2)),
-        ('410 in streams', lambda: faults.expire_watches(times=2)),
-        ('history lost', lambda: (faults.forget_history(), faults.drop_watches())),
-        ('streams end', lambda: faults.end_watches(times=2)),
-        ('streams reset', lambda: faults.drop_watches()),
-        ('lines cut', lambda: faults.cut_watches(times=2)),
-        ('streams freeze', lambda: faults.freeze_watches(rng.uniform(0.5, 8), times=1)),
-        ('nonsense', lambda: faults.say('{"type":"ADDED","object":{"metadata":null}}', times=2)),
-        ('429', lambda: faults.error(429, retry_after=1, times=1)),
-        ('429 to patches', lambda: faults.error(429, retry_after=1, times=2, verb='patch')),
-        ('500', lambda: faults.error(500, times=times)),
-        ('503 to patches', lambda: faults.error(503, times=times, verb='patch')),
-        ('409 to patches', lambda: faults.error(409, times=times, verb='patch')),
-        ('422 to streamed lists', lambda: faults.error(422, times=1, query='sendInitialEvents')),
-        ('slow', lambda: faults.delay(rng.uniform(0.1, 2), times=times)),
-        ('slow streams', lambda: faults.delay(rng.uniform(0.1, 3), times=2, verb='watch')),
-        ('connections dropped', lambda: faults.drop(times=times)),
-        ('answers lost', lambda: faults.lose(times=times)),
-        ('answers to patches lost', lambda: faults.lose(times=times, verb='patch')),
-        ('restart', lambda: faults.refuse_connections(rng.uniform(0.1, 2))),
-    ])
+    name, act = rng.choice(
+        [
+            ('500 in streams', lambda: faults.fail_watches(500, times=2)),
+            ('410 in streams', lambda: faults.expire_watches(times=2)),
+            ('history lost', lambda: (faults.forget_history(), faults.drop_watches())),
+            ('streams end', lambda: faults.end_watches(times=2)),
+            ('streams reset', lambda: faults.drop_watches()),
+            ('lines cut', lambda: faults.cut_watches(times=2)),
+            ('streams freeze', lambda: faults.freeze_watches(rng.uniform(0.5, 8), times=1)),
+            ('nonsense', lambda: faults.say('{"type":"ADDED","object":{"metadata":null}}', times=2)),
+            ('429', lambda: faults.error(429, retry_after=1, times=1)),
+            ('429 to patches', lambda: faults.error(429, retry_after=1, times=2, verb='patch')),
+            ('500', lambda: faults.error(500, times=times)),
+            ('503 to patches', lambda: faults.error(503, times=times, verb='patch')),
+            ('409 to patches', lambda: faults.error(409, times=times, verb='patch')),
+            ('422 to streamed lists', lambda: faults.error(422, times=1, query='sendInitialEvents')),
+            ('slow', lambda: faults.delay(rng.uniform(0.1, 2), times=times)),
+            ('slow streams', lambda: faults.delay(rng.uniform(0.1, 3), times=2, verb='watch')),
+            ('connections dropped', lambda: faults.drop(times=times)),
+            ('answers lost', lambda: faults.lose(times=times)),
+            ('answers to patches lost', lambda: faults.lose(times=times, verb='patch')),
+            ('restart', lambda: faults.refuse_connections(rng.uniform(0.1, 2))),
+        ]
+    )
     act()
     return name
 

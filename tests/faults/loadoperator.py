@@ -3,6 +3,7 @@ The operator of `load.py` and `leaks.py`: it notes each call of a handler as a l
 
 For a ConfigMap of the name "measure-…", it notes its own memory instead.
 """
+
 import gc
 import json
 import logging
@@ -21,8 +22,12 @@ notes = open_notes()
 
 
 def note(id: str, body: kopf.Body, **more: Any) -> None:
-    notes.write(json.dumps({'id': id, 'name': body.metadata.name, 'uid': body.metadata['uid'],
-                            'field': body.spec.get('field'), **more}) + '\n')
+    notes.write(
+        json.dumps(
+            {'id': id, 'name': body.metadata.name, 'uid': body.metadata['uid'], 'field': body.spec.get('field'), **more}
+        )
+        + '\n'
+    )
 
 
 @kopf.on.startup()
@@ -61,6 +66,16 @@ async def measure(event: kopf.RawEvent, body: kopf.Body, fields: kopf.Index[str,
     gc.collect()
     with open('/proc/self/status') as status:
         memory = next(int(line.split()[1]) for line in status if line.startswith('VmRSS:'))
-    notes.write(json.dumps({'id': 'measure', 'name': body.metadata.name, 'memory': memory,
-                            'containers': len(gc.get_objects()), 'blocks': sys.getallocatedblocks(),
-                            'indexed': len(fields)}) + '\n')
+    notes.write(
+        json.dumps(
+            {
+                'id': 'measure',
+                'name': body.metadata.name,
+                'memory': memory,
+                'containers': len(gc.get_objects()),
+                'blocks': sys.getallocatedblocks(),
+                'indexed': len(fields),
+            }
+        )
+        + '\n'
+    )

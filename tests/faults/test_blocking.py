@@ -1,4 +1,5 @@
 """Handlers that block the event loop, and nobody would know why everything else is slow."""
+
 import asyncio
 import functools
 import logging
@@ -32,6 +33,7 @@ async def until_reported(world, count=1):
 async def test_the_handler_the_line_and_the_remedy_are_told_once(world):
     async def work(**_):
         block()
+
     world.declare(kopf.on.create, 'bad', does=work)
     world.declare(kopf.on.create, 'good')
     world.declare(kopf.on.update, 'another', does=work)
@@ -49,12 +51,20 @@ async def test_the_handler_the_line_and_the_remedy_are_told_once(world):
     assert 'await asyncio.to_thread(...)' in first and "'def' instead of 'async def'" in first
 
 
-@pytest.mark.parametrize('decorator, title', [
-    (kopf.on.event, 'Handler'), (kopf.index, 'Indexer'), (kopf.daemon, 'Daemon'),
-    (functools.partial(kopf.timer, interval=100), 'Timer')], ids=['event', 'index', 'daemon', 'timer'])
+@pytest.mark.parametrize(
+    'decorator, title',
+    [
+        (kopf.on.event, 'Handler'),
+        (kopf.index, 'Indexer'),
+        (kopf.daemon, 'Daemon'),
+        (functools.partial(kopf.timer, interval=100), 'Timer'),
+    ],
+    ids=['event', 'index', 'daemon', 'timer'],
+)
 async def test_all_kinds_of_handlers(world, decorator, title):
     async def work(**_):
         block()
+
     world.declare(decorator, 'bad', does=work)
     async with world.operator():
         await world.create('one')
@@ -67,6 +77,7 @@ async def test_filters(world):
     def is_good(**_):
         block()
         return True
+
     world.declare(kopf.on.create, 'filtered', when=is_good)
     async with world.operator():
         await world.create('one')
@@ -81,6 +92,7 @@ async def test_tasks_of_handlers(world):
 
     async def work(**_):
         await asyncio.create_task(task())
+
     world.declare(kopf.on.create, 'bad', does=work)
     async with world.operator():
         await world.create('one')
@@ -97,6 +109,7 @@ async def test_nothing_to_report(world):
     async def work(**_):
         await asyncio.sleep(0.5)
         await asyncio.to_thread(block)
+
     world.declare(kopf.on.create, 'async', does=work)
     async with world.operator():
         await world.create('one')
@@ -107,11 +120,13 @@ async def test_nothing_to_report(world):
 async def test_it_can_be_switched_off(world):
     async def work(**_):
         block()
+
     world.declare(kopf.on.create, 'bad', does=work)
 
     @kopf.on.startup(registry=world.registry)
     def configure(settings, **_):
         settings.execution.blocking_limit = None
+
     async with world.operator():
         await world.create('one')
         await world.handled('one')
@@ -124,6 +139,7 @@ async def test_the_framework_itself_is_not_accused(world):
         def emit(self, record):
             if "'create' is invoked" in record.getMessage():
                 block()
+
     slow = Slow()
     logger = logging.getLogger('kopf.objects')
     world.declare(kopf.on.create, 'create')

@@ -1,4 +1,5 @@
 """Wall clocks that are set forward and back, by hours: delays stay as they are, and nobody waits for the future."""
+
 import asyncio
 import datetime
 import json
@@ -43,6 +44,7 @@ async def test_delays_and_timers_do_not_depend_on_the_wall_clock(world, clock, s
         if not retry:
             clock.shift += shift
             raise kopf.TemporaryError('later', delay=0.3)
+
     world.declare(kopf.on.create, 'create', does=work, timeout=600)
     world.declare(kopf.timer, 'timer', interval=0.1)
     async with world.operator():
@@ -64,8 +66,9 @@ async def test_times_are_stored_by_the_wall_clock_and_never_stall_others(world, 
         await world.create()
         clock.shift += HOUR
         body = await world.aio.wait_for('kopfexamples', 'obj', progress_of)
-    stored = {key: datetime.datetime.fromisoformat(progress_of(body)[key]) - clock.read()
-              for key in ('started', 'delayed')}
+    stored = {
+        key: datetime.datetime.fromisoformat(progress_of(body)[key]) - clock.read() for key in ('started', 'delayed')
+    }
     assert all(abs(distance.total_seconds()) < 60 for distance in stored.values())
     clock.shift += correction
     async with world.operator():
@@ -82,6 +85,7 @@ async def test_peers_are_believed_by_our_own_patience(world, clock):
 
     async def tell(**status):
         await world.aio.patch('clusterkopfpeerings', 'default', {'status': status})
+
     boss = {'priority': 100, 'lifetime': 60, 'lastseen': clock.read().isoformat()}
     async with world.operator(standalone=False):
         await world.create('before')

@@ -1,4 +1,5 @@
 """Refused credentials: some are bad, and sometimes only the server has a bad day."""
+
 import asyncio
 import datetime
 import json
@@ -96,6 +97,7 @@ async def test_new_credentials_are_taken_as_soon_as_they_come(world):
             world.sandbox.faults.clear()
             world.sandbox.faults.expire_tokens()
         return kopf.login_with_kubeconfig(**kwargs)
+
     world.declare(kopf.on.create, 'create')
     async with world.operator():
         await world.create('before')
@@ -116,6 +118,7 @@ async def test_files_with_tokens_are_read_again(world, tmp_path):
     def login(**_):
         path.write_text(world.sandbox.token)
         return kopf.ConnectionInfo(server=world.sandbox.url, token_path=path, ca_path=tmp_path / 'ca.crt')
+
     world.declare(kopf.on.create, 'create')
     async with world.operator():
         await world.create('before')
@@ -139,14 +142,26 @@ print((folder / 'answer').read_text())
 @pytest.fixture
 def plugin(world, tmp_path, monkeypatch):
     """An exec plugin in the kubeconfig, in a folder: fails as long as there is a file "broken"."""
-    answer = {'apiVersion': 'client.authentication.k8s.io/v1', 'kind': 'ExecCredential',
-              'status': {'token': world.sandbox.token}}
+    answer = {
+        'apiVersion': 'client.authentication.k8s.io/v1',
+        'kind': 'ExecCredential',
+        'status': {'token': world.sandbox.token},
+    }
     config = json.loads(pathlib.Path(world.sandbox.kubeconfig).read_text())
-    config['users'][0]['user'] = {'exec': {
-        'apiVersion': answer['apiVersion'], 'command': sys.executable, 'args': [str(tmp_path / 'plugin.py')],
-        'interactiveMode': 'Never'}}
-    for name, text in {'plugin.py': PLUGIN, 'count': '0', 'answer': json.dumps(answer),
-                       'config': json.dumps(config)}.items():
+    config['users'][0]['user'] = {
+        'exec': {
+            'apiVersion': answer['apiVersion'],
+            'command': sys.executable,
+            'args': [str(tmp_path / 'plugin.py')],
+            'interactiveMode': 'Never',
+        }
+    }
+    for name, text in {
+        'plugin.py': PLUGIN,
+        'count': '0',
+        'answer': json.dumps(answer),
+        'config': json.dumps(config),
+    }.items():
         (tmp_path / name).write_text(text)
     monkeypatch.setenv('KUBECONFIG', str(tmp_path / 'config'))
     return tmp_path
@@ -158,6 +173,7 @@ async def test_failing_plugins_delay_only_what_needs_requests(world, plugin):
     async def work(**_):
         await proceed.wait()
         return 'result'
+
     world.declare(kopf.on.create, 'create', does=work)
     async with world.operator() as task:
         await world.create('one')
@@ -209,6 +225,7 @@ async def test_failing_login_handlers_are_asked_again(world, error):
         if len(logins) == 2:
             raise error
         return kopf.login_with_kubeconfig(**kwargs)
+
     world.declare(kopf.on.create, 'create')
     async with world.operator():
         await world.create('before')
@@ -229,6 +246,7 @@ async def test_login_handlers_can_end_the_operator(world):
         if len(logins) == 2:
             raise kopf.PermanentError('fired')
         return kopf.login_with_kubeconfig(**kwargs)
+
     world.declare(kopf.on.create, 'create')
     with pytest.raises(kopf.LoginError, match='fired'):
         async with world.operator() as task:
@@ -251,6 +269,7 @@ async def test_new_credentials_that_are_refused_each_time_are_not_a_storm(world,
         logins.append('login')
         token = world.sandbox.token if proven and len(logins) == 1 else secrets.token_hex(8)
         return kopf.ConnectionInfo(server=world.sandbox.url, ca_data=world.sandbox.ca, token=token)
+
     world.declare(kopf.on.create, 'create')
     with pytest.raises(kopf.LoginError, match="No new credentials.* Renew them or fix the login handlers"):
         async with world.operator() as task:
@@ -274,8 +293,13 @@ async def test_files_that_can_not_be_read_for_a_moment(world, tmp_path):
     def login(**_):
         if not expirations:
             path.unlink(missing_ok=True)
-        return kopf.ConnectionInfo(server=world.sandbox.url, ca_path=path, token=world.sandbox.token,
-                                   expiration=expirations.pop() if expirations else None)
+        return kopf.ConnectionInfo(
+            server=world.sandbox.url,
+            ca_path=path,
+            token=world.sandbox.token,
+            expiration=expirations.pop() if expirations else None,
+        )
+
     world.declare(kopf.on.create, 'create')
     async with world.operator() as task:
         await world.create('before')

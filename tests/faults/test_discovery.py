@@ -1,4 +1,5 @@
 """Which resources are served, while kinds come and go, groups are down, and the API itself lags behind."""
+
 import asyncio
 import types
 
@@ -17,11 +18,23 @@ def pauses(monkeypatch):
 def define(plural, group='other.dev'):
     kind = plural.removesuffix('s').capitalize()
     return {
-        'apiVersion': 'apiextensions.k8s.io/v1', 'kind': 'CustomResourceDefinition',
+        'apiVersion': 'apiextensions.k8s.io/v1',
+        'kind': 'CustomResourceDefinition',
         'metadata': {'name': f'{plural}.{group}'},
-        'spec': {'group': group, 'scope': 'Namespaced', 'names': {'plural': plural, 'kind': kind}, 'versions': [{
-            'name': 'v1', 'served': True, 'storage': True, 'schema': {
-                'openAPIV3Schema': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}}}]}}
+        'spec': {
+            'group': group,
+            'scope': 'Namespaced',
+            'names': {'plural': plural, 'kind': kind},
+            'versions': [
+                {
+                    'name': 'v1',
+                    'served': True,
+                    'storage': True,
+                    'schema': {'openAPIV3Schema': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}},
+                }
+            ],
+        },
+    }
 
 
 async def create(world, plural, name='obj', group='other.dev'):
@@ -31,8 +44,10 @@ async def create(world, plural, name='obj', group='other.dev'):
 
 # A discovery that lags behind.
 
-@pytest.mark.parametrize('name', [('things',), ('other.dev', 'things'), ('other.dev', 'v1', 'things')],
-                         ids=['plural', 'group', 'version'])
+
+@pytest.mark.parametrize(
+    'name', [('things',), ('other.dev', 'things'), ('other.dev', 'v1', 'things')], ids=['plural', 'group', 'version']
+)
 async def test_kinds_that_are_known_late_are_served(world, name):
     world.declare(kopf.on.event, 'thing', *name[1:], resource=name[0])
     world.declare(kopf.on.event, 'neighbour', resource='configmaps')
@@ -82,6 +97,7 @@ async def test_a_failing_discovery_is_repeated(world):
 
 # The start, with nothing known yet.
 
+
 @pytest.mark.parametrize('path', ['^/apis$', '^/api$'])
 @pytest.mark.parametrize('fault', ['error', 'drop'])
 async def test_a_bad_moment_at_the_start(world, path, fault):
@@ -100,6 +116,7 @@ async def test_no_discovery_at_the_start_ends_the_operator_with_the_cause(world)
     @kopf.on.cleanup(registry=world.registry)
     def cleanup(**_):
         world.note('cleanup', None)
+
     fault = world.sandbox.faults.error(503, message='no etcd', path='^/apis$', times=10)
     with pytest.raises(Exception, match='cannot be discovered: no etcd. Check that the server is up'):
         await kopf.operator(registry=world.registry, settings=world.settings, standalone=True, clusterwide=True)
@@ -142,6 +159,7 @@ def count_streams(world):
 
 # Kinds that are missing for a moment: of one API server of several, for example.
 
+
 @pytest.fixture
 def missing(monkeypatch):
     """The plural names that are missing in what is discovered, with the counter of all discoveries."""
@@ -151,8 +169,10 @@ def missing(monkeypatch):
     async def discover_less(*args):
         discovery = await discover(*args)
         missing.count += 1
-        return discovery._replace(resources=frozenset(
-            resource for resource in discovery.resources if resource.plural not in missing.plurals))
+        return discovery._replace(
+            resources=frozenset(resource for resource in discovery.resources if resource.plural not in missing.plurals)
+        )
+
     monkeypatch.setattr(orchestration, 'discover', discover_less)
     return missing
 
@@ -165,6 +185,7 @@ def daemon(world):
             world.note('daemon', name)
             await stopped.wait()
             world.note('stopped', name)
+
     return declare
 
 
@@ -216,6 +237,7 @@ async def test_a_kind_without_a_crd_is_gone_when_it_is_missing_for_long(world, m
 
 
 # Groups that are down.
+
 
 async def test_others_are_served_while_a_group_is_down(world):
     world.declare(kopf.on.event, 'by plural', resource='kopfexamples')
@@ -271,6 +293,7 @@ async def test_a_group_that_goes_down_and_comes_back(world, monkeypatch):
 
 
 # Ambiguous names.
+
 
 async def test_ambiguous_names_take_nothing_from_others(world):
     world.declare(kopf.on.event, 'ambiguous', resource='things')

@@ -1,4 +1,5 @@
 """SIGTERM in every state: the end is bounded and orderly, and those who do not end are named. And other ways to end."""
+
 import asyncio
 import contextlib
 import signal
@@ -38,8 +39,17 @@ class Process:
         self.path.write_text(PREFACE + textwrap.dedent(code))
         options = (*options, *(['--standalone'] if standalone else []))
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, '-m', 'kopf', 'run', '--all-namespaces', *options, str(self.path),
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, limit=2**22)
+            sys.executable,
+            '-m',
+            'kopf',
+            'run',
+            '--all-namespaces',
+            *options,
+            str(self.path),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            limit=2**22,
+        )
 
     async def until(self, text, timeout=60):
         async with asyncio.timeout(timeout):
@@ -77,11 +87,15 @@ async def until(predicate):
 
 
 def seen(world, **fields):
-    return [request for request in world.sandbox.requests
-            if all(getattr(request, name) == value for name, value in fields.items())]
+    return [
+        request
+        for request in world.sandbox.requests
+        if all(getattr(request, name) == value for name, value in fields.items())
+    ]
 
 
 # Before there is anything to handle.
+
 
 async def test_startup_handlers_that_ignore_their_cancellation_are_named(process):
     await process.start('''
@@ -160,8 +174,10 @@ async def test_indexing_functions_that_ignore_their_cancellation_are_named(proce
 
 # While objects are handled.
 
+
 async def test_while_everything_waits_for_retries(process):
-    await process.start('''
+    await process.start(
+        '''
         count = 0
         @kopf.on.create('kopfexamples')
         def create(**_):
@@ -169,7 +185,9 @@ async def test_while_everything_waits_for_retries(process):
             count += 1
             if count == 50: print('READY', flush=True)
             raise kopf.TemporaryError('later', delay=600)
-    ''', '--quiet')
+    ''',
+        '--quiet',
+    )
     for number in range(50):
         await process.world.create(f'obj-{number}')
     await process.until('READY')
@@ -179,8 +197,9 @@ async def test_while_everything_waits_for_retries(process):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize('fault', [{'action': 'error', 'status': 500}, {'action': 'delay', 'seconds': 60}],
-                         ids=lambda fault: fault['action'])
+@pytest.mark.parametrize(
+    'fault', [{'action': 'error', 'status': 500}, {'action': 'delay', 'seconds': 60}], ids=lambda fault: fault['action']
+)
 async def test_while_patches_are_not_accepted(process, fault):
     process.world.sandbox.faults.add(**fault, verb='patch', times=None)
     await process.start('''
@@ -212,12 +231,21 @@ async def test_while_throttled(process):
 async def test_while_paused(process):
     world = process.world
     await world.aio.apply((world.root / 'peering.yaml').read_text())
-    await world.aio.create({'apiVersion': 'kopf.dev/v1', 'kind': 'ClusterKopfPeering', 'metadata': {'name': 'default'},
-                            'status': {'boss': {'priority': 100, 'lifetime': 600, 'lastseen': '2100-01-01T00:00:00Z'}}})
-    await process.start('''
+    await world.aio.create(
+        {
+            'apiVersion': 'kopf.dev/v1',
+            'kind': 'ClusterKopfPeering',
+            'metadata': {'name': 'default'},
+            'status': {'boss': {'priority': 100, 'lifetime': 600, 'lastseen': '2100-01-01T00:00:00Z'}},
+        }
+    )
+    await process.start(
+        '''
         @kopf.on.create('kopfexamples')
         def create(**_): print('CALLED', flush=True)
-    ''', standalone=False)
+    ''',
+        standalone=False,
+    )
     await process.until('Pausing operations in favour of')
     await world.create()
     code, seconds = await process.stop()
@@ -232,10 +260,13 @@ async def test_while_the_peering_can_not_be_left(process):
     world = process.world
     await world.aio.apply((world.root / 'peering.yaml').read_text())
     await world.aio.create({'apiVersion': 'kopf.dev/v1', 'kind': 'ClusterKopfPeering', 'metadata': {'name': 'default'}})
-    await process.start('''
+    await process.start(
+        '''
         @kopf.on.create('kopfexamples')
         def create(**_): print('READY', flush=True)
-    ''', standalone=False)
+    ''',
+        standalone=False,
+    )
     await world.create()
     await process.until('READY')
     world.sandbox.faults.delay(60, times=None, resource='clusterkopfpeerings', verb='patch')
@@ -243,22 +274,32 @@ async def test_while_the_peering_can_not_be_left(process):
     assert code == 0 and seconds < 45
 
 
-@pytest.mark.parametrize('kind, count', [
-    ('async', 300), pytest.param('async', 5000, marks=pytest.mark.thorough),
-    pytest.param('sync', 300, marks=pytest.mark.thorough), pytest.param('timer', 1000, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    'kind, count',
+    [
+        ('async', 300),
+        pytest.param('async', 5000, marks=pytest.mark.thorough),
+        pytest.param('sync', 300, marks=pytest.mark.thorough),
+        pytest.param('timer', 1000, marks=pytest.mark.thorough),
+    ],
+)
 async def test_with_daemons(process, kind, count):
     code = {
         'async': '@kopf.daemon("kopfexamples")\nasync def daemon(stopped, **_): note(); await stopped.wait()',
         'sync': '@kopf.daemon("kopfexamples")\ndef daemon(stopped, **_): note(); stopped.wait()',
         'timer': '@kopf.timer("kopfexamples", interval=600)\nasync def timer(**_): note()',
     }[kind]
-    await process.start(textwrap.dedent(f'''
+    await process.start(
+        textwrap.dedent(f'''
         count = 0
         def note():
             global count
             count += 1
             if count == {count}: print('READY', flush=True)
-    ''') + code, '--quiet')
+    ''')
+        + code,
+        '--quiet',
+    )
     for number in range(count):
         await process.world.create(f'obj-{number}', finalizers=['kopf.zalando.org/KopfFinalizerMarker'])
     await process.until('READY')
@@ -294,12 +335,15 @@ async def test_daemons_that_ignore_everything_are_named(process):
 
 async def test_while_events_are_posted_to_nowhere(process):
     process.world.sandbox.faults.delay(60, times=None, resource='events', method='POST')
-    await process.start('''
+    await process.start(
+        '''
         @kopf.on.create('kopfexamples')
         def create(body, **_):
             for _ in range(100): kopf.info(body, reason='X', message='text')
             print('READY', flush=True)
-    ''', '--quiet')
+    ''',
+        '--quiet',
+    )
     for number in range(10):
         await process.world.create(f'obj-{number}')
     await process.until('READY')
@@ -323,8 +367,13 @@ async def test_while_webhooks_are_asked(process):
         @kopf.on.event('kopfexamples')
         async def event(**_): pass
     ''')
-    await until(lambda: [request for request in seen(process.world, method='PATCH', status=200)
-                         if 'webhookconfigurations' in request.resource])
+    await until(
+        lambda: [
+            request
+            for request in seen(process.world, method='PATCH', status=200)
+            if 'webhookconfigurations' in request.resource
+        ]
+    )
     creation = asyncio.create_task(process.world.create())
     await process.until('READY')
     code, seconds = await process.stop()

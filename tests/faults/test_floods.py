@@ -1,17 +1,24 @@
 """What happens often does not flood the cluster with Events, whatever the handlers log."""
+
 import json
 
 import kopf
 
 
 async def events(world, name='obj'):
-    return [(event['message'], event.get('count', 1)) for event in (await world.aio.list('events', namespace='default'))
-            if event['involvedObject']['name'] == name]
+    return [
+        (event['message'], event.get('count', 1))
+        for event in (await world.aio.list('events', namespace='default'))
+        if event['involvedObject']['name'] == name
+    ]
 
 
 def posts(world):
-    return [json.loads(request.body)['message'] for request in world.sandbox.requests
-            if request.method == 'POST' and request.path.endswith('/events')]
+    return [
+        json.loads(request.body)['message']
+        for request in world.sandbox.requests
+        if request.method == 'POST' and request.path.endswith('/events')
+    ]
 
 
 async def test_routine_successes_of_timers_are_no_events(world):
@@ -27,6 +34,7 @@ async def test_routine_successes_of_timers_are_no_events(world):
 async def test_what_a_timer_logs_again_and_again_is_one_event_with_a_count(world):
     async def tick(logger, **_):
         logger.info("Still alive.")
+
     world.settings.posting.enabled = True
     world.declare(kopf.timer, 'tick', interval=0.01, does=tick)
     async with world.operator():
@@ -40,6 +48,7 @@ async def test_what_a_timer_logs_again_and_again_is_one_event_with_a_count(world
 async def test_different_messages_are_combined(world):
     async def tick(logger, retry, **_):
         logger.info("The time is %s.", len(world.calls))
+
     world.settings.posting.enabled = True
     world.declare(kopf.timer, 'tick', interval=0.01, does=tick)
     async with world.operator():

@@ -1,4 +1,5 @@
 """What is deleted, and maybe created anew, while operators see nothing of the cluster."""
+
 import asyncio
 import contextlib
 import json
@@ -37,12 +38,15 @@ def seen(world, name='obj'):
 async def streaming(world, resource='kopfexamples'):
     """Wait until the objects are streamed after they were listed."""
     async with asyncio.timeout(20):
-        while not any(request.resource == resource and request.verb == 'watch' and request.status == 200
-                      for request in world.sandbox.requests):
+        while not any(
+            request.resource == resource and request.verb == 'watch' and request.status == 200
+            for request in world.sandbox.requests
+        ):
             await asyncio.sleep(0.005)
 
 
 # Objects that are created anew.
+
 
 @pytest.mark.parametrize('streamed', [True, False], ids=['streamed', 'chunked'])
 async def test_the_deletion_of_an_object_comes_before_its_successor(world, streamed):
@@ -58,7 +62,10 @@ async def test_the_deletion_of_an_object_comes_before_its_successor(world, strea
             new = await world.create()
         await world.until(lambda: (None, new['metadata']['uid']) in seen(world))
     assert seen(world) == [
-        (None, old['metadata']['uid']), ('DELETED', old['metadata']['uid']), (None, new['metadata']['uid'])]
+        (None, old['metadata']['uid']),
+        ('DELETED', old['metadata']['uid']),
+        (None, new['metadata']['uid']),
+    ]
 
 
 @pytest.mark.parametrize('pattern', ['app', 'app*'])
@@ -125,6 +132,7 @@ async def test_a_kind_that_is_defined_anew_is_discovered_and_no_more(world):
 
         def count_discoveries():
             return sum(request.path == '/apis' for request in world.sandbox.requests)
+
         async with asyncio.timeout(20):
             before = -1
             while (now := count_discoveries()) != before:  # it is settled when nothing is asked for a second
@@ -133,6 +141,7 @@ async def test_a_kind_that_is_defined_anew_is_discovered_and_no_more(world):
 
 
 # Objects that are gone with their namespace or their kind.
+
 
 def declare_observers(world, *args, resource='kopfexamples'):
     """An event handler, a daemon, and an index of the kind, which notes its content at each event of a configmap."""
@@ -193,8 +202,9 @@ async def test_objects_are_gone_with_their_namespace_while_their_own_stream_is_s
     async with world.operator(namespaces=['app', 'default']):
         await world.aio.create(make_object('obj'))
         await world.until_called('daemon')
-        await world.aio.wait_for('kopfexamples', 'obj', lambda body: body['metadata'].get('finalizers'),
-                                 namespace='app')
+        await world.aio.wait_for(
+            'kopfexamples', 'obj', lambda body: body['metadata'].get('finalizers'), namespace='app'
+        )
         world.sandbox.faults.freeze_watches(resource='kopfexamples')
         await remove_namespace(world)
         await told_of_deletion(world)
@@ -244,6 +254,7 @@ async def test_objects_that_are_only_served_no_more_are_not_reported_as_deleted(
 
 # Versions that go back, as after a restoration of etcd from a backup.
 
+
 def restore(world, body):
     """Let the storage be as it was when this object was its newest one, the versions included."""
     server, version = world.sandbox._runner.instance.server, int(body['metadata']['resourceVersion'])
@@ -256,6 +267,7 @@ def restore(world, body):
             table.floor = version
             if table.name.plural == body['kind'].lower() + 's':
                 table.load(body, version, body['apiVersion'])
+
     server.call(restore)
 
 
@@ -273,6 +285,7 @@ async def test_timers_see_objects_of_a_restored_cluster(world, patching, streame
     async def look(spec, patch, **_):
         if patching:
             patch.status['looked'] = world.calls[-1].kwargs['body']['metadata']['resourceVersion']
+
     world.declare(kopf.timer, 'timer', interval=0.05, does=look)
     world.declare(kopf.on.update, 'update')
     await world.create()
@@ -327,6 +340,9 @@ async def test_a_peering_of_a_restored_cluster_is_obeyed(world):
         world.sandbox.faults.expire_watches(resource=backup['kind'].lower() + 's')
         world.log.texts.clear()
         await world.aio.wait_for('kopfpeerings', 'default', lambda body: 'me' in (body.get('status') or {}))
-        await world.aio.patch('kopfpeerings', 'default', {'status': {'boss': {
-            'priority': 100, 'lifetime': 60, 'lastseen': '2100-01-01T00:00:00+00:00'}}})
+        await world.aio.patch(
+            'kopfpeerings',
+            'default',
+            {'status': {'boss': {'priority': 100, 'lifetime': 60, 'lastseen': '2100-01-01T00:00:00+00:00'}}},
+        )
         await world.until_logged('Pausing operations')

@@ -1,4 +1,5 @@
 """What comes and goes all the time is freed at once, not when the garbage collector comes: it comes rarely."""
+
 import asyncio
 import collections
 import datetime
@@ -18,20 +19,33 @@ PEERING = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfPeering', 'metadata': {'nam
 
 def define(plural):
     return {
-        'apiVersion': 'apiextensions.k8s.io/v1', 'kind': 'CustomResourceDefinition',
+        'apiVersion': 'apiextensions.k8s.io/v1',
+        'kind': 'CustomResourceDefinition',
         'metadata': {'name': f'{plural}.other.dev'},
         'spec': {
-            'group': 'other.dev', 'scope': 'Namespaced', 'names': {'plural': plural, 'kind': plural.capitalize()},
-            'versions': [{'name': 'v1', 'served': True, 'storage': True, 'schema': {
-                'openAPIV3Schema': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}}}]}}
+            'group': 'other.dev',
+            'scope': 'Namespaced',
+            'names': {'plural': plural, 'kind': plural.capitalize()},
+            'versions': [
+                {
+                    'name': 'v1',
+                    'served': True,
+                    'storage': True,
+                    'schema': {'openAPIV3Schema': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}},
+                }
+            ],
+        },
+    }
 
 
 async def live(world, plural, kind, namespace='default'):
     """Let an object be created and deleted; handlers fail once, and a daemon runs meanwhile."""
-    await world.aio.create({'apiVersion': 'other.dev/v1', 'kind': kind, 'metadata': {
-        'name': 'obj', 'namespace': namespace}})
-    await world.aio.wait_for(f'{plural}.v1.other.dev', 'obj', lambda body: 'created' in body.get('status', {}),
-                             namespace=namespace)
+    await world.aio.create(
+        {'apiVersion': 'other.dev/v1', 'kind': kind, 'metadata': {'name': 'obj', 'namespace': namespace}}
+    )
+    await world.aio.wait_for(
+        f'{plural}.v1.other.dev', 'obj', lambda body: 'created' in body.get('status', {}), namespace=namespace
+    )
     await world.aio.delete(f'{plural}.v1.other.dev', 'obj', namespace=namespace)
     await world.aio.wait_gone(f'{plural}.v1.other.dev', 'obj', namespace=namespace)
 
@@ -39,8 +53,13 @@ async def live(world, plural, kind, namespace='default'):
 async def kinds(world, number):
     plural = f'fleeting{number}'
     await world.aio.create(define(plural))
-    await world.aio.wait_for('customresourcedefinitions', f'{plural}.other.dev', lambda body: any(
-        condition['type'] == 'Established' for condition in body.get('status', {}).get('conditions', [])))
+    await world.aio.wait_for(
+        'customresourcedefinitions',
+        f'{plural}.other.dev',
+        lambda body: any(
+            condition['type'] == 'Established' for condition in body.get('status', {}).get('conditions', [])
+        ),
+    )
     await live(world, plural, plural.capitalize())
     await world.aio.delete('customresourcedefinitions', f'{plural}.other.dev')
     await world.aio.wait_gone('customresourcedefinitions', f'{plural}.other.dev')
@@ -86,10 +105,13 @@ async def serve(stopped, **_):
 def find_garbage():
     """What nobody but the collector would free, of this framework; sandboxes live in the same process."""
     gc.collect()
-    items = [(item.f_globals['__name__'] if isinstance(item, types.FrameType) else type(item).__module__, item)
-             for item in gc.garbage]
+    items = [
+        (item.f_globals['__name__'] if isinstance(item, types.FrameType) else type(item).__module__, item)
+        for item in gc.garbage
+    ]
     return collections.Counter(
-        type(item).__qualname__ for module, item in items if module.startswith(('kopf._core.', 'kopf._cogs.')))
+        type(item).__qualname__ for module, item in items if module.startswith(('kopf._core.', 'kopf._cogs.'))
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -167,16 +189,22 @@ async def test_errors_of_handlers_are_freed_at_once(world, collecting):
                 raise error
             finally:
                 del error
+
         return fail
 
     everything = ('other.dev', kopf.EVERYTHING)
     for id, decorator, options in [
-            ('create', kopf.on.create, {}), ('event', kopf.on.event, {}), ('daemon', kopf.daemon, {}),
-            ('timer', kopf.timer, {'interval': 60}), ('index', kopf.index, {})]:
+        ('create', kopf.on.create, {}),
+        ('event', kopf.on.event, {}),
+        ('daemon', kopf.daemon, {}),
+        ('timer', kopf.timer, {'interval': 60}),
+        ('index', kopf.index, {}),
+    ]:
         decorator(*everything, id=id, registry=world.registry, **options)(failing(id))
     await world.aio.create(define('steady'))
-    await world.aio.create({'apiVersion': 'other.dev/v1', 'kind': 'Steady', 'metadata': {
-        'name': 'obj', 'namespace': 'default'}})
+    await world.aio.create(
+        {'apiVersion': 'other.dev/v1', 'kind': 'Steady', 'metadata': {'name': 'obj', 'namespace': 'default'}}
+    )
     async with world.operator(namespaces=['default']):
         await world.until(lambda: len(errors) == 5)
         await world.until_logged("Creation is processed")

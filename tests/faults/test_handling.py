@@ -1,4 +1,5 @@
 """Handling under faults: own echoes, sleepers, threads, and objects that others break, delete and create anew."""
+
 import asyncio
 import itertools
 import json
@@ -28,9 +29,11 @@ def is_held(body):
 
 # Own echoes.
 
+
 async def test_a_relist_right_after_an_own_patch_stalls_nothing(world):
     async def work(**_):
         world.sandbox.faults.freeze_watches(times=1, resource='kopfexamples')  # the echo of the patch does not come...
+
     world.declare(kopf.on.create, 'create', does=[work])
     world.declare(kopf.on.update, 'update')
     world.settings.persistence.consistency_timeout = 60
@@ -52,6 +55,7 @@ async def test_stale_events_after_own_patches_are_dropped(world):
 
     async def work(**_):
         seen.append(await world.get())
+
     world.declare(kopf.on.create, 'create', does=[work])
     async with world.operator():
         await world.create()
@@ -64,6 +68,7 @@ async def test_stale_events_after_own_patches_are_dropped(world):
 
 # Those who sleep, and those who take long.
 
+
 async def test_retries_of_a_thousand_objects_hold_nothing(world):
     world.settings.execution.max_workers = 4
     world.declare(kopf.on.create, 'create', does=kopf.TemporaryError('later', delay=600), labels={'x': 'y'})
@@ -72,6 +77,7 @@ async def test_retries_of_a_thousand_objects_hold_nothing(world):
     def sync(name, **_):
         world.note('sync', name)
         raise kopf.TemporaryError('later', delay=600)
+
     async with world.operator():
         tasks, threads = len(asyncio.all_tasks()), threading.active_count()
         for number in range(1000):
@@ -108,6 +114,7 @@ async def test_eight_sync_daemons_on_four_threads(world):
     @kopf.on.update('kopfexamples', registry=world.registry, id='update')
     def update(name, **_):
         world.note('update', name)
+
     loop = asyncio.get_running_loop()
     async with world.operator():
         for number in range(8):
@@ -124,6 +131,7 @@ async def test_eight_sync_daemons_on_four_threads(world):
 
 # Objects that others change in unusual ways.
 
+
 async def test_created_anew_while_the_predecessor_is_handled(world):
     entered, leave = asyncio.Event(), asyncio.Event()
 
@@ -131,6 +139,7 @@ async def test_created_anew_while_the_predecessor_is_handled(world):
         entered.set()
         await leave.wait()
         patch.status['seen'] = body['spec']['field']
+
     world.declare(kopf.on.create, 'create', does=[work, work])
     async with world.operator():
         await world.create(spec={'field': 'old'})
@@ -149,6 +158,7 @@ async def test_deleted_by_its_own_handler(world):
     async def work(name, patch, **_):
         patch.status['done'] = True
         await world.delete(name)
+
     world.declare(kopf.on.create, 'create', does=work)
     async with world.operator():
         await world.create()
@@ -163,6 +173,7 @@ async def test_deleted_by_its_own_handler(world):
 async def test_deletions_are_handled_once_though_the_finalizer_can_not_be_removed_at_once(world):
     async def work(name, **_):
         await world.edit(name, field='v2')  # the removal fits to the previous version only
+
     world.declare(kopf.on.delete, 'delete', does=work)
     async with world.operator():
         await world.create()
@@ -179,13 +190,17 @@ async def test_successes_for_one_reason_do_not_count_for_another(world):
     world.declare(kopf.on.create, 'create', does=[kopf.TemporaryError('later', delay=600)])
     async with world.operator():
         await world.create()
-        await world.aio.wait_for('kopfexamples', 'obj', lambda body: (
-            'later' in annotations_of(body).get('kopf.zalando.org/create', '')))
+        await world.aio.wait_for(
+            'kopfexamples', 'obj', lambda body: 'later' in annotations_of(body).get('kopf.zalando.org/create', '')
+        )
     await world.delete()
     async with world.operator():
         await world.gone()
     assert [(call.id, str(call.kwargs['reason'])) for call in world.calls] == [
-        ('both', 'create'), ('create', 'create'), ('both', 'delete')]
+        ('both', 'create'),
+        ('create', 'create'),
+        ('both', 'delete'),
+    ]
 
 
 async def test_finalizers_that_others_remove_are_put_back(world):
@@ -216,10 +231,16 @@ async def test_finalizers_that_others_remove_from_a_deleted_object_let_it_go(wor
     assert len(world.called('delete')) == 1
 
 
-@pytest.mark.parametrize('value, expected, warned', [
-    (None, 'create', False), ('{not json', 'create', True), ('[1]', 'create', True), ('null', 'create', False),
-    ('{"spec":{"field":"older"}}', 'update', False),
-])
+@pytest.mark.parametrize(
+    'value, expected, warned',
+    [
+        (None, 'create', False),
+        ('{not json', 'create', True),
+        ('[1]', 'create', True),
+        ('null', 'create', False),
+        ('{"spec":{"field":"older"}}', 'update', False),
+    ],
+)
 async def test_last_handled_configurations_that_are_lost_broken_or_edited(world, value, expected, warned):
     world.declare(kopf.on.create, 'create')
     world.declare(kopf.on.update, 'update')
@@ -229,8 +250,9 @@ async def test_last_handled_configurations_that_are_lost_broken_or_edited(world,
         world.calls.clear()
         await world.edit(metadata={'annotations': {LAST_HANDLED: value}})
         await world.until_called(expected)
-        await world.aio.wait_for('kopfexamples', 'obj', lambda body: (
-            annotations_of(body).get(LAST_HANDLED) == '{"spec":{"field":"value"}}\n'))
+        await world.aio.wait_for(
+            'kopfexamples', 'obj', lambda body: annotations_of(body).get(LAST_HANDLED) == '{"spec":{"field":"value"}}\n'
+        )
         await world.settled()
     assert [call.id for call in world.calls if call.name == 'obj'] == [expected]
     assert any(LAST_HANDLED in line and 'obj' in line for line in world.log.texts) is warned
@@ -250,8 +272,12 @@ async def test_progress_that_makes_no_sense_is_absent_with_a_warning(world, text
 
 async def test_times_without_offsets_are_in_utc(world):
     world.declare(kopf.on.create, 'create')
-    record = {'started': '2020-01-01T00:00:00.123456', 'delayed': '2020-01-01T00:01:00', 'purpose': 'create',
-              'retries': 3}
+    record = {
+        'started': '2020-01-01T00:00:00.123456',
+        'delayed': '2020-01-01T00:01:00',
+        'purpose': 'create',
+        'retries': 3,
+    }
     await world.create(annotations={'kopf.zalando.org/create': json.dumps(record)})
     async with world.operator():
         await world.handled()
@@ -274,6 +300,7 @@ async def test_callbacks_for_absent_fields_get_none(world):
     def is_absent(value, **_):
         values.append(value)
         return value is None
+
     for decorator, id in ((kopf.on.event, 'event'), (kopf.on.create, 'create'), (kopf.on.resume, 'resume')):
         world.declare(decorator, id, field='spec.absent', value=is_absent)
     await world.create()
@@ -286,10 +313,19 @@ async def test_callbacks_for_absent_fields_get_none(world):
 # What the API refuses, or adjusts.
 
 ANYTHING = {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}
-THING = define('things', 'Thing', group='other.dev', subresources={'status': {}}, schema={
-    'type': 'object', 'properties': {
-        'spec': {**ANYTHING, 'properties': {'sub': {'type': 'object', 'properties': {'a': {'type': 'string'}}}}},
-        'status': {**ANYTHING, 'properties': {'phase': {'type': 'string'}}}}})
+THING = define(
+    'things',
+    'Thing',
+    group='other.dev',
+    subresources={'status': {}},
+    schema={
+        'type': 'object',
+        'properties': {
+            'spec': {**ANYTHING, 'properties': {'sub': {'type': 'object', 'properties': {'a': {'type': 'string'}}}}},
+            'status': {**ANYTHING, 'properties': {'phase': {'type': 'string'}}},
+        },
+    },
+)
 
 
 async def create_thing(world):
@@ -314,6 +350,7 @@ async def test_a_success_is_not_on_record_without_its_status(world, way):
         if 'others' in way:
             patch.spec['touched'] = True
             patch.metadata.labels['touched'] = 'yes'
+
     world.declare(kopf.on.create, 'create', resource='things', does=work)
     world.declare(kopf.on.create, 'other', resource='things')
     world.settings.queueing.error_delays = [100]
@@ -338,7 +375,9 @@ async def test_a_success_is_not_on_record_without_functions_that_always_conflict
             for edit in others:  # somebody is always faster
                 edit()
             body['spec']['done'] = True
+
         patch.fns.append(fn)
+
     world.declare(kopf.on.create, 'create', resource='things', does=work)
     world.declare(kopf.on.create, 'other', resource='things')
     await create_thing(world)
@@ -357,20 +396,28 @@ async def test_the_order_of_all_kinds_of_patches(world):
         patch.spec['x'], patch.status['y'], patch.metadata.labels['z'] = 1, 2, '3'
         patch.fns.append(lambda body: body['spec'].update(fn=True))
         patch.fns.append(lambda body: body['status'].update(fn=True))
+
     world.declare(kopf.on.create, 'create', resource='things', does=work)
     await create_thing(world)
     async with world.operator():
         body = await world.aio.wait_for('things', 'obj', lambda body: body.get('status', {}).get('fn'))
     assert (body['spec'], body['status'], body['metadata']['labels']) == (
-        {'x': 1, 'fn': True}, {'y': 2, 'fn': True}, {'z': '3'})
-    patches = [(request.subresource, type(json.loads(request.body)))
-               for request in world.sandbox.requests if request.method == 'PATCH' and request.name == 'obj']
+        {'x': 1, 'fn': True},
+        {'y': 2, 'fn': True},
+        {'z': '3'},
+    )
+    patches = [
+        (request.subresource, type(json.loads(request.body)))
+        for request in world.sandbox.requests
+        if request.method == 'PATCH' and request.name == 'obj'
+    ]
     assert patches[:4] == [('', dict), ('status', dict), ('', list), ('status', list)]
 
 
 async def test_values_that_the_api_adjusts_are_no_edits(world):
     async def work(patch, **_):
         patch.spec['sub'] = {'a': 'ours', 'unknown': 'to the schema'}
+
     world.declare(kopf.on.update, 'first', resource='things', does=work)
     world.declare(kopf.on.update, 'second', resource='things')
     world.declare(kopf.on.create, 'create', resource='things')
@@ -400,6 +447,7 @@ async def test_newer_wishes_win_over_those_that_could_not_be_fulfilled(world):
                 patch.fns.append(lambda body: body['status'].update(by='function'))
             else:
                 patch.status['by'] = 'value'
+
     world.declare(kopf.on.event, 'event', does=work)
     async with world.operator():
         world.sandbox.faults.error(500, verb='patch', name='obj')
@@ -412,12 +460,14 @@ async def test_newer_wishes_win_over_those_that_could_not_be_fulfilled(world):
 
 # Other promises.
 
+
 async def test_events_are_not_posted_if_posting_is_disabled(world):
     async def work(body, logger, **_):
         kopf.warn(body, reason='X', message='m')
         kopf.info(body, reason='X', message='m')
         kopf.event(body, type='Any', reason='X', message='m')
         logger.warning('logged')
+
     world.declare(kopf.on.create, 'create', does=work)
     async with world.operator():
         await world.create()
@@ -433,6 +483,7 @@ async def test_daemons_without_options_free_the_object_as_soon_as_they_end(world
         await stopped.wait()
         await asyncio.sleep(0.3)
         stopped_at.append(loop.time())
+
     world.declare(kopf.daemon, 'daemon', does=run)
     async with world.operator():
         await world.create()
@@ -446,7 +497,8 @@ async def test_tasks_of_the_caller_are_not_cancelled(world):
     stop = asyncio.Event()
     own = asyncio.create_task(asyncio.Event().wait())
     tasks = await kopf.spawn_tasks(
-        registry=world.registry, settings=world.settings, standalone=True, stop_flag=stop, clusterwide=True)
+        registry=world.registry, settings=world.settings, standalone=True, stop_flag=stop, clusterwide=True
+    )
     asyncio.get_running_loop().call_later(0.1, stop.set)
     await kopf.run_tasks(tasks)
     assert not own.done()
@@ -465,6 +517,7 @@ async def test_a_probe_that_raises_is_answered(world, unused_tcp_port):
     @kopf.on.probe(registry=world.registry, id='broken')
     def broken(**_):
         raise RuntimeError('boo')
+
     loop = asyncio.get_running_loop()
     async with world.operator(liveness_endpoint=f'http://127.0.0.1:{unused_tcp_port}/healthz'):
         began = loop.time()

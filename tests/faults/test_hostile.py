@@ -1,4 +1,5 @@
 """Servers and proxies that speak HTTP badly, and APIs that say strange things: nothing is lost or done twice."""
+
 import asyncio
 import gzip
 import itertools
@@ -32,6 +33,7 @@ async def hostile(world):
         @kopf.on.login(registry=world.registry)
         async def login(**_):
             return kopf.ConnectionInfo(server=server.url, token=world.sandbox.token)
+
         yield server
 
 
@@ -53,12 +55,17 @@ def observed(world):
 
     def check():
         assert [call.id for call in world.calls if call.name == 'obj' and call.id != 'event'] == [
-            'create', 'update', 'delete']
+            'create',
+            'update',
+            'delete',
+        ]
         assert world.called('update')[0]['new']['spec'] == {'field': 'v2'}
+
     return check
 
 
 # How an answer can be written.
+
 
 async def as_http10(exchange):
     exchange.closing = True
@@ -71,7 +78,7 @@ async def by_single_bytes(exchange):
     await exchange.send(b'HTTP/1.1 ' + exchange.status_line + b'\r\ntransfer-encoding: Chunked\r\n\r\n')
     async for chunk in exchange.chunks():
         for number in range(len(chunk)):
-            await exchange.send(b'1\r\n', chunk[number:number + 1], b'\r\n')
+            await exchange.send(b'1\r\n', chunk[number : number + 1], b'\r\n')
     await exchange.send(b'0\r\n\r\n')
 
 
@@ -102,8 +109,9 @@ async def and_closed(exchange):
         await exchange.send_all(await exchange.read(), b'Connection: close')
 
 
-@pytest.mark.parametrize('manner', [as_http10, by_single_bytes, with_trailers, slowly, and_closed],
-                         ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize(
+    'manner', [as_http10, by_single_bytes, with_trailers, slowly, and_closed], ids=lambda fn: fn.__name__
+)
 @pytest.mark.parametrize('streamed', [True, False], ids=['streamed', 'chunked'])
 async def test_all_that_is_http(world, hostile, observed, manner, streamed):
     world.settings.watching.streaming_lists = streamed
@@ -116,6 +124,7 @@ async def test_all_that_is_http(world, hostile, observed, manner, streamed):
 
 
 # Answers that are broken, or are none of the API.
+
 
 async def before_it_is_answered(exchange):
     exchange.reset()
@@ -139,12 +148,14 @@ async def not_http(exchange):
 def answer(status, body=b'', *headers):
     async def spoil(exchange):
         await exchange.send_all(body, *headers, status=status)
+
     return spoil
 
 
 def changed(change, *headers):
     async def spoil(exchange):
         await exchange.send_all(change(await exchange.read()), *headers)
+
     return spoil
 
 
@@ -172,7 +183,8 @@ BAD_ANSWERS = {
     '429 at a bad date': answer(b'429 Too Many', b'', b'Retry-After: Wed, 99 Oct 99999 07:28:00 GMT'),
     '500 list': answer(b'500 Oh', b'[1]'),
     '500 details': answer(
-        b'500 Oh', b'{"kind":"Status","code":"500","details":{"causes":[null,5],"retryAfterSeconds":"x"}}'),
+        b'500 Oh', b'{"kind":"Status","code":"500","details":{"causes":[null,5],"retryAfterSeconds":"x"}}'
+    ),
     '502 HTML': answer(b'502 Bad Gateway', HTML),
     '503 empty': answer(b'503'),
     '999': answer(b'599 What'),
@@ -191,9 +203,13 @@ BAD_ANSWERS = {
 
 def parametrize(name, values, default):
     """Try these values by default, and all of them if there is time."""
-    return pytest.mark.parametrize(name, [
-        pytest.param(value, id=id, marks=[] if id in default else [pytest.mark.thorough])
-        for id, value in values.items()])
+    return pytest.mark.parametrize(
+        name,
+        [
+            pytest.param(value, id=id, marks=[] if id in default else [pytest.mark.thorough])
+            for id, value in values.items()
+        ],
+    )
 
 
 @parametrize('spoil', BAD_ANSWERS, ['200 status', '307 JSON', '409', 'RST after', 'RST within', 'truncated gzip'])
@@ -209,19 +225,28 @@ async def test_bad_answers_to_patches(world, hostile, observed, spoil):
 @pytest.mark.parametrize('streamed', [True, False], ids=['streamed', 'chunked'])
 async def test_bad_answers_to_watches_and_lists(world, hostile, observed, spoil, streamed):
     world.settings.watching.streaming_lists = streamed
-    hostile.spoil(spoil, 'GET', '/kopfexamples', times=3, )
+    hostile.spoil(
+        spoil,
+        'GET',
+        '/kopfexamples',
+        times=3,
+    )
     async with world.operator():
         await live(world)
     assert hostile.spoilt == 3
     observed()
 
 
-@pytest.mark.parametrize('flaw', [
-    lambda body: b'\xef\xbb\xbf' + body,
-    lambda body: body.replace(b'"obj"', b'"obj","x":"\xff\xfe\xed\xa0\x80"'),
-    lambda body: body.replace(b'"obj"', b'"obj","x":"\\ud800"'),
-    lambda body: body.replace(b'"obj"', b'"obj","x":NaN'),
-], ids=['mark of byte order', 'UTF-8', 'surrogates', 'NaN'])
+@pytest.mark.parametrize(
+    'flaw',
+    [
+        lambda body: b'\xef\xbb\xbf' + body,
+        lambda body: body.replace(b'"obj"', b'"obj","x":"\xff\xfe\xed\xa0\x80"'),
+        lambda body: body.replace(b'"obj"', b'"obj","x":"\\ud800"'),
+        lambda body: body.replace(b'"obj"', b'"obj","x":NaN'),
+    ],
+    ids=['mark of byte order', 'UTF-8', 'surrogates', 'NaN'],
+)
 @pytest.mark.parametrize('streamed', [True, False], ids=['streamed', 'chunked'])
 async def test_flaws_that_do_not_matter(world, hostile, observed, flaw, streamed):
     world.settings.watching.streaming_lists = streamed
@@ -235,6 +260,7 @@ async def test_flaws_that_do_not_matter(world, hostile, observed, flaw, streamed
         exchange.closing = True
         async for chunk in exchange.chunks():
             await exchange.send(b''.join(flaw(line) + b'\n' for line in chunk.split(b'\n') if line))
+
     hostile.spoil(spoil, 'GET', '/kopfexamples', times=None)
     hostile.spoil(changed(flaw), 'PATCH', '', times=None)
     async with world.operator():
@@ -269,23 +295,32 @@ async def test_what_can_not_be_read_of_a_list_is_not_gone(world, hostile, stream
             await exchange.send(body.replace(b'{"type":"ADDED"', b'{"type":ADDED"', 1))
             async for chunk in exchange.chunks():
                 await exchange.send(chunk)
+
         hostile.spoil(spoil, 'GET', '/kopfexamples' if streamed else 'limit')
         world.sandbox.faults.expire_watches(resource='kopfexamples')
         await world.until_logged('they can be there')
         await world.edit('one', field='v2')
         await world.edit('two', field='v2')
-        await world.until(lambda: {
-            call.name for call in world.calls if call.kwargs['spec'] == {'field': 'v2'}} == {'one', 'two'})
+        await world.until(
+            lambda: {call.name for call in world.calls if call.kwargs['spec'] == {'field': 'v2'}} == {'one', 'two'}
+        )
     assert 'DELETED' not in [call.kwargs['type'] for call in world.calls]
 
 
 # Events that no API should send.
 
+
 def event(type_, name='strange', *, version='1', uid='some', **metadata):
     metadata = {'name': name, 'namespace': 'default', 'uid': uid, 'resourceVersion': version, **metadata}
-    return {'type': type_, 'object': {
-        'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'spec': {'field': 'x'},
-        'metadata': {key: value for key, value in metadata.items() if value is not ...}}}
+    return {
+        'type': type_,
+        'object': {
+            'apiVersion': 'kopf.dev/v1',
+            'kind': 'KopfExample',
+            'spec': {'field': 'x'},
+            'metadata': {key: value for key, value in metadata.items() if value is not ...},
+        },
+    }
 
 
 STRANGE_EVENTS = {
@@ -293,8 +328,10 @@ STRANGE_EVENTS = {
     'bookmark without an object': {'type': 'BOOKMARK', 'object': None},
     'bookmark without a version': {'type': 'BOOKMARK', 'object': {'metadata': {'annotations': None}}},
     'bookmark of nonsense': {'type': 'BOOKMARK', 'object': {'metadata': {'resourceVersion': 'x', 'annotations': 5}}},
-    'bookmark that ends a list that never was': {'type': 'BOOKMARK', 'object': {'metadata': {
-        'resourceVersion': '5', 'annotations': {'k8s.io/initial-events-end': 'true'}}}},
+    'bookmark that ends a list that never was': {
+        'type': 'BOOKMARK',
+        'object': {'metadata': {'resourceVersion': '5', 'annotations': {'k8s.io/initial-events-end': 'true'}}},
+    },
     'error without a code': {'type': 'ERROR', 'object': {}},
     'error with a code in words': {'type': 'ERROR', 'object': {'code': 'Gone', 'message': 5, 'reason': ['x']}},
     'error without an object': {'type': 'ERROR', 'object': None},
@@ -317,9 +354,13 @@ STRANGE_EVENTS = {
 }
 
 
-@pytest.mark.parametrize('strange', [
-    list(STRANGE_EVENTS.values()),
-    *(pytest.param([line], id=id, marks=pytest.mark.thorough) for id, line in STRANGE_EVENTS.items())])
+@pytest.mark.parametrize(
+    'strange',
+    [
+        list(STRANGE_EVENTS.values()),
+        *(pytest.param([line], id=id, marks=pytest.mark.thorough) for id, line in STRANGE_EVENTS.items()),
+    ],
+)
 async def test_strange_events(world, observed, strange):
     world.declare(kopf.on.event, 'event')
     world.declare(kopf.on.event, 'neighbour', resource='configmaps')
@@ -349,6 +390,7 @@ async def test_events_that_come_twice_and_too_late(world, hostile, observed):
             await exchange.send(chunk, chunk)  # each twice
             await asyncio.sleep(0.1)
             await exchange.send(b''.join(line + b'\n' for line in lines[-3:] if b'BOOKMARK' not in line))
+
     hostile.spoil(repeat, 'GET', WATCH, times=None)
     async with world.operator():
         await live(world)
@@ -365,8 +407,12 @@ STRANGE_LISTS = {
     'an empty version': {'metadata': {'resourceVersion': ''}},
     'no version': {'items': [], 'metadata': {}},
     'null version': {'items': [], 'metadata': {'resourceVersion': None, 'continue': None, 'remainingItemCount': 'x'}},
-    'odd kind': {'kind': 5, 'apiVersion': None, 'items': [event('ADDED')['object']],
-                 'metadata': {'resourceVersion': '1'}},
+    'odd kind': {
+        'kind': 5,
+        'apiVersion': None,
+        'items': [event('ADDED')['object']],
+        'metadata': {'resourceVersion': '1'},
+    },
 }
 
 
@@ -391,6 +437,7 @@ async def test_strange_lists(world, hostile, observed, page):
 
     async def spoil(exchange):
         await exchange.send_all(json.dumps(page).encode())
+
     hostile.spoil(spoil, 'GET', 'limit=', times=2)
     async with world.operator():
         await live(world)
@@ -400,6 +447,7 @@ async def test_strange_lists(world, hostile, observed, page):
 async def test_objects_of_odd_kinds(world):
     async def work(body, spec, status, labels, **_):
         return {'seen': True}
+
     world.declare(kopf.on.create, 'create', does=work, resource='things')
     world.declare(kopf.on.update, 'update', does=work, resource='things')
     world.declare(kopf.on.field, 'field', field='spec.some.field', resource='things')
@@ -409,8 +457,15 @@ async def test_objects_of_odd_kinds(world):
     names = []
     for number, (spec, status) in enumerate(itertools.product(specs, statuses)):
         names.append(f'obj{number}')
-        await world.aio.create({'apiVersion': 'other.dev/v1', 'kind': 'Thing', 'metadata': {'name': names[-1]},
-                                'spec': spec, 'status': status})
+        await world.aio.create(
+            {
+                'apiVersion': 'other.dev/v1',
+                'kind': 'Thing',
+                'metadata': {'name': names[-1]},
+                'spec': spec,
+                'status': status,
+            }
+        )
     async with world.operator():
         for name in names:
             await world.aio.wait_for('things', name, lambda body: is_seen(body, 'create'))

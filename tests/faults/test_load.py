@@ -1,4 +1,5 @@
 """Short forms of the scripts in this folder: seconds instead of minutes, hundreds of objects instead of thousands."""
+
 import pathlib
 import subprocess
 import sys

@@ -1,4 +1,5 @@
 """Servers that are asked too much: what operators do when they are told so, and how they avoid it."""
+
 import asyncio
 
 import kopf
@@ -27,7 +28,8 @@ async def test_everybody_waits_when_one_is_told_to(world):
     # Those that were on their way already, at the same time as the one that was refused.
     assert all(seen.time < told.time + 0.5 for seen in at_once)
     assert sorted(call.name for call in world.calls if call.id == 'create') == sorted(
-        ['first', *(f'obj{number}' for number in range(10))])  # nobody is called again for that
+        ['first', *(f'obj{number}' for number in range(10))]
+    )  # nobody is called again for that
     assert any('asks to wait for 1 seconds' in text for text in world.log.texts)
 
 
@@ -36,7 +38,8 @@ async def test_nobody_waits_for_the_storage_of_another_resource(world):
     world.declare(kopf.on.create, 'create')
     world.declare(kopf.on.event, 'event', resource='configmaps')
     world.sandbox.faults.error(
-        429, times=None, retry_after=60, resource='configmaps', message='storage is (re)initializing')
+        429, times=None, retry_after=60, resource='configmaps', message='storage is (re)initializing'
+    )
     async with world.operator():
         await world.create()
         await world.handled()

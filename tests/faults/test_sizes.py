@@ -1,4 +1,5 @@
 """Objects near the limits of size, and Secrets: what is stored of them, and that nothing ever loops."""
+
 import asyncio
 import base64
 import json
@@ -36,6 +37,7 @@ def warnings_of(world, text):
 
 # The last-handled configuration.
 
+
 async def test_a_big_object_is_handled_and_its_changes_are_seen_exactly(world):
     world.declare(kopf.on.create, 'create')
     world.declare(kopf.on.update, 'update')
@@ -49,7 +51,9 @@ async def test_a_big_object_is_handled_and_its_changes_are_seen_exactly(world):
         await world.until_called('update', 2)
         await world.settled()
         assert [diffs(kwargs) for kwargs in world.called('update')] == [
-            [('change', 'spec.field', 'v1', 'v2')], [('change', 'spec.field', 'v2', 'v3')]]
+            [('change', 'spec.field', 'v1', 'v2')],
+            [('change', 'spec.field', 'v2', 'v3')],
+        ]
         assert world.called('update')[0]['old']['spec']['big'] == big
         assert len(world.patches()) == 3
         assert len(warnings_of(world, 'does not fit into its annotations')) == 1
@@ -94,6 +98,7 @@ async def test_the_progress_of_handlers_has_place_beside_a_big_object(world):
 
 # Refusals.
 
+
 async def test_an_object_with_no_place_at_all_waits_without_a_loop_until_there_is_place(world):
     world.settings.queueing.error_delays = [0.1, 0.2, 0.4, 100]
     world.declare(kopf.on.create, 'create')
@@ -113,14 +118,28 @@ async def test_an_object_with_no_place_at_all_waits_without_a_loop_until_there_i
 
 
 async def test_refused_wishes_of_handlers_are_explained_once_and_are_given_up_when_the_object_changes(world):
-    world.sandbox.patch('crds', 'kopfexamples.kopf.dev', [{
-        'op': 'add', 'path': '/spec/versions/0/schema/openAPIV3Schema/properties',
-        'value': {'status': {'type': 'object', 'properties': {'size': {'type': 'integer'}},
-                             'x-kubernetes-preserve-unknown-fields': True}}}])
+    world.sandbox.patch(
+        'crds',
+        'kopfexamples.kopf.dev',
+        [
+            {
+                'op': 'add',
+                'path': '/spec/versions/0/schema/openAPIV3Schema/properties',
+                'value': {
+                    'status': {
+                        'type': 'object',
+                        'properties': {'size': {'type': 'integer'}},
+                        'x-kubernetes-preserve-unknown-fields': True,
+                    }
+                },
+            }
+        ],
+    )
     world.settings.queueing.error_delays = [0.1, 0.2, 0.4, 100]
 
     async def work(spec, patch, **_):
         patch.status['size'] = spec['size']
+
     world.declare(kopf.on.create, 'create', does=work)
     async with world.operator():
         await world.create(spec={'size': 'many'})
@@ -147,8 +166,7 @@ async def test_an_object_that_changes_all_the_time_is_not_tried_all_the_time(wor
             await world.edit(field=f'v{number}')
             await asyncio.sleep(0.03)
         lasted = asyncio.get_running_loop().time() - began
-        attempts = [request for request in world.sandbox.requests
-                    if request.name == 'obj' and request.status == 422]
+        attempts = [request for request in world.sandbox.requests if request.name == 'obj' and request.status == 422]
         assert 2 <= len(attempts) <= 2 + lasted  # once a second at most
         world.sandbox.faults.clear()
         await world.handled(field='v49')
@@ -189,8 +207,14 @@ async def test_the_finalizer_that_a_policy_denies_is_not_tried_in_a_loop(world):
     world.settings.queueing.error_delays = [0.1, 100]
     world.declare(kopf.on.delete, 'delete')
     async with world.operator():
-        world.sandbox.faults.error(422, times=None, verb='patch', name='obj', reason='Invalid',
-                                   message='admission webhook "x.example.com" denied the request: no finalizers')
+        world.sandbox.faults.error(
+            422,
+            times=None,
+            verb='patch',
+            name='obj',
+            reason='Invalid',
+            message='admission webhook "x.example.com" denied the request: no finalizers',
+        )
         await world.create()
         await world.until_logged('Throttling for 100 seconds')
     assert 'no finalizers' in warnings_of(world, 'The API refuses')[0]
@@ -198,23 +222,28 @@ async def test_the_finalizer_that_a_policy_denies_is_not_tried_in_a_loop(world):
 
 # Secrets.
 
+
 @pytest.fixture
 def secrets(world):
     """Secrets that are handled like the objects of the examples."""
+
     class Secrets:
         async def create(self, name='obj', **data):
-            return await world.aio.create({
-                'apiVersion': 'v1', 'kind': 'Secret', 'metadata': {'name': name}, 'data': data})
+            return await world.aio.create(
+                {'apiVersion': 'v1', 'kind': 'Secret', 'metadata': {'name': name}, 'data': data}
+            )
 
         async def edit(self, **data):
             await world.aio.patch('secrets', 'obj', {'data': data})
 
         async def handled(self, previous=None):
-            return await world.aio.wait_for('secrets', 'obj', lambda body: (
-                annotations_of(body).get(LAST_HANDLED) not in (None, previous)))
+            return await world.aio.wait_for(
+                'secrets', 'obj', lambda body: annotations_of(body).get(LAST_HANDLED) not in (None, previous)
+            )
 
         def get_writes(self):
             return [request for request in world.sandbox.requests if request.resource == 'secrets' and request.body]
+
     world.settings.persistence.consistency_timeout = 5
     return Secrets()
 
@@ -258,9 +287,15 @@ async def test_secrets_of_upstream_are_not_handled_again(world, secrets):
     world.declare(kopf.on.create, 'create', resource='secrets')
     world.declare(kopf.on.update, 'update', resource='secrets')
     stored = {'data': {'password': SECRET}, 'type': 'Opaque', 'metadata': {'labels': {'a': 'b'}}}
-    await world.aio.create({
-        'apiVersion': 'v1', 'kind': 'Secret', 'type': 'Opaque', 'data': {'password': SECRET},
-        'metadata': {'name': 'obj', 'labels': {'a': 'b'}, 'annotations': {LAST_HANDLED: json.dumps(stored)}}})
+    await world.aio.create(
+        {
+            'apiVersion': 'v1',
+            'kind': 'Secret',
+            'type': 'Opaque',
+            'data': {'password': SECRET},
+            'metadata': {'name': 'obj', 'labels': {'a': 'b'}, 'annotations': {LAST_HANDLED: json.dumps(stored)}},
+        }
+    )
     async with world.operator():
         await secrets.create('fence')
         await world.until_called('create', name='fence')
@@ -290,6 +325,7 @@ async def test_edits_of_secrets_in_the_middle_of_a_creation(world, secrets):
     async def work(**_):
         entered.set()
         await leave.wait()
+
     world.declare(kopf.on.create, 'create1', resource='secrets')
     world.declare(kopf.on.create, 'create2', resource='secrets', does=work)
     world.declare(kopf.on.update, 'update', resource='secrets')
@@ -311,8 +347,9 @@ async def test_edits_of_secrets_between_operators_in_the_middle_of_a_creation(wo
     world.declare(kopf.on.update, 'update', resource='secrets')
     async with world.operator():
         await secrets.create(password=SECRET, user='dXNlcg==')
-        body = await world.aio.wait_for('secrets', 'obj', lambda body: (
-            'later' in annotations_of(body).get('kopf.zalando.org/create2', '')))
+        body = await world.aio.wait_for(
+            'secrets', 'obj', lambda body: 'later' in annotations_of(body).get('kopf.zalando.org/create2', '')
+        )
     base = json.loads(annotations_of(body)['kopf.zalando.org/create1'])['base']
     assert 'password' in digests.unpack(base) and SECRET not in digests.unpack(base)
     await secrets.edit(password='bmV3')

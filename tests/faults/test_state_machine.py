@@ -6,6 +6,7 @@ decide on everything: edits, outcomes, what handlers patch, crashes, patches tha
 events that come as late as it likes, or never, as the stream breaks and everything is listed anew; and the kind: with a
 generation or not, with the status as a subresource or not. In the end, the object is deleted.
 """
+
 import asyncio
 import contextlib
 import dataclasses
@@ -42,8 +43,13 @@ RESOURCE = Resource('kopf.dev', 'v1', 'kopfexamples', kind='KopfExample', verbs=
 SPLIT = dataclasses.replace(RESOURCE, subresources=frozenset({'status'}))
 LAST_HANDLED = 'kopf.zalando.org/last-handled-configuration'
 START = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
-WISHES = {'status': ['status'], 'spec': ['spec'], 'both': ['spec', 'status'],
-          'function': ['spec'], 'functions': ['spec', 'status']}
+WISHES = {
+    'status': ['status'],
+    'spec': ['spec'],
+    'both': ['spec', 'status'],
+    'function': ['spec'],
+    'functions': ['spec', 'status'],
+}
 REST = 2000.0  # seconds without anything new, after which everything must be at rest
 
 
@@ -63,9 +69,12 @@ class Server:
     def __init__(self, resource, generation):
         self.resource = resource
         self.version = 100
-        self.raw = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample',
-                    'metadata': {'name': 'obj', 'uid': 'uid1', 'resourceVersion': '100'},
-                    'spec': {'a': 0, 'b': 0}}
+        self.raw = {
+            'apiVersion': 'kopf.dev/v1',
+            'kind': 'KopfExample',
+            'metadata': {'name': 'obj', 'uid': 'uid1', 'resourceVersion': '100'},
+            'spec': {'a': 0, 'b': 0},
+        }
         if generation:
             self.raw['metadata']['generation'] = 1
         self.history = [look_at(self.raw)]
@@ -84,11 +93,13 @@ class Server:
     def put(self, raw):
         raw = json.loads(json.dumps(raw))
         if {**raw['metadata'], 'resourceVersion': ''} == {**self.raw['metadata'], 'resourceVersion': ''} and (
-                raw['spec'] == self.raw['spec'] and raw.get('status') == self.raw.get('status')):
+            raw['spec'] == self.raw['spec'] and raw.get('status') == self.raw.get('status')
+        ):
             return  # as in Kubernetes, this is no change
         is_split = bool(self.resource.subresources)
         if 'generation' in raw['metadata'] and (
-                raw['spec'] != self.raw['spec'] or (not is_split and raw.get('status') != self.raw.get('status'))):
+            raw['spec'] != self.raw['spec'] or (not is_split and raw.get('status') != self.raw.get('status'))
+        ):
             raw['metadata']['generation'] = self.raw['metadata']['generation'] + 1
         self.gone = 'deletionTimestamp' in raw['metadata'] and not raw['metadata'].get('finalizers')
         self.version += random.Random(self.version).randint(1, 3)
@@ -139,8 +150,10 @@ class Server:
                 raise errors.APIUnprocessableError('the test has failed', status=422) from error
         else:
             assert is_status or payload['metadata']['uid'] == 'uid1'
-            if payload['metadata'].get('resourceVersion', self.raw['metadata']['resourceVersion']) != (
-                    self.raw['metadata']['resourceVersion']):
+            if (
+                payload['metadata'].get('resourceVersion', self.raw['metadata']['resourceVersion'])
+                != (self.raw['metadata']['resourceVersion'])
+            ):
                 raise errors.APIConflictError('changed', status=409)
             new = Patch(payload).applied_to(self.raw)
         if is_status:
@@ -183,8 +196,15 @@ class Process:
         options.watching.inactivity_timeout = 1e9
         table = HandlerTable.build(registry, server.resource, set(registry.iter_selectors()))
         self.workforce = Workforce(options, Indexation())
-        processor = Processor(client=server, settings=options, table=table, workforce=self.workforce,
-                              lifecycle=kopf.lifecycles.asap, memo=kopf.Memo(), indices={})
+        processor = Processor(
+            client=server,
+            settings=options,
+            table=table,
+            workforce=self.workforce,
+            lifecycle=kopf.lifecycles.asap,
+            memo=kopf.Memo(),
+            indices={},
+        )
         self.watch = ResourceWatch(server, options, server.resource, None, processor)
         self.task = asyncio.create_task(self.watch.run())
 
@@ -244,9 +264,15 @@ class Operator(RuleBasedStateMachine):
             self.server = Server(resource, generation)
             self.registry = kopf.OperatorRegistry()
             decorators = {
-                'create1': kopf.on.create, 'create2': kopf.on.create, 'update1': kopf.on.update,
-                'update2': kopf.on.update, 'update3': kopf.on.update, 'resume': kopf.on.resume,
-                'delete1': kopf.on.delete, 'delete2': kopf.on.delete}
+                'create1': kopf.on.create,
+                'create2': kopf.on.create,
+                'update1': kopf.on.update,
+                'update2': kopf.on.update,
+                'update3': kopf.on.update,
+                'resume': kopf.on.resume,
+                'delete1': kopf.on.delete,
+                'delete2': kopf.on.delete,
+            }
             for id, decorator in decorators.items():
                 decorator('kopfexamples', id=id, registry=self.registry)(self.make_handler(id))
             field = kopf.on.field('kopfexamples', field='spec.a', id='field', registry=self.registry)
@@ -255,6 +281,7 @@ class Operator(RuleBasedStateMachine):
             if not creating:
                 await asyncio.sleep(10)
                 self.server.show()
+
         self.open()
         self.run(begin())
 
@@ -270,6 +297,7 @@ class Operator(RuleBasedStateMachine):
                 await self.handle(id, look_at(body), patch, reason)
             finally:
                 self.running -= 1
+
         return fn
 
     def check_state(self, reason, old):
@@ -308,8 +336,10 @@ class Operator(RuleBasedStateMachine):
         raw = {**self.server.raw, 'spec': {**self.server.raw['spec'], **values}}
         if label is not None:
             labels = {'l': str(label)} if label else {}
-            raw['metadata'] = {**{key: value for key, value in raw['metadata'].items() if key != 'labels'},
-                               **({'labels': labels} if labels else {})}
+            raw['metadata'] = {
+                **{key: value for key, value in raw['metadata'].items() if key != 'labels'},
+                **({'labels': labels} if labels else {}),
+            }
         self.server.put(raw)
         if self.is_reverted():
             self.retries = {}
@@ -341,8 +371,7 @@ class Operator(RuleBasedStateMachine):
     def let_patches_fail(self, faults):
         self.server.faults = faults
 
-    @rule(plan=st.lists(st.tuples(outcomes, st.none()), max_size=4),
-          crash=st.none() | st.sampled_from([0, 0.07, 2]))
+    @rule(plan=st.lists(st.tuples(outcomes, st.none()), max_size=4), crash=st.none() | st.sampled_from([0, 0.07, 2]))
     def let_it_end(self, plan, crash):
         self.farewell = plan, crash
 
@@ -418,8 +447,10 @@ class Operator(RuleBasedStateMachine):
         [record] = self.process.watch.records.values()
         assert record.body is record.cycle is record.unsent is record.pending is record.wakeup is None
         assert not record.employed and not record.throttled
-        successes = {id: [seen for other, seen, _, success, _ in self.runs if other == id and success]
-                     for id in ('create1', 'create2', 'update1', 'update2', 'update3', 'field', 'resume')}
+        successes = {
+            id: [seen for other, seen, _, success, _ in self.runs if other == id and success]
+            for id in ('create1', 'create2', 'update1', 'update2', 'update3', 'field', 'resume')
+        }
         assert len(successes['create1']) <= 1 and len(successes['create2']) <= 1
         created_with = next(seen for id, seen, _, success, _ in self.runs if success and not id.startswith('update'))
         for id in ('update1', 'update2', 'update3'):
@@ -455,5 +486,6 @@ class Operator(RuleBasedStateMachine):
 
 # Without the explanation of failures: it would trace every line of the reactor.
 Operator.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=20, deadline=None, phases=set(Phase) - {Phase.explain})
+    max_examples=150, stateful_step_count=20, deadline=None, phases=set(Phase) - {Phase.explain}
+)
 test_no_update_is_lost_and_nothing_runs_twice = Operator.TestCase

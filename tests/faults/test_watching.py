@@ -3,6 +3,7 @@ Watching on a bad day: whole operators, and an API that fails in all the ways th
 
 Besides the resource that suffers, each operator here serves another one: it must never notice anything.
 """
+
 import asyncio
 import gc
 import json
@@ -38,6 +39,7 @@ def neighbour(world):
         await world.aio.create({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': f'map{count}'}})
         await world.until_called('neighbour', 1, f'map{count}')
         assert len(streams(world, 'configmaps')) == 1
+
     return check
 
 
@@ -85,7 +87,10 @@ async def test_streams_that_fail_once(world, neighbour, fault, streamed):
         assert world.sandbox.faults.pending() == []
         await neighbour()
     assert sorted((call.id, call.name) for call in world.calls if call.id != 'neighbour') == [
-        ('create', 'before'), ('create', 'meanwhile'), ('update', 'before')]
+        ('create', 'before'),
+        ('create', 'meanwhile'),
+        ('update', 'before'),
+    ]
 
 
 @pytest.mark.parametrize('status', [410, 500, 503, 429])
@@ -171,6 +176,7 @@ async def test_one_resource_is_forbidden(world, neighbour):
 
 # A server, or a proxy, that closes every watch at once.
 
+
 async def test_few_requests_to_those_who_close_everything(world, neighbour):
     world.declare(kopf.on.create, 'create')
     async with world.operator():
@@ -221,10 +227,21 @@ async def test_strange_objects_are_handled(world, neighbour, labels, uid):
     world.declare(kopf.on.event, 'event', labels={'x': kopf.ABSENT})
     async with world.operator():
         await streaming(world)
-        metadata = {'name': 'strange', 'namespace': 'default', 'resourceVersion': '1', 'labels': labels,
-                    'annotations': labels, 'finalizers': None, **({'uid': 'some'} if uid else {})}
-        line = json.dumps({'type': 'ADDED', 'object': {
-            'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': metadata, 'spec': None}})
+        metadata = {
+            'name': 'strange',
+            'namespace': 'default',
+            'resourceVersion': '1',
+            'labels': labels,
+            'annotations': labels,
+            'finalizers': None,
+            **({'uid': 'some'} if uid else {}),
+        }
+        line = json.dumps(
+            {
+                'type': 'ADDED',
+                'object': {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': metadata, 'spec': None},
+            }
+        )
         world.sandbox.faults.say(line, resource='kopfexamples')
         await world.until_called('event', 1, 'strange')
         assert world.called('event')[0]['labels'] == {}
@@ -232,6 +249,7 @@ async def test_strange_objects_are_handled(world, neighbour, labels, uid):
 
 
 # Silence, slowness, and rights that end.
+
 
 async def test_streams_that_freeze(world, neighbour):
     world.settings.watching.inactivity_timeout = 0.5
@@ -275,8 +293,11 @@ async def test_slow_servers_while_being_paused(world):
             while len(streams(world)) == before:  # now it waits for headers
                 await asyncio.sleep(0.005)
         for _ in range(2):
-            await world.aio.patch('kopfpeerings', 'default', {'status': {'boss': {
-                'priority': 100, 'lifetime': 60, 'lastseen': '2999-01-01T00:00:00Z'}}})
+            await world.aio.patch(
+                'kopfpeerings',
+                'default',
+                {'status': {'boss': {'priority': 100, 'lifetime': 60, 'lastseen': '2999-01-01T00:00:00Z'}}},
+            )
             await asyncio.sleep(0.1)
             await world.aio.patch('kopfpeerings', 'default', {'status': {'boss': None}})
             await asyncio.sleep(0.1)
@@ -300,6 +321,7 @@ async def test_slow_headers_are_limited(world, neighbour):
 
 
 # What nobody has seen.
+
 
 class Memo(kopf.Memo):
     """A memo that can be referred to weakly."""
@@ -375,6 +397,7 @@ async def test_conflicts_are_solved_without_the_stream(world):
 async def test_gone_in_a_conflict_without_the_stream(world):
     async def remember(memo, uid, **_):
         memo.setdefault('uid', uid)
+
     world.declare(kopf.on.event, 'event', does=remember)
     world.declare(kopf.on.create, 'create')
     world.declare(kopf.on.delete, 'delete')

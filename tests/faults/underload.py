@@ -3,6 +3,7 @@ What `load.py` and `leaks.py` have in common: a sandbox, an operator in a proces
 
 The sandbox is in this process, so that the memory of the operator is measured alone.
 """
+
 import asyncio
 import contextlib
 import dataclasses
@@ -26,6 +27,7 @@ OPERATOR = pathlib.Path(__file__).with_name('loadoperator.py')
 @dataclasses.dataclass
 class Expected:
     """One object as it is, or was: all the values of its field, the last one last."""
+
     name: str
     uid: str
     values: list[int]
@@ -70,8 +72,12 @@ class Load:
         environment = {**os.environ, 'KUBECONFIG': str(self.sandbox.kubeconfig), 'KOPF_NOTES': str(self._notes)}
         with self.log.open('ab') as output:
             self._process = subprocess.Popen(
-                [sys.executable, '-m', 'kopf', 'run', '--standalone', '-A', str(OPERATOR)], env=environment,
-                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+                [sys.executable, '-m', 'kopf', 'run', '--standalone', '-A', str(OPERATOR)],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
 
     def stop(self) -> int:
         """Let the operator end; give its exit code."""
@@ -123,9 +129,14 @@ class Load:
 
     async def create(self, name: str) -> None:
         self._value += 1
-        body = await self.sandbox.aio.create({
-            'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': {'name': name},
-            'spec': {'field': self._value}})
+        body = await self.sandbox.aio.create(
+            {
+                'apiVersion': 'kopf.dev/v1',
+                'kind': 'KopfExample',
+                'metadata': {'name': name},
+                'spec': {'field': self._value},
+            }
+        )
         self.objects[name] = Expected(name, body['metadata']['uid'], [self._value])
 
     async def edit(self, name: str) -> None:
@@ -155,8 +166,10 @@ class Load:
             self.read()
             self.check_alive()
             if now > deadline:
-                raise RuntimeError(f"{len(left)} objects are not handled, such as {left[:3]}; nothing has happened for "
-                                   f"{timeout} s; the end of the log: {self.log.read_text(errors='replace')[-3000:]}")
+                raise RuntimeError(
+                    f"{len(left)} objects are not handled, such as {left[:3]}; nothing has happened for "
+                    f"{timeout} s; the end of the log: {self.log.read_text(errors='replace')[-3000:]}"
+                )
             await asyncio.sleep(0.1 + len(self.objects) / 1000)  # looking at all of them takes the server's time
 
     async def unsettled(self) -> list[Any]:

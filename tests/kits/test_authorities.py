@@ -1,4 +1,5 @@
 """The renewal of authorities and certificates: at any time, whoever was told the bundle trusts the server."""
+
 import datetime
 import sys
 
@@ -81,8 +82,11 @@ def test_other_names_need_another_certificate_at_once() -> None:
     keyring = renew(None, NAMES, SCHEDULE, START)
     fresh = renew(keyring, [*NAMES, 'more'], SCHEDULE, START)
     assert fresh.authorities == keyring.authorities
-    names = x509.load_pem_x509_certificate(fresh.certificate).extensions.get_extension_for_class(
-        x509.SubjectAlternativeName).value
+    names = (
+        x509.load_pem_x509_certificate(fresh.certificate)
+        .extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        .value
+    )
     assert names.get_values_for_type(x509.DNSName) == ['svc.ns.svc', 'svc', 'more']
 
 

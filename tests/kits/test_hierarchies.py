@@ -1,4 +1,5 @@
 """Children of the handled object: what is set, what is left alone, and in objects of which libraries."""
+
 import collections
 import copy
 import types
@@ -10,13 +11,20 @@ import pytest
 import kopf
 from kopf._core.actions.execution import cause_var
 
-OWNER = kopf.Body({
-    'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample',
-    'metadata': {'name': 'parent', 'uid': 'uid1', 'namespace': 'ns1', 'labels': {'a': '1', 'b': '2'}},
-})
+OWNER = kopf.Body(
+    {
+        'apiVersion': 'kopf.dev/v1',
+        'kind': 'KopfExample',
+        'metadata': {'name': 'parent', 'uid': 'uid1', 'namespace': 'ns1', 'labels': {'a': '1', 'b': '2'}},
+    }
+)
 REFERENCE = {
-    'controller': True, 'blockOwnerDeletion': True,
-    'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'name': 'parent', 'uid': 'uid1',
+    'controller': True,
+    'blockOwnerDeletion': True,
+    'apiVersion': 'kopf.dev/v1',
+    'kind': 'KopfExample',
+    'name': 'parent',
+    'uid': 'uid1',
 }
 CLUSTER_OWNER = kopf.Body({'apiVersion': 'v1', 'kind': 'Node', 'metadata': {'name': 'node', 'uid': 'uid2'}})
 
@@ -31,19 +39,37 @@ def handling() -> Iterator[None]:
 
 # Owners.
 
+
 def test_owner_of_the_current_handler(handling: None) -> None:
     explicit: dict[str, Any] = {}
     implicit: dict[str, Any] = {}
     kopf.adopt(explicit, OWNER)
     kopf.adopt(implicit)
-    assert implicit == explicit == {'metadata': {
-        'ownerReferences': [REFERENCE], 'generateName': 'parent-', 'namespace': 'ns1', 'labels': {'a': '1', 'b': '2'}}}
+    assert (
+        implicit
+        == explicit
+        == {
+            'metadata': {
+                'ownerReferences': [REFERENCE],
+                'generateName': 'parent-',
+                'namespace': 'ns1',
+                'labels': {'a': '1', 'b': '2'},
+            }
+        }
+    )
 
 
-@pytest.mark.parametrize('fn', [
-    kopf.adopt, kopf.append_owner_reference, kopf.remove_owner_reference, kopf.label, kopf.harmonize_naming,
-    kopf.adjust_namespace,
-])
+@pytest.mark.parametrize(
+    'fn',
+    [
+        kopf.adopt,
+        kopf.append_owner_reference,
+        kopf.remove_owner_reference,
+        kopf.label,
+        kopf.harmonize_naming,
+        kopf.adjust_namespace,
+    ],
+)
 def test_no_owner_outside_of_handlers(fn: Any) -> None:
     obj: dict[str, Any] = {}
     with pytest.raises(LookupError):
@@ -73,11 +99,14 @@ def test_owner_reference_is_added_once() -> None:
     assert obj['metadata']['ownerReferences'] == [{'uid': 'other'}, REFERENCE]
 
 
-@pytest.mark.parametrize('flags, expected', [
-    ({}, {'controller': True, 'blockOwnerDeletion': True}),
-    ({'controller': False, 'block_owner_deletion': False}, {'controller': False, 'blockOwnerDeletion': False}),
-    ({'controller': None, 'block_owner_deletion': None}, {}),
-])
+@pytest.mark.parametrize(
+    'flags, expected',
+    [
+        ({}, {'controller': True, 'blockOwnerDeletion': True}),
+        ({'controller': False, 'block_owner_deletion': False}, {'controller': False, 'blockOwnerDeletion': False}),
+        ({'controller': None, 'block_owner_deletion': None}, {}),
+    ],
+)
 def test_owner_reference_flags(flags: Any, expected: Any) -> None:
     obj: dict[str, Any] = {}
     kopf.append_owner_reference(obj, OWNER, **flags)
@@ -107,19 +136,23 @@ def test_references_do_not_share_their_dicts() -> None:
 
 # Names.
 
-@pytest.mark.parametrize('meta, options, expected', [
-    ({}, {}, {'generateName': 'n-'}),
-    ({}, {'strict': True}, {'name': 'n'}),
-    ({'name': 'x'}, {}, {'name': 'x'}),
-    ({'name': 'x'}, {'strict': True}, {'name': 'x'}),
-    ({'name': 'x'}, {'forced': True}, {'generateName': 'n-'}),
-    ({'name': 'x'}, {'forced': True, 'strict': True}, {'name': 'n'}),
-    ({'generateName': 'g-'}, {}, {'generateName': 'g-'}),
-    ({'generateName': 'g-'}, {'strict': True}, {'generateName': 'g-'}),
-    ({'generateName': 'g-'}, {'forced': True}, {'generateName': 'n-'}),
-    ({'generateName': 'g-'}, {'forced': True, 'strict': True}, {'name': 'n'}),
-    ({'name': None, 'generateName': None}, {'strict': True}, {'name': 'n'}),
-])
+
+@pytest.mark.parametrize(
+    'meta, options, expected',
+    [
+        ({}, {}, {'generateName': 'n-'}),
+        ({}, {'strict': True}, {'name': 'n'}),
+        ({'name': 'x'}, {}, {'name': 'x'}),
+        ({'name': 'x'}, {'strict': True}, {'name': 'x'}),
+        ({'name': 'x'}, {'forced': True}, {'generateName': 'n-'}),
+        ({'name': 'x'}, {'forced': True, 'strict': True}, {'name': 'n'}),
+        ({'generateName': 'g-'}, {}, {'generateName': 'g-'}),
+        ({'generateName': 'g-'}, {'strict': True}, {'generateName': 'g-'}),
+        ({'generateName': 'g-'}, {'forced': True}, {'generateName': 'n-'}),
+        ({'generateName': 'g-'}, {'forced': True, 'strict': True}, {'name': 'n'}),
+        ({'name': None, 'generateName': None}, {'strict': True}, {'name': 'n'}),
+    ],
+)
 def test_naming(meta: Any, options: Any, expected: Any) -> None:
     obj = {'metadata': copy.deepcopy(meta)}
     kopf.harmonize_naming(obj, 'n', **options)
@@ -134,12 +167,16 @@ def test_name_of_the_current_object(handling: None) -> None:
 
 # Namespaces.
 
-@pytest.mark.parametrize('meta, forced, expected', [
-    ({}, False, {'namespace': 'n'}),
-    ({'namespace': None}, False, {'namespace': 'n'}),
-    ({'namespace': 'x'}, False, {'namespace': 'x'}),
-    ({'namespace': 'x'}, True, {'namespace': 'n'}),
-])
+
+@pytest.mark.parametrize(
+    'meta, forced, expected',
+    [
+        ({}, False, {'namespace': 'n'}),
+        ({'namespace': None}, False, {'namespace': 'n'}),
+        ({'namespace': 'x'}, False, {'namespace': 'x'}),
+        ({'namespace': 'x'}, True, {'namespace': 'n'}),
+    ],
+)
 def test_namespace(meta: Any, forced: bool, expected: Any) -> None:
     obj = {'metadata': copy.deepcopy(meta)}
     kopf.adjust_namespace(obj, 'n', forced=forced)
@@ -160,12 +197,16 @@ def test_cluster_scoped_owners_leave_the_namespace_alone() -> None:
 
 # Labels.
 
-@pytest.mark.parametrize('meta, forced, expected', [
-    ({}, False, {'a': 'new', 'c': '3'}),
-    ({'labels': None}, False, {'a': 'new', 'c': '3'}),
-    ({'labels': {'a': 'old', 'x': 'y'}}, False, {'a': 'old', 'c': '3', 'x': 'y'}),
-    ({'labels': {'a': 'old', 'x': 'y'}}, True, {'a': 'new', 'c': '3', 'x': 'y'}),
-])
+
+@pytest.mark.parametrize(
+    'meta, forced, expected',
+    [
+        ({}, False, {'a': 'new', 'c': '3'}),
+        ({'labels': None}, False, {'a': 'new', 'c': '3'}),
+        ({'labels': {'a': 'old', 'x': 'y'}}, False, {'a': 'old', 'c': '3', 'x': 'y'}),
+        ({'labels': {'a': 'old', 'x': 'y'}}, True, {'a': 'new', 'c': '3', 'x': 'y'}),
+    ],
+)
 def test_labels(meta: Any, forced: bool, expected: Any) -> None:
     obj = {'metadata': copy.deepcopy(meta)}
     kopf.label(obj, {'a': 'new', 'c': '3'}, forced=forced)
@@ -187,16 +228,25 @@ def test_old_name_of_forced() -> None:
     assert obj['metadata']['labels'] == {'a': 'new'}
 
 
-@pytest.mark.parametrize('nested', [
-    'spec.template', ['spec.template'], [('spec', 'template')], [['spec', 'template']],
-    ['spec.template', 'spec.absent', 'absent.template', 'spec.null.template'], iter(['spec.template']),
-])
+@pytest.mark.parametrize(
+    'nested',
+    [
+        'spec.template',
+        ['spec.template'],
+        [('spec', 'template')],
+        [['spec', 'template']],
+        ['spec.template', 'spec.absent', 'absent.template', 'spec.null.template'],
+        iter(['spec.template']),
+    ],
+)
 def test_nested_templates_are_labelled(nested: Any) -> None:
     obj: dict[str, Any] = {'spec': {'template': {}, 'null': None}}
     other: dict[str, Any] = {}
     kopf.label([obj, other], {'a': '1'}, nested=nested)
-    assert obj == {'metadata': {'labels': {'a': '1'}},
-                   'spec': {'template': {'metadata': {'labels': {'a': '1'}}}, 'null': None}}
+    assert obj == {
+        'metadata': {'labels': {'a': '1'}},
+        'spec': {'template': {'metadata': {'labels': {'a': '1'}}}, 'null': None},
+    }
     assert other == {'metadata': {'labels': {'a': '1'}}}
 
 
@@ -219,17 +269,31 @@ def test_adoption_labels_the_templates_only() -> None:
 
 # Kinds of objects and of collections.
 
+
 def test_forced_and_strict_adoption() -> None:
     obj = {'metadata': {'name': 'x', 'namespace': 'y', 'labels': {'a': 'z'}}}
     kopf.adopt(obj, OWNER, forced=True, strict=True)
-    assert obj == {'metadata': {'name': 'parent', 'namespace': 'ns1', 'labels': {'a': '1', 'b': '2'},
-                                'ownerReferences': [REFERENCE]}}
+    assert obj == {
+        'metadata': {
+            'name': 'parent',
+            'namespace': 'ns1',
+            'labels': {'a': '1', 'b': '2'},
+            'ownerReferences': [REFERENCE],
+        }
+    }
 
 
-@pytest.mark.parametrize('collect', [
-    lambda objs: objs, tuple, iter, lambda objs: (obj for obj in objs), lambda objs: [objs[:1], [objs[1:]]],
-    lambda objs: dict(enumerate(objs)).values(),
-])
+@pytest.mark.parametrize(
+    'collect',
+    [
+        lambda objs: objs,
+        tuple,
+        iter,
+        lambda objs: (obj for obj in objs),
+        lambda objs: [objs[:1], [objs[1:]]],
+        lambda objs: dict(enumerate(objs)).values(),
+    ],
+)
 def test_collections(collect: Any) -> None:
     objs: list[dict[str, Any]] = [{}, {}]
     single: dict[str, Any] = {}
@@ -266,8 +330,14 @@ def test_models_of_the_official_clients(client: Any) -> None:
     assert isinstance(pod.metadata, client.V1ObjectMeta)
     assert isinstance(pod.metadata.owner_references[0], client.V1OwnerReference)
     serialized = client.ApiClient.sanitize_for_serialization(client.ApiClient.__new__(client.ApiClient), pod)
-    assert serialized == {'metadata': {
-        'name': 'parent', 'namespace': 'ns1', 'labels': {'a': '1', 'b': '2'}, 'ownerReferences': [REFERENCE]}}
+    assert serialized == {
+        'metadata': {
+            'name': 'parent',
+            'namespace': 'ns1',
+            'labels': {'a': '1', 'b': '2'},
+            'ownerReferences': [REFERENCE],
+        }
+    }
 
     kopf.append_owner_reference(pod, OWNER)
     assert len(pod.metadata.owner_references) == 1
@@ -282,7 +352,11 @@ def test_existing_values_in_models_of_the_official_clients(client: Any) -> None:
     assert (meta.name, meta.generate_name, meta.namespace, meta.labels) == ('x', None, 'y', {'a': 'z', 'b': '2'})
     kopf.adopt(pod, OWNER, forced=True)
     assert (meta.name, meta.generate_name, meta.namespace, meta.labels) == (
-        None, 'parent-', 'ns1', {'a': '1', 'b': '2'})
+        None,
+        'parent-',
+        'ns1',
+        {'a': '1', 'b': '2'},
+    )
 
 
 @pytest.mark.parametrize('nested', ['spec.jobTemplate', 'spec.job_template'])
@@ -316,13 +390,18 @@ def test_models_of_lightkube() -> None:
     from lightkube.models.core_v1 import PodTemplateSpec
     from lightkube.models.meta_v1 import LabelSelector, ObjectMeta, OwnerReference
     from lightkube.resources.apps_v1 import Deployment
+
     spec = DeploymentSpec(selector=LabelSelector(), template=PodTemplateSpec())
     deployment = Deployment(spec=spec)
     kopf.adopt(deployment, OWNER, strict=True, nested='spec.template')
     assert isinstance(deployment.metadata, ObjectMeta)
     assert isinstance(deployment.metadata.ownerReferences[0], OwnerReference)
     assert deployment.to_dict()['metadata'] == {
-        'name': 'parent', 'namespace': 'ns1', 'labels': {'a': '1', 'b': '2'}, 'ownerReferences': [REFERENCE]}
+        'name': 'parent',
+        'namespace': 'ns1',
+        'labels': {'a': '1', 'b': '2'},
+        'ownerReferences': [REFERENCE],
+    }
     assert spec.template.metadata.labels == {'a': '1', 'b': '2'}
     kopf.remove_owner_reference(deployment, OWNER)
     assert deployment.metadata.ownerReferences == []

@@ -1,4 +1,5 @@
 """The CRDs of operators: `kopf.ensure_crds` in their handlers, on an API."""
+
 import asyncio
 import contextlib
 import copy
@@ -17,12 +18,33 @@ NAME = 'kopfexamples.kopf.dev'
 def make_crd(plural='widgets'):
     kind = plural.removesuffix('s').capitalize()
     return {
-        'apiVersion': 'apiextensions.k8s.io/v1', 'kind': 'CustomResourceDefinition',
+        'apiVersion': 'apiextensions.k8s.io/v1',
+        'kind': 'CustomResourceDefinition',
         'metadata': {'name': f'{plural}.example.com', 'creationTimestamp': None},
-        'spec': {'group': 'example.com', 'scope': 'Namespaced', 'names': {'plural': plural, 'kind': kind},
-                 'versions': [{'name': 'v1', 'served': True, 'storage': True, 'schema': {
-                     'openAPIV3Schema': {'type': 'object', 'properties': {'spec': {
-                         'type': 'object', 'nullable': False, 'properties': {'size': {'type': 'integer'}}}}}}}]},
+        'spec': {
+            'group': 'example.com',
+            'scope': 'Namespaced',
+            'names': {'plural': plural, 'kind': kind},
+            'versions': [
+                {
+                    'name': 'v1',
+                    'served': True,
+                    'storage': True,
+                    'schema': {
+                        'openAPIV3Schema': {
+                            'type': 'object',
+                            'properties': {
+                                'spec': {
+                                    'type': 'object',
+                                    'nullable': False,
+                                    'properties': {'size': {'type': 'integer'}},
+                                }
+                            },
+                        }
+                    },
+                }
+            ],
+        },
     }
 
 
@@ -47,8 +69,9 @@ def registry():
 @contextlib.asynccontextmanager
 async def running(registry):
     ready, stop = asyncio.Event(), asyncio.Event()
-    task = asyncio.create_task(kopf.operator(
-        registry=registry, clusterwide=True, standalone=True, ready_flag=ready, stop_flag=stop))
+    task = asyncio.create_task(
+        kopf.operator(registry=registry, clusterwide=True, standalone=True, ready_flag=ready, stop_flag=stop)
+    )
     waiting = asyncio.ensure_future(ready.wait())
     await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
@@ -61,6 +84,7 @@ async def running(registry):
 
 async def ensure(registry, *sources, **options):
     """Run an operator with these CRDs until it serves."""
+
     @kopf.on.startup(registry=registry, id='ensure')
     async def start():
         await kopf.ensure_crds(*sources, **options)
@@ -70,8 +94,11 @@ async def ensure(registry, *sources, **options):
 
 
 def get_writes(sandbox):
-    return [request for request in sandbox.requests
-            if request.method != 'GET' and 'customresourcedefinitions' in request.path]
+    return [
+        request
+        for request in sandbox.requests
+        if request.method != 'GET' and 'customresourcedefinitions' in request.path
+    ]
 
 
 async def test_the_resource_is_served_at_once(sandbox, registry):
@@ -90,10 +117,20 @@ async def test_the_resource_is_served_at_once(sandbox, registry):
         await asyncio.wait_for(seen.wait(), 30)
 
 
-@pytest.mark.parametrize('source', [
-    FILE, str(FILE), FILE.read_text(), [[FILE]], lambda path: path, make_crd(),
-    {'kind': 'List', 'items': [make_crd()]}, json.dumps(make_crd()),
-], ids=['path', 'str', 'text', 'nested', 'directory', 'dict', 'list', 'json'])
+@pytest.mark.parametrize(
+    'source',
+    [
+        FILE,
+        str(FILE),
+        FILE.read_text(),
+        [[FILE]],
+        lambda path: path,
+        make_crd(),
+        {'kind': 'List', 'items': [make_crd()]},
+        json.dumps(make_crd()),
+    ],
+    ids=['path', 'str', 'text', 'nested', 'directory', 'dict', 'list', 'json'],
+)
 async def test_sources_of_all_kinds(sandbox, registry, source, tmp_path):
     (tmp_path / 'crd.yml').write_text(f'---\n{FILE.read_text()}\n---\n')
     (tmp_path / 'README.txt').write_text('no CRD')
@@ -118,10 +155,13 @@ async def test_what_differs_is_updated(sandbox, registry):
     new['metadata']['labels'] = {'a': '2'}
     new['spec']['versions'].append({**copy.deepcopy(new['spec']['versions'][0]), 'name': 'v2', 'storage': False})
     new['spec']['versions'][0]['schema']['openAPIV3Schema']['properties']['spec']['properties'] = {
-        'length': {'type': 'integer', 'default': 0}}
+        'length': {'type': 'integer', 'default': 0}
+    }
     sandbox.create(old)
-    strategy = {'strategy': 'Webhook', 'webhook': {
-        'conversionReviewVersions': ['v1'], 'clientConfig': {'url': 'https://localhost/convert'}}}
+    strategy = {
+        'strategy': 'Webhook',
+        'webhook': {'conversionReviewVersions': ['v1'], 'clientConfig': {'url': 'https://localhost/convert'}},
+    }
     sandbox.patch('customresourcedefinitions', 'widgets.example.com', {'spec': {'conversion': strategy}})
     await ensure(registry, new)
     live = sandbox.get('customresourcedefinitions', 'widgets.example.com')
@@ -139,8 +179,9 @@ async def test_what_differs_is_updated(sandbox, registry):
 async def test_a_definition_that_is_being_deleted_is_waited_for(sandbox, registry):
     crd = make_crd()
     sandbox.create(crd)
-    sandbox.create({'apiVersion': 'example.com/v1', 'kind': 'Widget',
-                    'metadata': {'name': 'x', 'finalizers': ['example.com/x']}})
+    sandbox.create(
+        {'apiVersion': 'example.com/v1', 'kind': 'Widget', 'metadata': {'name': 'x', 'finalizers': ['example.com/x']}}
+    )
     sandbox.delete('customresourcedefinitions', 'widgets.example.com')
     uid = sandbox.get('customresourcedefinitions', 'widgets.example.com')['metadata']['uid']
 
@@ -170,17 +211,26 @@ async def test_other_handlers_can_use_it(sandbox, registry):
         await asyncio.wait_for(done.wait(), 30)
 
 
-@pytest.mark.parametrize('source, message', [
-    ({'apiVersion': 'v1', 'kind': 'Pod', 'metadata': {'name': 'x'}}, "It is not a CRD: Pod 'x', in a dict."),
-    ('a\nb', "It is not a CRD, in a text: 'a b'"),
-    ('a: [\n', "The CRDs in a text cannot be read: "),
-    ('absent.yaml', "The CRDs cannot be read: .*'absent.yaml'"),
-    ([], "has got no CRDs"),
-    (5, "takes paths, texts, dicts, and lists of them, not 5"),
-    ({**make_crd(), 'apiVersion': 'apiextensions.k8s.io/v1beta1'}, "The apiVersion must be apiextensions.k8s.io/v1"),
-    ({**make_crd(), 'spec': {'group': 'example.com'}}, "has no spec.versions"),
-    ({**make_crd(), 'metadata': {'name': 'wrong.example.com'}}, "The CRD wrong.example.com is refused by the API: "),
-])
+@pytest.mark.parametrize(
+    'source, message',
+    [
+        ({'apiVersion': 'v1', 'kind': 'Pod', 'metadata': {'name': 'x'}}, "It is not a CRD: Pod 'x', in a dict."),
+        ('a\nb', "It is not a CRD, in a text: 'a b'"),
+        ('a: [\n', "The CRDs in a text cannot be read: "),
+        ('absent.yaml', "The CRDs cannot be read: .*'absent.yaml'"),
+        ([], "has got no CRDs"),
+        (5, "takes paths, texts, dicts, and lists of them, not 5"),
+        (
+            {**make_crd(), 'apiVersion': 'apiextensions.k8s.io/v1beta1'},
+            "The apiVersion must be apiextensions.k8s.io/v1",
+        ),
+        ({**make_crd(), 'spec': {'group': 'example.com'}}, "has no spec.versions"),
+        (
+            {**make_crd(), 'metadata': {'name': 'wrong.example.com'}},
+            "The CRD wrong.example.com is refused by the API: ",
+        ),
+    ],
+)
 async def test_sources_that_make_no_sense_end_the_operator(sandbox, registry, source, message):
     with pytest.raises(Exception, match=message):
         await ensure(registry, source)
@@ -189,8 +239,11 @@ async def test_sources_that_make_no_sense_end_the_operator(sandbox, registry, so
 @pytest.mark.parametrize('sandbox', [{'rbac': True}], indirect=True)
 async def test_the_missing_permission_is_named(sandbox, registry, monkeypatch):
     monkeypatch.setenv('KUBECONFIG', str(sandbox.kubeconfig_for('somebody')))
-    with pytest.raises(Exception, match=r"widgets\.example\.com cannot be applied: .*needs the permission "
-                                        r"\{apiGroups: \[apiextensions\.k8s\.io\], .*verbs: \[get, create, patch\]\}"):
+    with pytest.raises(
+        Exception,
+        match=r"widgets\.example\.com cannot be applied: .*needs the permission "
+        r"\{apiGroups: \[apiextensions\.k8s\.io\], .*verbs: \[get, create, patch\]\}",
+    ):
         await ensure(registry, make_crd())
 
 
@@ -205,16 +258,20 @@ async def test_names_that_are_taken_are_told_of(sandbox, registry):
 async def test_the_time_is_limited(sandbox, registry):
     crd = make_crd()
     sandbox.create(crd)
-    sandbox.create({'apiVersion': 'example.com/v1', 'kind': 'Widget',
-                    'metadata': {'name': 'x', 'finalizers': ['example.com/x']}})
+    sandbox.create(
+        {'apiVersion': 'example.com/v1', 'kind': 'Widget', 'metadata': {'name': 'x', 'finalizers': ['example.com/x']}}
+    )
     sandbox.delete('customresourcedefinitions', 'widgets.example.com')
 
     @kopf.on.startup(registry=registry, errors=kopf.ErrorsMode.PERMANENT)
     async def start():
         await kopf.ensure_crds(crd, timeout=0.3)
 
-    with pytest.raises(Exception, match=r"Not all CRDs are served after 0\.3 seconds\. widgets\.example\.com: its "
-                                        r"predecessor is being deleted"):
+    with pytest.raises(
+        Exception,
+        match=r"Not all CRDs are served after 0\.3 seconds\. widgets\.example\.com: its "
+        r"predecessor is being deleted",
+    ):
         async with running(registry):
             pass
 

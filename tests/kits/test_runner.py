@@ -1,4 +1,5 @@
 """Running of commands in the background of tests: what is known of them, during and after."""
+
 import importlib
 import logging
 import sys
@@ -27,12 +28,21 @@ def cleanup(logger, **_):
 """
 
 CRD = {
-    'apiVersion': 'apiextensions.k8s.io/v1', 'kind': 'CustomResourceDefinition',
+    'apiVersion': 'apiextensions.k8s.io/v1',
+    'kind': 'CustomResourceDefinition',
     'metadata': {'name': 'kopfexamples.kopf.dev'},
     'spec': {
-        'group': 'kopf.dev', 'scope': 'Namespaced', 'names': {'plural': 'kopfexamples', 'kind': 'KopfExample'},
-        'versions': [{'name': 'v1', 'served': True, 'storage': True, 'schema': {
-            'openAPIV3Schema': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}}}],
+        'group': 'kopf.dev',
+        'scope': 'Namespaced',
+        'names': {'plural': 'kopfexamples', 'kind': 'KopfExample'},
+        'versions': [
+            {
+                'name': 'v1',
+                'served': True,
+                'storage': True,
+                'schema': {'openAPIV3Schema': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}},
+            }
+        ],
     },
 }
 KEX = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': {'name': 'a'}, 'spec': {}}
@@ -105,13 +115,13 @@ def package(sandbox, default_registry, tmp_path, monkeypatch):
     package = tmp_path / 'runner_package'
     package.mkdir()
     package.joinpath('__init__.py').touch()
-    package.joinpath('handlers.py').write_text(
-        "import kopf\n@kopf.on.startup()\ndef of_module(): print('module')")
+    package.joinpath('handlers.py').write_text("import kopf\n@kopf.on.startup()\ndef of_module(): print('module')")
     tmp_path.joinpath('script.py').write_text(
         "import functools\nimport kopf\n"
         "def of_script(arg=1): print('script')\n"
         "kopf.on.startup()(of_script)\n"
-        "kopf.on.startup()(functools.partial(of_script, arg=2))\n")
+        "kopf.on.startup()(functools.partial(of_script, arg=2))\n"
+    )
     tmp_path.joinpath('main.py').write_text("from runner_package import handlers")
     monkeypatch.syspath_prepend(tmp_path)
     yield 'runner_package.handlers'
@@ -278,6 +288,7 @@ def test_logging_is_restored(sandbox):
 
 
 # Embedded operators.
+
 
 @pytest.fixture
 def registry():

@@ -1,4 +1,5 @@
 """The webhook service against the sandbox: its Secret, its replicas, and what may be wrong with either."""
+
 import asyncio
 import base64
 import contextlib
@@ -32,6 +33,7 @@ async def client(sandbox):
 
     async def log_in():
         return {'id': login_with_kubeconfig(settings=settings)}
+
     settings.networking.error_backoffs = []
     vault = Vault()
     vault.authenticate = log_in
@@ -46,12 +48,15 @@ async def client(sandbox):
 async def start(client):
     """Start a service, give the iterator of its client configs."""
     async with contextlib.AsyncExitStack() as stack:
+
         async def start(**options):
-            server = kopf.WebhookService(**{
-                'name': 'svc', 'namespace': 'default', 'addr': '127.0.0.1', 'port': 0, **QUICK, **options})
+            server = kopf.WebhookService(
+                **{'name': 'svc', 'namespace': 'default', 'addr': '127.0.0.1', 'port': 0, **QUICK, **options}
+            )
             configs = server(None)
             await stack.enter_async_context(contextlib.aclosing(configs))
             return server, configs
+
         yield start
 
 
@@ -72,7 +77,8 @@ async def test_configs(sandbox, start):
     secret = await sandbox.aio.get('secrets', SECRET)
     assert config == {
         'service': {'namespace': 'default', 'name': 'svc', 'port': 8443, 'path': '/root'},
-        'caBundle': secret['data']['ca.crt']}
+        'caBundle': secret['data']['ca.crt'],
+    }
     assert secret['type'] == 'kubernetes.io/tls'
     assert secret['metadata']['labels'] == {'app.kubernetes.io/managed-by': 'kopf'}
 
@@ -101,8 +107,18 @@ async def test_dead_replicas_are_forgotten(sandbox, start, monkeypatch):
     await anext(configs)
     now = datetime.datetime.now(datetime.UTC)
     dead = f'{PRESENCE_PREFIX}dead'
-    await sandbox.aio.patch('secrets', SECRET, {'metadata': {'annotations': {
-        dead: (now - services.PRESENCE_LIFETIME).isoformat(), f'{PRESENCE_PREFIX}odd': 'rubbish'}}})
+    await sandbox.aio.patch(
+        'secrets',
+        SECRET,
+        {
+            'metadata': {
+                'annotations': {
+                    dead: (now - services.PRESENCE_LIFETIME).isoformat(),
+                    f'{PRESENCE_PREFIX}odd': 'rubbish',
+                }
+            }
+        },
+    )
     async with following(configs):
         found = await sandbox.aio.wait_for('secrets', SECRET, lambda body: dead not in body['metadata']['annotations'])
         assert len(found['metadata']['annotations']) == 1
@@ -178,20 +194,29 @@ async def test_later_failures_leave_what_there_is(sandbox, start, caplog, status
         assert (await task)['caBundle']  # they were broken, so they are made anew, by a new authority
 
 
-@pytest.mark.parametrize('data', [
-    {'ca.key': ''}, {'ca.key': 'eA=='}, dict.fromkeys(services.Keyring.FILES, 'eA=='), {}, None,
-])
+@pytest.mark.parametrize(
+    'data',
+    [
+        {'ca.key': ''},
+        {'ca.key': 'eA=='},
+        dict.fromkeys(services.Keyring.FILES, 'eA=='),
+        {},
+        None,
+    ],
+)
 async def test_broken_secrets_are_written_anew(sandbox, start, data):
-    await sandbox.aio.create({
-        'apiVersion': 'v1', 'kind': 'Secret', 'metadata': {'name': SECRET, 'namespace': 'default'}, 'data': data})
+    await sandbox.aio.create(
+        {'apiVersion': 'v1', 'kind': 'Secret', 'metadata': {'name': SECRET, 'namespace': 'default'}, 'data': data}
+    )
     _, configs = await start()
     assert (await anext(configs))['caBundle'] == (await sandbox.aio.get('secrets', SECRET))['data']['ca.crt']
 
 
 async def test_secrets_of_others_are_left_alone(sandbox, start):
     data = {'password': base64.b64encode(b'x').decode()}
-    await sandbox.aio.create({
-        'apiVersion': 'v1', 'kind': 'Secret', 'metadata': {'name': SECRET, 'namespace': 'default'}, 'data': data})
+    await sandbox.aio.create(
+        {'apiVersion': 'v1', 'kind': 'Secret', 'metadata': {'name': SECRET, 'namespace': 'default'}, 'data': data}
+    )
     _, configs = await start()
     with pytest.raises(WebhookServiceError, match="something else than the certificates .*: password"):
         await anext(configs)
@@ -218,9 +243,16 @@ async def test_it_is_only_for_operators():
         await anext(kopf.WebhookService(name='svc', namespace='default')(None))
 
 
-@pytest.mark.parametrize('options', [
-    {'lifetime': 50}, {'lifetime': 1000, 'overlap': 500}, {'check_interval': 0}, {'overlap': 1}, {'name': ''},
-])
+@pytest.mark.parametrize(
+    'options',
+    [
+        {'lifetime': 50},
+        {'lifetime': 1000, 'overlap': 500},
+        {'check_interval': 0},
+        {'overlap': 1},
+        {'name': ''},
+    ],
+)
 def test_impossible_options(options):
     with pytest.raises(ValueError, match="WebhookService"):
         kopf.WebhookService(**{'name': 'svc', **options})

@@ -1,4 +1,5 @@
 """Webhook servers as their clients see them: over real HTTPS, with certificates of all sorts, good and bad requests."""
+
 import asyncio
 import base64
 import contextlib
@@ -36,13 +37,19 @@ from kopf._core.engines.reviewing import ReviewError
 from kopf._kits import certificates, endpoints, tunnels, webhooks
 
 REVIEW = {
-    'apiVersion': 'admission.k8s.io/v1', 'kind': 'AdmissionReview',
+    'apiVersion': 'admission.k8s.io/v1',
+    'kind': 'AdmissionReview',
     'request': {
-        'uid': 'uid1', 'kind': {'group': 'kopf.dev', 'version': 'v1', 'kind': 'KopfExample'},
+        'uid': 'uid1',
+        'kind': {'group': 'kopf.dev', 'version': 'v1', 'kind': 'KopfExample'},
         'resource': {'group': 'kopf.dev', 'version': 'v1', 'resource': 'kopfexamples'},
-        'name': 'name1', 'namespace': 'ns1', 'operation': 'CREATE', 'userInfo': {'username': 'user1'},
+        'name': 'name1',
+        'namespace': 'ns1',
+        'operation': 'CREATE',
+        'userInfo': {'username': 'user1'},
         'object': {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': {'name': 'name1'}},
-        'oldObject': None, 'dryRun': False,
+        'oldObject': None,
+        'dryRun': False,
     },
 }
 
@@ -72,20 +79,24 @@ def fn() -> Seen:
 async def start(fn: Seen) -> AsyncIterator[Any]:
     """Start a server, give an iterator of its client configs."""
     async with contextlib.AsyncExitStack() as stack:
+
         async def start(server: Any, fn: Any = fn) -> Any:
             configs = server(fn)
             await stack.enter_async_context(contextlib.aclosing(configs))
             return configs
+
         yield start
 
 
 @pytest.fixture
 async def serve(start: Any) -> Any:
     """Start a server, give its first client config."""
+
     async def serve(server: Any, fn: Any = None) -> kopf.WebhookClientConfig:
         configs = await (start(server) if fn is None else start(server, fn))
         config: kopf.WebhookClientConfig = await anext(configs)
         return config
+
     return serve
 
 
@@ -100,8 +111,14 @@ def trust(config: kopf.WebhookClientConfig, *pair: os.PathLike[str]) -> ssl.SSLC
 
 
 async def send(
-        config: kopf.WebhookClientConfig, path: str = '', body: bytes | str | None = None, *, method: str = 'POST',
-        context: ssl.SSLContext | None = None, headers: dict[str, str] | None = None, host: str | None = None,
+    config: kopf.WebhookClientConfig,
+    path: str = '',
+    body: bytes | str | None = None,
+    *,
+    method: str = 'POST',
+    context: ssl.SSLContext | None = None,
+    headers: dict[str, str] | None = None,
+    host: str | None = None,
 ) -> tuple[int, Any]:
     """Send a request as a client that trusts the CA bundle and nothing else; give the status and the JSON."""
     url = urllib.parse.urlsplit(config['url'] or '')
@@ -112,11 +129,13 @@ async def send(
             connection = http.client.HTTPConnection(url.hostname or '', url.port, timeout=5)
         else:
             connection = http.client.HTTPSConnection(
-                host or url.hostname or '', url.port, timeout=5, context=context or trust(config))
+                host or url.hostname or '', url.port, timeout=5, context=context or trust(config)
+            )
         with contextlib.closing(connection):
             connection.request(method, url.path + path, body, headers or {})
             response = connection.getresponse()
             return response.status, json.loads(response.read())
+
     return await asyncio.to_thread(request)
 
 
@@ -144,21 +163,30 @@ def make_client(directory: pathlib.Path, name: str) -> Pair:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
     certificate = x509.CertificateBuilder(
-        subject, subject, key.public_key(), x509.random_serial_number(),
-        now - datetime.timedelta(days=1), now + datetime.timedelta(days=1)).sign(key, hashes.SHA256())
+        subject,
+        subject,
+        key.public_key(),
+        x509.random_serial_number(),
+        now - datetime.timedelta(days=1),
+        now + datetime.timedelta(days=1),
+    ).sign(key, hashes.SHA256())
     pair.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    pair.key.write_bytes(key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+    pair.key.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
     return pair
 
 
 # Where it listens.
 
+
 async def test_defaults(fn: Seen, serve: Any) -> None:
     config = await serve(kopf.WebhookServer())
     assert config['url'].startswith('https://localhost:')
     assert await send(config, '/handler%20id/sub.field?timeout=10s', headers={'X-Own': 'yes'}) == (
-        200, {'response': 'given'})
+        200,
+        {'response': 'given'},
+    )
     ((request, kwargs),) = fn.calls
     assert request == REVIEW
     assert kwargs['webhook'] == 'handler id/sub.field'
@@ -167,10 +195,19 @@ async def test_defaults(fn: Seen, serve: Any) -> None:
     assert fn.limits == [9]
 
 
-@pytest.mark.parametrize('query, limit', [
-    ('?timeout=30s', 29), ('?timeout=1s', 0.9), ('?timeout=500ms', 0.45), ('?timeout=2.5s', 2.25),
-    ('', 29), ('?timeout=', 29), ('?timeout=forever', 29), ('?other=1s', 29),
-])
+@pytest.mark.parametrize(
+    'query, limit',
+    [
+        ('?timeout=30s', 29),
+        ('?timeout=1s', 0.9),
+        ('?timeout=500ms', 0.45),
+        ('?timeout=2.5s', 2.25),
+        ('', 29),
+        ('?timeout=', 29),
+        ('?timeout=forever', 29),
+        ('?other=1s', 29),
+    ],
+)
 async def test_time_limits(fn: Seen, serve: Any, query: str, limit: float) -> None:
     await send(await serve(kopf.WebhookServer(insecure=True)), f'/x{query}')
     assert fn.limits == [pytest.approx(limit)]
@@ -186,9 +223,14 @@ async def test_paths(fn: Seen, serve: Any, path: str | None, expected: str, suff
     assert fn.calls[0][1]['webhook'] == webhook
 
 
-@pytest.mark.parametrize('addr, host', [
-    ('localhost', 'localhost'), ('127.0.0.1', '127.0.0.1'), ('0.0.0.0', '127.0.0.1'),
-])
+@pytest.mark.parametrize(
+    'addr, host',
+    [
+        ('localhost', 'localhost'),
+        ('127.0.0.1', '127.0.0.1'),
+        ('0.0.0.0', '127.0.0.1'),
+    ],
+)
 async def test_addresses(serve: Any, addr: str, host: str) -> None:
     config = await serve(kopf.WebhookServer(addr=addr))
     assert urllib.parse.urlsplit(config['url']).hostname == host
@@ -233,14 +275,17 @@ async def test_the_default_port_is_taken_if_it_is_free(serve: Any, monkeypatch: 
     assert (await send(first))[0] == (await send(second))[0] == 200
 
 
-@pytest.mark.parametrize('server, host', [
-    (kopf.WebhookServer(host='example.com', addr='127.0.0.1'), 'example.com'),
-    (kopf.WebhookK3dServer(), 'host.k3d.internal'),
-    (kopf.WebhookMinikubeServer(), 'host.minikube.internal'),
-    (kopf.WebhookDockerDesktopServer(), 'host.docker.internal'),
-    (kopf.WebhookK3dServer(host='own'), 'own'),
-    (kopf.WebhookAutoServer(host='own'), 'own'),
-])
+@pytest.mark.parametrize(
+    'server, host',
+    [
+        (kopf.WebhookServer(host='example.com', addr='127.0.0.1'), 'example.com'),
+        (kopf.WebhookK3dServer(), 'host.k3d.internal'),
+        (kopf.WebhookMinikubeServer(), 'host.minikube.internal'),
+        (kopf.WebhookDockerDesktopServer(), 'host.docker.internal'),
+        (kopf.WebhookK3dServer(host='own'), 'own'),
+        (kopf.WebhookAutoServer(host='own'), 'own'),
+    ],
+)
 async def test_host_names(serve: Any, server: kopf.WebhookServer, host: str) -> None:
     config = await serve(server)
     url = urllib.parse.urlsplit(config['url'])
@@ -260,6 +305,7 @@ async def test_http(serve: Any) -> None:
 
 
 # How it ends.
+
 
 async def test_it_ends_with_its_generator(start: Any) -> None:
     configs = await start(kopf.WebhookServer())
@@ -323,6 +369,7 @@ async def test_it_can_be_inherited(fn: Seen) -> None:
 
 # Whom clients trust.
 
+
 async def test_self_signed_certificates(serve: Any) -> None:
     server = kopf.WebhookServer(addr='0.0.0.0', host='example.com', extra_sans=['extra.example.com', '10.1.2.3'])
     bundle = base64.b64decode((await serve(server))['caBundle'])
@@ -330,7 +377,9 @@ async def test_self_signed_certificates(serve: Any) -> None:
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ['example.com', 'extra.example.com']
     assert names.get_values_for_type(x509.IPAddress) == [
-        ipaddress.ip_address('127.0.0.1'), ipaddress.ip_address('10.1.2.3')]
+        ipaddress.ip_address('127.0.0.1'),
+        ipaddress.ip_address('10.1.2.3'),
+    ]
     assert certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value == 'example.com'
     assert certificate.not_valid_before_utc < datetime.datetime.now(datetime.UTC)
     assert certificate.not_valid_after_utc > datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=3000)
@@ -341,10 +390,16 @@ async def test_self_signed_certificates_with_passwords(serve: Any, password: str
     assert (await send(await serve(kopf.WebhookServer(password=password))))[0] == 200
 
 
-@pytest.mark.parametrize('hostnames, common_name', [
-    (['1.2.3.4', 'b', 'a'], 'b'), (['1.2.3.4', '::1'], '1.2.3.4'), (['0.0.0.0', '::', '[::1]'], '::1'),
-    (['x' * 60 + '.example.com'], 'x' * 60 + '.exa'), (['bücher.example'], 'xn--bcher-kva.example'),
-])
+@pytest.mark.parametrize(
+    'hostnames, common_name',
+    [
+        (['1.2.3.4', 'b', 'a'], 'b'),
+        (['1.2.3.4', '::1'], '1.2.3.4'),
+        (['0.0.0.0', '::', '[::1]'], '::1'),
+        (['x' * 60 + '.example.com'], 'x' * 60 + '.exa'),
+        (['bücher.example'], 'xn--bcher-kva.example'),
+    ],
+)
 def test_common_names(hostnames: list[str], common_name: str) -> None:
     certificate, key = kopf.WebhookServer.build_certificate(hostnames)
     assert key.startswith(b'-----BEGIN PRIVATE KEY-----')
@@ -362,12 +417,16 @@ def test_keys_are_encrypted() -> None:
     assert key.startswith(b'-----BEGIN ENCRYPTED PRIVATE KEY-----')
 
 
-@pytest.mark.parametrize('failure, text', [
-    (None, 'extra library: run'),
-    (RuntimeError("no OpenSSL"), 'extra library (certbuilder cannot be used here: no OpenSSL): run'),
-])
+@pytest.mark.parametrize(
+    'failure, text',
+    [
+        (None, 'extra library: run'),
+        (RuntimeError("no OpenSSL"), 'extra library (certbuilder cannot be used here: no OpenSSL): run'),
+    ],
+)
 async def test_no_library_for_certificates(
-        monkeypatch: pytest.MonkeyPatch, fn: Seen, failure: Exception | None, text: str) -> None:
+    monkeypatch: pytest.MonkeyPatch, fn: Seen, failure: Exception | None, text: str
+) -> None:
     class Broken(types.ModuleType):
         def __getattr__(self, name: str) -> Any:
             if name.startswith('__'):
@@ -394,28 +453,39 @@ async def test_certbuilder_in_place_of_cryptography(monkeypatch: pytest.MonkeyPa
             return f'certificate by {key}'
 
     monkeypatch.setitem(sys.modules, 'cryptography.x509', None)
-    monkeypatch.setitem(sys.modules, 'certbuilder', types.SimpleNamespace(
-        CertificateBuilder=Builder, pem_armor_certificate=str.encode))
-    monkeypatch.setitem(sys.modules, 'oscrypto', types.SimpleNamespace(asymmetric=types.SimpleNamespace(
-        generate_pair=lambda *_, **__: ('public', 'private'),
-        dump_private_key=lambda key, password, encoding: f'{key} {password} {encoding}'.encode())))
+    monkeypatch.setitem(
+        sys.modules, 'certbuilder', types.SimpleNamespace(CertificateBuilder=Builder, pem_armor_certificate=str.encode)
+    )
+    monkeypatch.setitem(
+        sys.modules,
+        'oscrypto',
+        types.SimpleNamespace(
+            asymmetric=types.SimpleNamespace(
+                generate_pair=lambda *_, **__: ('public', 'private'),
+                dump_private_key=lambda key, password, encoding: f'{key} {password} {encoding}'.encode(),
+            )
+        ),
+    )
     assert certificates.build_certificate(['host', '1.2.3.4'], 'secret') == (
-        b'certificate by private', b'private secret pem')
+        b'certificate by private',
+        b'private secret pem',
+    )
     builder = made['builder']
     assert made['subject'] == {'common_name': 'host'}
     assert (builder.subject_alt_domains, builder.subject_alt_ips) == (['host'], ['1.2.3.4'])
     assert builder.self_signed and builder.ca
 
 
-@pytest.mark.parametrize('given', [
-    {}, {'cadata': b'any CA'}, {'cafile': 'ca.pem'}, {'cafile': 'x', 'cadata': b'any CA'}])
+@pytest.mark.parametrize(
+    'given', [{}, {'cadata': b'any CA'}, {'cafile': 'ca.pem'}, {'cafile': 'x', 'cadata': b'any CA'}]
+)
 async def test_bundles_and_dumps(
-        tmp_path: pathlib.Path, serve: Any, given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: pathlib.Path, serve: Any, given: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     pair = make_server(tmp_path)
     pathlib.Path('ca.pem').write_text('any CA')
-    config = await serve(kopf.WebhookServer(
-        certfile=pair.certificate, pkeyfile=pair.key, cadump='dump.pem', **given))
+    config = await serve(kopf.WebhookServer(certfile=pair.certificate, pkeyfile=pair.key, cadump='dump.pem', **given))
     expected = b'any CA' if given else pair.certificate.read_bytes()
     assert base64.b64decode(config['caBundle']) == expected == pathlib.Path('dump.pem').read_bytes()
 
@@ -459,14 +529,24 @@ async def test_curl_with_the_dumped_bundle(tmp_path: pathlib.Path, serve: Any, g
     files: Any = {'certfile': pair.certificate, 'pkeyfile': pair.key} if given else {}
     config = await serve(kopf.WebhookServer(cadump=tmp_path / 'dump.pem', **files))
     process = await asyncio.create_subprocess_exec(
-        'curl', '--silent', '--show-error', '--cacert', tmp_path / 'dump.pem', f"{config['url']}/handler",
-        '-d', json.dumps(REVIEW), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
+        'curl',
+        '--silent',
+        '--show-error',
+        '--cacert',
+        tmp_path / 'dump.pem',
+        f"{config['url']}/handler",
+        '-d',
+        json.dumps(REVIEW),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
     output, _ = await process.communicate()
     assert json.loads(output) == {'response': 'given'}
     assert fn.calls[0][1]['webhook'] == 'handler'
 
 
 # Whom the server trusts.
+
 
 @pytest.fixture
 def client(tmp_path: pathlib.Path) -> Pair:
@@ -478,13 +558,16 @@ def stranger(tmp_path: pathlib.Path) -> Pair:
     return make_client(tmp_path, 'stranger')
 
 
-@pytest.mark.parametrize('given', [
-    lambda client: {'verify_cafile': client.certificate},
-    lambda client: {'verify_cadata': client.certificate.read_text()},
-    lambda client: {'verify_cafile': client.certificate, 'verify_mode': ssl.CERT_REQUIRED},
-    lambda client: {'cafile': client.certificate},
-    lambda client: {'cadata': client.certificate.read_bytes()},
-])
+@pytest.mark.parametrize(
+    'given',
+    [
+        lambda client: {'verify_cafile': client.certificate},
+        lambda client: {'verify_cadata': client.certificate.read_text()},
+        lambda client: {'verify_cafile': client.certificate, 'verify_mode': ssl.CERT_REQUIRED},
+        lambda client: {'cafile': client.certificate},
+        lambda client: {'cadata': client.certificate.read_bytes()},
+    ],
+)
 async def test_certificates_of_clients(serve: Any, fn: Seen, client: Pair, given: Callable[[Pair], Any]) -> None:
     config = await serve(kopf.WebhookServer(**given(client)))
     context = trust(config, client.certificate, client.key)
@@ -508,7 +591,8 @@ async def test_clients_that_must_have_certificates(serve: Any, fn: Seen, client:
 
 @pytest.mark.parametrize('mode', [None, ssl.CERT_OPTIONAL, ssl.CERT_REQUIRED])
 async def test_clients_with_wrong_certificates(
-        serve: Any, fn: Seen, client: Pair, stranger: Pair, mode: ssl.VerifyMode | None) -> None:
+    serve: Any, fn: Seen, client: Pair, stranger: Pair, mode: ssl.VerifyMode | None
+) -> None:
     config = await serve(kopf.WebhookServer(verify_cafile=client.certificate, verify_mode=mode))
     with pytest.raises((OSError, http.client.HTTPException)):
         await send(config, context=trust(config, stranger.certificate, stranger.key))
@@ -523,10 +607,14 @@ async def test_certificates_of_clients_are_ignored_if_not_verified(serve: Any, f
 
 # Files that change.
 
+
 async def test_changed_certificates_are_used_at_once(tmp_path: pathlib.Path, start: Any) -> None:
     pair = make_server(tmp_path)
-    configs = await start(kopf.WebhookServer(
-        certfile=pair.certificate, pkeyfile=pair.key, cadump=tmp_path / 'dump.pem', file_check_interval=0.01))
+    configs = await start(
+        kopf.WebhookServer(
+            certfile=pair.certificate, pkeyfile=pair.key, cadump=tmp_path / 'dump.pem', file_check_interval=0.01
+        )
+    )
     before = await anext(configs)
     upcoming = asyncio.create_task(anext(configs))
     pair.renew('localhost')
@@ -540,8 +628,7 @@ async def test_changed_certificates_are_used_at_once(tmp_path: pathlib.Path, sta
 
 async def test_connections_outlive_the_change_of_certificates(tmp_path: pathlib.Path, start: Any) -> None:
     pair = make_server(tmp_path)
-    configs = await start(kopf.WebhookServer(
-        certfile=pair.certificate, pkeyfile=pair.key, file_check_interval=0.01))
+    configs = await start(kopf.WebhookServer(certfile=pair.certificate, pkeyfile=pair.key, file_check_interval=0.01))
     config = await anext(configs)
     url = urllib.parse.urlsplit(config['url'])
     connection = http.client.HTTPSConnection(url.hostname or '', url.port, timeout=5, context=trust(config))
@@ -561,10 +648,10 @@ async def test_connections_outlive_the_change_of_certificates(tmp_path: pathlib.
 
 
 async def test_broken_files_are_waited_for(
-        tmp_path: pathlib.Path, start: Any, caplog: pytest.LogCaptureFixture) -> None:
+    tmp_path: pathlib.Path, start: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     pair = make_server(tmp_path)
-    configs = await start(kopf.WebhookServer(
-        certfile=pair.certificate, pkeyfile=pair.key, file_check_interval=0.01))
+    configs = await start(kopf.WebhookServer(certfile=pair.certificate, pkeyfile=pair.key, file_check_interval=0.01))
     before = await anext(configs)
     upcoming = asyncio.create_task(anext(configs))
     good = certificates.build_certificate(['localhost'])
@@ -578,7 +665,8 @@ async def test_broken_files_are_waited_for(
 
 
 async def test_changed_authorities_of_clients(
-        tmp_path: pathlib.Path, start: Any, fn: Seen, client: Pair, stranger: Pair) -> None:
+    tmp_path: pathlib.Path, start: Any, fn: Seen, client: Pair, stranger: Pair
+) -> None:
     cafile = tmp_path / 'clients.pem'
     shutil.copy(client.certificate, cafile)
     configs = await start(kopf.WebhookServer(verify_cafile=cafile, file_check_interval=0.01))
@@ -602,22 +690,27 @@ async def test_changed_authorities_of_clients(
 
 # Bad requests.
 
-@pytest.mark.parametrize('options, status, reason', [
-    ({'body': '{bad'}, 400, 'The request is not JSON'),
-    ({'body': ''}, 400, 'The request is not JSON'),
-    ({'body': b'\xff\xfe'}, 400, 'The request is not JSON'),
-    ({'body': '[' * 100000}, 400, 'The request is not JSON'),
-    ({'body': '[]'}, 400, 'The request is not a JSON object'),
-    ({'body': '"text"'}, 400, 'The request is not a JSON object'),
-    ({'body': 'null'}, 400, 'The request is not a JSON object'),
-    ({'body': b'rubbish', 'headers': {'Content-Encoding': 'gzip'}}, 400, ''),
-    ({'method': 'GET'}, 405, 'POST'),
-    ({'method': 'PUT'}, 405, 'POST'),
-    ({'method': 'DELETE'}, 405, 'POST'),
-    ({'path': 'ed'}, 404, '/rooted'),
-])
+
+@pytest.mark.parametrize(
+    'options, status, reason',
+    [
+        ({'body': '{bad'}, 400, 'The request is not JSON'),
+        ({'body': ''}, 400, 'The request is not JSON'),
+        ({'body': b'\xff\xfe'}, 400, 'The request is not JSON'),
+        ({'body': '[' * 100000}, 400, 'The request is not JSON'),
+        ({'body': '[]'}, 400, 'The request is not a JSON object'),
+        ({'body': '"text"'}, 400, 'The request is not a JSON object'),
+        ({'body': 'null'}, 400, 'The request is not a JSON object'),
+        ({'body': b'rubbish', 'headers': {'Content-Encoding': 'gzip'}}, 400, ''),
+        ({'method': 'GET'}, 405, 'POST'),
+        ({'method': 'PUT'}, 405, 'POST'),
+        ({'method': 'DELETE'}, 405, 'POST'),
+        ({'path': 'ed'}, 404, '/rooted'),
+    ],
+)
 async def test_bad_requests(
-        serve: Any, fn: Seen, caplog: pytest.LogCaptureFixture, options: Any, status: int, reason: str) -> None:
+    serve: Any, fn: Seen, caplog: pytest.LogCaptureFixture, options: Any, status: int, reason: str
+) -> None:
     config = await serve(kopf.WebhookServer(insecure=True, path='/root'))
     got, answer = await send(config, **options)
     assert got == status
@@ -644,11 +737,18 @@ async def test_requests_too_large(serve: Any, fn: Seen, headers: dict[str, str])
     assert not fn.calls
 
 
-@pytest.mark.parametrize('sent', [
-    b'rubbish\r\n\r\n', b'POST / HTTP/9.9\r\n\r\n', b'\x16\x03\x01\x02\x00\x01\x00\x01\xfc', b'\x00' * 1000,
-    b'POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n', b'POST /' + b'x' * 100000 + b' HTTP/1.1\r\n\r\n',
-    b'POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{}',
-])
+@pytest.mark.parametrize(
+    'sent',
+    [
+        b'rubbish\r\n\r\n',
+        b'POST / HTTP/9.9\r\n\r\n',
+        b'\x16\x03\x01\x02\x00\x01\x00\x01\xfc',
+        b'\x00' * 1000,
+        b'POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n',
+        b'POST /' + b'x' * 100000 + b' HTTP/1.1\r\n\r\n',
+        b'POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{}',
+    ],
+)
 async def test_what_is_no_http(serve: Any, fn: Seen, caplog: pytest.LogCaptureFixture, sent: bytes) -> None:
     config = await serve(kopf.WebhookServer(insecure=True))
     url = urllib.parse.urlsplit(config['url'])
@@ -716,13 +816,16 @@ async def test_reviews_at_once_are_answered_in_their_order(serve: Any, insecure:
     config = await serve(kopf.WebhookServer(insecure=insecure), fn)
     sent = b''.join(as_request(path=f'/{number}') for number in range(10)) + as_request(path='/last', headers=LAST)
     assert await converse(config, sent) == [(200, {'webhook': str(number)}) for number in range(10)] + [
-        (200, {'webhook': 'last'})]
+        (200, {'webhook': 'last'})
+    ]
 
 
 async def test_time_limits_are_of_requests_and_not_of_connections(fn: Seen, serve: Any) -> None:
     config = await serve(kopf.WebhookServer(insecure=True))
-    await converse(config, as_request(path='/x?timeout=5s') + as_request() + as_request(path='/x?a&timeout=2s')
-                   + as_request(headers=LAST))
+    await converse(
+        config,
+        as_request(path='/x?timeout=5s') + as_request() + as_request(path='/x?a&timeout=2s') + as_request(headers=LAST),
+    )
     assert fn.limits == [4.5, 29, 1.8, 29]
 
 
@@ -734,7 +837,8 @@ async def test_reviews_of_half_closed_connections(fn: Seen, serve: Any) -> None:
 
 
 async def test_reviews_that_come_too_slowly(
-        fn: Seen, serve: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    fn: Seen, serve: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(endpoints, 'REQUEST_TIMEOUT', 0.1)
     config = await serve(kopf.WebhookServer())
     ((status, answer),) = await converse(config, as_request()[:-1])
@@ -761,7 +865,8 @@ async def test_nothing_is_handled_behind_what_is_no_http(fn: Seen, serve: Any) -
 @pytest.mark.parametrize('insecure', [True, False])
 @pytest.mark.parametrize('sent', [b'', b'POST /x HT', b'POST /x HTTP/1.1\r\nHost: x\r\n', as_request()[:-1]])
 async def test_clients_that_begin_nothing_or_half_a_request_are_left(
-        fn: Seen, serve: Any, monkeypatch: pytest.MonkeyPatch, sent: bytes, insecure: bool) -> None:
+    fn: Seen, serve: Any, monkeypatch: pytest.MonkeyPatch, sent: bytes, insecure: bool
+) -> None:
     monkeypatch.setattr(endpoints, 'REQUEST_TIMEOUT', 0.1)
     monkeypatch.setattr(endpoints, 'KEEPALIVE_TIMEOUT', 0.1)
     reader, writer = await connect(await serve(kopf.WebhookServer(insecure=insecure)))
@@ -774,8 +879,7 @@ async def test_clients_that_begin_nothing_or_half_a_request_are_left(
     assert not fn.calls
 
 
-async def test_clients_that_send_nothing_after_an_answer_are_left(
-        serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_clients_that_send_nothing_after_an_answer_are_left(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoints, 'KEEPALIVE_TIMEOUT', 0.1)
     config = await serve(kopf.WebhookServer())
     async with asyncio.timeout(30):
@@ -784,7 +888,8 @@ async def test_clients_that_send_nothing_after_an_answer_are_left(
 
 @pytest.mark.parametrize('insecure', [True, False])
 async def test_clients_that_do_not_read_their_answers_are_left(
-        serve: Any, monkeypatch: pytest.MonkeyPatch, insecure: bool) -> None:
+    serve: Any, monkeypatch: pytest.MonkeyPatch, insecure: bool
+) -> None:
     monkeypatch.setattr(endpoints, 'REQUEST_TIMEOUT', 0.1)
 
     async def talkative(request: Any, **_: Any) -> Any:
@@ -807,17 +912,21 @@ async def test_large_answers_are_read_at_leisure(serve: Any, monkeypatch: pytest
     async def talkative(request: Any, **_: Any) -> Any:
         return {'response': 'x' * 20_000_000}
 
-    ((status, answer),) = await converse(
-        await serve(kopf.WebhookServer(), talkative), as_request(headers=LAST))
+    ((status, answer),) = await converse(await serve(kopf.WebhookServer(), talkative), as_request(headers=LAST))
     assert (status, len(answer['response'])) == (200, 20_000_000)
 
 
-@pytest.mark.parametrize('body, encoding, status', [
-    (gzip.compress(json.dumps(REVIEW).encode()), 'gzip', 200),
-    (zlib.compress(json.dumps(REVIEW).encode()), 'Deflate', 200),
-    (gzip.compress(json.dumps(REVIEW).encode())[:-20], 'gzip', 400), (b'rubbish', 'gzip', 400),
-    (b'rubbish', 'br', 415), (gzip.compress(b' ' * 20 * 1024 * 1024), 'gzip', 413),
-])
+@pytest.mark.parametrize(
+    'body, encoding, status',
+    [
+        (gzip.compress(json.dumps(REVIEW).encode()), 'gzip', 200),
+        (zlib.compress(json.dumps(REVIEW).encode()), 'Deflate', 200),
+        (gzip.compress(json.dumps(REVIEW).encode())[:-20], 'gzip', 400),
+        (b'rubbish', 'gzip', 400),
+        (b'rubbish', 'br', 415),
+        (gzip.compress(b' ' * 20 * 1024 * 1024), 'gzip', 413),
+    ],
+)
 async def test_compressed_reviews(serve: Any, fn: Seen, body: bytes, encoding: str, status: int) -> None:
     config = await serve(kopf.WebhookServer(insecure=True))
     headers = f'Content-Encoding: {encoding}\r\n{LAST}'
@@ -825,8 +934,7 @@ async def test_compressed_reviews(serve: Any, fn: Seen, body: bytes, encoding: s
     assert [request for request, _ in fn.calls] == ([REVIEW] if status == 200 else [])
 
 
-async def test_answers_that_take_too_long_are_not_given_at_the_end(
-        start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answers_that_take_too_long_are_not_given_at_the_end(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoints, 'SHUTDOWN_TIMEOUT', 0.1)
     begun, cancelled = asyncio.Event(), asyncio.Event()
 
@@ -872,19 +980,26 @@ async def test_failed_reviews(serve: Any, fn: Seen, caplog: pytest.LogCaptureFix
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=5), children, max_size=3))
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=5), children, max_size=3),
+)
 FIELDS = st.dictionaries(st.sampled_from([*REVIEW['request'], 'subResource', 'options']), JSON, max_size=3)
 
 
 @hypothesis.settings(max_examples=200, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 @hypothesis.given(
-    body=st.binary() | st.text().map(str.encode) | JSON.map(lambda value: json.dumps(value).encode())
+    body=st.binary()
+    | st.text().map(str.encode)
+    | JSON.map(lambda value: json.dumps(value).encode())
     | st.builds(lambda fields: json.dumps({**REVIEW, 'request': {**REVIEW['request'], **fields}}).encode(), FIELDS)
-    | st.builds(lambda fields: json.dumps({**REVIEW, 'request': {
-        **REVIEW['request'], 'object': {**REVIEW['request']['object'], **fields}}}).encode(),
-        st.dictionaries(st.sampled_from(['metadata', 'spec', 'status', 'kind']), JSON)),
+    | st.builds(
+        lambda fields: json.dumps(
+            {**REVIEW, 'request': {**REVIEW['request'], 'object': {**REVIEW['request']['object'], **fields}}}
+        ).encode(),
+        st.dictionaries(st.sampled_from(['metadata', 'spec', 'status', 'kind']), JSON),
+    ),
     path=st.sampled_from(['', '/', '/refusing', '/validating', '/mutating', '/unknown', '/%00', '//', '/%ff']),
-    method=st.sampled_from(['POST', 'POST', 'POST', 'GET', 'PATCH']))
+    method=st.sampled_from(['POST', 'POST', 'POST', 'GET', 'PATCH']),
+)
 def test_whatever_is_sent_is_answered_or_refused(endless_server: Any, body: bytes, path: str, method: str) -> None:
     status, answer = endless_server(path, body, method=method)
     assert status == 200 or 400 <= status < 500
@@ -912,7 +1027,8 @@ def endless_server() -> Iterator[Any]:
 
     resource = Resource('kopf.dev', 'v1', 'kopfexamples', kind='KopfExample', namespaced=True)
     reviewer = Reviewer(
-        settings=kopf.OperatorSettings(), memo=kopf.Memo(), indices={}, memos=lambda resource, metadata: None)
+        settings=kopf.OperatorSettings(), memo=kopf.Memo(), indices={}, memos=lambda resource, metadata: None
+    )
     reviewer.serve({handler: [resource] for handler in registry.webhooks})
     with asyncio.Runner() as runner:
         configs = kopf.WebhookServer(insecure=True)(reviewer)
@@ -922,6 +1038,7 @@ def endless_server() -> Iterator[Any]:
 
 
 # Where the cluster is.
+
 
 class FakeVault:
     def __init__(self, info: Any) -> None:
@@ -940,8 +1057,7 @@ def pretend(tmp_path: pathlib.Path) -> Iterator[Any]:
         pair = make_server(tmp_path, *names, 'localhost')
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(pair.certificate, pair.key)
-        server = await asyncio.start_server(
-            lambda reader, writer: writer.close(), 'localhost', 0, ssl=context)
+        server = await asyncio.start_server(lambda reader, writer: writer.close(), 'localhost', 0, ssl=context)
         servers.append(server)
         port = server.sockets[0].getsockname()[1]
         info = kopf.ConnectionInfo(server=f'https://localhost:{port}', ca_path=str(pair.certificate))
@@ -952,11 +1068,17 @@ def pretend(tmp_path: pathlib.Path) -> Iterator[Any]:
         server.close()
 
 
-@pytest.mark.parametrize('name, host', [
-    ('k3s', 'host.k3d.internal'), ('minikube', 'host.minikube.internal'), ('minikubeCA', 'host.minikube.internal'),
-    ('k3s-server-ca@123', 'host.k3d.internal'), ('docker-desktop', 'host.docker.internal'),
-    ('kubernetes', None),
-])
+@pytest.mark.parametrize(
+    'name, host',
+    [
+        ('k3s', 'host.k3d.internal'),
+        ('minikube', 'host.minikube.internal'),
+        ('minikubeCA', 'host.minikube.internal'),
+        ('k3s-server-ca@123', 'host.k3d.internal'),
+        ('docker-desktop', 'host.docker.internal'),
+        ('kubernetes', None),
+    ],
+)
 async def test_clusters_are_recognised(pretend: Any, serve: Any, name: str, host: str | None) -> None:
     await pretend(name)
     assert await kopf.WebhookAutoServer.guess_host() == host
@@ -990,16 +1112,24 @@ def ngrok(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     def disconnect(url: str, **options: Any) -> None:
         calls.append(('disconnect', url))
 
-    monkeypatch.setitem(sys.modules, 'pyngrok', types.SimpleNamespace(
-        exception=types.SimpleNamespace(PyngrokError=NgrokError),
-        conf=types.SimpleNamespace(PyngrokConfig=types.SimpleNamespace),
-        ngrok=types.SimpleNamespace(connect=connect, disconnect=disconnect)))
+    monkeypatch.setitem(
+        sys.modules,
+        'pyngrok',
+        types.SimpleNamespace(
+            exception=types.SimpleNamespace(PyngrokError=NgrokError),
+            conf=types.SimpleNamespace(PyngrokConfig=types.SimpleNamespace),
+            ngrok=types.SimpleNamespace(connect=connect, disconnect=disconnect),
+        ),
+    )
     return calls
 
 
 async def test_ngrok(ngrok: list[Any], start: Any, fn: Seen) -> None:
-    configs = await start(kopf.WebhookNgrokTunnel(
-        addr='127.0.0.1', path='/root', token='token1', region='eu', binary=pathlib.Path('/usr/bin/ngrok')))
+    configs = await start(
+        kopf.WebhookNgrokTunnel(
+            addr='127.0.0.1', path='/root', token='token1', region='eu', binary=pathlib.Path('/usr/bin/ngrok')
+        )
+    )
     config = await anext(configs)
     assert config == {'url': 'https://random.ngrok.example/root'}
     ((_, local, proto, settings, options),) = ngrok

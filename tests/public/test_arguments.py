@@ -1,4 +1,5 @@
 """Functions of all kinds take the arguments that they name, and no others, without ``**_``."""
+
 import pathlib
 import urllib.request
 
@@ -111,10 +112,31 @@ def tick(patch, started, runtime):
 def probe(retry):
     say('probe', retry == 0)
 """
-EXPECTED = {'startup', 'schedule', 'event', 'bare', 'partial', 'callable', 'method', 'static', 'class', 'wrapper',
-            'inner', 'create', 'child', 'probe', 'daemon', 'timer', 'field'}
-BODY = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'spec': {'size': 3},
-        'metadata': {'name': 'x', 'labels': {'a': '1', 'b': '2'}, 'annotations': {'c': '1'}}}
+EXPECTED = {
+    'startup',
+    'schedule',
+    'event',
+    'bare',
+    'partial',
+    'callable',
+    'method',
+    'static',
+    'class',
+    'wrapper',
+    'inner',
+    'create',
+    'child',
+    'probe',
+    'daemon',
+    'timer',
+    'field',
+}
+BODY = {
+    'apiVersion': 'kopf.dev/v1',
+    'kind': 'KopfExample',
+    'spec': {'size': 3},
+    'metadata': {'name': 'x', 'labels': {'a': '1', 'b': '2'}, 'annotations': {'c': '1'}},
+}
 
 
 def test_functions_of_all_kinds_get_what_they_name(kopf_sandbox, kopf_operator, tmp_path):
@@ -196,11 +218,17 @@ def child(ARGUMENTS):
 """
 
 
-@pytest.mark.parametrize('signature, message', [
-    ('specs', "asks for 'specs', which it is not given. There is no such argument, and no index of this name. "
-              "Did you mean spec?"),
-    ('event', "asks for 'event', which it is not given. It is given to: @kopf.on.event."),
-])
+@pytest.mark.parametrize(
+    'signature, message',
+    [
+        (
+            'specs',
+            "asks for 'specs', which it is not given. There is no such argument, and no index of this name. "
+            "Did you mean spec?",
+        ),
+        ('event', "asks for 'event', which it is not given. It is given to: @kopf.on.event."),
+    ],
+)
 def test_sub_handlers_that_ask_for_what_there_is_not(kopf_sandbox, kopf_operator, tmp_path, signature, message):
     (tmp_path / 'handlers.py').write_text(SUBHANDLERS.replace('ARGUMENTS', signature))
     kopf_sandbox.apply(CRD)

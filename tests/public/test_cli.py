@@ -1,4 +1,5 @@
 """The command line: exit codes, what is said, and what reaches the operator."""
+
 import asyncio
 import contextvars
 import json
@@ -37,6 +38,7 @@ def _restored_process(monkeypatch, tmp_path):
 @pytest.fixture()
 def operator(monkeypatch):
     """Instead of the operator: remembers how it was run, and can fail."""
+
     class Operator:
         error = None
         kwargs = None
@@ -80,9 +82,23 @@ def test_help(invoke):
 def test_help_of_run(invoke):
     result = invoke('run', '--help')
     assert result.exit_code == 0
-    for option in ['--verbose', '--debug', '--quiet', '--log-format', '--log-refkey', '--log-prefix', '--no-log-prefix',
-                   '--all-namespaces', '--namespace', '--standalone', '--dev', '--liveness', '--peering', '--priority',
-                   '--module']:
+    for option in [
+        '--verbose',
+        '--debug',
+        '--quiet',
+        '--log-format',
+        '--log-refkey',
+        '--log-prefix',
+        '--no-log-prefix',
+        '--all-namespaces',
+        '--namespace',
+        '--standalone',
+        '--dev',
+        '--liveness',
+        '--peering',
+        '--priority',
+        '--module',
+    ]:
         assert option in result.output
 
 
@@ -92,15 +108,18 @@ def test_version(invoke):
     assert re.match(r'kopf, version 1\.\d+\.\d+ \(.*compatible with upstream kopf 1\.45\.2\)$', result.output)
 
 
-@pytest.mark.parametrize('args, hint', [
-    (['nonsense'], 'nonsense'),
-    (['run', '--nonsense'], '--nonsense'),
-    (['run', '-A', '-n', 'x'], '--all-namespaces'),
-    (['run', '-n', ''], "No namespace can be named ''"),
-    (['run', '-n', 'Team_X'], "No namespace can be named 'Team_X'"),
-    (['run', '--log-format=xml'], 'xml'),
-    (['run', '-p', 'high'], 'high'),
-])
+@pytest.mark.parametrize(
+    'args, hint',
+    [
+        (['nonsense'], 'nonsense'),
+        (['run', '--nonsense'], '--nonsense'),
+        (['run', '-A', '-n', 'x'], '--all-namespaces'),
+        (['run', '-n', ''], "No namespace can be named ''"),
+        (['run', '-n', 'Team_X'], "No namespace can be named 'Team_X'"),
+        (['run', '--log-format=xml'], 'xml'),
+        (['run', '-p', 'high'], 'high'),
+    ],
+)
 def test_wrong_usage(invoke, operator, args, hint):
     result = invoke(*args)
     assert result.exit_code == 2
@@ -115,58 +134,78 @@ def test_defaults(invoke, operator, handlers):
     assert operator.loop_state == (False, False)
     assert operator.kwargs.pop('registry') is operator.registry
     assert operator.kwargs == {
-        'settings': None, 'vault': None, 'ready_flag': None, 'stop_flag': None,
-        'namespaces': (), 'clusterwide': False, 'standalone': None, 'priority': None,
-        'peering_name': None, 'liveness_endpoint': None,
+        'settings': None,
+        'vault': None,
+        'ready_flag': None,
+        'stop_flag': None,
+        'namespaces': (),
+        'clusterwide': False,
+        'standalone': None,
+        'priority': None,
+        'peering_name': None,
+        'liveness_endpoint': None,
     }
 
 
-@pytest.mark.parametrize('args, expected', [
-    (['-A'], {'clusterwide': True}),
-    (['--all-namespaces'], {'clusterwide': True}),
-    (['-n', 'a', '--namespace', 'b*,!c'], {'namespaces': ('a', 'b*,!c')}),
-    (['--standalone'], {'standalone': True}),
-    (['--dev'], {'priority': 666}),
-    (['-p', '5'], {'priority': 5}),
-    (['--priority=0', '--dev'], {'priority': 0}),
-    (['-P', 'name'], {'peering_name': 'name'}),
-    (['--peering=name'], {'peering_name': 'name'}),
-    (['-L', 'http://:80/'], {'liveness_endpoint': 'http://:80/'}),
-    (['--liveness=http://:80/'], {'liveness_endpoint': 'http://:80/'}),
-])
+@pytest.mark.parametrize(
+    'args, expected',
+    [
+        (['-A'], {'clusterwide': True}),
+        (['--all-namespaces'], {'clusterwide': True}),
+        (['-n', 'a', '--namespace', 'b*,!c'], {'namespaces': ('a', 'b*,!c')}),
+        (['--standalone'], {'standalone': True}),
+        (['--dev'], {'priority': 666}),
+        (['-p', '5'], {'priority': 5}),
+        (['--priority=0', '--dev'], {'priority': 0}),
+        (['-P', 'name'], {'peering_name': 'name'}),
+        (['--peering=name'], {'peering_name': 'name'}),
+        (['-L', 'http://:80/'], {'liveness_endpoint': 'http://:80/'}),
+        (['--liveness=http://:80/'], {'liveness_endpoint': 'http://:80/'}),
+    ],
+)
 def test_options(invoke, operator, handlers, args, expected):
     assert invoke('run', *args, handlers).exit_code == 0
     assert operator.kwargs | expected == operator.kwargs
 
 
-@pytest.mark.parametrize('name, value, expected', [
-    ('ALL_NAMESPACES', '1', {'clusterwide': True}),
-    ('CLUSTERWIDE', '1', {'clusterwide': True}),
-    ('NAMESPACE', 'a b*', {'namespaces': ('a', 'b*')}),
-    ('NAMESPACES', 'a b*', {'namespaces': ('a', 'b*')}),
-    ('STANDALONE', 'true', {'standalone': True}),
-    ('DEV', '1', {'priority': 666}),
-    ('PRIORITY', '5', {'priority': 5}),
-    ('PEERING', 'name', {'peering_name': 'name'}),
-    ('PEERING_NAME', 'name', {'peering_name': 'name'}),
-    ('LIVENESS', 'http://:80/', {'liveness_endpoint': 'http://:80/'}),
-    ('LIVENESS_ENDPOINT', 'http://:80/', {'liveness_endpoint': 'http://:80/'}),
-    ('PRIORITY', '', {'priority': None}),
-])
+@pytest.mark.parametrize(
+    'name, value, expected',
+    [
+        ('ALL_NAMESPACES', '1', {'clusterwide': True}),
+        ('CLUSTERWIDE', '1', {'clusterwide': True}),
+        ('NAMESPACE', 'a b*', {'namespaces': ('a', 'b*')}),
+        ('NAMESPACES', 'a b*', {'namespaces': ('a', 'b*')}),
+        ('STANDALONE', 'true', {'standalone': True}),
+        ('DEV', '1', {'priority': 666}),
+        ('PRIORITY', '5', {'priority': 5}),
+        ('PEERING', 'name', {'peering_name': 'name'}),
+        ('PEERING_NAME', 'name', {'peering_name': 'name'}),
+        ('LIVENESS', 'http://:80/', {'liveness_endpoint': 'http://:80/'}),
+        ('LIVENESS_ENDPOINT', 'http://:80/', {'liveness_endpoint': 'http://:80/'}),
+        ('PRIORITY', '', {'priority': None}),
+    ],
+)
 def test_options_from_the_environment(invoke, operator, handlers, name, value, expected):
     assert invoke('run', handlers, env={f'KOPF_RUN_{name}': value}).exit_code == 0
     assert operator.kwargs | expected == operator.kwargs
 
 
-@pytest.mark.parametrize('name, value, words', [
-    ('VERBOSE', '1', ['a bit', 'usual', 'bad']), ('DEBUG', '1', ['a bit', 'usual', 'bad']), ('QUIET', '1', ['bad']),
-    ('LOG_FORMAT', 'json', ['{"message": "usual"', '{"message": "bad"']),
-    ('LOG_PREFIX', '0', ['usual', 'bad']), ('MODULE', 'other', ['usual', 'bad', 'of the other']),
-])
+@pytest.mark.parametrize(
+    'name, value, words',
+    [
+        ('VERBOSE', '1', ['a bit', 'usual', 'bad']),
+        ('DEBUG', '1', ['a bit', 'usual', 'bad']),
+        ('QUIET', '1', ['bad']),
+        ('LOG_FORMAT', 'json', ['{"message": "usual"', '{"message": "bad"']),
+        ('LOG_PREFIX', '0', ['usual', 'bad']),
+        ('MODULE', 'other', ['usual', 'bad', 'of the other']),
+    ],
+)
 def test_options_of_logging_and_modules_from_the_environment(invoke, operator, tmp_path, name, value, words):
     tmp_path.joinpath('one.py').write_text(
         "import kopf, logging; logging.debug('a bit'); logging.info('usual'); logging.warning('bad')\n"
-        "kopf.on.event('kopfexamples')(lambda **_: None)")
+        "kopf.on.event('kopfexamples')(lambda **_: None)"
+    )
     tmp_path.joinpath('other.py').write_text("import logging; logging.warning('of the other')")
     environment = {'KOPF_RUN_LOG_FORMAT': 'plain', f'KOPF_RUN_{name}': value}
     result = invoke('run', 'one.py', env=environment)
@@ -219,8 +258,12 @@ def test_controls(invoke, operator, handlers):
     loop = asyncio.new_event_loop()
     try:
         controls = CLIControls(
-            ready_flag=asyncio.Event(), stop_flag=asyncio.Event(), vault=object(),
-            registry=OperatorRegistry(), settings=object(), loop=loop,
+            ready_flag=asyncio.Event(),
+            stop_flag=asyncio.Event(),
+            vault=object(),
+            registry=OperatorRegistry(),
+            settings=object(),
+            loop=loop,
         )
         assert invoke('run', handlers, obj=controls).exit_code == 0
         assert operator.registry is controls.registry
@@ -233,8 +276,9 @@ def test_controls(invoke, operator, handlers):
 
 def test_files_and_modules_are_loaded_with_the_logging_configured(invoke, operator, tmp_path):
     for name in ['one', 'two_module']:
-        tmp_path.joinpath(f'{name}.py').write_text(f"import kopf, logging; logging.info('hello from {name}')\n"
-                                                   f"kopf.on.event('kopfexamples')(lambda **_: None)")
+        tmp_path.joinpath(f'{name}.py').write_text(
+            f"import kopf, logging; logging.info('hello from {name}')\nkopf.on.event('kopfexamples')(lambda **_: None)"
+        )
     result = invoke('run', '--log-format=plain', '-m', 'two_module', 'one.py')
     assert result.output.splitlines() == ["hello from one", "hello from two_module"]
 
@@ -246,12 +290,15 @@ def test_asyncio_is_debugged_too(invoke, operator, handlers):
     assert operator.loop_state == (False, True)
 
 
-@pytest.mark.parametrize('args, words', [
-    (['missing.py'], ['missing.py']),
-    (['-m', 'missing_x'], ['missing_x']),
-    (['broken.py'], ['ModuleNotFoundError', 'missing_x', 'broken.py:1']),
-    (['syntax.py'], ['SyntaxError', 'def (:']),
-])
+@pytest.mark.parametrize(
+    'args, words',
+    [
+        (['missing.py'], ['missing.py']),
+        (['-m', 'missing_x'], ['missing_x']),
+        (['broken.py'], ['ModuleNotFoundError', 'missing_x', 'broken.py:1']),
+        (['syntax.py'], ['SyntaxError', 'def (:']),
+    ],
+)
 def test_loading_errors(invoke, operator, tmp_path, args, words):
     tmp_path.joinpath('broken.py').write_text("import missing_x\n")
     tmp_path.joinpath('syntax.py').write_text("def (:\n")
@@ -274,12 +321,15 @@ def chained(error, cause):
     return error
 
 
-@pytest.mark.parametrize('error, text', [
-    (LoginError("Nothing to log in with."), "Nothing to log in with."),
-    (ActivityError(Activity.STARTUP, {}), "The activity 'startup' has failed: "),
-    (chained(LoginError("No way."), ValueError("boo")), "No way. Caused by ValueError: boo"),
-    (chained(LoginError("No way: boo"), ValueError("boo")), "No way: boo"),
-])
+@pytest.mark.parametrize(
+    'error, text',
+    [
+        (LoginError("Nothing to log in with."), "Nothing to log in with."),
+        (ActivityError(Activity.STARTUP, {}), "The activity 'startup' has failed: "),
+        (chained(LoginError("No way."), ValueError("boo")), "No way. Caused by ValueError: boo"),
+        (chained(LoginError("No way: boo"), ValueError("boo")), "No way: boo"),
+    ],
+)
 def test_known_failures_are_short(invoke, operator, handlers, error, text):
     operator.error = error
     result = invoke('run', '--log-format=plain', handlers)

@@ -1,4 +1,5 @@
 """The commands for people who pause and resume operators: their options, and what becomes of them."""
+
 import contextvars
 
 import pytest
@@ -15,6 +16,7 @@ RESUME = ['resume', '-P', 'mine']
 @pytest.fixture
 def operator(monkeypatch):
     """Instead of the operator: remembers how it was run, and can fail."""
+
     class Operator:
         error = None
         kwargs = None
@@ -33,7 +35,8 @@ def operator(monkeypatch):
 @pytest.fixture
 def invoke():
     return lambda *args, **kwargs: contextvars.copy_context().run(
-        CliRunner().invoke, main, args, prog_name='kopf', **kwargs)
+        CliRunner().invoke, main, args, prog_name='kopf', **kwargs
+    )
 
 
 @pytest.mark.parametrize('command', ['freeze', 'resume'])
@@ -46,16 +49,19 @@ def test_help(invoke, command):
         assert (option in result.output) == (command == 'freeze')
 
 
-@pytest.mark.parametrize('args, hint', [
-    (['freeze'], '--peering'),
-    (['freeze', '-p', '5', '-t', '60'], '--peering'),
-    (['freeze', '-P', 'mine', '-t', '60'], '--priority'),
-    (['freeze', '-P', 'mine', '-p', '5'], '--lifetime'),
-    (['freeze', '-P', 'mine', '-p', '5', '-t', 'long'], 'long'),
-    (['resume'], '--peering'),
-    ([*FREEZE, '-A', '-n', 'x'], '--all-namespaces'),
-    ([*RESUME, '-A', '-n', 'x'], '--all-namespaces'),
-])
+@pytest.mark.parametrize(
+    'args, hint',
+    [
+        (['freeze'], '--peering'),
+        (['freeze', '-p', '5', '-t', '60'], '--peering'),
+        (['freeze', '-P', 'mine', '-t', '60'], '--priority'),
+        (['freeze', '-P', 'mine', '-p', '5'], '--lifetime'),
+        (['freeze', '-P', 'mine', '-p', '5', '-t', 'long'], 'long'),
+        (['resume'], '--peering'),
+        ([*FREEZE, '-A', '-n', 'x'], '--all-namespaces'),
+        ([*RESUME, '-A', '-n', 'x'], '--all-namespaces'),
+    ],
+)
 def test_wrong_usage(invoke, operator, args, hint):
     result = invoke(*args)
     assert result.exit_code == 2
@@ -63,25 +69,31 @@ def test_wrong_usage(invoke, operator, args, hint):
     assert operator.kwargs is None
 
 
-@pytest.mark.parametrize('args, expected', [
-    (FREEZE, PeeringCommand(detect_own_id(manual=True), priority=5, lifetime=60)),
-    ([*FREEZE, '-i', 'me', '-m', 'why'], PeeringCommand('me', priority=5, lifetime=60, message='why')),
-    (['freeze', '-P', 'mine', '--dev', '-t', '60', '--id=me'], PeeringCommand('me', priority=666, lifetime=60)),
-    ([*FREEZE, '--dev', '--id=me'], PeeringCommand('me', priority=5, lifetime=60)),
-    (RESUME, PeeringCommand(detect_own_id(manual=True))),
-    ([*RESUME, '--id=me'], PeeringCommand('me')),
-])
+@pytest.mark.parametrize(
+    'args, expected',
+    [
+        (FREEZE, PeeringCommand(detect_own_id(manual=True), priority=5, lifetime=60)),
+        ([*FREEZE, '-i', 'me', '-m', 'why'], PeeringCommand('me', priority=5, lifetime=60, message='why')),
+        (['freeze', '-P', 'mine', '--dev', '-t', '60', '--id=me'], PeeringCommand('me', priority=666, lifetime=60)),
+        ([*FREEZE, '--dev', '--id=me'], PeeringCommand('me', priority=5, lifetime=60)),
+        (RESUME, PeeringCommand(detect_own_id(manual=True))),
+        ([*RESUME, '--id=me'], PeeringCommand('me')),
+    ],
+)
 def test_commands(invoke, operator, args, expected):
     assert invoke(*args).exit_code == 0
     assert operator.kwargs['_command'] == expected
     assert operator.kwargs['peering_name'] == 'mine'
 
 
-@pytest.mark.parametrize('args, expected', [
-    ([], {'clusterwide': False, 'namespaces': ()}),
-    (['-A'], {'clusterwide': True, 'namespaces': ()}),
-    (['-n', 'a', '-n', 'b*'], {'clusterwide': False, 'namespaces': ('a', 'b*')}),
-])
+@pytest.mark.parametrize(
+    'args, expected',
+    [
+        ([], {'clusterwide': False, 'namespaces': ()}),
+        (['-A'], {'clusterwide': True, 'namespaces': ()}),
+        (['-n', 'a', '-n', 'b*'], {'clusterwide': False, 'namespaces': ('a', 'b*')}),
+    ],
+)
 @pytest.mark.parametrize('command', [FREEZE, RESUME], ids=['freeze', 'resume'])
 def test_scopes(invoke, operator, command, args, expected):
     assert invoke(*command, *args).exit_code == 0

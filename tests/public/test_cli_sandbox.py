@@ -1,4 +1,5 @@
 """`kopf sandbox` and `kopf run --sandbox`: as users run them, with real signals; and what they say when they cannot."""
+
 import contextlib
 import json
 import os
@@ -15,9 +16,17 @@ from operatorprocess import OperatorProcess
 
 from kopf.testing import KopfRunner, Sandbox
 
-CRD = define("notes", "Note", schema={"type": "object", "properties": {
-    "spec": {"type": "object", "properties": {"size": {"type": "integer", "maximum": 9}}},
-    "status": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}})
+CRD = define(
+    "notes",
+    "Note",
+    schema={
+        "type": "object",
+        "properties": {
+            "spec": {"type": "object", "properties": {"size": {"type": "integer", "maximum": 9}}},
+            "status": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+        },
+    },
+)
 NOTE = "{apiVersion: example.dev/v1, kind: Note, metadata: {name: n, namespace: default}, spec: {size: %s}}"
 HANDLERS = """
 import os, kopf
@@ -44,11 +53,14 @@ def files(tmp_path, monkeypatch):
 @pytest.fixture
 def run_kopf():
     """Run a command that fails; return its exit code and its output."""
+
     def run(*args, **env):
-        done = subprocess.run([sys.executable, "-m", "kopf", *args], env={**os.environ, **env}, capture_output=True,
-                              text=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-m", "kopf", *args], env={**os.environ, **env}, capture_output=True, text=True, timeout=60
+        )
         assert "Traceback" not in done.stderr
         return done.returncode, done.stdout + done.stderr
+
     return run
 
 
@@ -56,12 +68,19 @@ def run_kopf():
 def start_sandbox(tmp_path):
     """Start `kopf sandbox` with these options; return the process and its first line on stdout."""
     with contextlib.ExitStack() as stack:
+
         def start(*args):
-            process = stack.enter_context(subprocess.Popen(
-                [sys.executable, "-m", "kopf", "sandbox", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                text=True))
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-m", "kopf", "sandbox", *args],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
             stack.callback(process.kill)
             return process, process.stdout.readline()
+
         yield start
 
 
@@ -216,8 +235,11 @@ def test_loaded_objects_are_checked_by_the_webhooks_of_the_operator(tmp_path, mo
         assert body["spec"] == {"size": 2}
         wait(lambda: api.get("example.dev/v1", "Note", "default", "n").get("status") == {"created": 2}, "the status")
         assert api.get("example.dev/v1", "Note", "default", "refused") is None
-    assert re.search(r"Not loaded: refused.yaml: Note 'refused': admission webhook .* denied the request: "
-                     r"No such notes here\.", operator.output)
+    assert re.search(
+        r"Not loaded: refused.yaml: Note 'refused': admission webhook .* denied the request: "
+        r"No such notes here\.",
+        operator.output,
+    )
     assert "not checked" not in operator.output
 
 
@@ -226,6 +248,8 @@ def test_loaded_objects_that_are_not_checked_are_told_of(tmp_path, monkeypatch):
     args = ["--sandbox", "--crd", "crd.yaml", "--load", "good.yaml", "handlers.py"]
     with OperatorProcess(*args, log=tmp_path / "log", kubeconfig="/nonexistent") as operator:
         monkeypatch.setenv("KUBECONFIG", operator.wait_output(r"(?m)^export KUBECONFIG=(/\S+)$")[1])
-        operator.wait_output(r"The objects of --load are not checked by the webhooks of the operator: it does not put "
-                             r"them into the cluster, as settings\.admission\.managed is not set\.")
+        operator.wait_output(
+            r"The objects of --load are not checked by the webhooks of the operator: it does not put "
+            r"them into the cluster, as settings\.admission\.managed is not set\."
+        )
         wait(lambda: KubeApi().get("example.dev/v1", "Note", "default", "n"), "the object")

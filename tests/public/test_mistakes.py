@@ -3,6 +3,7 @@
 The messages are those of the page "Troubleshooting", literally; "..." stands for what depends on the place. Who adds
 a mistake here adds it there, and the other way round.
 """
+
 import contextlib
 import io
 import logging
@@ -26,90 +27,111 @@ CREATE = "@kopf.on.create('kopfexamples')\n"
 REFUSED = {
     "no parentheses": (
         "@kopf.on.create\ndef fn(spec, **_): pass",
-        "@kopf.on.create has no parentheses: write @kopf.on.create('kopfexamples') before the function 'fn' (...)."),
+        "@kopf.on.create has no parentheses: write @kopf.on.create('kopfexamples') before the function 'fn' (...).",
+    ),
     "no parentheses of an activity": (
         "@kopf.on.startup\ndef fn(**_): pass",
-        "@kopf.on.startup has no parentheses: write @kopf.on.startup() before the function 'fn' (...)."),
+        "@kopf.on.startup has no parentheses: write @kopf.on.startup() before the function 'fn' (...).",
+    ),
     "no resource": (
         "@kopf.on.create()\ndef fn(**_): pass",
-        "A resource has no name: use any of its names, category=, kopf.EVERYTHING, or a callable."),
+        "A resource has no name: use any of its names, category=, kopf.EVERYTHING, or a callable.",
+    ),
     "slashes in the resource": (
         "@kopf.on.create('kopf.dev/v1/kopfexamples')\ndef fn(**_): pass",
         "No resource can be named 'kopf.dev/v1/kopfexamples'. Put its API group and version before the name: "
-        "('kopf.dev/v1', 'kopfexamples')."),
+        "('kopf.dev/v1', 'kopfexamples').",
+    ),
     "unknown option": (
         "@kopf.timer('kopfexamples', intervall=3)\ndef fn(**_): pass",
-        "@kopf.on.timer got an unexpected keyword argument 'intervall'. Did you mean interval=? It takes: ..."),
+        "@kopf.on.timer got an unexpected keyword argument 'intervall'. Did you mean interval=? It takes: ...",
+    ),
     "wrong option": (
         "@kopf.timer('kopfexamples', interval='3s')\ndef fn(**_): pass",
-        "@kopf.on.timer: interval= must be a number, not '3s'."),
+        "@kopf.on.timer: interval= must be a number, not '3s'.",
+    ),
     "no field": (
         "@kopf.on.update('kopfexamples', old=1)\ndef fn(**_): pass",
-        "@kopf.on.update: old= has no effect without field=."),
+        "@kopf.on.update: old= has no effect without field=.",
+    ),
     "labels that are none": (
         "@kopf.on.create('kopfexamples', labels='a=b')\ndef fn(**_): pass",
-        "@kopf.on.create: labels= must be a mapping of names to values, markers, or callbacks, not 'a=b'."),
+        "@kopf.on.create: labels= must be a mapping of names to values, markers, or callbacks, not 'a=b'.",
+    ),
     "a misspelt argument": (
         CREATE + "def fn(specs, name): pass",
         "Handler 'fn' (...) asks for 'specs', which it is not given. There is no such argument, and no index of this "
-        "name. Did you mean spec? There are: annotations, body, ..."),
+        "name. Did you mean spec? There are: annotations, body, ...",
+    ),
     "a wrong argument of a filter": (
         "@kopf.on.create('kopfexamples', when=lambda obj: True)\ndef fn(**_): pass",
         "when= of Handler 'fn' (...) asks for 'obj', which it is not given. There is no such argument, and no index of "
-        "this name. There are: annotations, body, ..."),
+        "this name. There are: annotations, body, ...",
+    ),
     "a filter of labels without their value": (
         "@kopf.on.create('kopfexamples', labels={'a': lambda **_: True})\ndef fn(**_): pass",
         "@kopf.on.create: the function '<lambda>' (...) of labels= takes no value: it is called with the value first, "
-        "then with keyword arguments. Add it to the parameters: (value, **_)"),
+        "then with keyword arguments. Add it to the parameters: (value, **_)",
+    ),
     "asks for what it is not given": (
         CREATE + "def fn(event, **_): pass",
-        "Handler 'fn' (...) asks for 'event', which it is not given. It is given to: @kopf.on.event."),
+        "Handler 'fn' (...) asks for 'event', which it is not given. It is given to: @kopf.on.event.",
+    ),
     "asks for what there is not": (
         CREATE + "def fn(object, **_): pass",
         "Handler 'fn' (...) asks for 'object', which it is not given. There is no such argument, and no index of this "
-        "name. There are: annotations, body, ..."),
+        "name. There are: annotations, body, ...",
+    ),
     "a method": (
         "class A:\n    " + CREATE + "    def fn(self, **_): pass",
         "@kopf.on.create: the function 'A.fn' (...) is a method, and it is not known of which object. Use a function, "
-        "or declare the method of an object: kopf.on.create(...)(obj.method)"),
+        "or declare the method of an object: kopf.on.create(...)(obj.method)",
+    ),
     "a generator": (
         CREATE + "async def fn(**_):\n    yield 1",
         "@kopf.on.create: the function 'fn' (...) has a yield in it, so that a call of it runs nothing. Let it return "
-        "instead."),
+        "instead.",
+    ),
     "a decorator without its module": (
         "@kopf.create('kopfexamples')\ndef fn(**_): pass",
-        "module 'kopf' has no attribute 'create'. Did you mean kopf.on.create?"),
+        "module 'kopf' has no attribute 'create'. Did you mean kopf.on.create?",
+    ),
     "a misspelt decorator": (
         "@kopf.timers('kopfexamples', interval=1)\ndef fn(**_): pass",
-        "module 'kopf' has no attribute 'timers'. Did you mean kopf.timer?"),
+        "module 'kopf' has no attribute 'timers'. Did you mean kopf.timer?",
+    ),
     "a misspelt group of settings": (
         "@kopf.on.startup()\ndef fn(settings, **_): settings.postings.enabled = False",
         "Activity 'fn' failed with an exception and will stop now (it is a mistake in handlers.py:3): AttributeError: "
-        "There is no 'postings' in OperatorSettings. Did you mean 'posting'?"),
+        "There is no 'postings' in OperatorSettings. Did you mean 'posting'?",
+    ),
     "a misspelt setting": (
         "@kopf.on.startup()\ndef fn(settings, **_): settings.posting.enable = False",
         "Activity 'fn' failed with an exception and will stop now (it is a mistake in handlers.py:3): AttributeError: "
         "There is no 'enable' in PostingSettings. Did you mean "
-        "'enabled'?"),
+        "'enabled'?",
+    ),
     "a setting that is no number": (
         "@kopf.on.startup()\ndef fn(settings, **_): settings.watching.server_timeout = '10m'",
         "Activity 'fn' failed with an exception and will stop now (it is a mistake in handlers.py:3): TypeError: "
         "'server_timeout' in WatchingSettings must be a number, "
-        "not '10m'."),
+        "not '10m'.",
+    ),
     "an unknown operation": (
         "@kopf.on.validate('kopfexamples', operation='CREATED')\ndef fn(**_): pass",
-        "@kopf.on.validate: there is no operation 'CREATED'; there are: CREATE, UPDATE, DELETE, CONNECT."),
+        "@kopf.on.validate: there is no operation 'CREATED'; there are: CREATE, UPDATE, DELETE, CONNECT.",
+    ),
     "a webhook without a server": (
         "@kopf.on.validate('kopfexamples')\ndef fn(**_): pass",
         "There are admission handlers (@kopf.on.validate, @kopf.on.mutate) or conversion handlers (@kopf.on.convert), "
         "but no server for them. Set settings.admission.server in a startup handler: for example, to "
-        "kopf.WebhookServer() or to kopf.WebhookAutoServer(); see \"Servers and tunnels\" in the documentation."),
-    "a syntax error": (
-        CREATE + "def fn(**_)\n    pass",
-        "Cannot load handlers.py: SyntaxError: expected ':' (...)"),
+        "kopf.WebhookServer() or to kopf.WebhookAutoServer(); see \"Servers and tunnels\" in the documentation.",
+    ),
+    "a syntax error": (CREATE + "def fn(**_)\n    pass", "Cannot load handlers.py: SyntaxError: expected ':' (...)"),
     "a missing library": (
         "import requestz",
-        "Check the spelling of 'requestz', or install the package that has it for ..."),
+        "Check the spelling of 'requestz', or install the package that has it for ...",
+    ),
 }
 
 # What is seen while the operator runs.
@@ -117,82 +139,103 @@ WARNED = {
     "no handlers": (
         "def fn(**_): pass",
         "There are no handlers in handlers.py: nothing will be handled. Name the files with decorated functions, such "
-        "as those with @kopf.on.create(...)."),
+        "as those with @kopf.on.create(...).",
+    ),
     "an unknown kind": (
         "@kopf.on.create('webapps')\ndef fn(**_): pass",
-        "Unresolved resources cannot be served (try creating their CRDs): Selector(any_name='webapps')"),
+        "Unresolved resources cannot be served (try creating their CRDs): Selector(any_name='webapps')",
+    ),
     "a misspelt kind": (
         "@kopf.on.create('KopfExamples')\ndef fn(**_): pass",
         "Unresolved resources cannot be served (try creating their CRDs): Selector(any_name='KopfExamples'). Did you "
-        "mean 'kopfexamples'?"),
+        "mean 'kopfexamples'?",
+    ),
     "the same id twice": (
         CREATE + "def fn(**_): pass\n" + CREATE + "def fn(**_): pass",
         "Handler 'fn' is declared twice for the same: in ... and in ... Only one of the functions will be called for "
-        "an object. Rename one of them, or give it another id=."),
+        "an object. Rename one of them, or give it another id=.",
+    ),
     "a status that is pruned": (
         "@kopf.on.create('stricts')\ndef fn(**_): return {'url': 'http://...'}",
         "Merge-patching finished with inconsistencies: (...). The schema of Strict does not know status.fn.url, so the "
         "API drops what is put there. Add the fields to the schema in the CRD, or "
-        "x-kubernetes-preserve-unknown-fields: true to 'status' there."),
+        "x-kubernetes-preserve-unknown-fields: true to 'status' there.",
+    ),
     "a filter that fails": (
         "@kopf.on.create('kopfexamples', when=lambda spec, **_: spec['nosuch'])\ndef fn(**_): pass",
         "when= of handler 'fn' (handlers.py:2) failed: KeyError: 'nosuch'. The handler is skipped, and is tried again "
-        "with the next change."),
+        "with the next change.",
+    ),
     "an interval of zero": (
         "@kopf.timer('kopfexamples', interval=0, labels={'no': 'such'})\ndef fn(**_): pass",
-        "Timer 'fn' (...) has interval=0, so it is run again and again without a pause. Use an interval in seconds."),
+        "Timer 'fn' (...) has interval=0, so it is run again and again without a pause. Use an interval in seconds.",
+    ),
     "a timer without an interval": (
         "@kopf.timer('kopfexamples')\ndef fn(**_): pass",
         "Timer 'fn' (...) has neither interval= nor idle=, so it is run only once for an object. Add interval= (in "
-        "seconds); or use @kopf.on.create and @kopf.on.resume for what is done once."),
+        "seconds); or use @kopf.on.create and @kopf.on.resume for what is done once.",
+    ),
     "an index named as an argument": (
         "@kopf.index('kopfexamples')\ndef name(**_): pass",
         "Indexer 'name' (...) has the name of an argument, so handlers get the index instead of 'name'. Rename the "
-        "function, or give it another id=."),
+        "function, or give it another id=.",
+    ),
     "an attribute of a status": (
         CREATE + "def fn(patch, **_): patch.status.phase = 'Ready'",
-        "'StatusPatch' object has no attribute 'phase': it is a mapping, use ['phase'] = ..."),
+        "'StatusPatch' object has no attribute 'phase': it is a mapping, use ['phase'] = ...",
+    ),
     "an attribute of a specification": (
         CREATE + "def fn(spec, **_): spec.field",
-        "'Spec' object has no attribute 'field': it is a mapping, use ['field'] or .get('field')"),
+        "'Spec' object has no attribute 'field': it is a mapping, use ['field'] or .get('field')",
+    ),
     "a result with a set": (
         CREATE + "def fn(**_): return {'items': {1, 2}}",
-        "status.fn.items cannot be stored, and is left out: JSON cannot express this set. Use sorted(...)."),
+        "status.fn.items cannot be stored, and is left out: JSON cannot express this set. Use sorted(...).",
+    ),
     "a result of bytes": (
         CREATE + "def fn(**_): return b'text'",
-        "status.fn cannot be stored, and is left out: JSON cannot express this bytes. Use .decode(), or base64."),
+        "status.fn cannot be stored, and is left out: JSON cannot express this bytes. Use .decode(), or base64.",
+    ),
     "a result that is no number": (
         CREATE + "def fn(**_): return {'ratio': float('nan')}",
-        "status.fn.ratio cannot be stored, and is left out: JSON cannot express this nan."),
+        "status.fn.ratio cannot be stored, and is left out: JSON cannot express this nan.",
+    ),
     "a result that cannot be stored": (
         CREATE + "def fn(**_): return object()",
         "status.fn cannot be stored, and is left out: JSON cannot express this object. Return from handlers, and put "
-        "into patches, only dicts with strings as keys, lists, strings, numbers, booleans, None."),
+        "into patches, only dicts with strings as keys, lists, strings, numbers, booleans, None.",
+    ),
     "an annotation that is no string": (
         CREATE + "def fn(patch, **_): patch.metadata.annotations['size'] = 5",
-        "TypeError: patch.metadata.annotations['size'] must be a string, not 5: use str() or json.dumps()."),
+        "TypeError: patch.metadata.annotations['size'] must be a string, not 5: use str() or json.dumps().",
+    ),
     "labels that are no strings": (
         CREATE + "def fn(patch, **_): patch['metadata'] = {'labels': {'size': 5}}",
         "The API refuses to patch the object: ... Values of labels and annotations must be strings: use str() or "
-        "json.dumps()."),
+        "json.dumps().",
+    ),
     "a change in place": (
         CREATE + "def fn(spec, **_): spec['field'] = 'x'",
         "Handler 'fn' failed with an exception and will try again in 60 seconds: TypeError: The object cannot be "
         "changed in place: ['spec']['field'] belongs to what was read from the cluster. Change it by the argument "
-        "patch: patch.spec['field'] = ..., where None removes it."),
+        "patch: patch.spec['field'] = ..., where None removes it.",
+    ),
     "a change in place of a list": (
         CREATE + "def fn(spec, **_): spec['items'].append('x')",
         "Handler 'fn': The object was changed in place: spec.items. By itself, that changes nothing in the cluster, "
-        "and it is undone. Use the argument patch; or change a copy (copy.deepcopy) if it is for something else."),
+        "and it is undone. Use the argument patch; or change a copy (copy.deepcopy) if it is for something else.",
+    ),
     "a delay that is no number": (
         CREATE + "def fn(**_): raise kopf.TemporaryError('Later.', delay='5')",
         "Handler 'fn' failed with an exception and will try again in 60 seconds: TypeError: kopf.TemporaryError: "
-        "delay= must be a number of seconds, not '5'."),
+        "delay= must be a number of seconds, not '5'.",
+    ),
     "a blocking call": (
         "import time\n" + CREATE + "async def fn(**_): time.sleep(1.5)",
         "Handler 'fn' has blocked the event loop for ... seconds; nothing else could go on. It was in ... Make it a "
         "function with 'def' instead of 'async def', so that it gets a thread; or call what takes so long by 'await "
-        "asyncio.to_thread(...)'; or use an async library for it."),
+        "asyncio.to_thread(...)'; or use an async library for it.",
+    ),
 }
 
 # What is wrong outside of the file.
@@ -206,39 +249,65 @@ contexts: [{{name: here, context: {{cluster: here, user: me}}}}]
 """
 OUTSIDE = {
     "no such file": (
-        ["handler.py"], "here",
+        ["handler.py"],
+        "here",
         "Cannot load handler.py: there is no file ... Check the path and the current directory; "
-        "to load a module by its name, use -m."),
+        "to load a module by its name, use -m.",
+    ),
     "a forgotten suffix": (
-        ["handlers"], "here", "Cannot load handlers: there is no file ... Did you mean handlers.py?"),
+        ["handlers"],
+        "here",
+        "Cannot load handlers: there is no file ... Did you mean handlers.py?",
+    ),
     "a file with objects": (
-        ["obj.yaml"], "here",
+        ["obj.yaml"],
+        "here",
         "Cannot load obj.yaml: it is not a file of Python. Objects are put into a cluster by kubectl apply -f, and "
-        "into the sandbox by --crd and --load."),
+        "into the sandbox by --crd and --load.",
+    ),
     "crds without a sandbox": (
-        ["--crd", "handlers.py", "handlers.py"], "here",
-        "--crd, --load and --pods are for --sandbox only: nothing is done to a real cluster."),
+        ["--crd", "handlers.py", "handlers.py"],
+        "here",
+        "--crd, --load and --pods are for --sandbox only: nothing is done to a real cluster.",
+    ),
     "no cluster": (
-        ["handlers.py"], None,
+        ["handlers.py"],
+        None,
         "There are no credentials for a cluster. Looked for a kubeconfig in ... and for a service account in "
         "/var/run/secrets/kubernetes.io/serviceaccount. Set $KUBECONFIG, or run in a pod with a service account, or "
-        "add a handler with @kopf.on.login(). To try an operator without a cluster: kopf run --sandbox."),
+        "add a handler with @kopf.on.login(). To try an operator without a cluster: kopf run --sandbox.",
+    ),
     "a wrong context": (
-        ["handlers.py"], "there",
+        ["handlers.py"],
+        "there",
         "The current context 'there' does not exist in ...; there are: 'here'. Choose another one with: kubectl config "
-        "use-context NAME"),
+        "use-context NAME",
+    ),
     "a cluster that is down": (
-        ["handlers.py"], "here",
+        ["handlers.py"],
+        "here",
         "No API answers at https://127.0.0.1:1: ... Is the cluster running, and is it the right one? See kubectl "
-        "cluster-info. It is tried again for a while."),
+        "cluster-info. It is tried again for a while.",
+    ),
 }
 
 STRICT = {
-    "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
     "metadata": {"name": "stricts.kopf.dev"},
-    "spec": {"group": "kopf.dev", "scope": "Namespaced", "names": {"plural": "stricts", "kind": "Strict"},
-             "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {
-                 "type": "object", "properties": {"status": {"type": "object"}}}}}]},
+    "spec": {
+        "group": "kopf.dev",
+        "scope": "Namespaced",
+        "names": {"plural": "stricts", "kind": "Strict"},
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "schema": {"openAPIV3Schema": {"type": "object", "properties": {"status": {"type": "object"}}}},
+            }
+        ],
+    },
 }
 
 
@@ -278,9 +347,16 @@ def run(tmp_path, monkeypatch):
     def run(args, kubeconfig, text=None):
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
         flag, results = threading.Event(), []
-        thread = threading.Thread(daemon=True, target=lambda: results.append(CliRunner().invoke(
-            cli.main, ["run", "-A", "--standalone", "--quiet", "--log-format=plain", *args],
-            obj=cli.CLIControls(stop_flag=flag, registry=kopf.OperatorRegistry()))))
+        thread = threading.Thread(
+            daemon=True,
+            target=lambda: results.append(
+                CliRunner().invoke(
+                    cli.main,
+                    ["run", "-A", "--standalone", "--quiet", "--log-format=plain", *args],
+                    obj=cli.CLIControls(stop_flag=flag, registry=kopf.OperatorRegistry()),
+                )
+            ),
+        )
         thread.start()
         with collected_log() as log:
             deadline = time.monotonic() + 10
@@ -292,6 +368,7 @@ def run(tmp_path, monkeypatch):
         thread.join(60)
         assert results, f"It neither ends nor says what it should:\n{log.getvalue()}"
         return results[0].exit_code, results[0].output
+
     return run
 
 

@@ -1,4 +1,5 @@
 """Names that are private, but operators out there import them nevertheless: they stay where they are."""
+
 import asyncio
 import dataclasses
 import functools
@@ -16,7 +17,16 @@ from kopf.testing import KopfRunner
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NAMES = {
     'kopf._cogs.structs.bodies': [
-        'Annotations', 'Body', 'BodyEssence', 'Labels', 'Meta', 'RawBody', 'RawEvent', 'Spec', 'Status'],
+        'Annotations',
+        'Body',
+        'BodyEssence',
+        'Labels',
+        'Meta',
+        'RawBody',
+        'RawEvent',
+        'Spec',
+        'Status',
+    ],
     'kopf._cogs.configs.configuration': ['OperatorSettings', 'PostingSettings', 'ScanningSettings'],
     'kopf._cogs.helpers.loaders': ['preload'],
     'kopf._cogs.helpers.typedefs': ['Logger'],
@@ -26,7 +36,13 @@ NAMES = {
     'kopf._cogs.structs.patches': ['Patch'],
     'kopf._cogs.structs.references': ['Resource', 'Selector'],
     'kopf._core.actions.execution': [
-        'ErrorsMode', 'HandlerRetriesError', 'HandlerTimeoutError', 'Logger', 'PermanentError', 'TemporaryError'],
+        'ErrorsMode',
+        'HandlerRetriesError',
+        'HandlerTimeoutError',
+        'Logger',
+        'PermanentError',
+        'TemporaryError',
+    ],
     'kopf._core.actions.loggers': ['LogFormat', 'ObjectLogger', 'configure'],
     'kopf._core.engines.indexing': ['OperatorIndexers'],
     'kopf._core.engines.posting': ['event_queue_var'],
@@ -57,6 +73,7 @@ def test_all_public_names_are_listed_before_they_are_imported():
 
 def test_smart_registry_is_a_registry():
     from kopf._core.intents.registries import SmartOperatorRegistry
+
     assert isinstance(SmartOperatorRegistry(), kopf.OperatorRegistry)
 
 
@@ -66,10 +83,18 @@ def test_handlers_are_called_without_an_operator():
     from kopf._core.actions.invocation import context
     from kopf._core.engines.indexing import OperatorIndexers
     from kopf._core.intents.causes import ChangingCause, Reason
+
     body = RawBody(apiVersion='v1', kind='Owner', metadata=RawMeta(name='owner', namespace='ns', uid='uid'))
     cause = ChangingCause(
-        logger=logging.getLogger(), indices=OperatorIndexers().indices, resource='?', patch=kopf.Patch(),
-        memo=kopf.Memo(), body=body, initial=False, reason=Reason.NOOP)
+        logger=logging.getLogger(),
+        indices=OperatorIndexers().indices,
+        resource='?',
+        patch=kopf.Patch(),
+        memo=kopf.Memo(),
+        body=body,
+        initial=False,
+        reason=Reason.NOOP,
+    )
     child = {}
     with context([(cause_var, cause)]):
         kopf.adopt(child)
@@ -78,21 +103,33 @@ def test_handlers_are_called_without_an_operator():
 
 
 def test_annotations_by_private_names_need_no_imports_of_their_own():
-    subprocess.run([sys.executable, '-c', (
-        "import kopf; (kopf._cogs.helpers.typedefs.Logger, kopf._cogs.structs.bodies.Spec)")], check=True)
+    subprocess.run(
+        [sys.executable, '-c', ("import kopf; (kopf._cogs.helpers.typedefs.Logger, kopf._cogs.structs.bodies.Spec)")],
+        check=True,
+    )
 
 
-@pytest.mark.parametrize('sort, decorate', [
-    ('spawning', functools.partial(kopf.timer, interval=1)), ('spawning', kopf.daemon), ('changing', kopf.on.create),
-    ('changing', kopf.on.resume), ('changing', kopf.on.field), ('watching', kopf.on.event), ('indexing', kopf.index),
-    ('webhooks', kopf.on.validate),
-], ids=['timer', 'daemon', 'create', 'resume', 'field', 'event', 'index', 'validate'])
+@pytest.mark.parametrize(
+    'sort, decorate',
+    [
+        ('spawning', functools.partial(kopf.timer, interval=1)),
+        ('spawning', kopf.daemon),
+        ('changing', kopf.on.create),
+        ('changing', kopf.on.resume),
+        ('changing', kopf.on.field),
+        ('watching', kopf.on.event),
+        ('indexing', kopf.index),
+        ('webhooks', kopf.on.validate),
+    ],
+    ids=['timer', 'daemon', 'create', 'resume', 'field', 'event', 'index', 'validate'],
+)
 def test_handlers_are_found_and_wrapped_in_registries(sort, decorate):
     registry = kopf.OperatorRegistry()
     options = {'field': 'spec'} if decorate is kopf.on.field else {}
 
     @decorate('kopfexamples', id='fn', registry=registry, **options)
-    def fn(**_): pass
+    def fn(**_):
+        pass
 
     assert [handler.fn for handler in getattr(registry, f'_{sort}').get_all_handlers()] == [fn]
     handlers = getattr(registry, f'_{sort}')._handlers
@@ -104,20 +141,24 @@ def test_handlers_are_found_and_wrapped_in_registries(sort, decorate):
 
 def test_kinds_of_handlers_are_told_apart():
     from kopf._core.intents.handlers import TimerHandler
+
     registry = kopf.OperatorRegistry()
     kopf.timer('kopfexamples', interval=5, registry=registry)(print)
     kopf.daemon('kopfexamples', registry=registry)(print)
-    assert [handler.interval for handler in registry._spawning.get_all_handlers()
-            if isinstance(handler, TimerHandler)] == [5]
+    assert [
+        handler.interval for handler in registry._spawning.get_all_handlers() if isinstance(handler, TimerHandler)
+    ] == [5]
 
 
 def test_reasons_are_words():
     from kopf._core.intents.causes import Reason
+
     assert [Reason.CREATE, Reason.UPDATE, Reason.DELETE, Reason.RESUME] == ['create', 'update', 'delete', 'resume']
 
 
 def test_nested_fields_are_read_and_written():
     from kopf._cogs.structs import dicts
+
     body = {'spec': {'a': 1}}
     assert dicts.parse_field('spec.a') == ('spec', 'a')
     assert dicts.resolve(body, 'spec.a') == 1 and dicts.resolve(body, 'spec.b', 2) == 2
@@ -130,23 +171,27 @@ def test_nested_fields_are_read_and_written():
 
 def test_differences_are_those_of_handlers():
     from kopf._cogs.structs import diffs
+
     assert diffs.diff({'a': 1}, {'a': 2}) == (('change', ('a',), 1, 2),)
     assert diffs.reduce(diffs.diff({'a': {'b': 1}}, {'a': {'b': 2}}), ('a',)) == (('change', ('b',), 1, 2),)
 
 
 def test_indexers_are_accepted_by_operators_and_give_indices():
     from kopf._core.engines.indexing import OperatorIndexers
+
     assert not OperatorIndexers().indices
 
 
 def test_event_queue_is_not_set_outside_of_operators():
     from kopf._core.engines.posting import event_queue_var
+
     with pytest.raises(LookupError):
         event_queue_var.get()
 
 
 def test_event_queue_can_be_replaced_to_see_the_events():
     from kopf._core.engines.posting import event_queue_var
+
     queue = asyncio.Queue()
     token = event_queue_var.set(queue)
     try:
@@ -184,6 +229,7 @@ def test_command_line_is_a_click_group():
     import click
 
     from kopf.cli import main
+
     assert isinstance(main, click.Group)
     assert {'run', 'freeze', 'resume'} <= set(main.commands)
 
@@ -273,6 +319,7 @@ def is_handled(body):
 def test_registries_and_indexers_of_embedded_operators(kopf_sandbox):
     from kopf._core.engines.indexing import OperatorIndexers
     from kopf._core.intents.registries import SmartOperatorRegistry
+
     kopf_sandbox.apply(ROOT / 'examples' / 'crd.yaml')
     kopf_sandbox.create({'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': {'name': 'a'}})
     registry, indexers = SmartOperatorRegistry(), OperatorIndexers()
@@ -294,6 +341,7 @@ def test_the_command_line_called_from_python(kopf_sandbox, tmp_path):
     import click
 
     from kopf.cli import main
+
     tmp_path.joinpath('handlers.py').write_text("")
     with pytest.raises(click.UsageError, match='not both'):
         main(['run', '-A', '-n', 'default', str(tmp_path / 'handlers.py')], standalone_mode=False)

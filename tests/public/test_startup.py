@@ -1,4 +1,5 @@
 """What a new process does before its operator is of use: imports only what this operator needs, and few requests."""
+
 import re
 import subprocess
 import sys
@@ -7,11 +8,22 @@ import textwrap
 import pytest
 
 CRD = {
-    'apiVersion': 'apiextensions.k8s.io/v1', 'kind': 'CustomResourceDefinition',
+    'apiVersion': 'apiextensions.k8s.io/v1',
+    'kind': 'CustomResourceDefinition',
     'metadata': {'name': 'kopfexamples.kopf.dev'},
-    'spec': {'group': 'kopf.dev', 'scope': 'Namespaced', 'names': {'plural': 'kopfexamples', 'kind': 'KopfExample'},
-             'versions': [{'name': 'v1', 'served': True, 'storage': True, 'schema': {'openAPIV3Schema': {
-                 'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}}}]},
+    'spec': {
+        'group': 'kopf.dev',
+        'scope': 'Namespaced',
+        'names': {'plural': 'kopfexamples', 'kind': 'KopfExample'},
+        'versions': [
+            {
+                'name': 'v1',
+                'served': True,
+                'storage': True,
+                'schema': {'openAPIV3Schema': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}},
+            }
+        ],
+    },
 }
 OBJECT = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': {'name': 'x'}}
 HANDLERS = """
@@ -27,12 +39,20 @@ def seen(**_):
     print('MODULES:', *sys.modules, 'END')
 """
 EXTRAS = {  # of those operators only that have something for them to do
-    'kopf._core.engines.admission', 'kopf._core.engines.webhooks', 'kopf._core.reactor.admissions',
-    'kopf._core.engines.conversion', 'kopf._core.engines.strategies', 'kopf._core.engines.upkeep',
-    'kopf._core.engines.membership', 'kopf._core.engines.peering',
+    'kopf._core.engines.admission',
+    'kopf._core.engines.webhooks',
+    'kopf._core.reactor.admissions',
+    'kopf._core.engines.conversion',
+    'kopf._core.engines.strategies',
+    'kopf._core.engines.upkeep',
+    'kopf._core.engines.membership',
+    'kopf._core.engines.peering',
     'kopf._core.engines.probing',
-    'kopf._cogs.clients.execplugins', 'kopf._kits', 'cryptography',
-    'pythonjsonlogger', 'kopf._core.actions.jsonlogs',
+    'kopf._cogs.clients.execplugins',
+    'kopf._kits',
+    'cryptography',
+    'pythonjsonlogger',
+    'kopf._core.actions.jsonlogs',
     'yaml',  # the kubeconfig of the sandbox is JSON
 }
 
@@ -60,25 +80,34 @@ def test_operators_import_what_their_options_need(kopf_sandbox, kopf_operator, h
     assert 'kopf._core.engines.probing' in modules
 
 
-@pytest.mark.parametrize('arguments, expected', [
-    (['--all-namespaces'], {
-        'list /apis', 'watch customresourcedefinitions', 'watch kopfexamples'}),
-    (['--namespace', 'default'], {
-        'list /apis', 'watch customresourcedefinitions', 'watch namespaces', 'watch kopfexamples in default'}),
-    (['--namespace', 'def*'], {
-        'list /apis', 'watch customresourcedefinitions', 'watch namespaces', 'watch kopfexamples in default'}),
-])
+@pytest.mark.parametrize(
+    'arguments, expected',
+    [
+        (['--all-namespaces'], {'list /apis', 'watch customresourcedefinitions', 'watch kopfexamples'}),
+        (
+            ['--namespace', 'default'],
+            {'list /apis', 'watch customresourcedefinitions', 'watch namespaces', 'watch kopfexamples in default'},
+        ),
+        (
+            ['--namespace', 'def*'],
+            {'list /apis', 'watch customresourcedefinitions', 'watch namespaces', 'watch kopfexamples in default'},
+        ),
+    ],
+)
 def test_operators_are_ready_after_few_requests(kopf_sandbox, kopf_operator, handlers, arguments, expected):
     kopf_sandbox.apply(CRD)
     kopf_sandbox.apply(OBJECT)
     with kopf_operator(handlers, *arguments) as operator:
         operator.wait_for_output(' END$')
         seen = list(kopf_sandbox.requests)
-    places = [f'{request.resource} in {request.namespace}' if request.namespace else request.resource or request.path
-              for request in seen]
+    places = [
+        f'{request.resource} in {request.namespace}' if request.namespace else request.resource or request.path
+        for request in seen
+    ]
     # Fewer, if the object was faster than the definitions that are watched besides it.
-    assert {f'{"watch" if request.verb == "watch" else "list"} {place}'
-            for request, place in zip(seen, places, strict=True)} <= expected
+    assert {
+        f'{"watch" if request.verb == "watch" else "list"} {place}' for request, place in zip(seen, places, strict=True)
+    } <= expected
     assert len(seen) <= len(expected)
 
 

@@ -3,6 +3,7 @@ The public surface is typed: strict checkers find no fault in an operator, and f
 
 Pyright is run as basedpyright, in the strict mode of both: its package has all that it needs, and downloads nothing.
 """
+
 import json
 import pathlib
 import re

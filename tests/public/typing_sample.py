@@ -1,4 +1,5 @@
 """An operator that uses the public names in annotations, and every decorator: only for type checkers."""
+
 # pyright: strict
 import asyncio
 import datetime
@@ -12,14 +13,20 @@ import kopf
 
 
 @kopf.on.startup(id='x', errors=kopf.ErrorsMode.PERMANENT, timeout=1, retries=2, backoff=3.5, param=None)
-def startup(settings: kopf.OperatorSettings, memo: kopf.Memo, logger: kopf.Logger, by_name: kopf.Index[str, int],
-            **_: Any) -> None:
+def startup(
+    settings: kopf.OperatorSettings, memo: kopf.Memo, logger: kopf.Logger, by_name: kopf.Index[str, int], **_: Any
+) -> None:
     settings.posting.enabled = False
-    settings.persistence.progress_storage = kopf.MultiProgressStorage([
-        kopf.AnnotationsProgressStorage(prefix='example.com'), kopf.StatusProgressStorage(),
-        kopf.SmartProgressStorage()])
-    settings.persistence.diffbase_storage = kopf.MultiDiffBaseStorage([
-        kopf.AnnotationsDiffBaseStorage(prefix='example.com'), kopf.StatusDiffBaseStorage(field='status.x')])
+    settings.persistence.progress_storage = kopf.MultiProgressStorage(
+        [
+            kopf.AnnotationsProgressStorage(prefix='example.com'),
+            kopf.StatusProgressStorage(),
+            kopf.SmartProgressStorage(),
+        ]
+    )
+    settings.persistence.diffbase_storage = kopf.MultiDiffBaseStorage(
+        [kopf.AnnotationsDiffBaseStorage(prefix='example.com'), kopf.StatusDiffBaseStorage(field='status.x')]
+    )
     memo.counter = memo.get('counter', 0) + 1
     logger.info("%r", by_name)
 
@@ -76,8 +83,16 @@ def is_ours(name: str | None, **_: Any) -> bool:
 @kopf.on.event(category='all', annotations={'a': 'b'}, when=kopf.all_([is_ready, kopf.not_(is_ours)]))
 @kopf.on.event('pods', when=kopf.any_([is_ready, is_ours]))
 @kopf.on.event('pods', when=kopf.none_([is_ours, kopf.all_([is_ready, is_ours])]))
-def on_event(event: kopf.RawEvent, type: kopf.RawEventType, name: str | None, namespace: str | None,
-             labels: kopf.Labels, annotations: kopf.Annotations, resource: kopf.Resource, **_: Any) -> None:
+def on_event(
+    event: kopf.RawEvent,
+    type: kopf.RawEventType,
+    name: str | None,
+    namespace: str | None,
+    labels: kopf.Labels,
+    annotations: kopf.Annotations,
+    resource: kopf.Resource,
+    **_: Any,
+) -> None:
     raw: kopf.RawBody = event['object']
     print(raw, type, name, namespace, labels.get('a', '').upper(), annotations['a'].upper(), resource.plural)
 
@@ -88,10 +103,24 @@ def on_event(event: kopf.RawEvent, type: kopf.RawEventType, name: str | None, na
 @kopf.on.delete('kopfexamples', optional=True)
 @kopf.on.field('kopfexamples', field='spec.items')
 async def on_change(
-        body: kopf.Body, meta: kopf.Meta, spec: kopf.Spec, status: kopf.Status, patch: kopf.Patch, diff: kopf.Diff,
-        old: kopf.BodyEssence | None, new: kopf.BodyEssence | None, reason: kopf.Reason, uid: str, retry: int,
-        started: datetime.datetime, runtime: datetime.timedelta, memo: kopf.Memo, logger: kopf.Logger, param: Any,
-        by_name: kopf.Index[str, int], **kwargs: Any,
+    body: kopf.Body,
+    meta: kopf.Meta,
+    spec: kopf.Spec,
+    status: kopf.Status,
+    patch: kopf.Patch,
+    diff: kopf.Diff,
+    old: kopf.BodyEssence | None,
+    new: kopf.BodyEssence | None,
+    reason: kopf.Reason,
+    uid: str,
+    retry: int,
+    started: datetime.datetime,
+    runtime: datetime.timedelta,
+    memo: kopf.Memo,
+    logger: kopf.Logger,
+    param: Any,
+    by_name: kopf.Index[str, int],
+    **kwargs: Any,
 ) -> dict[str, int]:
     for operation, field, before, after in diff:
         print(operation is kopf.DiffOperation.ADD, field[0], before, after)
@@ -166,8 +195,14 @@ def timer(by_name: kopf.Index[str, int], **_: Any) -> None:
 
 @kopf.on.validate('kopfexamples', operations=['CREATE', 'UPDATE'], ignore_failures=True)
 def validate(
-        headers: kopf.Headers, sslpeer: kopf.SSLPeer, userinfo: kopf.UserInfo, operation: kopf.Operation,
-        dryrun: bool, warnings: list[str], **_: Any) -> None:
+    headers: kopf.Headers,
+    sslpeer: kopf.SSLPeer,
+    userinfo: kopf.UserInfo,
+    operation: kopf.Operation,
+    dryrun: bool,
+    warnings: list[str],
+    **_: Any,
+) -> None:
     warnings.append("be careful")
     raise kopf.AdmissionError("no", code=409)
 
@@ -212,8 +247,11 @@ def create_children(owner: kopf.Body, **_: Any) -> None:
 @kopf.on.login()
 async def piggyback(**kwargs: Any) -> kopf.ConnectionInfo | kopf.AiohttpSession | None:
     try:
-        return (kopf.login_via_pykube(**kwargs) or kopf.login_via_client(**kwargs)
-                or await kopf.login_via_async_client(**kwargs))
+        return (
+            kopf.login_via_pykube(**kwargs)
+            or kopf.login_via_client(**kwargs)
+            or await kopf.login_via_async_client(**kwargs)
+        )
     except kopf.LoginError:
         return None
 
@@ -234,9 +272,12 @@ def find(field: kopf.FieldSpec) -> kopf.FieldPath:
 def choose_server(settings: kopf.OperatorSettings, param: Any, **_: Any) -> None:
     servers: list[kopf.WebhookServerProtocol] = [
         kopf.WebhookServer(addr='0.0.0.0', port=54321, host='host', extra_sans=['x'], path='/path'),
-        kopf.WebhookK3dServer(port=54321), kopf.WebhookMinikubeServer(port=54321),
-        kopf.WebhookDockerDesktopServer(port=54321), kopf.WebhookNgrokTunnel(token='x'),
-        kopf.WebhookAutoServer(), kopf.WebhookAutoTunnel(),
+        kopf.WebhookK3dServer(port=54321),
+        kopf.WebhookMinikubeServer(port=54321),
+        kopf.WebhookDockerDesktopServer(port=54321),
+        kopf.WebhookNgrokTunnel(token='x'),
+        kopf.WebhookAutoServer(),
+        kopf.WebhookAutoTunnel(),
         kopf.WebhookService(name='hooks', namespace='default'),
     ]
     settings.admission.server = servers[param]
@@ -245,12 +286,12 @@ def choose_server(settings: kopf.OperatorSettings, param: Any, **_: Any) -> None
 
 # Embedding and extending.
 
+
 class Storage(kopf.ProgressStorage):
     def fetch(self, *, key: kopf.HandlerId, body: kopf.Body) -> kopf.ProgressRecord | None:
         return None
 
-    def store(
-            self, *, key: kopf.HandlerId, record: kopf.ProgressRecord, body: kopf.Body, patch: kopf.Patch) -> None:
+    def store(self, *, key: kopf.HandlerId, record: kopf.ProgressRecord, body: kopf.Body, patch: kopf.Patch) -> None:
         patch.status[key] = record
 
     def purge(self, *, key: kopf.HandlerId, body: kopf.Body, patch: kopf.Patch) -> None: ...

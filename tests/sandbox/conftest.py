@@ -1,4 +1,5 @@
 """One sandbox for each module of tests, and a client that speaks plain HTTP to it, with a namespace for each test."""
+
 import asyncio
 import dataclasses
 import io
@@ -55,8 +56,15 @@ class Client:
         self.configmaps = f"/api/v1/namespaces/{namespace}/configmaps"
 
     async def __call__(
-        self, method: str, path: str, body: Any = None, *, type: str = "application/json",
-        headers: Mapping[str, str] | None = None, data: str | None = None, **params: str,
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        type: str = "application/json",
+        headers: Mapping[str, str] | None = None,
+        data: str | None = None,
+        **params: str,
     ) -> Answer:
         text = data if data is not None or body is None else json.dumps(body)
         sent = {"Accept": "application/json", **(headers or {})}
@@ -93,7 +101,8 @@ class Watching:
 
     async def __aenter__(self) -> "Watching":
         self.response = await self.client.session.get(
-            self.client.url + self.path, params=self.params, headers=self.headers)
+            self.client.url + self.path, params=self.params, headers=self.headers
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -121,29 +130,55 @@ class Watching:
 
 
 def thing(name: str, spec: Any = None, **meta: Any) -> dict[str, Any]:
-    return {"apiVersion": f"{GROUP}/v1", "kind": "Thing", "metadata": {"name": name, **meta},
-            "spec": {"size": 1} if spec is None else spec}
+    return {
+        "apiVersion": f"{GROUP}/v1",
+        "kind": "Thing",
+        "metadata": {"name": name, **meta},
+        "spec": {"size": 1} if spec is None else spec,
+    }
 
 
 def crd(
-    plural: str, kind: str, *, spec: Mapping[str, Any] | None = None, scope: str = "Namespaced", status: bool = True,
+    plural: str,
+    kind: str,
+    *,
+    spec: Mapping[str, Any] | None = None,
+    scope: str = "Namespaced",
+    status: bool = True,
     **version: Any,
 ) -> dict[str, Any]:
     free = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     schema = {"type": "object", "properties": {"spec": spec or free, "status": free}}
     return {
-        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
         "metadata": {"name": f"{plural}.{GROUP}"},
-        "spec": {"group": GROUP, "scope": scope, "names": {"plural": plural, "kind": kind}, "versions": [{
-            "name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema},
-            "subresources": {"status": {}} if status else {}, **version}]},
+        "spec": {
+            "group": GROUP,
+            "scope": scope,
+            "names": {"plural": plural, "kind": kind},
+            "versions": [
+                {
+                    "name": "v1",
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": schema},
+                    "subresources": {"status": {}} if status else {},
+                    **version,
+                }
+            ],
+        },
     }
 
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
-    things = crd("things", "Thing", spec=SPEC_SCHEMA, additionalPrinterColumns=[
-        {"name": "Size", "type": "integer", "jsonPath": ".spec.size"}])
+    things = crd(
+        "things",
+        "Thing",
+        spec=SPEC_SCHEMA,
+        additionalPrinterColumns=[{"name": "Size", "type": "integer", "jsonPath": ".spec.size"}],
+    )
     things["spec"]["names"].update(shortNames=["th"], categories=["all"])
     with Sandbox(crds=[things]) as sandbox:
         yield sandbox
@@ -155,7 +190,8 @@ async def client(sandbox: Sandbox) -> AsyncIterator[Client]:
     sandbox.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
     context = ssl.create_default_context(cadata=sandbox.ca.decode())
     async with aiohttp.ClientSession(
-        headers={"Authorization": f"Bearer {sandbox.token}"}, connector=aiohttp.TCPConnector(ssl=context),
+        headers={"Authorization": f"Bearer {sandbox.token}"},
+        connector=aiohttp.TCPConnector(ssl=context),
         read_bufsize=2**20,
     ) as session:
         yield Client(session, sandbox.url, namespace)

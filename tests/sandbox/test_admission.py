@@ -1,4 +1,5 @@
 """Webhooks: who is asked, and what their answers do."""
+
 import base64
 import json
 import ssl
@@ -29,7 +30,8 @@ class Hooks:
         self.queries.append(request.query_string)
         response = {"uid": review["request"]["uid"], "allowed": True, **self.answer}
         return aiohttp.web.json_response(
-            {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response})
+            {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
+        )
 
 
 @pytest.fixture
@@ -58,15 +60,21 @@ async def configure(client, hooks):
         name = f"w{len(written)}.{client.namespace}"
         rule = {"apiGroups": [GROUP], "apiVersions": ["*"], "resources": ["things"], "operations": ["*"]}
         webhook = {
-            "name": f"{name}.dev", "admissionReviewVersions": ["v1"], "sideEffects": "None", "timeoutSeconds": 3,
+            "name": f"{name}.dev",
+            "admissionReviewVersions": ["v1"],
+            "sideEffects": "None",
+            "timeoutSeconds": 3,
             "clientConfig": {"url": hooks.url, "caBundle": base64.b64encode(hooks.authority.certificate).decode()},
             "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": client.namespace}},
-            **changes, "rules": [{**rule, **changes.get("rule", {})}]}
+            **changes,
+            "rules": [{**rule, **changes.get("rule", {})}],
+        }
         webhook.pop("rule", None)
         path = CONFIGURATIONS.format(kind)
         answer = await client("POST", path, {"metadata": {"name": name}, "webhooks": [webhook]})
         assert answer.status == 201, answer
         written.append(f"{path}/{name}")
+
     yield configure
     for path in written:
         await client("DELETE", path)
@@ -98,11 +106,14 @@ async def test_updates_and_deletions(client, configure, hooks):
     assert deletion["oldObject"]["metadata"]["name"] == "a"
 
 
-@pytest.mark.parametrize("status, code, reason, message", [
-    (None, 403, "Forbidden", "without explanation"),
-    ({"message": "no way"}, 403, "Forbidden", "denied the request: no way"),
-    ({"message": "too big", "code": 429}, 429, None, "denied the request: too big"),
-])
+@pytest.mark.parametrize(
+    "status, code, reason, message",
+    [
+        (None, 403, "Forbidden", "without explanation"),
+        ({"message": "no way"}, 403, "Forbidden", "denied the request: no way"),
+        ({"message": "too big", "code": 429}, 429, None, "denied the request: too big"),
+    ],
+)
 async def test_refusals(client, configure, hooks, make_thing, status, code, reason, message):
     await configure()
     hooks.answer = {"allowed": False, **({"status": status} if status else {})}
@@ -127,8 +138,10 @@ def patch(*operations):
 
 async def test_mutations(client, configure, hooks, make_thing):
     await configure("mutating")
-    hooks.answer = patch({"op": "add", "path": "/metadata/annotations", "value": {"by": "hook"}},
-                         {"op": "replace", "path": "/spec/size", "value": 5})
+    hooks.answer = patch(
+        {"op": "add", "path": "/metadata/annotations", "value": {"by": "hook"}},
+        {"op": "replace", "path": "/spec/size", "value": 5},
+    )
     answer = await client("POST", client.things, make_thing("a"))
     assert answer.body["metadata"]["annotations"] == {"by": "hook"}
     assert answer.body["spec"]["size"] == 5
@@ -168,20 +181,23 @@ async def test_failures(client, configure, hooks, make_thing, policy, status, pr
         assert "failed calling webhook" in answer.message
 
 
-@pytest.mark.parametrize("changes, asked", [
-    ({"rule": {"operations": ["UPDATE", "DELETE"]}}, False),
-    ({"rule": {"apiGroups": ["other.dev"]}}, False),
-    ({"rule": {"apiVersions": ["v1"]}}, True),
-    ({"rule": {"apiVersions": ["v7"]}}, False),
-    ({"rule": {"resources": ["*"]}}, True),
-    ({"rule": {"resources": ["*/*"]}}, True),
-    ({"rule": {"resources": ["things/status"]}}, False),
-    ({"rule": {"scope": "Cluster"}}, False),
-    ({"objectSelector": {"matchLabels": {"app": "x"}}}, True),
-    ({"objectSelector": {"matchExpressions": [{"key": "app", "operator": "DoesNotExist"}]}}, False),
-    ({"objectSelector": {"matchExpressions": [{"key": "app", "operator": "In", "values": ["x"]}]}}, True),
-    ({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "elsewhere"}}}, False),
-])
+@pytest.mark.parametrize(
+    "changes, asked",
+    [
+        ({"rule": {"operations": ["UPDATE", "DELETE"]}}, False),
+        ({"rule": {"apiGroups": ["other.dev"]}}, False),
+        ({"rule": {"apiVersions": ["v1"]}}, True),
+        ({"rule": {"apiVersions": ["v7"]}}, False),
+        ({"rule": {"resources": ["*"]}}, True),
+        ({"rule": {"resources": ["*/*"]}}, True),
+        ({"rule": {"resources": ["things/status"]}}, False),
+        ({"rule": {"scope": "Cluster"}}, False),
+        ({"objectSelector": {"matchLabels": {"app": "x"}}}, True),
+        ({"objectSelector": {"matchExpressions": [{"key": "app", "operator": "DoesNotExist"}]}}, False),
+        ({"objectSelector": {"matchExpressions": [{"key": "app", "operator": "In", "values": ["x"]}]}}, True),
+        ({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "elsewhere"}}}, False),
+    ],
+)
 async def test_who_is_asked(client, configure, hooks, make_thing, changes, asked):
     await configure(**changes)
     await client("POST", client.things, make_thing("a", labels={"app": "x"}))
@@ -206,14 +222,26 @@ async def test_configurations_are_completed_and_checked(client):
     path = CONFIGURATIONS.format("mutating")
     wrong = {"name": "short", "clientConfig": {}}
     answer = await client("POST", path, {"metadata": {"name": "x"}, "webhooks": [wrong]})
-    assert answer.fields == {f"webhooks[0].{field}" for field in (
-        "name", "sideEffects", "clientConfig", "admissionReviewVersions")}
-    webhook = {"name": "a.b.c", "sideEffects": "None", "admissionReviewVersions": ["v1"], "objectSelector": None,
-               "clientConfig": {"url": "https://x/"}}
+    assert answer.fields == {
+        f"webhooks[0].{field}" for field in ("name", "sideEffects", "clientConfig", "admissionReviewVersions")
+    }
+    webhook = {
+        "name": "a.b.c",
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+        "objectSelector": None,
+        "clientConfig": {"url": "https://x/"},
+    }
     stored = (await client("POST", path, {"metadata": {"name": "x"}, "webhooks": [webhook]}, dryRun="All")).body
     assert stored["webhooks"][0] == {
-        **webhook, "objectSelector": {}, "namespaceSelector": {}, "failurePolicy": "Fail", "timeoutSeconds": 10,
-        "matchPolicy": "Equivalent", "reinvocationPolicy": "Never"}
+        **webhook,
+        "objectSelector": {},
+        "namespaceSelector": {},
+        "failurePolicy": "Fail",
+        "timeoutSeconds": 10,
+        "matchPolicy": "Equivalent",
+        "reinvocationPolicy": "Never",
+    }
 
 
 @pytest.mark.parametrize("admission", [False, True])
@@ -221,7 +249,9 @@ async def test_nulls_that_are_applied_stay_until_they_are_checked(client, config
     if admission:
         await configure("mutating")
     answer = await client(
-        "PATCH", f"{client.things}/new?fieldManager=me", {
-            "apiVersion": f"{GROUP}/v1", "kind": "Thing", "metadata": {"name": "new"}, "spec": {"size": None}},
-        type="application/apply-patch+yaml")
+        "PATCH",
+        f"{client.things}/new?fieldManager=me",
+        {"apiVersion": f"{GROUP}/v1", "kind": "Thing", "metadata": {"name": "new"}, "spec": {"size": None}},
+        type="application/apply-patch+yaml",
+    )
     assert (answer.status, answer.fields) == (422, {"spec.size"})

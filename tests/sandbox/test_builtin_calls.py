@@ -1,4 +1,5 @@
 """What can be asked of some built-in kinds besides being stored: approvals, logs, other versions."""
+
 import base64
 
 import pytest
@@ -11,9 +12,19 @@ MERGE = "application/merge-patch+json"
 async def asked(client):
     """The path of a request for a certificate."""
     name = client.namespace
-    answer = await client("POST", REQUESTS, {"metadata": {"name": name}, "spec": {
-        "request": base64.b64encode(b"x").decode(), "signerName": "example.dev/s", "usages": ["client auth"],
-        "username": "somebody else"}})
+    answer = await client(
+        "POST",
+        REQUESTS,
+        {
+            "metadata": {"name": name},
+            "spec": {
+                "request": base64.b64encode(b"x").decode(),
+                "signerName": "example.dev/s",
+                "usages": ["client auth"],
+                "username": "somebody else",
+            },
+        },
+    )
     assert answer.status == 201, answer
     yield f"{REQUESTS}/{name}"
     await client("DELETE", f"{REQUESTS}/{name}")
@@ -30,8 +41,11 @@ async def test_the_server_says_who_asks_for_a_certificate(client, asked):
 
 async def test_approvals(client, asked):
     body = (await client("GET", asked)).body
-    approved = {**body, "status": {"conditions": [condition("Approved")], "certificate": "eA=="},
-                "spec": {**body["spec"], "signerName": "example.dev/other"}}
+    approved = {
+        **body,
+        "status": {"conditions": [condition("Approved")], "certificate": "eA=="},
+        "spec": {**body["spec"], "signerName": "example.dev/other"},
+    }
     answer = await client("PUT", f"{asked}/approval", approved)
     assert answer.status == 200
     body = (await client("GET", f"{asked}/approval")).body
@@ -40,10 +54,13 @@ async def test_approvals(client, asked):
     assert found["type"] == "Approved" and found["lastUpdateTime"] and found["lastTransitionTime"]
 
 
-@pytest.mark.parametrize("types, message", [
-    (["Denied"], 'updates may not remove a condition of type "Approved"'),
-    (["Approved", "Denied"], "Approved and Denied conditions are mutually exclusive"),
-])
+@pytest.mark.parametrize(
+    "types, message",
+    [
+        (["Denied"], 'updates may not remove a condition of type "Approved"'),
+        (["Approved", "Denied"], "Approved and Denied conditions are mutually exclusive"),
+    ],
+)
 async def test_decisions_are_final(client, asked, types, message):
     for given, status in ((["Approved"], 200), (types, 422)):
         body = (await client("GET", asked)).body
@@ -56,19 +73,25 @@ async def test_decisions_are_final(client, asked, types, message):
 @pytest.fixture
 async def pod(client):
     path = f"/api/v1/namespaces/{client.namespace}/pods"
-    await client("POST", path, {"metadata": {"name": "p"}, "spec": {
-        "containers": [{"name": "a", "image": "i"}, {"name": "b", "image": "i"}]}})
+    await client(
+        "POST",
+        path,
+        {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "a", "image": "i"}, {"name": "b", "image": "i"}]}},
+    )
     return f"{path}/p"
 
 
-@pytest.mark.parametrize("method, call, status, message", [
-    ("GET", "log?container=a", 204, ""),
-    ("GET", "log", 400, "a container name must be specified for pod p, choose one of: [a b]"),
-    ("GET", "log?container=x", 400, "container x is not valid for pod p"),
-    ("GET", "log?container=a&tailLines=-1", 422, "must be greater than or equal to 0"),
-    ("POST", "exec?command=ls&container=a", 400, "pod p does not have a host assigned"),
-    ("POST", "portforward", 400, "pod p does not have a host assigned"),
-])
+@pytest.mark.parametrize(
+    "method, call, status, message",
+    [
+        ("GET", "log?container=a", 204, ""),
+        ("GET", "log", 400, "a container name must be specified for pod p, choose one of: [a b]"),
+        ("GET", "log?container=x", 400, "container x is not valid for pod p"),
+        ("GET", "log?container=a&tailLines=-1", 422, "must be greater than or equal to 0"),
+        ("POST", "exec?command=ls&container=a", 400, "pod p does not have a host assigned"),
+        ("POST", "portforward", 400, "pod p does not have a host assigned"),
+    ],
+)
 async def test_pods_that_do_not_run(client, pod, method, call, status, message):
     path, _, query = call.partition("?")
     params = dict(item.split("=") for item in query.split("&")) if query else {}
@@ -80,15 +103,22 @@ def eviction(name="p", **more):
     return {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}, **more}
 
 
-@pytest.mark.parametrize("order, status, message", [
-    (eviction("other"), 400, "name in URL does not match name in Eviction object"),
-    ({}, 400, "name in URL does not match name in Eviction object"),
-    ({**eviction(), "kind": "Pod"}, 400, 'no kind "Pod" is registered for version "policy/v1"'),
-    (eviction(deleteOptions=5), 400, "cannot unmarshal number into Go struct field Eviction.deleteOptions"),
-    (eviction(deleteOptions={"preconditions": {"uid": "x"}}), 409, "the UID in the precondition (x) does not match"),
-    (eviction(deleteOptions={"propagationPolicy": "Bad"}), 422, 'Unsupported value: "Bad"'),
-    (eviction(deleteOptions={"dryRun": ["All"]}), 201, ""),
-])
+@pytest.mark.parametrize(
+    "order, status, message",
+    [
+        (eviction("other"), 400, "name in URL does not match name in Eviction object"),
+        ({}, 400, "name in URL does not match name in Eviction object"),
+        ({**eviction(), "kind": "Pod"}, 400, 'no kind "Pod" is registered for version "policy/v1"'),
+        (eviction(deleteOptions=5), 400, "cannot unmarshal number into Go struct field Eviction.deleteOptions"),
+        (
+            eviction(deleteOptions={"preconditions": {"uid": "x"}}),
+            409,
+            "the UID in the precondition (x) does not match",
+        ),
+        (eviction(deleteOptions={"propagationPolicy": "Bad"}), 422, 'Unsupported value: "Bad"'),
+        (eviction(deleteOptions={"dryRun": ["All"]}), 201, ""),
+    ],
+)
 async def test_pods_that_are_not_evicted(client, pod, order, status, message):
     answer = await client("POST", f"{pod}/eviction", order)
     assert answer.status == status and message in answer.body.get("message", "")
@@ -113,21 +143,42 @@ async def test_pods_get_nodes_by_bindings(client, pod):
 
 
 async def test_autoscalers_in_both_versions(client):
-    old, new = (f"/apis/autoscaling/{version}/namespaces/{client.namespace}/horizontalpodautoscalers"
-                for version in ("v1", "v2"))
+    old, new = (
+        f"/apis/autoscaling/{version}/namespaces/{client.namespace}/horizontalpodautoscalers"
+        for version in ("v1", "v2")
+    )
     target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "d"}
-    await client("POST", old, {"metadata": {"name": "a"}, "spec": {
-        "scaleTargetRef": target, "maxReplicas": 3, "targetCPUUtilizationPercentage": 80}})
+    await client(
+        "POST",
+        old,
+        {
+            "metadata": {"name": "a"},
+            "spec": {"scaleTargetRef": target, "maxReplicas": 3, "targetCPUUtilizationPercentage": 80},
+        },
+    )
     cpu = {"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 80}}}
     assert (await client("GET", f"{new}/a")).body["spec"] == {
-        "scaleTargetRef": target, "minReplicas": 1, "maxReplicas": 3, "metrics": [cpu]}
-    memory = {"type": "Resource", "resource": {"name": "memory", "target": {
-        "type": "AverageValue", "averageValue": "10Mi"}}}
-    await client("POST", new, {"metadata": {"name": "b"}, "spec": {
-        "scaleTargetRef": target, "maxReplicas": 3, "metrics": [cpu, memory]}})
+        "scaleTargetRef": target,
+        "minReplicas": 1,
+        "maxReplicas": 3,
+        "metrics": [cpu],
+    }
+    memory = {
+        "type": "Resource",
+        "resource": {"name": "memory", "target": {"type": "AverageValue", "averageValue": "10Mi"}},
+    }
+    await client(
+        "POST",
+        new,
+        {"metadata": {"name": "b"}, "spec": {"scaleTargetRef": target, "maxReplicas": 3, "metrics": [cpu, memory]}},
+    )
     body = (await client("GET", f"{old}/b")).body
     assert body["spec"] == {
-        "scaleTargetRef": target, "minReplicas": 1, "maxReplicas": 3, "targetCPUUtilizationPercentage": 80}
+        "scaleTargetRef": target,
+        "minReplicas": 1,
+        "maxReplicas": 3,
+        "targetCPUUtilizationPercentage": 80,
+    }
     answer = await client("PATCH", f"{old}/b", {"spec": {"targetCPUUtilizationPercentage": 70}}, type=MERGE)
     assert (answer.status, answer.body["spec"]["targetCPUUtilizationPercentage"]) == (200, 70)
     metrics = (await client("GET", f"{new}/b")).body["spec"]["metrics"]
@@ -136,32 +187,52 @@ async def test_autoscalers_in_both_versions(client):
 
 
 NOW = "2001-02-03T04:05:06.000000Z"
-NEWER = {"regarding": {"kind": "Pod", "name": "p"}, "eventTime": NOW, "reportingController": "example.dev/c",
-         "reportingInstance": "i", "action": "A", "reason": "R", "type": "Normal", "note": "n"}
+NEWER = {
+    "regarding": {"kind": "Pod", "name": "p"},
+    "eventTime": NOW,
+    "reportingController": "example.dev/c",
+    "reportingInstance": "i",
+    "action": "A",
+    "reason": "R",
+    "type": "Normal",
+    "note": "n",
+}
 
 
 @pytest.fixture
 async def say(client):
     """Creates an event in one of the groups."""
+
     async def say(group, name, **fields):
-        path = f"/apis/events.k8s.io/v1/namespaces/{client.namespace}/events" if group else (
-            f"/api/v1/namespaces/{client.namespace}/events")
+        path = (
+            f"/apis/events.k8s.io/v1/namespaces/{client.namespace}/events"
+            if group
+            else (f"/api/v1/namespaces/{client.namespace}/events")
+        )
         reference = "regarding" if group else "involvedObject"
         fields[reference] = {"kind": "Pod", "name": "p", "namespace": client.namespace}
         return await client("POST", path, {"metadata": {"name": name}, **fields})
+
     return say
 
 
-@pytest.mark.parametrize("group, fields, fault", [
-    ("", {"eventTime": NOW, "reason": "R"}, "reportingComponent: Required value"),
-    ("", {"eventTime": NOW, "reason": "R"}, "action: Required value"),
-    ("", {**NEWER, "reportingComponent": "a b"}, "name part must consist of alphanumeric characters"),
-    ("", {**NEWER, "reportingComponent": "c", "message": "x" * 1025}, "message: Invalid value: \"\": can have at most"),
-    ("newer", {**NEWER, "eventTime": None}, "eventTime: Required value"),
-    ("newer", {**NEWER, "type": "Odd"}, 'type: Invalid value: "": has invalid value: Odd'),
-    ("newer", {**NEWER, "series": {"count": 1}}, "series.count: Invalid value"),
-    ("newer", {**NEWER, "deprecatedCount": 3}, 'count: Invalid value: "": needs to be unset'),
-])
+@pytest.mark.parametrize(
+    "group, fields, fault",
+    [
+        ("", {"eventTime": NOW, "reason": "R"}, "reportingComponent: Required value"),
+        ("", {"eventTime": NOW, "reason": "R"}, "action: Required value"),
+        ("", {**NEWER, "reportingComponent": "a b"}, "name part must consist of alphanumeric characters"),
+        (
+            "",
+            {**NEWER, "reportingComponent": "c", "message": "x" * 1025},
+            "message: Invalid value: \"\": can have at most",
+        ),
+        ("newer", {**NEWER, "eventTime": None}, "eventTime: Required value"),
+        ("newer", {**NEWER, "type": "Odd"}, 'type: Invalid value: "": has invalid value: Odd'),
+        ("newer", {**NEWER, "series": {"count": 1}}, "series.count: Invalid value"),
+        ("newer", {**NEWER, "deprecatedCount": 3}, 'count: Invalid value: "": needs to be unset'),
+    ],
+)
 async def test_events_that_say_when_they_happened_have_to_say_more(say, group, fields, fault):
     answer = await say(group, "e", **fields)
     assert answer.status == 422 and fault in answer.message
@@ -181,6 +252,7 @@ async def test_the_newer_group_of_events_fixes_them_and_selects_them_by_its_own_
     async def names(path, selector):
         answer = await client("GET", path, fieldSelector=selector)
         return [item["metadata"]["name"] for item in answer.body["items"]] if answer.status == 200 else answer.status
+
     assert await names(newer, "regarding.name=p,reportingController=example.dev/c") == ["e1"]
     assert await names(core, "involvedObject.name=p,source=old") == ["e2"]
     assert [await names(newer, "involvedObject.name=p"), await names(core, "regarding.name=p")] == [400, 400]
@@ -192,16 +264,40 @@ CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 COLUMN = {"name": "A", "type": "string", "format": "name", "jsonPath": ".a"}
 
 
-@pytest.mark.parametrize("path, body, message", [
-    (BUDGETS, {"spec": {"minAvailable": "x"}}, "a valid percent string must be a numeric string followed by"),
-    (BUDGETS, {"spec": {"minAvailable": 1, "maxUnavailable": 1}}, "minAvailable and maxUnavailable cannot be both set"),
-    ("/api/v1/namespaces/{}/secrets", {"type": "kubernetes.io/basic-auth"}, "data[username]: Required value"),
-    ("/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices", {"addressType": "Bad"}, 'Unsupported value: "Bad"'),
-    ("/apis/apps/v1/namespaces/{}/statefulsets", {"metadata": {"name": "a.b"}}, "must not contain dots"),
-    (CRDS, {"spec": {"group": "example.dev", "scope": "Cluster", "names": {"plural": "as", "kind": "A"}, "versions": [
-        {"name": "v1", "served": True, "storage": True, "additionalPrinterColumns": [COLUMN],
-         "schema": {"openAPIV3Schema": {"type": "object"}}}]}}, "must be one of byte,date,date-time,double,float"),
-])
+@pytest.mark.parametrize(
+    "path, body, message",
+    [
+        (BUDGETS, {"spec": {"minAvailable": "x"}}, "a valid percent string must be a numeric string followed by"),
+        (
+            BUDGETS,
+            {"spec": {"minAvailable": 1, "maxUnavailable": 1}},
+            "minAvailable and maxUnavailable cannot be both set",
+        ),
+        ("/api/v1/namespaces/{}/secrets", {"type": "kubernetes.io/basic-auth"}, "data[username]: Required value"),
+        ("/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices", {"addressType": "Bad"}, 'Unsupported value: "Bad"'),
+        ("/apis/apps/v1/namespaces/{}/statefulsets", {"metadata": {"name": "a.b"}}, "must not contain dots"),
+        (
+            CRDS,
+            {
+                "spec": {
+                    "group": "example.dev",
+                    "scope": "Cluster",
+                    "names": {"plural": "as", "kind": "A"},
+                    "versions": [
+                        {
+                            "name": "v1",
+                            "served": True,
+                            "storage": True,
+                            "additionalPrinterColumns": [COLUMN],
+                            "schema": {"openAPIV3Schema": {"type": "object"}},
+                        }
+                    ],
+                }
+            },
+            "must be one of byte,date,date-time,double,float",
+        ),
+    ],
+)
 async def test_rules_of_some_kinds(client, path, body, message):
     name = "as.example.dev" if path == CRDS else "x"
     answer = await client("POST", path.format(client.namespace), {"metadata": {"name": name}, **body}, dryRun="All")

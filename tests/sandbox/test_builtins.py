@@ -1,4 +1,5 @@
 """Built-in kinds: the little that the sandbox does for them."""
+
 import pytest
 
 MERGE = "application/merge-patch+json"
@@ -33,8 +34,13 @@ async def test_secrets(client, path):
 
 async def test_events_are_one_resource_in_two_groups(client, path):
     event = {
-        "metadata": {"generateName": "e-"}, "reason": "R", "message": "m", "type": "Normal", "reportingComponent": "c",
-        "involvedObject": {"kind": "Thing", "name": "a", "namespace": client.namespace}, "source": {"component": "s"},
+        "metadata": {"generateName": "e-"},
+        "reason": "R",
+        "message": "m",
+        "type": "Normal",
+        "reportingComponent": "c",
+        "involvedObject": {"kind": "Thing", "name": "a", "namespace": client.namespace},
+        "source": {"component": "s"},
     }
     created = await client("POST", path("events"), event)
     assert created.status == 201
@@ -43,9 +49,17 @@ async def test_events_are_one_resource_in_two_groups(client, path):
     assert seen["deprecatedSource"] == {"component": "s"}
     listed = await client("GET", path("events"), fieldSelector="involvedObject.name=a,reason=R")
     assert listed.names == [created.body["metadata"]["name"]]
-    new = {"metadata": {"name": "n"}, "note": "x", "regarding": {"namespace": client.namespace, "name": "b"},
-           "eventTime": "2001-02-03T04:05:06.000000Z", "reportingController": "c", "reportingInstance": "i",
-           "action": "A", "reason": "R", "type": "Normal"}
+    new = {
+        "metadata": {"name": "n"},
+        "note": "x",
+        "regarding": {"namespace": client.namespace, "name": "b"},
+        "eventTime": "2001-02-03T04:05:06.000000Z",
+        "reportingController": "c",
+        "reportingInstance": "i",
+        "action": "A",
+        "reason": "R",
+        "type": "Normal",
+    }
     await client("POST", path("events", "apis/events.k8s.io/v1"), new)
     assert (await client("GET", path("events") + "/n")).body["message"] == "x"
 

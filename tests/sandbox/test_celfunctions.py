@@ -1,4 +1,5 @@
 """The functions that rules in CEL have in Kubernetes: each of these is true on a real server."""
+
 import pytest
 
 pytest.importorskip("cel_expr_python")

@@ -1,4 +1,5 @@
 """Certificates, however they are made."""
+
 import shutil
 import ssl
 import sys

@@ -1,4 +1,5 @@
 """Custom resources in several versions: what is shown, what is stored, and what webhooks may and may not do."""
+
 import asyncio
 import base64
 import copy
@@ -47,8 +48,10 @@ class Hook:
     @property
     def conversion(self) -> dict:
         bundle = base64.b64encode(self.authority.certificate).decode()
-        return {"strategy": "Webhook", "webhook": {
-            "conversionReviewVersions": ["v1"], "clientConfig": {"url": self.url, "caBundle": bundle}}}
+        return {
+            "strategy": "Webhook",
+            "webhook": {"conversionReviewVersions": ["v1"], "clientConfig": {"url": self.url, "caBundle": bundle}},
+        }
 
 
 @pytest.fixture
@@ -76,17 +79,39 @@ class Resource:
 
     async def define(self, conversion=None):
         names = {"plural": self.plural, "kind": "Conv" + self.plural[4:-1]}
-        answer = await self.client("POST", CRDS, {
-            "metadata": {"name": f"{self.plural}.{GROUP}"}, "apiVersion": "apiextensions.k8s.io/v1",
-            "kind": "CustomResourceDefinition", "spec": {
-                "group": GROUP, "scope": "Namespaced", "names": names, "versions": self.versions("v1"),
-                **({"conversion": conversion} if conversion else {})}})
+        answer = await self.client(
+            "POST",
+            CRDS,
+            {
+                "metadata": {"name": f"{self.plural}.{GROUP}"},
+                "apiVersion": "apiextensions.k8s.io/v1",
+                "kind": "CustomResourceDefinition",
+                "spec": {
+                    "group": GROUP,
+                    "scope": "Namespaced",
+                    "names": names,
+                    "versions": self.versions("v1"),
+                    **({"conversion": conversion} if conversion else {}),
+                },
+            },
+        )
         return answer
 
     def versions(self, stored, among=("v1", "v2")):
-        return [{"name": name, "served": True, "storage": name == stored, "schema": {"openAPIV3Schema": {
-            "type": "object", "properties": {"spec": {"type": "object", "properties": SPECS[name]}, "status": FREE}}}}
-            for name in among]
+        return [
+            {
+                "name": name,
+                "served": True,
+                "storage": name == stored,
+                "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object",
+                        "properties": {"spec": {"type": "object", "properties": SPECS[name]}, "status": FREE},
+                    }
+                },
+            }
+            for name in among
+        ]
 
     async def redefine(self, subresource="", **patch):
         return await self.client("PATCH", self.crd + subresource, patch, type=MERGE)
@@ -95,9 +120,16 @@ class Resource:
         return f"/apis/{GROUP}/{version}/namespaces/{self.client.namespace}/{self.plural}" + (name and f"/{name}")
 
     async def create(self, version, name, query="", **spec):
-        return await self.client("POST", self.path(version) + query, {
-            "apiVersion": f"{GROUP}/{version}", "kind": "Conv" + self.plural[4:-1], "metadata": {"name": name},
-            "spec": spec})
+        return await self.client(
+            "POST",
+            self.path(version) + query,
+            {
+                "apiVersion": f"{GROUP}/{version}",
+                "kind": "Conv" + self.plural[4:-1],
+                "metadata": {"name": name},
+                "spec": spec,
+            },
+        )
 
     async def get(self, version, name):
         return await self.client("GET", self.path(version, name))
@@ -171,6 +203,7 @@ def respond(**changes):
     def spoil(review):
         review["response"].update(changes)
         return review
+
     return spoil
 
 
@@ -178,6 +211,7 @@ def answer(**changes):
     def spoil(review):
         review.update(changes)
         return review
+
     return spoil
 
 
@@ -187,6 +221,7 @@ def change(**changes):
             item.update({key: value for key, value in changes.items() if key != "metadata"})
             item["metadata"].update(changes.get("metadata") or {})
         return review
+
     return spoil
 
 
@@ -194,34 +229,51 @@ def reply(status, text="", media="application/json"):
     return lambda _: aiohttp.web.Response(status=status, text=text, content_type=media)
 
 
-UNREADABLE = ('failed: couldn\'t get version/kind; json parse error: json: cannot unmarshal {} into Go value of type '
-              'struct { APIVersion string "json:\\"apiVersion,omitempty\\""; Kind string "json:\\"kind,omitempty\\"" }')
+UNREADABLE = (
+    'failed: couldn\'t get version/kind; json parse error: json: cannot unmarshal {} into Go value of type '
+    'struct { APIVersion string "json:\\"apiVersion,omitempty\\""; Kind string "json:\\"kind,omitempty\\"" }'
+)
 
 
-@pytest.mark.parametrize("spoil, message", [
-    (respond(result={"status": "Failed", "message": "no way"}), "failed: no way"),
-    (respond(result={"status": "Failed"}), "failed: response.result.status was 'Failed', not 'Success'"),
-    (respond(result={}), "failed: response.result.status was '', not 'Success'"),
-    (respond(uid="other"), 'got "other"'),
-    (respond(convertedObjects=[]), "returned 0 objects, expected 1"),
-    (change(apiVersion="a/v9"), "returned invalid object at index 0: invalid groupVersion (expected "
-                                f"{GROUP}/v2, received a/v9)"),
-    (change(kind="Other"), "received Other)"),
-    (change(metadata={"name": "other"}), "returned invalid object: must have the same name: a != other"),
-    (change(metadata={"labels": {"x": 5}}), "returned invalid metadata: metadata.labels[x] must be a string, but is "
-                                            "int64 in converted object"),
-    (change(metadata={"labels": {"x": "a b"}}), "returned invalid metadata: metadata.labels: Invalid value: \"a b\""),
-    (answer(response=None), "failed: no response provided"),
-    (answer(kind=""), "failed: expected webhook response of apiextensions.k8s.io/v1, Kind=ConversionReview, got "
-                      "apiextensions.k8s.io/v1, Kind="),
-    (answer(kind="AdmissionReview"), 'failed: no kind "AdmissionReview" is registered'),
-    (answer(apiVersion="apiextensions.k8s.io/v1beta1"),
-     "failed: converting (v1beta1.ConversionReview) to (v1.ConversionReview): unknown conversion"),
-    (reply(500, "broken"), 'failed: an error on the server ("unknown") has prevented the request from succeeding'),
-    (reply(404), "failed: the server could not find the requested resource"),
-    (reply(200, "garbage"), UNREADABLE.replace("{}", "string", 1)),
-    (reply(200, "[]"), UNREADABLE.replace("{}", "array", 1)),
-])
+@pytest.mark.parametrize(
+    "spoil, message",
+    [
+        (respond(result={"status": "Failed", "message": "no way"}), "failed: no way"),
+        (respond(result={"status": "Failed"}), "failed: response.result.status was 'Failed', not 'Success'"),
+        (respond(result={}), "failed: response.result.status was '', not 'Success'"),
+        (respond(uid="other"), 'got "other"'),
+        (respond(convertedObjects=[]), "returned 0 objects, expected 1"),
+        (
+            change(apiVersion="a/v9"),
+            f"returned invalid object at index 0: invalid groupVersion (expected {GROUP}/v2, received a/v9)",
+        ),
+        (change(kind="Other"), "received Other)"),
+        (change(metadata={"name": "other"}), "returned invalid object: must have the same name: a != other"),
+        (
+            change(metadata={"labels": {"x": 5}}),
+            "returned invalid metadata: metadata.labels[x] must be a string, but is int64 in converted object",
+        ),
+        (
+            change(metadata={"labels": {"x": "a b"}}),
+            "returned invalid metadata: metadata.labels: Invalid value: \"a b\"",
+        ),
+        (answer(response=None), "failed: no response provided"),
+        (
+            answer(kind=""),
+            "failed: expected webhook response of apiextensions.k8s.io/v1, Kind=ConversionReview, got "
+            "apiextensions.k8s.io/v1, Kind=",
+        ),
+        (answer(kind="AdmissionReview"), 'failed: no kind "AdmissionReview" is registered'),
+        (
+            answer(apiVersion="apiextensions.k8s.io/v1beta1"),
+            "failed: converting (v1beta1.ConversionReview) to (v1.ConversionReview): unknown conversion",
+        ),
+        (reply(500, "broken"), 'failed: an error on the server ("unknown") has prevented the request from succeeding'),
+        (reply(404), "failed: the server could not find the requested resource"),
+        (reply(200, "garbage"), UNREADABLE.replace("{}", "string", 1)),
+        (reply(200, "[]"), UNREADABLE.replace("{}", "array", 1)),
+    ],
+)
 async def test_bad_webhooks(resource, hook, spoil, message):
     """The words are those of a real server, since people search for them."""
     await resource.define(hook.conversion)
@@ -251,8 +303,10 @@ async def test_nothing_is_written_if_it_cannot_be_converted(resource, hook):
 async def test_what_webhooks_may_change(resource, hook):
     await resource.define(hook.conversion)
     await resource.create("v1", "a", port=5)
-    hook.spoil = change(metadata={"labels": {"x": "y"}, "annotations": {"z": ""}, "finalizers": ["a/b"]},
-                        spec={"ports": [5], "unknown": 1})
+    hook.spoil = change(
+        metadata={"labels": {"x": "y"}, "annotations": {"z": ""}, "finalizers": ["a/b"]},
+        spec={"ports": [5], "unknown": 1},
+    )
     found = (await resource.get("v2", "a")).body
     assert found["metadata"]["labels"] == {"x": "y"}
     assert found["metadata"]["annotations"] == {"z": ""}
@@ -266,7 +320,8 @@ async def test_unreachable_webhooks(resource, hook):
     await resource.define(conversion)
     await resource.create("v1", "a", port=5)
     assert (await resource.get("v2", "a")).message.endswith(
-        'failed: Post "https://127.0.0.1:1/convert?timeout=30s": dial tcp 127.0.0.1:1: connect: connection refused')
+        'failed: Post "https://127.0.0.1:1/convert?timeout=30s": dial tcp 127.0.0.1:1: connect: connection refused'
+    )
 
 
 async def test_untrusted_webhooks(resource, hook):
@@ -275,7 +330,8 @@ async def test_untrusted_webhooks(resource, hook):
     await resource.define(conversion)
     await resource.create("v1", "a", port=5)
     assert (await resource.get("v2", "a")).message.endswith(
-        "tls: failed to verify certificate: x509: certificate signed by unknown authority")
+        "tls: failed to verify certificate: x509: certificate signed by unknown authority"
+    )
 
 
 async def test_watches(resource, hook):
@@ -334,21 +390,45 @@ async def test_stored_versions(resource, hook):
     assert await resource.spec("v2", "old") == {"ports": [1], "mode": "slow"}
 
 
-@pytest.mark.parametrize("conversion, fields", [
-    ({"strategy": "Other"}, ["strategy"]),
-    ({"strategy": "Webhook"}, ["webhookClientConfig", "conversionReviewVersions"]),
-    ({"strategy": "Webhook", "webhook": {"conversionReviewVersions": ["v7"], "clientConfig": {"url": "https://a"}}},
-     ["conversionReviewVersions"]),
-    ({"strategy": "Webhook", "webhook": {"conversionReviewVersions": ["v1", "v1"], "clientConfig": {}}},
-     ["webhookClientConfig", "conversionReviewVersions[1]"]),
-    ({"strategy": "Webhook", "webhook": {"conversionReviewVersions": ["v1"], "clientConfig": {"url": "http://x?y"}}},
-     ["webhookClientConfig.url"]),
-    ({"strategy": "Webhook", "webhook": {
-        "conversionReviewVersions": ["v1"], "clientConfig": {"service": {"port": 0, "path": "x//y"}}}},
-     [f"webhookClientConfig.service.{key}" for key in ("name", "namespace", "port", "path")]),
-    ({"strategy": "None", "webhook": {"conversionReviewVersions": ["v1"], "clientConfig": {"url": "https://a"}}},
-     ["webhookClientConfig", "conversionReviewVersions"]),
-])
+@pytest.mark.parametrize(
+    "conversion, fields",
+    [
+        ({"strategy": "Other"}, ["strategy"]),
+        ({"strategy": "Webhook"}, ["webhookClientConfig", "conversionReviewVersions"]),
+        (
+            {
+                "strategy": "Webhook",
+                "webhook": {"conversionReviewVersions": ["v7"], "clientConfig": {"url": "https://a"}},
+            },
+            ["conversionReviewVersions"],
+        ),
+        (
+            {"strategy": "Webhook", "webhook": {"conversionReviewVersions": ["v1", "v1"], "clientConfig": {}}},
+            ["webhookClientConfig", "conversionReviewVersions[1]"],
+        ),
+        (
+            {
+                "strategy": "Webhook",
+                "webhook": {"conversionReviewVersions": ["v1"], "clientConfig": {"url": "http://x?y"}},
+            },
+            ["webhookClientConfig.url"],
+        ),
+        (
+            {
+                "strategy": "Webhook",
+                "webhook": {
+                    "conversionReviewVersions": ["v1"],
+                    "clientConfig": {"service": {"port": 0, "path": "x//y"}},
+                },
+            },
+            [f"webhookClientConfig.service.{key}" for key in ("name", "namespace", "port", "path")],
+        ),
+        (
+            {"strategy": "None", "webhook": {"conversionReviewVersions": ["v1"], "clientConfig": {"url": "https://a"}}},
+            ["webhookClientConfig", "conversionReviewVersions"],
+        ),
+    ],
+)
 async def test_wrong_strategies(resource, conversion, fields):
     refused = await resource.define(conversion)
     assert refused.status == 422

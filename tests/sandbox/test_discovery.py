@@ -1,4 +1,5 @@
 """What is served, as clients find out about it."""
+
 import pytest
 
 AGGREGATED = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
@@ -55,7 +56,8 @@ async def test_versions_are_ordered_by_maturity(client, make_crd):
     definition = make_crd("ages", "Age")
     first = definition["spec"]["versions"][0]
     definition["spec"]["versions"] = [
-        {**first, "name": name, "storage": name == "v1beta1"} for name in ("v1beta1", "v2alpha1", "v10", "v2", "old")]
+        {**first, "name": name, "storage": name == "v1beta1"} for name in ("v1beta1", "v2alpha1", "v10", "v2", "old")
+    ]
     await client("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
     for version in ("v10", "v2", "v1beta1", "v2alpha1", "old"):
         resources = (await client("GET", f"/apis/{GROUP}/{version}")).body["resources"]
@@ -75,10 +77,18 @@ async def test_openapi(client):
     assert (await client("GET", "/openapi/v2", headers={"Accept": accept})).status == 200
 
 
-@pytest.mark.parametrize("path", [
-    "/nope", "/apis/nope", "/apis/nope/v1", "/apis/nope/v1/things", f"/apis/{GROUP}/v9/things",
-    f"/apis/{GROUP}/v1/nope", f"/apis/{GROUP}/v1/things/a",
-])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/nope",
+        "/apis/nope",
+        "/apis/nope/v1",
+        "/apis/nope/v1/things",
+        f"/apis/{GROUP}/v9/things",
+        f"/apis/{GROUP}/v1/nope",
+        f"/apis/{GROUP}/v1/things/a",
+    ],
+)
 async def test_places_that_do_not_exist(client, path):
     answer = await client("GET", path)
     assert (answer.status, answer.body) == (404, "404 page not found\n")
@@ -92,20 +102,32 @@ async def test_resources_that_do_not_exist_in_groups_that_do(client, path):
     assert answer.message == "the server could not find the requested resource"
 
 
-@pytest.mark.parametrize("method, path", [
-    ("PUT", "/api/v1/namespaces"), ("DELETE", "/api/v1/namespaces"), ("POST", "/api/v1/configmaps"),
-    ("GET", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"),
-])
+@pytest.mark.parametrize(
+    "method, path",
+    [
+        ("PUT", "/api/v1/namespaces"),
+        ("DELETE", "/api/v1/namespaces"),
+        ("POST", "/api/v1/configmaps"),
+        ("GET", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"),
+    ],
+)
 async def test_verbs_that_do_not_exist(client, method, path):
     answer = await client(method, path, {})
     assert (answer.status, answer.body["reason"]) == (405, "MethodNotAllowed")
 
 
-@pytest.mark.parametrize("path, accept, status", [
-    ("/api/v1", "text/plain", 406), ("/apis/apps/v1", "application/yaml", 200), ("/version", "application/yaml", 406),
-    ("/apis/apps/v1", "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList", 406),
-    ("/openapi/v2", "text/plain", 406), ("/healthz", "text/plain", 200), ("/apis", "text/html, */*", 200),
-])
+@pytest.mark.parametrize(
+    "path, accept, status",
+    [
+        ("/api/v1", "text/plain", 406),
+        ("/apis/apps/v1", "application/yaml", 200),
+        ("/version", "application/yaml", 406),
+        ("/apis/apps/v1", "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList", 406),
+        ("/openapi/v2", "text/plain", 406),
+        ("/healthz", "text/plain", 200),
+        ("/apis", "text/html, */*", 200),
+    ],
+)
 async def test_the_forms_of_documents(client, path, accept, status):
     answer = await client("GET", path, headers={"Accept": accept})
     assert answer.status == status

@@ -1,4 +1,5 @@
 """HTTP as it is on the wire: what clients may do besides one request after another."""
+
 import asyncio
 import contextlib
 import ssl
@@ -21,10 +22,12 @@ async def connect(sandbox):
     context = ssl.create_default_context(cadata=sandbox.ca.decode())
     url = urlsplit(sandbox.url)
     async with contextlib.AsyncExitStack() as stack:
+
         async def connect():
             reader, writer = await asyncio.open_connection(url.hostname, url.port, ssl=context)
             stack.push_async_callback(close, writer)
             return reader, writer
+
         yield connect
 
 
@@ -75,9 +78,11 @@ async def test_heads(connect):
 async def test_bodies_that_ask_for_permission(connect, sandbox):
     reader, writer = await connect()
     body = b'{"metadata":{"name":"x"}}'
-    writer.write(b'POST /api/v1/namespaces HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n'
-                 b'Authorization: Bearer %b\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n'
-                 % (sandbox.token.encode(), len(body)))
+    writer.write(
+        b'POST /api/v1/namespaces HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n'
+        b'Authorization: Bearer %b\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n'
+        % (sandbox.token.encode(), len(body))
+    )
     assert await reader.readuntil(b'\r\n\r\n') == b'HTTP/1.1 100 Continue\r\n\r\n'
     writer.write(body)
     assert (await read_response(reader))[0] == 'HTTP/1.1 201 Created'

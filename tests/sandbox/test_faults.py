@@ -1,4 +1,5 @@
 """Faults: what goes wrong on request, and only then."""
+
 import aiohttp
 import pytest
 
@@ -24,12 +25,23 @@ async def test_too_many_requests(client, faults):
     assert (answer.message, answer.body["details"]) == ("slow down", {"retryAfterSeconds": 7})
 
 
-@pytest.mark.parametrize("conditions, hit", [
-    ({"method": "POST"}, False), ({"method": "get"}, True), ({"verb": "list"}, True), ({"verb": "watch"}, False),
-    ({"resource": "things"}, True), ({"resource": "pods"}, False), ({"path": r"/things$"}, True),
-    ({"namespace": "other"}, False), ({"name": "a"}, False), ({"user_agent": "kopf/"}, False),
-    ({"user_agent": "Python"}, True), ({"query": "limit=7"}, False),
-])
+@pytest.mark.parametrize(
+    "conditions, hit",
+    [
+        ({"method": "POST"}, False),
+        ({"method": "get"}, True),
+        ({"verb": "list"}, True),
+        ({"verb": "watch"}, False),
+        ({"resource": "things"}, True),
+        ({"resource": "pods"}, False),
+        ({"path": r"/things$"}, True),
+        ({"namespace": "other"}, False),
+        ({"name": "a"}, False),
+        ({"user_agent": "kopf/"}, False),
+        ({"user_agent": "Python"}, True),
+        ({"query": "limit=7"}, False),
+    ],
+)
 async def test_conditions(client, faults, conditions, hit):
     faults.error(503, **conditions)
     assert (await client("GET", client.things)).status == (503 if hit else 200)
@@ -164,11 +176,19 @@ async def test_conditions_by_query(client, faults):
 async def test_discovery_that_lags_behind(client, faults):
     before = (await client("GET", "/apis")).body
     faults.freeze_discovery()
-    crd = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-           "metadata": {"name": "late.example.org"},
-           "spec": {"group": "example.org", "scope": "Cluster", "names": {"plural": "late", "kind": "Late"},
-                    "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {
-                        "type": "object"}}}]}}
+    crd = {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "late.example.org"},
+        "spec": {
+            "group": "example.org",
+            "scope": "Cluster",
+            "names": {"plural": "late", "kind": "Late"},
+            "versions": [
+                {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {"type": "object"}}}
+            ],
+        },
+    }
     await client("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
     assert (await client("GET", "/apis/example.org/v1/late")).status == 200
     assert (await client("GET", "/apis")).body == before

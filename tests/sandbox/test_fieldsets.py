@@ -1,4 +1,5 @@
 """Sets of fields: they are sets, however deep; and what they are made of."""
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,18 +9,41 @@ from kopf._kits.testing.patching import fieldsets, strategic, typed
 from kopf._kits.testing.wire import gotext
 
 KEYS = st.sampled_from(["f:a", "f:b", 'k:{"n":1}', 'v:"x"'])
-NODES = st.recursive(st.just({}), lambda inner: st.builds(
-    lambda below, member: {**below, ".": {}} if member and below else below,
-    st.dictionaries(KEYS, inner, min_size=1, max_size=3), st.booleans()), max_leaves=8)
+NODES = st.recursive(
+    st.just({}),
+    lambda inner: st.builds(
+        lambda below, member: {**below, ".": {}} if member and below else below,
+        st.dictionaries(KEYS, inner, min_size=1, max_size=3),
+        st.booleans(),
+    ),
+    max_leaves=8,
+)
 SETS = st.dictionaries(KEYS, NODES, max_size=3)
 
-SHAPE = shapes.Shape({"type": "object", "properties": {
-    "size": {"type": "integer"}, "tags": {"type": "array", "items": {"type": "string"}, LIST_TYPE: "set"},
-    "words": {"type": "array", "items": {"type": "string"}},
-    "ports": {"type": "array", LIST_TYPE: "map", LIST_KEYS: ["number", "protocol"], "items": {
-        "type": "object", "properties": {"number": {"type": "integer"}, "name": {"type": "string"},
-                                         "protocol": {"type": "string", "default": "TCP"}}}},
-    "labels": {"type": "object", "additionalProperties": {"type": "string"}}}})
+SHAPE = shapes.Shape(
+    {
+        "type": "object",
+        "properties": {
+            "size": {"type": "integer"},
+            "tags": {"type": "array", "items": {"type": "string"}, LIST_TYPE: "set"},
+            "words": {"type": "array", "items": {"type": "string"}},
+            "ports": {
+                "type": "array",
+                LIST_TYPE: "map",
+                LIST_KEYS: ["number", "protocol"],
+                "items": {
+                    "type": "object",
+                    "properties": {
+                        "number": {"type": "integer"},
+                        "name": {"type": "string"},
+                        "protocol": {"type": "string", "default": "TCP"},
+                    },
+                },
+            },
+            "labels": {"type": "object", "additionalProperties": {"type": "string"}},
+        },
+    }
+)
 
 
 def paths(fields):
@@ -42,14 +66,21 @@ def test_nothing_is_left_of_a_set_without_itself(fields):
 def test_paths():
     fields = {"f:spec": {"f:ports": {'k:{"number":1,"protocol":"TCP"}': {".": {}, "f:name": {}}, 'v:"x"': {}}}}
     assert list(fieldsets.members(fields)) == [
-        '.spec.ports[number=1,protocol="TCP"]', '.spec.ports[="x"]', '.spec.ports[number=1,protocol="TCP"].name']
+        '.spec.ports[number=1,protocol="TCP"]',
+        '.spec.ports[="x"]',
+        '.spec.ports[number=1,protocol="TCP"].name',
+    ]
 
 
 def test_fields_of_values():
     value = {"size": 1, "tags": ["a"], "words": ["a"], "ports": [{"number": 1}], "labels": {"a": "b"}}
     assert typed.fields_of(value, SHAPE) == {
-        "f:size": {}, "f:tags": {'v:"a"': {}}, "f:words": {}, "f:labels": {"f:a": {}},
-        "f:ports": {'k:{"number":1,"protocol":"TCP"}': {".": {}, "f:number": {}}}}
+        "f:size": {},
+        "f:tags": {'v:"a"': {}},
+        "f:words": {},
+        "f:labels": {"f:a": {}},
+        "f:ports": {'k:{"number":1,"protocol":"TCP"}': {".": {}, "f:number": {}}},
+    }
 
 
 def test_differences():
@@ -58,15 +89,24 @@ def test_differences():
     comparison = typed.Comparison(old, new, SHAPE)
     key = 'k:{"number":1,"protocol":"TCP"}'
     assert comparison.changed == {
-        "f:size": {}, "f:tags": {'v:"c"': {}}, "f:words": {}, "f:ports": {key: {"f:name": {}}}}
+        "f:size": {},
+        "f:tags": {'v:"c"': {}},
+        "f:words": {},
+        "f:ports": {key: {"f:name": {}}},
+    }
     assert comparison.removed == {"f:tags": {'v:"a"': {}}, "f:labels": {"f:a": {}, ".": {}}}
 
 
-VALUES = st.fixed_dictionaries({}, optional={
-    "size": st.integers(), "tags": st.lists(st.sampled_from("abcdef"), unique=True),
-    "words": st.lists(st.sampled_from("abc")),
-    "labels": st.dictionaries(st.sampled_from("abc"), st.text(max_size=2), min_size=1),
-    "ports": st.lists(st.builds(lambda n: {"number": n}, st.integers(0, 4)), unique_by=lambda port: port["number"])})
+VALUES = st.fixed_dictionaries(
+    {},
+    optional={
+        "size": st.integers(),
+        "tags": st.lists(st.sampled_from("abcdef"), unique=True),
+        "words": st.lists(st.sampled_from("abc")),
+        "labels": st.dictionaries(st.sampled_from("abc"), st.text(max_size=2), min_size=1),
+        "ports": st.lists(st.builds(lambda n: {"number": n}, st.integers(0, 4)), unique_by=lambda port: port["number"]),
+    },
+)
 
 
 @given(VALUES, VALUES)
@@ -87,8 +127,12 @@ def test_go_prints_values():
 
 def test_directives_never_become_a_part_of_the_object():
     pod = shapes.builtin("", "v1", "Pod")
-    patch = {"spec": {"containers": [{"name": "a", "$patch": "delete"}, {"name": "b", "image": "b"}],
-                      "$setElementOrder/containers": [{"name": "b"}]}}
+    patch = {
+        "spec": {
+            "containers": [{"name": "a", "$patch": "delete"}, {"name": "b", "image": "b"}],
+            "$setElementOrder/containers": [{"name": "b"}],
+        }
+    }
     document = {"spec": {"containers": [{"name": "a", "image": "a"}]}}
     assert strategic.merge(document, patch, pod) == {"spec": {"containers": [{"name": "b", "image": "b"}]}}
     assert document == {"spec": {"containers": [{"name": "a", "image": "a"}]}}

@@ -1,4 +1,5 @@
 """Finalizers, deletion, garbage collection, and the ends of namespaces and CRDs."""
+
 import asyncio
 
 import pytest
@@ -10,16 +11,26 @@ DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 @pytest.fixture
 def gone(client):
     """Wait until there is nothing at a path any more."""
+
     async def gone(path):
         async with asyncio.timeout(60):
             while (await client("GET", path)).status != 404:
                 await asyncio.sleep(0)
+
     return gone
 
 
 def owned(name, *owners, **reference):
-    references = [{"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": owner["metadata"]["name"],
-                   "uid": owner["metadata"]["uid"], **reference} for owner in owners]
+    references = [
+        {
+            "apiVersion": owner["apiVersion"],
+            "kind": owner["kind"],
+            "name": owner["metadata"]["name"],
+            "uid": owner["metadata"]["uid"],
+            **reference,
+        }
+        for owner in owners
+    ]
     return {"metadata": {"name": name, "ownerReferences": references}}
 
 
@@ -64,9 +75,13 @@ async def test_preconditions(client):
     assert (await client("DELETE", f"{client.things}/a", {"preconditions": exact})).status == 200
 
 
-@pytest.mark.parametrize("options, status", [
-    ({"propagationPolicy": "Other"}, 422), ({"kind": "Other", "apiVersion": "v1"}, 400),
-])
+@pytest.mark.parametrize(
+    "options, status",
+    [
+        ({"propagationPolicy": "Other"}, 422),
+        ({"kind": "Other", "apiVersion": "v1"}, 400),
+    ],
+)
 async def test_options_that_are_refused(client, options, status):
     await client.create("a")
     assert (await client("DELETE", f"{client.things}/a", options)).status == status
@@ -142,8 +157,8 @@ async def test_namespaces_take_their_content_with_them(client, gone):
     await client("PATCH", f"{client.things}/held", {"metadata": {"finalizers": ["x.dev/y"]}}, type=MERGE)
     expected = {
         "NamespaceContentRemaining": "Some resources are remaining: things.things.example.dev has 1 resource instances",
-        "NamespaceFinalizersRemaining":
-            "Some content in the namespace has finalizers remaining: x.dev/y in 1 resource instances"}
+        "NamespaceFinalizersRemaining": "Some content in the namespace has finalizers remaining: x.dev/y in 1 resource instances",
+    }
     async with asyncio.timeout(60):
         told = None
         while told != expected:
@@ -161,8 +176,15 @@ async def test_some_namespaces_stay(client):
 async def test_definitions_take_their_objects_with_them(client, make_crd, gone):
     await client("POST", DEFINITIONS, make_crd("brieves", "Brief"))
     brieves = f"/apis/things.example.dev/v1/namespaces/{client.namespace}/brieves"
-    await client("POST", brieves, {"apiVersion": "things.example.dev/v1", "kind": "Brief",
-                                   "metadata": {"name": "held", "finalizers": ["x.dev/y"]}})
+    await client(
+        "POST",
+        brieves,
+        {
+            "apiVersion": "things.example.dev/v1",
+            "kind": "Brief",
+            "metadata": {"name": "held", "finalizers": ["x.dev/y"]},
+        },
+    )
     definition = f"{DEFINITIONS}/brieves.things.example.dev"
     answer = await client("DELETE", definition)
     assert answer.body["metadata"]["finalizers"] == ["customresourcecleanup.apiextensions.k8s.io"]
@@ -175,13 +197,16 @@ async def test_definitions_take_their_objects_with_them(client, make_crd, gone):
     assert (await client("GET", brieves)).status == 404
 
 
-@pytest.mark.parametrize("finalizers, options, expected", [
-    (["orphan"], {}, ["orphan"]),
-    (["orphan"], {"propagationPolicy": "Background"}, None),
-    (["orphan", "x.dev/y"], {"propagationPolicy": "Foreground"}, ["x.dev/y", "foregroundDeletion"]),
-    (["x.dev/y"], {"orphanDependents": True}, ["x.dev/y", "orphan"]),
-    (["foregroundDeletion", "x.dev/y"], {"orphanDependents": False}, ["x.dev/y"]),
-])
+@pytest.mark.parametrize(
+    "finalizers, options, expected",
+    [
+        (["orphan"], {}, ["orphan"]),
+        (["orphan"], {"propagationPolicy": "Background"}, None),
+        (["orphan", "x.dev/y"], {"propagationPolicy": "Foreground"}, ["x.dev/y", "foregroundDeletion"]),
+        (["x.dev/y"], {"orphanDependents": True}, ["x.dev/y", "orphan"]),
+        (["foregroundDeletion", "x.dev/y"], {"orphanDependents": False}, ["x.dev/y"]),
+    ],
+)
 async def test_each_deletion_decides_what_becomes_of_dependents(client, finalizers, options, expected):
     await client.create("a", finalizers=finalizers)
     answer = await client("DELETE", f"{client.things}/a", {"dryRun": ["All"], **options})
@@ -189,7 +214,9 @@ async def test_each_deletion_decides_what_becomes_of_dependents(client, finalize
     assert (await client("GET", f"{client.things}/a")).body["metadata"]["finalizers"] == finalizers
     answer = await client("DELETE", f"{client.things}/a", options)
     assert (answer.body["metadata"].get("finalizers"), answer.body["kind"]) == (
-        expected, "Thing" if expected else "Status")
+        expected,
+        "Thing" if expected else "Status",
+    )
 
 
 async def test_a_later_deletion_can_decide_otherwise(client, gone):
@@ -244,14 +271,22 @@ async def test_the_last_event_shows_the_object_as_it_was_stored(client):
     assert (event["type"], event["object"]["metadata"]["finalizers"]) == ("DELETED", ["orphan"])
 
 
-@pytest.mark.parametrize("query, options, status, message", [
-    ({}, {"propagationPolicy": "Orphan", "orphanDependents": True}, 422, "cannot be both set"),
-    ({}, {"propagationPolicy": 5}, 400, "cannot unmarshal number into Go struct field DeleteOptions.propagationPolicy"),
-    ({}, {"dryRun": ["Some"]}, 422, 'Unsupported value: ["Some"]'),
-    ({}, [], 400, "json: cannot unmarshal array"),
-    ({"propagationPolicy": "Some"}, None, 422, 'Unsupported value: "Some"'),
-    ({"gracePeriodSeconds": "x"}, None, 400, 'strconv.ParseInt: parsing "x": invalid syntax'),
-])
+@pytest.mark.parametrize(
+    "query, options, status, message",
+    [
+        ({}, {"propagationPolicy": "Orphan", "orphanDependents": True}, 422, "cannot be both set"),
+        (
+            {},
+            {"propagationPolicy": 5},
+            400,
+            "cannot unmarshal number into Go struct field DeleteOptions.propagationPolicy",
+        ),
+        ({}, {"dryRun": ["Some"]}, 422, 'Unsupported value: ["Some"]'),
+        ({}, [], 400, "json: cannot unmarshal array"),
+        ({"propagationPolicy": "Some"}, None, 422, 'Unsupported value: "Some"'),
+        ({"gracePeriodSeconds": "x"}, None, 400, 'strconv.ParseInt: parsing "x": invalid syntax'),
+    ],
+)
 async def test_options_that_make_no_sense(client, query, options, status, message):
     answer = await client("DELETE", f"{client.things}/absent", options, **query)
     assert (answer.status, message in answer.message) == (status, True)
@@ -262,4 +297,6 @@ async def test_what_is_being_deleted_is_in_the_way(client, make_thing):
     await client("DELETE", f"{client.things}/a")
     answer = await client("POST", client.things, make_thing("a"))
     assert (answer.status, answer.message) == (
-        409, 'object is being deleted: things.things.example.dev "a" already exists')
+        409,
+        'object is being deleted: things.things.example.dev "a" already exists',
+    )

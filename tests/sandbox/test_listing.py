@@ -1,4 +1,5 @@
 """Lists: selectors, chunks, versions, and the forms that they come in."""
+
 import base64
 import json
 
@@ -37,23 +38,40 @@ async def test_lists_of_absent_namespaces_are_empty(client):
     assert (await client("GET", "/api/v1/namespaces/nope/configmaps")).names == []
 
 
-@pytest.mark.parametrize("selector, names", [
-    ("app=x", "a"), ("app==x", "a"), ("app!=x", "bc"), ("app in (x, y)", "ab"), ("app notin (x)", "bc"), ("app", "ab"),
-    ("!app", "c"), ("app=x,n=1", "a"), ("app=x,n=2", ""), ("n>1", "b"), ("n<5", "a"), ("", "abc"), ("app=", ""),
-    ("app in ()", ""),
-])
+@pytest.mark.parametrize(
+    "selector, names",
+    [
+        ("app=x", "a"),
+        ("app==x", "a"),
+        ("app!=x", "bc"),
+        ("app in (x, y)", "ab"),
+        ("app notin (x)", "bc"),
+        ("app", "ab"),
+        ("!app", "c"),
+        ("app=x,n=1", "a"),
+        ("app=x,n=2", ""),
+        ("n>1", "b"),
+        ("n<5", "a"),
+        ("", "abc"),
+        ("app=", ""),
+        ("app in ()", ""),
+    ],
+)
 async def test_label_selectors(client, abc, selector, names):
     assert (await client("GET", client.things, labelSelector=selector)).names == list(names)
 
 
-@pytest.mark.parametrize("selector, message", [
-    ("a b", "found 'b', expected: in, notin, =, ==, !=, gt, lt"),
-    ("a in (b", "found '', expected: ',' or ')'"),
-    ("a=b=c", "found '=', expected: ',' or 'end of string'"),
-    ("=", "found '=', expected: !, identifier, or 'end of string'"),
-    ("x/y/z=1", "a valid label key must consist"),
-    ("n>x", "the value must be an integer"),
-])
+@pytest.mark.parametrize(
+    "selector, message",
+    [
+        ("a b", "found 'b', expected: in, notin, =, ==, !=, gt, lt"),
+        ("a in (b", "found '', expected: ',' or ')'"),
+        ("a=b=c", "found '=', expected: ',' or 'end of string'"),
+        ("=", "found '=', expected: !, identifier, or 'end of string'"),
+        ("x/y/z=1", "a valid label key must consist"),
+        ("n>x", "the value must be an integer"),
+    ],
+)
 async def test_label_selectors_that_are_refused(client, selector, message):
     answer = await client("GET", client.things, labelSelector=selector)
     assert (answer.status, answer.body["reason"]) == (400, "BadRequest")
@@ -61,8 +79,12 @@ async def test_label_selectors_that_are_refused(client, selector, message):
 
 
 async def test_field_selectors(client, abc):
-    for selector, names in (("metadata.name=a", "a"), ("metadata.name!=a", "bc"),
-                            ("metadata.name=a,metadata.name=b", ""), (f"metadata.namespace={client.namespace}", "abc")):
+    for selector, names in (
+        ("metadata.name=a", "a"),
+        ("metadata.name!=a", "bc"),
+        ("metadata.name=a,metadata.name=b", ""),
+        (f"metadata.namespace={client.namespace}", "abc"),
+    ):
         assert (await client("GET", client.things, fieldSelector=selector)).names == list(names)
     assert (await client("GET", client.things, fieldSelector="spec.size=1")).status == 400
     assert (await client("GET", client.things, fieldSelector="nonsense")).status == 400
@@ -123,11 +145,18 @@ async def test_limits_do_not_count_for_any_version(client, abc):
     assert (await client("GET", client.things, resourceVersion="0", limit="2")).names == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("params, status", [
-    ({"limit": "x"}, 400), ({"resourceVersion": "x"}, 400), ({"continue": "x"}, 400),
-    ({"resourceVersionMatch": "Exact"}, 422), ({"resourceVersion": "1", "resourceVersionMatch": "Other"}, 422),
-    ({"resourceVersion": "0", "resourceVersionMatch": "Exact"}, 422), ({"sendInitialEvents": "true"}, 422),
-])
+@pytest.mark.parametrize(
+    "params, status",
+    [
+        ({"limit": "x"}, 400),
+        ({"resourceVersion": "x"}, 400),
+        ({"continue": "x"}, 400),
+        ({"resourceVersionMatch": "Exact"}, 422),
+        ({"resourceVersion": "1", "resourceVersionMatch": "Other"}, 422),
+        ({"resourceVersion": "0", "resourceVersionMatch": "Exact"}, 422),
+        ({"sendInitialEvents": "true"}, 422),
+    ],
+)
 async def test_parameters_that_are_refused(client, params, status):
     assert (await client("GET", client.things, **params)).status == status
 

@@ -1,4 +1,5 @@
 """Creating, reading, replacing single objects, and what is refused."""
+
 import json
 import secrets
 import ssl
@@ -11,16 +12,30 @@ import pytest
 async def test_a_new_object_gets_its_identity(client):
     body = await client.create("a", labels={"x": "y"})
     meta = body["metadata"]
-    assert set(meta) == {"name", "namespace", "labels", "uid", "creationTimestamp", "resourceVersion", "generation",
-                         "managedFields"}
+    assert set(meta) == {
+        "name",
+        "namespace",
+        "labels",
+        "uid",
+        "creationTimestamp",
+        "resourceVersion",
+        "generation",
+        "managedFields",
+    }
     assert meta["generation"] == 1
     assert meta["creationTimestamp"].endswith("Z")
     assert (await client("GET", f"{client.things}/a")).body == body
 
 
 async def test_what_clients_may_not_set_is_ignored(client):
-    given = {"uid": "mine", "generation": 9, "creationTimestamp": "2000-01-01T00:00:00Z", "selfLink": "x",
-             "deletionTimestamp": "2000-01-01T00:00:00Z", "managedFields": []}
+    given = {
+        "uid": "mine",
+        "generation": 9,
+        "creationTimestamp": "2000-01-01T00:00:00Z",
+        "selfLink": "x",
+        "deletionTimestamp": "2000-01-01T00:00:00Z",
+        "managedFields": [],
+    }
     meta = (await client.create("a", **given))["metadata"]
     assert meta["uid"] != "mine" and meta["generation"] == 1 and meta["creationTimestamp"] > "2001"
     assert not {"selfLink", "deletionTimestamp"} & set(meta)
@@ -37,10 +52,12 @@ async def test_generated_names(client, make_thing):
 @pytest.fixture
 def letters(monkeypatch):
     """How many of the next generated names are the same ones."""
+
     def letters(same):
         texts = ["bbbbb"] * same + ["ccccc"]
         drawn = iter("".join(texts))
         monkeypatch.setattr(secrets, "choice", lambda alphabet: next(drawn))
+
     return letters
 
 
@@ -58,8 +75,10 @@ async def test_generated_names_are_tried_only_so_often(client, make_thing, lette
     await client("POST", client.things, body)
     answer = await client("POST", client.things, body)
     assert (answer.status, answer.body["reason"], answer.headers["Retry-After"]) == (409, "AlreadyExists", "1")
-    assert answer.message == ('things.things.example.dev "often-bbbbb" already exists, the server was not able to '
-                              'generate a unique name for the object')
+    assert answer.message == (
+        'things.things.example.dev "often-bbbbb" already exists, the server was not able to '
+        'generate a unique name for the object'
+    )
     assert answer.body["details"]["retryAfterSeconds"] == 1
 
 
@@ -95,31 +114,39 @@ async def test_absent_objects_and_namespaces(client, make_thing):
     assert (answer.status, answer.message) == (404, 'namespaces "nope" not found')
 
 
-@pytest.mark.parametrize("change, status, message", [
-    ({"apiVersion": "v1"}, 400, "does not match the expected API version"),
-    ({"kind": "Other"}, 422, "must be Thing"),
-    ({"kind": ""}, 400, "Object 'Kind' is missing"),
-    ({"metadata": {"name": "a", "namespace": "other"}}, 400, "does not match the namespace sent"),
-    ({"metadata": {"name": "Bad_Name"}}, 422, "RFC 1123 subdomain"),
-    ({"metadata": {"name": "x" * 254}}, 422, "must be no more than 253"),
-    ({"metadata": {}}, 422, "name or generateName is required"),
-    ({"metadata": {"name": "a", "labels": {"k": 1}}}, 400, "ObjectMeta.labels of type string"),
-    ({"metadata": {"name": "a", "labels": []}}, 400, "of type map[string]string"),
-    ({"metadata": {"name": "a", "labels": {"k": "bad value"}}}, 422, "a valid label must be"),
-    ({"metadata": {"name": "a", "annotations": {"bad key": ""}}}, 422, "name part must consist"),
-    ({"metadata": {"name": "a", "finalizers": "x"}}, 400, "of type []string"),
-    ({"metadata": {"name": "a", "ownerReferences": [{"kind": "X"}]}}, 422, "must not be empty"),
-    ({"metadata": {"name": "a", "resourceVersion": "5"}}, 500, "resourceVersion should not be set"),
-])
+@pytest.mark.parametrize(
+    "change, status, message",
+    [
+        ({"apiVersion": "v1"}, 400, "does not match the expected API version"),
+        ({"kind": "Other"}, 422, "must be Thing"),
+        ({"kind": ""}, 400, "Object 'Kind' is missing"),
+        ({"metadata": {"name": "a", "namespace": "other"}}, 400, "does not match the namespace sent"),
+        ({"metadata": {"name": "Bad_Name"}}, 422, "RFC 1123 subdomain"),
+        ({"metadata": {"name": "x" * 254}}, 422, "must be no more than 253"),
+        ({"metadata": {}}, 422, "name or generateName is required"),
+        ({"metadata": {"name": "a", "labels": {"k": 1}}}, 400, "ObjectMeta.labels of type string"),
+        ({"metadata": {"name": "a", "labels": []}}, 400, "of type map[string]string"),
+        ({"metadata": {"name": "a", "labels": {"k": "bad value"}}}, 422, "a valid label must be"),
+        ({"metadata": {"name": "a", "annotations": {"bad key": ""}}}, 422, "name part must consist"),
+        ({"metadata": {"name": "a", "finalizers": "x"}}, 400, "of type []string"),
+        ({"metadata": {"name": "a", "ownerReferences": [{"kind": "X"}]}}, 422, "must not be empty"),
+        ({"metadata": {"name": "a", "resourceVersion": "5"}}, 500, "resourceVersion should not be set"),
+    ],
+)
 async def test_malformed_objects(client, make_thing, change, status, message):
     answer = await client("POST", client.things, {**make_thing("a"), **change})
     assert answer.status == status
     assert message in answer.message
 
 
-@pytest.mark.parametrize("data, message", [
-    ("{bad", "invalid character 'b'"), ("", "unexpected end of JSON input"), ("[]", "cannot unmarshal array"),
-])
+@pytest.mark.parametrize(
+    "data, message",
+    [
+        ("{bad", "invalid character 'b'"),
+        ("", "unexpected end of JSON input"),
+        ("[]", "cannot unmarshal array"),
+    ],
+)
 async def test_bodies_that_are_no_objects(client, data, message):
     answer = await client("POST", client.things, data=data)
     assert (answer.status, answer.body["reason"]) == (400, "BadRequest")
@@ -135,8 +162,10 @@ async def test_media_types_that_are_not_read(client, make_thing):
 
 def test_bodies_that_are_too_large(sandbox, make_thing):
     request = urllib.request.Request(
-        f"{sandbox.url}/api/v1/namespaces", json.dumps(make_thing("a", {"free": {"x": "x" * 4_000_000}})).encode(),
-        headers={"Authorization": f"Bearer {sandbox.token}", "Content-Type": "application/json"})
+        f"{sandbox.url}/api/v1/namespaces",
+        json.dumps(make_thing("a", {"free": {"x": "x" * 4_000_000}})).encode(),
+        headers={"Authorization": f"Bearer {sandbox.token}", "Content-Type": "application/json"},
+    )
     with pytest.raises(urllib.error.HTTPError) as error:
         urllib.request.urlopen(request, context=ssl.create_default_context(cadata=sandbox.ca.decode()))
     with error.value as answer:
@@ -162,14 +191,17 @@ async def test_replacing(client):
     assert "the object has been modified" in answer.message
 
 
-@pytest.mark.parametrize("meta, status, message", [
-    ({"resourceVersion": None}, 422, "must be specified for an update"),
-    ({"resourceVersion": "abc"}, 500, "invalid syntax"),
-    ({"uid": "other"}, 409, "Precondition failed: UID"),
-    ({"name": "b"}, 400, "does not match the name on the URL"),
-    ({"name": None}, 400, "name must be provided"),
-    ({"namespace": "other"}, 400, "does not match the namespace"),
-])
+@pytest.mark.parametrize(
+    "meta, status, message",
+    [
+        ({"resourceVersion": None}, 422, "must be specified for an update"),
+        ({"resourceVersion": "abc"}, 500, "invalid syntax"),
+        ({"uid": "other"}, 409, "Precondition failed: UID"),
+        ({"name": "b"}, 400, "does not match the name on the URL"),
+        ({"name": None}, 400, "name must be provided"),
+        ({"namespace": "other"}, 400, "does not match the namespace"),
+    ],
+)
 async def test_replacing_by_something_else(client, meta, status, message):
     body = await client.create("a")
     body["metadata"].update(meta)
@@ -193,8 +225,9 @@ async def test_updates_without_effect_keep_the_version(client):
 
 
 async def test_cluster_scoped_objects(client, make_crd):
-    await client("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
-                 make_crd("worlds", "World", scope="Cluster"))
+    await client(
+        "POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", make_crd("worlds", "World", scope="Cluster")
+    )
     body = {"apiVersion": "things.example.dev/v1", "kind": "World", "metadata": {"name": "w", "namespace": "x"}}
     answer = await client("POST", "/apis/things.example.dev/v1/worlds", body)
     assert answer.status == 201

@@ -1,14 +1,26 @@
 """Operators against the sandbox, by the fixtures that users have."""
+
 import pytest
 
 from kopf.testing import Operator, OperatorFailed
 
 CRD = {
-    "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
     "metadata": {"name": "kopfexamples.kopf.dev"},
-    "spec": {"group": "kopf.dev", "scope": "Namespaced", "names": {"plural": "kopfexamples", "kind": "KopfExample"},
-             "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {
-                 "type": "object", "x-kubernetes-preserve-unknown-fields": True}}}]},
+    "spec": {
+        "group": "kopf.dev",
+        "scope": "Namespaced",
+        "names": {"plural": "kopfexamples", "kind": "KopfExample"},
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+            }
+        ],
+    },
 }
 HANDLERS = """
 import kopf
@@ -38,6 +50,7 @@ def test_operators_that_do_not_start(kopf_sandbox, kopf_operator, tmp_path):
 
 def test_last_words_are_heard(kopf_sandbox):
     """Also if they are said between two looks, and the operator has ended by then."""
+
     class Ending(Operator):
         said, returncode = "", None
 

@@ -1,4 +1,5 @@
 """Properties of patches that hold for all documents."""
+
 import copy
 
 import pytest
@@ -8,8 +9,11 @@ from hypothesis import strategies as st
 from kopf._kits.testing.wire import patches
 
 scalars = st.none() | st.booleans() | st.integers() | st.text(max_size=3)
-documents = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
-    st.text("ab~/", max_size=2), inner, max_size=3), max_leaves=10)
+documents = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab~/", max_size=2), inner, max_size=3),
+    max_leaves=10,
+)
 objects = st.dictionaries(st.text("ab~/", max_size=2), documents, max_size=4)
 
 
@@ -32,15 +36,17 @@ def test_merged_documents_have_what_the_patch_says(document, patch):
     assert {key for key, value in patch.items() if value is None} & set(merged) == set()
     assert {key for key, value in patch.items() if value is not None} <= set(merged)
     assert {key: value for key, value in merged.items() if key not in patch} == {
-        key: value for key, value in document.items() if key not in patch}
+        key: value for key, value in document.items() if key not in patch
+    }
 
 
 @given(objects, st.text("ab~/", max_size=2), documents)
 def test_adding_and_removing(document, key, value):
     path = "/" + key.replace("~", "~0").replace("/", "~1")
     before = copy.deepcopy(document)
-    added = patches.apply(document, [{"op": "add", "path": path, "value": value},
-                                     {"op": "test", "path": path, "value": value}])
+    added = patches.apply(
+        document, [{"op": "add", "path": path, "value": value}, {"op": "test", "path": path, "value": value}]
+    )
     assert document == before
     assert added == {**document, key: value}
     removed = patches.apply(added, [{"op": "remove", "path": path}])

@@ -1,4 +1,5 @@
 """Merge patches and JSON patches: what they do, what they may not do, and the status subresource."""
+
 import pytest
 
 MERGE = "application/merge-patch+json"
@@ -12,6 +13,7 @@ async def patch(client):
 
     async def patch(body, type=MERGE, name="a", **params):
         return await client("PATCH", f"{client.things}/{name}", body, type=type, **params)
+
     return patch
 
 
@@ -45,21 +47,24 @@ async def test_the_type_of_a_value_is_a_change(patch):
     assert second["metadata"]["resourceVersion"] != first["metadata"]["resourceVersion"]
 
 
-@pytest.mark.parametrize("body, status, message", [
-    ({"metadata": {"resourceVersion": "1"}}, 409, "the object has been modified"),
-    ({"metadata": {"resourceVersion": "abc"}}, 500, "invalid syntax"),
-    ({"metadata": {"uid": "other"}}, 422, "field is immutable"),
-    ({"metadata": {"deletionTimestamp": "2020-01-01T00:00:00Z"}}, 422, "field is immutable"),
-    ({"metadata": {"name": "b"}}, 400, "does not match the name on the URL"),
-    ({"metadata": {"namespace": "b"}}, 400, "does not match the namespace"),
-    ({"metadata": {"labels": {"l": 1}}}, 422, "cannot unmarshal number"),
-    ({"metadata": {"labels": {"l": "b d"}}}, 422, "a valid label must be"),
-    ({"metadata": None}, 400, "name must be provided"),
-    ({"kind": "Other"}, 422, "must be Thing"),
-    ({"spec": {"size": "many"}}, 422, "must be of type integer"),
-    ([], 400, "cannot unmarshal array"),
-    ("x", 400, "cannot unmarshal string"),
-])
+@pytest.mark.parametrize(
+    "body, status, message",
+    [
+        ({"metadata": {"resourceVersion": "1"}}, 409, "the object has been modified"),
+        ({"metadata": {"resourceVersion": "abc"}}, 500, "invalid syntax"),
+        ({"metadata": {"uid": "other"}}, 422, "field is immutable"),
+        ({"metadata": {"deletionTimestamp": "2020-01-01T00:00:00Z"}}, 422, "field is immutable"),
+        ({"metadata": {"name": "b"}}, 400, "does not match the name on the URL"),
+        ({"metadata": {"namespace": "b"}}, 400, "does not match the namespace"),
+        ({"metadata": {"labels": {"l": 1}}}, 422, "cannot unmarshal number"),
+        ({"metadata": {"labels": {"l": "b d"}}}, 422, "a valid label must be"),
+        ({"metadata": None}, 400, "name must be provided"),
+        ({"kind": "Other"}, 422, "must be Thing"),
+        ({"spec": {"size": "many"}}, 422, "must be of type integer"),
+        ([], 400, "cannot unmarshal array"),
+        ("x", 400, "cannot unmarshal string"),
+    ],
+)
 async def test_merge_patches_that_are_refused(patch, body, status, message):
     answer = await patch(body)
     assert answer.status == status
@@ -73,30 +78,36 @@ async def test_system_fields_that_are_kept_silently(patch):
 
 
 async def test_json_patches(patch):
-    answer = await patch([
-        {"op": "test", "path": "/metadata/labels/l", "value": "1"},
-        {"op": "add", "path": "/metadata/labels/a~1b", "value": "x"},
-        {"op": "add", "path": "/spec/free", "value": {"list": []}},
-        {"op": "add", "path": "/spec/free/list/-", "value": 2},
-        {"op": "add", "path": "/spec/free/list/0", "value": 1},
-        {"op": "copy", "from": "/spec/free/list", "path": "/spec/free/copy"},
-        {"op": "move", "from": "/spec/free/copy/1", "path": "/spec/free/moved"},
-        {"op": "remove", "path": "/metadata/annotations"},
-    ], JSON)
+    answer = await patch(
+        [
+            {"op": "test", "path": "/metadata/labels/l", "value": "1"},
+            {"op": "add", "path": "/metadata/labels/a~1b", "value": "x"},
+            {"op": "add", "path": "/spec/free", "value": {"list": []}},
+            {"op": "add", "path": "/spec/free/list/-", "value": 2},
+            {"op": "add", "path": "/spec/free/list/0", "value": 1},
+            {"op": "copy", "from": "/spec/free/list", "path": "/spec/free/copy"},
+            {"op": "move", "from": "/spec/free/copy/1", "path": "/spec/free/moved"},
+            {"op": "remove", "path": "/metadata/annotations"},
+        ],
+        JSON,
+    )
     assert answer.status == 200
     assert answer.body["metadata"]["labels"] == {"l": "1", "a/b": "x"}
     assert answer.body["spec"]["free"] == {"list": [1, 2], "copy": [1], "moved": 2}
     assert "annotations" not in answer.body["metadata"]
 
 
-@pytest.mark.parametrize("operation", [
-    {"op": "test", "path": "/metadata/resourceVersion", "value": "1"},
-    {"op": "test", "path": "/metadata/labels/absent", "value": "1"},
-    {"op": "remove", "path": "/spec/absent"},
-    {"op": "add", "path": "/no/where", "value": 1},
-    {"op": "dance", "path": "/spec"},
-    {"op": "add", "path": "spec", "value": 1},
-])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        {"op": "test", "path": "/metadata/resourceVersion", "value": "1"},
+        {"op": "test", "path": "/metadata/labels/absent", "value": "1"},
+        {"op": "remove", "path": "/spec/absent"},
+        {"op": "add", "path": "/no/where", "value": 1},
+        {"op": "dance", "path": "/spec"},
+        {"op": "add", "path": "spec", "value": 1},
+    ],
+)
 async def test_json_patches_that_cannot_be_applied(patch, operation):
     answer = await patch([operation], JSON)
     assert (answer.status, answer.body["reason"], answer.body["details"]) == (422, "Invalid", {})
@@ -135,8 +146,9 @@ async def test_the_status_is_not_taken_at_creation(client, make_thing):
 
 
 async def test_without_the_subresource_the_status_is_a_field_like_others(client, make_crd):
-    await client("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
-                 make_crd("plains", "Plain", status=False))
+    await client(
+        "POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", make_crd("plains", "Plain", status=False)
+    )
     plains = f"/apis/things.example.dev/v1/namespaces/{client.namespace}/plains"
     body = {"apiVersion": "things.example.dev/v1", "kind": "Plain", "metadata": {"name": "p"}, "status": {"a": 1}}
     assert (await client("POST", plains, body)).body["status"] == {"a": 1}
@@ -150,6 +162,8 @@ async def test_unknown_fields_are_pruned_with_a_warning(patch):
     answer = await patch({"spec": {"unknown": 1}, "metadata": {"unknown": 1}})
     assert "unknown" not in answer.body["spec"]
     assert answer.headers.getall("Warning") == [
-        '299 - "unknown field \\"metadata.unknown\\""', '299 - "unknown field \\"spec.unknown\\""']
+        '299 - "unknown field \\"metadata.unknown\\""',
+        '299 - "unknown field \\"spec.unknown\\""',
+    ]
     assert (await patch({"spec": {"unknown": 1}}, fieldValidation="Strict")).status == 422
     assert "Warning" not in (await patch({"spec": {"unknown": 1}}, fieldValidation="Ignore")).headers

@@ -1,4 +1,5 @@
 """The plugin for pytest as users get it: by its entry point, in a run of their own."""
+
 import re
 import subprocess
 import sys
@@ -21,17 +22,28 @@ def _only_our_plugin(monkeypatch):
 @pytest.fixture
 def run_pytest(tmp_path):
     """Run pytest on a file with this text; return its exit code and its output."""
+
     def run(text, *args):
         (tmp_path / "test_it.py").write_text(textwrap.dedent(text))
-        done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args], cwd=tmp_path,
-                              capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
         return done.returncode, done.stdout + done.stderr
+
     return run
 
 
 def test_the_example():
-    done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", EXAMPLE, EXAMPLE],
-                          capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", EXAMPLE, EXAMPLE],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stdout
     assert "4 passed in " in done.stdout
 
@@ -54,14 +66,18 @@ def test_nothing_heavy_is_imported():
 
 
 def test_asynchronous_tests(run_pytest):
-    code, output = run_pytest("""
+    code, output = run_pytest(
+        """
         import os
 
         async def test_it(kopf_sandbox):
             assert os.environ["KUBECONFIG"] == str(kopf_sandbox.kubeconfig)
             await kopf_sandbox.aio.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x"}})
             assert len(await kopf_sandbox.aio.list("configmaps")) == 1
-    """, "-o", "asyncio_mode=auto")
+    """,
+        "-o",
+        "asyncio_mode=auto",
+    )
     assert code == 0, output
 
 
@@ -97,23 +113,30 @@ FAILING = """
 
 def test_failures_are_explained(run_pytest, tmp_path):
     (tmp_path / "crd.yaml").write_text((EXAMPLE.parent / "crd.yaml").read_text())
-    (tmp_path / "handlers.py").write_text(textwrap.dedent("""
+    (tmp_path / "handlers.py").write_text(
+        textwrap.dedent("""
         import kopf
 
         @kopf.on.create("kopfexamples")
         def create_fn(patch, logger, **_):
             logger.info("it is counted")
             patch.status["count"] = 3
-    """))
+    """)
+    )
     code, output = run_pytest(FAILING, "-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function")
     assert code == 1
     waiting, refusals, manifests, mistakes = re.split(r"^_+ test_\w+ _+$", output, flags=re.MULTILINE)[1:]
 
-    assert "kopf.testing.WaitTimeout: kex 'obj' is not as expected after 0.3 s (the predicate has failed: " \
-           "KeyError: 'size'); it is: {" in waiting
+    assert (
+        "kopf.testing.WaitTimeout: kex 'obj' is not as expected after 0.3 s (the predicate has failed: "
+        "KeyError: 'size'); it is: {" in waiting
+    )
     assert "managedFields" not in waiting
-    assert re.search(r"- Events of the object -+\n(.*\n)*Normal Logging: it is counted\n(.*\n)*"
-                     r"-+ Log of the operator -+\n(.*\n)*.* it is counted\n", waiting)
+    assert re.search(
+        r"- Events of the object -+\n(.*\n)*Normal Logging: it is counted\n(.*\n)*"
+        r"-+ Log of the operator -+\n(.*\n)*.* it is counted\n",
+        waiting,
+    )
 
     message = 'kopf.testing.Refusal: Pod "obj" is invalid: spec.containers: Required value'
     assert message in refusals and message.replace("Refusal: ", "Refusal: object: Pod 'obj': ") in manifests

@@ -3,11 +3,17 @@
 
 async def test_claims_wait_for_their_pods(client):
     core = f"/api/v1/namespaces/{client.namespace}"
-    claim = {"metadata": {"name": "c"}, "spec": {
-        "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}}
-    pod = {"metadata": {"name": "p"}, "spec": {
-        "containers": [{"name": "a", "image": "a"}],
-        "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}}
+    claim = {
+        "metadata": {"name": "c"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    pod = {
+        "metadata": {"name": "p"},
+        "spec": {
+            "containers": [{"name": "a", "image": "a"}],
+            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}],
+        },
+    }
     assert (await client("POST", f"{core}/persistentvolumeclaims", claim)).status == 201
     assert (await client("POST", f"{core}/pods", pod)).status == 201
     async with client.watch(f"{core}/persistentvolumeclaims") as watch:
@@ -20,8 +26,14 @@ async def test_claims_wait_for_their_pods(client):
 
 async def test_claims_are_resized_when_they_are_bound(client):
     claims = f"/api/v1/namespaces/{client.namespace}/persistentvolumeclaims"
-    await client("POST", claims, {"metadata": {"name": "c"}, "spec": {
-        "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}})
+    await client(
+        "POST",
+        claims,
+        {
+            "metadata": {"name": "c"},
+            "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+        },
+    )
     resize = {"spec": {"resources": {"requests": {"storage": "2Gi"}}}}
     merge = "application/strategic-merge-patch+json"
     refused = await client("PATCH", f"{claims}/c", resize, type=merge)

@@ -1,4 +1,5 @@
 """Permissions: who may do what, whom one may act for, and what nobody can give away."""
+
 import asyncio
 import os
 import re
@@ -33,6 +34,7 @@ async def ask(sandbox):
     """Send a request as somebody; an administrator by default."""
     context = ssl.create_default_context(cadata=sandbox.ca.decode())
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session:
+
         async def ask(method, path, body=None, *, user="", groups=(), acting_as="", type="application/json", **headers):
             token = sandbox.issue_token(user, groups) if user else sandbox.token
             sent = [("Authorization", f"Bearer {token}"), *([("Impersonate-User", acting_as)] if acting_as else ())]
@@ -42,6 +44,7 @@ async def ask(sandbox):
             async with session.request(method, sandbox.url + path, json=body, headers=sent) as response:
                 is_json = response.content_type == "application/json"
                 return response.status, await (response.json() if is_json else response.text())
+
         yield ask
 
 
@@ -52,32 +55,58 @@ def grant(sandbox, user, *rules, namespace="default", kind="User"):
     api = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": meta}
     sandbox.create({**api, "kind": f"{scope}Role", "rules": list(rules)})
     subject = {"kind": kind, "name": meta["name"], **({"namespace": "default"} if kind == "ServiceAccount" else {})}
-    sandbox.create({**api, "kind": f"{scope}RoleBinding", "subjects": [subject],
-                    "roleRef": {"kind": f"{scope}Role", "name": meta["name"],
-                                "apiGroup": "rbac.authorization.k8s.io"}})
+    sandbox.create(
+        {
+            **api,
+            "kind": f"{scope}RoleBinding",
+            "subjects": [subject],
+            "roleRef": {"kind": f"{scope}Role", "name": meta["name"], "apiGroup": "rbac.authorization.k8s.io"},
+        }
+    )
 
 
 def rule(verbs, resources, group="", **more):
     return {"apiGroups": [group], "resources": resources.split(), "verbs": verbs.split(), **more}
 
 
-@pytest.mark.parametrize("method, path, message", [
-    ("GET", PODS,
-     'pods is forbidden: User "bob" cannot list resource "pods" in API group "" in the namespace "default"'),
-    ("GET", "/api/v1/pods?watch=1",
-     'pods is forbidden: User "bob" cannot watch resource "pods" in API group "" at the cluster scope'),
-    ("GET", f"{PODS}/x/log",
-     'pods "x" is forbidden: User "bob" cannot get resource "pods/log" in API group "" in the namespace "default"'),
-    ("GET", "/api/v1/namespaces/n",
-     'namespaces "n" is forbidden: User "bob" cannot get resource "namespaces" in API group "" in the namespace "n"'),
-    ("DELETE", "/apis/apps/v1/namespaces/n/deployments",
-     'deployments.apps is forbidden: User "bob" cannot deletecollection resource "deployments" in API group "apps" in '
-     'the namespace "n"'),
-    ("GET", "/apis/no.such/v1/things",
-     'things.no.such is forbidden: User "bob" cannot list resource "things" in API group "no.such" at the cluster '
-     'scope'),
-    ("GET", "/nothing", 'forbidden: User "bob" cannot get path "/nothing"'),
-])
+@pytest.mark.parametrize(
+    "method, path, message",
+    [
+        (
+            "GET",
+            PODS,
+            'pods is forbidden: User "bob" cannot list resource "pods" in API group "" in the namespace "default"',
+        ),
+        (
+            "GET",
+            "/api/v1/pods?watch=1",
+            'pods is forbidden: User "bob" cannot watch resource "pods" in API group "" at the cluster scope',
+        ),
+        (
+            "GET",
+            f"{PODS}/x/log",
+            'pods "x" is forbidden: User "bob" cannot get resource "pods/log" in API group "" in the namespace "default"',
+        ),
+        (
+            "GET",
+            "/api/v1/namespaces/n",
+            'namespaces "n" is forbidden: User "bob" cannot get resource "namespaces" in API group "" in the namespace "n"',
+        ),
+        (
+            "DELETE",
+            "/apis/apps/v1/namespaces/n/deployments",
+            'deployments.apps is forbidden: User "bob" cannot deletecollection resource "deployments" in API group "apps" in '
+            'the namespace "n"',
+        ),
+        (
+            "GET",
+            "/apis/no.such/v1/things",
+            'things.no.such is forbidden: User "bob" cannot list resource "things" in API group "no.such" at the cluster '
+            'scope',
+        ),
+        ("GET", "/nothing", 'forbidden: User "bob" cannot get path "/nothing"'),
+    ],
+)
 async def test_what_is_not_allowed(ask, method, path, message):
     status, body = await ask(method, path, user="bob")
     assert (status, body["reason"], body["message"]) == (403, "Forbidden", message)
@@ -100,12 +129,19 @@ async def test_roles_in_a_namespace(ask, sandbox):
     status, body = await ask("GET", PODS, user="reader")
     assert status == 403
     assert body["message"].endswith(
-        'in the namespace "default": RBAC: role.rbac.authorization.k8s.io "reader" not found')
+        'in the namespace "default": RBAC: role.rbac.authorization.k8s.io "reader" not found'
+    )
 
 
 async def test_roles_in_the_whole_cluster_for_groups(ask, sandbox):
-    grant(sandbox, "scalers", rule("*", "*/scale", "*"), {"nonResourceURLs": ["/met*"], "verbs": ["get"]},
-          namespace=None, kind="Group")
+    grant(
+        sandbox,
+        "scalers",
+        rule("*", "*/scale", "*"),
+        {"nonResourceURLs": ["/met*"], "verbs": ["get"]},
+        namespace=None,
+        kind="Group",
+    )
     path = "/apis/apps/v1/namespaces/default/deployments/d"
     assert (await ask("GET", f"{path}/scale", user="x", groups=["scalers"]))[0] == 404
     assert (await ask("GET", path, user="x", groups=["scalers"]))[0] == 403
@@ -114,15 +150,25 @@ async def test_roles_in_the_whole_cluster_for_groups(ask, sandbox):
 
 
 async def test_default_roles_are_made_of_others(ask, sandbox):
-    sandbox.create({
-        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "viewers"},
-        "subjects": [{"kind": "User", "name": "viewer"}], "roleRef": {"kind": "ClusterRole", "name": "view"}})
+    sandbox.create(
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": "viewers"},
+            "subjects": [{"kind": "User", "name": "viewer"}],
+            "roleRef": {"kind": "ClusterRole", "name": "view"},
+        }
+    )
     assert (await ask("GET", "/api/v1/pods", user="viewer"))[0] == 200
     assert (await ask("GET", "/apis/own.dev/v1/things", user="viewer"))[0] == 403
-    sandbox.create({
-        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
-        "rules": [rule("list", "things", "own.dev")],
-        "metadata": {"name": "own", "labels": {"rbac.authorization.k8s.io/aggregate-to-view": "true"}}})
+    sandbox.create(
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRole",
+            "rules": [rule("list", "things", "own.dev")],
+            "metadata": {"name": "own", "labels": {"rbac.authorization.k8s.io/aggregate-to-view": "true"}},
+        }
+    )
     async with asyncio.timeout(60):
         while (await ask("GET", "/apis/own.dev/v1/things", user="viewer"))[0] == 403:
             await asyncio.sleep(0.02)
@@ -146,7 +192,10 @@ async def test_tokens_of_service_accounts(ask, sandbox):
 async def test_acting_for_others(ask, sandbox):
     _, body = await ask("POST", WHOAMI, {}, acting_as="alice", Impersonate_Group="dev", Impersonate_Extra_Reason="x")
     assert body["status"]["userInfo"] == {
-        "username": "alice", "groups": ["dev", "system:authenticated"], "extra": {"reason": ["x"]}}
+        "username": "alice",
+        "groups": ["dev", "system:authenticated"],
+        "extra": {"reason": ["x"]},
+    }
     _, body = await ask("POST", WHOAMI, {}, acting_as="system:serviceaccount:default:sa")
     assert "system:serviceaccounts:default" in body["status"]["userInfo"]["groups"]
     assert (await ask("GET", PODS, acting_as="alice"))[0] == 403
@@ -155,15 +204,19 @@ async def test_acting_for_others(ask, sandbox):
 async def test_acting_for_others_without_permission(ask, sandbox):
     status, body = await ask("GET", PODS, user="mimic", acting_as="alice")
     assert (status, body["message"]) == (
-        403, 'pods is forbidden: User "mimic" cannot impersonate-on:user-info:list resource "pods" in API group "" in '
-             'the namespace "default"')
+        403,
+        'pods is forbidden: User "mimic" cannot impersonate-on:user-info:list resource "pods" in API group "" in '
+        'the namespace "default"',
+    )
     grant(sandbox, "mimic", rule("impersonate", "users", resourceNames=["alice"]), namespace=None)
     status, body = await ask("POST", WHOAMI, {}, user="mimic", acting_as="alice")
     assert (status, body["status"]["userInfo"]["username"]) == (201, "alice")
     status, body = await ask("POST", WHOAMI, {}, user="mimic", acting_as="alice", Impersonate_Group="dev")
     assert (status, body["message"]) == (
-        403, 'groups "dev" is forbidden: User "mimic" cannot impersonate resource "groups" in API group "" at the '
-             'cluster scope')
+        403,
+        'groups "dev" is forbidden: User "mimic" cannot impersonate resource "groups" in API group "" at the '
+        'cluster scope',
+    )
 
 
 async def test_reviews(ask, sandbox):
@@ -175,11 +228,13 @@ async def test_reviews(ask, sandbox):
     own = {"resourceAttributes": {"verb": "get", "resource": "pods", "namespace": "default"}}
     assert await review("selfsubjectaccessreviews", own, user="asker") == {
         "allowed": True,
-        "reason": 'RBAC: allowed by RoleBinding "asker/default" of Role "asker" to User "asker"'}
+        "reason": 'RBAC: allowed by RoleBinding "asker/default" of Role "asker" to User "asker"',
+    }
     other = {"resourceAttributes": {"verb": "list", "resource": "pods", "namespace": "default"}}
     assert await review("selfsubjectaccessreviews", other, user="asker") == {"allowed": False}
     assert await review("subjectaccessreviews", {"user": "asker", **own}) == (
-        await review("selfsubjectaccessreviews", own, user="asker"))
+        await review("selfsubjectaccessreviews", own, user="asker")
+    )
     spec = {"user": "x", "groups": ["system:masters"], **other}
     assert await review("subjectaccessreviews", spec) == {"allowed": True}
     rules = await review("selfsubjectrulesreviews", {"namespace": "default"}, user="asker")
@@ -193,24 +248,39 @@ async def test_nobody_gives_away_more_than_they_have(ask, sandbox):
     admin = rule("create patch", "roles rolebindings clusterroles", "rbac.authorization.k8s.io")
     grant(sandbox, "granter", admin, rule("get", "pods"), namespace=None)
     roles = f"{ROLES}/namespaces/default/roles"
-    status, body = await ask("POST", roles, {"metadata": {"name": "more"}, "rules": [
-        rule("get list", "pods secrets"), rule("*", "deployments", "apps")]}, user="granter")
-    assert (status, body["message"]) == (403, (
-        'roles.rbac.authorization.k8s.io "more" is forbidden: user "granter" (groups=["system:authenticated"]) is '
-        'attempting to grant RBAC permissions not currently held:\n'
-        '{APIGroups:[""], Resources:["pods"], Verbs:["list"]}\n'
-        '{APIGroups:[""], Resources:["secrets"], Verbs:["get" "list"]}\n'
-        '{APIGroups:["apps"], Resources:["deployments"], Verbs:["*"]}'))
+    status, body = await ask(
+        "POST",
+        roles,
+        {"metadata": {"name": "more"}, "rules": [rule("get list", "pods secrets"), rule("*", "deployments", "apps")]},
+        user="granter",
+    )
+    assert (status, body["message"]) == (
+        403,
+        (
+            'roles.rbac.authorization.k8s.io "more" is forbidden: user "granter" (groups=["system:authenticated"]) is '
+            'attempting to grant RBAC permissions not currently held:\n'
+            '{APIGroups:[""], Resources:["pods"], Verbs:["list"]}\n'
+            '{APIGroups:[""], Resources:["secrets"], Verbs:["get" "list"]}\n'
+            '{APIGroups:["apps"], Resources:["deployments"], Verbs:["*"]}'
+        ),
+    )
     same = {"metadata": {"name": "same"}, "rules": [rule("get", "pods", resourceNames=["a"])]}
     assert (await ask("POST", roles, same, user="granter"))[0] == 201
     more = {"rules": [rule("list", "pods")]}
     assert (await ask("PATCH", f"{roles}/same", more, user="granter", type=MERGE))[0] == 403
-    status, body = await ask("POST", f"{ROLES}/clusterroles", {"metadata": {"name": "all"}, "aggregationRule": {
-        "clusterRoleSelectors": [{"matchLabels": {"a": "b"}}]}}, user="granter")
+    status, body = await ask(
+        "POST",
+        f"{ROLES}/clusterroles",
+        {"metadata": {"name": "all"}, "aggregationRule": {"clusterRoleSelectors": [{"matchLabels": {"a": "b"}}]}},
+        user="granter",
+    )
     assert (status, "must have cluster-admin privileges" in body["message"]) == (403, True)
     for name, expected in (("same", 201), ("no-such", 404)):
-        binding = {"metadata": {"name": f"to-{name}"}, "subjects": [{"kind": "User", "name": "x"}], "roleRef": {
-            "kind": "Role", "name": name, "apiGroup": "rbac.authorization.k8s.io"}}
+        binding = {
+            "metadata": {"name": f"to-{name}"},
+            "subjects": [{"kind": "User", "name": "x"}],
+            "roleRef": {"kind": "Role", "name": name, "apiGroup": "rbac.authorization.k8s.io"},
+        }
         assert (await ask("POST", f"{ROLES}/namespaces/default/rolebindings", binding, user="granter"))[0] == expected
     binding["roleRef"].update(kind="ClusterRole", name="edit")
     assert (await ask("POST", f"{ROLES}/namespaces/default/rolebindings", binding, user="granter"))[0] == 403
@@ -221,21 +291,29 @@ async def test_creating_by_other_verbs_is_creating(ask, sandbox):
     lease = "/apis/coordination.k8s.io/v1/namespaces/default/leases/x"
     status, body = await ask("PUT", lease, {"metadata": {"name": "x"}, "spec": {}}, user="changer")
     assert (status, body["message"]) == (
-        403, 'leases.coordination.k8s.io "x" is forbidden: User "changer" cannot create resource "leases" in API group '
-             '"coordination.k8s.io" in the namespace "default"')
+        403,
+        'leases.coordination.k8s.io "x" is forbidden: User "changer" cannot create resource "leases" in API group '
+        '"coordination.k8s.io" in the namespace "default"',
+    )
     applied = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x"}}
     path = "/api/v1/namespaces/default/configmaps/x?fieldManager=m"
     for user, expected in (("changer", 403), ("", 201), ("changer", 200)):
         assert (await ask("PATCH", path, applied, user=user, type="application/apply-patch+yaml"))[0] == expected
 
 
-@pytest.mark.parametrize("plural, body, field", [
-    ("roles", {"rules": [{"apiGroups": [""], "resources": ["pods"]}]}, "rules[0].verbs"),
-    ("roles", {"rules": [{"nonResourceURLs": ["/x"], "verbs": ["get"]}]}, "rules[0].nonResourceURLs"),
-    ("rolebindings", {"roleRef": {"kind": "Robot", "name": "x"}}, "roleRef.kind"),
-    ("rolebindings", {"roleRef": {"kind": "Role", "name": "x"}, "subjects": [{"kind": "Foo", "name": "y"}]},
-     "subjects[0].kind"),
-])
+@pytest.mark.parametrize(
+    "plural, body, field",
+    [
+        ("roles", {"rules": [{"apiGroups": [""], "resources": ["pods"]}]}, "rules[0].verbs"),
+        ("roles", {"rules": [{"nonResourceURLs": ["/x"], "verbs": ["get"]}]}, "rules[0].nonResourceURLs"),
+        ("rolebindings", {"roleRef": {"kind": "Robot", "name": "x"}}, "roleRef.kind"),
+        (
+            "rolebindings",
+            {"roleRef": {"kind": "Role", "name": "x"}, "subjects": [{"kind": "Foo", "name": "y"}]},
+            "subjects[0].kind",
+        ),
+    ],
+)
 async def test_roles_that_make_no_sense(ask, plural, body, field):
     status, answer = await ask("POST", f"{ROLES}/namespaces/default/{plural}", {"metadata": {"name": "wrong"}, **body})
     assert (status, [cause["field"] for cause in answer["details"]["causes"]]) == (422, [field])
@@ -243,8 +321,9 @@ async def test_roles_that_make_no_sense(ask, plural, body, field):
 
 async def test_bindings_stay_with_their_roles(ask, sandbox):
     grant(sandbox, "steady", rule("get", "pods"))
-    status, body = await ask("PATCH", f"{ROLES}/namespaces/default/rolebindings/steady", {"roleRef": {"name": "other"}},
-                             type=MERGE)
+    status, body = await ask(
+        "PATCH", f"{ROLES}/namespaces/default/rolebindings/steady", {"roleRef": {"name": "other"}}, type=MERGE
+    )
     assert (status, "cannot change roleRef" in body["message"]) == (422, True)
 
 
@@ -253,8 +332,14 @@ def test_kubectl_asks_what_is_allowed(sandbox, tmp_path):
     grant(sandbox, "curious", rule("get list", "pods"))
 
     def kubectl(*arguments, kubeconfig=sandbox.kubeconfig):
-        return subprocess.run(["kubectl", f"--cache-dir={tmp_path}", *arguments], capture_output=True, text=True,
-                              timeout=60, env={**os.environ, "KUBECONFIG": str(kubeconfig)})
+        return subprocess.run(
+            ["kubectl", f"--cache-dir={tmp_path}", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**os.environ, "KUBECONFIG": str(kubeconfig)},
+        )
+
     own = sandbox.kubeconfig_for("curious")
     assert kubectl("auth", "can-i", "list", "pods", kubeconfig=own).stdout.strip() == "yes"
     answer = kubectl("auth", "can-i", "delete", "pods", kubeconfig=own)
@@ -264,8 +349,9 @@ def test_kubectl_asks_what_is_allowed(sandbox, tmp_path):
     assert kubectl("get", "pods", kubeconfig=own).returncode == 0
     denied = kubectl("get", "secrets", "--as=curious", "--as-group=a", "--as-group=b")
     assert 'Error from server (Forbidden): secrets is forbidden: User "curious" cannot list' in denied.stderr
-    assert "[a b system:authenticated]" in kubectl(
-        "auth", "whoami", "--as=curious", "--as-group=a", "--as-group=b").stdout
+    assert (
+        "[a b system:authenticated]" in kubectl("auth", "whoami", "--as=curious", "--as-group=a", "--as-group=b").stdout
+    )
 
 
 HANDLERS = """
@@ -285,17 +371,23 @@ def configure(settings, **_):
 def test_operators_that_lack_a_permission(kopf_sandbox, kopf_operator, tmp_path):
     (tmp_path / "handlers.py").write_text(HANDLERS)
     sandbox, robot = kopf_sandbox, "system:serviceaccount:default:robot"
-    grant(sandbox, robot, rule("get list watch", "configmaps"), rule("list watch", "namespaces"), namespace=None,
-          kind="ServiceAccount")
+    grant(
+        sandbox,
+        robot,
+        rule("get list watch", "configmaps"),
+        rule("list watch", "namespaces"),
+        namespace=None,
+        kind="ServiceAccount",
+    )
     operator = {"env": {"KUBECONFIG": str(sandbox.kubeconfig_for(robot))}}
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x", "labels": {"watched": "yes"}}}
     with kopf_operator("handlers.py", "--standalone", **operator, cwd=tmp_path) as running:
         sandbox.create(body)
         running.wait_for_output('User "system:serviceaccount:default:robot" cannot patch resource "configmaps"')
-        sandbox.patch("clusterrole", "robot", [
-            {"op": "add", "path": "/rules/-", "value": rule("patch", "configmaps")}])
-        sandbox.wait_for("configmap", "x", lambda it: it["metadata"].get("annotations", {}).get("seen") == "yes",
-                         timeout=60)
+        sandbox.patch("clusterrole", "robot", [{"op": "add", "path": "/rules/-", "value": rule("patch", "configmaps")}])
+        sandbox.wait_for(
+            "configmap", "x", lambda it: it["metadata"].get("annotations", {}).get("seen") == "yes", timeout=60
+        )
 
 
 def documented(*kinds):

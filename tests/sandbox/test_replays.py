@@ -3,6 +3,7 @@
 The answers beside the replays are recorded by `pytest tests/sandbox/test_replays.py --cluster=real --record`; without
 `--record`, it is seen whether they still are what a real one says.
 """
+
 import json
 import pathlib
 

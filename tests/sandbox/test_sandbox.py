@@ -1,4 +1,5 @@
 """The door for Python: starting, stopping, and the verbs on dicts, in synchronous and asynchronous code."""
+
 import asyncio
 import json
 import stat
@@ -85,13 +86,16 @@ def test_waiting_in_vain(notes):
         notes.wait_gone("notes", "n", timeout=0.05)
 
 
-@pytest.mark.parametrize("predicate, failure", [
-    (lambda body: body["nosuch"], "KeyError: 'nosuch'"),
-    (lambda body: body["text"][5], "IndexError: string index out of range"),
-    (lambda body: body.get("nosuch")["key"], "TypeError: 'NoneType' object is not subscriptable"),
-    (lambda body: body.get("nosuch").get("key"), "AttributeError: 'NoneType' object has no attribute 'get'"),
-    (lambda body: next(item for item in body.get("items", [])), "StopIteration"),
-])
+@pytest.mark.parametrize(
+    "predicate, failure",
+    [
+        (lambda body: body["nosuch"], "KeyError: 'nosuch'"),
+        (lambda body: body["text"][5], "IndexError: string index out of range"),
+        (lambda body: body.get("nosuch")["key"], "TypeError: 'NoneType' object is not subscriptable"),
+        (lambda body: body.get("nosuch").get("key"), "AttributeError: 'NoneType' object has no attribute 'get'"),
+        (lambda body: next(item for item in body.get("items", [])), "StopIteration"),
+    ],
+)
 def test_what_the_predicate_does_not_find_is_not_there_yet(notes, predicate, failure):
     notes.create({**NOTE, "text": "a"})
     with pytest.raises(WaitTimeout) as error:
@@ -106,9 +110,14 @@ async def test_what_the_predicate_finds_at_last_was_only_not_there_yet(notes):
     assert (await waiting)["items"] == [1]
 
 
-@pytest.mark.parametrize("predicate, error", [
-    (lambda: True, TypeError), (lambda body: body.nosuch, AttributeError), (lambda body: 1 / 0, ZeroDivisionError),
-])
+@pytest.mark.parametrize(
+    "predicate, error",
+    [
+        (lambda: True, TypeError),
+        (lambda body: body.nosuch, AttributeError),
+        (lambda body: 1 / 0, ZeroDivisionError),
+    ],
+)
 async def test_mistakes_in_the_predicate_are_raised_at_once(notes, predicate, error):
     notes.create(NOTE)
     with pytest.raises(error):
@@ -121,8 +130,15 @@ def test_events_of_what_was_waited_for(notes):
     uid = notes.create(NOTE)["metadata"]["uid"]
     rows = [("Note", "n", uid), ("Note", "m", "other"), ("Other", "n", "another")]
     for count, (kind, name, some) in enumerate(rows, start=1):
-        notes.create("events", f"event{count}", reason="Testing", type="Normal", count=count, message=f"{kind} {name}",
-                     involvedObject={"kind": kind, "name": name, "uid": some, "namespace": "default"})
+        notes.create(
+            "events",
+            f"event{count}",
+            reason="Testing",
+            type="Normal",
+            count=count,
+            message=f"{kind} {name}",
+            involvedObject={"kind": kind, "name": name, "uid": some, "namespace": "default"},
+        )
     with pytest.raises(WaitTimeout) as error:
         notes.wait_gone("notes", "n", timeout=0.01)
     assert error.value.events == ["Normal Testing: Note n"]
@@ -132,8 +148,15 @@ def test_events_of_what_was_waited_for(notes):
 
 
 def test_creating_by_kind_and_name(notes):
-    body = notes.create("Note", "n", text="a", labels={"a": "b"}, annotations={"c": "d"}, finalizers=["e/f"],
-                        metadata={"labels": {}, "generateName": "g-"})
+    body = notes.create(
+        "Note",
+        "n",
+        text="a",
+        labels={"a": "b"},
+        annotations={"c": "d"},
+        finalizers=["e/f"],
+        metadata={"labels": {}, "generateName": "g-"},
+    )
     meta = body["metadata"]
     assert (body["apiVersion"], body["kind"], body["text"]) == ("example.dev/v1", "Note", "a")
     assert (meta["name"], meta["namespace"], meta["labels"]) == ("n", "default", {"a": "b"})
@@ -160,16 +183,24 @@ def test_waiting_for_resources_that_come_later(notes):
 
 
 def test_applying(notes, tmp_path):
-    (tmp_path / "a.yaml").write_text(json.dumps({**NOTE, "text": "a"}) + "\n---\n" + json.dumps({
-        "apiVersion": "v1", "kind": "List", "items": [{**NOTE, "metadata": {"name": "m"}}]}))
+    (tmp_path / "a.yaml").write_text(
+        json.dumps({**NOTE, "text": "a"})
+        + "\n---\n"
+        + json.dumps({"apiVersion": "v1", "kind": "List", "items": [{**NOTE, "metadata": {"name": "m"}}]})
+    )
     assert [body["metadata"]["name"] for body in notes.apply(tmp_path)] == ["n", "m"]
     assert notes.apply({**NOTE, "text": "b"})[0]["text"] == "b"
 
 
-@pytest.mark.parametrize("source, message", [
-    ("no/such/file.yaml", "cannot be read"), ("a: [\n", "not YAML"), ("just: this\n", "apiVersion is not there"),
-    ({**NOTE, "kind": "Unicorn"}, "Unicorn 'n': no matches"),
-])
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        ("no/such/file.yaml", "cannot be read"),
+        ("a: [\n", "not YAML"),
+        ("just: this\n", "apiVersion is not there"),
+        ({**NOTE, "kind": "Unicorn"}, "Unicorn 'n': no matches"),
+    ],
+)
 def test_applying_what_cannot_be(notes, source, message):
     with pytest.raises(ManifestError, match=message):
         notes.apply(source)
@@ -190,8 +221,11 @@ def test_the_kubeconfig(notes):
 
 def test_requests_are_noted(notes):
     import ssl
-    request = urllib.request.Request(f"{notes.url}/apis/example.dev/v1/notes?limit=1", headers={
-        "Authorization": f"Bearer {notes.token}", "User-Agent": "me"})
+
+    request = urllib.request.Request(
+        f"{notes.url}/apis/example.dev/v1/notes?limit=1",
+        headers={"Authorization": f"Bearer {notes.token}", "User-Agent": "me"},
+    )
     urllib.request.urlopen(request, context=ssl.create_default_context(cadata=notes.ca.decode())).read()
     seen = notes.requests[-1]
     assert (seen.method, seen.verb, seen.resource, seen.status) == ("GET", "list", "notes", 200)
@@ -234,9 +268,13 @@ def test_bad_starts(notes):
 def test_the_audit_log(tmp_path):
     with Sandbox(audit=tmp_path / "audit.log") as sandbox:
         import ssl
+
         request = urllib.request.Request(
-            f"{sandbox.url}/api/v1/namespaces", method="POST", data=b'{"metadata": {"name": "x"}}',
-            headers={"Authorization": f"Bearer {sandbox.token}", "Content-Type": "application/json"})
+            f"{sandbox.url}/api/v1/namespaces",
+            method="POST",
+            data=b'{"metadata": {"name": "x"}}',
+            headers={"Authorization": f"Bearer {sandbox.token}", "Content-Type": "application/json"},
+        )
         urllib.request.urlopen(request, context=ssl.create_default_context(cadata=sandbox.ca.decode())).read()
     (entry,) = map(json.loads, (tmp_path / "audit.log").read_text().splitlines())
     assert (entry["verb"], entry["user"], entry["responseStatus"]["code"]) == ("create", {"username": "sandbox"}, 201)

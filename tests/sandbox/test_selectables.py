@@ -1,14 +1,25 @@
 """Selecting custom resources by the fields that their CRDs name."""
+
 import pytest
 
 GROUP = "things.example.dev"
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-SPEC = {"type": "object", "properties": {
-    "color": {"type": "string"}, "size": {"type": "integer"}, "on": {"type": "boolean"},
-    "inner": {"type": "object", "properties": {"color": {"type": "string"}}},
-    "many": {"type": "array", "items": {"type": "string"}}}}
-FIELDS = [{"jsonPath": ".spec.color"}, {"jsonPath": ".spec.size"}, {"jsonPath": ".spec.on"},
-          {"jsonPath": ".spec.inner.color"}]
+SPEC = {
+    "type": "object",
+    "properties": {
+        "color": {"type": "string"},
+        "size": {"type": "integer"},
+        "on": {"type": "boolean"},
+        "inner": {"type": "object", "properties": {"color": {"type": "string"}}},
+        "many": {"type": "array", "items": {"type": "string"}},
+    },
+}
+FIELDS = [
+    {"jsonPath": ".spec.color"},
+    {"jsonPath": ".spec.size"},
+    {"jsonPath": ".spec.on"},
+    {"jsonPath": ".spec.inner.color"},
+]
 
 
 @pytest.fixture
@@ -16,18 +27,32 @@ async def balls(client, sandbox, make_crd):
     """The path of a kind with selectable fields, and some of them."""
     sandbox.apply(make_crd("balls", "Ball", spec=SPEC, selectableFields=FIELDS))
     path = f"/apis/{GROUP}/v1/namespaces/{client.namespace}/balls"
-    for name, spec in {"a": {"color": "red", "size": 1, "on": True}, "b": {"color": "blue", "size": 2},
-                       "c": {"color": "red", "size": 2, "inner": {"color": "green"}}, "d": {}}.items():
-        await client("POST", path, {"apiVersion": f"{GROUP}/v1", "kind": "Ball", "metadata": {"name": name},
-                                    "spec": spec})
+    for name, spec in {
+        "a": {"color": "red", "size": 1, "on": True},
+        "b": {"color": "blue", "size": 2},
+        "c": {"color": "red", "size": 2, "inner": {"color": "green"}},
+        "d": {},
+    }.items():
+        await client(
+            "POST", path, {"apiVersion": f"{GROUP}/v1", "kind": "Ball", "metadata": {"name": name}, "spec": spec}
+        )
     return path
 
 
-@pytest.mark.parametrize("selector, names", [
-    ("spec.color=red", "ac"), ("spec.size=2", "bc"), ("spec.size=2,spec.color=red", "c"), ("spec.color!=red", "bd"),
-    ("spec.color=", "d"), ("spec.on=true", "a"), ("spec.inner.color=green", "c"),
-    ("metadata.name=a,spec.color=red", "a"), ("spec.size=x", ""),
-])
+@pytest.mark.parametrize(
+    "selector, names",
+    [
+        ("spec.color=red", "ac"),
+        ("spec.size=2", "bc"),
+        ("spec.size=2,spec.color=red", "c"),
+        ("spec.color!=red", "bd"),
+        ("spec.color=", "d"),
+        ("spec.on=true", "a"),
+        ("spec.inner.color=green", "c"),
+        ("metadata.name=a,spec.color=red", "a"),
+        ("spec.size=x", ""),
+    ],
+)
 async def test_lists(client, balls, selector, names):
     assert (await client("GET", balls, fieldSelector=selector)).names == list(names)
 
@@ -55,19 +80,24 @@ async def test_fields_can_be_added_later(client, balls, sandbox, make_crd):
     definition = make_crd("balls", "Ball", spec=SPEC, selectableFields=fields)
     version = definition["spec"]["versions"][0]
     version["schema"]["openAPIV3Schema"]["properties"]["status"] = {
-        "type": "object", "properties": {"phase": {"type": "string"}}}
+        "type": "object",
+        "properties": {"phase": {"type": "string"}},
+    }
     sandbox.apply(definition)
     assert (await client("GET", balls, fieldSelector="status.phase=")).names == list("abcd")
 
 
-@pytest.mark.parametrize("path, message", [
-    (".spec.inner", "must point to a field of type string, boolean or integer"),
-    (".spec.nope", "is an invalid path: does not refer to a valid field"),
-    (".metadata.name", "is an invalid path: does not refer to a valid field"),
-    (".spec.many[0]", "is an invalid path: array notation is not allowed"),
-    ("spec.color", "is an invalid path: expected [ or . but got: spec"),
-    ("", "Required value"),
-])
+@pytest.mark.parametrize(
+    "path, message",
+    [
+        (".spec.inner", "must point to a field of type string, boolean or integer"),
+        (".spec.nope", "is an invalid path: does not refer to a valid field"),
+        (".metadata.name", "is an invalid path: does not refer to a valid field"),
+        (".spec.many[0]", "is an invalid path: array notation is not allowed"),
+        ("spec.color", "is an invalid path: expected [ or . but got: spec"),
+        ("", "Required value"),
+    ],
+)
 async def test_fields_that_are_refused(client, make_crd, path, message):
     definition = make_crd("cubes", "Cube", spec=SPEC, selectableFields=[{"jsonPath": path}])
     answer = await client("POST", DEFINITIONS, definition)

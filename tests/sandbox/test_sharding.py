@@ -1,4 +1,5 @@
 """Lists and watches of shards."""
+
 import ssl
 
 import aiohttp
@@ -20,20 +21,23 @@ def test_the_hash_is_that_of_kubernetes():
     assert sharding.digest("foobar") == "85944171f73967e8"
 
 
-@pytest.mark.parametrize("text, message", [
-    ("  ", "empty shard selector is not allowed"),
-    ("foo(1)", 'unsupported function "foo"; only shardRange() and || are allowed'),
-    ("shardRange()", "shardRange() requires exactly 3 arguments, got 0"),
-    (shard(LOW, HIGH, "name"), 'unsupported field path "object.metadata.name"'),
-    (shard(MIDDLE, LOW), f"shard range start {MIDDLE} must be less than end {LOW}"),
-    (shard("0x1", HIGH), '(did you mean "0x0000000000000001"?)'),
-    (shard("1", HIGH), "hexStart must have '0x' prefix, got \"1\""),
-    (shard(LOW, "0x10000000000000001"), "17-digit hex value must be '0x10000000000000000' (2^64)"),
-    (shard(LOW, "0x00000000000000zz"), 'hexEnd: invalid hex character "z"'),
-    (f"{shard(LOW, HIGH)} || {shard(LOW, HIGH, 'namespace')}", "all shard ranges must use the same field"),
-    (f"{shard(LOW, HIGH)} && {shard(LOW, HIGH)}", 'unsupported function "_&&_"'),
-    ("x", "unexpected expression kind 3"),
-])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("  ", "empty shard selector is not allowed"),
+        ("foo(1)", 'unsupported function "foo"; only shardRange() and || are allowed'),
+        ("shardRange()", "shardRange() requires exactly 3 arguments, got 0"),
+        (shard(LOW, HIGH, "name"), 'unsupported field path "object.metadata.name"'),
+        (shard(MIDDLE, LOW), f"shard range start {MIDDLE} must be less than end {LOW}"),
+        (shard("0x1", HIGH), '(did you mean "0x0000000000000001"?)'),
+        (shard("1", HIGH), "hexStart must have '0x' prefix, got \"1\""),
+        (shard(LOW, "0x10000000000000001"), "17-digit hex value must be '0x10000000000000000' (2^64)"),
+        (shard(LOW, "0x00000000000000zz"), 'hexEnd: invalid hex character "z"'),
+        (f"{shard(LOW, HIGH)} || {shard(LOW, HIGH, 'namespace')}", "all shard ranges must use the same field"),
+        (f"{shard(LOW, HIGH)} && {shard(LOW, HIGH)}", 'unsupported function "_&&_"'),
+        ("x", "unexpected expression kind 3"),
+    ],
+)
 def test_selectors_that_are_refused(text, message):
     with pytest.raises(Exception) as caught:
         sharding.parse(text)
@@ -55,9 +59,11 @@ async def ask(sandbox):
     context = ssl.create_default_context(cadata=sandbox.ca.decode())
     headers = {"Authorization": f"Bearer {sandbox.token}"}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context), headers=headers) as session:
+
         async def ask(**params):
             async with session.get(sandbox.url + PATH, params=params) as response:
                 return await response.json() if "watch" not in params else await response.text()
+
         yield ask
 
 

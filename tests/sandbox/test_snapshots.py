@@ -1,4 +1,5 @@
 """Snapshots: all objects as they were, for whoever reads and for whoever watches."""
+
 import time
 
 import pytest
@@ -92,7 +93,10 @@ async def test_watches_see_ordinary_changes(sandbox, client, make_thing):
         await sandbox.aio.restore(snapshot)
         events = [await watch.next() for _ in range(3)]
     assert [(event["type"], event["object"]["metadata"]["name"]) for event in events] == [
-        ("DELETED", "added"), ("MODIFIED", "changed"), ("ADDED", "deleted")]
+        ("DELETED", "added"),
+        ("MODIFIED", "changed"),
+        ("ADDED", "deleted"),
+    ]
     versions = [int(event["object"]["metadata"]["resourceVersion"]) for event in events]
     assert versions == sorted(set(versions))
     assert events[1]["object"]["spec"]["size"] == 1

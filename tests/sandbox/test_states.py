@@ -1,4 +1,5 @@
 """The state in a file: what the next sandbox knows, whatever has become of the one before."""
+
 import asyncio
 import contextlib
 import json
@@ -45,12 +46,14 @@ async def test_former_versions_have_expired(path, tmp_path):
         created = await sandbox.create(config("a"))
         await sandbox.create(config("seen", labels={"x": "y"}))
     import aiohttp
+
     async with Sandbox(state=path, kubeconfig=tmp_path / "kubeconfig") as sandbox:
         await sandbox.create(config("b"))
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {sandbox.token}"}) as session:
             url = f"{sandbox.url}/api/v1/configmaps"
-            async with session.get(url, ssl=False, params={
-                "watch": "true", "resourceVersion": created["metadata"]["resourceVersion"]}) as response:
+            async with session.get(
+                url, ssl=False, params={"watch": "true", "resourceVersion": created["metadata"]["resourceVersion"]}
+            ) as response:
                 line = json.loads(await response.content.readline())
             assert (line["type"], line["object"]["code"]) == ("ERROR", 410)
 
@@ -129,8 +132,9 @@ def test_new_schemas(path):
     with Sandbox(state=path, crds=NOTES) as sandbox:
         sandbox.create(note("n"))
         schema = {"openAPIV3Schema": {"type": "object", "properties": {"size": {"type": "integer", "default": 7}}}}
-        sandbox.patch("crds", "notes.example.dev", [
-            {"op": "replace", "path": "/spec/versions/0/schema", "value": schema}])
+        sandbox.patch(
+            "crds", "notes.example.dev", [{"op": "replace", "path": "/spec/versions/0/schema", "value": schema}]
+        )
         before = sandbox.get("notes", "n")
         assert before["size"] == 7
     with Sandbox(state=path) as sandbox:

@@ -1,4 +1,5 @@
 """What a real server keeps, counts and notes when built-in objects are updated: each was seen there."""
+
 import pytest
 
 MERGE = "application/merge-patch+json"
@@ -7,12 +8,20 @@ POD = {"containers": [{"name": "c", "image": "i"}]}
 WORKLOAD = {"selector": {"matchLabels": LABELS}, "template": {"metadata": {"labels": LABELS}, "spec": POD}}
 CLAIM = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
 VOLUME = {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "hostPath": {"path": "/d"}}
-PLACES = {"pods": "/api/v1/namespaces/{}/pods",
-          "persistentvolumeclaims": "/api/v1/namespaces/{}/persistentvolumeclaims",
-          "persistentvolumes": "/api/v1/persistentvolumes", "daemonsets": "/apis/apps/v1/namespaces/{}/daemonsets",
-          "deployments": "/apis/apps/v1/namespaces/{}/deployments"}
-SPECS = {"pods": POD, "persistentvolumeclaims": CLAIM, "persistentvolumes": VOLUME, "daemonsets": WORKLOAD,
-         "deployments": {**WORKLOAD, "replicas": 0}}
+PLACES = {
+    "pods": "/api/v1/namespaces/{}/pods",
+    "persistentvolumeclaims": "/api/v1/namespaces/{}/persistentvolumeclaims",
+    "persistentvolumes": "/api/v1/persistentvolumes",
+    "daemonsets": "/apis/apps/v1/namespaces/{}/daemonsets",
+    "deployments": "/apis/apps/v1/namespaces/{}/deployments",
+}
+SPECS = {
+    "pods": POD,
+    "persistentvolumeclaims": CLAIM,
+    "persistentvolumes": VOLUME,
+    "daemonsets": WORKLOAD,
+    "deployments": {**WORKLOAD, "replicas": 0},
+}
 
 
 @pytest.fixture
@@ -21,6 +30,7 @@ async def make(client):
         path, name = PLACES[plural].format(client.namespace), f"x-{client.namespace}"
         assert (await client("POST", path, {"metadata": {"name": name}, "spec": SPECS[plural]})).status == 201
         return f"{path}/{name}"
+
     return create
 
 
@@ -45,14 +55,26 @@ async def test_annotations_of_deployments_are_counted(client, make):
     assert found == [1, 2, 2]
 
 
-@pytest.mark.parametrize("plural, status, expected", [
-    ("pods", {"conditions": [{"type": "A", "status": "True"}]}, {"qosClass": "BestEffort", "conditions": [
-        {"type": "A", "status": "True", "lastProbeTime": None, "lastTransitionTime": None}]}),
-    ("persistentvolumeclaims", None, {"phase": "Pending"}),
-    ("persistentvolumeclaims", {"phase": "Bound"}, {"phase": "Bound"}),
-    ("deployments", {"conditions": [{"type": "A", "status": "True"}]}, {"conditions": [
-        {"type": "A", "status": "True", "lastUpdateTime": None, "lastTransitionTime": None}]}),
-])
+@pytest.mark.parametrize(
+    "plural, status, expected",
+    [
+        (
+            "pods",
+            {"conditions": [{"type": "A", "status": "True"}]},
+            {
+                "qosClass": "BestEffort",
+                "conditions": [{"type": "A", "status": "True", "lastProbeTime": None, "lastTransitionTime": None}],
+            },
+        ),
+        ("persistentvolumeclaims", None, {"phase": "Pending"}),
+        ("persistentvolumeclaims", {"phase": "Bound"}, {"phase": "Bound"}),
+        (
+            "deployments",
+            {"conditions": [{"type": "A", "status": "True"}]},
+            {"conditions": [{"type": "A", "status": "True", "lastUpdateTime": None, "lastTransitionTime": None}]},
+        ),
+    ],
+)
 async def test_statuses(client, make, plural, status, expected):
     patch = [{"op": "add", "path": "/status", "value": status}]
     answer = await client("PATCH", f"{await make(plural)}/status", patch, type="application/json-patch+json")
@@ -89,12 +111,18 @@ async def test_claims_are_written_anew_once(client, make):
 SERVICES = "/api/v1/namespaces/{}/services"
 
 
-@pytest.mark.parametrize("before, after, expected", [
-    ({"type": "NodePort", "ports": [{"port": 80}]}, {"type": "NodePort", "ports": [{"port": 80}]}, "same"),
-    ({"clusterIP": "None", "selector": LABELS}, {"ports": [{"port": 80}]}, "None"),
-    ({"clusterIP": "None", "selector": LABELS}, {"type": "NodePort", "ports": [{"port": 80}]},
-     "spec.clusterIPs[0]: Invalid value: \"None\": may not be set to 'None' for NodePort services"),
-])
+@pytest.mark.parametrize(
+    "before, after, expected",
+    [
+        ({"type": "NodePort", "ports": [{"port": 80}]}, {"type": "NodePort", "ports": [{"port": 80}]}, "same"),
+        ({"clusterIP": "None", "selector": LABELS}, {"ports": [{"port": 80}]}, "None"),
+        (
+            {"clusterIP": "None", "selector": LABELS},
+            {"type": "NodePort", "ports": [{"port": 80}]},
+            "spec.clusterIPs[0]: Invalid value: \"None\": may not be set to 'None' for NodePort services",
+        ),
+    ],
+)
 async def test_what_was_allocated_stays_with_the_service(client, before, after, expected):
     path = SERVICES.format(client.namespace)
     old = await client("POST", path, {"metadata": {"name": "s"}, "spec": before})
@@ -107,16 +135,21 @@ async def test_what_was_allocated_stays_with_the_service(client, before, after, 
         assert (new.status, new.message) == (422, f'Service "s" is invalid: {expected}')
 
 
-@pytest.mark.parametrize("path, spec, count", [
-    ("/api/v1/namespaces/{}/events", {"involvedObject": {"namespace": "{}"}}, 2),
-    ("/apis/policy/v1/namespaces/{}/poddisruptionbudgets", {"spec": {}}, 2),
-    ("/apis/coordination.k8s.io/v1/namespaces/{}/leases", {"spec": {}}, 3),
-    ("/api/v1/namespaces/{}/configmaps", {}, 4),
-])
+@pytest.mark.parametrize(
+    "path, spec, count",
+    [
+        ("/api/v1/namespaces/{}/events", {"involvedObject": {"namespace": "{}"}}, 2),
+        ("/apis/policy/v1/namespaces/{}/poddisruptionbudgets", {"spec": {}}, 2),
+        ("/apis/coordination.k8s.io/v1/namespaces/{}/leases", {"spec": {}}, 3),
+        ("/api/v1/namespaces/{}/configmaps", {}, 4),
+    ],
+)
 async def test_how_often_bad_labels_are_told_of(client, path, spec, count):
     import json
+
     body = json.loads(json.dumps(spec).replace("{}", client.namespace)) if "involvedObject" in spec else spec
     await client("POST", path.format(client.namespace), {"metadata": {"name": "x"}, **body})
-    answer = await client("PATCH", f"{path.format(client.namespace)}/x", {"metadata": {"labels": {"/a": "b"}}},
-                          type=MERGE)
+    answer = await client(
+        "PATCH", f"{path.format(client.namespace)}/x", {"metadata": {"labels": {"/a": "b"}}}, type=MERGE
+    )
     assert len(answer.body["details"]["causes"]) == count

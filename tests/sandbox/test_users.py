@@ -1,4 +1,5 @@
 """Who may talk to the sandbox, and what it says about them."""
+
 import json
 import ssl
 
@@ -13,6 +14,7 @@ REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 @pytest.fixture
 async def anybody(client, sandbox):
     """A client that shows the given certificate, or nothing at all."""
+
     async def anybody(method, path, *, pair=None, token=None, tmp_path=None):
         context = ssl.create_default_context(cadata=ca)
         if pair is not None:
@@ -22,6 +24,7 @@ async def anybody(client, sandbox):
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context), headers=headers) as session:
             async with session.request(method, client.url + path, json={} if method == "POST" else None) as response:
                 return response.status, await response.json()
+
     ca = sandbox.ca.decode()
     return anybody
 
@@ -35,8 +38,10 @@ async def test_tokens(anybody, sandbox):
 async def test_nobody(anybody):
     status, body = await anybody("GET", "/api/v1/namespaces")
     assert (status, body["reason"]) == (403, "Forbidden")
-    assert body["message"] == ('namespaces is forbidden: User "system:anonymous" cannot list resource "namespaces" in '
-                               'API group "" at the cluster scope')
+    assert body["message"] == (
+        'namespaces is forbidden: User "system:anonymous" cannot list resource "namespaces" in '
+        'API group "" at the cluster scope'
+    )
     assert (await anybody("GET", "/version"))[0] == 200
 
 

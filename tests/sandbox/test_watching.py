@@ -1,4 +1,5 @@
 """Watches: where they begin, what they send, and how they end."""
+
 import asyncio
 
 import pytest
@@ -57,6 +58,7 @@ async def test_nothing_is_missed_or_doubled_between_the_initial_events_and_the_r
     async def create():
         for number in range(50):
             await client.create(f"x{number}")
+
     task = asyncio.create_task(create())
     async with client.watch(**WATCHLIST) as watch:
         names = [name for _, name in await watch.until(50)]
@@ -87,8 +89,11 @@ async def test_field_selectors(client):
 
 async def test_other_namespaces_are_not_seen(client):
     async with client.watch() as watch:
-        await client("POST", "/apis/things.example.dev/v1/namespaces/default/things", {
-            "apiVersion": "things.example.dev/v1", "kind": "Thing", "metadata": {"generateName": "x-"}})
+        await client(
+            "POST",
+            "/apis/things.example.dev/v1/namespaces/default/things",
+            {"apiVersion": "things.example.dev/v1", "kind": "Thing", "metadata": {"generateName": "x-"}},
+        )
         await client.create("own")
         assert await watch.until(1) == [("ADDED", "own")]
 
@@ -114,10 +119,16 @@ async def test_a_bookmark_comes_before_the_end(client):
     assert bookmark["object"]["metadata"] == {"resourceVersion": version}
 
 
-@pytest.mark.parametrize("params, status", [
-    ({"sendInitialEvents": "true"}, 422), ({"sendInitialEvents": "true", "resourceVersionMatch": "Exact"}, 422),
-    ({"resourceVersionMatch": "NotOlderThan"}, 422), ({"labelSelector": "a b"}, 400), ({"resourceVersion": "x"}, 500),
-])
+@pytest.mark.parametrize(
+    "params, status",
+    [
+        ({"sendInitialEvents": "true"}, 422),
+        ({"sendInitialEvents": "true", "resourceVersionMatch": "Exact"}, 422),
+        ({"resourceVersionMatch": "NotOlderThan"}, 422),
+        ({"labelSelector": "a b"}, 400),
+        ({"resourceVersion": "x"}, 500),
+    ],
+)
 async def test_parameters_that_are_refused(client, params, status):
     assert (await client("GET", client.things, watch="true", **params)).status == status
 

@@ -1,4 +1,5 @@
 """The small life of pods, jobs and deployments, on request."""
+
 import time
 
 import pytest
@@ -22,20 +23,31 @@ def clean(busy):
 
 
 def pod(name, policy="Never", **annotations):
-    return {"apiVersion": "v1", "kind": "Pod",
-            "metadata": {"name": name, "annotations": {f"sandbox.kopf.dev/{key.replace('_', '-')}": value
-                                                       for key, value in annotations.items()}},
-            "spec": {"restartPolicy": policy, "containers": [{"name": "main", "image": "busybox"}]}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "annotations": {f"sandbox.kopf.dev/{key.replace('_', '-')}": value for key, value in annotations.items()},
+        },
+        "spec": {"restartPolicy": policy, "containers": [{"name": "main", "image": "busybox"}]},
+    }
 
 
 def template(policy, annotations, **labels):
-    return {"metadata": {"annotations": annotations, "labels": labels},
-            "spec": {"restartPolicy": policy, "containers": [{"name": "main", "image": "busybox"}]}}
+    return {
+        "metadata": {"annotations": annotations, "labels": labels},
+        "spec": {"restartPolicy": policy, "containers": [{"name": "main", "image": "busybox"}]},
+    }
 
 
 def job(name, annotations=FAST, policy="Never", **spec):
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name},
-            "spec": {"template": template(policy, annotations), **spec}}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name},
+        "spec": {"template": template(policy, annotations), **spec},
+    }
 
 
 def phase(name):
@@ -43,13 +55,15 @@ def phase(name):
 
 
 def condition(type):
-    return lambda body: any(item["type"] == type and item["status"] == "True"
-                            for item in body.get("status", {}).get("conditions", ()))
+    return lambda body: any(
+        item["type"] == type and item["status"] == "True" for item in body.get("status", {}).get("conditions", ())
+    )
 
 
 def pods_of(sandbox, name):
-    return [item for item in sandbox.list("pods")
-            if item["metadata"].get("ownerReferences", [{}])[0].get("name") == name]
+    return [
+        item for item in sandbox.list("pods") if item["metadata"].get("ownerReferences", [{}])[0].get("name") == name
+    ]
 
 
 def test_success(busy):
@@ -62,7 +76,12 @@ def test_success(busy):
     assert status["podIP"].startswith("10.244.")
     assert status["startTime"]
     assert {item["type"] for item in status["conditions"] if item["status"] == "True"} == {
-        "PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"}
+        "PodReadyToStartContainers",
+        "Initialized",
+        "Ready",
+        "ContainersReady",
+        "PodScheduled",
+    }
     (container,) = status["containerStatuses"]
     assert container["ready"] and container["started"] and not container["restartCount"]
     assert list(container["state"]) == ["running"]
@@ -119,7 +138,8 @@ def test_jobs(busy):
     assert done["completionTime"]
     assert [(item["type"], item["reason"], item["message"]) for item in done["conditions"]] == [
         (type, "CompletionsReached", "Reached expected number of succeeded pods")
-        for type in ("SuccessCriteriaMet", "Complete")]
+        for type in ("SuccessCriteriaMet", "Complete")
+    ]
     pods = pods_of(busy, "j")
     assert len(pods) == 3
     assert all(item["metadata"]["name"].startswith("j-") for item in pods)
@@ -135,7 +155,8 @@ def test_jobs_that_fail(busy):
     assert failed["failed"] == 2
     assert [(item["type"], item["reason"], item["message"]) for item in failed["conditions"]] == [
         (type, "BackoffLimitExceeded", "Job has reached the specified backoff limit")
-        for type in ("FailureTarget", "Failed")]
+        for type in ("FailureTarget", "Failed")
+    ]
     assert len(pods_of(busy, "j")) == 2
 
 
@@ -160,14 +181,25 @@ def test_jobs_that_are_not_kept(busy):
 
 
 def deployment(replicas, **labels):
-    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"}, "spec": {
-        "replicas": replicas, "selector": {"matchLabels": {"app": "d"}},
-        "template": template("Always", {"sandbox.kopf.dev/starts-after": "0.01"}, app="d", **labels)}}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "d"},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": {"app": "d"}},
+            "template": template("Always", {"sandbox.kopf.dev/starts-after": "0.01"}, app="d", **labels),
+        },
+    }
 
 
 def available(count):
-    return lambda body: (body.get("status", {}).get("availableReplicas", 0) == count
-                         == body["status"].get("updatedReplicas", 0) == body["status"].get("replicas", 0))
+    return lambda body: (
+        body.get("status", {}).get("availableReplicas", 0)
+        == count
+        == body["status"].get("updatedReplicas", 0)
+        == body["status"].get("replicas", 0)
+    )
 
 
 def test_deployments(busy):
@@ -187,8 +219,11 @@ def test_deployments(busy):
     assert len(busy.list("pods")) == 1
 
     busy.patch("deployments", "d", {"spec": {"template": {"metadata": {"labels": {"version": "2"}}}}})
-    busy.wait_for("replicasets", first["metadata"]["name"], lambda body: not body["spec"]["replicas"]
-                  and not body["status"]["replicas"])
+    busy.wait_for(
+        "replicasets",
+        first["metadata"]["name"],
+        lambda body: not body["spec"]["replicas"] and not body["status"]["replicas"],
+    )
     busy.wait_for("deployments", "d", available(1))
     assert len(busy.list("replicasets")) == 2
     assert [item["metadata"]["labels"].get("version") for item in busy.list("pods")] == ["2"]

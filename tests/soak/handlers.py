@@ -3,6 +3,7 @@
 Each call becomes a line of JSON in the file that $SOAK_LEDGER names; `verdict.py` reads them all in the end. Handlers
 fail now and then, as those of real operators do: only the calls that have succeeded count.
 """
+
 import asyncio
 import json
 import os

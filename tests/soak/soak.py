@@ -10,6 +10,7 @@ two operators at once, and the memory must be level.
 It takes the control plane of $KUBECONFIG (and cleans up after itself), or starts one of its own, which needs Go; with
 --sandbox, none is needed. The exit code is 0 if everything is as it must be. Linux only: memory is read from /proc.
 """
+
 import argparse
 import json
 import os
@@ -73,9 +74,16 @@ class Soak:
         self._runs += 1
         name = f'operator-{self._runs}-{priority}'
         return OperatorProcess(
-            '-n', f'{PREFIX}*', str(HERE / 'handlers.py'), log=self.folder / f'{name}.log',
-            kubeconfig=str(self.kubeconfig), SOAK_LEDGER=str(self.folder / f'{name}.jsonl'), SOAK_OPERATOR=name,
-            SOAK_PRIORITY=str(priority), SOAK_SEED=self.world.seed)
+            '-n',
+            f'{PREFIX}*',
+            str(HERE / 'handlers.py'),
+            log=self.folder / f'{name}.log',
+            kubeconfig=str(self.kubeconfig),
+            SOAK_LEDGER=str(self.folder / f'{name}.jsonl'),
+            SOAK_OPERATOR=name,
+            SOAK_PRIORITY=str(priority),
+            SOAK_SEED=self.world.seed,
+        )
 
     def stop(self, operator: OperatorProcess) -> None:
         """Stop the operator gracefully."""
@@ -98,8 +106,9 @@ class Soak:
         options = [sys.executable, '-m', 'kopf']
         target = ['-n', f'{PREFIX}*', '--peering=soak', '-q']
         environment = {**os.environ, 'KUBECONFIG': str(self.kubeconfig)}
-        subprocess.run([*options, 'freeze', *target, f'--priority={PEOPLE}', '--lifetime=20'],
-                       env=environment, check=True)
+        subprocess.run(
+            [*options, 'freeze', *target, f'--priority={PEOPLE}', '--lifetime=20'], env=environment, check=True
+        )
         self.world.stop.wait(self._chances.uniform(2, 6))
         subprocess.run([*options, 'resume', *target], env=environment, check=True)
         self.world.counts['freezes'] += 1
@@ -114,6 +123,7 @@ class Soak:
     @contextmanager
     def repeating(self, name: str, trouble: Callable[[], float]) -> Iterator[None]:
         """Make the trouble again and again, in a thread; it returns how long to wait until the next time."""
+
         def repeat() -> None:
             try:
                 while not self.world.stop.wait(trouble()):
@@ -121,6 +131,7 @@ class Soak:
             except BaseException:
                 self.errors.append(f'{name}: {traceback.format_exc()}')
                 self.world.stop.set()
+
         thread = threading.Thread(target=repeat, name=name)
         thread.start()
         try:
@@ -144,8 +155,11 @@ class Soak:
         for path in sorted(self.folder.glob('*.log')):
             text = path.read_text(errors='replace')
             self.world.counts['reauthentications'] += text.count('Re-authentication has finished')
-            yield from (f'{path.name}: {line}' for line in text.splitlines()
-                        if re.search(r'\[(ERROR|CRITICAL) *\]|Traceback', line) and 'Not this time' not in line)
+            yield from (
+                f'{path.name}: {line}'
+                for line in text.splitlines()
+                if re.search(r'\[(ERROR|CRITICAL) *\]|Traceback', line) and 'Not this time' not in line
+            )
 
 
 def soak(soak: Soak, rotate: Callable[[], float], *, seconds: float, objects: int, pace: float) -> None:
@@ -154,9 +168,14 @@ def soak(soak: Soak, rotate: Callable[[], float], *, seconds: float, objects: in
     with soak.operator(LOWER) as lower:
         with ExitStack() as stack:
             for name, trouble in {
-                'editing': editing(world, objects, pace), 'replacing': replacing(world, 10),
-                'namespaces': namespacing(world), 'kinds': defining(world), 'peers': soak.outrank,
-                'freezing': soak.freeze, 'credentials': rotate, 'memory': lambda: soak.sample(lower),
+                'editing': editing(world, objects, pace),
+                'replacing': replacing(world, 10),
+                'namespaces': namespacing(world),
+                'kinds': defining(world),
+                'peers': soak.outrank,
+                'freezing': soak.freeze,
+                'credentials': rotate,
+                'memory': lambda: soak.sample(lower),
             }.items():
                 stack.enter_context(soak.repeating(name, trouble))
             while not world.stop.wait(min(10, max(0, began + seconds - time.monotonic()))):
@@ -172,7 +191,7 @@ def soak(soak: Soak, rotate: Callable[[], float], *, seconds: float, objects: in
 
 
 def say(title: str, world: World, soak: Soak) -> None:
-    memory = f'{soak.samples[-1] / 2 ** 20:.0f} MB' if soak.samples else '?'
+    memory = f'{soak.samples[-1] / 2**20:.0f} MB' if soak.samples else '?'
     print(f'{title}: {", ".join(f"{count} {name}" for name, count in world.counts.items())}; {memory}', flush=True)
 
 
@@ -192,8 +211,9 @@ def clean_up(api: KubeApi) -> None:
         version, kind = crd['spec']['versions'][-1]['name'], crd['spec']['names']['kind']
         for namespace in [item['metadata']['name'] for item in api.items('v1', 'Namespace')]:
             for body in api.items(f'{GROUP}/{version}', kind, namespace):
-                api.patch(f'{GROUP}/{version}', kind, namespace, body['metadata']['name'],
-                          {'metadata': {'finalizers': None}})
+                api.patch(
+                    f'{GROUP}/{version}', kind, namespace, body['metadata']['name'], {'metadata': {'finalizers': None}}
+                )
         api.delete('apiextensions.k8s.io/v1', 'CustomResourceDefinition', None, crd['metadata']['name'])
     for item in api.items('v1', 'Namespace'):
         if item['metadata']['name'].startswith(PREFIX):
@@ -205,7 +225,7 @@ def main() -> int:
     parser.add_argument('--minutes', type=float, default=10, help="for how long to make troubles (default: 10)")
     parser.add_argument('--objects', type=int, default=200, help="how many objects are edited (default: 200)")
     parser.add_argument('--pace', type=float, default=0.15, help="seconds between edits, on average (default: 0.15)")
-    parser.add_argument('--seed', default=str(random.SystemRandom().randrange(10 ** 6)), help="to repeat a soak")
+    parser.add_argument('--seed', default=str(random.SystemRandom().randrange(10**6)), help="to repeat a soak")
     parser.add_argument('--sandbox', action='store_true', help="run on the sandbox instead of a real control plane")
     parser.add_argument('--keep', type=pathlib.Path, metavar='FOLDER', help="where to leave the logs")
     options = parser.parse_args()
@@ -230,11 +250,13 @@ def main() -> int:
         soak(it, rotate, seconds=options.minutes * 60, objects=options.objects, pace=options.pace)
         violations = list(it.judge())
         say('in all', world, it)
-        print(json.dumps({'memory (MB)': [round(size / 2 ** 20, 1) for size in it.samples[::30]]}))
+        print(json.dumps({'memory (MB)': [round(size / 2**20, 1) for size in it.samples[::30]]}))
         if len(it.samples) >= verdict.WARMING_UP:
             before, after = verdict.measure_growth(it.samples)
-            print(f'{before / 2 ** 20:.2f} MB in the middle, {after / 2 ** 20:.2f} MB in the end: '
-                  f'{after / before - 1:+.1%} in the second half')
+            print(
+                f'{before / 2**20:.2f} MB in the middle, {after / 2**20:.2f} MB in the end: '
+                f'{after / before - 1:+.1%} in the second half'
+            )
         print(*(f'WRONG: {text}' for text in violations), f'{len(violations)} violations', sep='\n')
         return 1 if violations else 0
 

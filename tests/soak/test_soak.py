@@ -1,4 +1,5 @@
 """A short soak, on the sandbox: that the script works, and nothing goes wrong at once; and how memory is judged."""
+
 import pathlib
 import random
 import runpy
@@ -18,14 +19,17 @@ def test_short_soak():
     assert done.stdout.endswith('0 violations\n')
 
 
-@pytest.mark.parametrize('minutes, growing, bad', [
-    (10, 0.1, False),   # MB a minute: of some 37, this is 1.1 % between the middle and the end
-    (10, 0.2, True),
-    (10, -0.5, False),
-    (4, 1, False),      # it is still warming up
-])
+@pytest.mark.parametrize(
+    'minutes, growing, bad',
+    [
+        (10, 0.1, False),  # MB a minute: of some 37, this is 1.1 % between the middle and the end
+        (10, 0.2, True),
+        (10, -0.5, False),
+        (4, 1, False),  # it is still warming up
+    ],
+)
 def test_growth(minutes, growing, bad):
     find_growth = runpy.run_path(str(SCRIPT.with_name('verdict.py')))['find_growth']
     noise = random.Random(1)
-    samples = [int((35 + growing * second / 60 + noise.uniform(0, 0.5)) * 2 ** 20) for second in range(minutes * 60)]
+    samples = [int((35 + growing * second / 60 + noise.uniform(0, 0.5)) * 2**20) for second in range(minutes * 60)]
     assert bool(list(find_growth(samples))) == bad

@@ -4,6 +4,7 @@ A trouble is a function that does one thing once; `soak.py` repeats it in a thre
 the end is written down in the `World`. What is random follows from the seed and the name of the trouble, so that the
 same seed brings the same troubles, though not at the very same moments.
 """
+
 import collections
 import dataclasses
 import itertools
@@ -28,6 +29,7 @@ PATIENCE = 60
 @dataclasses.dataclass
 class World:
     """The cluster, and what is to be remembered of it."""
+
     api: KubeApi
     seed: str
     stop: threading.Event = dataclasses.field(default_factory=threading.Event)
@@ -41,9 +43,16 @@ class World:
         return random.Random(f'{self.seed} {name}')
 
     def make(self, kind: str, namespace: str, name: str, *, version: str = 'v1', daemon: bool = False) -> Object:
-        return self.api.request('POST', self.api.path(f'{GROUP}/{version}', kind, namespace), {
-            'apiVersion': f'{GROUP}/{version}', 'kind': kind, 'spec': {'value': next(self.values)},
-            'metadata': {'name': name, 'labels': {'daemon': 'yes'} if daemon else {}}})
+        return self.api.request(
+            'POST',
+            self.api.path(f'{GROUP}/{version}', kind, namespace),
+            {
+                'apiVersion': f'{GROUP}/{version}',
+                'kind': kind,
+                'spec': {'value': next(self.values)},
+                'metadata': {'name': name, 'labels': {'daemon': 'yes'} if daemon else {}},
+            },
+        )
 
     def edit(self, kind: str, namespace: str, name: str, *, version: str = 'v1') -> None:
         self.api.patch(f'{GROUP}/{version}', kind, namespace, name, {'spec': {'value': next(self.values)}})
@@ -64,6 +73,7 @@ class World:
         def all_are_handled() -> list[Object]:
             bodies = self.bodies(kind, namespaces, version=version)
             return bodies if all(map(is_handled, bodies)) else []
+
         return wait(all_are_handled, f'{kind} in {", ".join(namespaces)} to be handled', timeout=timeout)
 
 
@@ -72,12 +82,19 @@ def make_crd(kind: str, versions: dict[str, bool]) -> Object:
     plural = kind.lower() + 's'
     schema = {'openAPIV3Schema': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}}
     return {
-        'apiVersion': 'apiextensions.k8s.io/v1', 'kind': 'CustomResourceDefinition',
+        'apiVersion': 'apiextensions.k8s.io/v1',
+        'kind': 'CustomResourceDefinition',
         'metadata': {'name': f'{plural}.{GROUP}'},
         'spec': {
-            'group': GROUP, 'scope': 'Namespaced', 'names': {'plural': plural, 'kind': kind, 'categories': ['soaks']},
-            'versions': [{'name': name, 'served': served, 'storage': number == 0, 'schema': schema}
-                         for number, (name, served) in enumerate(versions.items())]}}
+            'group': GROUP,
+            'scope': 'Namespaced',
+            'names': {'plural': plural, 'kind': kind, 'categories': ['soaks']},
+            'versions': [
+                {'name': name, 'served': served, 'storage': number == 0, 'schema': schema}
+                for number, (name, served) in enumerate(versions.items())
+            ],
+        },
+    }
 
 
 def editing(world: World, objects: int, pace: float) -> Callable[[], float]:
@@ -93,6 +110,7 @@ def editing(world: World, objects: int, pace: float) -> Callable[[], float]:
             world.edit(STEADY, place[name], name)
             world.counts['edits'] += 1
         return chances.uniform(0, 2 * pace)
+
     return edit
 
 
@@ -107,6 +125,7 @@ def replacing(world: World, objects: int) -> Callable[[], float]:
             world.counts['deletions'] += 1
         world.make(STEADY, namespace, name, daemon=chances.random() < 0.2)
         return chances.uniform(0, 2)
+
     return replace
 
 
@@ -124,10 +143,14 @@ def namespacing(world: World) -> Callable[[], float]:
         for body in world.wait_handled(STEADY, namespace):
             world.expect_deletion(body)
         world.api.delete('v1', 'Namespace', None, namespace)
-        wait(lambda: world.api.get('v1', 'Namespace', None, namespace) is None,
-             f'the namespace {namespace} to be gone', timeout=PATIENCE)
+        wait(
+            lambda: world.api.get('v1', 'Namespace', None, namespace) is None,
+            f'the namespace {namespace} to be gone',
+            timeout=PATIENCE,
+        )
         world.counts['namespaces'] += 1
         return chances.uniform(0, 5)
+
     return come_and_go
 
 
@@ -153,10 +176,14 @@ def defining(world: World) -> Callable[[], float]:
             world.expect_deletion(body)
         name = f'{kind.lower()}s.{GROUP}'
         world.api.delete('apiextensions.k8s.io/v1', 'CustomResourceDefinition', None, name)
-        wait(lambda: world.api.get('apiextensions.k8s.io/v1', 'CustomResourceDefinition', None, name) is None,
-             f'{name} to be gone', timeout=PATIENCE)
+        wait(
+            lambda: world.api.get('apiextensions.k8s.io/v1', 'CustomResourceDefinition', None, name) is None,
+            f'{name} to be gone',
+            timeout=PATIENCE,
+        )
         world.counts['kinds'] += 1
         return chances.uniform(0, 5)
+
     return come_and_go
 
 
@@ -184,10 +211,15 @@ class Rotation:
         self._chances = world.chances('rotation')
         self._bound = ''
         world.api.apply({'apiVersion': 'v1', 'kind': 'ServiceAccount', 'metadata': {'name': 'soak'}}, 'default')
-        world.api.apply({
-            'apiVersion': 'rbac.authorization.k8s.io/v1', 'kind': 'ClusterRoleBinding', 'metadata': {'name': 'soak'},
-            'roleRef': {'apiGroup': 'rbac.authorization.k8s.io', 'kind': 'ClusterRole', 'name': 'cluster-admin'},
-            'subjects': [{'kind': 'ServiceAccount', 'name': 'soak', 'namespace': 'default'}]})
+        world.api.apply(
+            {
+                'apiVersion': 'rbac.authorization.k8s.io/v1',
+                'kind': 'ClusterRoleBinding',
+                'metadata': {'name': 'soak'},
+                'roleRef': {'apiGroup': 'rbac.authorization.k8s.io', 'kind': 'ClusterRole', 'name': 'cluster-admin'},
+                'subjects': [{'kind': 'ServiceAccount', 'name': 'soak', 'namespace': 'default'}],
+            }
+        )
         self.rotate()
 
     def rotate(self) -> None:
@@ -195,9 +227,15 @@ class Rotation:
         secret = api.request('POST', '/api/v1/namespaces/default/secrets', {'metadata': {'generateName': 'soak-'}})
         reference: dict[str, Any] = {'apiVersion': 'v1', 'kind': 'Secret'}
         reference |= {key: secret['metadata'][key] for key in ('name', 'uid')}
-        answer = api.request('POST', '/api/v1/namespaces/default/serviceaccounts/soak/token', {
-            'apiVersion': 'authentication.k8s.io/v1', 'kind': 'TokenRequest',
-            'spec': {'expirationSeconds': 3600, 'boundObjectRef': reference}})
+        answer = api.request(
+            'POST',
+            '/api/v1/namespaces/default/serviceaccounts/soak/token',
+            {
+                'apiVersion': 'authentication.k8s.io/v1',
+                'kind': 'TokenRequest',
+                'spec': {'expirationSeconds': 3600, 'boundObjectRef': reference},
+            },
+        )
         self._config['users'][0]['user'] = {'token': answer['status']['token']}
         temporary = self._target.with_suffix('.new')
         temporary.write_text(json.dumps(self._config))

@@ -2,6 +2,7 @@
 
 Every function gives the violations it has found, in words; none is good.
 """
+
 import collections
 import itertools
 import json
@@ -32,8 +33,11 @@ def is_handled(body: Body) -> bool:
     """Whether the object is at rest: its last state is handled, and nothing is going on."""
     annotations = body['metadata'].get('annotations') or {}
     last = json.loads(annotations.get(LAST_HANDLED, 'null'))
-    return last is not None and last.get('spec') == body['spec'] and not [
-        key for key in annotations if key.startswith(OURS) and key != LAST_HANDLED]
+    return (
+        last is not None
+        and last.get('spec') == body['spec']
+        and not [key for key in annotations if key.startswith(OURS) and key != LAST_HANDLED]
+    )
 
 
 def find_unhandled(lines: Iterable[Line], bodies: Iterable[Body]) -> Iterator[str]:
@@ -51,7 +55,8 @@ def find_unhandled(lines: Iterable[Line], bodies: Iterable[Body]) -> Iterator[st
 def find_repeated(lines: Iterable[Line]) -> Iterator[str]:
     """What has succeeded twice for the same state of the same object."""
     counts = collections.Counter(
-        (line['uid'], line['name'], line['event'], line.get('value')) for line in lines if line['event'] != 'daemon')
+        (line['uid'], line['name'], line['event'], line.get('value')) for line in lines if line['event'] != 'daemon'
+    )
     for (_, name, event, value), count in counts.items():
         if count > 1:
             yield f"{name}: {event} with the value {value} has succeeded {count} times"
@@ -72,8 +77,10 @@ def find_overlaps(lines: Iterable[Line]) -> Iterator[str]:
         group.sort(key=lambda line: line['began'])
         for one, two in itertools.combinations(group, 2):
             if one['operator'] != two['operator'] and two['began'] < one['ended'] and one['began'] < two['ended']:
-                yield (f"{one['name']}: {one['event']} of {one['operator']} until {one['ended']:.3f}, "
-                       f"{two['event']} of {two['operator']} since {two['began']:.3f}")
+                yield (
+                    f"{one['name']}: {one['event']} of {one['operator']} until {one['ended']:.3f}, "
+                    f"{two['event']} of {two['operator']} since {two['began']:.3f}"
+                )
 
 
 def find_growth(samples: Sequence[int]) -> Iterator[str]:
@@ -82,10 +89,10 @@ def find_growth(samples: Sequence[int]) -> Iterator[str]:
         return
     before, after = measure_growth(samples)
     if after > before * (1 + GROWTH):
-        yield f"the memory has grown from {before / 2 ** 20:.1f} MB to {after / 2 ** 20:.1f} MB in the second half"
+        yield f"the memory has grown from {before / 2**20:.1f} MB to {after / 2**20:.1f} MB in the second half"
 
 
 def measure_growth(samples: Sequence[int]) -> tuple[float, float]:
     """The memory in the middle and in the end (in bytes): medians of fifths, as it goes up and down all the time."""
     fifth = len(samples) // 5
-    return statistics.median(samples[fifth * 2:fifth * 3]), statistics.median(samples[fifth * 4:])
+    return statistics.median(samples[fifth * 2 : fifth * 3]), statistics.median(samples[fifth * 4 :])

@@ -4,6 +4,7 @@ Alarms of thousands: those that are due at nearly the same time go off together.
 To wake up costs an event loop more than a short function that is called then; so do timers of one's own, one an alarm.
 So alarms that are not soon are put off until the next of the rounds, and only the rounds have timers.
 """
+
 import asyncio
 import contextvars
 import math
@@ -53,8 +54,7 @@ class Alarms:
         number = math.ceil((at - TOLERANCE) * RATE)
         turn = self._rounds.get(number)
         if turn is None:
-            turn = self._rounds[number] = _Round(
-                loop.call_at(number / RATE, self._ring, number, context=self._context))
+            turn = self._rounds[number] = _Round(loop.call_at(number / RATE, self._ring, number, context=self._context))
         alarm = Alarm(self, number, fn)
         turn.alarms[alarm] = None
         return alarm
@@ -66,7 +66,8 @@ class Alarms:
                     alarm.fn()
                 except Exception as error:  # the others do not have to suffer from it
                     asyncio.get_running_loop().call_exception_handler(
-                        {'message': f"Exception in the alarm {alarm.fn!r}", 'exception': error})
+                        {'message': f"Exception in the alarm {alarm.fn!r}", 'exception': error}
+                    )
 
     def _discard(self, number: int, alarm: Alarm) -> None:
         turn = self._rounds.get(number)

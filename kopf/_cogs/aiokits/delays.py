@@ -4,6 +4,7 @@ Delays between attempts, as users give them: any iterable of seconds, of which t
 Whoever wants no delays does not want to flood the API either: what fails at once would be repeated thousands of times
 a second. So zeros are taken for as little as is still sane.
 """
+
 from collections.abc import Iterable
 from typing import Final
 

@@ -4,6 +4,7 @@ Tasks that begin at once: they cost a third of usual ones if they end without wa
 Python has them since 3.12. Before, they are usual tasks, which begin in the next turn of the event loop. Stepping the
 coroutines by asyncio's private functions was tried for 3.11: it costs twice as much as a usual task there.
 """
+
 import asyncio
 import sys
 from collections.abc import Coroutine

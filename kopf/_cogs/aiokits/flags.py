@@ -3,6 +3,7 @@ Flags of any make, awaited and raised from a coroutine.
 
 Those who embed an operator signal to it with what they have: an event or a future, of asyncio or of threads.
 """
+
 import asyncio
 import concurrent.futures
 import contextlib

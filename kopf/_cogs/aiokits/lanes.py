@@ -5,6 +5,7 @@ If only the urgent were taken as long as there is any, then a busy cluster would
 each `SHARE`-th place is theirs. Everything is done in constant time, for tens of thousands can wait: both removal
 from the middle and the change of the lane.
 """
+
 from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar

@@ -4,6 +4,7 @@ Ending an event loop, and what runs in it: in time, and without anything that is
 Asyncio's own way waits for the cancelled tasks for as long as they take: one that swallows its cancellation would hang
 the whole process. Here they are waited for a limited time, then named and left.
 """
+
 import asyncio
 import contextlib
 import contextvars
@@ -29,6 +30,7 @@ def finishing(loop: asyncio.AbstractEventLoop, *, timeout: float = 5.0) -> Itera
     :param timeout: for how long (in seconds) to wait for the tasks that are left after they are cancelled.
     """
     from kopf._cogs.aiokits.pools import DaemonicThreadPool
+
     loop.set_default_executor(DaemonicThreadPool())  # threads of users that hang must not keep the process either
     try:
         yield loop
@@ -84,8 +86,9 @@ async def outwait(tasks: Tasks, *, patience: float | None, timeout: float) -> No
         _, hung = await asyncio.wait(tasks, timeout=patience)
     finally:
         if hung:
-            logger.warning("These tasks are left behind, and are cancelled: %s.",
-                           ', '.join(sorted(map(_describe, hung))))
+            logger.warning(
+                "These tasks are left behind, and are cancelled: %s.", ', '.join(sorted(map(_describe, hung)))
+            )
             await end(hung, timeout=timeout, what="The tasks that are left behind")
 
 

@@ -5,6 +5,7 @@ The interpreter waits for the threads of the standard pool when it exits, howeve
 in a socket would keep a stopped operator alive for as long. These threads are daemonic: what has not ended in the time
 that the operator gives to its handlers, is left.
 """
+
 import itertools
 import queue
 import threading
@@ -59,7 +60,8 @@ class DaemonicThreadPool(ThreadPoolExecutor):
 
     def _start_worker(self) -> None:
         thread = threading.Thread(
-            target=_work, args=(self._jobs, self._places), name=f'kopf-handlers-{next(_numbers)}', daemon=True)
+            target=_work, args=(self._jobs, self._places), name=f'kopf-handlers-{next(_numbers)}', daemon=True
+        )
         self._workers.append(thread)
         self._places.change(+1)
         thread.start()

@@ -7,6 +7,7 @@ at several times what runs there. Only one task (or callback) that is there all 
 very many short tasks is only busy. When nothing runs, the thread dozes: who begins something that can block, or who
 wants to know whether the loop is blocked, says so by `rouse`, and that costs next to nothing for all the others.
 """
+
 import asyncio
 import sys
 import threading
@@ -80,7 +81,10 @@ class Pulse(Generic[T]):
         return self
 
     async def __aexit__(
-            self, type_: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None,
+        self,
+        type_: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._closed.set()
         self._roused.set()  # the thread ends soon; nobody needs to wait for it

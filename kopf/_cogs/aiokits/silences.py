@@ -4,6 +4,7 @@ Limits of how long something may be silent.
 Unlike `asyncio.timeout`, which has to be made anew for each sign of life, with a timer each time, one limit is for
 all of them: a sign of life is a number written down, and the only timer looks at it when it is time to.
 """
+
 import asyncio
 from types import TracebackType
 from typing import Self
@@ -30,7 +31,10 @@ class SilenceLimit:
         return self
 
     async def __aexit__(
-            self, type_: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None,
+        self,
+        type_: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()

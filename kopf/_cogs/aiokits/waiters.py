@@ -5,6 +5,7 @@ One flag costs almost nothing while nobody waits for it: neither an event of asy
 somebody does, as there can be tens of thousands of flags. Those who raise a flag have the flag; those who wait for it
 have one of its waiters, which can do nothing else.
 """
+
 import asyncio
 import enum
 import math
@@ -83,6 +84,7 @@ class FlagWaiter(Generic[ReasonT]):
         return self._flag.reason
 
     if TYPE_CHECKING:  # there is one in each kind, for handlers that do not say in which of them they wait
+
         def wait(self, timeout: float | None = None) -> Any: ...
 
 
@@ -121,7 +123,7 @@ class AsyncFlagWaiter(FlagWaiter[ReasonT], Generic[ReasonT]):
         alarm = None
         if timeout is not None and timeout != math.inf:
             alarm = flag._alarms.set(loop.time() + timeout, partial(_release, future))
-        flag._futures += future,
+        flag._futures += (future,)
         try:
             await future
         finally:

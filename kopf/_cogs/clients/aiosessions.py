@@ -4,6 +4,7 @@ Sessions over aiohttp: for proxies, for what the environment says, and for sessi
 It knows everything that there is in HTTP, and costs several times more CPU a request than connections of our own;
 so it is imported only where something of that is needed.
 """
+
 import asyncio
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,7 @@ from kopf._cogs.clients import errors, sessions
 from kopf._cogs.structs import credentials
 
 # Watch-streams come in many small chunks; lists in a few huge ones.
-_READ_BUFFER = 2 ** 18
+_READ_BUFFER = 2**18
 
 
 class AiohttpStream:
@@ -51,9 +52,9 @@ class AiohttpSession(sessions.Session):
     """
 
     def __init__(
-            self,
-            key: credentials.VaultKey,
-            info: credentials.AiohttpSession | credentials.ConnectionInfo,
+        self,
+        key: credentials.VaultKey,
+        info: credentials.AiohttpSession | credentials.ConnectionInfo,
     ) -> None:
         super().__init__(key, info)
         self._options: dict[str, Any] = {'allow_redirects': False}
@@ -111,8 +112,13 @@ class AiohttpSession(sessions.Session):
 
     async def _send(self, request: sessions.Request, timeouts: sessions.Timeouts) -> aiohttp.ClientResponse:
         return await self._session.request(
-            request.method, self._make_url(request.query), data=request.payload,
-            headers=self._make_headers(request.headers), timeout=self._make_timeout(timeouts), **self._options)
+            request.method,
+            self._make_url(request.query),
+            data=request.payload,
+            headers=self._make_headers(request.headers),
+            timeout=self._make_timeout(timeouts),
+            **self._options,
+        )
 
     def _make_url(self, query: str) -> yarl.URL:
         return yarl.URL(self.server + query, encoded=True)

@@ -5,6 +5,7 @@ It adds to sessions what every talk with the Kubernetes API needs: credentials t
 pace that the server can bear. Settings are read at every request, never remembered: startup handlers may change
 them after the client is made.
 """
+
 import asyncio
 import contextlib
 import json
@@ -65,10 +66,10 @@ class ApiClient:
         return self
 
     async def __aexit__(
-            self,
-            exc_type: type[BaseException] | None,
-            exc: BaseException | None,
-            traceback: TracebackType | None,
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         await self.close()
 
@@ -115,16 +116,16 @@ class ApiClient:
         return _decode('PATCH', path, body)
 
     async def request(
-            self,
-            method: str,
-            path: str,
-            *,
-            params: Params | None = None,
-            payload: bytes | None = None,
-            content_type: str = 'application/json',
-            accept: str | None = None,
-            logger: AnyLogger | None = None,
-            backoffs: Backoffs | None = None,
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Params | None = None,
+        payload: bytes | None = None,
+        content_type: str = 'application/json',
+        accept: str | None = None,
+        logger: AnyLogger | None = None,
+        backoffs: Backoffs | None = None,
     ) -> bytes:
         """
         Make a request, get the body of the response.
@@ -173,8 +174,9 @@ class ApiClient:
         """Make the request once; then nothing is held: neither the session, nor the place among those in flight."""
         networking = self._settings.networking
         try:
-            body = await session.request(request, sessions.Timeouts(
-                connecting=networking.connect_timeout, answering=networking.request_timeout))
+            body = await session.request(
+                request, sessions.Timeouts(connecting=networking.connect_timeout, answering=networking.request_timeout)
+            )
         except errors.APITooManyRequestsError as e:
             if not e.is_partial:
                 gate.hold(e.retry_after)
@@ -191,12 +193,12 @@ class ApiClient:
 
     @contextlib.asynccontextmanager
     async def stream(
-            self,
-            path: str,
-            params: Params | None = None,
-            *,
-            opening: float | None = None,
-            logger: AnyLogger | None = None,
+        self,
+        path: str,
+        params: Params | None = None,
+        *,
+        opening: float | None = None,
+        logger: AnyLogger | None = None,
     ) -> AsyncGenerator[AsyncIterator[list[bytes]], None]:
         """
         Open an endless response, such as a watch-stream, to be read by lines of any length.
@@ -250,24 +252,35 @@ class ApiClient:
         """Log in again if the certificates do not fit any more; say once what the reason can be if nothing ever fit."""
         server = session.server
         if sessions.is_distrust(error) and self._vault.distrust(session.key, session.info):
-            default_logger.warning("The server %s is not trusted any more, so the credentials are read again: %s",
-                                   server, error.__cause__ or error)
+            default_logger.warning(
+                "The server %s is not trusted any more, so the credentials are read again: %s",
+                server,
+                error.__cause__ or error,
+            )
         if self._doubtful and isinstance(error, errors.APIConnectionError):
             self._doubtful = False
             default_logger.warning(
-                "No API answers at %s: %s. %s It is tried again for a while.", server, error.__cause__ or error,
+                "No API answers at %s: %s. %s It is tried again for a while.",
+                server,
+                error.__cause__ or error,
                 "The server is not trusted: is it the right one, and is certificate-authority (or -data) in the "
-                "kubeconfig that of its cluster?" if 'CERTIFICATE_VERIFY_FAILED' in str(error.__cause__) else
-                "Is the cluster running, and is it the right one? See kubectl cluster-info.")
+                "kubeconfig that of its cluster?"
+                if 'CERTIFICATE_VERIFY_FAILED' in str(error.__cause__)
+                else "Is the cluster running, and is it the right one? See kubectl cluster-info.",
+            )
 
     async def _open(self, session: sessions.Session, query: str, opening: float | None) -> sessions.Stream:
         networking, watching = self._settings.networking, self._settings.watching
         limits = [limit for limit in (opening, networking.request_timeout) if limit is not None]
         connect_timeouts = [watching.connect_timeout, networking.connect_timeout, networking.request_timeout]
-        return await session.open(query, sessions.Timeouts(
-            connecting=next((value for value in connect_timeouts if value is not None), None),
-            answering=min(limits, default=None),
-            streaming=watching.client_timeout))
+        return await session.open(
+            query,
+            sessions.Timeouts(
+                connecting=next((value for value in connect_timeouts if value is not None), None),
+                answering=min(limits, default=None),
+                streaming=watching.client_timeout,
+            ),
+        )
 
     async def _enter(self, *, streaming: bool = False) -> tuple[sessions.Session, pacing.Gate]:
         """Get a session when its server may be asked; both are to be let go of."""
@@ -408,13 +421,14 @@ def _simplify_all(value: Any) -> Any:
 
 class _Attempts:
     """Counts the attempts of one request and waits between them."""
+
     __slots__ = ('_settings', '_logger', '_backoffs', '_iterator', '_count', '_total')
 
     def __init__(
-            self,
-            settings: configuration.NetworkingSettings,
-            logger: AnyLogger,
-            backoffs: Backoffs | None,
+        self,
+        settings: configuration.NetworkingSettings,
+        logger: AnyLogger,
+        backoffs: Backoffs | None,
     ) -> None:
         self._settings = settings
         self._logger = logger
@@ -434,11 +448,13 @@ class _Attempts:
         backoff = next(self._iterator, None)
         cause = error.__cause__ or error
         if backoff is None:
-            self._logger.error("Request attempt #%d%s failed; escalating: %s %s -> %r",
-                               self._count, self._total, method, url, cause)
+            self._logger.error(
+                "Request attempt #%d%s failed; escalating: %s %s -> %r", self._count, self._total, method, url, cause
+            )
             raise error
-        self._logger.error("Request attempt #%d%s failed; will retry: %s %s -> %r",
-                           self._count, self._total, method, url, cause)
+        self._logger.error(
+            "Request attempt #%d%s failed; will retry: %s %s -> %r", self._count, self._total, method, url, cause
+        )
         await asyncio.sleep(self._extend(backoff, error.retry_after))
 
     def _extend(self, backoff: float, retry_after: float | None) -> float:

@@ -6,6 +6,7 @@ operator does for the change besides it. The API needs little of HTTP: a body of
 endless stream come out. The syntax is parsed by llhttp (httptools); TLS is asyncio's. Here are time-outs and flow
 control. How connections are opened and kept for the next requests, is in `pools`.
 """
+
 import asyncio
 import contextlib
 import socket
@@ -14,16 +15,17 @@ from typing import NamedTuple, cast
 
 import httptools
 
-_READ_AHEAD = 2 ** 20
+_READ_AHEAD = 2**20
 """How much of a stream is read ahead of its consumer (in bytes)."""
-_MAX_HEAD = 2 ** 18
+_MAX_HEAD = 2**18
 """How large the status line and the headers may be, interim responses (1xx) included (in bytes)."""
-_MAX_RESPONSE = 2 ** 30
+_MAX_RESPONSE = 2**30
 """How large a response may be that is not a stream: a chunk of 500 objects of the largest size fits (in bytes)."""
 
 
 class Response(NamedTuple):
     """What the server has answered; of a stream, it is only its beginning, without the body."""
+
     status: int
     headers: Mapping[bytes, bytes]
     body: bytes
@@ -77,15 +79,13 @@ class Connection(asyncio.Protocol):
     def usable(self) -> bool:
         """Whether another request can be sent."""
         transport = self._transport
-        return (self._error is None and not self._streaming
-                and transport is not None and not transport.is_closing())
+        return self._error is None and not self._streaming and transport is not None and not transport.is_closing()
 
     @property
     def reusable(self) -> bool:
         """Whether another request can be sent after this response; the server may not want it, or not read this one."""
         transport = self._transport
-        return (self._reusable and self.usable
-                and transport is not None and transport.get_write_buffer_size() == 0)
+        return self._reusable and self.usable and transport is not None and transport.get_write_buffer_size() == 0
 
     async def request(self, data: bytes) -> Response:
         """

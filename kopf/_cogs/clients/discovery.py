@@ -6,6 +6,7 @@ and only one of them if the core group is of no interest; otherwise, one request
 server is down (usually that of metrics), or whose document makes no sense, is reported as failed, and never keeps the
 other groups from being served.
 """
+
 import asyncio
 import contextlib
 import dataclasses
@@ -25,11 +26,13 @@ _T = TypeVar('_T')
 _NONSENSE = (KeyError, TypeError, AttributeError)
 
 _ENDING_VERBS = frozenset({'delete', 'deletecollection', 'get', 'list', 'watch'})
-_ACCEPT = ','.join([
-    'application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList',
-    'application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList',
-    'application/json',
-])
+_ACCEPT = ','.join(
+    [
+        'application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList',
+        'application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList',
+        'application/json',
+    ]
+)
 
 
 class DiscoveryError(ExplainedError):
@@ -44,12 +47,14 @@ class Discovery(NamedTuple):
         resources: all resources of all versions of the groups.
         failed_groups: the groups of which something is unknown now; they are worth asking again later.
     """
+
     resources: frozenset[references.Resource]
     failed_groups: frozenset[str]
 
 
 class _Version(NamedTuple):
     """One version of an API group; the resources are `None` if unknown."""
+
     group: str
     version: str
     resources: list[references.Resource] | None
@@ -86,14 +91,19 @@ def explaining() -> Iterator[None]:
         yield
     except errors.APIError as error:
         if isinstance(error, errors.APIForbiddenError):
-            remedy = ("The credentials have neither a token nor a certificate, or these are not known there: "
-                      "see the user of the current context in the kubeconfig" if 'system:anonymous' in str(error) else
-                      "Bind the cluster role system:discovery to the operator's account")
+            remedy = (
+                "The credentials have neither a token nor a certificate, or these are not known there: "
+                "see the user of the current context in the kubeconfig"
+                if 'system:anonymous' in str(error)
+                else "Bind the cluster role system:discovery to the operator's account"
+            )
         elif isinstance(error, errors.APIClientError):
             remedy = "Check that the address of the server in the credentials is that of a Kubernetes API"
         else:
-            remedy = ("Check that the server is up and can be reached. For how long it is tried "
-                      "is in settings.networking.error_backoffs")
+            remedy = (
+                "Check that the server is up and can be reached. For how long it is tried "
+                "is in settings.networking.error_backoffs"
+            )
         raise DiscoveryError(f"The resources of the cluster cannot be discovered: {error}. {remedy}.") from error
 
 
@@ -106,22 +116,23 @@ async def _discover_core(client: api.ApiClient, groups: Collection[str] | None) 
         return [_Version('', 'v1', None)]
     if data.get('kind') == 'APIGroupDiscoveryList':
         return list(_parse_aggregated(data))
-    return await _gather([
-        _discover_version(client, '', version, f'/api/{version}')
-        for version in data.get('versions') or ()
-    ])
+    return await _gather(
+        [_discover_version(client, '', version, f'/api/{version}') for version in data.get('versions') or ()]
+    )
 
 
 async def _discover_named(client: api.ApiClient, groups: Collection[str] | None) -> list[_Version]:
     data = await _ask(client, '/apis', 'groups')
     if data.get('kind') == 'APIGroupDiscoveryList':
         return list(_parse_aggregated(data))
-    return await _gather([
-        _discover_version(client, group['name'], version, f"/apis/{group['name']}/{version}")
-        for group in data.get('groups') or ()
-        if groups is None or group['name'] in groups
-        for version in _sort_versions(group)
-    ])
+    return await _gather(
+        [
+            _discover_version(client, group['name'], version, f"/apis/{group['name']}/{version}")
+            for group in data.get('groups') or ()
+            if groups is None or group['name'] in groups
+            for version in _sort_versions(group)
+        ]
+    )
 
 
 async def _discover_version(client: api.ApiClient, group: str, version: str, path: str) -> _Version:
@@ -136,7 +147,11 @@ async def _discover_version(client: api.ApiClient, group: str, version: str, pat
 
 
 async def _ask(
-        client: api.ApiClient, path: str, field: str, *, backoffs: api.Backoffs | None = None,
+    client: api.ApiClient,
+    path: str,
+    field: str,
+    *,
+    backoffs: api.Backoffs | None = None,
 ) -> dict[str, Any]:
     """Get a document of the discovery: an aggregated one, or one with this field."""
     body = await client.request('GET', path, accept=None if field == 'resources' else _ACCEPT, backoffs=backoffs)

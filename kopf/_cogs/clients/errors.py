@@ -6,6 +6,7 @@ The network's own failures are in the same family, so that `except APIError` mea
 not do it", whatever the HTTP library is. Bodies that are not a `Status` object (those of proxies
 and load balancers) are reduced to their first characters.
 """
+
 import datetime
 from collections.abc import Mapping
 from typing import Any
@@ -35,17 +36,18 @@ class APIError(Exception):
         headers: the headers of the response.
         retry_after: how long the server asks to wait before the next attempt (seconds; at most 5 minutes).
     """
+
     status: int
 
     def __init__(
-            self,
-            message: str | None = None,
-            *,
-            status: int = 0,
-            code: int | None = None,
-            reason: str | None = None,
-            details: Mapping[str, Any] | None = None,
-            headers: Mapping[str, str] | None = None,
+        self,
+        message: str | None = None,
+        *,
+        status: int = 0,
+        code: int | None = None,
+        reason: str | None = None,
+        details: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -155,10 +157,12 @@ def check_response(status: int, headers: Mapping[str, str], body: bytes) -> None
 def build_error(status: int, headers: Mapping[str, str], body: bytes) -> APIError:
     """Make a typed error of a failed response, or of an ERROR event of a watch."""
     import orjson
+
     if 300 <= status < 400:  # not what an API does, but what stands before it, e.g. to let people log in
         target = headers.get('Location')
-        return APIError(f"The API is not there, but at {target!r}" if target else f"HTTP {status}",
-                        status=status, headers=headers)
+        return APIError(
+            f"The API is not there, but at {target!r}" if target else f"HTTP {status}", status=status, headers=headers
+        )
     try:
         data: Any = orjson.loads(body)
     except ValueError:
@@ -170,10 +174,10 @@ def build_error(status: int, headers: Mapping[str, str], body: bytes) -> APIErro
 
 
 def build_status_error(
-        data: Mapping[str, Any],
-        *,
-        status: int | None = None,
-        headers: Mapping[str, str] | None = None,
+    data: Mapping[str, Any],
+    *,
+    status: int | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> APIError:
     """
     Make a typed error of a Status object, as it comes in responses and in ERROR events of watches.
@@ -209,6 +213,7 @@ def _parse_retry_after(value: str) -> float | None:
     except ValueError:
         pass
     from email.utils import parsedate_to_datetime
+
     try:
         moment = parsedate_to_datetime(value)
     except ValueError:

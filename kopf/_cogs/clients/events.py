@@ -5,6 +5,7 @@ These are the core v1 Events, as other controllers post them: an Event that has 
 new time. They are nice to have and nothing more: a failure to post one is logged, and never gets in the way of what it
 tells about.
 """
+
 import datetime
 import logging
 from typing import Any, NamedTuple
@@ -47,15 +48,15 @@ class EventWriter:
         """What is not permitted, and was reported: the verbs and the namespaces."""
 
     async def create(
-            self,
-            ref: bodies.ObjectReference,
-            *,
-            type: str,
-            reason: str,
-            message: str,
-            count: int = 1,
-            first: str | None = None,
-            backoffs: api.Backoffs | None = None,
+        self,
+        ref: bodies.ObjectReference,
+        *,
+        type: str,
+        reason: str,
+        message: str,
+        count: int = 1,
+        first: str | None = None,
+        backoffs: api.Backoffs | None = None,
     ) -> PostedEvent | None:
         """
         Post an Event about an object; log it and return `None` if this is impossible.
@@ -92,15 +93,27 @@ class EventWriter:
             answer = await self._send('POST', f'/api/v1/namespaces/{namespace}/events', body, backoffs)
         except (errors.APIError, credentials.LoginError) as e:
             if not self._is_denied('create', namespace, e):
-                logger.warning("Failed to post an event, it is lost: %r; the event: %s %s of %s %s/%s: %s",
-                               e, type, reason, ref.get('kind'), namespace, ref.get('name'),
-                               _cut(str(message), _MAX_QUOTE))
+                logger.warning(
+                    "Failed to post an event, it is lost: %r; the event: %s %s of %s %s/%s: %s",
+                    e,
+                    type,
+                    reason,
+                    ref.get('kind'),
+                    namespace,
+                    ref.get('name'),
+                    _cut(str(message), _MAX_QUOTE),
+                )
             return None
         return PostedEvent(_parse_name(answer), body['firstTimestamp'])
 
     async def update(
-            self, ref: bodies.ObjectReference, name: str, *, count: int, message: str,
-            backoffs: api.Backoffs | None = None,
+        self,
+        ref: bodies.ObjectReference,
+        name: str,
+        *,
+        count: int,
+        message: str,
+        backoffs: api.Backoffs | None = None,
     ) -> bool:
         """
         Tell that the Event has happened again; return whether it is told, or else a new one must be posted.
@@ -134,9 +147,12 @@ class EventWriter:
     async def _send(self, method: str, path: str, body: dict[str, Any], backoffs: api.Backoffs | None) -> bytes:
         with pacing.background():  # handling is more important than telling about it
             return await self._client.request(
-                method, path, payload=api.encode(body),
+                method,
+                path,
+                payload=api.encode(body),
                 content_type='application/json' if method == 'POST' else 'application/merge-patch+json',
-                backoffs=self._settings.posting.default_backoffs if backoffs is None else backoffs)
+                backoffs=self._settings.posting.default_backoffs if backoffs is None else backoffs,
+            )
 
     def _is_denied(self, verb: str, namespace: str, error: Exception) -> bool:
         """Check whether a permission is missing, and say once which one."""
@@ -144,11 +160,18 @@ class EventWriter:
             return False
         if (verb, namespace) not in self._denied:
             self._denied.add((verb, namespace))
-            consequence = ("Events about objects are lost" if verb == 'create' else
-                           "Events that happen again are posted as new ones")
-            logger.warning("%s in the namespace %r: %s. Grant the verbs create, patch for events of the core API group "
-                           "to the operator's account; or set settings.posting.enabled = False.",
-                           consequence, namespace, error.message or 'forbidden')
+            consequence = (
+                "Events about objects are lost"
+                if verb == 'create'
+                else "Events that happen again are posted as new ones"
+            )
+            logger.warning(
+                "%s in the namespace %r: %s. Grant the verbs create, patch for events of the core API group "
+                "to the operator's account; or set settings.posting.enabled = False.",
+                consequence,
+                namespace,
+                error.message or 'forbidden',
+            )
         return True
 
 

@@ -5,6 +5,7 @@ This is how all large clouds log in. The protocol is that of the API group ``cli
 what is wanted goes through an environment variable, the credentials come back through the standard output.
 Nothing is cached: the vault asks again only when the credentials have expired or were refused.
 """
+
 import base64
 import dataclasses
 import datetime
@@ -27,12 +28,15 @@ _TIMEOUT = 60.0
 @dataclasses.dataclass(frozen=True)
 class _Plugin:
     """What is configured in the kubeconfig; see `execute`."""
+
     spec: Mapping[str, Any]
     directory: str
     origin: str
 
     def fail(
-            self, problem: str, cls: type[credentials.LoginError] = credentials.LoginError,
+        self,
+        problem: str,
+        cls: type[credentials.LoginError] = credentials.LoginError,
     ) -> credentials.LoginError:
         """Make an error that names the place and the remedy, if it is known."""
         hint = self.spec.get('installHint')
@@ -66,12 +70,12 @@ class _Plugin:
 
 
 def execute(
-        spec: Mapping[str, Any],
-        *,
-        info: credentials.ConnectionInfo,
-        cluster: Mapping[str, Any],
-        directory: str,
-        origin: str,
+    spec: Mapping[str, Any],
+    *,
+    info: credentials.ConnectionInfo,
+    cluster: Mapping[str, Any],
+    directory: str,
+    origin: str,
 ) -> credentials.ConnectionInfo:
     """
     Run an exec plugin and add what it gives to the credentials.
@@ -112,14 +116,17 @@ def _run(plugin: _Plugin, env: Mapping[str, str], interactive: bool) -> bytes:
             check=False,
         )
     except subprocess.TimeoutExpired as e:
-        raise plugin.fail(f"The exec plugin {command[0]!r} has not finished in {_TIMEOUT:g} seconds",
-                          credentials.PassingLoginError) from e
+        raise plugin.fail(
+            f"The exec plugin {command[0]!r} has not finished in {_TIMEOUT:g} seconds", credentials.PassingLoginError
+        ) from e
     except (OSError, ValueError) as e:
         raise plugin.fail(f"The exec plugin {command[0]!r} cannot be run: {e}") from e
     if process.returncode:
         stderr = (process.stderr or b'').decode('utf-8', errors='replace').strip()
-        raise plugin.fail(f"The exec plugin {command[0]!r} has failed with code {process.returncode}: {stderr}",
-                          credentials.PassingLoginError)
+        raise plugin.fail(
+            f"The exec plugin {command[0]!r} has failed with code {process.returncode}: {stderr}",
+            credentials.PassingLoginError,
+        )
     return process.stdout
 
 
@@ -134,8 +141,9 @@ def _parse(plugin: _Plugin, output: bytes, info: credentials.ConnectionInfo) -> 
     except (ValueError, TypeError, KeyError, AttributeError) as e:
         raise plugin.fail(f"The exec plugin {name} has printed no valid ExecCredential: {e!r}") from e
     if kind != 'ExecCredential' or version != plugin.api_version:
-        raise plugin.fail(f"The exec plugin {name} must print {plugin.api_version} ExecCredential, "
-                          f"not {version} {kind}")
+        raise plugin.fail(
+            f"The exec plugin {name} must print {plugin.api_version} ExecCredential, not {version} {kind}"
+        )
     if bool(cert) != bool(pkey):
         raise plugin.fail(f"The exec plugin {name} has given a certificate without its key, or the other way round")
     if not token and not cert:
@@ -143,7 +151,8 @@ def _parse(plugin: _Plugin, output: bytes, info: credentials.ConnectionInfo) -> 
     info = dataclasses.replace(info, expiration=expiration, token=token or info.token)
     if cert:
         info = dataclasses.replace(
-            info, certificate_path=None, certificate_data=cert, private_key_path=None, private_key_data=pkey)
+            info, certificate_path=None, certificate_data=cert, private_key_path=None, private_key_data=pkey
+        )
     return info
 
 
@@ -162,7 +171,8 @@ def _describe_cluster(info: credentials.ConnectionInfo, cluster: Mapping[str, An
         'certificate-authority-data': ca_data,
         'proxy-url': info.proxy_url,
         'disable-compression': cluster.get('disable-compression'),
-        'config': next((item.get('extension') for item in cluster.get('extensions') or ()
-                        if item.get('name') == _EXTENSION), None),
+        'config': next(
+            (item.get('extension') for item in cluster.get('extensions') or () if item.get('name') == _EXTENSION), None
+        ),
     }
     return {key: value for key, value in fields.items() if value}

@@ -5,6 +5,7 @@ Libraries that can do it are heavy, and an operator needs only one context of it
 accepted here with the same meaning; what is broken is reported with the file, the place in it, and the remedy:
 it is read by a person who has just started an operator for the first time.
 """
+
 import contextlib
 import dataclasses
 import logging
@@ -28,6 +29,7 @@ _PATHS = {
 
 class _Entry(NamedTuple):
     """A named cluster, user or context, and where it comes from."""
+
     path: str
     section: str
     name: str
@@ -59,6 +61,7 @@ class Kubeconfig(NamedTuple):
         paths: the files that were read.
         current_context: the name of the context to use, if there is one.
     """
+
     paths: list[str]
     current_context: str | None
     entries: Mapping[tuple[str, str], _Entry]
@@ -87,13 +90,15 @@ class Kubeconfig(NamedTuple):
         files = os.pathsep.join(self.paths)
         if not self.current_context:
             raise credentials.LoginError(
-                f"The current context is not set in {files}. Set it with: kubectl config use-context NAME")
+                f"The current context is not set in {files}. Set it with: kubectl config use-context NAME"
+            )
         context = self.entries.get(('contexts', self.current_context))
         if context is None:
             names = ', '.join(repr(name) for section, name in self.entries if section == 'contexts') or 'none'
             raise credentials.LoginError(
                 f"The current context {self.current_context!r} does not exist in {files}; there are: {names}. "
-                f"Choose another one with: kubectl config use-context NAME")
+                f"Choose another one with: kubectl config use-context NAME"
+            )
         cluster = self._follow(context, 'cluster', 'clusters')
         user = self._follow(context, 'user', 'users') if context.get('user') else None
         return context, cluster, user
@@ -158,6 +163,7 @@ def _decode(path: str, text: bytes) -> Any:
         with contextlib.suppress(ValueError):
             return orjson.loads(text)
     import yaml
+
     try:
         return yaml.load(text, Loader=getattr(yaml, 'CSafeLoader', yaml.SafeLoader))
     except yaml.YAMLError as e:
@@ -179,11 +185,11 @@ def _parse(path: str, data: Mapping[str, Any]) -> Iterator[_Entry]:
 
 
 def _make_info(
-        context: _Entry,
-        cluster: _Entry,
-        user: _Entry | None,
-        *,
-        trust_env: bool,
+    context: _Entry,
+    cluster: _Entry,
+    user: _Entry | None,
+    *,
+    trust_env: bool,
 ) -> credentials.ConnectionInfo:
     server = cluster.get('server')
     if not server:
@@ -215,9 +221,9 @@ def _make_info(
 
 
 def _authenticate(
-        info: credentials.ConnectionInfo,
-        cluster: _Entry,
-        user: _Entry,
+    info: credentials.ConnectionInfo,
+    cluster: _Entry,
+    user: _Entry,
 ) -> credentials.ConnectionInfo:
     token_path = user.get('tokenFile')
     if token_path:
@@ -230,5 +236,6 @@ def _authenticate(
     if spec and not info.as_http_headers():
         directory = os.path.dirname(os.path.abspath(user.path))
         from kopf._cogs.clients import execplugins
+
         return execplugins.execute(spec, info=info, cluster=cluster.data, directory=directory, origin=str(user))
     return info

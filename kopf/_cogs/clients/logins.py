@@ -6,6 +6,7 @@ the operator's developer has installed anyway can know more ways to log in, so t
 and the result is taken. Every function returns `None` if its source is absent, so that they can be
 combined with ``or``, and raises `LoginError` if the source is there but broken.
 """
+
 import contextlib
 import importlib.util
 import logging
@@ -51,8 +52,10 @@ def explain_absence() -> str:
     """Tell where credentials are looked for by default, for the case when there are none."""
     files = os.pathsep.join(kubeconfigs.list_paths())
     origin = "$KUBECONFIG" if os.environ.get('KUBECONFIG') else "$KUBECONFIG is not set"
-    return (f"Looked for a kubeconfig in {files} ({origin}), and for a service account in {SERVICE_ACCOUNT}. "
-            f"Set $KUBECONFIG, or run in a pod with a service account, or add a handler with @kopf.on.login().")
+    return (
+        f"Looked for a kubeconfig in {files} ({origin}), and for a service account in {SERVICE_ACCOUNT}. "
+        f"Set $KUBECONFIG, or run in a pod with a service account, or add a handler with @kopf.on.login()."
+    )
 
 
 def check_sources() -> None:
@@ -66,15 +69,17 @@ def check_sources() -> None:
         return
     config = kubeconfigs.load() if has_kubeconfig() else None
     if config is None:
-        raise credentials.LoginError(f"There are no credentials for a cluster. {explain_absence()} "
-                                     f"To try an operator without a cluster: kopf run --sandbox.")
+        raise credentials.LoginError(
+            f"There are no credentials for a cluster. {explain_absence()} "
+            f"To try an operator without a cluster: kopf run --sandbox."
+        )
     config.check()
 
 
 def login_with_kubeconfig(
-        *,
-        settings: configuration.OperatorSettings,
-        **_: Any,
+    *,
+    settings: configuration.OperatorSettings,
+    **_: Any,
 ) -> credentials.ConnectionInfo | None:
     """
     Log in with the current context of kubeconfig files; exec plugins are run if it needs them.
@@ -93,9 +98,9 @@ def login_with_kubeconfig(
 
 
 def login_with_service_account(
-        *,
-        settings: configuration.OperatorSettings,
-        **_: Any,
+    *,
+    settings: configuration.OperatorSettings,
+    **_: Any,
 ) -> credentials.ConnectionInfo | None:
     """
     Log in as the service account of the pod; its token is read again while it is used.
@@ -120,8 +125,10 @@ def login_with_service_account(
     except (OSError, UnicodeDecodeError) as e:
         raise credentials.LoginError(f"The token of the service account cannot be read: {e}") from e
     namespace: str | None = None
-    with contextlib.suppress(FileNotFoundError), \
-            open(os.path.join(SERVICE_ACCOUNT, 'namespace'), encoding='utf-8') as f:
+    with (
+        contextlib.suppress(FileNotFoundError),
+        open(os.path.join(SERVICE_ACCOUNT, 'namespace'), encoding='utf-8') as f,
+    ):
         namespace = f.read().strip() or None
     return credentials.ConnectionInfo(
         server=f"https://{address}:{port or 443}" if address else "https://kubernetes.default.svc",
@@ -135,10 +142,10 @@ def login_with_service_account(
 
 
 def login_via_pykube(
-        *,
-        logger: AnyLogger,
-        settings: configuration.OperatorSettings,
-        **_: Any,
+    *,
+    logger: AnyLogger,
+    settings: configuration.OperatorSettings,
+    **_: Any,
 ) -> credentials.ConnectionInfo | None:
     """
     Log in the way of pykube-ng: as a service account, or else with a kubeconfig.
@@ -166,7 +173,8 @@ def login_via_pykube(
             logger.debug("Pykube is configured via kubeconfig file.")
         except (FileNotFoundError, pykube.PyKubeError) as e:
             raise credentials.LoginError(
-                f"Cannot authenticate pykube neither in-cluster, nor via kubeconfig. {explain_absence()}") from e
+                f"Cannot authenticate pykube neither in-cluster, nor via kubeconfig. {explain_absence()}"
+            ) from e
     try:
         return _convert_pykube_config(config, trust_env=settings.networking.trust_env)
     except (KeyError, pykube.PyKubeError) as e:
@@ -178,11 +186,14 @@ def _convert_pykube_config(config: Any, *, trust_env: bool) -> credentials.Conne
     directory = os.path.dirname(os.path.abspath(path))
     # With exec plugins, pykube has no token until the first request of its own; ours is the same plugin.
     provider = config.user.get('auth-provider', {}).get('config', {})
-    ca, cert, pkey = (source.get(key) for source, key in [
-        (config.cluster, 'certificate-authority'),
-        (config.user, 'client-certificate'),
-        (config.user, 'client-key'),
-    ])
+    ca, cert, pkey = (
+        source.get(key)
+        for source, key in [
+            (config.cluster, 'certificate-authority'),
+            (config.user, 'client-certificate'),
+            (config.user, 'client-key'),
+        ]
+    )
     info = credentials.ConnectionInfo(
         server=config.cluster['server'],
         priority=20,
@@ -203,15 +214,16 @@ def _convert_pykube_config(config: Any, *, trust_env: bool) -> credentials.Conne
     spec = config.user.get('exec')
     if spec and not info.as_http_headers():
         from kopf._cogs.clients import execplugins
+
         return execplugins.execute(spec, info=info, cluster=config.cluster, directory=directory, origin=path)
     return info
 
 
 def login_via_client(
-        *,
-        logger: AnyLogger,
-        settings: configuration.OperatorSettings,
-        **_: Any,
+    *,
+    logger: AnyLogger,
+    settings: configuration.OperatorSettings,
+    **_: Any,
 ) -> credentials.ConnectionInfo | None:
     """
     Log in the way of the official client library: as a service account, or else with a kubeconfig.
@@ -239,18 +251,18 @@ def login_via_client(
             logger.debug("Client is configured via kubeconfig file.")
         except (kubernetes.config.ConfigException, OSError) as e:
             raise credentials.LoginError(
-                f"Cannot authenticate the client library neither in-cluster, nor via kubeconfig. "
-                f"{explain_absence()}") from e
+                f"Cannot authenticate the client library neither in-cluster, nor via kubeconfig. {explain_absence()}"
+            ) from e
     config = kubernetes.client.Configuration.get_default_copy()
     header = config.get_api_key_with_prefix('BearerToken') or config.get_api_key_with_prefix('authorization')
     return _convert_client_config(config, header, priority=10, trust_env=settings.networking.trust_env)
 
 
 async def login_via_async_client(
-        *,
-        logger: AnyLogger,
-        settings: configuration.OperatorSettings,
-        **_: Any,
+    *,
+    logger: AnyLogger,
+    settings: configuration.OperatorSettings,
+    **_: Any,
 ) -> credentials.ConnectionInfo | None:
     """
     Log in the way of the client library for asyncio: as a service account, or else with a kubeconfig.
@@ -279,18 +291,19 @@ async def login_via_async_client(
         except (kubernetes_asyncio.config.ConfigException, OSError) as e:
             raise credentials.LoginError(
                 f"Cannot authenticate the async client library neither in-cluster, nor via kubeconfig. "
-                f"{explain_absence()}") from e
+                f"{explain_absence()}"
+            ) from e
     config = kubernetes_asyncio.client.Configuration.get_default_copy()
     header = await config.get_api_key_with_prefix('BearerToken')
     return _convert_client_config(config, header, priority=15, trust_env=settings.networking.trust_env)
 
 
 def _convert_client_config(
-        config: Any,
-        header: str | None,
-        *,
-        priority: int,
-        trust_env: bool,
+    config: Any,
+    header: str | None,
+    *,
+    priority: int,
+    trust_env: bool,
 ) -> credentials.ConnectionInfo:
     scheme, _, token = (header or '').strip().rpartition(' ')
     return credentials.ConnectionInfo(

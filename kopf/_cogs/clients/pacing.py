@@ -9,6 +9,7 @@ back: 429 if it is about one resource, such as that of a new CRD (see `errors.AP
 Among those who wait, the requests about live changes come first; those about the objects that were there before
 the operator has started, and those that only report (see `background`), get what is left, but never nothing.
 """
+
 import asyncio
 import contextvars
 import logging
@@ -52,6 +53,7 @@ _crowd: contextvars.ContextVar[Crowd | None] = contextvars.ContextVar('_crowd', 
 
 class background:
     """Let the requests of others go before those that are made inside; or not, if they are not to be ``yielding``."""
+
     __slots__ = ('_crowd', '_token')
 
     def __init__(self, yielding: bool = True, crowd: Crowd = _ANYBODY) -> None:
@@ -67,8 +69,18 @@ class background:
 class Gate:
     """The entrance to one server; all methods are for the event loop only."""
 
-    __slots__ = ('_closing', '_count', '_held_until', '_loop', '_server', '_settings', '_timer', '_tokens', '_updated',
-                 '_waiting')
+    __slots__ = (
+        '_closing',
+        '_count',
+        '_held_until',
+        '_loop',
+        '_server',
+        '_settings',
+        '_timer',
+        '_tokens',
+        '_updated',
+        '_waiting',
+    )
 
     def __init__(self, server: str, settings: OperatorSettings) -> None:
         self._server = server
@@ -142,8 +154,11 @@ class Gate:
         seconds = DEFAULT_HOLD if seconds is None else seconds
         now = self._loop.time()
         if self._held_until <= now < now + seconds:
-            logger.warning("The server %s has too many requests, and asks to wait for %g seconds; "
-                           "so all requests to it wait.", self._server, seconds)
+            logger.warning(
+                "The server %s has too many requests, and asks to wait for %g seconds; so all requests to it wait.",
+                self._server,
+                seconds,
+            )
         self._held_until = max(self._held_until, now + seconds)
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ Merge patches never conflict, and so they carry the values; the functions become
 only for one version of the object. A patch is meant for one object, not for its name: if the object was deleted
 and created anew in the meantime, the successor is left alone.
 """
+
 import asyncio
 import dataclasses
 import math
@@ -32,6 +33,7 @@ class PatchResult(NamedTuple):
         gone: the object does not exist, or there is another one under its name; there is nothing to patch any more.
         unserved: the API does not know such a resource: it is gone or has other versions now, and nobody knows yet.
     """
+
     body: bodies.RawBody | None
     remaining_fns: bool = False
     gone: bool = False
@@ -39,16 +41,16 @@ class PatchResult(NamedTuple):
 
 
 async def patch_obj(
-        client: api.ApiClient,
-        *,
-        resource: references.Resource,
-        namespace: references.Namespace,
-        name: str | None,
-        uid: str | None,
-        patch: patches.Patch,
-        body: bodies.RawBody | None,
-        logger: api.AnyLogger,
-        conclusion: patches.Patch | None = None,
+    client: api.ApiClient,
+    *,
+    resource: references.Resource,
+    namespace: references.Namespace,
+    name: str | None,
+    uid: str | None,
+    patch: patches.Patch,
+    body: bodies.RawBody | None,
+    logger: api.AnyLogger,
+    conclusion: patches.Patch | None = None,
 ) -> PatchResult:
     """
     Apply a patch to an object.
@@ -84,8 +86,10 @@ async def patch_obj(
         logger.debug("Patching was skipped: the object does not exist anymore.")
         return PatchResult(None, gone=True)
     if not done:
-        logger.debug(f"Could not apply the patch in full: the object has changed. "
-                     f"The functions will be applied to its newer state: {[*patch.fns, *conclusion.fns]!r}")
+        logger.debug(
+            f"Could not apply the patch in full: the object has changed. "
+            f"The functions will be applied to its newer state: {[*patch.fns, *conclusion.fns]!r}"
+        )
     return PatchResult(patching.result, remaining_fns=not done)
 
 
@@ -102,9 +106,13 @@ def discard_unstorable(patch: patches.Patch, logger: api.AnyLogger) -> None:
     for path, value in list(_find_unstorable((), patch)):
         dicts.remove(patch, path)
         name = repr(value) if isinstance(value, float) else type(value).__name__
-        logger.error("%s cannot be stored, and is left out: JSON cannot express this %s. %sReturn from handlers, and "
-                     "put into patches, only dicts with strings as keys, lists, strings, numbers, booleans, None.",
-                     '.'.join(path), name, next((text for cls, text in _REMEDIES if isinstance(value, cls)), ''))
+        logger.error(
+            "%s cannot be stored, and is left out: JSON cannot express this %s. %sReturn from handlers, and "
+            "put into patches, only dicts with strings as keys, lists, strings, numbers, booleans, None.",
+            '.'.join(path),
+            name,
+            next((text for cls, text in _REMEDIES if isinstance(value, cls)), ''),
+        )
 
 
 _REMEDIES: tuple[tuple[Any, str], ...] = (
@@ -143,6 +151,7 @@ class _ReplacedError(Exception):
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class _Patching:
     """One act of patching of one object."""
+
     client: api.ApiClient
     url: str
     uid: str | None
@@ -168,9 +177,11 @@ class _Patching:
         if not any(map(self._is_for_status, ops)):
             return await self._send_ops(self.url, "resource", ops)
         ops = functions.as_json_patch(self.body)
-        return (await self._send_ops(self.url, "resource", [op for op in ops if not self._is_for_status(op)]) and
-                await self._send_ops(f'{self.url}/status', "status", [op for op in ops if self._is_for_status(op)]) and
-                await self._conclude(patches.Patch(), conclusion))
+        return (
+            await self._send_ops(self.url, "resource", [op for op in ops if not self._is_for_status(op)])
+            and await self._send_ops(f'{self.url}/status', "status", [op for op in ops if self._is_for_status(op)])
+            and await self._conclude(patches.Patch(), conclusion)
+        )
 
     async def _apply_at_once(self, patch: patches.Patch, conclusion: patches.Patch) -> bool | None:
         """
@@ -258,9 +269,13 @@ class _Patching:
             raise
         # Most are merged as they are; what is compared only by its JSON, is simplified first.
         if not _is_merged(changes, self.body) and (
-                inconsistencies := diffs.Diff(_compare((), api.simplify(changes), self.body))):
-            self.logger.warning("Merge-patching finished with inconsistencies: %r%s", inconsistencies,
-                                _explain_pruning(inconsistencies, self.body))
+            inconsistencies := diffs.Diff(_compare((), api.simplify(changes), self.body))
+        ):
+            self.logger.warning(
+                "Merge-patching finished with inconsistencies: %r%s",
+                inconsistencies,
+                _explain_pruning(inconsistencies, self.body),
+            )
 
     async def _send_merge_of_status(self, changes: Mapping[str, Any]) -> None:
         # Metadata is not looked at there, and so the uid protects from nothing. But the version is.
@@ -318,21 +333,27 @@ class _Patching:
 def _is_about_uid(error: errors.APIError) -> bool:
     # It is immutable where the objects are validated, and a precondition where they are stored.
     causes = error.details.get('causes') or ()
-    return (any(cause.get('field') == 'metadata.uid' for cause in causes) or
-            (error.status == 409 and 'UID in precondition' in (error.message or '')))
+    return any(cause.get('field') == 'metadata.uid' for cause in causes) or (
+        error.status == 409 and 'UID in precondition' in (error.message or '')
+    )
 
 
 def _explain_pruning(inconsistencies: diffs.Diff, body: bodies.RawBody | None) -> str:
     """Say why fields of a custom resource are not there, if that is so: its schema does not know them."""
-    dropped = ['.'.join(path) for op, path, _, _ in inconsistencies
-               if op is diffs.DiffOperation.REMOVE and path[0] != 'metadata']
+    dropped = [
+        '.'.join(path)
+        for op, path, _, _ in inconsistencies
+        if op is diffs.DiffOperation.REMOVE and path[0] != 'metadata'
+    ]
     group = str((body or {}).get('apiVersion')).partition('/')[0]
     if not dropped or '.' not in group or group.endswith('.k8s.io'):
         return ''
     kind = (body or {}).get('kind')
-    return (f". The schema of {kind} does not know {', '.join(dropped)}, so the API drops what is put there. "
-            f"Add the fields to the schema in the CRD, or x-kubernetes-preserve-unknown-fields: true "
-            f"to {dropped[0].partition('.')[0]!r} there.")
+    return (
+        f". The schema of {kind} does not know {', '.join(dropped)}, so the API drops what is put there. "
+        f"Add the fields to the schema in the CRD, or x-kubernetes-preserve-unknown-fields: true "
+        f"to {dropped[0].partition('.')[0]!r} there."
+    )
 
 
 def _get_version(body: bodies.RawBody | None) -> str | None:

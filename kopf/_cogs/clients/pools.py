@@ -5,6 +5,7 @@ A new connection costs more than several requests, so there is never one a reque
 the server has closed an old one meanwhile. Proxies, and sessions with anything else inside, are not for here: see
 `aiosessions`.
 """
+
 import asyncio
 import functools
 import ipaddress
@@ -22,6 +23,7 @@ _NEXT_ADDRESS_DELAY = 0.25
 
 class Origin(NamedTuple):
     """Where and how to connect."""
+
     host: str
     port: int
     context: ssl.SSLContext | None
@@ -83,11 +85,11 @@ class Pool:
             return response
 
     async def stream(
-            self,
-            data: bytes,
-            *,
-            connect_timeout: float | None,
-            total_timeout: float | None,
+        self,
+        data: bytes,
+        *,
+        connect_timeout: float | None,
+        total_timeout: float | None,
     ) -> tuple[Response, Connection]:
         """
         Open a stream on a connection of its own, which is then the caller's to abort.
@@ -158,6 +160,7 @@ class Pool:
 async def _open_socket(host: str, port: int) -> socket.socket:
     """Connect to whichever address of the host answers first."""
     import aiohappyeyeballs
+
     try:
         addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError as e:  # e.g. a part of the name is too long

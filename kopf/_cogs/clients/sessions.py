@@ -5,6 +5,7 @@ Headers, TLS contexts, and URLs' beginnings do not change from request to reques
 counted in tens of thousands; so they are made once. This is the only place that knows how HTTP is done: what
 comes out of here is bytes, lines, and typed errors.
 """
+
 import abc
 import asyncio
 import contextlib
@@ -32,6 +33,7 @@ _TOKEN_REFRESH = 10.0
 
 class Request(NamedTuple):
     """What is asked of the server; `query` is the path with its query."""
+
     method: str
     query: str
     payload: bytes | None = None
@@ -40,6 +42,7 @@ class Request(NamedTuple):
 
 class Timeouts(NamedTuple):
     """The limits of one request (seconds): of connecting, of all until it is answered, of a stream as a whole."""
+
     connecting: float | None
     answering: float | None
     streaming: float | None = None
@@ -88,9 +91,13 @@ def open_session(key: credentials.VaultKey, info: credentials.KubeContext) -> Se
     if not info.server.startswith(('http://', 'https://')):
         raise credentials.LoginError(f"The server's address must be an HTTP(S) URL, not {info.server!r}.")
     try:
-        if isinstance(info, credentials.AiohttpSession) or isinstance(info, credentials.ConnectionInfo) and (
-                info.proxy_url or info.trust_env or '@' in urllib.parse.urlsplit(info.server).netloc):
+        if (
+            isinstance(info, credentials.AiohttpSession)
+            or isinstance(info, credentials.ConnectionInfo)
+            and (info.proxy_url or info.trust_env or '@' in urllib.parse.urlsplit(info.server).netloc)
+        ):
             from kopf._cogs.clients import aiosessions
+
             return aiosessions.AiohttpSession(key, info)
         if isinstance(info, credentials.ConnectionInfo):
             return DirectSession(key, info)
@@ -149,6 +156,7 @@ class DirectSession(Session):
 
     def __init__(self, key: credentials.VaultKey, info: credentials.ConnectionInfo) -> None:
         from kopf._cogs.clients import pools
+
         super().__init__(key, info)
         if not self.server.isascii() or not self.server.isprintable() or ' ' in self.server:
             raise ValueError("only ASCII characters without spaces are possible in the address")
@@ -170,7 +178,8 @@ class DirectSession(Session):
         try:
             async with asyncio.timeout(timeouts.answering):
                 response = await self._pool.request(
-                    data, connect_timeout=timeouts.connecting, repeatable=request.method == 'GET')
+                    data, connect_timeout=timeouts.connecting, repeatable=request.method == 'GET'
+                )
         except OSError as e:
             raise make_error(e) from e
         if response.status >= 300:
@@ -182,7 +191,8 @@ class DirectSession(Session):
         try:
             async with asyncio.timeout(timeouts.answering):
                 response, stream = await self._pool.stream(
-                    data, connect_timeout=timeouts.connecting, total_timeout=timeouts.streaming)
+                    data, connect_timeout=timeouts.connecting, total_timeout=timeouts.streaming
+                )
                 if response.status < 300:
                     return stream
                 try:
@@ -221,12 +231,13 @@ async def _read_on(stream: Stream) -> AsyncIterator[bytes]:
         yield chunk
 
 
-_MAX_LINE = 2 ** 26
+_MAX_LINE = 2**26
 """How large a line of a stream may be: some times more than the largest object that the API can store (in bytes)."""
 
 
 class Lines:
     """Splits a stream to lines; unlike a generator, it survives the cancellation of a read."""
+
     __slots__ = ('_stream', '_rest', '_size')
 
     def __init__(self, stream: Stream) -> None:

@@ -5,6 +5,7 @@ The settings are grouped by what they are about: `OperatorSettings` has the grou
 have the individual settings. They are normally changed in the startup handlers and are read at the moment of their use:
 so, those that are changed later take effect too, but it is not guaranteed when.
 """
+
 import concurrent.futures
 import dataclasses
 import datetime
@@ -23,6 +24,7 @@ class _Group:
     """A group of settings, which has no others than those declared: a misspelt one would have no effect."""
 
     if not TYPE_CHECKING:  # or else any name would do for those who check types
+
         def __setattr__(self, name: str, value: object) -> None:
             if not hasattr(type(self), name) and name not in self.__dataclass_fields__:
                 raise self._explain_missing(name)
@@ -35,6 +37,7 @@ class _Group:
 
     def _explain_missing(self, name: str) -> AttributeError:
         import difflib
+
         known = [field.lstrip('_') for field in self.__dataclass_fields__]  # type: ignore[attr-defined]
         names = difflib.get_close_matches(name, known, n=1)
         hint = f"Did you mean {names[0]!r}?" if names else "See the list of settings in the documentation."
@@ -210,7 +213,9 @@ class QueueingSettings(_Group):
     def _warn_of_batching(self) -> None:
         warnings.warn(
             "Events are not batched by time any more, so settings.queueing.batch_window has no effect. Do not set it.",
-            DeprecationWarning, stacklevel=3)
+            DeprecationWarning,
+            stacklevel=3,
+        )
 
 
 @dataclasses.dataclass
@@ -238,7 +243,9 @@ class AdmissionSettings(_Group):
 def _notice_waiting(threads: int) -> None:
     logger.info(
         "All the %d threads of sync handlers are in use; further handlers wait until some of them end. "
-        "If it takes too long, raise settings.execution.max_workers, or make the handlers async.", threads)
+        "If it takes too long, raise settings.execution.max_workers, or make the handlers async.",
+        threads,
+    )
 
 
 class _Executor:
@@ -256,6 +263,7 @@ class _Executor:
         executor: concurrent.futures.Executor | None = instance.__dict__['_executor']
         if executor is None:
             from kopf._cogs.aiokits.pools import DaemonicThreadPool
+
             executor = DaemonicThreadPool(max_workers=instance.max_workers, on_full=_notice_waiting)
             instance.__dict__['_executor'] = executor
         return executor

@@ -63,7 +63,7 @@ def _make_v1_key(prefix: str, key: str, max_length: int) -> str:
     if len(safe_key) > room:
         suffix = _make_suffix(safe_key)
         # With long prefixes, it cuts from the end: senseless, but such are the keys in existing objects.
-        safe_key = safe_key[:room - len(suffix)] + suffix
+        safe_key = safe_key[: room - len(suffix)] + suffix
     return f'{prefix}/{safe_key}'
 
 
@@ -72,7 +72,7 @@ def _make_v2_key(prefix: str, key: str, max_length: int) -> str:
     safe_key = _make_safe(key, max_length)
     if len(safe_key) > max_length:
         suffix = _make_suffix(key)
-        safe_key = safe_key[:max(0, max_length - len(suffix))] + suffix
+        safe_key = safe_key[: max(0, max_length - len(suffix))] + suffix
     return f'{prefix}/{safe_key}'
 
 
@@ -112,7 +112,9 @@ class StorageKeyFormingConvention(CollisionEvadingConvention):
             warnings.warn(
                 f"The prefix of annotations is longer than {MAX_PREFIX_LENGTH} characters: "
                 f"Kubernetes will reject the patches with it: {prefix!r}",
-                UserWarning, stacklevel=3)
+                UserWarning,
+                stacklevel=3,
+            )
         self.prefix = prefix
         self.v1 = v1
 
@@ -144,7 +146,7 @@ class StorageKeyFormingConvention(CollisionEvadingConvention):
         # When the prefix leaves no room for the name, the API would reject the whole patch because of such a key.
         if is_overridden(self, 'make_v1_key'):
             return True
-        name = v1_key[len(self.prefix) + 1:]
+        name = v1_key[len(self.prefix) + 1 :]
         return len(name) <= MAX_NAME_LENGTH and name[:1] == self.make_safe_key(key[:1])
 
     def make_v1_key(self, key: str, max_length: int = MAX_NAME_LENGTH) -> str:
@@ -281,7 +283,8 @@ def describe_object(body: bodies.Body) -> str:
 def _warn_of_broken(who: str, where: str, problem: str) -> None:
     logger.warning(
         f"Ignoring the broken state of handling in {where} of {who}: {problem}. "
-        f"Remove or fix it; or do nothing: it will be overwritten when the object is handled.")
+        f"Remove or fix it; or do nothing: it will be overwritten when the object is handled."
+    )
 
 
 def without(tree: dict[str, Any], path: dicts.FieldPath) -> dict[str, Any]:

@@ -63,7 +63,9 @@ class DiffBaseStorage(
         return copy.deepcopy(self._pick(body, extra_fields))
 
     def build_shared(
-        self, body: bodies.Body, extra_fields: Iterable[dicts.FieldSpec] | None = None,
+        self,
+        body: bodies.Body,
+        extra_fields: Iterable[dicts.FieldSpec] | None = None,
     ) -> bodies.BodyEssence:
         """
         Build the same in less time: the values are shared with the body, and must not be modified.
@@ -180,8 +182,11 @@ class AnnotationsDiffBaseStorage(conventions.StorageKeyFormingConvention, DiffBa
         full_keys, packed_key = self.make_keys(self.key, body=body), self._make_packed_key(body)
         annotations = conventions.get_annotations(body)
         changes = conventions.get_annotations(patch)
-        room = conventions.MAX_ANNOTATIONS_SIZE - _RESERVE - conventions.measure_annotations(
-            {**annotations, **changes, **dict.fromkeys(full_keys), packed_key: None})
+        room = (
+            conventions.MAX_ANNOTATIONS_SIZE
+            - _RESERVE
+            - conventions.measure_annotations({**annotations, **changes, **dict.fromkeys(full_keys), packed_key: None})
+        )
         values: dict[str, str | None] = dict.fromkeys(full_keys, text)
         if sum(len(full_key) + len(text) for full_key in full_keys) > room:
             values = dict.fromkeys(full_keys) | {packed_key: self._pack(text, essence, room - len(packed_key), body)}
@@ -200,8 +205,10 @@ class AnnotationsDiffBaseStorage(conventions.StorageKeyFormingConvention, DiffBa
         if len(packed) <= room:
             _warn_of_size(conventions.describe_object(body), "it is stored compressed")
             return packed
-        _warn_of_size(conventions.describe_object(body),
-                      "digests are stored in place of its long values, and handlers will see them as old values")
+        _warn_of_size(
+            conventions.describe_object(body),
+            "digests are stored in place of its long values, and handlers will see them as old values",
+        )
         return digests.shorten(essence, room, body)
 
 
@@ -311,7 +318,8 @@ def _warn_of_size(who: str, what: str) -> None:
         f"The last-handled configuration of {who} does not fit into its annotations, which are limited "
         f"to {conventions.MAX_ANNOTATIONS_SIZE} bytes together: {what}. To store it in full, "
         f"use another settings.persistence.diffbase_storage, e.g. kopf.StatusDiffBaseStorage; "
-        f"or leave fields out by its ignored_fields=.")
+        f"or leave fields out by its ignored_fields=."
+    )
 
 
 def _parse_essence(text: Any, body: bodies.Body, where: str) -> bodies.BodyEssence | None:

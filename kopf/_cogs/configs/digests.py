@@ -32,8 +32,11 @@ class DigestedEssence(dict[str, Any]):
 def conceal(essence: bodies.BodyEssence, fields: Collection[str], body: bodies.Body) -> bodies.BodyEssence:
     """Replace all values in these mappings of the essence by digests; the essence itself is not modified."""
     salt = _get_salt(body)
-    changes = {field: {key: _digest(value, salt) for key, value in values.items()}
-               for field in fields if isinstance(values := essence.get(field), Mapping)}
+    changes = {
+        field: {key: _digest(value, salt) for key, value in values.items()}
+        for field in fields
+        if isinstance(values := essence.get(field), Mapping)
+    }
     return cast(bodies.BodyEssence, {**essence, **changes}) if changes else essence
 
 

@@ -51,8 +51,16 @@ class ProgressRecord(TypedDict, total=True):
 
 
 _TYPES: Final[Mapping[str, type]] = {
-    'started': str, 'stopped': str, 'delayed': str, 'purpose': str, 'message': str,
-    'retries': int, 'waits': int, 'success': bool, 'failure': bool, 'subrefs': list,
+    'started': str,
+    'stopped': str,
+    'delayed': str,
+    'purpose': str,
+    'message': str,
+    'retries': int,
+    'waits': int,
+    'success': bool,
+    'failure': bool,
+    'subrefs': list,
 }
 
 
@@ -306,10 +314,12 @@ class SmartProgressStorage(MultiProgressStorage):
         v1: bool = True,
         verbose: bool = False,
     ) -> None:
-        super().__init__([
-            AnnotationsProgressStorage(prefix=prefix, touch_key=touch_key, v1=v1, verbose=verbose),
-            _ReadOnlyStatusProgressStorage(name=name, field=field, touch_field=touch_field),
-        ])
+        super().__init__(
+            [
+                AnnotationsProgressStorage(prefix=prefix, touch_key=touch_key, v1=v1, verbose=verbose),
+                _ReadOnlyStatusProgressStorage(name=name, field=field, touch_field=touch_field),
+            ]
+        )
 
 
 def _purge_field(patch: patches.Patch, path: dicts.FieldPath, *, is_present: bool) -> None:

@@ -3,6 +3,7 @@ Settings that differ by resources.
 
 The keys are spelled as the resources in decorators. Several of them can match one resource: all their values are used.
 """
+
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, TypeAlias, TypeVar
 

@@ -5,6 +5,7 @@ The allocator of glibc learns from the first large block that is freed: blocks o
 or a page of a list, do not go back to the system any more. They leave holes among what stays, so that an operator,
 whose connections come and go, grows for hours. With a fixed limit, large blocks are always given back at once.
 """
+
 import contextlib
 import sys
 
@@ -19,5 +20,6 @@ def give_back_large_blocks() -> None:
     if sys.platform != 'linux':
         return
     import ctypes
+
     with contextlib.suppress(OSError, AttributeError):  # other libraries have no such function, and no such need
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE)

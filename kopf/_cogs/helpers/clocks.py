@@ -5,6 +5,7 @@ The wall clock of a machine can be set at any time, also by hours. Delays and ti
 shorter by that. So it is read once, when the process starts, and from then on the seconds are counted. What is stored
 is for other processes, which have other clocks: it is shifted to the wall clock as it is when it is stored, and back.
 """
+
 import datetime
 import time
 from typing import Final

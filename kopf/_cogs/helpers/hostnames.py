@@ -6,6 +6,7 @@ such as ``1.0.0.127.in-addr.arpa``. Inside of a cluster the plain host name is t
 The choice is the same as upstream's: a record that is put into a peering by ``kopf freeze`` of one package must be
 found by ``kopf resume`` of the other.
 """
+
 import ipaddress
 import socket
 

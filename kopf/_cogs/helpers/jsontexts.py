@@ -4,6 +4,7 @@ JSON texts: those that are kept for a while, and those with halves of characters
 What `orjson` gives has room for much more: 4 KB even for a text of some bytes. That does not matter for what is sent at
 once. But there can be thousands of patches that wait for their turn, and of objects that are kept as texts.
 """
+
 from collections.abc import Callable
 from typing import Any
 

@@ -6,6 +6,7 @@ in ``sys.modules``, so that neither ``operator.py`` nor any other name hides a m
 When it fails, the user has to mend their own code: the error says where and why, and shows only the user's part of
 the traceback, without the way that led there through the framework and the import system.
 """
+
 import contextlib
 import errno
 import functools
@@ -57,8 +58,10 @@ def _load_file(path: str | os.PathLike[str], file: pathlib.Path, name: str) -> N
         cause = OSError(code, os.strerror(code), os.fspath(path))  # of a fitting class, by the code
         raise LoadError(f"Cannot load {os.fspath(path)}: {_explain_missing_file(file)}") from cause
     if file.suffix in ('.yaml', '.yml', '.json'):
-        raise LoadError(f"Cannot load {os.fspath(path)}: it is not a file of Python. Objects are put into a cluster by "
-                        f"kubectl apply -f, and into the sandbox by --crd and --load.")
+        raise LoadError(
+            f"Cannot load {os.fspath(path)}: it is not a file of Python. Objects are put into a cluster by "
+            f"kubectl apply -f, and into the sandbox by --crd and --load."
+        )
     _expose(file.parent)
     loader = importlib.machinery.SourceFileLoader(name, str(file))
     spec = importlib.util.spec_from_loader(name, loader)
@@ -105,15 +108,16 @@ def _explain_missing_file(file: pathlib.Path) -> str:
         return f"it is a directory ({file}). Name the files in it, or use -m to load it as a package."
     if (script := file.with_name(f'{file.name}.py')).is_file():
         return f"there is no file {file}. Did you mean {script.name}?"
-    return (f"there is no file {file}. Check the path and the current directory; "
-            f"to load a module by its name, use -m.")
+    return f"there is no file {file}. Check the path and the current directory; to load a module by its name, use -m."
 
 
 def _explain_missing_module(name: str, missing: str) -> str:
     if os.sep in name or name.endswith('.py'):
         return f"this is not a name of a module. To load a file, give its path without -m: kopf run {name}"
-    return (f"there is no module {missing!r}: neither in {pathlib.Path.cwd()}, nor in PYTHONPATH, "
-            f"nor among the packages of {sys.executable}. Check the name, or install the package that has it.")
+    return (
+        f"there is no module {missing!r}: neither in {pathlib.Path.cwd()}, nor in PYTHONPATH, "
+        f"nor among the packages of {sys.executable}. Check the name, or install the package that has it."
+    )
 
 
 def _explain_failure(what: str, exc: Exception) -> str:
@@ -130,6 +134,7 @@ def _explain_failure(what: str, exc: Exception) -> str:
         lines.append(f"Check the spelling of {exc.name!r}, or install the package that has it for {sys.executable}.")
     if isinstance(exc, AttributeError) and exc.name and 'Did you mean' not in lines[-1]:  # in the words of Python 3.12
         import difflib
+
         lines += [f"Did you mean: {name!r}?" for name in difflib.get_close_matches(exc.name, dir(exc.obj), n=1)]
     return '\n'.join(lines)
 
@@ -139,9 +144,12 @@ def _is_complaint(exc: Exception) -> bool:
     trace = exc.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return (isinstance(exc, TypeError | ValueError | LookupError)
-            and (exc.__context__ is None or exc.__suppress_context__)
-            and trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE))
+    return (
+        isinstance(exc, TypeError | ValueError | LookupError)
+        and (exc.__context__ is None or exc.__suppress_context__)
+        and trace is not None
+        and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE)
+    )
 
 
 def _user_frames(exc: BaseException) -> list[traceback.FrameSummary]:
@@ -151,6 +159,7 @@ def _user_frames(exc: BaseException) -> list[traceback.FrameSummary]:
 def _locate(frames: list[traceback.FrameSummary]) -> str | None:
     """Name the line to be mended: the innermost one that is not in an installed library, if there is any."""
     import sysconfig
+
     installed = tuple(sysconfig.get_path(name) + os.sep for name in ('stdlib', 'platstdlib', 'purelib', 'platlib'))
     own = [frame for frame in frames if not frame.filename.startswith(installed)] or frames
     return f'{own[-1].filename}:{own[-1].lineno}' if own else None

@@ -5,6 +5,7 @@ All of them, and plain dicts too, are seen through `Fields`: by the names that t
 libraries is ever imported here: whoever has an object of a library has imported it already, and the object's own class
 tells all that is needed.
 """
+
 import functools
 import re
 import sys
@@ -15,18 +16,21 @@ from typing import Any, Protocol
 
 class PykubeObject(Protocol):
     """An ``APIObject`` of pykube-ng: a dict inside of it is the object."""
+
     @property
     def obj(self) -> Any: ...
 
 
 class Kr8sObject(Protocol):
     """An ``APIObject`` of kr8s, synchronous or not: a dict inside of it is the object."""
+
     @property
     def raw(self) -> Any: ...
 
 
 class KubernetesModel(Protocol):
     """A model of the official client, or of its asynchronous twin: typed attributes in their own spelling."""
+
     @property
     def openapi_types(self) -> Any: ...
     @property
@@ -35,6 +39,7 @@ class KubernetesModel(Protocol):
 
 class LightkubeModel(Protocol):
     """A model of lightkube: a data class with annotated attributes, spelled as in the API."""
+
     def to_dict(self) -> Any: ...
 
 

@@ -3,6 +3,7 @@ Types that are too small for modules of their own.
 
 Operators out there annotate their arguments with them by the path of this module; they are public in `kopf`.
 """
+
 import logging
 from typing import Any, TypeAlias
 

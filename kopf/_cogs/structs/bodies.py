@@ -5,6 +5,7 @@ The raw forms are typed dicts, i.e. only for type checkers: at runtime, they are
 `Body` and its parts are live views of the raw form: daemons hold them as long as the object lives & see its new states.
 A body costs next to nothing until its parts are looked at, as most of bodies are only matched and forgotten.
 """
+
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias, TypedDict, cast, overload
 
@@ -19,6 +20,7 @@ RawEventType: TypeAlias = Literal[None, 'ADDED', 'MODIFIED', 'DELETED', 'BOOKMAR
 
 class RawMeta(TypedDict, total=False):
     """The metadata of an object, as the API shows it."""
+
     uid: str
     name: str
     namespace: str
@@ -33,6 +35,7 @@ class RawMeta(TypedDict, total=False):
 
 class RawBody(TypedDict, total=False):
     """An object, as the API shows it. Kinds can have other top-level fields too."""
+
     apiVersion: str
     kind: str
     metadata: RawMeta
@@ -42,6 +45,7 @@ class RawBody(TypedDict, total=False):
 
 class RawError(TypedDict, total=False):
     """An error inside of a watch-stream."""
+
     apiVersion: str
     kind: str
     metadata: dict[Any, Any]
@@ -53,24 +57,28 @@ class RawError(TypedDict, total=False):
 
 class RawInput(TypedDict):
     """Anything that a watch-stream can bring."""
+
     type: RawInputType
     object: RawBody | RawError
 
 
 class RawEvent(TypedDict):
     """An event about an object; the type is ``None`` for the objects that were there before the watching began."""
+
     type: RawEventType
     object: RawBody
 
 
 class MetaEssence(TypedDict, total=False):
     """The metadata that matters for noticing changes."""
+
     labels: dict[str, str]
     annotations: dict[str, str]
 
 
 class BodyEssence(TypedDict, total=False):
     """The part of an object that matters for noticing changes: without what the system and operators write to it."""
+
     metadata: MetaEssence
     spec: dict[str, Any]
     status: dict[str, Any]
@@ -78,6 +86,7 @@ class BodyEssence(TypedDict, total=False):
 
 class ObjectReference(TypedDict, total=False):
     """How Events refer to the objects they are about."""
+
     apiVersion: str
     kind: str
     namespace: str | None
@@ -87,6 +96,7 @@ class ObjectReference(TypedDict, total=False):
 
 class OwnerReference(TypedDict, total=False):
     """How children refer to their owners for the garbage collection."""
+
     controller: bool
     blockOwnerDeletion: bool
     apiVersion: str
@@ -108,6 +118,7 @@ class _Part(dicts.MappingView[str, Any]):
 
 class Spec(_Part):
     """The spec of a body; empty if there is none."""
+
     __slots__ = ()
 
     def __init__(self, src: 'Body', /) -> None:
@@ -116,6 +127,7 @@ class Spec(_Part):
 
 class Status(_Part):
     """The status of a body; empty if there is none."""
+
     __slots__ = ()
 
     def __init__(self, src: 'Body', /) -> None:
@@ -124,6 +136,7 @@ class Status(_Part):
 
 class Meta(_Part):
     """The metadata of a body, with shortcuts to the fields that are used most; ``None`` or empty if absent."""
+
     __slots__ = ('_labels', '_annotations')
 
     def __init__(self, src: 'Body', /) -> None:
@@ -175,6 +188,7 @@ class Meta(_Part):
 
 class Body(dicts.ReplaceableMappingView[str, Any]):
     """An object, with shortcuts to its main parts; all of them show the newest state known to the body's owner."""
+
     __slots__ = ('_meta', '_spec', '_status')
 
     def __init__(self, src: Mapping[str, Any] | RawBody | BodyEssence, /) -> None:
@@ -272,10 +286,10 @@ def shorten_reference(ref: Mapping[str, str | None]) -> ObjectReference:
 
 
 def build_owner_reference(
-        body: Body,
-        *,
-        controller: bool | None = True,
-        block_owner_deletion: bool | None = True,
+    body: Body,
+    *,
+    controller: bool | None = True,
+    block_owner_deletion: bool | None = True,
 ) -> OwnerReference:
     """
     Build a reference to the object as an owner of its children, for their ``metadata.ownerReferences``.

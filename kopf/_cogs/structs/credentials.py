@@ -5,6 +5,7 @@ Login handlers know where credentials come from and the API client how to use th
 stands between them, so that neither waits for nor knows of the other. It belongs to the operator,
 not to the client: it outlives sessions and is accepted from outside when embedding.
 """
+
 import asyncio
 import base64
 import collections
@@ -83,6 +84,7 @@ class KubeContext:
         default_namespace: the namespace where the context is, e.g. that of the pod.
         expiration: when it is to be renewed; without a timezone it is UTC.
     """
+
     server: str
     priority: int = 0
     default_namespace: str | None = None
@@ -96,6 +98,7 @@ class AiohttpSession(KubeContext):
 
     The session is used as it is, and is closed when the operator ends: it is given away to the operator.
     """
+
     aiohttp_session: 'aiohttp.ClientSession'
 
 
@@ -123,6 +126,7 @@ class ConnectionInfo(KubeContext):
         proxy_url: the HTTP proxy for all requests.
         trust_env: take proxies and passwords from the environment and from ``~/.netrc``.
     """
+
     ca_path: AnyPath | None = None
     ca_data: str | bytes | None = dataclasses.field(default=None, repr=False)
     insecure: bool | None = None
@@ -148,8 +152,11 @@ class ConnectionInfo(KubeContext):
         """
         Get nothing: the name and the password are in `as_http_headers`, and aiohttp refuses to have both. Deprecated.
         """
-        warnings.warn("as_aiohttp_basic_auth() is deprecated, do not call it: as_http_headers() has all that it had.",
-                      DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            "as_aiohttp_basic_auth() is deprecated, do not call it: as_http_headers() has all that it had.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
         return None
 
     def as_http_headers(self) -> dict[str, str]:
@@ -193,6 +200,7 @@ class ConnectionInfo(KubeContext):
         if not self.certificate_path and not self.certificate_data:
             return
         import tempfile
+
         with tempfile.TemporaryDirectory(prefix='kopf-') as directory:  # with the mode 0700
             cert = _find(self.certificate_path) if self.certificate_path else None
             pkey = _find(self.private_key_path) if self.private_key_path else None
@@ -232,6 +240,7 @@ class Vault:
     Args:
         src: the credentials to begin with, by login handler.
     """
+
     authenticate: Authenticator | None
     """What gets the credentials of all login handlers; to be set by the operator."""
 
@@ -284,12 +293,12 @@ class Vault:
         return self._best[0] if len(self._best) == 1 else random.choice(self._best)
 
     async def invalidate(
-            self,
-            key: VaultKey,
-            info: KubeContext,
-            exc: Exception | None = None,
-            *,
-            backoffs: Iterable[float] = (),
+        self,
+        key: VaultKey,
+        info: KubeContext,
+        exc: Exception | None = None,
+        *,
+        backoffs: Iterable[float] = (),
     ) -> None:
         """
         Give up the credentials that are refused by the server; take them again only if there are no others.
@@ -336,8 +345,12 @@ class Vault:
         too often, and only if the server was trusted before: otherwise, most likely, it is the wrong server.
         """
         now = time.monotonic()
-        if (self._current.get(key) is not info or not self._proven or self.authenticate is None
-                or now < self._distrusted_until):
+        if (
+            self._current.get(key) is not info
+            or not self._proven
+            or self.authenticate is None
+            or now < self._distrusted_until
+        ):
             return False
         self._distrust = Delays(_DISTRUST_PAUSES) if self._distrust is None else self._distrust
         self._distrusted_until = now + self._distrust.next()
@@ -418,8 +431,11 @@ class Vault:
             self._failing_since = time.monotonic()
         self._failures += 1
         delay = self._pauses.next()
-        logger.warning("The login has failed, and will be tried again in %g seconds; until then, the requests "
-                       "wait: %s", delay, error)
+        logger.warning(
+            "The login has failed, and will be tried again in %g seconds; until then, the requests wait: %s",
+            delay,
+            error,
+        )
         await asyncio.sleep(delay)
 
     async def _log_in(self) -> Exception | None:
@@ -459,21 +475,30 @@ class Vault:
             return e
 
     async def _pause_after_refusal(self, keys: Iterable[str], delay: float) -> None:
-        logger.warning("The API refuses the credentials of %s, and there are no others. They will be tried "
-                       "again in %g seconds, as it can be a fault of the API.", _join(keys), delay)
+        logger.warning(
+            "The API refuses the credentials of %s, and there are no others. They will be tried "
+            "again in %g seconds, as it can be a fault of the API.",
+            _join(keys),
+            delay,
+        )
         await asyncio.sleep(delay)
         self._renewed, self._lenient = False, True
 
     async def _pause_after_short_lives(self) -> None:
         delay = min(60.0, 2.0 ** (self._short_lives - _SHORT_LIVES))
-        logger.warning("The API accepts the credentials for some requests, and refuses them for others. "
-                       "The next login is in %g seconds.", delay)
+        logger.warning(
+            "The API accepts the credentials for some requests, and refuses them for others. "
+            "The next login is in %g seconds.",
+            delay,
+        )
         await asyncio.sleep(delay)
 
     def _explain_refusals(self, keys: Iterable[str]) -> str:
         times = f" {self._refusals} times in a row" if self._refusals > 1 else ""
-        return (f"No new credentials were provided: those of {_join(keys)} are already expired or were refused by "
-                f"the server{times}. Renew them or fix the login handlers.")
+        return (
+            f"No new credentials were provided: those of {_join(keys)} are already expired or were refused by "
+            f"the server{times}. Renew them or fix the login handlers."
+        )
 
     def _get_chance(self, found: Mapping[ids.HandlerId, KubeContext]) -> float | None:
         if self._chances is None or _are_expired(found):

@@ -6,6 +6,7 @@ than everything else that is done about an event. Instead, a view remembers the 
 every use. The root is kept in a one-item list (a cell), which all views of one root share: replacing the root is seen
 through all of them, and the views do not refer to each other in cycles. See `stashes` for cells of other kinds.
 """
+
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, MutableMapping, ValuesView
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeAlias, TypeVar, overload
 
@@ -60,7 +61,7 @@ def resolve(d: Mapping[Any, Any] | None, field: FieldSpec, default: Any = _UNSET
     Raises (only without a default) ``KeyError`` if a key is absent, ``TypeError`` if there is no mapping to look in.
     """
     value: Any = d
-    for key in (field if type(field) is tuple else parse_field(field)):
+    for key in field if type(field) is tuple else parse_field(field):
         if type(value) is not dict and not isinstance(value, Mapping):
             if default is _UNSET:
                 raise TypeError(f"Cannot get the field {key!r} of what is not a mapping: {value!r}")
@@ -146,6 +147,7 @@ class MappingView(Mapping[_K, _V], Generic[_K, _V]):
 
     Raises ``ValueError`` if the path is not a path.
     """
+
     __slots__ = ('_cell', '_path')
 
     _cell: Cell
@@ -180,6 +182,7 @@ class MappingView(Mapping[_K, _V], Generic[_K, _V]):
         return repr(dict(self._data()))
 
     if not TYPE_CHECKING:  # or else any name would do for those who check types
+
         def __getattr__(self, name: str) -> object:
             hint = '' if name.startswith('_') else f": it is a mapping, use [{name!r}] or .get({name!r})"
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
@@ -232,6 +235,7 @@ class MappingView(Mapping[_K, _V], Generic[_K, _V]):
         return self._data().items()
 
     if not TYPE_CHECKING:  # for those who do not check types, or else they would be told less than before
+
         def __setitem__(self, key: object, value: object, /) -> None:
             raise TypeError(self._explain_frozen(key))
 
@@ -241,8 +245,10 @@ class MappingView(Mapping[_K, _V], Generic[_K, _V]):
     def _explain_frozen(self, key: object) -> str:
         path = ''.join(f'[{part!r}]' for part in (*self._path, key))
         target = '.'.join(['patch', *self._path])  # these make what is missing; items of the patch have to be there
-        return (f"The object cannot be changed in place: {path} belongs to what was read from the cluster. "
-                f"Change it by the argument patch: {target}[{key!r}] = ..., where None removes it.")
+        return (
+            f"The object cannot be changed in place: {path} belongs to what was read from the cluster. "
+            f"Change it by the argument patch: {target}[{key!r}] = ..., where None removes it."
+        )
 
 
 class MutableMappingView(MappingView[_K, _V], MutableMapping[_K, _V]):
@@ -251,15 +257,18 @@ class MutableMappingView(MappingView[_K, _V], MutableMapping[_K, _V]):
 
     Raises on writing ``TypeError`` if there is something on the path which is not a mutable mapping.
     """
+
     __slots__ = ()
 
     if not TYPE_CHECKING:
+
         def __setattr__(self, name: str, value: object) -> None:
             try:
                 object.__setattr__(self, name, value)
             except AttributeError:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}: "
-                                     f"it is a mapping, use [{name!r}] = ...") from None
+                raise AttributeError(
+                    f"{type(self).__name__!r} object has no attribute {name!r}: it is a mapping, use [{name!r}] = ..."
+                ) from None
 
     def __setitem__(self, key: _K, value: _V, /) -> None:
         root: Any = self._cell[0]
@@ -278,6 +287,7 @@ class ReplaceableMappingView(MappingView[_K, _V]):
     """
     A view of the whole mapping which can be replaced by another mapping: for itself and for all views made of this one.
     """
+
     __slots__ = ()
 
     def __init__(self, src: Mapping[_K, _V], /) -> None:

@@ -5,6 +5,7 @@ What has changed between two states of an object or of its field, in the form th
 Values are compared as JSON, where 1, 1.0 and true are different, though they are equal in Python. Only mappings are
 looked into; lists have no keys to match their items by, so they are compared and reported as a whole.
 """
+
 import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, overload
@@ -16,6 +17,7 @@ from kopf._cogs.structs import dicts
 
 class DiffOperation(enum.StrEnum):
     """What has happened to a field."""
+
     ADD = 'add'
     CHANGE = 'change'
     REMOVE = 'remove'
@@ -28,6 +30,7 @@ class DiffItem(NamedTuple):
     """
     One changed field: the operation, the path of the field, the old & new values (``None`` where there was or is none).
     """
+
     operation: DiffOperation
     field: dicts.FieldPath
     old: Any
@@ -58,6 +61,7 @@ class Diff(Sequence[DiffItem]):
 
     Items can be given as plain 4-tuples. Raises ``ValueError`` if an operation is unknown.
     """
+
     __slots__ = ('_items',)
 
     def __init__(self, items: Iterable[DiffItem | tuple[str, Iterable[str], Any, Any]] = (), /) -> None:
@@ -175,7 +179,10 @@ def _collect_unequal(items: list[DiffItem], path: dicts.FieldPath, a: Any, b: An
 
 
 def _collect_unequal_in_mappings(
-        items: list[DiffItem], path: dicts.FieldPath, a: Mapping[Any, Any], b: Mapping[Any, Any],
+    items: list[DiffItem],
+    path: dicts.FieldPath,
+    a: Mapping[Any, Any],
+    b: Mapping[Any, Any],
 ) -> None:
     changed: list[tuple[Any, Any, Any]] = []
     for key, new in b.items():

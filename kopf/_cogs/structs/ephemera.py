@@ -3,6 +3,7 @@ What an operator keeps in memory only, on behalf of its developer: memos and ind
 
 Here is only what handlers see of them. Indices are abstract and read-only: it is the indexing that fills them.
 """
+
 from collections.abc import Collection, Mapping
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -22,6 +23,7 @@ class Memo(dict[Any, Any]):
     >>> memo['counter']
     1
     """
+
     __slots__ = ()
 
     def __getattr__(self, key: str) -> Any:
@@ -44,6 +46,7 @@ class Store(Collection[_V], Generic[_V]):
     """
     All values of one key of an index, in no specific order. One value for every object that has brought this key.
     """
+
     __slots__ = ()
 
 
@@ -51,4 +54,5 @@ class Index(Mapping[_K, Store[_V]], Generic[_K, _V]):
     """
     A read-only live mapping of keys to stores of values, all of them calculated from objects by an indexing handler.
     """
+
     __slots__ = ()

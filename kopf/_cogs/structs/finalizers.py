@@ -5,6 +5,7 @@ They are a list, which a merge patch can only replace as a whole, with what othe
 they are changed by functions of patches. As this is done for each object that has a finalizer, the functions are
 `patches.Replacing`: they do not need a copy of the object.
 """
+
 import functools
 
 from kopf._cogs.structs import bodies, patches

@@ -1,6 +1,7 @@
 """
 Label selectors as texts, as `kubectl -l` takes them: for the API, and for objects that are here already.
 """
+
 import dataclasses
 import re
 from collections.abc import Mapping
@@ -12,7 +13,8 @@ _TERMS = re.compile(
     rf'\s*(?:!\s*(?P<absent>{_KEY})'
     rf'|(?P<key>{_KEY})(?:\s*(?P<sign>==?|!=|<|>)\s*(?P<value>{_VALUE})'
     rf'|\s+(?P<word>in|notin)\s*\((?P<values>\s*{_VALUE}\s*(?:,\s*{_VALUE}\s*)*)\))?'
-    r')\s*(?:,|$)')
+    r')\s*(?:,|$)'
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -53,6 +55,7 @@ class _Term:
 @dataclasses.dataclass(frozen=True, slots=True)
 class LabelSelector:
     """A label selector. Two of them are equal if they have the same terms, in any order and spelling."""
+
     terms: frozenset[_Term]
 
     @classmethod
@@ -68,8 +71,10 @@ class LabelSelector:
         while position < len(text) or not terms:
             found = _TERMS.match(text, position)
             if found is None:
-                raise ValueError(f"It is not a label selector: {text!r}. It has to be such as 'app=x,env!=test', "
-                                 f"'app in (x,y)', 'app', '!app'.")
+                raise ValueError(
+                    f"It is not a label selector: {text!r}. It has to be such as 'app=x,env!=test', "
+                    f"'app in (x,y)', 'app', '!app'."
+                )
             terms.add(_read_term(found))
             position = found.end()
         if text.rstrip().endswith(','):

@@ -5,6 +5,7 @@ A patch is a dict of new values, where ``None`` removes a field; it is sent as a
 What a merge cannot express (e.g. an item of a list) is done by functions: they get the freshest body and modify it
 in place, as often as needed until it fits; their effect is sent as a JSON patch.
 """
+
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias, TypedDict, cast
 
@@ -17,6 +18,7 @@ JSONPatchOp: TypeAlias = Literal['add', 'replace', 'remove', 'test', 'move', 'co
 
 class JSONPatchItem(TypedDict, total=False):
     """One operation of a JSON patch (RFC 6902)."""
+
     op: JSONPatchOp
     path: str
     value: Any | None
@@ -27,6 +29,7 @@ JSONPatch: TypeAlias = list[JSONPatchItem]
 
 class SpecPatch(dicts.MutableMappingView[str, Any]):
     """The changes of the spec."""
+
     __slots__ = ()
 
     def __init__(self, src: 'Patch', /) -> None:
@@ -35,6 +38,7 @@ class SpecPatch(dicts.MutableMappingView[str, Any]):
 
 class StatusPatch(dicts.MutableMappingView[str, Any]):
     """The changes of the status."""
+
     __slots__ = ()
 
     def __init__(self, src: 'Patch', /) -> None:
@@ -43,17 +47,20 @@ class StatusPatch(dicts.MutableMappingView[str, Any]):
 
 class StringsPatch(dicts.MutableMappingView[str, str | None]):
     """The changes of labels or annotations: the API refuses the whole patch if one of the values is no string."""
+
     __slots__ = ()
 
     def __setitem__(self, key: str, value: str | None, /) -> None:
         if value is not None and not isinstance(value, str):
-            raise TypeError(f"patch.{'.'.join(self._path)}[{key!r}] must be a string, not {value!r}: "
-                            f"use str() or json.dumps().")
+            raise TypeError(
+                f"patch.{'.'.join(self._path)}[{key!r}] must be a string, not {value!r}: use str() or json.dumps()."
+            )
         super().__setitem__(key, value)
 
 
 class MetaPatch(dicts.MutableMappingView[str, Any]):
     """The changes of the metadata."""
+
     __slots__ = ()
 
     def __init__(self, src: 'Patch', /) -> None:
@@ -76,6 +83,7 @@ class Replacing:
 
     With such functions only, the body does not have to be copied for them: that costs more than all of the patch.
     """
+
     __slots__ = ('_fn',)
 
     def __init__(self, fn: PatchFn, /) -> None:
@@ -96,14 +104,15 @@ class Patch(dict[str, Any]):
     :param body: The object to be patched; the JSON patch is built against it by default.
     :param fns: Functions that modify the raw body in place. They can be called several times and must tolerate that.
     """
+
     __slots__ = ('_body', '_fns')
 
     def __init__(
-            self,
-            src: Mapping[str, Any] | None = None,
-            /,
-            body: bodies.Body | None = None,
-            fns: Iterable[PatchFn] = (),
+        self,
+        src: Mapping[str, Any] | None = None,
+        /,
+        body: bodies.Body | None = None,
+        fns: Iterable[PatchFn] = (),
     ) -> None:
         super().__init__(src if src is not None else ())
         self._body = body
@@ -118,8 +127,11 @@ class Patch(dict[str, Any]):
         return len(self) > 0 or bool(self._fns)
 
     def __missing__(self, key: str) -> Any:
-        hint = (f"The patch has no {key!r} yet: write patch.{key}[...] = ..., which makes it"
-                if key in ('spec', 'status', 'metadata') else key)
+        hint = (
+            f"The patch has no {key!r} yet: write patch.{key}[...] = ..., which makes it"
+            if key in ('spec', 'status', 'metadata')
+            else key
+        )
         raise KeyError(hint)
 
     @property

@@ -82,7 +82,8 @@ class Resource:
         if not isinstance(other, Resource):
             return NotImplemented
         return self is other or (
-            self.plural == other.plural and self.group == other.group and self.version == other.version)
+            self.plural == other.plural and self.group == other.group and self.version == other.version
+        )
 
     def __hash__(self) -> int:
         return hash((self.group, self.version, self.plural))
@@ -305,8 +306,9 @@ def _parse_positionals(args: Collection[object]) -> _Positionals:
 def _parse_kubectl(spec: str) -> _Positionals:
     if '/' in spec:
         api, _, name = spec.rpartition('/')
-        raise TypeError(f"No resource can be named {spec!r}. "
-                        f"Put its API group and version before the name: ({api!r}, {name!r}).")
+        raise TypeError(
+            f"No resource can be named {spec!r}. Put its API group and version before the name: ({api!r}, {name!r})."
+        )
     name, dot, api = spec.partition('.')
     version, version_dot, group = api.partition('.')
     if not dot:
@@ -350,10 +352,7 @@ def _check_api(group: object, version: object) -> None:
 @functools.lru_cache(maxsize=1024)
 def _parse_globs(pattern: str) -> tuple[tuple[bool, re.Pattern[str]], ...]:
     globs = [glob.strip() for glob in pattern.split(',')]
-    return tuple(
-        (glob.startswith('!'), re.compile(fnmatch.translate(glob.lstrip('!').strip())))
-        for glob in globs
-    )
+    return tuple((glob.startswith('!'), re.compile(fnmatch.translate(glob.lstrip('!').strip()))) for glob in globs)
 
 
 def match_namespace(name: NamespaceName, pattern: NamespacePattern) -> bool:

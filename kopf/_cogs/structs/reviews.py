@@ -4,6 +4,7 @@ Admission and conversion reviews: what the Kubernetes API asks of webhooks, what
 Webhook servers are replaceable by developers, so these types are the protocol between such a server and the framework:
 the server gets a function to call with every request, and yields the client configs by which the API can reach it.
 """
+
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, Literal, Protocol, TypeAlias, TypedDict
@@ -19,6 +20,7 @@ ReviewVersion: TypeAlias = Literal['admission.k8s.io/v1', 'admission.k8s.io/v1be
 
 class RequestKind(TypedDict):
     """The kind of the object under review."""
+
     group: str
     version: str
     kind: str
@@ -26,6 +28,7 @@ class RequestKind(TypedDict):
 
 class RequestResource(TypedDict):
     """The resource of the object under review."""
+
     group: str
     version: str
     resource: str
@@ -33,6 +36,7 @@ class RequestResource(TypedDict):
 
 class UserInfo(TypedDict):
     """Who has requested the change."""
+
     username: str
     uid: str
     groups: list[str]
@@ -40,24 +44,28 @@ class UserInfo(TypedDict):
 
 class CreateOptions(TypedDict, total=False):
     """How the creation was requested."""
+
     apiVersion: Literal['meta.k8s.io/v1']
     kind: Literal['CreateOptions']
 
 
 class UpdateOptions(TypedDict, total=False):
     """How the update was requested."""
+
     apiVersion: Literal['meta.k8s.io/v1']
     kind: Literal['UpdateOptions']
 
 
 class DeleteOptions(TypedDict, total=False):
     """How the deletion was requested."""
+
     apiVersion: Literal['meta.k8s.io/v1']
     kind: Literal['DeleteOptions']
 
 
 class RequestPayload(TypedDict):
     """The change to be reviewed. There is no old object on creation, and no (i.e. a null) new one on deletion."""
+
     uid: str
     kind: RequestKind
     resource: RequestResource
@@ -77,6 +85,7 @@ class RequestPayload(TypedDict):
 
 class Request(TypedDict):
     """The whole message from the API to the webhook."""
+
     apiVersion: ReviewVersion
     kind: Literal['AdmissionReview']
     request: RequestPayload
@@ -84,12 +93,14 @@ class Request(TypedDict):
 
 class ResponseStatus(TypedDict, total=False):
     """Why the change was rejected."""
+
     code: int
     message: str
 
 
 class ResponsePayload(TypedDict, total=False):
     """The verdict; the patch is a JSON patch in Base64."""
+
     uid: str
     allowed: bool
     warnings: list[str] | None
@@ -100,6 +111,7 @@ class ResponsePayload(TypedDict, total=False):
 
 class Response(TypedDict):
     """The whole message from the webhook to the API."""
+
     apiVersion: ReviewVersion
     kind: Literal['AdmissionReview']
     response: ResponsePayload
@@ -107,6 +119,7 @@ class Response(TypedDict):
 
 class ConversionRequestPayload(TypedDict):
     """The objects to be converted, and the API group and version that they are wanted in."""
+
     uid: str
     desiredAPIVersion: str
     objects: list[bodies.RawBody]
@@ -114,6 +127,7 @@ class ConversionRequestPayload(TypedDict):
 
 class ConversionRequest(TypedDict):
     """The whole message from the API to the conversion webhook."""
+
     apiVersion: Literal['apiextensions.k8s.io/v1']
     kind: Literal['ConversionReview']
     request: ConversionRequestPayload
@@ -121,12 +135,14 @@ class ConversionRequest(TypedDict):
 
 class ConversionResult(TypedDict, total=False):
     """Whether the objects are converted, or why not."""
+
     status: Literal['Success', 'Failed']
     message: str
 
 
 class ConversionResponsePayload(TypedDict, total=False):
     """The converted objects in the order in which they came; none if any has failed."""
+
     uid: str
     convertedObjects: list[bodies.RawBody]
     result: ConversionResult
@@ -134,6 +150,7 @@ class ConversionResponsePayload(TypedDict, total=False):
 
 class ConversionResponse(TypedDict):
     """The whole message from the conversion webhook to the API."""
+
     apiVersion: Literal['apiextensions.k8s.io/v1']
     kind: Literal['ConversionReview']
     response: ConversionResponsePayload
@@ -141,6 +158,7 @@ class ConversionResponse(TypedDict):
 
 class WebhookClientConfigService(TypedDict, total=False):
     """A service in the cluster, by which the API reaches the webhook server."""
+
     namespace: str | None
     name: str | None
     path: str | None
@@ -149,6 +167,7 @@ class WebhookClientConfigService(TypedDict, total=False):
 
 class WebhookClientConfig(TypedDict, total=False):
     """How the API reaches the webhook server: by the URL or by the service; and the CA to trust (Base64 of PEM)."""
+
     caBundle: str | None
     url: str | None
     service: WebhookClientConfigService | None
@@ -158,12 +177,12 @@ class WebhookFn(Protocol):
     """The framework's function for webhook servers to call with every request."""
 
     def __call__(
-            self,
-            request: Request,
-            *,
-            webhook: str | None = None,
-            headers: Headers | None = None,
-            sslpeer: SSLPeer | None = None,
+        self,
+        request: Request,
+        *,
+        webhook: str | None = None,
+        headers: Headers | None = None,
+        sslpeer: SSLPeer | None = None,
     ) -> Awaitable[Response]:
         """
         Review one request, or convert the objects of it: the request tells by itself which of the two is wanted.

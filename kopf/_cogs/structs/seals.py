@@ -5,6 +5,7 @@ Handlers get the object as it is, not a copy of it: for many events, a copy woul
 let nobody change the object itself, but the lists and dicts inside of it are those of the JSON parser. A text of the
 object is made at a fraction of the cost, and tells as much.
 """
+
 import copy
 from collections.abc import Mapping
 from typing import Any, cast
@@ -18,6 +19,7 @@ from kopf._cogs.structs.bodies import RawBody
 
 class Seal:
     """A state of an object as it was when it was sealed."""
+
     __slots__ = ('_copy', '_text', 'raw')
 
     def __init__(self, raw: RawBody, /) -> None:
@@ -51,5 +53,7 @@ class Seal:
 def explain_changes(original: Mapping[str, Any], changed: Mapping[str, Any]) -> str:
     """Tell what was changed in place, and what to do instead."""
     fields = ['.'.join(map(str, item.field)) for item in diffs.diff(original, changed)]
-    return (f"The object was changed in place: {', '.join(fields)}. By itself, that changes nothing in the cluster, "
-            f"and it is undone. Use the argument patch; or change a copy (copy.deepcopy) if it is for something else.")
+    return (
+        f"The object was changed in place: {', '.join(fields)}. By itself, that changes nothing in the cluster, "
+        f"and it is undone. Use the argument patch; or change a copy (copy.deepcopy) if it is for something else."
+    )

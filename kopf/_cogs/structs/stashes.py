@@ -4,6 +4,7 @@ States of objects that are kept for long, but looked at rarely: as texts, a fift
 A stash stands in for the root of live views (see `dicts`): the first look parses the text. The states that were looked
 at last stay parsed, but only so many of them, whatever the number of objects is. What is changed in place stays so.
 """
+
 import copy
 import json
 import threading

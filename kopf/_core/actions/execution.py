@@ -5,6 +5,7 @@ Everything that can be handled (a change, an event, a daemon, an activity, …) 
 so that errors, retries and logs mean the same everywhere. What it returns is an `Outcome`: data, from which the callers
 decide what to store and when to try again. Handling never raises because of the user's code.
 """
+
 import asyncio
 import dataclasses
 import enum
@@ -42,6 +43,7 @@ class ErrorsMode(enum.Enum):
 
     Specified in the documentation's "Errors".
     """
+
     IGNORED = enum.auto()
     """It is logged, and the handler counts as succeeded."""
     TEMPORARY = enum.auto()
@@ -86,6 +88,7 @@ class HandlerChildrenRetry(TemporaryError):
 
 class Outcome(NamedTuple):
     """What came of one attempt. Not final: another attempt is due after the ``delay`` (in seconds)."""
+
     final: bool
     delay: float | None = None
     result: object = None
@@ -112,6 +115,7 @@ class Outcome(NamedTuple):
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Handler:
     """A function with an id and the rules for its errors: what all kinds of handlers have in common."""
+
     id: HandlerId
     fn: Callable[..., Any]
     param: Any = None
@@ -140,6 +144,7 @@ class Handler:
 
 class Execution(NamedTuple):
     """The rules of the operator for running handlers: where sync functions run, and the defaults for errors."""
+
     executor: Executor
     default_errors: ErrorsMode = ErrorsMode.TEMPORARY
     default_backoff: float = 60
@@ -177,12 +182,12 @@ class RunnableCause(Protocol):
 
 
 async def run_handler(
-        handler: Handler,
-        cause: RunnableCause,
-        state: 'HandlerState',
-        rules: Execution,
-        *,
-        after: Callable[[], Awaitable[None]] | None = None,
+    handler: Handler,
+    cause: RunnableCause,
+    state: 'HandlerState',
+    rules: Execution,
+    *,
+    after: Callable[[], Awaitable[None]] | None = None,
 ) -> Outcome:
     """
     Run the handler once, and log what comes of it. Handlers of all kinds are run here, and nowhere else.
@@ -213,8 +218,11 @@ async def run_handler(
             # The arguments are not kept here: what they refer to would live for as long as the function waits.
             if limits.timeout is None or not handler.asynchronous:
                 result = await invocation.invoke(
-                    handler.fn, cause.kwargs_for(handler, state), executor=rules.executor,
-                    asynchronous=handler.asynchronous)
+                    handler.fn,
+                    cause.kwargs_for(handler, state),
+                    executor=rules.executor,
+                    asynchronous=handler.asynchronous,
+                )
             else:
                 result = await _call_in_time(handler, cause.kwargs_for(handler, state), limits, rules.executor)
             if after is not None:
@@ -236,7 +244,11 @@ async def run_handler(
 
 
 def _conclude_error(
-        handler: Handler, error: BaseException, limits: '_Limits', rules: Execution, logger: Logger,
+    handler: Handler,
+    error: BaseException,
+    limits: '_Limits',
+    rules: Execution,
+    logger: Logger,
 ) -> Outcome:
     if isinstance(error, HandlerChildrenRetry):
         logger.debug("%s waits for its sub-handlers.", handler)
@@ -310,7 +322,11 @@ def _conclude_temporary(handler: Handler, error: TemporaryError, limits: _Limits
 
 
 def _conclude_arbitrary(
-        handler: Handler, error: BaseException, limits: _Limits, rules: Execution, logger: Logger,
+    handler: Handler,
+    error: BaseException,
+    limits: _Limits,
+    rules: Execution,
+    logger: Logger,
 ) -> Outcome:
     errors = handler.errors or rules.default_errors
     text, exc_info = describe_error(error), _begin_in_users_code(error)
@@ -328,8 +344,9 @@ def _conclude_arbitrary(
     elif limits.exceeds_timeout(delay):
         ending = f"will stop now (it would time out in {limits.timeout} seconds on the next attempt)"
     else:
-        logger.error("%s failed with an exception and will try again in %s seconds: %s",
-                     handler, delay, text, exc_info=exc_info)
+        logger.error(
+            "%s failed with an exception and will try again in %s seconds: %s", handler, delay, text, exc_info=exc_info
+        )
         return Outcome(final=False, delay=delay, exception=error)
     logger.error("%s failed with an exception and %s: %s", handler, ending, text, exc_info=exc_info)
     return Outcome(final=True, exception=error)
@@ -352,6 +369,7 @@ class running:
 
     It is a class, as generators would cost more than all the rest here, and there is one for each daemon that runs.
     """
+
     __slots__ = ('_cause', '_cause_token', '_handler', '_handler_token')
 
     def __init__(self, handler: Handler, cause: Any) -> None:

@@ -8,6 +8,7 @@ through partials, wrappers and callable objects; a plain function that returns a
 Functions are called with the keyword arguments that they name, and with all of them if they take any (``**kwargs``).
 This is read from the signature once, when the function is declared: see `read_arguments`.
 """
+
 import asyncio
 import contextlib
 import contextvars
@@ -57,6 +58,7 @@ def is_async_fn(fn: object) -> bool:
 
 class Arguments(NamedTuple):
     """The arguments that a function can be called with by their names."""
+
     names: tuple[str, ...] | None
     """``None`` if it takes any: because of ``**kwargs``, or as it is not known which ones."""
     required: tuple[str, ...] = ()
@@ -84,10 +86,14 @@ def read_arguments(fn: Callable[..., Any], positional: int = 0) -> Arguments:
     parameters = get_parameters(fn)
     if parameters is None:
         return Arguments(()) if fn in _WITHOUT_ARGUMENTS else _UNKNOWN_ARGUMENTS
-    by_position = [key for key, each in parameters.items()
-                   if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)][:positional]
-    named = {key: each for key, each in parameters.items()
-             if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY) and key not in by_position}
+    by_position = [
+        key for key, each in parameters.items() if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ][:positional]
+    named = {
+        key: each
+        for key, each in parameters.items()
+        if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY) and key not in by_position
+    }
     is_open = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     required = tuple(key for key, each in named.items() if each.default is each.empty)
     return Arguments(None if is_open else tuple(named), required)
@@ -96,9 +102,11 @@ def read_arguments(fn: Callable[..., Any], positional: int = 0) -> Arguments:
 def _read_code(fn: types.FunctionType, positional: int) -> Arguments:
     code, defaults, keyword_defaults = fn.__code__, fn.__defaults__ or (), fn.__kwdefaults__ or {}
     count, first = code.co_argcount, max(positional, code.co_posonlyargcount)
-    by_keyword = code.co_varnames[count:count + code.co_kwonlyargcount]
-    required = (*code.co_varnames[first:count - len(defaults)],
-                *(name for name in by_keyword if name not in keyword_defaults))
+    by_keyword = code.co_varnames[count : count + code.co_kwonlyargcount]
+    required = (
+        *code.co_varnames[first : count - len(defaults)],
+        *(name for name in by_keyword if name not in keyword_defaults),
+    )
     is_open = bool(code.co_flags & inspect.CO_VARKEYWORDS)
     return Arguments(None if is_open else (*code.co_varnames[first:count], *by_keyword), required)
 
@@ -122,17 +130,18 @@ if sys.version_info >= (3, 14):
         # The types can be unknown at run time, e.g. if they are imported only for checks of types.
         return inspect.signature(fn, follow_wrapped=False, annotation_format=annotationlib.Format.STRING)
 else:
+
     def _read_signature(fn: Callable[..., Any]) -> inspect.Signature:
         return inspect.signature(fn, follow_wrapped=False)
 
 
 async def invoke(
-        fn: Callable[..., Any],
-        /,
-        kwargs: dict[str, Any],
-        *,
-        executor: Executor,
-        asynchronous: bool | None = None,
+    fn: Callable[..., Any],
+    /,
+    kwargs: dict[str, Any],
+    *,
+    executor: Executor,
+    asynchronous: bool | None = None,
 ) -> Any:
     """Call the function and return its result; its exceptions come through unchanged."""
     if is_async_fn(fn) if asynchronous is None else asynchronous:

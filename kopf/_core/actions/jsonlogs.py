@@ -4,6 +4,7 @@ What is in a line, and how it is collected from a record, is a matter of python-
 those of other programs. What is added here is what clusters need: the severity as log collectors know it, and the
 reference to the object. Lines are spaced as those of all Python programs: people search for ``"severity": "error"``.
 """
+
 import json
 import logging
 from typing import Any
@@ -36,7 +37,10 @@ class JsonFormatter(BaseJsonFormatter):
         self._prefix = prefix
 
     def add_fields(
-            self, log_data: dict[str, Any], record: logging.LogRecord, message_dict: dict[str, Any],
+        self,
+        log_data: dict[str, Any],
+        record: logging.LogRecord,
+        message_dict: dict[str, Any],
     ) -> None:
         """Add what clusters need."""
         super().add_fields(log_data, record, message_dict)

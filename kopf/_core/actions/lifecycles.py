@@ -5,6 +5,7 @@ A lifecycle is a function that picks, from the handlers that are due, those to b
 offered again in the next one. The default is to take one at a time, those with fewer attempts first: a handler
 that keeps failing does not hold up the others. Specified in the documentation of `kopf.lifecycles`.
 """
+
 import logging
 import random
 from collections.abc import Callable, Collection, Sequence

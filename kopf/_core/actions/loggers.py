@@ -7,6 +7,7 @@ the body, which may change or be large, nor formatted texts. What is done with i
 Lines are written often. So a format is one pass over the record, and the parts that repeat, as the time within a
 second, are kept. The lines of JSON are in `jsonlogs`.
 """
+
 import enum
 import logging
 import os
@@ -179,7 +180,7 @@ def shorten_message(message: str, record: logging.LogRecord) -> str:
     if not logging.DEBUG < record.levelno < logging.CRITICAL or not record.pathname.startswith(_PACKAGE):
         return message
     cut = len(message) - MAX_MESSAGE
-    return f'{message[:MAX_MESSAGE - _MAX_TAIL]}...({cut} characters)...{message[-_MAX_TAIL:]}'
+    return f'{message[: MAX_MESSAGE - _MAX_TAIL]}...({cut} characters)...{message[-_MAX_TAIL:]}'
 
 
 def prefix_message(message: str, record: logging.LogRecord) -> str:
@@ -208,12 +209,12 @@ class _KopfStreamHandler(logging.StreamHandler[TextIO]):
 
 
 def configure(
-        debug: bool | None = None,
-        verbose: bool | None = None,
-        quiet: bool | None = None,
-        log_format: LogFormat | str = LogFormat.FULL,
-        log_prefix: bool | None = False,
-        log_refkey: str | None = None,
+    debug: bool | None = None,
+    verbose: bool | None = None,
+    quiet: bool | None = None,
+    log_format: LogFormat | str = LogFormat.FULL,
+    log_prefix: bool | None = False,
+    log_refkey: str | None = None,
 ) -> None:
     """Configure the logging of the whole process, as the options of the command line do.
 
@@ -246,6 +247,7 @@ def _make_formatter(log_format: LogFormat | str, prefix: bool | None, refkey: st
     match log_format:
         case LogFormat.JSON:
             from kopf._core.actions import jsonlogs  # a library that most operators do not need
+
             return jsonlogs.JsonFormatter(refkey=refkey or DEFAULT_REFKEY, prefix=bool(prefix))
         case LogFormat.PLAIN | LogFormat.FULL:
             return TextFormatter(log_format.value, prefix=prefix is None or prefix)

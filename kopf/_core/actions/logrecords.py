@@ -6,6 +6,7 @@ than all the rest of a line of the log. Here, it does so for the first record of
 begin as copies of that, with what differs. They are records like all others, with the same attributes. Whoever has
 replaced the factory of records gets everything made by that factory.
 """
+
 import asyncio
 import logging
 import os
@@ -27,8 +28,12 @@ if hasattr(os, 'register_at_fork'):
 
 
 def make_record(
-        logger: logging.Logger, level: int, place: _Place, msg: object, args: tuple[object, ...],
-        extra: Mapping[str, object],
+    logger: logging.Logger,
+    level: int,
+    place: _Place,
+    msg: object,
+    args: tuple[object, ...],
+    extra: Mapping[str, object],
 ) -> logging.LogRecord:
     """
     Make a record of the logger, as of this place: the code, and the number of its line.
@@ -36,10 +41,12 @@ def make_record(
     The ``extra`` must not have names of the usual attributes of records.
     """
     code, line = place
-    if (logging.getLogRecordFactory() is not logging.LogRecord or type(logger) is not logging.Logger
-            or not (logging.logThreads and logging.logProcesses and logging.logMultiprocessing)):
-        return logger.makeRecord(
-            logger.name, level, code.co_filename, line, msg, args, None, code.co_name, extra)
+    if (
+        logging.getLogRecordFactory() is not logging.LogRecord
+        or type(logger) is not logging.Logger
+        or not (logging.logThreads and logging.logProcesses and logging.logMultiprocessing)
+    ):
+        return logger.makeRecord(logger.name, level, code.co_filename, line, msg, args, None, code.co_name, extra)
     template = _templates.get((logger.name, level, place))
     if template is None:
         template = _make_template(logger.name, level, place)

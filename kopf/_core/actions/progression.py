@@ -10,6 +10,7 @@ handler has not seen the edit, and is due again. While creation handlers follow 
 it after the microseconds of a timestamp, and no fields that upstream's do not have. The formats are specified in the
 documentation's "Continuity".
 """
+
 import datetime
 import hashlib
 import re
@@ -47,6 +48,7 @@ def digest_essence(essence: Mapping[str, Any]) -> str:
 
 class HandlerState(NamedTuple):
     """One handler's progress within one cycle."""
+
     started: datetime.datetime
     purpose: str | None = None
     stopped: datetime.datetime | None = None
@@ -91,10 +93,15 @@ class HandlerState(NamedTuple):
 
     def shifted(self, shift: datetime.timedelta) -> 'HandlerState':
         """The same by a clock that is so much ahead."""
-        return self if not shift else self._replace(
-            started=self.started + shift,
-            stopped=None if self.stopped is None else self.stopped + shift,
-            delayed=None if self.delayed is None else self.delayed + shift)
+        return (
+            self
+            if not shift
+            else self._replace(
+                started=self.started + shift,
+                stopped=None if self.stopped is None else self.stopped + shift,
+                delayed=None if self.delayed is None else self.delayed + shift,
+            )
+        )
 
     def limited(self, now: datetime.datetime) -> 'HandlerState':
         """The same, without what can only be by a clock that was wrong: a start in the future, or too long a wait."""
@@ -190,8 +197,13 @@ class State(Mapping[HandlerId, HandlerState]):
         return self._states.values()
 
     def load(
-            self, ids: Iterable[HandlerId], *, storage: Fetching, body: Body, now: datetime.datetime,
-            keep: Collection[HandlerId] = (),
+        self,
+        ids: Iterable[HandlerId],
+        *,
+        storage: Fetching,
+        body: Body,
+        now: datetime.datetime,
+        keep: Collection[HandlerId] = (),
     ) -> None:
         """
         Take over the stored records of these handlers, and of their sub-handlers.
@@ -223,8 +235,7 @@ class State(Mapping[HandlerId, HandlerState]):
         for each in (key, *self._states[key].subrefs):
             if each in self._states:
                 old = self._states[each]
-                self._set(each, HandlerState(
-                    started=now, purpose=self.purpose, subrefs=old.subrefs, digest=old.digest))
+                self._set(each, HandlerState(started=now, purpose=self.purpose, subrefs=old.subrefs, digest=old.digest))
 
     def inherit(self, key: HandlerId, old: HandlerState, digest: str) -> None:
         """Let a handler that has finished in another cycle be due in this one, as it has seen something else there."""
@@ -268,14 +279,20 @@ class State(Mapping[HandlerId, HandlerState]):
 
     def delay(self, handlers: Iterable[Handler], now: datetime.datetime) -> float | None:
         """For how many seconds nothing is due; ``None`` if all is finished."""
-        delays = [0 if state.delayed is None else max(0, (state.delayed - now).total_seconds())
-                  for state in (self._states[handler.id] for handler in handlers) if not state.finished]
+        delays = [
+            0 if state.delayed is None else max(0, (state.delayed - now).total_seconds())
+            for state in (self._states[handler.id] for handler in handlers)
+            if not state.finished
+        ]
         return min(delays, default=None)
 
     def counts(self, ids: Iterable[HandlerId]) -> tuple[int, int]:
         """Return how many of these handlers have succeeded in this cycle, and how many have failed for good."""
-        states = [state for key in set(ids) if (state := self._states.get(key)) is not None
-                  and state.purpose in (None, self.purpose)]
+        states = [
+            state
+            for key in set(ids)
+            if (state := self._states.get(key)) is not None and state.purpose in (None, self.purpose)
+        ]
         return sum(state.success for state in states), sum(state.failure for state in states)
 
     def store(self, *, storage: Storing, body: Body, patch: Patch) -> None:
@@ -330,7 +347,7 @@ class State(Mapping[HandlerId, HandlerState]):
 def _shorten(message: str | None) -> str | None:
     if message is None or len(message) <= MAX_MESSAGE:
         return message
-    return f'{message[:MAX_MESSAGE // 2]}...{message[3 - MAX_MESSAGE // 2:]}'
+    return f'{message[: MAX_MESSAGE // 2]}...{message[3 - MAX_MESSAGE // 2 :]}'
 
 
 def _add_digest(time: str, digest: str) -> str:

@@ -5,6 +5,7 @@ The handlers of an activity are run in rounds until each has succeeded or failed
 kept in memory: an operator that is restarted starts anew. Specified in the documentation's "Startup", "Shutdown",
 "Probes", "Authentication".
 """
+
 import asyncio
 import datetime
 import itertools
@@ -50,19 +51,22 @@ class ActivityError(ExplainedError):
     def __init__(self, activity: Activity, outcomes: Mapping[HandlerId, Outcome]) -> None:
         self.activity = activity
         self.outcomes = outcomes
-        failures = '; '.join(f"{key}: {describe_error(outcome.exception)}" for key, outcome in outcomes.items()
-                             if outcome.exception is not None)
+        failures = '; '.join(
+            f"{key}: {describe_error(outcome.exception)}"
+            for key, outcome in outcomes.items()
+            if outcome.exception is not None
+        )
         super().__init__(f"The activity {activity.value!r} has failed: {failures}")
         self.exit_code = _get_exit_code(outcomes)
 
 
 async def run_activity(
-        activity: Activity,
-        handlers: Sequence[ActivityHandler],
-        *,
-        settings: OperatorSettings,
-        memo: Any,
-        indices: Mapping[str, Any],
+    activity: Activity,
+    handlers: Sequence[ActivityHandler],
+    *,
+    settings: OperatorSettings,
+    memo: Any,
+    indices: Mapping[str, Any],
 ) -> dict[HandlerId, Outcome]:
     """
     Run the handlers until all are finished; return their final outcomes.
@@ -70,8 +74,12 @@ async def run_activity(
     Handlers of the same id are all run: functions of different modules often have the same name.
     """
     cause = ActivityCause(
-        activity=activity, settings=settings, memo=memo, indices=indices,
-        logger=logging.getLogger(f'kopf.activities.{activity.value}'))
+        activity=activity,
+        settings=settings,
+        memo=memo,
+        indices=indices,
+        logger=logging.getLogger(f'kopf.activities.{activity.value}'),
+    )
     states = {handler: HandlerState(started=utcnow()) for handler in handlers}
     outcomes: dict[HandlerId, Outcome] = {}
     try:
@@ -98,7 +106,9 @@ def make_rules(settings: OperatorSettings, activity: Activity) -> Execution:
         permanent_errors=(
             PermanentError,
             LoginError,  # what is to be done about it, is decided by those who need the credentials
-            SystemExit))  # of those who call sys.exit(), e.g. if something is not configured
+            SystemExit,
+        ),
+    )  # of those who call sys.exit(), e.g. if something is not configured
 
 
 _MISTAKES = (AttributeError, ImportError, NameError, TypeError)
@@ -132,6 +142,7 @@ def find_mistake(handler: Handler, error: BaseException) -> str | None:
 
 def _get_libraries() -> list[str]:
     import sysconfig  # it takes a while, and mistakes are rare
+
     return ['<frozen', *(sysconfig.get_path(name) for name in ('stdlib', 'platstdlib', 'purelib', 'platlib'))]
 
 
@@ -152,10 +163,14 @@ def get_credentials(outcomes: Mapping[HandlerId, Outcome]) -> dict[HandlerId, Cr
         if isinstance(outcome.result, ConnectionInfo | AiohttpSession):
             found[key] = outcome.result
         elif outcome.result is not None:
-            raise FinalLoginError(f"The login handler {key!r} must return a kopf.ConnectionInfo or None, "
-                                  f"not {outcome.result!r}.")
-    failures = [f"{key}: {describe_error(outcome.exception)}" for key, outcome in outcomes.items()
-                if outcome.exception is not None]
+            raise FinalLoginError(
+                f"The login handler {key!r} must return a kopf.ConnectionInfo or None, not {outcome.result!r}."
+            )
+    failures = [
+        f"{key}: {describe_error(outcome.exception)}"
+        for key, outcome in outcomes.items()
+        if outcome.exception is not None
+    ]
     if failures and not found:
         error = _get_error_type(outcomes)(f"All login handlers have failed. {'; '.join(failures)}")
         error.exit_code = _get_exit_code(outcomes)
@@ -166,9 +181,11 @@ def get_credentials(outcomes: Mapping[HandlerId, Outcome]) -> dict[HandlerId, Cr
 def _get_error_type(outcomes: Mapping[HandlerId, Outcome]) -> type[LoginError]:
     """Return whether the login is to be tried again: as soon as one of the handlers can have another result then."""
     failures = [outcome.exception for outcome in outcomes.values() if outcome.exception is not None]
-    if all(isinstance(error, PermanentError | SystemExit)
-           and not isinstance(error, HandlerRetriesError | HandlerTimeoutError)  # these are limits of one login
-           for error in failures):
+    if all(
+        isinstance(error, PermanentError | SystemExit)
+        and not isinstance(error, HandlerRetriesError | HandlerTimeoutError)  # these are limits of one login
+        for error in failures
+    ):
         return FinalLoginError
     return PassingLoginError if any(isinstance(error, PassingLoginError) for error in failures) else LoginError
 
@@ -186,6 +203,9 @@ def _make_unique(id: HandlerId, taken: Collection[HandlerId]) -> HandlerId:
 
 
 def _get_delay(states: Iterable[HandlerState], now: datetime.datetime) -> float:
-    delays = [0 if state.delayed is None else max(0, (state.delayed - now).total_seconds())
-              for state in states if not state.finished]
+    delays = [
+        0 if state.delayed is None else max(0, (state.delayed - now).total_seconds())
+        for state in states
+        if not state.finished
+    ]
     return min(delays, default=0)

@@ -5,6 +5,7 @@ A review that is none is refused with `ReviewError`, before any handler is run. 
 review, the answer is a proper review too: the API must never be left with guesses. Handlers are not retried: the API
 waits, for seconds at most. Specified in the documentation's "Admission control".
 """
+
 import asyncio
 import base64
 import copy
@@ -57,6 +58,7 @@ class AdmissionError(PermanentError):
 
 class _Review(NamedTuple):
     """The request of a review, checked as far as the framework relies on it."""
+
     api_version: str
     uid: str
     resource: _Key
@@ -90,8 +92,11 @@ class _Review(NamedTuple):
         return cls(
             review['apiVersion'],
             _get_text(request, 'uid', 'request'),
-            (_get_text(resource, 'group', 'resource'), _get_text(resource, 'version', 'resource'),
-             _get_text(resource, 'resource', 'resource')),
+            (
+                _get_text(resource, 'group', 'resource'),
+                _get_text(resource, 'version', 'resource'),
+                _get_text(resource, 'resource', 'resource'),
+            ),
             _get_text(request, 'subResource', 'request') or None,
             operation,
             _get_text(request, 'name', 'request') or None,
@@ -104,6 +109,7 @@ class _Review(NamedTuple):
 
 
 # Nearly everything comes as dicts, and asking for mappings in general takes ten times longer.
+
 
 def _get_mapping(source: Mapping[str, Any], name: str, title: str) -> Mapping[str, Any]:
     value = source.get(name)
@@ -143,7 +149,12 @@ class Reviewer(Respondent):
     """
 
     def __init__(
-            self, *, settings: OperatorSettings, memo: Any, indices: Mapping[str, Any], memos: Memos,
+        self,
+        *,
+        settings: OperatorSettings,
+        memo: Any,
+        indices: Mapping[str, Any],
+        memos: Memos,
     ) -> None:
         super().__init__(settings=settings, memo=memo, indices=indices, memos=memos)
         self._warned: set[WebhookHandler] = set()
@@ -165,16 +176,17 @@ class Reviewer(Respondent):
         for (key, _), handlers in list(self._handlers.items()):
             self._handlers[key, None] = list(filters.deduplicate(handlers))
             for endpoint, called in self._endpoints.items():
-                self._handlers[key, endpoint] = list(filters.deduplicate(
-                    handler for handler in handlers if handler in called))
+                self._handlers[key, endpoint] = list(
+                    filters.deduplicate(handler for handler in handlers if handler in called)
+                )
 
     async def __call__(
-            self,
-            request: Request,
-            *,
-            webhook: str | None = None,
-            headers: Headers | None = None,
-            sslpeer: SSLPeer | None = None,
+        self,
+        request: Request,
+        *,
+        webhook: str | None = None,
+        headers: Headers | None = None,
+        sslpeer: SSLPeer | None = None,
     ) -> Response:
         """
         Review one request; see `kopf.WebhookFn`.
@@ -193,11 +205,14 @@ class Reviewer(Respondent):
         for handler in handlers:
             if _is_asked(handler, cause):
                 await self._call(handler, cause, verdict, deadline, limit)
-        return cast(Response, {
-            'apiVersion': review.api_version,
-            'kind': 'AdmissionReview',
-            'response': verdict.respond(review, cause),
-        })
+        return cast(
+            Response,
+            {
+                'apiVersion': review.api_version,
+                'kind': 'AdmissionReview',
+                'response': verdict.respond(review, cause),
+            },
+        )
 
     def _find(self, review: _Review, webhook: str | None) -> tuple[Resource, Sequence[WebhookHandler]]:
         resource = self._resources.get(review.resource)
@@ -210,7 +225,12 @@ class Reviewer(Respondent):
         return resource, handlers
 
     def _make_cause(
-            self, review: _Review, resource: Resource, webhook: str | None, headers: Headers, sslpeer: SSLPeer,
+        self,
+        review: _Review,
+        resource: Resource,
+        webhook: str | None,
+        headers: Headers,
+        sslpeer: SSLPeer,
     ) -> WebhookCause:
         body = Body(review.body)
         metadata = None if review.old is None else review.old.get('metadata') or {}
@@ -233,7 +253,12 @@ class Reviewer(Respondent):
         )
 
     async def _call(
-            self, handler: WebhookHandler, cause: WebhookCause, verdict: '_Verdict', deadline: float, limit: float,
+        self,
+        handler: WebhookHandler,
+        cause: WebhookCause,
+        verdict: '_Verdict',
+        deadline: float,
+        limit: float,
     ) -> None:
         try:
             if not filters.match(handler, cause):
@@ -273,16 +298,22 @@ class Reviewer(Respondent):
                 cause.patch.update(before)
                 cause.patch.fns.extend(before.fns)
 
-
     def _warn_of_mistakes(
-            self, handler: WebhookHandler, cause: WebhookCause, result: object, *, was_patched: bool,
+        self,
+        handler: WebhookHandler,
+        cause: WebhookCause,
+        result: object,
+        *,
+        was_patched: bool,
     ) -> None:
         """Warn once of what a handler does in vain."""
         if handler in self._warned:
             return
         if result is False or isinstance(result, str):
-            text = (f"has returned {result!r}, which refuses nothing: results of webhooks are ignored. "
-                    f"To refuse the object, raise kopf.AdmissionError({result or 'the reason'!r}).")
+            text = (
+                f"has returned {result!r}, which refuses nothing: results of webhooks are ignored. "
+                f"To refuse the object, raise kopf.AdmissionError({result or 'the reason'!r})."
+            )
         elif handler.type is WebhookType.VALIDATING and cause.patch and not was_patched:
             text = "has changed its patch, which has no effect: only handlers of @kopf.on.mutate can change objects."
         else:
@@ -303,6 +334,7 @@ def _is_asked(handler: WebhookHandler, cause: WebhookCause) -> bool:
 
 class _Refusal(NamedTuple):
     """What the API is told of an error of a handler; that of the lowest rank is reported."""
+
     rank: int
     message: str
     code: int

@@ -5,6 +5,7 @@ A blocking call in an async handler is the most usual mistake with asyncio, and 
 others who are late. Who it is, is read from the stack of the loop's thread when the block is already there. So it costs
 nothing as long as there are no blocks. Specified in the documentation's "Async".
 """
+
 import asyncio
 import dataclasses
 import functools
@@ -23,15 +24,20 @@ logger = logging.getLogger(__name__)
 
 _FRAMEWORK = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), '')
 
-_REMEDY = ("Make it a function with 'def' instead of 'async def', so that it gets a thread; or call what takes so long "
-           "by 'await asyncio.to_thread(...)'; or use an async library for it.")
-_REMEDY_OF_CALLBACKS = ("Functions that are not handlers themselves, such as filters, never get a thread: "
-                        "let them only look at what they are given.")
+_REMEDY = (
+    "Make it a function with 'def' instead of 'async def', so that it gets a thread; or call what takes so long "
+    "by 'await asyncio.to_thread(...)'; or use an async library for it."
+)
+_REMEDY_OF_CALLBACKS = (
+    "Functions that are not handlers themselves, such as filters, never get a thread: "
+    "let them only look at what they are given."
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Blockage:
     """Some code of the user that blocks the event loop."""
+
     handler: str | None
     place: str
     """The line of the user's code."""
@@ -64,7 +70,12 @@ class Blockages:
         logger.warning(
             "%s %s the event loop for %.1f seconds; nothing else could go on. It was in %s. %s This is told once "
             "for each handler; see settings.execution.blocking_limit.",
-            who, "has blocked" if is_over else "has been blocking", seconds, culprit.place, culprit.remedy)
+            who,
+            "has blocked" if is_over else "has been blocking",
+            seconds,
+            culprit.place,
+            culprit.remedy,
+        )
 
 
 def find_blockage(frame: FrameType, task: asyncio.Task[Any] | None) -> Blockage | None:
@@ -82,12 +93,14 @@ def find_blockage(frame: FrameType, task: asyncio.Task[Any] | None) -> Blockage 
     return Blockage(
         handler=str(handler) if handler is not None else None,
         place=_describe(own[0] if own else inner[-1]),
-        remedy=_REMEDY_OF_CALLBACKS if called and not invoked else _REMEDY)
+        remedy=_REMEDY_OF_CALLBACKS if called and not invoked else _REMEDY,
+    )
 
 
 @functools.cache
 def _get_libraries() -> tuple[str, ...]:
     import sysconfig
+
     paths = sysconfig.get_paths()
     return tuple(os.path.join(paths[name], '') for name in ('stdlib', 'platstdlib', 'purelib', 'platlib'))
 

@@ -5,6 +5,7 @@ All the objects of a review are converted, or none: a list with a hole would be 
 one version to the other, a chain of handlers does. What the API does not let be changed is kept by the framework, so
 that handlers can return just what they are about. Specified in the documentation's "Conversion between versions".
 """
+
 import asyncio
 import collections
 import dataclasses
@@ -49,6 +50,7 @@ class ConversionError(PermanentError):
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Review:
     """A conversion review, checked as far as the framework relies on it."""
+
     uid: str
     group: str
     version: str
@@ -84,7 +86,12 @@ class Converter(Respondent):
     """
 
     def __init__(
-            self, *, settings: OperatorSettings, memo: Any, indices: Mapping[str, Any], memos: Memos,
+        self,
+        *,
+        settings: OperatorSettings,
+        memo: Any,
+        indices: Mapping[str, Any],
+        memos: Memos,
     ) -> None:
         super().__init__(settings=settings, memo=memo, indices=indices, memos=memos)
         self._routes: dict[str, _Routes] = {}  # by the names of CRDs
@@ -94,12 +101,12 @@ class Converter(Respondent):
         self._routes = {name: _Routes(*found) for name, found in group_by_crd(served).items()}
 
     async def __call__(
-            self,
-            request: ConversionRequest,
-            *,
-            webhook: str | None = None,
-            headers: Headers | None = None,
-            sslpeer: SSLPeer | None = None,
+        self,
+        request: ConversionRequest,
+        *,
+        webhook: str | None = None,
+        headers: Headers | None = None,
+        sslpeer: SSLPeer | None = None,
     ) -> ConversionResponse:
         """
         Convert the objects of one request; see `kopf.WebhookFn`.
@@ -123,8 +130,10 @@ class Converter(Respondent):
         except TimeoutError:
             if not timeout.expired():
                 raise
-            message = (f"Only {len(converted)} of {len(review.objects)} objects are converted to "
-                       f"{review.group}/{review.version} within {limit:g} seconds.")
+            message = (
+                f"Only {len(converted)} of {len(review.objects)} objects are converted to "
+                f"{review.group}/{review.version} within {limit:g} seconds."
+            )
             logger.error("%s", message)
             response['result'] = {'status': 'Failed', 'message': message}
         else:
@@ -147,13 +156,20 @@ class Converter(Respondent):
         raise ReviewError(f"There are no conversions for {', '.join(sorted(kinds))} of {review.group}.", status=404)
 
     async def _convert(
-            self, obj: Mapping[str, Any], review: _Review, routes: '_Routes', headers: Headers, sslpeer: SSLPeer,
+        self,
+        obj: Mapping[str, Any],
+        review: _Review,
+        routes: '_Routes',
+        headers: Headers,
+        sslpeer: SSLPeer,
     ) -> Mapping[str, Any]:
         """Lead one object through all the versions between."""
         group, _, version = obj['apiVersion'].rpartition('/')
         if group != review.group or obj['kind'] != routes.resource.kind:
-            raise ConversionError(f"{_name(obj)}: it is {obj['kind']} of {group or 'the core API'}, "
-                                  f"not {routes.resource.kind} of {review.group}.")
+            raise ConversionError(
+                f"{_name(obj)}: it is {obj['kind']} of {group or 'the core API'}, "
+                f"not {routes.resource.kind} of {review.group}."
+            )
         try:
             for handler, target in routes.find(version, review.version):
                 cause = self._make_cause(obj, version, target, routes.resource, headers, sslpeer)
@@ -163,7 +179,11 @@ class Converter(Respondent):
         return obj
 
     async def _call(
-            self, handler: ConversionHandler, cause: ConversionCause, obj: Mapping[str, Any], api_version: str,
+        self,
+        handler: ConversionHandler,
+        cause: ConversionCause,
+        obj: Mapping[str, Any],
+        api_version: str,
     ) -> Mapping[str, Any]:
         outcome = await self.ask(handler, cause)
         failure = None if outcome.exception is None else describe(outcome.exception)
@@ -180,7 +200,13 @@ class Converter(Respondent):
             raise ConversionError(describe(error)) from None
 
     def _make_cause(
-            self, obj: Mapping[str, Any], start: str, end: str, resource: Resource, headers: Headers, sslpeer: SSLPeer,
+        self,
+        obj: Mapping[str, Any],
+        start: str,
+        end: str,
+        resource: Resource,
+        headers: Headers,
+        sslpeer: SSLPeer,
     ) -> ConversionCause:
         return ConversionCause(
             **self.get_basics(resource, Body(obj), obj.get('metadata') or {}),
@@ -212,8 +238,10 @@ class _Routes:
                     ways[target] = [*ways[version], target]
                     queue.append(target)
         if end not in ways:
-            raise ConversionError(f"There is no handler that converts from {start} to {end} "
-                                  f"(@kopf.on.convert with from_version={start!r}, to_version={end!r}).")
+            raise ConversionError(
+                f"There is no handler that converts from {start} to {end} "
+                f"(@kopf.on.convert with from_version={start!r}, to_version={end!r})."
+            )
         return [(self._choose(*pair), pair[1]) for pair in itertools.pairwise(ways[end])]
 
     def _choose(self, start: str, end: str) -> ConversionHandler:
@@ -223,8 +251,10 @@ class _Routes:
         first, *others = [handler for handler in found if _get_precision(handler) == best]
         for other in others:
             if other.fn is not first.fn or other.id != first.id:
-                raise ConversionError(f"Several handlers convert from {start} to {end}, and it is not clear which one "
-                                      f"to take: {first.id!r}, {other.id!r}.")
+                raise ConversionError(
+                    f"Several handlers convert from {start} to {end}, and it is not clear which one "
+                    f"to take: {first.id!r}, {other.id!r}."
+                )
         return first
 
 
@@ -262,8 +292,10 @@ def _check_object(obj: Any) -> None:
 def _finish(old: Mapping[str, Any], result: object, patch: Patch, api_version: str) -> Mapping[str, Any]:
     """Make the object in the new version of what the handler has returned and what it has patched."""
     if result is not None and not isinstance(result, Mapping):
-        raise ConversionError(f"The handler must return the converted object, or nothing if it has changed the object "
-                              f"by patch; it has returned {result!r}.")
+        raise ConversionError(
+            f"The handler must return the converted object, or nothing if it has changed the object "
+            f"by patch; it has returned {result!r}."
+        )
     new = old if result is None else result
     new = orjson.loads(encode(patch.applied_to(new) if patch else new))  # also, nothing is shared with the handler
     metadata, given = dict(old['metadata']), new.get('metadata')
@@ -273,8 +305,10 @@ def _finish(old: Mapping[str, Any], result: object, patch: Patch, api_version: s
         if key in _CHANGEABLE:
             metadata[key] = value
         elif value != metadata.get(key):
-            raise ConversionError(f"The handler has changed metadata.{key}, but conversions can change only "
-                                  f"{' and '.join(_CHANGEABLE)} there.")
+            raise ConversionError(
+                f"The handler has changed metadata.{key}, but conversions can change only "
+                f"{' and '.join(_CHANGEABLE)} there."
+            )
     return {**new, 'apiVersion': api_version, 'kind': old['kind'], 'metadata': metadata}
 
 

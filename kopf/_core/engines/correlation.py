@@ -6,6 +6,7 @@ one in Go: after 10 different messages of one object, type and reason in ten min
 one Event; an object has a burst of 25 requests, and then one in five minutes. What is cut off is counted, and the
 counts of later Events include it. The memory is bounded: what was not used for longest is forgotten.
 """
+
 import collections
 import time
 from collections.abc import Callable, Hashable

@@ -7,6 +7,7 @@ of stopping are timers. Nobody polls: whoever ends says so, and the object goes 
 
 Specified in the documentation's "Daemons" and "Timers".
 """
+
 import asyncio
 import math
 import warnings
@@ -46,8 +47,18 @@ class Daemon:
     """One handler, a daemon or a timer, with one object."""
 
     __slots__ = (
-        '_alarm', '_base', '_due', '_has_thread', '_sending', 'abandoned', 'handler', 'owner', 'state', 'stopper',
-        'task')
+        '_alarm',
+        '_base',
+        '_due',
+        '_has_thread',
+        '_sending',
+        'abandoned',
+        'handler',
+        'owner',
+        'state',
+        'stopper',
+        'task',
+    )
 
     def __init__(self, handler: SpawningHandler, owner: 'ObjectDaemons') -> None:
         self.handler = handler
@@ -106,7 +117,8 @@ class Daemon:
             self._alarm = self.owner.spawner.background.alarms.set(self._now() + HALTED_DELAY, self._wake_up)
             return False  # it is stopped soon
         self.task = asyncio.get_running_loop().create_task(
-            self._run(), context=self.owner.spawner.background.context.copy())
+            self._run(), context=self.owner.spawner.background.context.copy()
+        )
         return True
 
     async def _run(self) -> None:
@@ -151,7 +163,11 @@ class Daemon:
         return run_handler(handler, cause, self.state, rules)
 
     async def _conclude(
-            self, outcome: Outcome | None, patch: Patch, began: float, seen: tuple[str | bytes | None, str | None],
+        self,
+        outcome: Outcome | None,
+        patch: Patch,
+        began: float,
+        seen: tuple[str | bytes | None, str | None],
     ) -> float | None:
         """Apply what the function wants; tell when to run it again, if ever."""
         handler, owner, (text, version) = self.handler, self.owner, seen
@@ -198,8 +214,9 @@ class Daemon:
                         logger.exception("The patch of %s is lost: %r: %r", self.handler, patch, error)
                         return None
                     delay = delays.next()
-                    logger.error("The patch of %s can't be applied; trying again in %s seconds: %r",
-                                 self.handler, delay, error)
+                    logger.error(
+                        "The patch of %s can't be applied; trying again in %s seconds: %r", self.handler, delay, error
+                    )
                 await AsyncFlagWaiter(self.stopper).wait(delay)
         finally:
             self._sending = False
@@ -208,9 +225,15 @@ class Daemon:
         owner, spawner = self.owner, self.owner.spawner
         checker = AsyncFlagWaiter if self.handler.asynchronous else SyncFlagWaiter
         return DaemonCause(
-            logger=owner.logger, memo=spawner.host.get_memo(owner.record), indices=spawner.indices,
-            resource=spawner.table.resource, body=owner.body, patch=patch, stopped=checker(self.stopper),
-            identity=owner.identity)
+            logger=owner.logger,
+            memo=spawner.host.get_memo(owner.record),
+            indices=spawner.indices,
+            resource=spawner.table.resource,
+            body=owner.body,
+            patch=patch,
+            stopped=checker(self.stopper),
+            identity=owner.identity,
+        )
 
     def _get_initial_delay(self) -> float:
         delay = self.handler.initial_delay
@@ -287,8 +310,11 @@ class Daemon:
         for_good = not self.stopper.is_set()
         if for_good:
             self.stopper.set(DaemonStoppingReason.DONE)
-        self.owner.logger.debug("%s has exited %s and will not be retried or restarted.", self.handler,
-                                "on its own" if for_good else "on request")
+        self.owner.logger.debug(
+            "%s has exited %s and will not be retried or restarted.",
+            self.handler,
+            "on its own" if for_good else "on request",
+        )
         self.owner.spawner.background.discard(self)
         self.owner.remove(self, for_good=for_good)
 

@@ -5,6 +5,7 @@ A handler may declare sub-handlers while it runs. They are run right after it, b
 kept beside its own. The parent is finished only when all of them are; until then it is run again, each time declaring
 them anew. Specified in the documentation's "Sub-handlers" and "Idempotence".
 """
+
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -134,12 +135,12 @@ def append_subhandler(fn: Callable[..., Any], options: SubHandlerOptions | Mappi
 
 
 async def execute(
-        *,
-        fns: Iterable[Callable[..., Any]] | Mapping[str, Callable[..., Any]] | None = None,
-        handlers: Iterable[ChangingHandler] | None = None,
-        registry: ChangingRegistry | None = None,
-        lifecycle: LifeCycleFn | None = None,
-        cause: ChangingCause | None = None,
+    *,
+    fns: Iterable[Callable[..., Any]] | Mapping[str, Callable[..., Any]] | None = None,
+    handlers: Iterable[ChangingHandler] | None = None,
+    registry: ChangingRegistry | None = None,
+    lifecycle: LifeCycleFn | None = None,
+    cause: ChangingCause | None = None,
 ) -> None:
     """
     Run sub-handlers in the middle of the handler, and return when all of them are finished.
@@ -161,8 +162,7 @@ async def execute(
     if cause is not None and cause is not children.step.cause:
         raise TypeError("Only the cause of the current handler can be given to kopf.execute().")
     if isinstance(fns, Mapping):
-        chosen: Iterable[ChangingHandler] = [
-            _make_child(fn, children, {'id': id}) for id, fn in fns.items()]
+        chosen: Iterable[ChangingHandler] = [_make_child(fn, children, {'id': id}) for id, fn in fns.items()]
     elif fns is not None:
         chosen = [_make_child(fn, children, {}) for fn in fns]
     elif handlers is not None:
@@ -173,7 +173,9 @@ async def execute(
 
 
 def _make_child(
-        fn: Callable[..., Any], children: Children, options: SubHandlerOptions | Mapping[str, Any],
+    fn: Callable[..., Any],
+    children: Children,
+    options: SubHandlerOptions | Mapping[str, Any],
 ) -> ChangingHandler:
     handler = make_subhandler(fn, children.parent, options)
     for problem in mistakes.find_missing(handler, children.step.cause.indices):
@@ -185,5 +187,7 @@ def _get_children() -> Children:
     try:
         return _children_var.get()
     except LookupError:
-        raise LookupError("Sub-handlers can be declared and run only inside of change-detecting handlers: "
-                          "those of @kopf.on.create/update/delete/resume/field.") from None
+        raise LookupError(
+            "Sub-handlers can be declared and run only inside of change-detecting handlers: "
+            "those of @kopf.on.create/update/delete/resume/field."
+        ) from None

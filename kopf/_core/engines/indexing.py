@@ -5,6 +5,7 @@ Each index has one writer, the event loop, and any number of readers, in the loo
 over snapshots: nothing that happens meanwhile breaks them. An object is known by its record, not by its name: what a
 removed object has left is never mixed up with a successor, whichever comes first. All is O(1) an object and a key.
 """
+
 import collections
 import copy
 import datetime
@@ -160,7 +161,10 @@ class ResourceIndexing:
     """Runs the indexing functions of one resource, and puts their results into the indices."""
 
     def __init__(
-            self, handlers: Collection[IndexingHandler], indexers: OperatorIndexers, rules: Execution,
+        self,
+        handlers: Collection[IndexingHandler],
+        indexers: OperatorIndexers,
+        rules: Execution,
     ) -> None:
         groups: dict[HandlerId, list[IndexingHandler]] = collections.defaultdict(list)
         for handler in handlers:
@@ -176,7 +180,12 @@ class ResourceIndexing:
             indexer.discard(obj)
 
     async def index(
-            self, obj: Hashable, cause: IndexingCause, excluded: dict[HandlerId, HandlerState], *, again: bool = False,
+        self,
+        obj: Hashable,
+        cause: IndexingCause,
+        excluded: dict[HandlerId, HandlerState],
+        *,
+        again: bool = False,
     ) -> None:
         """
         Index the object anew in all the indices, except for those from which it is ``excluded`` by errors.
@@ -219,7 +228,8 @@ class ResourceIndexing:
 def make_rules(settings: ExecutionSettings) -> Execution:
     """Give the rules for indexing functions: by default, their errors change nothing."""
     return Execution(
-        executor=settings.executor, default_errors=ErrorsMode.IGNORED, default_backoff=settings.default_backoff)
+        executor=settings.executor, default_errors=ErrorsMode.IGNORED, default_backoff=settings.default_backoff
+    )
 
 
 def get_retry_delay(excluded: Mapping[HandlerId, HandlerState]) -> float | None:
@@ -242,7 +252,9 @@ def _exclude(state: HandlerState, outcome: Outcome) -> HandlerState:
 
 
 def _pick(
-        group: Sequence[IndexingHandler], cause: IndexingCause, failures: filters.Failures,
+    group: Sequence[IndexingHandler],
+    cause: IndexingCause,
+    failures: filters.Failures,
 ) -> IndexingHandler | None:
     """Give the handler that decides on the index: of several under one name, the last one that matches the object."""
     for handler in reversed(group):

@@ -6,6 +6,7 @@ and at the very moment when a record's lifetime ends, whatever is being requeste
 one begins to act, so nobody may go on for longer. An operator that can't renew its own record in time pauses, too:
 the others must think that it is dead, and take over. Nothing is requested while the peering object is absent.
 """
+
 import asyncio
 import contextlib
 import dataclasses
@@ -47,6 +48,7 @@ def read_time() -> float:
 @dataclasses.dataclass(slots=True)
 class Sighting:
     """The last change of a record as we have seen it, and when it ceases to mean anything, by our clock."""
+
     peer: Peer
     until: float
 
@@ -59,8 +61,14 @@ class Membership:
     """
 
     def __init__(
-            self, client: api.ApiClient, settings: OperatorSettings, *, resource: Resource, namespace: Namespace,
-            identity: str, changed: Callable[[], None],
+        self,
+        client: api.ApiClient,
+        settings: OperatorSettings,
+        *,
+        resource: Resource,
+        namespace: Namespace,
+        identity: str,
+        changed: Callable[[], None],
     ) -> None:
         self.name = settings.peering.name
         self.known = False
@@ -128,8 +136,14 @@ class Membership:
     def give_up(self, error: Exception) -> None:
         """Know that the peering object can't be looked at."""
         if self._present is None:
-            logger.warning("The peering %s is not accessible; %s. Grant the verbs list, watch, patch for %s to the "
-                           "operator's account: %s", self._place, self._describe_absence(), self._resource, error)
+            logger.warning(
+                "The peering %s is not accessible; %s. Grant the verbs list, watch, patch for %s to the "
+                "operator's account: %s",
+                self._place,
+                self._describe_absence(),
+                self._resource,
+                error,
+            )
             self.see(None)
 
     def _is_outdated(self, body: Mapping[str, Any]) -> bool:
@@ -183,8 +197,9 @@ class Membership:
         if self._expiry is not None:
             ends.append(self._expiry)
         end = min((end for end in ends if self._present and end > now), default=None)
-        self._alarm = None if end is None else asyncio.get_running_loop().call_at(
-            end - get_suspended_time(), self._note_end, end)
+        self._alarm = (
+            None if end is None else asyncio.get_running_loop().call_at(end - get_suspended_time(), self._note_end, end)
+        )
 
     def _note_end(self, end: float) -> None:
         self._reach(end)
@@ -249,8 +264,11 @@ class Membership:
                 level = logging.WARNING if paused else logging.DEBUG
                 logger.log(level, "The peering %s is not found; %s.", self._place, self._describe_absence())
             elif reason == 'expired':
-                logger.warning("Pausing operations: the record in the peering %s could not be renewed in time, "
-                               "so that other operators can take over.", self._place)
+                logger.warning(
+                    "Pausing operations: the record in the peering %s could not be renewed in time, "
+                    "so that other operators can take over.",
+                    self._place,
+                )
         if self.paused and not paused and self.known:
             logger.info("Resuming operations after the pause. Conflicting operators with the same priority are gone.")
         self.paused, self._reason = paused, key
@@ -303,14 +321,20 @@ class Membership:
 
     def _outranks_workers(self) -> bool:
         now, priority = read_time(), self._settings.peering.priority
-        return any(sighting.until > now and sighting.peer.priority < priority
-                   and not sighting.peer.paused and not sighting.peer.waiting
-                   for sighting in self._sightings.values())
+        return any(
+            sighting.until > now
+            and sighting.peer.priority < priority
+            and not sighting.peer.paused
+            and not sighting.peer.waiting
+            for sighting in self._sightings.values()
+        )
 
     def _is_waited_for(self) -> bool:
         now, priority = read_time(), self._settings.peering.priority
-        return any(sighting.until > now and sighting.peer.priority > priority and sighting.peer.waiting
-                   for sighting in self._sightings.values())
+        return any(
+            sighting.until > now and sighting.peer.priority > priority and sighting.peer.waiting
+            for sighting in self._sightings.values()
+        )
 
     def _get_notes(self) -> frozenset[str]:
         """What is to be said in our record besides the usual, as long as somebody takes over from somebody."""
@@ -336,8 +360,12 @@ class Membership:
             self._judge()  # the operator was suspended: others could have taken over
         lifetime = self._settings.peering.lifetime
         started = read_time()
-        own = Peer(self._identity, priority=self._settings.peering.priority, lifetime=lifetime,
-                   lastseen=read_wall_clock().isoformat(timespec='microseconds'))
+        own = Peer(
+            self._identity,
+            priority=self._settings.peering.priority,
+            lifetime=lifetime,
+            lastseen=read_wall_clock().isoformat(timespec='microseconds'),
+        )
         notes, asked_at = self._get_notes(), time.monotonic()
         record = {**own.as_record(), **dict.fromkeys(self._told - notes), **dict.fromkeys(notes, True)}
         self._unsure = True
@@ -380,18 +408,25 @@ class Membership:
         try:
             body = await self._touch({self._identity: None})
         except (errors.APIError, LoginError, TimeoutError) as error:
-            logger.warning("Our record could not be removed from the peering %s; other operators wait until it dies: "
-                           "%s", self._place, str(error) or repr(error))
+            logger.warning(
+                "Our record could not be removed from the peering %s; other operators wait until it dies: %s",
+                self._place,
+                str(error) or repr(error),
+            )
         else:
             self._log_keepalive('not found' if body is None else 'removed')
 
     async def _touch(
-            self, records: Mapping[str, Mapping[str, Any] | None], *, version: str | None = None,
+        self,
+        records: Mapping[str, Mapping[str, Any] | None],
+        *,
+        version: str | None = None,
     ) -> Mapping[str, Any] | None:
         # Without the usual retries, which take longer than records live.
         async with asyncio.timeout(REQUEST_TIMEOUT):
             return await touch(
-                self._client, self._resource, self._namespace, self.name, records, version=version, backoffs=())
+                self._client, self._resource, self._namespace, self.name, records, version=version, backoffs=()
+            )
 
     def _log_keepalive(self, outcome: str) -> None:
         if not self._settings.peering.stealth:

@@ -6,6 +6,7 @@ somebody else pause. A record is alive for its lifetime since it was seen to cha
 others may go wrong, and what they have written is believed only when there is nothing else, i.e. at first sight.
 Specified in the documentation's "Peering".
 """
+
 import dataclasses
 import datetime
 import getpass
@@ -33,6 +34,7 @@ from kopf._cogs.structs.references import (
 
 logger = logging.getLogger(__name__)
 
+
 class PeeringError(ExplainedError):
     """The peering can't be used as it is asked for."""
 
@@ -40,6 +42,7 @@ class PeeringError(ExplainedError):
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Peer:
     """One operator, as it is described in its record."""
+
     identity: str
     priority: int = 0
     lifetime: int = 60
@@ -50,8 +53,10 @@ class Peer:
     """Whether it has stopped all its work, and somebody waits for that."""
 
     def __repr__(self) -> str:
-        return (f"<{type(self).__name__} {self.identity}: priority={self.priority}, lifetime={self.lifetime}, "
-                f"lastseen={self.lastseen!r}>")
+        return (
+            f"<{type(self).__name__} {self.identity}: priority={self.priority}, lifetime={self.lifetime}, "
+            f"lastseen={self.lastseen!r}>"
+        )
 
     @classmethod
     def parse(cls, identity: str, record: Any) -> 'Peer | None':
@@ -59,9 +64,14 @@ class Peer:
         if not isinstance(record, Mapping):
             return None
         try:
-            return cls(identity, priority=int(record.get('priority') or 0),
-                       lifetime=int(record.get('lifetime', 60)), lastseen=str(record.get('lastseen') or ''),
-                       waiting=record.get('waiting') is True, paused=record.get('paused') is True)
+            return cls(
+                identity,
+                priority=int(record.get('priority') or 0),
+                lifetime=int(record.get('lifetime', 60)),
+                lastseen=str(record.get('lastseen') or ''),
+                waiting=record.get('waiting') is True,
+                paused=record.get('paused') is True,
+            )
         except (TypeError, ValueError):
             return None
 
@@ -107,14 +117,14 @@ def describe_place(name: str, namespace: Namespace) -> str:
 
 
 async def touch(
-        client: api.ApiClient,
-        resource: Resource,
-        namespace: Namespace,
-        name: str,
-        records: Mapping[str, Mapping[str, Any] | None],
-        *,
-        version: str | None = None,
-        backoffs: api.Backoffs | None = None,
+    client: api.ApiClient,
+    resource: Resource,
+    namespace: Namespace,
+    name: str,
+    records: Mapping[str, Mapping[str, Any] | None],
+    *,
+    version: str | None = None,
+    backoffs: api.Backoffs | None = None,
 ) -> Mapping[str, Any] | None:
     """
     Put the records into a peering object, or remove those that are ``None``.
@@ -128,11 +138,14 @@ async def touch(
     if version is not None:
         patch['metadata'] = {'resourceVersion': version}
     path = resource.get_url(
-        namespace=namespace, name=name, subresource='status' if 'status' in resource.subresources else None)
+        namespace=namespace, name=name, subresource='status' if 'status' in resource.subresources else None
+    )
     try:
-        body: Mapping[str, Any] = orjson.loads(await client.request(
-            'PATCH', path, payload=api.encode(patch), content_type='application/merge-patch+json',
-            backoffs=backoffs))
+        body: Mapping[str, Any] = orjson.loads(
+            await client.request(
+                'PATCH', path, payload=api.encode(patch), content_type='application/merge-patch+json', backoffs=backoffs
+            )
+        )
     except errors.APINotFoundError:
         return None
     return body
@@ -145,14 +158,18 @@ class PeeringCommand:
 
     It is how people pause and resume operators. With the lifetime of zero, the record is removed.
     """
+
     identity: str
     priority: int = 0
     lifetime: int = 0
     message: str | None = None
 
     async def __call__(
-            self, client: api.ApiClient, settings: OperatorSettings, resources: Collection[Resource],
-            patterns: Collection[NamespacePattern],
+        self,
+        client: api.ApiClient,
+        settings: OperatorSettings,
+        resources: Collection[Resource],
+        patterns: Collection[NamespacePattern],
     ) -> None:
         """
         Do it.
@@ -163,12 +180,16 @@ class PeeringCommand:
         name, clusterwide = settings.peering.name, settings.peering.clusterwide
         resource = select_peerings(resources, clusterwide=clusterwide)
         if resource is None:
-            raise PeeringError(f"The cluster has no {'ClusterKopfPeering' if clusterwide else 'KopfPeering'}: "
-                               f"its CRD is absent. Apply the file peering.yaml of the framework first.")
+            raise PeeringError(
+                f"The cluster has no {'ClusterKopfPeering' if clusterwide else 'KopfPeering'}: "
+                f"its CRD is absent. Apply the file peering.yaml of the framework first."
+            )
         if not name:
             raise PeeringError("The name of the peering object is empty.")
-        found = [await self._touch(client, resource, namespace, name)
-                 for namespace in ([None] if clusterwide else await find_namespaces(client, patterns))]
+        found = [
+            await self._touch(client, resource, namespace, name)
+            for namespace in ([None] if clusterwide else await find_namespaces(client, patterns))
+        ]
         if not any(found):
             raise PeeringError(f"There is no {resource.kind} {name!r}, so nobody was told.")
 
@@ -183,8 +204,13 @@ class PeeringCommand:
         if record is None:
             logger.info("Resuming the operators of the peering %s: %s is gone.", place, self.identity)
         else:
-            logger.info("Pausing the operators of the peering %s for %d seconds by %r%s.",
-                        place, self.lifetime, peer, '' if self.message is None else f": {self.message}")
+            logger.info(
+                "Pausing the operators of the peering %s for %d seconds by %r%s.",
+                place,
+                self.lifetime,
+                peer,
+                '' if self.message is None else f": {self.message}",
+            )
         return True
 
 

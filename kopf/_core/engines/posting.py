@@ -7,6 +7,7 @@ Objects with nothing to post hold no queues and no tasks. Floods of Events are k
 The operator is found by a context variable, so that several operators can live in one process. Threads of sync
 handlers inherit it; in threads that users start by themselves there is no operator, and nothing is posted.
 """
+
 import asyncio
 import collections
 import contextvars
@@ -98,10 +99,10 @@ class Poster:
         return self
 
     async def __aexit__(
-            self,
-            exc_type: type[BaseException] | None,
-            exc: BaseException | None,
-            traceback: TracebackType | None,
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         poster_var.reset(self._token)
         event_queue_var.reset(self._queue_token)
@@ -162,11 +163,17 @@ class Poster:
         message = self._correlator.combine((key, event.type, event.reason), str(event.message))
         is_combined = message != event.message
         series = self._correlator.observe(
-            key, (key, event.type, event.reason, None if is_combined else message), event._replace(message=message))
+            key, (key, event.type, event.reason, None if is_combined else message), event._replace(message=message)
+        )
         if series is None:
-            logger.debug("Too many events about %s, the event is not posted (the %d. one so far): %s %s: %s",
-                         '/'.join(str(part) for part in key[1:4] if part), self.dropped,
-                         event.type, event.reason, event.message)
+            logger.debug(
+                "Too many events about %s, the event is not posted (the %d. one so far): %s %s: %s",
+                '/'.join(str(part) for part in key[1:4] if part),
+                self.dropped,
+                event.type,
+                event.reason,
+                event.message,
+            )
             return
         if series.waiting:
             return
@@ -210,16 +217,24 @@ class Poster:
 
     async def _post(self, series: EventSeries[K8sEvent]) -> None:
         from kopf._cogs.clients import events
+
         if self._writer is None:
             self._writer = events.EventWriter(self._client, self._settings)
         event = series.take()
         try:
             if series.name is not None and await self._writer.update(
-                    event.ref, series.name, count=series.count, message=event.message, backoffs=event.backoffs):
+                event.ref, series.name, count=series.count, message=event.message, backoffs=event.backoffs
+            ):
                 return
             posted = await self._writer.create(
-                event.ref, type=event.type, reason=event.reason, message=event.message,
-                count=series.count, first=series.first, backoffs=event.backoffs)
+                event.ref,
+                type=event.type,
+                reason=event.reason,
+                message=event.message,
+                count=series.count,
+                first=series.first,
+                backoffs=event.backoffs,
+            )
             if posted is not None:
                 series.keep(posted.name, posted.first)
         except Exception:
@@ -246,13 +261,15 @@ class K8sPoster(logging.Handler):
             poster = self._find_poster(record)
             if poster is not None:
                 posting = poster.settings.posting
-                poster.post(K8sEvent(
-                    ref=bodies.shorten_reference(record.k8s_ref),  # type: ignore[attr-defined]
-                    type=_get_type(record.levelno),
-                    reason='Logging',
-                    message=self.format(record),
-                    backoffs=posting.logging_backoffs,
-                ))
+                poster.post(
+                    K8sEvent(
+                        ref=bodies.shorten_reference(record.k8s_ref),  # type: ignore[attr-defined]
+                        type=_get_type(record.levelno),
+                        reason='Logging',
+                        message=self.format(record),
+                        backoffs=posting.logging_backoffs,
+                    )
+                )
         except Exception:
             self.handleError(record)
 
@@ -261,12 +278,12 @@ loggers.objects_logger.addHandler(K8sPoster())
 
 
 def event(
-        objs: bodies.Body | Iterable[bodies.Body],
-        *,
-        type: str,
-        reason: str,
-        message: str = '',
-        backoffs: float | Iterable[float] | None = None,
+    objs: bodies.Body | Iterable[bodies.Body],
+    *,
+    type: str,
+    reason: str,
+    message: str = '',
+    backoffs: float | Iterable[float] | None = None,
 ) -> None:
     """Post a Kubernetes Event about one or several objects; can be called in handlers of all kinds.
 
@@ -298,34 +315,34 @@ def event(
 
 
 def info(
-        objs: bodies.Body | Iterable[bodies.Body],
-        *,
-        reason: str,
-        message: str = '',
-        backoffs: float | Iterable[float] | None = None,
+    objs: bodies.Body | Iterable[bodies.Body],
+    *,
+    reason: str,
+    message: str = '',
+    backoffs: float | Iterable[float] | None = None,
 ) -> None:
     """Post an Event of the type ``Normal``. See `event` for the arguments."""
     event(objs, type='Normal', reason=reason, message=message, backoffs=backoffs)
 
 
 def warn(
-        objs: bodies.Body | Iterable[bodies.Body],
-        *,
-        reason: str,
-        message: str = '',
-        backoffs: float | Iterable[float] | None = None,
+    objs: bodies.Body | Iterable[bodies.Body],
+    *,
+    reason: str,
+    message: str = '',
+    backoffs: float | Iterable[float] | None = None,
 ) -> None:
     """Post an Event of the type ``Warning``. See `event` for the arguments."""
     event(objs, type='Warning', reason=reason, message=message, backoffs=backoffs)
 
 
 def exception(
-        objs: bodies.Body | Iterable[bodies.Body],
-        *,
-        reason: str = '',
-        message: str = '',
-        exc: BaseException | None = None,
-        backoffs: float | Iterable[float] | None = None,
+    objs: bodies.Body | Iterable[bodies.Body],
+    *,
+    reason: str = '',
+    message: str = '',
+    exc: BaseException | None = None,
+    backoffs: float | Iterable[float] | None = None,
 ) -> None:
     """Post an Event of the type ``Error`` with the text of an exception after the message.
 

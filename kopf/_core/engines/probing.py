@@ -6,6 +6,7 @@ so. The liveness endpoint runs the probe handlers and shows their results; it fa
 operator does not do its work for long. The readiness endpoint tells if it has begun to. Every request is answered.
 Specified in the documentation's "Probes".
 """
+
 import asyncio
 import concurrent.futures
 import contextlib
@@ -56,6 +57,7 @@ class EndpointError(ValueError):
 @dataclasses.dataclass(frozen=True)
 class Endpoint:
     """Where to listen: on all interfaces if there is no host."""
+
     host: str | None
     port: int
     path: str
@@ -89,6 +91,7 @@ class Condition(Protocol):
 
 class Finding(NamedTuple):
     """What one probe handler has returned, or why it has failed."""
+
     result: object = None
     failure: str | None = None
 
@@ -97,14 +100,22 @@ class Probes:
     """The probe handlers; their results are kept for a while, so that many requests do not make much work."""
 
     def __init__(
-            self, handlers: Sequence[ActivityHandler], *, settings: OperatorSettings, memo: Any,
-            indices: Mapping[str, Any],
+        self,
+        handlers: Sequence[ActivityHandler],
+        *,
+        settings: OperatorSettings,
+        memo: Any,
+        indices: Mapping[str, Any],
     ) -> None:
         self._handlers = handlers
         self._settings = settings
         self._cause = ActivityCause(
-            activity=Activity.PROBE, settings=settings, memo=memo, indices=indices,
-            logger=logging.getLogger(f'kopf.activities.{Activity.PROBE.value}'))
+            activity=Activity.PROBE,
+            settings=settings,
+            memo=memo,
+            indices=indices,
+            logger=logging.getLogger(f'kopf.activities.{Activity.PROBE.value}'),
+        )
         self._findings: dict[HandlerId, Finding] = {}
         self._expiry: float | None = None
         self._task: asyncio.Task[None] | None = None
@@ -158,8 +169,13 @@ class ProbeServer:
     """
 
     def __init__(
-            self, endpoint: Endpoint, *, probes: Probes, condition: Condition, pulse: Pulse[Any],
-            settings: OperatorSettings,
+        self,
+        endpoint: Endpoint,
+        *,
+        probes: Probes,
+        condition: Condition,
+        pulse: Pulse[Any],
+        settings: OperatorSettings,
     ) -> None:
         self._endpoint = endpoint
         self._probes = probes
@@ -184,7 +200,10 @@ class ProbeServer:
         return self
 
     async def __aexit__(
-            self, type_: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None,
+        self,
+        type_: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._closing()
         await self._probes.close()
@@ -205,6 +224,7 @@ class ProbeServer:
 
     async def _serve(self) -> None:
         from aiohttp import web
+
         loop, closing = asyncio.get_running_loop(), asyncio.Event()
 
         def close() -> None:
@@ -225,7 +245,8 @@ class ProbeServer:
                 raise ProbesError(
                     error.errno,
                     f"The probes cannot be answered at {self._endpoint.host}:{self._endpoint.port}: {error.strerror}. "
-                    f"Choose what is free on this machine for the liveness endpoint.") from None
+                    f"Choose what is free on this machine for the liveness endpoint.",
+                ) from None
             self._listening.set_result(runner.addresses[0][1])
             await closing.wait()
         finally:
@@ -242,8 +263,11 @@ class ProbeServer:
             except Exception as error:
                 logger.exception("The probes could not be run: %r", error)
                 reasons.append(f"The probes could not be run: {error!r}")
-        reasons.extend(f"The probe {key!r} has failed: {finding.failure}" for key, finding in findings.items()
-                       if finding.failure is not None)
+        reasons.extend(
+            f"The probe {key!r} has failed: {finding.failure}"
+            for key, finding in findings.items()
+            if finding.failure is not None
+        )
         results = {key: finding.result for key, finding in findings.items() if finding.result is not None}
         return make_response(results, reasons)
 
@@ -260,8 +284,10 @@ class ProbeServer:
     def _find_reasons(self, fn: Callable[[], Iterable[str]]) -> Iterable[str]:
         if self._is_stuck():
             culprit = self._pulse.culprit or "e.g. an async handler that makes synchronous calls"
-            yield (f"The event loop of the operator is stuck for {self._pulse.silence:.0f} seconds: "
-                   f"something blocks it, {'namely ' if self._pulse.culprit else ''}{culprit}.")
+            yield (
+                f"The event loop of the operator is stuck for {self._pulse.silence:.0f} seconds: "
+                f"something blocks it, {'namely ' if self._pulse.culprit else ''}{culprit}."
+            )
         yield from fn()
 
     def _is_stuck(self) -> bool:
@@ -273,6 +299,7 @@ class ProbeServer:
 def make_response(results: Mapping[HandlerId, Any], reasons: Sequence[str]) -> 'web.Response':
     """Make the response: the results if everything is good, otherwise what is wrong, too."""
     from aiohttp import web
+
     content: Mapping[Any, Any] = {'reasons': reasons, 'probes': results} if reasons else results
     return web.Response(status=503 if reasons else 200, text=_encode(content), content_type='application/json')
 

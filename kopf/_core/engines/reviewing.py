@@ -4,6 +4,7 @@ What the answers to reviews of all kinds have in common: how handlers are told w
 Nothing is stored of a review, and nothing is tried again: whoever has asked waits. So a handler is run once, and what
 comes of it is the answer. See `admission` and `conversion` for the questions.
 """
+
 import copy
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -51,7 +52,12 @@ class Respondent:
     """Runs handlers for the answers to reviews, with what the operator has for them."""
 
     def __init__(
-            self, *, settings: OperatorSettings, memo: Any, indices: Mapping[str, Any], memos: Memos,
+        self,
+        *,
+        settings: OperatorSettings,
+        memo: Any,
+        indices: Mapping[str, Any],
+        memos: Memos,
     ) -> None:
         self._settings = settings
         self._memo = memo

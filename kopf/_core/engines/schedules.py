@@ -4,6 +4,7 @@ Functions of the operator itself that are run again and again: ``@kopf.on.schedu
 Each has one task for as long as the operator serves, so that it never runs twice at once. While the operator is paused
 because of its peers, no run begins. Specified in the documentation's "Timers".
 """
+
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -27,14 +28,22 @@ class Schedules:
     """All the schedules of one operator. None begins before it is permitted."""
 
     def __init__(
-            self, handlers: Sequence[ScheduleHandler], *, settings: OperatorSettings, memo: Any,
-            indices: Mapping[str, Any],
+        self,
+        handlers: Sequence[ScheduleHandler],
+        *,
+        settings: OperatorSettings,
+        memo: Any,
+        indices: Mapping[str, Any],
     ) -> None:
         self._handlers = handlers
         self._settings = settings
         self._cause = ActivityCause(
-            activity=Activity.SCHEDULE, settings=settings, memo=memo, indices=indices,
-            logger=logging.getLogger(f'kopf.activities.{Activity.SCHEDULE.value}'))
+            activity=Activity.SCHEDULE,
+            settings=settings,
+            memo=memo,
+            indices=indices,
+            logger=logging.getLogger(f'kopf.activities.{Activity.SCHEDULE.value}'),
+        )
         self._permitted = asyncio.Event()
         self._is_overdue: Callable[[], bool] | None = None
         self._runs: set[asyncio.Task[Outcome]] = set()

@@ -6,6 +6,7 @@ lose them. It looks only when something has changed. The daemons of one object s
 each newer state, wherever it comes from: the stream, or an answer to a patch. `Background` owns all daemons of an
 operator, whatever their resource is: it stops them when the operator pauses or ends.
 """
+
 import asyncio
 import contextvars
 import time
@@ -138,8 +139,20 @@ class ObjectDaemons:
     """The daemons and timers of one object, and the object as they see it."""
 
     __slots__ = (
-        'body', 'changed_at', 'changes', 'essence', 'gone', 'identity', 'known', 'logger', 'record', 'seen_at',
-        'spawner', 'stash', 'version')
+        'body',
+        'changed_at',
+        'changes',
+        'essence',
+        'gone',
+        'identity',
+        'known',
+        'logger',
+        'record',
+        'seen_at',
+        'spawner',
+        'stash',
+        'version',
+    )
 
     def __init__(self, spawner: 'Spawner', record: Any, raw: RawBody) -> None:
         self.spawner = spawner
@@ -295,6 +308,7 @@ class ObjectDaemons:
 
 class Survey(NamedTuple):
     """What there is to do about the daemons of an object."""
+
     missing: Sequence[SpawningHandler]
     excess: Sequence[Daemon]
     holding: bool
@@ -307,8 +321,12 @@ class Spawner:
     """Starts and stops the daemons and timers of the objects of one resource."""
 
     def __init__(
-            self, host: Host, table: HandlerTable, decider: Decider, background: Background,
-            indices: Mapping[str, Any],
+        self,
+        host: Host,
+        table: HandlerTable,
+        decider: Decider,
+        background: Background,
+        indices: Mapping[str, Any],
     ) -> None:
         self.host = host
         self.table = table
@@ -318,8 +336,7 @@ class Spawner:
         self.essence_of = decider.essences.of
         self.predict = decider.essences.predict
         self.idling = any(isinstance(handler, TimerHandler) and handler.idle is not None for handler in table.spawning)
-        self.rules = Execution(
-            executor=settings.execution.executor, default_backoff=settings.execution.default_backoff)
+        self.rules = Execution(executor=settings.execution.executor, default_backoff=settings.execution.default_backoff)
         self.rules_of_threads = self.rules._replace(executor=background.threads)
         self._reports = filters.FailureReports()
         self.keys: dict[SpawningHandler, SpawningHandler] = {}
@@ -350,8 +367,11 @@ class Spawner:
             return Survey(matching, (), holding=bool(matching) or held, failures=failures)
         keys = {self.keys[handler] for handler in (*matching, *failures) if isinstance(handler, SpawningHandler)}
         missing = [handler for handler in matching if self.keys[handler] not in daemons.known]
-        excess = [daemon for key, daemon in daemons.known.items()
-                  if daemon is not None and key not in keys and not daemon.stopper.is_set()]
+        excess = [
+            daemon
+            for key, daemon in daemons.known.items()
+            if daemon is not None and key not in keys and not daemon.stopper.is_set()
+        ]
         return Survey(missing, excess, holding=bool(missing) or daemons.holding, failures=failures)
 
     def _match(self, record: Record, raw: RawBody, failures: filters.Failures) -> Sequence[SpawningHandler]:
@@ -363,9 +383,14 @@ class Spawner:
     def _make_cause(self, record: Record, raw: RawBody) -> SpawningCause:
         body = Body(raw)
         return SpawningCause(
-            logger=ObjectLogger(body=body, settings=self.settings), memo=self.host.get_memo(record),
-            indices=self.indices, resource=self.table.resource, body=body, patch=Patch(body=body),
-            selected=self.table.label_selector is not None)
+            logger=ObjectLogger(body=body, settings=self.settings),
+            memo=self.host.get_memo(record),
+            indices=self.indices,
+            resource=self.table.resource,
+            body=body,
+            patch=Patch(body=body),
+            selected=self.table.label_selector is not None,
+        )
 
     async def adjust(self, record: Record, raw: RawBody) -> bool:
         """Start what is missing, and stop what is in excess; tell if the object must stay."""

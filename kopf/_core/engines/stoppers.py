@@ -4,6 +4,7 @@ How daemons are told to stop, and why.
 A daemon gets ``stopped``: a flag that it can check and wait for, in its own manner, sync or async. There is one flag
 for all reasons, since a daemon must end whatever the reason is. Specified in the documentation's "Daemons".
 """
+
 import enum
 
 from kopf._cogs.aiokits.waiters import AsyncFlagWaiter, FlagWaiter, SyncFlagWaiter
@@ -15,6 +16,7 @@ class DaemonStoppingReason(enum.Flag):
 
     Several of them can be there at once, as when an object is deleted while the operator exits.
     """
+
     DONE = enum.auto()
     """It has ended by itself."""
     FILTERS_MISMATCH = enum.auto()

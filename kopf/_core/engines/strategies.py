@@ -5,6 +5,7 @@ Each CRD has one, in ``spec.conversion``: the address of the webhook server, or 
 it is left as it is unless the handlers say otherwise: without any conversion, the API would serve and store objects of
 one version as if they were of another. What somebody else has put there in the meantime is never touched.
 """
+
 import contextlib
 import logging
 from collections.abc import Mapping
@@ -42,8 +43,10 @@ class Strategies(Upkeep):
 
     def serve(self, served: Convertible) -> None:
         """Let the API ask the operator for conversions between the versions of these resources."""
-        self._persistent = {name: any(handler.persistent for handler in handlers)
-                            for name, (_, handlers) in group_by_crd(served).items()}
+        self._persistent = {
+            name: any(handler.persistent for handler in handlers)
+            for name, (_, handlers) in group_by_crd(served).items()
+        }
         self._changed.set()
 
     async def write(self, client_config: WebhookClientConfig) -> None:
@@ -56,8 +59,11 @@ class Strategies(Upkeep):
             if crd is None or not is_same(_get_strategy(crd), sent):
                 continue  # it is somebody else's now
             if self._persistent.get(name, True):
-                logger.info("The conversion strategy of %s is left as it is: until the operator is back, "
-                            "objects can be used only in the versions in which they are stored.", name)
+                logger.info(
+                    "The conversion strategy of %s is left as it is: until the operator is back, "
+                    "objects can be used only in the versions in which they are stored.",
+                    name,
+                )
             else:
                 logger.info("Cleaning up the conversion strategy of %s.", name)
                 await self._patch(crd, self._previous.get(name, NONE))
@@ -80,8 +86,12 @@ class Strategies(Upkeep):
             self._sent[name] = strategy
         elif written is not None and is_same(written, strategy) and current['strategy'] == 'Webhook':
             if name not in self._foreign:
-                logger.warning("The conversion strategy of %s has been changed by somebody else, who is to convert the "
-                               "objects now: %s", name, current.get('webhook'))
+                logger.warning(
+                    "The conversion strategy of %s has been changed by somebody else, who is to convert the "
+                    "objects now: %s",
+                    name,
+                    current.get('webhook'),
+                )
             self._foreign.add(name)
             return
         else:
@@ -100,16 +110,26 @@ class Strategies(Upkeep):
 
     async def _patch(self, crd: Mapping[str, Any], strategy: Mapping[str, Any]) -> None:
         metadata = crd['metadata']
-        await self._client.patch(f"{PATH}/{metadata['name']}", [
-            {'op': 'test', 'path': '/metadata/resourceVersion', 'value': metadata['resourceVersion']},
-            {'op': 'add', 'path': '/spec/conversion', 'value': strategy},
-        ], JSON_PATCH, logger=logger)
+        await self._client.patch(
+            f"{PATH}/{metadata['name']}",
+            [
+                {'op': 'test', 'path': '/metadata/resourceVersion', 'value': metadata['resourceVersion']},
+                {'op': 'add', 'path': '/spec/conversion', 'value': strategy},
+            ],
+            JSON_PATCH,
+            logger=logger,
+        )
 
 
 def build_strategy(name: str, client_config: WebhookClientConfig) -> dict[str, Any]:
     """Build the conversion strategy of a CRD: to be asked of the server at this address."""
-    return {'strategy': 'Webhook', 'webhook': {
-        'clientConfig': inject_path(client_config, f'{ENDPOINT}{name}'), 'conversionReviewVersions': ['v1']}}
+    return {
+        'strategy': 'Webhook',
+        'webhook': {
+            'clientConfig': inject_path(client_config, f'{ENDPOINT}{name}'),
+            'conversionReviewVersions': ['v1'],
+        },
+    }
 
 
 def is_same(strategy: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -122,8 +142,13 @@ def _simplify(strategy: Mapping[str, Any]) -> tuple[object, ...]:
     config = webhook.get('clientConfig') or {}
     service = config.get('service') or {}
     address = tuple(service.get(key) for key in ('namespace', 'name', 'path')) + (service.get('port') or 443,)
-    return (strategy.get('strategy'), config.get('url'), address if service else None, config.get('caBundle'),
-            webhook.get('conversionReviewVersions'))
+    return (
+        strategy.get('strategy'),
+        config.get('url'),
+        address if service else None,
+        config.get('caBundle'),
+        webhook.get('conversionReviewVersions'),
+    )
 
 
 def _get_strategy(crd: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ for all handlers to stop. There is a limit, as an operating system has one too; 
 
 The interpreter does not wait for these threads at its end: a daemon that ignores its flag does not hold up the process.
 """
+
 import itertools
 import logging
 import threading
@@ -50,7 +51,10 @@ class DaemonThreads(Executor):
             self._warned = True
             logger.warning(
                 "All the %d threads of sync daemons are in use; %s and others after it wait until some of them end. "
-                "Raise settings.background.max_threads, or make the daemons async.", self._settings.max_threads, who)
+                "Raise settings.background.max_threads, or make the daemons async.",
+                self._settings.max_threads,
+                who,
+            )
 
     def release(self) -> None:
         self._taken -= 1
@@ -66,7 +70,10 @@ class DaemonThreads(Executor):
         """Start a thread with the function."""
         future: Future[T] = Future()
         threading.Thread(
-            target=_run, args=(future, fn, args, kwargs), name=f'kopf-daemon-{next(self._numbers)}', daemon=True,
+            target=_run,
+            args=(future, fn, args, kwargs),
+            name=f'kopf-daemon-{next(self._numbers)}',
+            daemon=True,
         ).start()
         return future
 

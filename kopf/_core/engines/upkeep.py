@@ -4,6 +4,7 @@ Keeping something in the cluster in line with what the operator serves, and with
 It is written when both are known, and again when either changes; on failures, until it works: the API can be ill, or an
 administrator can be just about to give the permission that is missing.
 """
+
 import asyncio
 import logging
 from abc import ABC, abstractmethod

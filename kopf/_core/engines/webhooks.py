@@ -5,6 +5,7 @@ There is one object for validating and one for mutating webhooks, both of the na
 They are written as a whole, and only when something has changed. They matter to the whole cluster: a webhook that is
 left behind with nobody to answer blocks all changes of its resource; so they are cleaned up before the server ends.
 """
+
 import contextlib
 import logging
 import urllib.parse
@@ -38,8 +39,10 @@ Served = Mapping[WebhookHandler, Collection[Resource]]
 class Configurations(Upkeep):
     """Keeps the webhook configurations in line with the handlers, their resources, and the address of the server."""
 
-    rule = ("{apiGroups: [admissionregistration.k8s.io], verbs: [create, patch], "
-            "resources: [validatingwebhookconfigurations, mutatingwebhookconfigurations]}")
+    rule = (
+        "{apiGroups: [admissionregistration.k8s.io], verbs: [create, patch], "
+        "resources: [validatingwebhookconfigurations, mutatingwebhookconfigurations]}"
+    )
     consequence = "it can block changes of the resources"
 
     def __init__(self, client: ApiClient, name: str) -> None:
@@ -60,8 +63,11 @@ class Configurations(Upkeep):
 
     async def write(self, client_config: WebhookClientConfig) -> None:
         built = {type: self._build(type, client_config) for type in WebhookType}
-        changed = {type: webhooks for type, webhooks in built.items()
-                   if self._written.get(type) != webhooks or type in self._unsure}
+        changed = {
+            type: webhooks
+            for type, webhooks in built.items()
+            if self._written.get(type) != webhooks or type in self._unsure
+        }
         for type in changed:
             logger.info("Reconfiguring the %s webhook %s.", type.value, self._name)
             if type not in self._written:
@@ -100,12 +106,20 @@ class Configurations(Upkeep):
         self._written[type] = webhooks
 
     def _build(
-            self, type: WebhookType, client_config: WebhookClientConfig, *, persistent_only: bool = False,
+        self,
+        type: WebhookType,
+        client_config: WebhookClientConfig,
+        *,
+        persistent_only: bool = False,
     ) -> list[dict[str, Any]]:
-        served = {handler: resources for handler, resources in self._served.items()
-                  if handler.type is type and (handler.persistent or not persistent_only)}
+        served = {
+            handler: resources
+            for handler, resources in self._served.items()
+            if handler.type is type and (handler.persistent or not persistent_only)
+        }
         return build_webhooks(
-            served, client_config=client_config, suffix=self._name, endpoints=name_endpoints(self._served))
+            served, client_config=client_config, suffix=self._name, endpoints=name_endpoints(self._served)
+        )
 
 
 def name_endpoints(handlers: Collection[WebhookHandler]) -> dict[WebhookHandler, str]:
@@ -117,8 +131,10 @@ def name_endpoints(handlers: Collection[WebhookHandler]) -> dict[WebhookHandler,
     types: dict[str, set[WebhookType]] = {}
     for handler in handlers:
         types.setdefault(handler.id, set()).add(handler.type)
-    return {handler: handler.id if len(types[handler.id]) == 1 else f'{handler.id}/{handler.type.value}'
-            for handler in handlers}
+    return {
+        handler: handler.id if len(types[handler.id]) == 1 else f'{handler.id}/{handler.type.value}'
+        for handler in handlers
+    }
 
 
 def get_aliases(endpoint: str) -> Collection[str]:
@@ -127,8 +143,11 @@ def get_aliases(endpoint: str) -> Collection[str]:
 
 
 def build_webhooks(
-        served: Served, *, client_config: WebhookClientConfig, suffix: str,
-        endpoints: Mapping[WebhookHandler, str],
+    served: Served,
+    *,
+    client_config: WebhookClientConfig,
+    suffix: str,
+    endpoints: Mapping[WebhookHandler, str],
 ) -> list[dict[str, Any]]:
     """
     Build the webhooks of one configuration object.
@@ -154,7 +173,9 @@ def build_webhooks(
 
 
 def _build_webhook(
-        handler: WebhookHandler, resources: Collection[Resource], client_config: WebhookClientConfig,
+    handler: WebhookHandler,
+    resources: Collection[Resource],
+    client_config: WebhookClientConfig,
 ) -> dict[str, Any]:
     return {
         'name': handler.id,

@@ -4,6 +4,7 @@ The functions that users write: their types, the markers of filters, and the hel
 They take any of the keyword arguments that there are, so the types only say what they return. Specified in the
 documentation's "Arguments" and "Filters".
 """
+
 import enum
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, cast
@@ -23,6 +24,7 @@ MetaFilterFn = Callable[..., bool]
 
 class MetaFilterToken(enum.Enum):
     """Markers that stand for any value of a label, an annotation, or a field; or for none."""
+
     PRESENT = enum.auto()
     ABSENT = enum.auto()
 

@@ -5,6 +5,7 @@ A function that names its arguments gets only those, one by one (`GETTERS`). For
 once a cause (`base_kwargs`), and extended for each handler: with its ``param``, and for its function with ``old``,
 ``new``, ``diff`` reduced to its field; its filters see the whole object. Specified in the documentation's "Arguments".
 """
+
 import dataclasses
 import enum
 from collections.abc import Callable, Mapping
@@ -39,6 +40,7 @@ ATTEMPT_GETTERS: Getters = {
 
 class Activity(enum.StrEnum):
     """What an operator does as a whole."""
+
     STARTUP = 'startup'
     CLEANUP = 'cleanup'
     AUTHENTICATION = 'authentication'
@@ -48,6 +50,7 @@ class Activity(enum.StrEnum):
 
 class Reason(enum.StrEnum):
     """Why the change-detecting handlers of an object are run, or why none are."""
+
     CREATE = 'create'
     UPDATE = 'update'
     DELETE = 'delete'
@@ -65,6 +68,7 @@ class Reason(enum.StrEnum):
 
 class Identity(NamedTuple):
     """Which object it is."""
+
     uid: str | None
     name: str | None
     namespace: str | None
@@ -73,6 +77,7 @@ class Identity(NamedTuple):
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Cause:
     """What all causes have in common."""
+
     logger: Logger
     memo: Any
     indices: Mapping[str, Any] = dataclasses.field(default_factory=lambda: _NO_INDICES)
@@ -89,14 +94,20 @@ class Cause:
         return self.all_kwargs(handler, state) if names is None else self.pick_kwargs(names, handler, state)
 
     def kwargs_of_callback(
-            self, fn: Callable[..., Any], handler: 'ResourceHandler', positional: int = 0,
+        self,
+        fn: Callable[..., Any],
+        handler: 'ResourceHandler',
+        positional: int = 0,
     ) -> dict[str, Any]:
         """Return the kwargs that a callback of the handler takes, such as ``when=``, after the positional arguments."""
         names = handler.callback_names.get((id(fn), positional))
         return self.all_kwargs(handler) if names is None else self.pick_kwargs(names, handler)
 
     def pick_kwargs(
-            self, names: tuple[str, ...], handler: 'Handler', state: 'HandlerState | None' = None,
+        self,
+        names: tuple[str, ...],
+        handler: 'Handler',
+        state: 'HandlerState | None' = None,
     ) -> dict[str, Any]:
         """Return the kwargs of these names, as far as there are any. Without a state, they are for a filter."""
         kwargs: dict[str, Any] = {}
@@ -189,12 +200,14 @@ class ResourceCause(Cause):
 
 class IndexingCause(ResourceCause):
     """An object is to be indexed anew."""
+
     __slots__ = ()
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class WatchingCause(ResourceCause):
     """An event has come from the API."""
+
     event: RawEvent
 
     GETTERS = {**ResourceCause.GETTERS, 'event': attrgetter('event'), 'type': lambda cause: cause.event['type']}
@@ -208,12 +221,14 @@ class WatchingCause(ResourceCause):
 
 class SpawningCause(ResourceCause):
     """Daemons and timers are to be started or stopped."""
+
     __slots__ = ()
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class DaemonCause(ResourceCause):
     """A daemon or a timer runs."""
+
     stopped: Any
     identity: Identity
     """What does not change; so that nobody has to look into the body for it."""
@@ -238,6 +253,7 @@ class DaemonCause(ResourceCause):
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class ChangingCause(ResourceCause):
     """The object has been created, changed, deleted, or is seen for the first time by this process."""
+
     reason: Reason
     initial: bool = False
     old: BodyEssence | None = None
@@ -266,7 +282,10 @@ class ChangingCause(ResourceCause):
         return kwargs
 
     def pick_kwargs(
-            self, names: tuple[str, ...], handler: 'Handler', state: 'HandlerState | None' = None,
+        self,
+        names: tuple[str, ...],
+        handler: 'Handler',
+        state: 'HandlerState | None' = None,
     ) -> dict[str, Any]:
         kwargs = ResourceCause.pick_kwargs(self, names, handler, state)
         field = getattr(handler, 'field', None)
@@ -293,6 +312,7 @@ class ChangingCause(ResourceCause):
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class WebhookCause(ResourceCause):
     """The API server asks whether an object may be stored."""
+
     dryrun: bool
     reason: str | None
     webhook: str | None
@@ -310,8 +330,21 @@ class WebhookCause(ResourceCause):
 
     GETTERS = {
         **ResourceCause.GETTERS,
-        **{name: attrgetter(name) for name in (
-            'dryrun', 'headers', 'sslpeer', 'userinfo', 'warnings', 'operation', 'subresource', 'old', 'new', 'diff')},
+        **{
+            name: attrgetter(name)
+            for name in (
+                'dryrun',
+                'headers',
+                'sslpeer',
+                'userinfo',
+                'warnings',
+                'operation',
+                'subresource',
+                'old',
+                'new',
+                'diff',
+            )
+        },
         # Subresources often come as objects without names: e.g. the options of `kubectl exec` into a pod.
         'name': lambda cause: cause.body.metadata.name or cause.name,
         'namespace': lambda cause: cause.body.metadata.namespace or cause.namespace,
@@ -319,9 +352,18 @@ class WebhookCause(ResourceCause):
 
     def _build(self) -> dict[str, Any]:
         kwargs = ResourceCause._build(self)
-        kwargs.update(dryrun=self.dryrun, headers=self.headers, sslpeer=self.sslpeer, userinfo=self.userinfo,
-                      warnings=self.warnings, operation=self.operation, subresource=self.subresource,
-                      old=self.old, new=self.new, diff=self.diff)
+        kwargs.update(
+            dryrun=self.dryrun,
+            headers=self.headers,
+            sslpeer=self.sslpeer,
+            userinfo=self.userinfo,
+            warnings=self.warnings,
+            operation=self.operation,
+            subresource=self.subresource,
+            old=self.old,
+            new=self.new,
+            diff=self.diff,
+        )
         kwargs['name'] = kwargs['name'] or self.name
         kwargs['namespace'] = kwargs['namespace'] or self.namespace
         return kwargs
@@ -330,6 +372,7 @@ class WebhookCause(ResourceCause):
 @dataclasses.dataclass(slots=True, kw_only=True)
 class ConversionCause(ResourceCause):
     """The API server needs an object in another version."""
+
     from_version: str
     to_version: str
     headers: Mapping[str, str]
@@ -342,6 +385,7 @@ class ConversionCause(ResourceCause):
 
     def _build(self) -> dict[str, Any]:
         kwargs = ResourceCause._build(self)
-        kwargs.update(from_version=self.from_version, to_version=self.to_version,
-                      headers=self.headers, sslpeer=self.sslpeer)
+        kwargs.update(
+            from_version=self.from_version, to_version=self.to_version, headers=self.headers, sslpeer=self.sslpeer
+        )
         return kwargs

@@ -18,6 +18,7 @@ An object that no handler matches is not written to. If a handler of updates wou
 field, then the absence is remembered in memory: once the field is added, this is an update from the state without it.
 If the object also matches handlers of creations then, it is created first, and the update follows.
 """
+
 import dataclasses
 import datetime
 from collections.abc import Mapping, Sequence
@@ -60,13 +61,20 @@ class MakeCause(Protocol):
     """Makes a cause of these facts and of all that is known of the object anyway."""
 
     def __call__(
-            self, *, reason: Reason, initial: bool, old: BodyEssence | None, new: BodyEssence | None, diff: Diff,
+        self,
+        *,
+        reason: Reason,
+        initial: bool,
+        old: BodyEssence | None,
+        new: BodyEssence | None,
+        diff: Diff,
     ) -> ChangingCause: ...
 
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Cycle:
     """What is remembered of a change from its first step to its last one. Objects at rest have none."""
+
     state: State
     known: BodyEssence
     """The essence as of the last step, our own patch included."""
@@ -91,6 +99,7 @@ class Cycle:
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Decision:
     """What is to be done now, and why."""
+
     cause: ChangingCause
     cycle: Cycle
     essence: BodyEssence
@@ -123,8 +132,7 @@ class Decision:
 class Decider:
     """Decides for all the objects of one resource."""
 
-    __slots__ = ('_awaiting_fields', '_held_if_settled', '_updating', 'essences', 'finalizer', 'records',
-                 'table')
+    __slots__ = ('_awaiting_fields', '_held_if_settled', '_updating', 'essences', 'finalizer', 'records', 'table')
 
     def __init__(self, table: HandlerTable, persistence: PersistenceSettings) -> None:
         self.table = table
@@ -139,7 +147,8 @@ class Decider:
             self._held_if_settled = True
         # For whom the addition of a field is an update, though they do not match objects without it.
         self._awaiting_fields = tuple(
-            handler for handler in table.changing if handler.reason is Reason.UPDATE and handler.field)
+            handler for handler in table.changing if handler.reason is Reason.UPDATE and handler.field
+        )
 
     def revise(self, table: HandlerTable) -> None:
         """Go on with the resource as it is defined now, with the same handlers."""
@@ -148,10 +157,18 @@ class Decider:
         self.records.forget()
 
     def decide(
-            self, body: Body, cycle: Cycle | None, make_cause: MakeCause, *,
-            initial: bool, released: bool, holding: bool, now: datetime.datetime, unkept: str | None = None,
-            failures: filters.Failures | None = None,
-            lacking: frozenset[FieldPath] = NO_FIELDS,
+        self,
+        body: Body,
+        cycle: Cycle | None,
+        make_cause: MakeCause,
+        *,
+        initial: bool,
+        released: bool,
+        holding: bool,
+        now: datetime.datetime,
+        unkept: str | None = None,
+        failures: filters.Failures | None = None,
+        lacking: frozenset[FieldPath] = NO_FIELDS,
     ) -> Decision | None:
         """
         Decide what is to be done about the object now; ``None`` if it is none of our business.
@@ -177,7 +194,8 @@ class Decider:
         reason, changes = self._detect(body, cycle, essence, last, deleting=deleting, held=held, initial=initial)
         creating = reason is Reason.CREATE  # also if the state that an update is to be from is stored already
         cause = make_cause(
-            reason=reason, initial=initial and not creating, old=None if creating else last, new=essence, diff=changes)
+            reason=reason, initial=initial and not creating, old=None if creating else last, new=essence, diff=changes
+        )
         failed: filters.Failures = {}
         relevant = filters.sift(self.table.changing, cause, filters.prematch, failed)
         needed = holding or any(handler.requires_finalizer for handler in relevant)
@@ -196,9 +214,14 @@ class Decider:
             reason = Reason.UPDATE
             cause = dataclasses.replace(cause, reason=reason)
         decision = Decision(
-            cause=cause, cycle=cycle, essence=essence, last=last, relevant=bool(relevant),
+            cause=cause,
+            cycle=cycle,
+            essence=essence,
+            last=last,
+            relevant=bool(relevant),
             add_finalizer=needed and not held and not deleting,
-            remove_finalizer=not needed and not unsure and held and not deleting)
+            remove_finalizer=not needed and not unsure and held and not deleting,
+        )
         if decision.add_finalizer or reason is Reason.FREE or (released and deleting):
             return decision  # the object must not vanish unnoticed once its handlers have begun
 
@@ -215,8 +238,10 @@ class Decider:
     def _skip(self, cause: ChangingCause, failed: filters.Failures, skipped: filters.Failures | None) -> bool:
         """Add those of the failed handlers that would be due to the skipped ones; check whether there are any."""
         due: filters.Failures = {
-            handler: error for handler, error in failed.items()
-            if isinstance(handler, ChangingHandler) and filters.may_match_change(handler, cause)}
+            handler: error
+            for handler, error in failed.items()
+            if isinstance(handler, ChangingHandler) and filters.may_match_change(handler, cause)
+        }
         if skipped is not None:
             skipped.update(due)
         return bool(due)
@@ -280,8 +305,15 @@ class Decider:
         return not self.records.fetch_all(self.table.changing_ids, body)
 
     def _detect(
-            self, body: Body, cycle: Cycle | None, essence: BodyEssence, last: BodyEssence | None, *,
-            deleting: bool, held: bool, initial: bool,
+        self,
+        body: Body,
+        cycle: Cycle | None,
+        essence: BodyEssence,
+        last: BodyEssence | None,
+        *,
+        deleting: bool,
+        held: bool,
+        initial: bool,
     ) -> tuple[Reason, Diff]:
         if deleting:
             changes = EMPTY if last is None else diff(last, essence)
@@ -294,7 +326,10 @@ class Decider:
         return (Reason.RESUME if initial and self.table.resuming_ids else Reason.NOOP), EMPTY
 
     def _recall(
-            self, essence: BodyEssence, lacking: frozenset[FieldPath], make_cause: MakeCause,
+        self,
+        essence: BodyEssence,
+        lacking: frozenset[FieldPath],
+        make_cause: MakeCause,
     ) -> tuple[BodyEssence | None, bool]:
         """
         Return the essence without those of the fields that were added, if any were; and whether that is an update now.
@@ -305,8 +340,11 @@ class Decider:
         if not added:
             return None, False
         cause = make_cause(reason=Reason.CREATE, initial=False, old=None, new=essence, diff=diff(None, essence))
-        creating = [handler for handler in self.table.changing if handler.reason in (None, Reason.CREATE)
-                    and not handler.initial and filters.may_match(handler, cause)]
+        creating = [
+            handler
+            for handler in self.table.changing
+            if handler.reason in (None, Reason.CREATE) and not handler.initial and filters.may_match(handler, cause)
+        ]
         earlier = cast(dict[str, Any], essence)
         for field in added - {handler.field for handler in creating}:
             earlier = conventions.without(earlier, field)
@@ -320,11 +358,17 @@ class Decider:
         return bool(records) and any(record.get('purpose') == Reason.CREATE for record in records)
 
     def _continue_cycle(
-            self, cycle: Cycle | None, cause: ChangingCause, essence: BodyEssence, last: BodyEssence | None,
-            now: datetime.datetime,
+        self,
+        cycle: Cycle | None,
+        cause: ChangingCause,
+        essence: BodyEssence,
+        last: BodyEssence | None,
+        now: datetime.datetime,
     ) -> Cycle:
-        if cycle is None or (cycle.state.purpose != cause.reason and not (
-                cause.reason in _UNCHANGED and cycle.state.purpose == Reason.UPDATE)):
+        if cycle is None or (
+            cycle.state.purpose != cause.reason
+            and not (cause.reason in _UNCHANGED and cycle.state.purpose == Reason.UPDATE)
+        ):
             return self._load_cycle(cause, essence, last, now)
         if cycle.patched is not None:
             self._adjust(cycle, essence, cycle.patched)
@@ -333,8 +377,8 @@ class Decider:
             hoped, base = cycle.hoped
             # If both the patch is stored and there are edits, then there are fewer differences to what was hoped for.
             if is_same(essence, hoped) or (
-                    not is_same(essence, cycle.known)
-                    and len(diff(hoped, essence)) < len(diff(cycle.known, essence))):
+                not is_same(essence, cycle.known) and len(diff(hoped, essence)) < len(diff(cycle.known, essence))
+            ):
                 cycle.known, cycle.base = hoped, base
                 cycle.hoped = None
         if not is_same(essence, cycle.known):
@@ -342,7 +386,11 @@ class Decider:
         return cycle
 
     def _load_cycle(
-            self, cause: ChangingCause, essence: BodyEssence, last: BodyEssence | None, now: datetime.datetime,
+        self,
+        cause: ChangingCause,
+        essence: BodyEssence,
+        last: BodyEssence | None,
+        now: datetime.datetime,
     ) -> Cycle:
         """Begin a new cycle, or go on with the one that the object has the records of."""
         if cause.reason in _UNCHANGED:
@@ -353,12 +401,17 @@ class Decider:
         return self._load_cycle_of(cause.reason, cause, essence, last, now)
 
     def _load_cycle_of(
-            self, purpose: Reason, cause: ChangingCause, essence: BodyEssence, last: BodyEssence | None,
-            now: datetime.datetime,
+        self,
+        purpose: Reason,
+        cause: ChangingCause,
+        essence: BodyEssence,
+        last: BodyEssence | None,
+        now: datetime.datetime,
     ) -> Cycle:
         state = State(purpose=purpose)
-        state.load(self.table.changing_ids, storage=self.records, body=cause.body, now=now,
-                   keep=self.table.only_resuming_ids)
+        state.load(
+            self.table.changing_ids, storage=self.records, body=cause.body, now=now, keep=self.table.only_resuming_ids
+        )
         base = last if last is not None and cause.reason is Reason.CREATE else essence
         cycle = Cycle(state=state, known=essence, base=base)
         outdated = find_outdated(state, essence)
@@ -367,8 +420,13 @@ class Decider:
                 (cycle.missed if state[key].finished else cycle.revived)[key] = None
         elif purpose is Reason.CREATE:
             digested = any(record.digest is not None for record in state.values())
-            if not digested and last is None and evidence.is_changed_since_created(
-                    cause.body, has_status='status' in self.table.resource.subresources):
+            if (
+                not digested
+                and last is None
+                and evidence.is_changed_since_created(
+                    cause.body, has_status='status' in self.table.resource.subresources
+                )
+            ):
                 outdated = [key for key, record in state.items() if record.finished]
             cycle.missed = {key: None for key in outdated if key in self._updating}
             if outdated and last is None:
@@ -392,13 +450,21 @@ class Decider:
                 del cycle.missed[key]  # the edit was reverted
         if cycle.state.purpose == Reason.UPDATE:
             # Those that are due again anyway need not be by the last edit any more, but have missed it, too.
-            cycle.revived.update({key: None for key in find_outdated(cycle.state, essence)
-                                  if key not in cycle.revived and not cycle.state[key].finished})
+            cycle.revived.update(
+                {
+                    key: None
+                    for key in find_outdated(cycle.state, essence)
+                    if key not in cycle.revived and not cycle.state[key].finished
+                }
+            )
         cycle.known = essence
 
     def _revive(
-            self, decision: Decision, matching: list[ChangingHandler], relevant: Sequence[ChangingHandler],
-            now: datetime.datetime,
+        self,
+        decision: Decision,
+        matching: list[ChangingHandler],
+        relevant: Sequence[ChangingHandler],
+        now: datetime.datetime,
     ) -> list[ChangingHandler]:
         """Make the finished handlers due again that have missed an edit; return all that match."""
         cycle, cause = decision.cycle, decision.cause
@@ -409,8 +475,9 @@ class Decider:
         for handler in relevant:
             if handler.id in cycle.missed and _is_for_updates(handler):
                 seen = cycle.missed.pop(handler.id)
-                if seen is None or filters.may_match(handler, dataclasses.replace(
-                        cause, old=seen, diff=diff(seen, decision.essence))):
+                if seen is None or filters.may_match(
+                    handler, dataclasses.replace(cause, old=seen, diff=diff(seen, decision.essence))
+                ):
                     if handler.id in cycle.state:
                         cycle.state.restart(handler.id, now)
                     cycle.revived[handler.id] = seen
@@ -460,8 +527,10 @@ class Decider:
             if record is None or not record.finished or not _is_for_updates(handler):
                 continue
             seen = cycle.missed.get(handler.id, essence)
-            if seen is None or filters.may_match(handler, dataclasses.replace(
-                    cause, reason=Reason.UPDATE, old=cycle.base, new=seen, diff=diff(cycle.base, seen))):
+            if seen is None or filters.may_match(
+                handler,
+                dataclasses.replace(cause, reason=Reason.UPDATE, old=cycle.base, new=seen, diff=diff(cycle.base, seen)),
+            ):
                 heir.revived[handler.id] = seen
                 heir.state.inherit(handler.id, record, '' if seen is None else digest_essence(seen))
         return heir if heir.revived else None
@@ -512,7 +581,9 @@ class Decider:
         stopped = max((record.stopped for record in cycle.state.values() if record.stopped is not None), default=None)
         return stopped is not None and all(
             record.delayed is not None and (record.delayed - stopped).total_seconds() >= LONG_DELAY
-            for record in cycle.state.values() if not record.finished)
+            for record in cycle.state.values()
+            if not record.finished
+        )
 
     def notice_patched(self, decision: Decision, patch: Patch, body: Body) -> None:
         """

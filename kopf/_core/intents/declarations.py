@@ -3,6 +3,7 @@ Making handlers of decorated functions: the options that the decorators share, t
 
 A wrong option fails when the decorator runs, with the reason, not when the first object comes.
 """
+
 import logging
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -29,6 +30,7 @@ OperationName = Literal['CREATE', 'UPDATE', 'DELETE', 'CONNECT']
 
 class IdentityOptions(TypedDict, total=False):
     """Options of all handlers."""
+
     id: str | None
     param: Any
     registry: OperatorRegistry | None
@@ -36,6 +38,7 @@ class IdentityOptions(TypedDict, total=False):
 
 class ErrorsOptions(TypedDict, total=False):
     """Options of the handlers that are retried; times are in seconds."""
+
     errors: ErrorsMode | None
     timeout: float | None
     retries: int | None
@@ -44,6 +47,7 @@ class ErrorsOptions(TypedDict, total=False):
 
 class SelectorOptions(TypedDict, total=False):
     """Options that name the resource."""
+
     group: str | None
     version: str | None
     kind: str | None
@@ -55,11 +59,13 @@ class SelectorOptions(TypedDict, total=False):
 
 class WatchOptions(TypedDict, total=False):
     """Options of the handlers whose objects are watched."""
+
     label_selector: str | None
 
 
 class MetaOptions(TypedDict, total=False):
     """Options that choose the objects."""
+
     labels: Meta | None
     annotations: Meta | None
     when: WhenFilterFn | None
@@ -68,6 +74,7 @@ class MetaOptions(TypedDict, total=False):
 
 class FilterOptions(MetaOptions, total=False):
     """Options that choose the objects, by a field too."""
+
     field: FieldSpec
 
 
@@ -77,12 +84,14 @@ class ActivityOptions(IdentityOptions, ErrorsOptions, total=False):
 
 class ScheduleOptions(ActivityOptions, total=False):
     """Options of the operator's schedules, besides their intervals."""
+
     initial_delay: float | None
     sharp: bool | None
 
 
 class RepeatedOptions(ScheduleOptions, total=False):
     """Options of the operator's schedules."""
+
     interval: float
 
 
@@ -160,20 +169,37 @@ class SubHandlerOptions(ErrorsOptions, FilterOptions, total=False):
 
 _VERSION = re.compile(r'[a-z]([-a-z0-9]*[a-z0-9])?')  # a DNS label, as the names of versions in CRDs are
 _SELECTING = frozenset(SelectorOptions.__annotations__)
-_NUMBERS = frozenset({
-    'timeout', 'retries', 'backoff', 'initial_delay', 'interval', 'idle',
-    'cancellation_backoff', 'cancellation_timeout', 'cancellation_polling'})
+_NUMBERS = frozenset(
+    {
+        'timeout',
+        'retries',
+        'backoff',
+        'initial_delay',
+        'interval',
+        'idle',
+        'cancellation_backoff',
+        'cancellation_timeout',
+        'cancellation_polling',
+    }
+)
 
 
 def declare_activity(
-        name: str, misplaced: tuple[object, ...], options: Mapping[str, Any], *,
-        cls: type[ActivityHandler] = ActivityHandler, shape: type[Any] = ActivityOptions, **fixed: Any,
+    name: str,
+    misplaced: tuple[object, ...],
+    options: Mapping[str, Any],
+    *,
+    cls: type[ActivityHandler] = ActivityHandler,
+    shape: type[Any] = ActivityOptions,
+    **fixed: Any,
 ) -> Callable[[FnT], FnT]:
     """Make a decorator that registers an activity's handler; ``misplaced`` are arguments, of which it has none."""
     if misplaced:
-        raise TypeError(mistakes.explain_bare(name, misplaced[0], '') if callable(misplaced[0]) else
-                        f"@kopf.on.{name} is about no object: it takes only options by their names, "
-                        f"not {misplaced[0]!r}.")
+        raise TypeError(
+            mistakes.explain_bare(name, misplaced[0], '')
+            if callable(misplaced[0])
+            else f"@kopf.on.{name} is about no object: it takes only options by their names, not {misplaced[0]!r}."
+        )
     given = _check_options(name, shape, options)
     registry = given.pop('registry', None) or get_default_registry()
     id = given.pop('id', None)
@@ -182,12 +208,17 @@ def declare_activity(
         mistakes.check_handler(name, fn)
         registry.activities.append(cls(fn=fn, id=make_handler_id(fn, id), **given, **fixed))
         return fn
+
     return decorator
 
 
 def declare(
-        cls: type[ResourceHandler], name: str, names: tuple[Name, SubName, SubName], shape: type[Any],
-        options: Mapping[str, Any], **fixed: Any,
+    cls: type[ResourceHandler],
+    name: str,
+    names: tuple[Name, SubName, SubName],
+    shape: type[Any],
+    options: Mapping[str, Any],
+    **fixed: Any,
 ) -> Callable[[FnT], FnT]:
     """
     Make a decorator that registers a handler of the class, for the resource named.
@@ -206,13 +237,18 @@ def declare(
         mistakes.check_handler(name, fn)
         handler, handlers = make(fn, None), _registry_of(registry, cls)
         if handler.exclusive and (namesake := mistakes.find_namesake(iter(handlers), handler)) is not None:
-            logger.warning("%s is declared twice for the same: in %s and in %s. Only one of the functions will be "
-                           "called for an object. Rename one of them, or give it another id=.",
-                           handler, mistakes.locate(namesake.fn), mistakes.locate(fn))
+            logger.warning(
+                "%s is declared twice for the same: in %s and in %s. Only one of the functions will be "
+                "called for an object. Rename one of them, or give it another id=.",
+                handler,
+                mistakes.locate(namesake.fn),
+                mistakes.locate(fn),
+            )
         for warning in mistakes.find_doubts(handler):
             logger.warning("%s", warning)
         handlers.append(handler)
         return fn
+
     return decorator
 
 
@@ -230,7 +266,10 @@ def parse_versions(name: str, value: str | Collection[str] | None) -> frozenset[
 
 
 def make_subhandler(
-        fn: Callable[..., Any], parent: Handler, options: Mapping[str, Any], name: str = 'subhandler',
+    fn: Callable[..., Any],
+    parent: Handler,
+    options: Mapping[str, Any],
+    name: str = 'subhandler',
 ) -> ChangingHandler:
     """Make a sub-handler of the handler that is being run."""
     given = _check_options(name, SubHandlerOptions, options)
@@ -240,7 +279,11 @@ def make_subhandler(
 
 
 def _prepare(
-        cls: type[ResourceHandler], name: str, given: dict[str, Any], fixed: dict[str, Any], **more: Any,
+    cls: type[ResourceHandler],
+    name: str,
+    given: dict[str, Any],
+    fixed: dict[str, Any],
+    **more: Any,
 ) -> Callable[[Callable[..., Any], Handler | None], ResourceHandler]:
     _check_filters(name, given)
     if (text := given.pop('label_selector', None)) is not None:
@@ -252,13 +295,16 @@ def _prepare(
         suffix = field if cls.named_by_field and parent is None else None
         full_id = make_handler_id(fn, id, field=suffix, parent=None if parent is None else parent.id)
         return cls(fn=fn, id=full_id, field=field, **given, **fixed, **more)
+
     return make
 
 
 def _parse_label_selector(name: str, text: Any) -> LabelSelector:
     if not isinstance(text, str):
-        raise TypeError(f"@kopf.on.{name}: label_selector= must be a text, such as 'app=x,env!=test', not {text!r}. "
-                        f"For a mapping, use labels=.")
+        raise TypeError(
+            f"@kopf.on.{name}: label_selector= must be a text, such as 'app=x,env!=test', not {text!r}. "
+            f"For a mapping, use labels=."
+        )
     try:
         return LabelSelector.parse(text)
     except ValueError as error:
@@ -267,6 +313,7 @@ def _parse_label_selector(name: str, text: Any) -> LabelSelector:
 
 def _registry_of(registry: OperatorRegistry, cls: type[ResourceHandler]) -> Any:
     from kopf._core.intents import handlers
+
     return {
         handlers.ChangingHandler: registry.changing,
         handlers.WatchingHandler: registry.watching,
@@ -282,8 +329,10 @@ def _check_options(name: str, shape: type[Any], options: Mapping[str, Any]) -> d
     allowed = set(shape.__annotations__)
     unknown = sorted(set(options) - allowed)
     if unknown:
-        raise TypeError(f"@kopf.on.{name} got an unexpected keyword argument {unknown[0]!r}. "
-                        f"{mistakes.suggest(unknown[0], allowed)}It takes: {', '.join(sorted(allowed))}.")
+        raise TypeError(
+            f"@kopf.on.{name} got an unexpected keyword argument {unknown[0]!r}. "
+            f"{mistakes.suggest(unknown[0], allowed)}It takes: {', '.join(sorted(allowed))}."
+        )
     errors = options.get('errors')
     if errors is not None and not isinstance(errors, ErrorsMode):
         raise TypeError(f"@kopf.on.{name}: errors= must be one of kopf.ErrorsMode, not {errors!r}.")
@@ -310,15 +359,20 @@ def _check_filters(name: str, given: Mapping[str, Any]) -> None:
         if pattern is None:
             continue
         if not isinstance(pattern, Mapping):
-            raise TypeError(f"@kopf.on.{name}: {option}= must be a mapping of names to values, markers, or callbacks, "
-                            f"not {pattern!r}.")
+            raise TypeError(
+                f"@kopf.on.{name}: {option}= must be a mapping of names to values, markers, or callbacks, "
+                f"not {pattern!r}."
+            )
         for key, value in pattern.items():
             if value is None:
-                raise ValueError(f"@kopf.on.{name}: {option}={{{key!r}: None}} is ambiguous; "
-                                 f"use kopf.PRESENT or kopf.ABSENT.")
+                raise ValueError(
+                    f"@kopf.on.{name}: {option}={{{key!r}: None}} is ambiguous; use kopf.PRESENT or kopf.ABSENT."
+                )
             if not isinstance(value, str | MetaFilterToken) and not callable(value):
-                raise TypeError(f"@kopf.on.{name}: {option}={{{key!r}: {value!r}}} never matches: "
-                                f"the values of {option} are strings.")
+                raise TypeError(
+                    f"@kopf.on.{name}: {option}={{{key!r}: {value!r}}} never matches: "
+                    f"the values of {option} are strings."
+                )
             _check_callback(name, option, value, positional=1)
     if given.get('when') is not None and not callable(given['when']):
         raise TypeError(f"@kopf.on.{name}: when= must be a function, not {given['when']!r}.")
@@ -331,5 +385,7 @@ def _check_filters(name: str, given: Mapping[str, Any]) -> None:
     if valued and not parse_field(given.get('field')):
         raise TypeError(f"@kopf.on.{name}: {valued[0]}= has no effect without field=.")
     if 'value' in valued and len(valued) > 1:
-        raise TypeError(f"@kopf.on.{name}: either value= or old=/new= can be used, not both: "
-                        f"value= already checks the field before and after the change.")
+        raise TypeError(
+            f"@kopf.on.{name}: either value= or old=/new= can be used, not both: "
+            f"value= already checks the field before and after the change."
+        )

@@ -4,6 +4,7 @@ The essences of objects: what changes are detected by, that is, the objects with
 They are built by the storages in the settings, which may be the user's own; so is the last handled essence, which is
 stored in the object. Of secrets, only digests are stored, and what they stand for is taken from the object again.
 """
+
 import copy
 from collections.abc import Mapping
 from typing import Any
@@ -23,8 +24,19 @@ _SECRET_FIELDS = ('data', 'stringData')
 class Essences:
     """The essences of all the objects of one resource."""
 
-    __slots__ = ('_concealing', '_copying', '_diffbase', '_essence', '_extra_fields', '_fetched', '_is_last',
-                 '_progress', '_raw', '_remembering', '_revealing')
+    __slots__ = (
+        '_concealing',
+        '_copying',
+        '_diffbase',
+        '_essence',
+        '_extra_fields',
+        '_fetched',
+        '_is_last',
+        '_progress',
+        '_raw',
+        '_remembering',
+        '_revealing',
+    )
 
     def __init__(self, table: HandlerTable, persistence: PersistenceSettings) -> None:
         self._progress = persistence.progress_storage
@@ -61,7 +73,12 @@ class Essences:
         self._raw, self._essence, self._is_last, self._fetched = None, BodyEssence(), None, None
 
     def fetch_last(
-            self, body: Body, essence: BodyEssence, unkept: str | None = None, *, again: bool = False,
+        self,
+        body: Body,
+        essence: BodyEssence,
+        unkept: str | None = None,
+        *,
+        again: bool = False,
     ) -> BodyEssence | None:
         """
         Give the last handled essence of the object; the present one is it if its digest is the ``unkept`` one.
@@ -72,7 +89,7 @@ class Essences:
             return essence
         known = self._remembering and body._data() is self._raw
         if known and self._fetched is not None:
-            last, = self._fetched
+            (last,) = self._fetched
         else:
             try:
                 last = self._diffbase.fetch(body=body)

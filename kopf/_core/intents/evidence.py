@@ -5,6 +5,7 @@ If the creation is put off for a while, the records of its handlers have what th
 are only digests; and none, if the records are of upstream's. Then, the API still has records of its own: how often the
 specification was changed, and who has changed the labels and annotations when.
 """
+
 import json
 from collections.abc import Mapping
 from typing import Any, Final, cast
@@ -22,8 +23,9 @@ _MANAGER: Final = user_agent.partition('/')[0]
 def pack(essence: BodyEssence, body: Body) -> str | None:
     """Give the essence as a text for the record of a handler; ``None`` if there is no room for it in the object."""
     text = digests.pack(conventions.dump_json(essence))
-    room = conventions.MAX_ANNOTATIONS_SIZE - RESERVE - conventions.measure_annotations(
-        conventions.get_annotations(body))
+    room = (
+        conventions.MAX_ANNOTATIONS_SIZE - RESERVE - conventions.measure_annotations(conventions.get_annotations(body))
+    )
     return text if 2 * len(text) <= room else None  # there can be two keys for one record
 
 
@@ -44,12 +46,16 @@ def is_changed_since_created(body: Body, *, has_status: bool) -> bool:
 
 
 def _is_labelled_by_others(body: Body) -> bool:
-    entries = [entry for entry in body.metadata.get('managedFields') or ()
-               if isinstance(entry, Mapping) and not entry.get('subresource')]
+    entries = [
+        entry
+        for entry in body.metadata.get('managedFields') or ()
+        if isinstance(entry, Mapping) and not entry.get('subresource')
+    ]
     ours = max((_get_time(entry) for entry in entries if entry.get('manager') == _MANAGER), default='')
     return bool(ours) and any(  # the times are in whole seconds
         entry.get('manager') != _MANAGER and _get_time(entry) > ours and _has_essential_metadata(entry)
-        for entry in entries)
+        for entry in entries
+    )
 
 
 def _get_time(entry: Mapping[str, Any]) -> str:
@@ -60,4 +66,5 @@ def _has_essential_metadata(entry: Mapping[str, Any]) -> bool:
     fields = (entry.get('fieldsV1') or {}).get('f:metadata') or {}
     return bool(fields.get('f:labels')) or any(
         key.startswith('f:') and not conventions.is_foreign(key.removeprefix('f:'))
-        for key in fields.get('f:annotations') or ())
+        for key in fields.get('f:annotations') or ()
+    )

@@ -8,6 +8,7 @@ the reason and at what has changed. Specified in the documentation's "Filters".
 A callback that fails raises `FilterError`. It concerns its handler alone: callers put the handler aside by `sift`,
 report it once by `FailureReports`, and try it again when the object changes.
 """
+
 import collections
 import os
 import pathlib
@@ -67,15 +68,19 @@ class FailureReports:
             value = (error.reason, _hash_content(cause.body))
             if self._known.get(key) != value:
                 self._known[key] = value
-                cause.logger.error("%s. The handler is skipped, and is tried again with the next change.",
-                                   error.explain(handler))
+                cause.logger.error(
+                    "%s. The handler is skipped, and is tried again with the next change.", error.explain(handler)
+                )
             self._known.move_to_end(key)
             if len(self._known) > _MAX_REPORTS:
                 self._known.popitem(last=False)
 
 
 def sift(
-        handlers: Iterable[HandlerT], cause: CauseT, check: Callable[[HandlerT, CauseT], bool], failures: Failures,
+    handlers: Iterable[HandlerT],
+    cause: CauseT,
+    check: Callable[[HandlerT, CauseT], bool],
+    failures: Failures,
 ) -> list[HandlerT]:
     """Return the handlers that pass the check; those whose filters fail are put into the failures instead."""
     passed = []
@@ -101,15 +106,23 @@ def prematch(handler: ResourceHandler, cause: ResourceCause) -> bool:
 
 def is_unconditional(handler: ResourceHandler) -> bool:
     """Tell whether the handler is for all the objects of its resource."""
-    return (handler.labels is None and handler.annotations is None and handler.field is None and handler.when is None
-            and handler.label_selector is None)
+    return (
+        handler.labels is None
+        and handler.annotations is None
+        and handler.field is None
+        and handler.when is None
+        and handler.label_selector is None
+    )
 
 
 def lacks_field(handler: ChangingHandler, cause: ChangingCause) -> bool:
     """Check whether the object only has to get the field of the handler, with any value, in order to match."""
-    return (handler.field is not None and handler.value is None
-            and resolve(cause.new, handler.field, None) is None
-            and _match_metadata(handler, cause))
+    return (
+        handler.field is not None
+        and handler.value is None
+        and resolve(cause.new, handler.field, None) is None
+        and _match_metadata(handler, cause)
+    )
 
 
 def match_change(handler: ChangingHandler, cause: ChangingCause) -> bool:
@@ -157,14 +170,18 @@ def deduplicate(handlers: Iterable[HandlerT]) -> Iterator[HandlerT]:
 
 
 def _match_metadata(handler: ResourceHandler, cause: ResourceCause) -> bool:
-    return ((handler.label_selector is None or cause.selected
-             or handler.label_selector.matches(cause.body.metadata.labels))
-            and _match_mapping(handler.labels, cause.body.metadata.labels, handler, cause)
-            and _match_mapping(handler.annotations, cause.body.metadata.annotations, handler, cause))
+    return (
+        (handler.label_selector is None or cause.selected or handler.label_selector.matches(cause.body.metadata.labels))
+        and _match_mapping(handler.labels, cause.body.metadata.labels, handler, cause)
+        and _match_mapping(handler.annotations, cause.body.metadata.annotations, handler, cause)
+    )
 
 
 def _match_mapping(
-        pattern: Mapping[str, Any] | None, content: Mapping[str, Any], handler: ResourceHandler, cause: ResourceCause,
+    pattern: Mapping[str, Any] | None,
+    content: Mapping[str, Any],
+    handler: ResourceHandler,
+    cause: ResourceCause,
 ) -> bool:
     if not pattern:
         return True
@@ -174,8 +191,10 @@ def _match_mapping(
 def _match_field(handler: ResourceHandler, cause: ResourceCause) -> bool:
     if isinstance(handler, ChangingHandler) and handler.needs_change and isinstance(cause, ChangingCause):
         pattern = MetaFilterToken.PRESENT if handler.value is None else handler.value
-        return any(_match_value(pattern, resolve(essence, handler.field, _ABSENT), handler, cause)
-                   for essence in (cause.old, cause.new))
+        return any(
+            _match_value(pattern, resolve(essence, handler.field, _ABSENT), handler, cause)
+            for essence in (cause.old, cause.new)
+        )
     pattern = MetaFilterToken.PRESENT if handler.value is None else handler.value
     field = handler.field or ()
     if isinstance(cause, ChangingCause):
@@ -187,7 +206,8 @@ def _match_transition(handler: ChangingHandler, cause: ChangingCause) -> bool:
     """Tell whether the field was and has become what the handler asks for."""
     return all(
         pattern is None or _match_value(pattern, resolve(essence, handler.field, _ABSENT), handler, cause)
-        for pattern, essence in ((handler.old, cause.old), (handler.new, cause.new)))
+        for pattern, essence in ((handler.old, cause.old), (handler.new, cause.new))
+    )
 
 
 def _match_value(pattern: Any, content: Any, handler: ResourceHandler, cause: ResourceCause) -> bool:

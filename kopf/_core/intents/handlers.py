@@ -3,6 +3,7 @@ The handlers as they are declared: a function, what it is for, and its options.
 
 They are data: how they are matched is in `filters`, how they are kept is in `registries`.
 """
+
 import dataclasses
 import enum
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from kopf._core.intents.causes import Activity, Reason
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ActivityHandler(Handler):
     """A handler of what the operator does as a whole: starting, ending, logging in, probing."""
+
     activity: Activity
 
     kind = 'Activity'
@@ -27,6 +29,7 @@ class ActivityHandler(Handler):
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ScheduleHandler(ActivityHandler):
     """``@kopf.on.schedule``: a function of the operator that is run again and again."""
+
     interval: float
     initial_delay: float | None = None
     sharp: bool | None = None
@@ -37,6 +40,7 @@ class ScheduleHandler(ActivityHandler):
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ResourceHandler(Handler):
     """A handler of objects: of which resources, and which of their objects."""
+
     selector: Selector | None = None
     labels: MetaFilter | None = None
     annotations: MetaFilter | None = None
@@ -98,6 +102,7 @@ class IndexingHandler(ResourceHandler):
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ChangingHandler(ResourceHandler):
     """A handler of changes: ``@kopf.on.create/update/delete/resume/field``, and sub-handlers."""
+
     reason: Reason | None = None
     """The only reason it is for; any if ``None``."""
     initial: bool = False
@@ -118,6 +123,7 @@ class ChangingHandler(ResourceHandler):
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class SpawningHandler(ResourceHandler):
     """A handler that accompanies an object as long as the object is there."""
+
     requires_finalizer: bool = True
     initial_delay: float | DelayFn | None = None
 
@@ -132,6 +138,7 @@ class SpawningHandler(ResourceHandler):
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class DaemonHandler(SpawningHandler):
     """``@kopf.daemon``: a function that runs as long as the object is there."""
+
     cancellation_backoff: float | None = None
     cancellation_timeout: float | None = None
     cancellation_polling: float | None = None
@@ -142,6 +149,7 @@ class DaemonHandler(SpawningHandler):
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class TimerHandler(SpawningHandler):
     """``@kopf.timer``: a function that runs on a schedule as long as the object is there."""
+
     sharp: bool | None = None
     idle: float | None = None
     interval: float | None = None
@@ -158,6 +166,7 @@ class WebhookType(enum.StrEnum):
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class WebhookHandler(ResourceHandler):
     """A handler of admission reviews: ``@kopf.on.validate``, ``@kopf.on.mutate``."""
+
     type: WebhookType
     operations: Collection[str] | None = None
     subresource: str | None = None
@@ -172,6 +181,7 @@ class WebhookHandler(ResourceHandler):
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ConversionHandler(ResourceHandler):
     """A handler that converts objects between versions: ``@kopf.on.convert``."""
+
     from_versions: frozenset[str] | None = None
     """The versions that it can convert from; any if ``None``."""
     to_versions: frozenset[str] | None = None
@@ -185,10 +195,13 @@ class ConversionHandler(ResourceHandler):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.selector is not None and self.selector.version is not None:
-            raise TypeError(f"@kopf.on.convert: the resource must be named without a version: {self.selector!r}. "
-                            f"The versions go to from_version= and to_version=.")
+            raise TypeError(
+                f"@kopf.on.convert: the resource must be named without a version: {self.selector!r}. "
+                f"The versions go to from_version= and to_version=."
+            )
 
     def converts(self, start: str, end: str) -> bool:
         """Tell whether it converts from the one version to the other."""
-        return ((self.from_versions is None or start in self.from_versions)
-                and (self.to_versions is None or end in self.to_versions))
+        return (self.from_versions is None or start in self.from_versions) and (
+            self.to_versions is None or end in self.to_versions
+        )

@@ -5,6 +5,7 @@ Functions take the arguments that they name, and ``**kwargs`` is for all others:
 Each would otherwise be found by the first object that comes, as a traceback of a call that is not in the user's code,
 again and again; or never. The texts say what is wrong, where it is, and what to write instead.
 """
+
 import functools
 import inspect
 import os.path
@@ -39,7 +40,8 @@ _CAUSES: Mapping[type[Any], type[causes.Cause]] = {
 }
 
 PROVIDED: Mapping[type[Any], frozenset[str]] = {
-    cls: frozenset({'param', *causes.ATTEMPT_GETTERS, *cause.GETTERS}) for cls, cause in _CAUSES.items()}
+    cls: frozenset({'param', *causes.ATTEMPT_GETTERS, *cause.GETTERS}) for cls, cause in _CAUSES.items()
+}
 """What handlers are given, by their classes: the first one that fits. Besides it, all are given the indices."""
 
 
@@ -56,30 +58,41 @@ def check_handler(name: str, fn: Any) -> None:
     if not callable(fn):
         raise TypeError(f"@kopf.on.{name} is for functions, and {fn!r} is none.")
     if is_marked(inspect.isgeneratorfunction, fn) or is_marked(inspect.isasyncgenfunction, fn):
-        raise TypeError(f"@kopf.on.{name}: {describe(fn)} has a yield in it, so that a call of it runs nothing. "
-                        f"Let it return instead.")
+        raise TypeError(
+            f"@kopf.on.{name}: {describe(fn)} has a yield in it, so that a call of it runs nothing. "
+            f"Let it return instead."
+        )
     parameters = _get_parameters(fn)
     if next(iter(parameters), None) == 'self' and not inspect.ismethod(fn):
-        raise TypeError(f"@kopf.on.{name}: {describe(fn)} is a method, and it is not known of which object. "
-                        f"Use a function, or declare the method of an object: kopf.on.{name}(...)(obj.method)")
+        raise TypeError(
+            f"@kopf.on.{name}: {describe(fn)} is a method, and it is not known of which object. "
+            f"Use a function, or declare the method of an object: kopf.on.{name}(...)(obj.method)"
+        )
     if lonely := [key for key, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_ONLY]:
-        raise TypeError(f"@kopf.on.{name}: {describe(fn)} takes {lonely[0]!r} by its position, but handlers "
-                        f"are called with keyword arguments. Remove the slash from its parameters.")
+        raise TypeError(
+            f"@kopf.on.{name}: {describe(fn)} takes {lonely[0]!r} by its position, but handlers "
+            f"are called with keyword arguments. Remove the slash from its parameters."
+        )
 
 
 def check_callback(name: str, option: str, fn: Any, positional: int) -> None:
     """Raise `TypeError` if the function can't be called for this option of the decorator: with a value, or without."""
     for part in iter_parts(fn) if callable(fn) else ():
         parameters = _get_parameters(part)
-        lonely = [key for key, each in parameters.items()
-                  if each.kind is each.POSITIONAL_ONLY and each.default is each.empty]
+        lonely = [
+            key for key, each in parameters.items() if each.kind is each.POSITIONAL_ONLY and each.default is each.empty
+        ]
         if lonely[positional:]:
-            raise TypeError(f"@kopf.on.{name}: {describe(part)} of {option}= takes {lonely[positional]!r} by its "
-                            f"position, but it is called with keyword arguments. Remove the slash from its parameters.")
+            raise TypeError(
+                f"@kopf.on.{name}: {describe(part)} of {option}= takes {lonely[positional]!r} by its "
+                f"position, but it is called with keyword arguments. Remove the slash from its parameters."
+            )
         if positional and not any(each.kind in _POSITIONAL for each in parameters.values()):
-            raise TypeError(f"@kopf.on.{name}: {describe(part)} of {option}= takes no value: it is called with the "
-                            f"value first, then with keyword arguments. Add it to the parameters: "
-                            f"({', '.join(['value', *map(str, parameters.values())])})")
+            raise TypeError(
+                f"@kopf.on.{name}: {describe(part)} of {option}= takes no value: it is called with the "
+                f"value first, then with keyword arguments. Add it to the parameters: "
+                f"({', '.join(['value', *map(str, parameters.values())])})"
+            )
 
 
 def is_bare(fn: object) -> bool:
@@ -91,8 +104,13 @@ def is_bare(fn: object) -> bool:
     if not inspect.isfunction(fn):
         return False
     parameters = _get_parameters(fn)
-    needed = [key for key, parameter in parameters.items() if parameter.default is parameter.empty
-              and parameter.kind in _POSITIONAL and parameter.kind is not parameter.VAR_POSITIONAL]
+    needed = [
+        key
+        for key, parameter in parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind in _POSITIONAL
+        and parameter.kind is not parameter.VAR_POSITIONAL
+    ]
     if not needed:
         return not any(parameter.kind in _POSITIONAL for parameter in parameters.values())
     return len(needed) != 1 or needed[0] in frozenset().union(*PROVIDED.values()) - {'resource'}
@@ -110,8 +128,11 @@ def check_registry(registry: OperatorRegistry) -> None:
     :raises DeclarationError: if some are not, so that they would fail whenever they are called.
     """
     indices = {handler.id for handler in registry.indexing}
-    problems = [text for handler in [*registry.activities, *registry.iter_resource_handlers()]
-                for text in find_missing(handler, indices)]
+    problems = [
+        text
+        for handler in [*registry.activities, *registry.iter_resource_handlers()]
+        for text in find_missing(handler, indices)
+    ]
     if problems:
         raise DeclarationError(' '.join(dict.fromkeys(problems)))
 
@@ -120,8 +141,10 @@ def find_missing(handler: Any, indices: Collection[str]) -> Iterator[str]:
     """Yield the explanation for each function of the handler that asks for what it is not given."""
     provided = next(names for cls, names in PROVIDED.items() if isinstance(handler, cls))
     if (name := _find_first(handler.fn, 0, provided, indices)) is not None:
-        yield (f"{handler} ({locate(handler.fn)}) asks for {name!r}, which it is not given. "
-               f"{_explain_missing(name, provided, indices)}")
+        yield (
+            f"{handler} ({locate(handler.fn)}) asks for {name!r}, which it is not given. "
+            f"{_explain_missing(name, provided, indices)}"
+        )
     for option, callback, positional in handler.iter_callbacks() if isinstance(handler, ResourceHandler) else ():
         known = provided if option == 'initial_delay' else provided - _ONLY_OF_HANDLERS
         for fn in iter_parts(callback):
@@ -153,8 +176,10 @@ def _explain_missing(name: str, provided: Collection[str], indices: Collection[s
         return "It is given only to the handlers themselves, not to their filters."
     if others := sorted({_NAMES[cls] for cls, names in PROVIDED.items() if name in names and cls in _NAMES}):
         return f"It is given to: {', '.join(others)}."
-    return (f"There is no such argument, and no index of this name. {suggest(name, {*provided, *indices}, '')}"
-            f"There are: {', '.join(sorted(provided))}.")
+    return (
+        f"There is no such argument, and no index of this name. {suggest(name, {*provided, *indices}, '')}"
+        f"There are: {', '.join(sorted(provided))}."
+    )
 
 
 _NAMES: Mapping[type[Any], str] = {
@@ -169,6 +194,7 @@ _NAMES: Mapping[type[Any], str] = {
 
 def find_namesake(handlers: Iterator[Any], new: ResourceHandler) -> ResourceHandler | None:
     """Give another function of the file with the same id, of which only one would be called where both match."""
+
     def key(handler: Any) -> tuple[Any, ...]:
         reason = getattr(handler, 'reason', None), getattr(handler, 'initial', None)
         values = [getattr(handler, name, None) for name in ('value', 'old', 'new')]
@@ -178,8 +204,10 @@ def find_namesake(handlers: Iterator[Any], new: ResourceHandler) -> ResourceHand
     def file_of(handler: Any) -> str:
         return locate(handler.fn).rpartition(':')[0]
 
-    return next((old for old in handlers
-                 if old.fn is not new.fn and key(old) == key(new) and file_of(old) == file_of(new)), None)
+    return next(
+        (old for old in handlers if old.fn is not new.fn and key(old) == key(new) and file_of(old) == file_of(new)),
+        None,
+    )
 
 
 def find_doubts(handler: ResourceHandler) -> Iterator[str]:
@@ -188,16 +216,21 @@ def find_doubts(handler: ResourceHandler) -> Iterator[str]:
     if isinstance(handler, TimerHandler) and handler.interval == 0 and not handler.idle:
         yield f"{place} has interval=0, so it is run again and again without a pause. Use an interval in seconds."
     if isinstance(handler, TimerHandler) and handler.interval is None and handler.idle is None:
-        yield (f"{place} has neither interval= nor idle=, so it is run only once for an object. Add interval= (in "
-               f"seconds); or use @kopf.on.create and @kopf.on.resume for what is done once.")
+        yield (
+            f"{place} has neither interval= nor idle=, so it is run only once for an object. Add interval= (in "
+            f"seconds); or use @kopf.on.create and @kopf.on.resume for what is done once."
+        )
     if isinstance(handler, IndexingHandler) and handler.id in frozenset().union(*PROVIDED.values()):
-        yield (f"{place} has the name of an argument, so handlers get the index instead of {handler.id!r}. "
-               f"Rename the function, or give it another id=.")
+        yield (
+            f"{place} has the name of an argument, so handlers get the index instead of {handler.id!r}. "
+            f"Rename the function, or give it another id=."
+        )
 
 
 def suggest(option: str, allowed: Collection[str], suffix: str = '=') -> str:
     """Name the option that is meant, if there is one with nearly the same name."""
     import difflib
+
     found = difflib.get_close_matches(option, allowed)
     best = max(found, key=lambda name: len(os.path.commonprefix([option, name])), default=None)
     return f"Did you mean {best}{suffix}? " if best else ''
@@ -227,4 +260,7 @@ _ANY_PARAMETERS = {
     'kwargs': inspect.Parameter('kwargs', inspect.Parameter.VAR_KEYWORD),
 }
 _POSITIONAL = (
-    inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.VAR_POSITIONAL,
+)

@@ -3,6 +3,7 @@ The records of handlers on objects, read once for each state of an object: a sta
 
 Storages of developers' own are always asked, as they can keep the records elsewhere.
 """
+
 from collections.abc import Collection, Mapping
 from typing import Any
 

@@ -4,6 +4,7 @@ Where the declared handlers are kept, and what of them concerns one resource.
 A registry is filled by the decorators while the user's files are imported. When a resource is discovered, its
 `HandlerTable` is made once: everything that is asked for at each event of the resource is decided there.
 """
+
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextvars import ContextVar
@@ -150,6 +151,7 @@ def set_default_registry(registry: OperatorRegistry | None) -> None:
 
 class HandlerTable(NamedTuple):
     """What an operator has declared for one resource."""
+
     resource: Resource
     indexing: tuple[IndexingHandler, ...] = ()
     watching: tuple[WatchingHandler, ...] = ()
@@ -171,7 +173,8 @@ class HandlerTable(NamedTuple):
         """Whether all objects are watched, though handlers have label selectors: each handler has its own filter."""
         return self.label_selector is None and any(
             handler.label_selector is not None
-            for handler in (*self.indexing, *self.watching, *self.spawning, *self.changing))
+            for handler in (*self.indexing, *self.watching, *self.spawning, *self.changing)
+        )
 
     @property
     def managing(self) -> bool:
@@ -181,6 +184,7 @@ class HandlerTable(NamedTuple):
     @classmethod
     def build(cls, registry: OperatorRegistry, resource: Resource, served: Collection[Selector]) -> 'HandlerTable':
         """Pick the handlers of the resource; of those with selectors that are served by it."""
+
         def pick(handlers: Iterable[ResourceHandlerT]) -> tuple[ResourceHandlerT, ...]:
             return tuple(handler for handler in handlers if handler.selector in served)
 
@@ -199,7 +203,8 @@ class HandlerTable(NamedTuple):
             only_resuming_ids=frozenset(handler.id for handler in changing if handler.initial)
             - {handler.id for handler in changing if not handler.initial},
             extra_fields=frozenset(  # as upstream has it in the objects: of all but indices
-                handler.field for handler in (*changing, *spawning, *watching) if handler.field),
+                handler.field for handler in (*changing, *spawning, *watching) if handler.field
+            ),
             finalizing=tuple(handler for handler in changing if handler.requires_finalizer),
             label_selector=selectors.pop() if len(selectors) == 1 else None,
         )
@@ -222,7 +227,11 @@ def get_callable_id(fn: Any) -> str:
 
 
 def make_handler_id(
-        fn: Any, id: str | None, *, field: FieldPath | None = None, parent: HandlerId | None = None,
+    fn: Any,
+    id: str | None,
+    *,
+    field: FieldPath | None = None,
+    parent: HandlerId | None = None,
 ) -> HandlerId:
     """Combine the id of a handler: of its own, of its parent, of its field."""
     own = id if id is not None else get_callable_id(fn)

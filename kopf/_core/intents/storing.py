@@ -3,6 +3,7 @@ Failures of the storages that the settings name: they can be the user's own, and
 
 Such a failure is said to be of the storage, and is retried as those of the framework and of the API are.
 """
+
 from kopf._cogs.configs.diffbase import DiffBaseStorage
 from kopf._cogs.configs.progress import ProgressStorage
 from kopf._cogs.helpers.explanations import name_error
@@ -13,8 +14,9 @@ class StorageError(Exception):
 
     def __init__(self, storage: DiffBaseStorage | ProgressStorage, method: str, error: Exception) -> None:
         option = 'diffbase_storage' if isinstance(storage, DiffBaseStorage) else 'progress_storage'
-        super().__init__(f"settings.persistence.{option} ({_describe(storage)}) has failed to {method}: "
-                         f"{name_error(error)}")
+        super().__init__(
+            f"settings.persistence.{option} ({_describe(storage)}) has failed to {method}: {name_error(error)}"
+        )
 
     def __repr__(self) -> str:
         return str(self)

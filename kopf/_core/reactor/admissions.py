@@ -5,6 +5,7 @@ The server (or tunnel) is the user's choice, any callable of the documented prot
 what there is to be asked about; it lives as long as the operator. On exit, the API forgets the webhooks before the
 server ends.
 """
+
 import asyncio
 import contextlib
 import logging
@@ -38,11 +39,13 @@ class ServerMissingError(ExplainedError):
 
     def __init__(self, found: object = None) -> None:
         super().__init__(
-            f"settings.admission.server must be a server, such as kopf.WebhookServer(), not {found!r}." if found else
-            "There are admission handlers (@kopf.on.validate, @kopf.on.mutate) or conversion handlers "
+            f"settings.admission.server must be a server, such as kopf.WebhookServer(), not {found!r}."
+            if found
+            else "There are admission handlers (@kopf.on.validate, @kopf.on.mutate) or conversion handlers "
             "(@kopf.on.convert), but no server for them. "
             "Set settings.admission.server in a startup handler: for example, to kopf.WebhookServer() or to "
-            "kopf.WebhookAutoServer(); see \"Servers and tunnels\" in the documentation.")
+            "kopf.WebhookAutoServer(); see \"Servers and tunnels\" in the documentation."
+        )
 
 
 class ServerEndedError(Exception):
@@ -57,8 +60,15 @@ class Admission:
     """
 
     def __init__(
-            self, *, client: ApiClient, settings: OperatorSettings, registry: OperatorRegistry, vault: Vault,
-            memo: Any, indices: Mapping[str, Any], memos: Memos,
+        self,
+        *,
+        client: ApiClient,
+        settings: OperatorSettings,
+        registry: OperatorRegistry,
+        vault: Vault,
+        memo: Any,
+        indices: Mapping[str, Any],
+        memos: Memos,
     ) -> None:
         self._client = client
         self._registry = registry
@@ -114,8 +124,12 @@ class Admission:
             await end(tasks, timeout=EXIT_TIMEOUT, what="The webhook server and its configurations")
 
     async def _answer(
-            self, request: Any, *, webhook: str | None = None, headers: Headers | None = None,
-            sslpeer: SSLPeer | None = None,
+        self,
+        request: Any,
+        *,
+        webhook: str | None = None,
+        headers: Headers | None = None,
+        sslpeer: SSLPeer | None = None,
     ) -> Any:
         """Answer any review; see `kopf.WebhookFn`."""
         conversion = isinstance(request, Mapping) and request.get('kind') == KIND
@@ -146,8 +160,11 @@ class Admission:
                 await stack.enter_async_context(contextlib.aclosing(configs))
             async for client_config in configs:
                 if not self.listening and self._settings.managed is None:
-                    logger.info("Webhooks are served at %s. The API is not told of them, as settings.admission.managed "
-                                "is not set.", client_config.get('url') or client_config.get('service'))
+                    logger.info(
+                        "Webhooks are served at %s. The API is not told of them, as settings.admission.managed "
+                        "is not set.",
+                        client_config.get('url') or client_config.get('service'),
+                    )
                 self.listening = True
                 for upkeep in self._kept:
                     upkeep.connect(client_config)

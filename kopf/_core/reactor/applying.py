@@ -4,6 +4,7 @@ Applying patches to objects, and taking over what comes of them.
 What could not be applied is remembered in the record of the object: the next attempt is with the next state of it. The
 state that a patch returns is the newest one known; its echo in the stream will be recognised by its version.
 """
+
 import asyncio
 import copy
 import time
@@ -26,6 +27,7 @@ CONFLICT_DELAYS = (0, 0.1, 0.2, 0.5, 1, 2)
 
 class Application(NamedTuple):
     """What has come of applying a patch."""
+
     done: bool
     """Whether all is done that can be."""
     delay: float | None = None
@@ -41,13 +43,23 @@ class Applier:
         self._decider = decider
 
     async def apply(
-            self, record: ObjectRecord, decision: Decision | None, patch: Patch, conclusion: Patch,
+        self,
+        record: ObjectRecord,
+        decision: Decision | None,
+        patch: Patch,
+        conclusion: Patch,
     ) -> Application:
         """Send the patch; remember what could not be applied."""
         asked_at = time.monotonic()
         try:
-            result = await self._send(record, cast(RawBody, record.body)['metadata'].get('uid'), patch, record.body,
-                                      make_logger(record, self._decider.table.resource, self._settings), conclusion)
+            result = await self._send(
+                record,
+                cast(RawBody, record.body)['metadata'].get('uid'),
+                patch,
+                record.body,
+                make_logger(record, self._decider.table.resource, self._settings),
+                conclusion,
+            )
         except BaseException:  # also a cancellation: nobody knows then whether it was stored
             self.keep_unsaved(record, decision, patch)
             raise
@@ -77,8 +89,12 @@ class Applier:
         return Application(False, CONFLICT_DELAYS[-1])
 
     async def apply_of_daemon(
-            self, record: ObjectRecord, patch: Patch, *, is_settled: Callable[[ObjectRecord, RawBody], bool],
-            resume: Callable[[ObjectRecord], None],
+        self,
+        record: ObjectRecord,
+        patch: Patch,
+        *,
+        is_settled: Callable[[ObjectRecord, RawBody], bool],
+        resume: Callable[[ObjectRecord], None],
     ) -> None:
         """Apply a patch of a daemon to the freshest state of the object; have it handled if it is not settled then."""
         raw: RawBody | None = record.daemons.stash.copy()
@@ -97,7 +113,8 @@ class Applier:
             patch, raw = Patch(fns=patch.fns), None
             await asyncio.sleep(delay)
         record.daemons.logger.warning(
-            "The object changes faster than it can be patched; these functions are lost: %r", patch.fns)
+            "The object changes faster than it can be patched; these functions are lost: %r", patch.fns
+        )
 
     async def reload(self, record: ObjectRecord, known: RawBody) -> None:
         """Ask for the state of the object, as no event brings it."""
@@ -117,15 +134,32 @@ class Applier:
             record.body = record.cycle = record.unsent = None
 
     async def _send(
-            self, record: ObjectRecord, uid: str | None, patch: Patch, body: RawBody | None, logger: AnyLogger,
-            conclusion: Patch | None = None,
+        self,
+        record: ObjectRecord,
+        uid: str | None,
+        patch: Patch,
+        body: RawBody | None,
+        logger: AnyLogger,
+        conclusion: Patch | None = None,
     ) -> patching.PatchResult:
         return await patching.patch_obj(
-            self._client, resource=self._decider.table.resource, namespace=record.namespace, name=record.name,
-            uid=uid, patch=patch, body=body, logger=logger, conclusion=conclusion)
+            self._client,
+            resource=self._decider.table.resource,
+            namespace=record.namespace,
+            name=record.name,
+            uid=uid,
+            patch=patch,
+            body=body,
+            logger=logger,
+            conclusion=conclusion,
+        )
 
     def keep_unsaved(
-            self, record: ObjectRecord, decision: Decision | None, patch: Patch, stored: Patch | None = None,
+        self,
+        record: ObjectRecord,
+        decision: Decision | None,
+        patch: Patch,
+        stored: Patch | None = None,
     ) -> None:
         """Remember what could not be stored: for the next attempt, or for those who serve the object after us."""
         record.unsent = patch if patch else None

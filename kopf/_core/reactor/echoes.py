@@ -8,6 +8,7 @@ of them is kept until it is known to be new. Specified in the documentation's "C
 Versions can go back: when the cluster's storage is restored from a backup. A list tells so if it was asked for after
 our patch; but as caches of servers can be behind, too, it is believed only when the time for consistency is over.
 """
+
 import asyncio
 import time
 from collections.abc import Callable
@@ -60,7 +61,8 @@ def outlive(record: ObjectRecord, event: RawEvent) -> None:
         return
     if int(version) < int(expected.version):
         record.expected = expected = Expectation(
-            str(int(expected.version) - 1), made_at=expected.made_at, deadline=expected.deadline, unsure=None)
+            str(int(expected.version) - 1), made_at=expected.made_at, deadline=expected.deadline, unsure=None
+        )
         delay = max(0.0, expected.deadline - time.monotonic())
         asyncio.get_running_loop().call_later(delay, _expire, record, expected)
 

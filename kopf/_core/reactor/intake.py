@@ -7,6 +7,7 @@ behind but its values in the indices; the exclusions by errors are remembered wh
 
 The `Indexation` keeps all handlers of all resources waiting until everything that is to be indexed is indexed.
 """
+
 import asyncio
 import copy
 import logging
@@ -140,8 +141,10 @@ class Indexation:
     def _remind(self) -> None:
         lists = f"the lists of {', '.join(sorted(self._lists.values()))}" if self._lists else ''
         objects = f"{self._objects} objects being indexed" if self._objects else ''
-        logger.warning("No handlers are run until all indices are complete; still waiting for: %s.",
-                       ' and '.join(filter(None, [lists, objects])))
+        logger.warning(
+            "No handlers are run until all indices are complete; still waiting for: %s.",
+            ' and '.join(filter(None, [lists, objects])),
+        )
         self._remind_later()
 
     def _cancel_reminder(self) -> None:
@@ -176,8 +179,14 @@ class Intake(ObjectSink):
     """Indexes the objects of one watch, and passes their events on."""
 
     def __init__(
-            self, sink: ObjectSink, *, table: HandlerTable, indexers: OperatorIndexers, settings: OperatorSettings,
-            memo: Any, indexation: Indexation,
+        self,
+        sink: ObjectSink,
+        *,
+        table: HandlerTable,
+        indexers: OperatorIndexers,
+        settings: OperatorSettings,
+        memo: Any,
+        indexation: Indexation,
     ) -> None:
         self._sink = sink
         self._resource = table.resource
@@ -216,8 +225,12 @@ class Intake(ObjectSink):
     def refused(self, watch: ResourceWatch, error: APIError) -> bool:
         self._refusals += 1
         if self._refusals == MAX_REFUSALS and self._counting:
-            logger.error("The handlers do not wait for %s any more, as it cannot be listed. "
-                         "Its objects are absent from the indices until it can be: %s", watch, error)
+            logger.error(
+                "The handlers do not wait for %s any more, as it cannot be listed. "
+                "Its objects are absent from the indices until it can be: %s",
+                watch,
+                error,
+            )
             self._stop_waiting()
         return self._sink.refused(watch, error)
 
@@ -313,14 +326,25 @@ class Intake(ObjectSink):
         self._start(record, state, counted=self._counting)
 
     async def _index(
-            self, record: ObjectRecord, state: IndexingState, event: RawEvent, *, again: bool = False,
+        self,
+        record: ObjectRecord,
+        state: IndexingState,
+        event: RawEvent,
+        *,
+        again: bool = False,
     ) -> None:
         """Index the object; again at once if a function asks for that, as the handlers of the object are to see it."""
         state.cancel_timer()
         body = Body(event['object'])
         cause = IndexingCause(
-            logger=LocalObjectLogger(body=body, settings=self._settings), memo=record.get_memo(self._copy_memo),
-            indices=self._indices, resource=self._resource, body=body, patch=Patch(), selected=self._selected)
+            logger=LocalObjectLogger(body=body, settings=self._settings),
+            memo=record.get_memo(self._copy_memo),
+            indices=self._indices,
+            resource=self._resource,
+            body=body,
+            patch=Patch(),
+            selected=self._selected,
+        )
         await self._indexing.index(record, cause, state.excluded, again=again)
         while state.excluded and record.indexing is state:
             delay = get_retry_delay(state.excluded)

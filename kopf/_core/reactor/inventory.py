@@ -4,6 +4,7 @@ What an operator remembers of the objects it has seen.
 There is one slotted record an object, and it is all that is kept of an object at rest: who it is, and a few flags.
 Everything else (the body, the progress of a change, a worker, a timer, a memo) is only there while it is needed.
 """
+
 import asyncio
 import contextlib
 import sys
@@ -35,9 +36,30 @@ class ObjectRecord:
     """One object, as long as it is there."""
 
     __slots__ = (
-        '__weakref__', 'again', 'body', 'cycle', 'daemons', 'employed', 'expected', 'indexing', 'initial', 'lacking',
-        'memo', 'name', 'namespace', 'outdated', 'pending', 'released', 'selftriggering', 'throttle', 'throttled',
-        'uid', 'unkept', 'unsent', 'wakeup')
+        '__weakref__',
+        'again',
+        'body',
+        'cycle',
+        'daemons',
+        'employed',
+        'expected',
+        'indexing',
+        'initial',
+        'lacking',
+        'memo',
+        'name',
+        'namespace',
+        'outdated',
+        'pending',
+        'released',
+        'selftriggering',
+        'throttle',
+        'throttled',
+        'uid',
+        'unkept',
+        'unsent',
+        'wakeup',
+    )
 
     def __init__(self, uid: str, namespace: str | None, name: str, *, initial: bool) -> None:
         self.uid = uid
@@ -137,15 +159,21 @@ class ObjectRecord:
 
 
 def make_logger(
-        record: ObjectRecord, resource: Resource, settings: OperatorSettings,
-        cls: type[ObjectLogger] = LocalObjectLogger,
+    record: ObjectRecord,
+    resource: Resource,
+    settings: OperatorSettings,
+    cls: type[ObjectLogger] = LocalObjectLogger,
 ) -> ObjectLogger:
     """Make a logger of the object, by what is known of it."""
-    raw: Mapping[str, Any] = record.body if record.body is not None else {
-        'apiVersion': get_api_version(resource),
-        'kind': resource.kind,
-        'metadata': {'name': record.name, 'namespace': record.namespace, 'uid': record.uid},
-    }
+    raw: Mapping[str, Any] = (
+        record.body
+        if record.body is not None
+        else {
+            'apiVersion': get_api_version(resource),
+            'kind': resource.kind,
+            'metadata': {'name': record.name, 'namespace': record.namespace, 'uid': record.uid},
+        }
+    )
     return cls(body=Body(raw), settings=settings)
 
 

@@ -4,6 +4,7 @@ An operator: the owner of all that lives while it runs, from its startup handler
 It opens the API client, the poster of events, the watches and the workers, and closes all of them, in reverse order.
 Every task has a parent that waits for it: a failure of any ends the operator, with the cause, after the cleanup.
 """
+
 import asyncio
 import contextlib
 import dataclasses
@@ -45,14 +46,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Command = Callable[
-    [ApiClient, OperatorSettings, Collection[Resource], Collection[NamespacePattern]], Awaitable[None]]
+Command = Callable[[ApiClient, OperatorSettings, Collection[Resource], Collection[NamespacePattern]], Awaitable[None]]
 """What to do once instead of serving: with the resources that there are, in the namespaces that are asked for."""
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class OperatorOptions:
     """What an operator is started with; see `kopf.operator`."""
+
     lifecycle: LifeCycleFn | None = None
     registry: OperatorRegistry | None = None
     settings: OperatorSettings | None = None
@@ -142,7 +143,11 @@ class Operator:
             self.stop()
 
     async def _unless_stopped(
-            self, coro: Coroutine[None, None, None], flag: asyncio.Task[None], *, patience: float | None = None,
+        self,
+        coro: Coroutine[None, None, None],
+        flag: asyncio.Task[None],
+        *,
+        patience: float | None = None,
     ) -> bool:
         """
         Run the coroutine until it ends or the operator is stopped; tell if it has ended by itself.
@@ -186,8 +191,12 @@ class Operator:
 
     async def _run_activity(self, activity: Activity, handlers: list[ActivityHandler] | None = None) -> Any:
         return await activities.run_activity(
-            activity, self.registry.activities.get_handlers(activity) if handlers is None else handlers,
-            settings=self.settings, memo=self.memo, indices=self.indexers.indices)
+            activity,
+            self.registry.activities.get_handlers(activity) if handlers is None else handlers,
+            settings=self.settings,
+            memo=self.memo,
+            indices=self.indexers.indices,
+        )
 
     # Serving.
 
@@ -201,8 +210,11 @@ class Operator:
             indexation = Indexation()
             workforce = Workforce(self.settings, indexation)
             schedules = Schedules(
-                self.registry.activities.get_schedules(), settings=self.settings, memo=self.memo,
-                indices=self.indexers.indices)
+                self.registry.activities.get_schedules(),
+                settings=self.settings,
+                memo=self.memo,
+                indices=self.indexers.indices,
+            )
             if self.options.command is not None:
                 with explaining():
                     found = await discover(client, PEERING_GROUPS)
@@ -210,10 +222,22 @@ class Operator:
                 return
             tasks = asyncio.TaskGroup()
             orchestrator = Orchestrator(
-                Tools(client=client, settings=self.settings, registry=self.registry, lifecycle=self.lifecycle,
-                      memo=self.memo, indexers=self.indexers, vault=self.vault, workforce=workforce,
-                      indexation=indexation, schedules=schedules),
-                patterns=self.options.namespaces, identity=self.options.identity, tasks=tasks)
+                Tools(
+                    client=client,
+                    settings=self.settings,
+                    registry=self.registry,
+                    lifecycle=self.lifecycle,
+                    memo=self.memo,
+                    indexers=self.indexers,
+                    vault=self.vault,
+                    workforce=workforce,
+                    indexation=indexation,
+                    schedules=schedules,
+                ),
+                patterns=self.options.namespaces,
+                identity=self.options.identity,
+                tasks=tasks,
+            )
             stack.callback(orchestrator.close)
             stack.push_async_callback(orchestrator.peerings.leave)
             stack.push_async_callback(orchestrator.save)
@@ -232,9 +256,13 @@ class Operator:
 
     def _make_probe_server(self, condition: 'probing.Condition', pulse: Pulse[Any]) -> 'probing.ProbeServer':
         from kopf._core.engines import probing
+
         probes = probing.Probes(
             self.registry.activities.get_handlers(Activity.PROBE),
-            settings=self.settings, memo=self.memo, indices=self.indexers.indices)
+            settings=self.settings,
+            memo=self.memo,
+            indices=self.indexers.indices,
+        )
         endpoint = probing.Endpoint.parse(self.options.liveness_endpoint or '')
         return probing.ProbeServer(endpoint, probes=probes, condition=condition, pulse=pulse, settings=self.settings)
 
@@ -271,5 +299,9 @@ def get_fallback_logins() -> list[ActivityHandler]:
         candidates.append(logins.login_with_kubeconfig)
     if not candidates:
         candidates.append(logins.login_with_service_account)
-    return [ActivityHandler(id=HandlerId(fn.__name__), fn=fn, activity=Activity.AUTHENTICATION, retries=1,
-                            errors=ErrorsMode.PERMANENT) for fn in candidates]
+    return [
+        ActivityHandler(
+            id=HandlerId(fn.__name__), fn=fn, activity=Activity.AUTHENTICATION, retries=1, errors=ErrorsMode.PERMANENT
+        )
+        for fn in candidates
+    ]

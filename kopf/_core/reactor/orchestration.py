@@ -4,6 +4,7 @@ What is served at the moment: the watches that run, as resources and namespaces 
 It is found out at the start and whenever something changes. Observers tell what changes: they watch namespaces and CRDs
 as everything else is watched. Where an operator has no rights for that, it serves what it knows from the beginning.
 """
+
 import asyncio
 import copy
 import dataclasses
@@ -65,6 +66,7 @@ LAST_EVENTS_DELAYS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tools:
     """What an operator works with; it opens and closes them."""
+
     client: ApiClient
     settings: OperatorSettings
     registry: OperatorRegistry
@@ -81,14 +83,17 @@ class Orchestrator:
     """Starts and stops the watches, as resources and namespaces come and go."""
 
     def __init__(
-            self, tools: Tools, *, patterns: Collection[NamespacePattern], identity: str | None,
-            tasks: asyncio.TaskGroup,
+        self,
+        tools: Tools,
+        *,
+        patterns: Collection[NamespacePattern],
+        identity: str | None,
+        tasks: asyncio.TaskGroup,
     ) -> None:
         self._tools = tools
         self._patterns = patterns
         self._tasks = tasks
-        self.peerings = Peerings(
-            tools.client, tools.settings, identity=identity, tasks=tasks, changed=self._adjust)
+        self.peerings = Peerings(tools.client, tools.settings, identity=identity, tasks=tasks, changed=self._adjust)
         if self.peerings.enabled:
             tools.workforce.guard(self.peerings.is_overdue)
             tools.schedules.guard(self.peerings.is_overdue)
@@ -116,10 +121,17 @@ class Orchestrator:
 
     def _make_admission(self) -> 'Admission':
         from kopf._core.reactor.admissions import Admission
+
         tools = self._tools
         return Admission(
-            client=tools.client, settings=tools.settings, registry=tools.registry, vault=tools.vault,
-            memo=tools.memo, indices=tools.indexers.indices, memos=self.get_memo)
+            client=tools.client,
+            settings=tools.settings,
+            registry=tools.registry,
+            vault=tools.vault,
+            memo=tools.memo,
+            indices=tools.indexers.indices,
+            memos=self.get_memo,
+        )
 
     async def start(self) -> None:
         """Begin to serve what is there, and to observe what changes."""
@@ -129,8 +141,11 @@ class Orchestrator:
             settled = await self._discover()
         if self._tools.settings.scanning.disabled:
             if len(specific) < len(set(self._patterns)):
-                logger.warning("The patterns of namespaces match nothing, as settings.scanning.disabled is set; "
-                               "served are only: %s.", join_names(specific))
+                logger.warning(
+                    "The patterns of namespaces match nothing, as settings.scanning.disabled is set; "
+                    "served are only: %s.",
+                    join_names(specific),
+                )
             return
         if not settled:
             self._changed.set()
@@ -292,13 +307,19 @@ class Orchestrator:
             if scope in self._leaving:
                 self._leaving[scope] = self._end_watch(scope, *self._leaving[scope][:3])
         if self._leaving:
-            self._leaving = {scope: leaving for scope, leaving in self._leaving.items()
-                             if leaving[3] is None or not leaving[3].done()}
+            self._leaving = {
+                scope: leaving
+                for scope, leaving in self._leaving.items()
+                if leaving[3] is None or not leaving[3].done()
+            }
 
     def _find_wanted(self, namespaces: Collection[Namespace]) -> dict[Scope, HandlerTable]:
         """Find what is to be served in these namespaces, and what is in no namespace."""
-        return {(resource, namespace): table for resource, table in self._tables.items()
-                for namespace in (namespaces if resource.namespaced else [None])}
+        return {
+            (resource, namespace): table
+            for resource, table in self._tables.items()
+            for namespace in (namespaces if resource.namespaced else [None])
+        }
 
     def _find_scopes(self, namespaces: Collection[Namespace]) -> list[Scope]:
         """Find what is watched in these namespaces."""
@@ -334,8 +355,11 @@ class Orchestrator:
         pairs = [(watch, sink) for watch, sink, _ in self._watches.values()]
         pairs += [(watch, sink) for watch, sink, _, _ in self._leaving.values()]
         tasks = {
-            asyncio.create_task(sink.save(record), name=repr(record)) for watch, sink in pairs
-            for record in watch.get_known() if record.in_memory_only and not workforce.is_at_work(record)}
+            asyncio.create_task(sink.save(record), name=repr(record))
+            for watch, sink in pairs
+            for record in watch.get_known()
+            if record.in_memory_only and not workforce.is_at_work(record)
+        }
         if not tasks:
             return
         try:
@@ -345,7 +369,9 @@ class Orchestrator:
             if failed:
                 logger.warning(
                     "What has come of the handlers of %d objects can't be stored, and is handled again later: %s",
-                    len(failed), ', '.join(sorted(task.get_name() for task in failed)))
+                    len(failed),
+                    ', '.join(sorted(task.get_name() for task in failed)),
+                )
             await end(tasks, timeout=timeout, what="The last patches")
 
     def _resume(self) -> None:
@@ -371,7 +397,8 @@ class Orchestrator:
     def _is_gone(self, resource: Resource, namespace: Namespace) -> bool:
         """Check whether the objects are gone with their namespace or kind, and are not only served no more."""
         return (resource.namespaced and namespace not in self._namespaces) or not any(
-            other.plural == resource.plural and other.group == resource.group for other in self._resources or ())
+            other.plural == resource.plural and other.group == resource.group for other in self._resources or ()
+        )
 
     def _end_watch(self, scope: Scope, watch: ResourceWatch, sink: ObjectSink, task: asyncio.Task[None]) -> Leaving:
         if self._is_gone(*scope):
@@ -407,14 +434,30 @@ class Orchestrator:
     def _start_watch(self, scope: Scope, table: HandlerTable, former: Leaving | None) -> Watching:
         tools = self._tools
         processor = Processor(
-            client=tools.client, settings=tools.settings, table=table, workforce=tools.workforce,
-            lifecycle=tools.lifecycle, memo=tools.memo, indices=tools.indexers.indices)
-        intake = None if not table.indexing else Intake(
-            processor, table=table, indexers=tools.indexers, settings=tools.settings, memo=tools.memo,
-            indexation=tools.indexation)
+            client=tools.client,
+            settings=tools.settings,
+            table=table,
+            workforce=tools.workforce,
+            lifecycle=tools.lifecycle,
+            memo=tools.memo,
+            indices=tools.indexers.indices,
+        )
+        intake = (
+            None
+            if not table.indexing
+            else Intake(
+                processor,
+                table=table,
+                indexers=tools.indexers,
+                settings=tools.settings,
+                memo=tools.memo,
+                indexation=tools.indexation,
+            )
+        )
         sink: ObjectSink = processor if intake is None else intake
         watch = ResourceWatch(
-            self._tools.client, self._tools.settings, *scope, sink, label_selector=table.label_selector)
+            self._tools.client, self._tools.settings, *scope, sink, label_selector=table.label_selector
+        )
         if intake is not None:
             intake.expect(str(watch))
         if former is not None:
@@ -432,8 +475,7 @@ class Orchestrator:
         former_sink.retire(sink, records)
         if end is not None:
             end.cancel()
-        self._tasks.create_task(
-            self._retire(former_watch, former_sink, records), name=f'end of {former_watch}')
+        self._tasks.create_task(self._retire(former_watch, former_sink, records), name=f'end of {former_watch}')
 
 
 class DefinitionsSink(EventSink):
@@ -465,7 +507,9 @@ class DefinitionsSink(EventSink):
         logger.warning(
             "Resources that appear, change, or vanish will not be noticed. Grant the verbs list and watch for "
             "customresourcedefinitions.apiextensions.k8s.io to the operator's account, or set "
-            "settings.scanning.disabled, to avoid this warning: %s", error)
+            "settings.scanning.disabled, to avoid this warning: %s",
+            error,
+        )
         return True
 
 
@@ -473,7 +517,10 @@ class NamespaceSink(EventSink):
     """Tells the orchestrator which namespaces are there, of those that match."""
 
     def __init__(
-            self, orchestrator: Orchestrator, patterns: Collection[NamespacePattern], indexation: Indexation,
+        self,
+        orchestrator: Orchestrator,
+        patterns: Collection[NamespacePattern],
+        indexation: Indexation,
     ) -> None:
         self._orchestrator = orchestrator
         self._specific = select_specific_namespaces(patterns)
@@ -507,7 +554,9 @@ class NamespaceSink(EventSink):
             "The patterns of namespaces match nothing, and only these namespaces are served, assuming that they exist: "
             "%s. Grant the verbs list and watch for namespaces to the operator's account, or set "
             "settings.scanning.disabled, to avoid this warning: %s",
-            join_names(self._specific), error)
+            join_names(self._specific),
+            error,
+        )
         return True
 
     def dropped(self, watch: ResourceWatch) -> None:

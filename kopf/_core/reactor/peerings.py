@@ -4,6 +4,7 @@ The peering objects of an operator: one for the whole cluster, or one in each na
 They are watched as everything else. The operator pauses if it has to in any of them; nothing is begun in a namespace
 until its peering object is looked at. Where the cluster has no such kind of objects, nothing is requested at all.
 """
+
 import asyncio
 import functools
 import logging
@@ -29,6 +30,7 @@ MIN_LIFETIME = 1.0
 
 class Member(NamedTuple):
     """A membership with all that it needs."""
+
     membership: 'Membership'
     watch: ResourceWatch
     tasks: Sequence[asyncio.Task[None]]
@@ -38,8 +40,13 @@ class Peerings:
     """All memberships of one operator."""
 
     def __init__(
-            self, client: ApiClient, settings: OperatorSettings, *, identity: str | None, tasks: asyncio.TaskGroup,
-            changed: Callable[[Collection[Namespace] | None], None],
+        self,
+        client: ApiClient,
+        settings: OperatorSettings,
+        *,
+        identity: str | None,
+        tasks: asyncio.TaskGroup,
+        changed: Callable[[Collection[Namespace] | None], None],
     ) -> None:
         """
         Create the peerings; they are joined later.
@@ -89,6 +96,7 @@ class Peerings:
         if not self._members:
             return False
         from kopf._core.engines.membership import read_time
+
         now = read_time()
         if now < self._safe_until:
             return False
@@ -156,17 +164,26 @@ class Peerings:
     def _join(self, resource: Resource, namespace: Namespace) -> None:
         from kopf._core.engines.membership import Membership
         from kopf._core.engines.peering import detect_own_id
+
         self._identity = self._identity or detect_own_id(manual=False)
         member = Membership(
-            self._client, self._settings, resource=resource, namespace=namespace,
-            identity=self._identity, changed=functools.partial(self._note, namespace))
-        watch = ResourceWatch(
-            self._client, self._settings, resource, namespace, PeeringSink(member), selective=False)
+            self._client,
+            self._settings,
+            resource=resource,
+            namespace=namespace,
+            identity=self._identity,
+            changed=functools.partial(self._note, namespace),
+        )
+        watch = ResourceWatch(self._client, self._settings, resource, namespace, PeeringSink(member), selective=False)
         self._unknown.add(namespace)
-        self._members[namespace] = Member(member, watch, [
-            self._tasks.create_task(watch.run(), name=f'observer of {watch}'),
-            self._tasks.create_task(member.run(), name=f'keep-alive in {watch}'),
-        ])
+        self._members[namespace] = Member(
+            member,
+            watch,
+            [
+                self._tasks.create_task(watch.run(), name=f'observer of {watch}'),
+                self._tasks.create_task(member.run(), name=f'keep-alive in {watch}'),
+            ],
+        )
 
     def _note(self, namespace: Namespace) -> None:
         """Called when the member in this namespace has come to another decision."""

@@ -6,6 +6,7 @@ that exists only while there is work, and that takes the newest state each time 
 goes on with the state that the patch has returned; the echo of the patch in the stream is recognised by its version.
 A delayed retry holds no worker: it is a timer, and the record of the object.
 """
+
 import asyncio
 import copy
 from collections.abc import Collection, Mapping, Set
@@ -53,8 +54,15 @@ class Processor(ObjectSink):
     """Processes the events of all the objects of one resource."""
 
     def __init__(
-            self, *, client: ApiClient, settings: OperatorSettings, table: HandlerTable, workforce: Workforce,
-            lifecycle: LifeCycleFn, memo: Any, indices: Mapping[str, Any],
+        self,
+        *,
+        client: ApiClient,
+        settings: OperatorSettings,
+        table: HandlerTable,
+        workforce: Workforce,
+        lifecycle: LifeCycleFn,
+        memo: Any,
+        indices: Mapping[str, Any],
     ) -> None:
         self.table = table
         self._settings = settings
@@ -66,9 +74,9 @@ class Processor(ObjectSink):
         self._applier = Applier(client, settings, self._decider)
         self._throttling = Throttling(settings, self._decider)
         self._rules = Execution(
-            executor=settings.execution.executor, default_backoff=settings.execution.default_backoff)
-        self._lenient_rules = Execution(
-            executor=settings.execution.executor, default_errors=ErrorsMode.IGNORED)
+            executor=settings.execution.executor, default_backoff=settings.execution.default_backoff
+        )
+        self._lenient_rules = Execution(executor=settings.execution.executor, default_errors=ErrorsMode.IGNORED)
         self._observing, self._managing = bool(table.watching), table.managing
         self._told: set[HandlerId] = set()
         self._looping: set[frozenset[HandlerId]] = set()
@@ -283,9 +291,15 @@ class Processor(ObjectSink):
         """Run the handlers of raw events."""
         local = LocalObjectLogger(body=body, settings=self._settings)
         cause = WatchingCause(
-            logger=local, memo=record.get_memo(self._copy_memo), indices=self._indices,
-            resource=self.table.resource, body=body, patch=patch, event=event,
-            selected=self.table.label_selector is not None)
+            logger=local,
+            memo=record.get_memo(self._copy_memo),
+            indices=self._indices,
+            resource=self.table.resource,
+            body=body,
+            patch=patch,
+            event=event,
+            selected=self.table.label_selector is not None,
+        )
         for handler in self.table.watching:
             try:
                 matching = filters.prematch(handler, cause)
@@ -378,7 +392,10 @@ class Processor(ObjectSink):
                 "%s changes the object by its own patch (%s), and is called for this change again: by now, %d times "
                 "in a row. From now on, there are growing pauses between the calls, until another client edits the "
                 "object. Store results in the status, or change a field only if it is not as wanted yet.",
-                ", ".join(f"Handler {key!r}" for key in sorted(keys)), fields, triggering.count)
+                ", ".join(f"Handler {key!r}" for key in sorted(keys)),
+                fields,
+                triggering.count,
+            )
         return pause
 
     def _find_unkept(self, record: ObjectRecord, decision: Decision) -> str | None:
@@ -392,20 +409,45 @@ class Processor(ObjectSink):
             return None
 
         def make_cause(
-                *, reason: Reason, initial: bool, old: BodyEssence | None, new: BodyEssence | None, diff: Diff,
+            *,
+            reason: Reason,
+            initial: bool,
+            old: BodyEssence | None,
+            new: BodyEssence | None,
+            diff: Diff,
         ) -> ChangingCause:
             return ChangingCause(
-                logger=ObjectLogger(body=body, settings=self._settings), memo=record.get_memo(self._copy_memo),
-                indices=self._indices, resource=self.table.resource, body=body, patch=patch,
-                reason=reason, initial=initial, old=old, new=new, diff=diff,
-                selected=self.table.label_selector is not None)
+                logger=ObjectLogger(body=body, settings=self._settings),
+                memo=record.get_memo(self._copy_memo),
+                indices=self._indices,
+                resource=self.table.resource,
+                body=body,
+                patch=patch,
+                reason=reason,
+                initial=initial,
+                old=old,
+                new=new,
+                diff=diff,
+                selected=self.table.label_selector is not None,
+            )
+
         failures: filters.Failures = {}
         decision = self._decider.decide(
-            body, record.cycle, make_cause, initial=record.initial, released=record.released, holding=holding,
-            now=utcnow(), unkept=record.unkept, lacking=record.lacking, failures=failures)
+            body,
+            record.cycle,
+            make_cause,
+            initial=record.initial,
+            released=record.released,
+            holding=holding,
+            now=utcnow(),
+            unkept=record.unkept,
+            lacking=record.lacking,
+            failures=failures,
+        )
         if failures:
-            self._reports.report(failures, make_cause(
-                reason=Reason.NOOP, initial=False, old=None, new=None, diff=EMPTY))
+            self._reports.report(
+                failures, make_cause(reason=Reason.NOOP, initial=False, old=None, new=None, diff=EMPTY)
+            )
         if not failures and (decision is None or not decision.relevant):
             record.lacking = self._decider.find_lacking(body, make_cause)
         return decision
@@ -421,10 +463,17 @@ class Processor(ObjectSink):
             return False
         if record.cycle is not None and record.cycle is not decision.cycle and title is not None:
             old_title = TITLES.get(Reason(record.cycle.state.purpose or Reason.NOOP))
-            succeeded, failed = (sum(getattr(old, name) for old in record.cycle.state.values())
-                                 for name in ('success', 'failure'))
-            log.info("%s is superseded by %s: %d succeeded; %d failed; %d left to the moment.", old_title,
-                     title.lower(), succeeded, failed, len(record.cycle.state) - succeeded - failed)
+            succeeded, failed = (
+                sum(getattr(old, name) for old in record.cycle.state.values()) for name in ('success', 'failure')
+            )
+            log.info(
+                "%s is superseded by %s: %d succeeded; %d failed; %d left to the moment.",
+                old_title,
+                title.lower(),
+                succeeded,
+                failed,
+                len(record.cycle.state) - succeeded - failed,
+            )
         record.cycle = decision.cycle
         step = Step(cause, state, self._rules, self._lifecycle)
         if decision.reason is Reason.FREE:
@@ -503,7 +552,8 @@ class Processor(ObjectSink):
                 raise
             except Exception as error:
                 make_logger(record, self.table.resource, self._settings).error(
-                    "The object is gone, and what its handlers have come to can't be stored: %r", error)
+                    "The object is gone, and what its handlers have come to can't be stored: %r", error
+                )
 
     def _revert(self, decision: Decision, seal: Seal) -> None:
         """Go on with the decision about the object as it was before the handlers have changed it in place."""

@@ -6,6 +6,7 @@ those who orchestrate tasks on their own. An operator cancels only the tasks tha
 parts of the application can share the loop. But `run_tasks` is the end of all tasks, except for those before it.
 Specified in the documentation's "Embedding".
 """
+
 import asyncio
 import contextlib
 import contextvars
@@ -35,12 +36,14 @@ _operator_var: contextvars.ContextVar[Operator | None] = contextvars.ContextVar(
 """The operator to which a task belongs: itself, its handlers, and all tasks that these have created."""
 
 _predecessors: weakref.WeakKeyDictionary[asyncio.Task[None], weakref.WeakSet[asyncio.Task[Any]]] = (
-    weakref.WeakKeyDictionary())
+    weakref.WeakKeyDictionary()
+)
 """The tasks that were there when an operator was spawned."""
 
 
 class RunOptions(TypedDict, total=False):
     """The options of an operator; see `operator`."""
+
     lifecycle: Any
     indexers: Any
     registry: Any
@@ -112,8 +115,11 @@ async def _run(instance: Operator) -> None:
             await instance.run()
     finally:
         try:
-            await outwait(find_tasks(_operator_var, instance),
-                          patience=instance.settings.queueing.exit_timeout, timeout=CANCELLATION_TIMEOUT)
+            await outwait(
+                find_tasks(_operator_var, instance),
+                patience=instance.settings.queueing.exit_timeout,
+                timeout=CANCELLATION_TIMEOUT,
+            )
         finally:
             _operator_var.reset(token)
 
@@ -134,7 +140,9 @@ async def spawn_tasks(**options: Unpack[RunOptions]) -> list[asyncio.Task[None]]
 
 
 async def run_tasks(
-        root_tasks: Collection[asyncio.Task[None]], *, ignored: Collection[asyncio.Task[Any]] = frozenset(),
+    root_tasks: Collection[asyncio.Task[None]],
+    *,
+    ignored: Collection[asyncio.Task[Any]] = frozenset(),
 ) -> None:
     """
     Wait until one of the tasks ends, and stop the others; raise what any of them has failed with.
@@ -193,6 +201,7 @@ class _Signals:
     If they are still stopping when the time-out of ``settings.process`` is over, the process is killed: what keeps them
     may be as well the event loop itself. What was there before is restored when the last of the operators ends.
     """
+
     numbers = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -241,8 +250,11 @@ class _Signals:
 
 
 def _kill(patience: float) -> None:
-    logger.critical("The operator is still stopping after %g seconds "
-                    "(settings.process.ultimate_exiting_timeout). The process is killed.", patience)
+    logger.critical(
+        "The operator is still stopping after %g seconds "
+        "(settings.process.ultimate_exiting_timeout). The process is killed.",
+        patience,
+    )
     os.kill(os.getpid(), signal.SIGKILL)
 
 

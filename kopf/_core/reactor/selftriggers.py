@@ -5,6 +5,7 @@ This can well end by itself, after some steps. If it does not, it would take all
 told of once, and slowed down with growing pauses, until another client edits the object. Patches that handlers send on
 their own, by other means than the argument ``patch``, are edits of other clients here.
 """
+
 import time
 
 from kopf._cogs.structs.bodies import BodyEssence

@@ -5,6 +5,7 @@ Some refusals of the API are for good, until something changes: then, a change o
 and what was refused is explained once, with what can be done about it.
 Specified in the documentation's "Timeouts and retries of the API".
 """
+
 import contextlib
 import re
 import time
@@ -80,8 +81,12 @@ class Throttling:
             record.throttle = Throttle(self._settings.queueing.error_delays)
         delay, is_new = record.throttle.fail(error)
         log, refused = self._make_logger(record), is_refusal(error)
-        log.error("Throttling for %s seconds due to an unexpected error: %r", delay, error,
-                  exc_info=error if is_new and not refused else None)
+        log.error(
+            "Throttling for %s seconds due to an unexpected error: %r",
+            delay,
+            error,
+            exc_info=error if is_new and not refused else None,
+        )
         if refused:
             self._note_refusal(record, record.throttle, error)
             if is_new:
@@ -105,12 +110,17 @@ class Throttling:
         if throttle.is_users_fault and record.unsent is not None:
             self._make_logger(record, ObjectLogger).info(
                 "The object has changed: what was refused is given up, and its handlers are run again: %r",
-                record.unsent)
+                record.unsent,
+            )
             record.unsent = record.cycle = None
         return throttle.get_pause()
 
     def _is_changed(
-            self, record: ObjectRecord, throttle: Throttle, event: RawEvent, is_stale: Callable[[], bool],
+        self,
+        record: ObjectRecord,
+        throttle: Throttle,
+        event: RawEvent,
+        is_stale: Callable[[], bool],
     ) -> bool:
         if is_deleted(event):
             known = record.body is not None and is_deleted({'type': None, 'object': record.body})
@@ -148,7 +158,8 @@ def is_fault_of(wanted: Patch, error: Exception) -> bool:
         return 'admission' in (error.message or '') or 'denied' in (error.message or '')
     fields = [str(cause.get('field') or '') for cause in _iter_causes(error)]
     is_about_metadata = bool(fields) and all(
-        field.startswith(('metadata.annotations', 'metadata.finalizers')) for field in fields)
+        field.startswith(('metadata.annotations', 'metadata.finalizers')) for field in fields
+    )
     return not is_about_metadata or bool(wanted.get('metadata')) or bool(wanted.fns)
 
 
@@ -156,17 +167,27 @@ def explain_refusal(error: Exception, *, is_users_fault: bool) -> str:
     """Say what is refused, and what can be done about it."""
     assert isinstance(error, APIClientError)
     causes = list(_iter_causes(error))
-    what = '; '.join(dict.fromkeys(
-        f"{cause.get('field') or 'the object'}: {cause.get('message') or cause.get('reason')}"
-        for cause in causes)) or error.message or ''
+    what = (
+        '; '.join(
+            dict.fromkeys(
+                f"{cause.get('field') or 'the object'}: {cause.get('message') or cause.get('reason')}"
+                for cause in causes
+            )
+        )
+        or error.message
+        or ''
+    )
     if isinstance(error, APIForbiddenError) and not is_users_fault:
         remedy = "Grant the verb patch for the resource and for its status to the operator's account"
     elif isinstance(error, APIPayloadTooLargeError):
         remedy = "Store less in the object: results of handlers, status, annotations"
-    elif any('TooLong' in str(cause.get('reason')) and cause.get('field') == 'metadata.annotations'
-             for cause in causes):
-        remedy = ("Remove some of its annotations, or store the state of handling elsewhere: "
-                  "settings.persistence.progress_storage, settings.persistence.diffbase_storage")
+    elif any(
+        'TooLong' in str(cause.get('reason')) and cause.get('field') == 'metadata.annotations' for cause in causes
+    ):
+        remedy = (
+            "Remove some of its annotations, or store the state of handling elsewhere: "
+            "settings.persistence.progress_storage, settings.persistence.diffbase_storage"
+        )
     elif re.search(r'ObjectMeta\.(labels|annotations) of type string', what):
         remedy = "Values of labels and annotations must be strings: use str() or json.dumps()"
     elif is_users_fault:
@@ -174,9 +195,11 @@ def explain_refusal(error: Exception, *, is_users_fault: bool) -> str:
     else:
         remedy = "Fix the schema or the policies of the resource so that its annotations and finalizers can be changed"
     if len(what) > _MAX_QUOTE:  # it can be the whole object; what is wrong with it is in the end
-        what = f"{what[:_MAX_QUOTE // 2]}...{what[-_MAX_QUOTE // 2:]}"
-    return (f"The API refuses to patch the object: {what}. {remedy}. It will be tried again less and less often, "
-            f"and as soon as the object changes; other objects are not affected.")
+        what = f"{what[: _MAX_QUOTE // 2]}...{what[-_MAX_QUOTE // 2 :]}"
+    return (
+        f"The API refuses to patch the object: {what}. {remedy}. It will be tried again less and less often, "
+        f"and as soon as the object changes; other objects are not affected."
+    )
 
 
 def _iter_causes(error: APIClientError) -> Iterable[Mapping[str, Any]]:

@@ -12,6 +12,7 @@ was asked for (mocks, aggregated APIs): they are listed in chunks.
 
 Nothing that fails here concerns other resources: it is retried with a growing delay, alone.
 """
+
 import asyncio
 import enum
 import logging
@@ -122,8 +123,15 @@ class ResourceWatch:
     """Watches one resource in one scope; owns the records of its objects."""
 
     def __init__(
-            self, client: ApiClient, settings: OperatorSettings, resource: Resource, namespace: Namespace,
-            sink: EventSink, *, selective: bool = True, label_selector: LabelSelector | None = None,
+        self,
+        client: ApiClient,
+        settings: OperatorSettings,
+        resource: Resource,
+        namespace: Namespace,
+        sink: EventSink,
+        *,
+        selective: bool = True,
+        label_selector: LabelSelector | None = None,
     ) -> None:
         self.resource = resource
         self.namespace = namespace
@@ -248,8 +256,7 @@ class ResourceWatch:
             self._begin_list()
             if self._wants_streamed_list():
                 try:
-                    await self._stream(self._params(
-                        sendInitialEvents='true', resourceVersionMatch='NotOlderThan'))
+                    await self._stream(self._params(sendInitialEvents='true', resourceVersionMatch='NotOlderThan'))
                     return
                 except StreamedListMissing as error:
                     logger.debug("The server does not stream lists of %s; using chunked ones: %s.", self, error)
@@ -285,11 +292,15 @@ class ResourceWatch:
         if not self._selective:
             return {}
         watching = self._settings.watching
-        return {param: ','.join(texts) for param, texts in {
-            'labelSelector': [*watching.label_selectors.collect(self.resource), *self._label_selectors],
-            'fieldSelector': watching.field_selectors.collect(self.resource),
-            'shardSelector': watching.shard_selectors.collect(self.resource),
-        }.items() if texts}
+        return {
+            param: ','.join(texts)
+            for param, texts in {
+                'labelSelector': [*watching.label_selectors.collect(self.resource), *self._label_selectors],
+                'fieldSelector': watching.field_selectors.collect(self.resource),
+                'shardSelector': watching.shard_selectors.collect(self.resource),
+            }.items()
+            if texts
+        }
 
     async def _list(self) -> None:
         """List all in chunks. A chunk that is too old to be continued restarts the whole."""
@@ -316,8 +327,11 @@ class ResourceWatch:
     def _end_list(self, version: str | None) -> None:
         """Report the objects as deleted that were known before, and are not in the list."""
         if self._unlisted and self._flawed:
-            logger.warning("%d objects are not in the list of %s; but as some of it makes no sense, they can be there.",
-                           len(self._unlisted), self)
+            logger.warning(
+                "%d objects are not in the list of %s; but as some of it makes no sense, they can be there.",
+                len(self._unlisted),
+                self,
+            )
             self._unlisted = {}
         for record in list(self._unlisted.values()):
             self._take(self._make_deletion(record))
@@ -423,15 +437,17 @@ class ResourceWatch:
         meta = get_meta(raw)
         if not meta.get('name'):
             self._flawed = True
-            logger.warning("Ignoring an event of an object without a name in the watch-stream for %s: %s",
-                           self, str(raw)[:200])
+            logger.warning(
+                "Ignoring an event of an object without a name in the watch-stream for %s: %s", self, str(raw)[:200]
+            )
             return
         uid = identify(raw)
         record = self.records.get(uid)
         if event['type'] == 'DELETED':
             if record is None:
                 record = self._departed.get(uid) or ObjectRecord(
-                    uid, meta.get('namespace'), meta['name'], initial=False)
+                    uid, meta.get('namespace'), meta['name'], initial=False
+                )
             self.records.pop(uid, None)
             self._unlisted.pop(uid, None)
         else:
@@ -504,10 +520,15 @@ class ResourceWatch:
         if isinstance(error, errors.APIForbiddenError):
             logger.error(
                 "Not permitted to list or watch %s; trying again in %.0f seconds. Grant the verbs list and watch "
-                "for it to the operator's account: %s", self, delay, error)
+                "for it to the operator's account: %s",
+                self,
+                delay,
+                error,
+            )
         else:
-            logger.warning("The watch-stream for %s has failed; trying again in %.1f seconds: %s",
-                           self, delay, self.failure)
+            logger.warning(
+                "The watch-stream for %s has failed; trying again in %.1f seconds: %s", self, delay, self.failure
+            )
         await self._pause(delay)
 
     async def _pause(self, delay: float) -> None:

@@ -10,6 +10,7 @@ operator has started, both here and among the requests to the API. Of the latter
 worker that waits for the API takes ten times as much memory as an object that waits for its worker. So they do not
 begin while enough of them wait there. What the others do besides requests holds nobody back.
 """
+
 import asyncio
 import functools
 import logging
@@ -86,7 +87,12 @@ class Workforce:
         return self.paused or (self._is_overdue is not None and self._is_overdue())
 
     def start(
-            self, processor: Processing, record: ObjectRecord, *, urgent: bool = True, at_once: bool = True,
+        self,
+        processor: Processing,
+        record: ObjectRecord,
+        *,
+        urgent: bool = True,
+        at_once: bool = True,
     ) -> None:
         """
         Give the object a worker, now or when there is a place for it; who is not urgent lets others go first.
@@ -127,8 +133,11 @@ class Workforce:
 
     def _has_place(self) -> bool:
         limit = self._settings.queueing.worker_limit
-        if self.paused or not self._indexation.is_complete or (
-                limit is not None and len(self._tasks) + self._beginning >= limit):
+        if (
+            self.paused
+            or not self._indexation.is_complete
+            or (limit is not None and len(self._tasks) + self._beginning >= limit)
+        ):
             return False
         if self._is_overdue is not None and self._is_overdue():
             self._look_soon()  # if there is no pause after all
@@ -232,8 +241,13 @@ class Workforce:
                 self._calm.discard(record)
         mine = {id(record) for record in records}
         while True:
-            daemons = {daemon.task for record in records if record.daemons is not None
-                       for daemon in record.daemons if daemon.task is not None}
+            daemons = {
+                daemon.task
+                for record in records
+                if record.daemons is not None
+                for daemon in record.daemons
+                if daemon.task is not None
+            }
             working = daemons.union(task for task, record in self._tasks.items() if id(record) in mine)
             if not working:
                 return
@@ -261,12 +275,17 @@ class Workforce:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._settings.queueing.exit_timeout)
         if self._tasks:
-            logger.warning("Unprocessed streams left for %d objects; cancelling them: %s",
-                           len(self._tasks), ', '.join(sorted(map(repr, self._tasks.values()))))
+            logger.warning(
+                "Unprocessed streams left for %d objects; cancelling them: %s",
+                len(self._tasks),
+                ', '.join(sorted(map(repr, self._tasks.values()))),
+            )
             for task in self._tasks:
                 task.cancel()
             await asyncio.wait(self._tasks, timeout=self._settings.queueing.exit_timeout)
         if self._tasks:
-            logger.warning("The handlers of these objects ignore their cancellation, and are left: %s",
-                           ', '.join(sorted(map(repr, self._tasks.values()))))
+            logger.warning(
+                "The handlers of these objects ignore their cancellation, and are left: %s",
+                ', '.join(sorted(map(repr, self._tasks.values()))),
+            )
             abandon(self._tasks)

@@ -1,6 +1,7 @@
 """
 One running server: with its kubeconfig, in an event loop that is there already, or in a thread with its own.
 """
+
 import asyncio
 import base64
 import concurrent.futures
@@ -35,10 +36,18 @@ class Instance:
     """One server with its kubeconfig, in the event loop that it is started in."""
 
     def __init__(
-            self, *, port: int = 0, kubeconfig: str | os.PathLike[str] | None = None,
-            crds: Iterable[Source] = (), loads: Iterable[Source] = (), history: int = 2000,
-            audit: str | os.PathLike[str] | None = None, rbac: bool = False, sharding: bool = False,
-            state: str | os.PathLike[str] | None = None, pods: bool = False,
+        self,
+        *,
+        port: int = 0,
+        kubeconfig: str | os.PathLike[str] | None = None,
+        crds: Iterable[Source] = (),
+        loads: Iterable[Source] = (),
+        history: int = 2000,
+        audit: str | os.PathLike[str] | None = None,
+        rbac: bool = False,
+        sharding: bool = False,
+        state: str | os.PathLike[str] | None = None,
+        pods: bool = False,
     ) -> None:
         self._port = port
         self._crds = list(crds)
@@ -89,7 +98,8 @@ class Instance:
                 if not text or {item['name'] for item in orjson.loads(text)['clusters']} == {'sandbox'}:
                     return
             raise FileExistsError(
-                errno.EEXIST, f'not a kubeconfig of a sandbox, and so not overwritten: {self.kubeconfig}')
+                errno.EEXIST, f'not a kubeconfig of a sandbox, and so not overwritten: {self.kubeconfig}'
+            )
 
     def _write(self) -> None:
         self._write_to(self.kubeconfig, self.server.token)
@@ -105,12 +115,16 @@ class Instance:
         """Written anew and moved into place, so that nobody reads half a file."""
         authority = base64.b64encode(self.server.authority.certificate).decode()
         config = {
-            'apiVersion': 'v1', 'kind': 'Config', 'current-context': 'sandbox',
-            'clusters': [{'name': 'sandbox', 'cluster': {
-                'server': self.server.url, 'certificate-authority-data': authority}}],
+            'apiVersion': 'v1',
+            'kind': 'Config',
+            'current-context': 'sandbox',
+            'clusters': [
+                {'name': 'sandbox', 'cluster': {'server': self.server.url, 'certificate-authority-data': authority}}
+            ],
             'users': [{'name': 'sandbox', 'user': {'token': token}}],
-            'contexts': [{'name': 'sandbox', 'context': {
-                'cluster': 'sandbox', 'user': 'sandbox', 'namespace': 'default'}}],
+            'contexts': [
+                {'name': 'sandbox', 'context': {'cluster': 'sandbox', 'user': 'sandbox', 'namespace': 'default'}}
+            ],
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix='.kubeconfig-')

@@ -5,6 +5,7 @@ It runs in a thread of the same process: so neither can be left behind by the ot
 event loop does not stop the API, nor the other way. What is announced goes to the standard error, but for the one line
 that a shell can evaluate.
 """
+
 import contextlib
 import os
 import shlex
@@ -34,8 +35,15 @@ _IN_CLUSTER = ('KUBERNETES_SERVICE_HOST', 'KUBERNETES_SERVICE_PORT')
 
 
 def serve(
-        *, port: int, kubeconfig: str | None, rbac: bool, sharding: bool, crds: Collection[str],
-        loads: Collection[str], state: str | None, pods: bool,
+    *,
+    port: int,
+    kubeconfig: str | None,
+    rbac: bool,
+    sharding: bool,
+    crds: Collection[str],
+    loads: Collection[str],
+    state: str | None,
+    pods: bool,
 ) -> None:
     """
     Run a sandbox until SIGINT or SIGTERM; the parameters are those of `Sandbox`.
@@ -43,7 +51,8 @@ def serve(
     :raises click.ClickException: if it does not start; the message says why.
     """
     sandbox = Sandbox(
-        port=port, kubeconfig=kubeconfig, rbac=rbac, sharding=sharding, crds=crds, loads=loads, state=state, pods=pods)
+        port=port, kubeconfig=kubeconfig, rbac=rbac, sharding=sharding, crds=crds, loads=loads, state=state, pods=pods
+    )
     with _ended_by_signals(), _started(sandbox, state):
         forever = threading.Event()
         while not forever.wait(1.0):
@@ -125,17 +134,23 @@ def _started(sandbox: Sandbox, state: str | None = None) -> Iterator[Sandbox]:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise click.ClickException(f'The sandbox does not start: {reason}') from error
         kept = f'All that is in it is kept in {state}.' if state else 'All that is in it is lost when it ends.'
-        click.echo(f'The sandbox is at {sandbox.url}: an emulated Kubernetes API in memory, for development and tests '
-                   f'only, reachable from this machine only.\n{kept} '
-                   'To work with it from another terminal:', err=True)
+        click.echo(
+            f'The sandbox is at {sandbox.url}: an emulated Kubernetes API in memory, for development and tests '
+            f'only, reachable from this machine only.\n{kept} '
+            'To work with it from another terminal:',
+            err=True,
+        )
         click.echo(f'export KUBECONFIG={shlex.quote(os.path.abspath(sandbox.kubeconfig))}')
         yield sandbox
 
 
 def _credentials(sandbox: Sandbox) -> Vault:
     def current() -> Mapping[HandlerId, KubeContext]:
-        return {HandlerId('sandbox'): ConnectionInfo(
-            server=sandbox.url, ca_data=sandbox.ca, token=sandbox.token, default_namespace='default')}
+        return {
+            HandlerId('sandbox'): ConnectionInfo(
+                server=sandbox.url, ca_data=sandbox.ca, token=sandbox.token, default_namespace='default'
+            )
+        }
 
     async def authenticate() -> Mapping[HandlerId, KubeContext]:
         return current()

@@ -1,6 +1,7 @@
 """
 An operator in a process of its own, against a sandbox: started, waited for, stopped, and never left behind.
 """
+
 import contextlib
 import os
 import re
@@ -43,8 +44,12 @@ class Operator:
     """
 
     def __init__(
-            self, sandbox: Sandbox, *arguments: str | os.PathLike[str], env: Mapping[str, str] | None = None,
-            cwd: str | os.PathLike[str] | None = None, timeout: float = 60.0,
+        self,
+        sandbox: Sandbox,
+        *arguments: str | os.PathLike[str],
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        timeout: float = 60.0,
     ) -> None:
         self._sandbox = sandbox
         self._arguments = [os.fspath(argument) for argument in arguments]
@@ -65,7 +70,10 @@ class Operator:
         return self
 
     def __exit__(
-            self, type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None,
+        self,
+        type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.stop()
 
@@ -87,8 +95,13 @@ class Operator:
         command = [sys.executable, '-m', 'kopf', 'run', *([] if scoped else ['--all-namespaces']), *self._arguments]
         started = time.time()
         self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=self._output, stderr=subprocess.STDOUT, cwd=self._cwd,
-            env={**os.environ, 'PYTHONUNBUFFERED': '1', 'KUBECONFIG': str(self._sandbox.kubeconfig), **self._env})
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            cwd=self._cwd,
+            env={**os.environ, 'PYTHONUNBUFFERED': '1', 'KUBECONFIG': str(self._sandbox.kubeconfig), **self._env},
+        )
         deadline = time.monotonic() + self._timeout
         while not self._serves(started):
             if self.returncode is not None:

@@ -11,6 +11,7 @@ The plugin for pytest: a sandbox for each test that asks for one, and operators 
 
 Nothing is imported before a test asks for it. Asynchronous tests use ``kopf_sandbox.aio``.
 """
+
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -30,7 +31,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
-        item: pytest.Item, call: pytest.CallInfo[None],
+    item: pytest.Item,
+    call: pytest.CallInfo[None],
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Show what has happened to an object that was waited for in vain: its Events, and the operators' logs."""
     report = yield
@@ -52,6 +54,7 @@ def kopf_sandbox(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     The options of `Sandbox` are those of the marker: ``@pytest.mark.kopf_sandbox(rbac=True)``.
     """
     from kopf._kits.testing.sandbox import Sandbox
+
     marker = request.node.get_closest_marker('kopf_sandbox')
     with Sandbox(**(marker.kwargs if marker is not None else {})) as sandbox:
         monkeypatch.setenv('KUBECONFIG', str(sandbox.kubeconfig))
@@ -66,6 +69,7 @@ def kopf_operator(kopf_sandbox: 'Sandbox') -> 'Iterator[Callable[..., Operator]]
     The arguments are those of `kopf run`. Operators that are started without a context end with the test.
     """
     from kopf._kits.testing.operators import Operator
+
     operators = []
 
     def make(*arguments: str | os.PathLike[str], **options: Any) -> Operator:

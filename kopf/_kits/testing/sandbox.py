@@ -5,6 +5,7 @@ The server runs in a thread of its own, so that it works for synchronous and asy
 same process and in others, and is not disturbed by whoever blocks or fakes the event loop. It listens on the loopback
 interface only. It is for development and tests: everything is in memory, and everybody with credentials may do all.
 """
+
 import asyncio
 import contextlib
 import os
@@ -115,8 +116,12 @@ class AsyncSandbox(_Common):
     """The sandbox for ``async with`` and ``Sandbox.aio``: `Sandbox` with coroutines."""
 
     async def create(
-            self, what: Mapping[str, Any] | ResourceName, name: str | None = None, *, namespace: str | None = None,
-            **fields: Any,
+        self,
+        what: Mapping[str, Any] | ResourceName,
+        name: str | None = None,
+        *,
+        namespace: str | None = None,
+        **fields: Any,
     ) -> Body:
         """See `Sandbox.create`."""
         return await self._runner.later(self._door.create(what, name, namespace, fields))
@@ -126,27 +131,45 @@ class AsyncSandbox(_Common):
         return await self._runner.later(self._door.get(resource, name, namespace))
 
     async def list(
-            self, resource: ResourceName, *, namespace: str | None = None, label_selector: str = '',
-            field_selector: str = '',
+        self,
+        resource: ResourceName,
+        *,
+        namespace: str | None = None,
+        label_selector: str = '',
+        field_selector: str = '',
     ) -> Bodies:
         """See `Sandbox.list`."""
         return await self._runner.later(self._door.list(resource, namespace, label_selector, field_selector))
 
     async def patch(
-            self, resource: ResourceName, name: str, patch: Mapping[str, Any] | Sequence[Mapping[str, Any]],
-            *, namespace: str | None = None, subresource: str = '',
+        self,
+        resource: ResourceName,
+        name: str,
+        patch: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        *,
+        namespace: str | None = None,
+        subresource: str = '',
     ) -> Body:
         """See `Sandbox.patch`."""
         return await self._runner.later(self._door.patch(resource, name, patch, namespace, subresource))
 
     async def replace(
-            self, body: Mapping[str, Any], *, namespace: str | None = None, subresource: str = '',
+        self,
+        body: Mapping[str, Any],
+        *,
+        namespace: str | None = None,
+        subresource: str = '',
     ) -> Body:
         """See `Sandbox.replace`."""
         return await self._runner.later(self._door.replace(body, namespace, subresource))
 
     async def delete(
-            self, resource: ResourceName, name: str, *, namespace: str | None = None, propagation: str = '',
+        self,
+        resource: ResourceName,
+        name: str,
+        *,
+        namespace: str | None = None,
+        propagation: str = '',
     ) -> None:
         """See `Sandbox.delete`."""
         await self._runner.later(self._door.delete(resource, name, namespace, propagation))
@@ -164,15 +187,25 @@ class AsyncSandbox(_Common):
         await self._runner.later(self._door.restore(snapshot))
 
     async def wait_for(
-            self, resource: ResourceName, name: str, predicate: Predicate | None = None,
-            *, namespace: str | None = None, timeout: float = 30.0,
+        self,
+        resource: ResourceName,
+        name: str,
+        predicate: Predicate | None = None,
+        *,
+        namespace: str | None = None,
+        timeout: float = 30.0,
     ) -> Body:
         """See `Sandbox.wait_for`."""
         with self._logs.added():
             return await self._runner.later(self._door.wait_for(resource, name, predicate, namespace, timeout))
 
     async def wait_gone(
-            self, resource: ResourceName, name: str, *, namespace: str | None = None, timeout: float = 30.0,
+        self,
+        resource: ResourceName,
+        name: str,
+        *,
+        namespace: str | None = None,
+        timeout: float = 30.0,
     ) -> None:
         """See `Sandbox.wait_gone`."""
         with self._logs.added():
@@ -211,22 +244,36 @@ class Sandbox(_Common):
     """
 
     def __init__(
-            self,
-            *,
-            crds: Iterable[Source] | Source = (),
-            loads: Iterable[Source] | Source = (),
-            port: int = 0,
-            kubeconfig: str | os.PathLike[str] | None = None,
-            history: int = 2000,
-            audit: str | os.PathLike[str] | None = None,
-            rbac: bool = False,
-            sharding: bool = False,
-            state: str | os.PathLike[str] | None = None,
-            pods: bool = False,
+        self,
+        *,
+        crds: Iterable[Source] | Source = (),
+        loads: Iterable[Source] | Source = (),
+        port: int = 0,
+        kubeconfig: str | os.PathLike[str] | None = None,
+        history: int = 2000,
+        audit: str | os.PathLike[str] | None = None,
+        rbac: bool = False,
+        sharding: bool = False,
+        state: str | os.PathLike[str] | None = None,
+        pods: bool = False,
     ) -> None:
-        super().__init__(Runner(lambda: Instance(
-            port=port, kubeconfig=kubeconfig, crds=each(crds), loads=each(loads), history=history,
-            audit=audit, rbac=rbac, sharding=sharding, state=state, pods=pods)), _Logs())
+        super().__init__(
+            Runner(
+                lambda: Instance(
+                    port=port,
+                    kubeconfig=kubeconfig,
+                    crds=each(crds),
+                    loads=each(loads),
+                    history=history,
+                    audit=audit,
+                    rbac=rbac,
+                    sharding=sharding,
+                    state=state,
+                    pods=pods,
+                )
+            ),
+            _Logs(),
+        )
         self.aio = AsyncSandbox(self._runner, self._logs)
 
     def __enter__(self) -> Self:
@@ -239,7 +286,10 @@ class Sandbox(_Common):
         return self
 
     def __exit__(
-            self, type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None,
+        self,
+        type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._runner.stop()
 
@@ -253,13 +303,20 @@ class Sandbox(_Common):
         return self.aio
 
     async def __aexit__(
-            self, type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None,
+        self,
+        type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         await asyncio.get_running_loop().run_in_executor(None, self._runner.stop)
 
     def create(
-            self, what: Mapping[str, Any] | ResourceName, name: str | None = None, *, namespace: str | None = None,
-            **fields: Any,
+        self,
+        what: Mapping[str, Any] | ResourceName,
+        name: str | None = None,
+        *,
+        namespace: str | None = None,
+        **fields: Any,
     ) -> Body:
         """
         Create an object in this namespace, or in ``default``; return it as it is stored.
@@ -275,15 +332,24 @@ class Sandbox(_Common):
         return self._runner.now(self._door.get(resource, name, namespace))
 
     def list(
-            self, resource: ResourceName, *, namespace: str | None = None, label_selector: str = '',
-            field_selector: str = '',
+        self,
+        resource: ResourceName,
+        *,
+        namespace: str | None = None,
+        label_selector: str = '',
+        field_selector: str = '',
     ) -> Bodies:
         """Read all objects of a resource, of one namespace or of all (None)."""
         return self._runner.now(self._door.list(resource, namespace, label_selector, field_selector))
 
     def patch(
-            self, resource: ResourceName, name: str, patch: Mapping[str, Any] | Sequence[Mapping[str, Any]],
-            *, namespace: str | None = None, subresource: str = '',
+        self,
+        resource: ResourceName,
+        name: str,
+        patch: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        *,
+        namespace: str | None = None,
+        subresource: str = '',
     ) -> Body:
         """Change an object: a dict is a merge patch, a list is a JSON patch."""
         return self._runner.now(self._door.patch(resource, name, patch, namespace, subresource))
@@ -293,7 +359,12 @@ class Sandbox(_Common):
         return self._runner.now(self._door.replace(body, namespace, subresource))
 
     def delete(
-            self, resource: ResourceName, name: str, *, namespace: str | None = None, propagation: str = '',
+        self,
+        resource: ResourceName,
+        name: str,
+        *,
+        namespace: str | None = None,
+        propagation: str = '',
     ) -> None:
         """Delete an object, or mark it if it has finalizers; ``propagation``: Background, Foreground, Orphan."""
         self._runner.now(self._door.delete(resource, name, namespace, propagation))
@@ -321,8 +392,13 @@ class Sandbox(_Common):
         self._runner.now(self._door.restore(snapshot))
 
     def wait_for(
-            self, resource: ResourceName, name: str, predicate: Predicate | None = None,
-            *, namespace: str | None = None, timeout: float = 30.0,
+        self,
+        resource: ResourceName,
+        name: str,
+        predicate: Predicate | None = None,
+        *,
+        namespace: str | None = None,
+        timeout: float = 30.0,
     ) -> Body:
         """
         Wait until the object is there and the predicate is true of it; returns the object.
@@ -336,7 +412,12 @@ class Sandbox(_Common):
             return self._runner.now(self._door.wait_for(resource, name, predicate, namespace, timeout))
 
     def wait_gone(
-            self, resource: ResourceName, name: str, *, namespace: str | None = None, timeout: float = 30.0,
+        self,
+        resource: ResourceName,
+        name: str,
+        *,
+        namespace: str | None = None,
+        timeout: float = 30.0,
     ) -> None:
         """Wait until there is no such object; `WaitTimeout` after ``timeout`` seconds."""
         with self._logs.added():

@@ -2,6 +2,7 @@
 
 It is on the path of the processes that tests start on the sandbox: operators would try to log in by all of them.
 """
+
 import sys
 
 sys.modules.update(dict.fromkeys(["kubernetes", "kubernetes_asyncio", "pykube"]))  # type: ignore[arg-type]

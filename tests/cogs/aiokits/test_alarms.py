@@ -1,4 +1,5 @@
 """Alarms that go off together if they are due at nearly the same time."""
+
 import asyncio
 import contextvars
 import functools
@@ -24,6 +25,7 @@ def rung():
 def ring(rung):
     def make(name):
         return functools.partial(lambda: rung.append((name, asyncio.get_running_loop().time())))
+
     return make
 
 

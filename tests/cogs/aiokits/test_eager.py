@@ -1,4 +1,5 @@
 """Tasks that begin at once."""
+
 import asyncio
 import sys
 

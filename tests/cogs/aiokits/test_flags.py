@@ -1,4 +1,5 @@
 """Flags of all makes: raised before and after, from the loop and from threads; giving up leaves them alone."""
+
 import asyncio
 import concurrent.futures
 import gc

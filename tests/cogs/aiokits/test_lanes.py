@@ -1,4 +1,5 @@
 """Queues with two lanes: the order, and that nobody is stuck."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,9 +61,15 @@ def test_nothing_to_take():
         Lanes().pop()
 
 
-@given(st.lists(st.one_of(
-    st.tuples(st.just('push'), st.integers(0, 20), st.booleans()),
-    st.tuples(st.sampled_from(['hurry', 'discard']), st.integers(0, 20)), st.just(('pop',)))))
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just('push'), st.integers(0, 20), st.booleans()),
+            st.tuples(st.sampled_from(['hurry', 'discard']), st.integers(0, 20)),
+            st.just(('pop',)),
+        )
+    )
+)
 def test_nothing_is_lost_or_doubled(steps):
     lanes, present = Lanes(), set()
     for step in steps:

@@ -1,4 +1,5 @@
 """The end of a loop is bounded; what does not end is named."""
+
 import asyncio
 import logging
 import time

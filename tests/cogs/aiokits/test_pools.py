@@ -1,4 +1,5 @@
 """The pool is as good as the standard one, but does not hold the process."""
+
 import concurrent.futures
 import gc
 import subprocess
@@ -95,8 +96,10 @@ def test_forgotten_pools_end_their_threads():
 
 
 def test_the_process_does_not_wait():
-    code = ("import threading; from kopf._cogs.aiokits.pools import DaemonicThreadPool; "
-            "DaemonicThreadPool(1).submit(threading.Event().wait); print('end')")
+    code = (
+        "import threading; from kopf._cogs.aiokits.pools import DaemonicThreadPool; "
+        "DaemonicThreadPool(1).submit(threading.Event().wait); print('end')"
+    )
     assert subprocess.run([sys.executable, '-c', code], timeout=60, stdout=subprocess.PIPE).stdout == b'end\n'
 
 

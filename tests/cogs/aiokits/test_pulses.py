@@ -1,4 +1,5 @@
 """Event loops that stand still, as seen from aside."""
+
 import asyncio
 import threading
 import time
@@ -75,6 +76,7 @@ async def test_loops_that_are_busy_or_idle_are_not_blocked():
 
     async def work():
         block(0.008)
+
     async with pulses.Pulse(inspector):
         await asyncio.gather(*[work() for _ in range(100)])  # 0.8 s in one iteration of the loop
         await asyncio.sleep(0.3)
@@ -108,9 +110,13 @@ async def test_nobody_dozes_off_when_something_has_just_begun(monkeypatch):
     assert answers == [True]
 
 
-@pytest.mark.parametrize('begin', [
-    pytest.param(lambda: block(1.0), id='task'),
-    pytest.param(lambda: asyncio.get_running_loop().call_soon(block, 1.0), id='callback')])
+@pytest.mark.parametrize(
+    'begin',
+    [
+        pytest.param(lambda: block(1.0), id='task'),
+        pytest.param(lambda: asyncio.get_running_loop().call_soon(block, 1.0), id='callback'),
+    ],
+)
 async def test_who_dozes_can_be_roused(monkeypatch, begin):
     monkeypatch.setattr(pulses, 'DOZE', 99)
     inspector = Inspector(0.1)
@@ -134,6 +140,7 @@ async def test_no_limit_means_no_reports_but_the_silence_is_known():
 def test_the_thread_ends_with_the_loop():
     async def main():
         await pulses.Pulse(Inspector(0.1)).__aenter__()  # as if it was not closed
+
     asyncio.run(main())
     deadline = time.monotonic() + 60
     while any(thread.name == 'kopf-pulse' for thread in threading.enumerate()):

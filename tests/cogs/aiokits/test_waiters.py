@@ -1,4 +1,5 @@
 """Flags with reasons: raised in the event loop, waited for there and in threads."""
+
 import asyncio
 import contextvars
 import enum
@@ -75,6 +76,7 @@ async def test_coroutines_that_wait_for_nearly_the_same_time_go_on_together(flag
     async def wait(timeout):
         await AsyncFlagWaiter(flag).wait(timeout)
         times.append(loop.time())
+
     await asyncio.gather(*[wait(5 + number / 1000) for number in range(2, 10)])
     assert len(set(times)) == 1 and 5.009 <= times[0] <= 5.02
     assert not flag._alarms._rounds

@@ -3,6 +3,7 @@
 Nothing of the client is replaced, so that what is tested is what goes over the network. Only the pauses between
 attempts are recorded instead of being waited for.
 """
+
 import asyncio
 import dataclasses
 import ssl
@@ -25,6 +26,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 @dataclasses.dataclass
 class Seen:
     """One request as the server has seen it."""
+
     method: str
     path: str
     query: Mapping[str, str]
@@ -75,9 +77,17 @@ class Server:
         transport = request.transport
         assert transport is not None
         self.connections.add(transport)
-        self.seen.append(Seen(
-            method=request.method, path=request.path, query=dict(request.query), headers=request.headers.copy(),
-            body=body, peer=transport.get_extra_info('peercert'), connection=transport))
+        self.seen.append(
+            Seen(
+                method=request.method,
+                path=request.path,
+                query=dict(request.query),
+                headers=request.headers.copy(),
+                body=body,
+                peer=transport.get_extra_info('peercert'),
+                connection=transport,
+            )
+        )
         handlers = self._handlers.get((request.method, request.path))
         if not handlers:
             return await self._make(404)(request)
@@ -92,7 +102,7 @@ class Server:
 
 async def _serve(context: ssl.SSLContext | None) -> AsyncIterator[Server]:
     server = Server()
-    app = web.Application(client_max_size=2 ** 26)
+    app = web.Application(client_max_size=2**26)
     app.router.add_route('*', '/{path:.*}', server.handle)
     runner = web.AppRunner(app, shutdown_timeout=0.01, handler_cancellation=True)
     await runner.setup()
@@ -139,8 +149,8 @@ def vault(server: Server, make_vault: Callable[..., credentials.Vault]) -> crede
 
 @pytest.fixture
 async def client(
-        vault: credentials.Vault,
-        settings: configuration.OperatorSettings,
+    vault: credentials.Vault,
+    settings: configuration.OperatorSettings,
 ) -> AsyncIterator[api.ApiClient]:
     async with api.ApiClient(vault, settings) as client:
         yield client

@@ -25,6 +25,7 @@ async def read_all(client, path='/watch', params=None):
 
 def streaming(*chunks, abort=False, length=None, before=None):
     """Answer by chunks, each in its own packet as far as the network permits."""
+
     async def handler(request):
         response = web.StreamResponse()
         if length is not None:
@@ -38,6 +39,7 @@ def streaming(*chunks, abort=False, length=None, before=None):
         if abort:
             request.transport.abort()
         return response
+
     return handler
 
 
@@ -58,10 +60,12 @@ async def hang(request):
 
 def by_token(**statuses):
     """Answer by statuses, depending on who asks."""
+
     async def handler(request):
         token = request.headers.get('Authorization', '').removeprefix('Bearer ')
         status = statuses[token]
         return web.json_response({'code': status, 'token': token}, status=status)
+
     return handler
 
 
@@ -69,10 +73,12 @@ def by_token(**statuses):
 # What is sent
 #
 
+
 async def test_get(client, server):
     server.add('GET', '/api/v1/pods', {'items': []})
     assert await client.get_json('/api/v1/pods', {'limit': 5, 'continue': None, 'labelSelector': 'a=b,c!=d e'}) == {
-        'items': []}
+        'items': []
+    }
     [seen] = server.seen
     assert (seen.method, seen.path) == ('GET', '/api/v1/pods')
     assert seen.query == {'limit': '5', 'labelSelector': 'a=b,c!=d e'}
@@ -138,11 +144,14 @@ async def test_streams_are_not_limited(client, server, settings):
         gate.set()
 
 
-@pytest.mark.parametrize('value, expected', [
-    ({'a': (1, 2), 'b': {3: 4}, 'c': 2**70}, {'a': [1, 2], 'b': {'3': 4}, 'c': 2**70}),
-    ({'at': datetime.date(2020, 12, 31), 'b': {3: 4}}, {'at': '2020-12-31', 'b': {'3': 4}}),
-    ({'file': '\udcff.txt', 'x': 'é\U0001f600'}, {'file': '\ufffd.txt', 'x': 'é\U0001f600'}),
-])
+@pytest.mark.parametrize(
+    'value, expected',
+    [
+        ({'a': (1, 2), 'b': {3: 4}, 'c': 2**70}, {'a': [1, 2], 'b': {'3': 4}, 'c': 2**70}),
+        ({'at': datetime.date(2020, 12, 31), 'b': {3: 4}}, {'at': '2020-12-31', 'b': {'3': 4}}),
+        ({'file': '\udcff.txt', 'x': 'é\U0001f600'}, {'file': '\ufffd.txt', 'x': 'é\U0001f600'}),
+    ],
+)
 def test_encoding_of_unusual_values(value, expected):
     assert json.loads(api.encode(value)) == expected
     assert api.simplify(value) == expected
@@ -163,17 +172,21 @@ async def test_servers_with_a_path(server, settings, make_vault):
 # Credentials in all forms
 #
 
+
 async def get_with(info, settings, make_vault):
     async with api.ApiClient(make_vault(info), settings) as client:
         return await client.get_json('/x')
 
 
-@pytest.mark.parametrize('kwargs, expected', [
-    ({}, None),
-    ({'token': 'tkn'}, 'Bearer tkn'),
-    ({'token': 'tkn', 'scheme': 'Digest'}, 'Digest tkn'),
-    ({'username': 'u', 'password': 'ё'}, 'Basic ' + base64.b64encode('u:ё'.encode()).decode()),
-])
+@pytest.mark.parametrize(
+    'kwargs, expected',
+    [
+        ({}, None),
+        ({'token': 'tkn'}, 'Bearer tkn'),
+        ({'token': 'tkn', 'scheme': 'Digest'}, 'Digest tkn'),
+        ({'username': 'u', 'password': 'ё'}, 'Basic ' + base64.b64encode('u:ё'.encode()).decode()),
+    ],
+)
 async def test_authorization(server, settings, make_vault, kwargs, expected):
     server.add('GET', '/x', {})
     await get_with(ConnectionInfo(server=server.url, **kwargs), settings, make_vault)
@@ -182,20 +195,31 @@ async def test_authorization(server, settings, make_vault, kwargs, expected):
 
 async def test_tls_with_authority_and_client_certificate_by_path(tls_server, settings, make_vault, pki):
     tls_server.add('GET', '/x', {})
-    await get_with(ConnectionInfo(
-        server=tls_server.url, ca_path=pki.ca, certificate_path=pki.client_cert, private_key_path=pki.client_key,
-    ), settings, make_vault)
+    await get_with(
+        ConnectionInfo(
+            server=tls_server.url,
+            ca_path=pki.ca,
+            certificate_path=pki.client_cert,
+            private_key_path=pki.client_key,
+        ),
+        settings,
+        make_vault,
+    )
     assert tls_server.seen[0].peer['subject'] == ((('commonName', 'somebody'),),)
 
 
 async def test_tls_with_authority_and_client_certificate_by_data(tls_server, settings, make_vault, pki):
     tls_server.add('GET', '/x', {})
-    await get_with(ConnectionInfo(
-        server=tls_server.url,
-        ca_data=pki.ca.read_text(),
-        certificate_data=base64.b64encode(pki.client_cert.read_bytes()),
-        private_key_data=pki.client_key.read_bytes(),
-    ), settings, make_vault)
+    await get_with(
+        ConnectionInfo(
+            server=tls_server.url,
+            ca_data=pki.ca.read_text(),
+            certificate_data=base64.b64encode(pki.client_cert.read_bytes()),
+            private_key_data=pki.client_key.read_bytes(),
+        ),
+        settings,
+        make_vault,
+    )
     assert tls_server.seen[0].peer['subject'] == ((('commonName', 'somebody'),),)
 
 
@@ -254,14 +278,17 @@ async def test_session_of_the_developer(server, settings, make_vault):
     assert server.seen[0].headers['User-Agent'] == 'mine'
 
 
-@pytest.mark.parametrize('info, match', [
-    (ConnectionInfo(server='localhost:6443'), 'must be an HTTP'),
-    (ConnectionInfo(server='https://localhost', ca_path='/nonexistent'), '/nonexistent'),
-    (ConnectionInfo(server='https://localhost', ca_data='garbage'), 'cannot be used'),
-    (ConnectionInfo(server='http://localhost', token_path='/nonexistent'), '/nonexistent'),
-    (ConnectionInfo(server='http://localhost', proxy_url='socks5://localhost'), 'prox'),
-    (KubeContext(server='http://localhost'), 'ConnectionInfo'),
-])
+@pytest.mark.parametrize(
+    'info, match',
+    [
+        (ConnectionInfo(server='localhost:6443'), 'must be an HTTP'),
+        (ConnectionInfo(server='https://localhost', ca_path='/nonexistent'), '/nonexistent'),
+        (ConnectionInfo(server='https://localhost', ca_data='garbage'), 'cannot be used'),
+        (ConnectionInfo(server='http://localhost', token_path='/nonexistent'), '/nonexistent'),
+        (ConnectionInfo(server='http://localhost', proxy_url='socks5://localhost'), 'prox'),
+        (KubeContext(server='http://localhost'), 'ConnectionInfo'),
+    ],
+)
 async def test_unusable_credentials(settings, make_vault, info, match):
     with pytest.raises(LoginError, match=match):
         await get_with(info, settings, make_vault)
@@ -295,6 +322,7 @@ async def test_token_file_is_read_again(server, settings, make_vault, tmp_path, 
 #
 # Refused credentials
 #
+
 
 async def test_refused_credentials_are_replaced_once_for_all(server, settings, make_vault):
     server.add('GET', '/x', by_token(bad=401, good=200))
@@ -337,8 +365,12 @@ async def test_refused_streams_get_new_credentials(server, settings, make_vault)
         return await streaming(b'{}\n')(request)
 
     server.add('GET', '/watch', handler)
-    vault = make_vault(*[ConnectionInfo(server=server.url, token=token, priority=n)
-                         for n, token in enumerate(['good', 'bad', 'worse'])])
+    vault = make_vault(
+        *[
+            ConnectionInfo(server=server.url, token=token, priority=n)
+            for n, token in enumerate(['good', 'bad', 'worse'])
+        ]
+    )
     async with api.ApiClient(vault, settings) as client:
         assert await read_all(client) == [b'{}']
     assert [seen.headers['Authorization'] for seen in server.seen] == ['Bearer worse', 'Bearer bad', 'Bearer good']
@@ -431,6 +463,7 @@ async def test_sessions_are_closed_whatever_happens(server, settings, make_vault
 # Failures and retries
 #
 
+
 async def test_success_after_temporary_failures(client, server, sleeps, caplog):
     server.add('PATCH', '/x', 500, abort, {'ok': True})
     assert await client.patch('/x', {}, 'application/merge-patch+json') == {'ok': True}
@@ -463,9 +496,18 @@ async def test_wrong_requests_escalate_at_once(client, server, sleeps, caplog, s
     assert 'attempt' not in caplog.text
 
 
-@pytest.mark.parametrize('backoffs, expected', [
-    ([], []), ((), []), (3, [3]), (2.5, [2.5]), ([1], [1]), ((x for x in (4, 5)), [4, 5]), ({6: 0}, [6]),
-])
+@pytest.mark.parametrize(
+    'backoffs, expected',
+    [
+        ([], []),
+        ((), []),
+        (3, [3]),
+        (2.5, [2.5]),
+        ([1], [1]),
+        ((x for x in (4, 5)), [4, 5]),
+        ({6: 0}, [6]),
+    ],
+)
 async def test_notations_of_backoffs(client, server, settings, sleeps, backoffs, expected):
     settings.networking.error_backoffs = backoffs
     server.add('GET', '/x', 500)
@@ -500,11 +542,11 @@ async def test_backoffs_of_one_request(client, server, sleeps):
     assert sleeps == [7, 8, 9]
 
 
-@pytest.mark.parametrize('enforce, expected', [(False, [.02, .03]), (True, [.02, .02])])
+@pytest.mark.parametrize('enforce, expected', [(False, [0.02, 0.03]), (True, [0.02, 0.02])])
 async def test_too_many_requests(client, server, settings, sleeps, enforce, expected):
-    settings.networking.error_backoffs = [.01, .03]
+    settings.networking.error_backoffs = [0.01, 0.03]
     settings.networking.enforce_retry_after = enforce
-    server.add('GET', '/x', (429, {}, {'Retry-After': '.02'}), (429, {'details': {'retryAfterSeconds': .02}}), {})
+    server.add('GET', '/x', (429, {}, {'Retry-After': '.02'}), (429, {'details': {'retryAfterSeconds': 0.02}}), {})
     assert await client.get_json('/x') == {}
     assert sleeps == expected
 
@@ -528,7 +570,6 @@ async def test_timeout_of_requests(client, server, settings, sleeps):
     with pytest.raises(errors.APITimeoutError):
         await client.get_json('/x')
     assert len(server.seen) == 3
-
 
 
 async def test_timeout_of_slow_bodies(client, server, settings):
@@ -569,23 +610,27 @@ async def test_redirects_are_not_followed(client, server):
 # Streams
 #
 
+
 async def test_stream_params(client, server):
     server.add('GET', '/watch', streaming(b'{}\n'))
     assert await read_all(client, '/watch', {'watch': 'true', 'timeoutSeconds': 10, 'x': None}) == [b'{}']
     assert server.seen[0].query == {'watch': 'true', 'timeoutSeconds': '10'}
 
 
-@pytest.mark.parametrize('chunks, lines', [
-    ([], []),
-    ([b'\n\n'], []),
-    ([b'a\nb\n'], [b'a', b'b']),
-    ([b'a\nb', b'b\nc\n'], [b'a', b'bb', b'c']),
-    ([b'a', b'', b'b', b'c\n', b'd\n'], [b'abc', b'd']),
-    ([b'a\n\n', b'\nb\n'], [b'a', b'b']),
-    ([b'a\ncut'], [b'a', b'cut']),
-    ([b'x' * 3_000_000, b'y' * 3_000_000 + b'\nz\n'], [b'x' * 3_000_000 + b'y' * 3_000_000, b'z']),
-    ([b'{"a":"\r\xc2\x85\xe2\x80\xa8"}\n'], [b'{"a":"\r\xc2\x85\xe2\x80\xa8"}']),
-])
+@pytest.mark.parametrize(
+    'chunks, lines',
+    [
+        ([], []),
+        ([b'\n\n'], []),
+        ([b'a\nb\n'], [b'a', b'b']),
+        ([b'a\nb', b'b\nc\n'], [b'a', b'bb', b'c']),
+        ([b'a', b'', b'b', b'c\n', b'd\n'], [b'abc', b'd']),
+        ([b'a\n\n', b'\nb\n'], [b'a', b'b']),
+        ([b'a\ncut'], [b'a', b'cut']),
+        ([b'x' * 3_000_000, b'y' * 3_000_000 + b'\nz\n'], [b'x' * 3_000_000 + b'y' * 3_000_000, b'z']),
+        ([b'{"a":"\r\xc2\x85\xe2\x80\xa8"}\n'], [b'{"a":"\r\xc2\x85\xe2\x80\xa8"}']),
+    ],
+)
 async def test_stream_lines(client, server, chunks, lines):
     server.add('GET', '/watch', streaming(*chunks))
     assert await read_all(client) == lines

@@ -1,4 +1,5 @@
 """HTTP as it comes over the wire, in any pieces, from servers that keep, close, break, and confuse connections."""
+
 import asyncio
 
 import pytest
@@ -14,14 +15,17 @@ async def reset(writer):
     return True
 
 
-@pytest.mark.parametrize('steps, body', [
-    ([OK], b'ok'),
-    ([b'HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n'], b''),
-    ([b'HTTP/1.1 204 No Content\r\n\r\n'], b''),
-    ([b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n', b'2;x=y\r\nde\r\n0\r\n\r\n'], b'abcde'),
-    ([b'HTTP/1.1 100 Continue\r\n\r\n', OK], b'ok'),
-    ([b'HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n' + OK], b'ok'),
-])
+@pytest.mark.parametrize(
+    'steps, body',
+    [
+        ([OK], b'ok'),
+        ([b'HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n'], b''),
+        ([b'HTTP/1.1 204 No Content\r\n\r\n'], b''),
+        ([b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n', b'2;x=y\r\nde\r\n0\r\n\r\n'], b'abcde'),
+        ([b'HTTP/1.1 100 Continue\r\n\r\n', OK], b'ok'),
+        ([b'HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n' + OK], b'ok'),
+    ],
+)
 async def test_connections_are_kept(raw_server, pool, steps, body):
     raw_server.scripts = [steps, steps]
     assert (await get(pool)).body == body
@@ -29,11 +33,14 @@ async def test_connections_are_kept(raw_server, pool, steps, body):
     assert raw_server.connections == [2]
 
 
-@pytest.mark.parametrize('steps', [
-    [b'HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok', close],
-    [b'HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok', close],
-    [b'HTTP/1.1 200 OK\r\n\r\no', b'k', close],  # the end of the body is the end of the connection
-])
+@pytest.mark.parametrize(
+    'steps',
+    [
+        [b'HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok', close],
+        [b'HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok', close],
+        [b'HTTP/1.1 200 OK\r\n\r\no', b'k', close],  # the end of the body is the end of the connection
+    ],
+)
 async def test_connections_are_not_kept_if_the_server_says_so(raw_server, pool, steps):
     raw_server.scripts = [steps, steps]
     assert (await get(pool)).body == b'ok'
@@ -48,15 +55,18 @@ async def test_status_and_headers(raw_server, pool):
     assert response.as_mapping() == {'Retry-After': '5', 'X-One': '1', 'Content-Length': '0'}
 
 
-@pytest.mark.parametrize('steps', [
-    [b'HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nok', close],
-    [b'HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nok', reset],
-    [b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nab', close],
-    [b'HTTP/1.1 200 OK\r\nConte', close],
-    [close],
-    [b'220 mail.example.com ESMTP\r\n'],
-    [b'HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n'],
-])
+@pytest.mark.parametrize(
+    'steps',
+    [
+        [b'HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nok', close],
+        [b'HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nok', reset],
+        [b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nab', close],
+        [b'HTTP/1.1 200 OK\r\nConte', close],
+        [close],
+        [b'220 mail.example.com ESMTP\r\n'],
+        [b'HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n'],
+    ],
+)
 async def test_broken_responses(raw_server, pool, steps):
     raw_server.scripts = [steps, steps]
     with pytest.raises(ConnectionError):
@@ -84,10 +94,13 @@ async def half_close(writer):
     await asyncio.sleep(60)
 
 
-@pytest.mark.parametrize('steps', [
-    [b'HTTP/1.1 413 Large\r\nContent-Length: 2\r\n\r\nno', never],
-    [b'HTTP/1.1 413 Large\r\nConnection: close\r\n\r\nno', half_close],
-])
+@pytest.mark.parametrize(
+    'steps',
+    [
+        [b'HTTP/1.1 413 Large\r\nContent-Length: 2\r\n\r\nno', never],
+        [b'HTTP/1.1 413 Large\r\nConnection: close\r\n\r\nno', half_close],
+    ],
+)
 async def test_requests_that_are_answered_before_they_are_read(raw_server, pool, steps):
     raw_server.scripts = [steps]
     async with asyncio.timeout(60):
@@ -127,11 +140,14 @@ async def test_streams(raw_server, pool):
     stream.abort()
 
 
-@pytest.mark.parametrize('steps', [
-    [CHUNKED, b'4\r\nabc\n\r\n', b'4\r\nde', close],
-    [CHUNKED, b'4\r\nabc\n\r\n', reset],
-    [CHUNKED, b'4\r\nabc\n\r\n', b'what?\r\n'],
-])
+@pytest.mark.parametrize(
+    'steps',
+    [
+        [CHUNKED, b'4\r\nabc\n\r\n', b'4\r\nde', close],
+        [CHUNKED, b'4\r\nabc\n\r\n', reset],
+        [CHUNKED, b'4\r\nabc\n\r\n', b'what?\r\n'],
+    ],
+)
 async def test_broken_streams_give_what_has_come_first(raw_server, pool, steps):
     raw_server.scripts = [steps]
     _, stream = await pool.stream(REQUEST, connect_timeout=5, total_timeout=None)
@@ -231,6 +247,7 @@ async def test_the_network_may_cut_a_response_anywhere(chunks, cuts):
 
 def endless(piece, *, before=b''):
     """Send the head, and then the same again and again, until the client breaks off."""
+
     async def send(writer):
         writer.write(before)
         while not writer.transport.is_closing():
@@ -239,6 +256,7 @@ def endless(piece, *, before=b''):
                 await writer.drain()
             except ConnectionError:
                 return
+
     return send
 
 
@@ -258,7 +276,7 @@ ENDLESS = {
 @pytest.mark.parametrize('streaming', [False, True])
 @pytest.mark.parametrize('manner', ENDLESS)
 async def test_responses_without_an_end_are_refused(raw_server, pool, monkeypatch, manner, streaming):
-    monkeypatch.setattr(connections, '_MAX_RESPONSE', 2 ** 20)
+    monkeypatch.setattr(connections, '_MAX_RESPONSE', 2**20)
     raw_server.scripts = [[ENDLESS[manner]]]
     async with asyncio.timeout(60):
         with pytest.raises(ConnectionError, match='refused|not HTTP'):
@@ -270,10 +288,11 @@ async def test_responses_without_an_end_are_refused(raw_server, pool, monkeypatc
         assert (await get(pool)).body == b'ok'  # the next request is not affected
 
 
-@pytest.mark.parametrize('head', [
-    b'HTTP/1.1 200 OK\r\nContent-Length: 9999999999\r\n\r\n', b'HTTP/1.1 200 OK\r\n\r\n', CHUNKED])
+@pytest.mark.parametrize(
+    'head', [b'HTTP/1.1 200 OK\r\nContent-Length: 9999999999\r\n\r\n', b'HTTP/1.1 200 OK\r\n\r\n', CHUNKED]
+)
 async def test_bodies_without_an_end_are_refused(raw_server, pool, monkeypatch, head):
-    monkeypatch.setattr(connections, '_MAX_RESPONSE', 2 ** 20)
+    monkeypatch.setattr(connections, '_MAX_RESPONSE', 2**20)
     piece = b'1000\r\n' + b'x' * 4096 + b'\r\n' if head is CHUNKED else b'x' * 4096
     raw_server.scripts = [[endless(piece, before=head)]]
     async with asyncio.timeout(60):
@@ -281,20 +300,47 @@ async def test_bodies_without_an_end_are_refused(raw_server, pool, monkeypatch, 
             await get(pool)
 
 
-FRAGMENTS = strategies.sampled_from([
-    b'HTTP/1.1 200 OK\r\n', b'HTTP/1.0 200 OK\r\n', b'HTTP/1.1 101 Switching\r\n', b'HTTP/1.1 204 No Content\r\n\r\n',
-    b'HTTP/1.1 100 Continue\r\n\r\n', b'HTTP/2 200\r\n', OK, CHUNKED,
-    b'Content-Length: 5\r\n', b'Content-Length: 18446744073709551616\r\n', b'Content-Length: 3, 3\r\n',
-    b'Transfer-Encoding: chunked\r\n', b'Transfer-Encoding: gzip, chunked\r\n', b'Connection: close\r\n',
-    b'Connection: upgrade\r\nUpgrade: x\r\n', b'\r\n', b'\n', b'\r', b' x: y\r\n', b'x:\x00\r\n',
-    b'5\r\nhello\r\n', b'0\r\n\r\n', b'ffffffffffffffffff\r\n', b'-1\r\n', b'5;a=b\r\n', b'hello',
-    b'\x16\x03\x01', b'\xff\xfe',
-]) | strategies.binary(max_size=20)
+FRAGMENTS = strategies.sampled_from(
+    [
+        b'HTTP/1.1 200 OK\r\n',
+        b'HTTP/1.0 200 OK\r\n',
+        b'HTTP/1.1 101 Switching\r\n',
+        b'HTTP/1.1 204 No Content\r\n\r\n',
+        b'HTTP/1.1 100 Continue\r\n\r\n',
+        b'HTTP/2 200\r\n',
+        OK,
+        CHUNKED,
+        b'Content-Length: 5\r\n',
+        b'Content-Length: 18446744073709551616\r\n',
+        b'Content-Length: 3, 3\r\n',
+        b'Transfer-Encoding: chunked\r\n',
+        b'Transfer-Encoding: gzip, chunked\r\n',
+        b'Connection: close\r\n',
+        b'Connection: upgrade\r\nUpgrade: x\r\n',
+        b'\r\n',
+        b'\n',
+        b'\r',
+        b' x: y\r\n',
+        b'x:\x00\r\n',
+        b'5\r\nhello\r\n',
+        b'0\r\n\r\n',
+        b'ffffffffffffffffff\r\n',
+        b'-1\r\n',
+        b'5;a=b\r\n',
+        b'hello',
+        b'\x16\x03\x01',
+        b'\xff\xfe',
+    ]
+) | strategies.binary(max_size=20)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
-@given(pieces=strategies.lists(FRAGMENTS, min_size=1, max_size=12), glued=strategies.booleans(),
-       lost=strategies.booleans(), streaming=strategies.booleans())
+@given(
+    pieces=strategies.lists(FRAGMENTS, min_size=1, max_size=12),
+    glued=strategies.booleans(),
+    lost=strategies.booleans(),
+    streaming=strategies.booleans(),
+)
 async def test_whatever_a_server_sends_is_a_response_or_an_error(pieces, glued, lost, streaming):
     connection = Connection()
     connection.connection_made(FakeTransport())
@@ -338,7 +384,7 @@ async def test_lines_without_an_end_are_refused(monkeypatch):
         def abort(self):
             self.aborted = True
 
-    monkeypatch.setattr(sessions, '_MAX_LINE', 2 ** 16)
+    monkeypatch.setattr(sessions, '_MAX_LINE', 2**16)
     stream = Endless()
     with pytest.raises(errors.APIConnectionError, match='a line is larger than 65536 bytes'):
         await anext(sessions.Lines(stream))

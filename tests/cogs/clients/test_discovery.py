@@ -9,8 +9,13 @@ VERBS = ['list', 'watch', 'patch']
 
 
 def aggregated(*groups):
-    return {'kind': 'APIGroupDiscoveryList', 'apiVersion': 'apidiscovery.k8s.io/v2', 'items': [
-        {'metadata': {'name': name} if name else {}, 'versions': list(versions)} for name, *versions in groups]}
+    return {
+        'kind': 'APIGroupDiscoveryList',
+        'apiVersion': 'apidiscovery.k8s.io/v2',
+        'items': [
+            {'metadata': {'name': name} if name else {}, 'versions': list(versions)} for name, *versions in groups
+        ],
+    }
 
 
 def version(name, *resources, freshness='Current'):
@@ -18,35 +23,96 @@ def version(name, *resources, freshness='Current'):
 
 
 def resource(plural, kind, **kwargs):
-    return {'resource': plural, 'responseKind': {'group': '', 'version': '', 'kind': kind},
-            'scope': 'Namespaced', 'singularResource': kind.lower(), 'verbs': VERBS, **kwargs}
+    return {
+        'resource': plural,
+        'responseKind': {'group': '', 'version': '', 'kind': kind},
+        'scope': 'Namespaced',
+        'singularResource': kind.lower(),
+        'verbs': VERBS,
+        **kwargs,
+    }
 
 
-PODS = resource('pods', 'Pod', shortNames=['po'], categories=['all'], subresources=[
-    {'subresource': 'status', 'responseKind': {'kind': 'Pod'}, 'verbs': ['get']}, {'subresource': 'log'}])
+PODS = resource(
+    'pods',
+    'Pod',
+    shortNames=['po'],
+    categories=['all'],
+    subresources=[{'subresource': 'status', 'responseKind': {'kind': 'Pod'}, 'verbs': ['get']}, {'subresource': 'log'}],
+)
 NODES = resource('nodes', 'Node', scope='Cluster')
-POD = Resource('', 'v1', 'pods', kind='Pod', singular='pod', shortcuts=frozenset({'po'}), categories=frozenset({'all'}),
-               subresources=frozenset({'status', 'log'}), namespaced=True, preferred=True, verbs=frozenset(VERBS))
-NODE = Resource('', 'v1', 'nodes', kind='Node', singular='node', namespaced=False, preferred=True,
-                verbs=frozenset(VERBS))
+POD = Resource(
+    '',
+    'v1',
+    'pods',
+    kind='Pod',
+    singular='pod',
+    shortcuts=frozenset({'po'}),
+    categories=frozenset({'all'}),
+    subresources=frozenset({'status', 'log'}),
+    namespaced=True,
+    preferred=True,
+    verbs=frozenset(VERBS),
+)
+NODE = Resource(
+    '', 'v1', 'nodes', kind='Node', singular='node', namespaced=False, preferred=True, verbs=frozenset(VERBS)
+)
 
 
 def serve_legacy(server):
     server.add('GET', '/api', {'kind': 'APIVersions', 'versions': ['v1']})
-    server.add('GET', '/api/v1', {'kind': 'APIResourceList', 'resources': [
-        {'name': 'pods', 'singularName': 'pod', 'namespaced': True, 'kind': 'Pod', 'verbs': VERBS,
-         'shortNames': ['po'], 'categories': ['all']},
-        {'name': 'pods/status', 'singularName': '', 'namespaced': True, 'kind': 'Pod', 'verbs': ['get']},
-        {'name': 'pods/log', 'singularName': '', 'namespaced': True, 'kind': 'Pod', 'verbs': ['get']},
-        {'name': 'nodes', 'singularName': '', 'namespaced': False, 'kind': 'Node', 'verbs': VERBS},
-    ]})
-    server.add('GET', '/apis', {'kind': 'APIGroupList', 'groups': [
-        {'name': name, 'versions': [{'version': ver} for ver in versions], 'preferredVersion': {'version': preferred}}
-        for name, versions, preferred in [('kopf.dev', ['v1beta1', 'v1'], 'v1'), ('down.dev', ['v1'], 'v1')]]})
+    server.add(
+        'GET',
+        '/api/v1',
+        {
+            'kind': 'APIResourceList',
+            'resources': [
+                {
+                    'name': 'pods',
+                    'singularName': 'pod',
+                    'namespaced': True,
+                    'kind': 'Pod',
+                    'verbs': VERBS,
+                    'shortNames': ['po'],
+                    'categories': ['all'],
+                },
+                {'name': 'pods/status', 'singularName': '', 'namespaced': True, 'kind': 'Pod', 'verbs': ['get']},
+                {'name': 'pods/log', 'singularName': '', 'namespaced': True, 'kind': 'Pod', 'verbs': ['get']},
+                {'name': 'nodes', 'singularName': '', 'namespaced': False, 'kind': 'Node', 'verbs': VERBS},
+            ],
+        },
+    )
+    server.add(
+        'GET',
+        '/apis',
+        {
+            'kind': 'APIGroupList',
+            'groups': [
+                {
+                    'name': name,
+                    'versions': [{'version': ver} for ver in versions],
+                    'preferredVersion': {'version': preferred},
+                }
+                for name, versions, preferred in [('kopf.dev', ['v1beta1', 'v1'], 'v1'), ('down.dev', ['v1'], 'v1')]
+            ],
+        },
+    )
     for ver in ['v1', 'v1beta1']:
-        server.add('GET', f'/apis/kopf.dev/{ver}', {'resources': [
-            {'name': 'kopfexamples', 'singularName': 'kex', 'namespaced': True, 'kind': 'KopfExample', 'verbs': VERBS},
-        ]})
+        server.add(
+            'GET',
+            f'/apis/kopf.dev/{ver}',
+            {
+                'resources': [
+                    {
+                        'name': 'kopfexamples',
+                        'singularName': 'kex',
+                        'namespaced': True,
+                        'kind': 'KopfExample',
+                        'verbs': VERBS,
+                    },
+                ]
+            },
+        )
 
 
 async def test_aggregated_discovery_in_two_requests(client, server):
@@ -68,16 +134,23 @@ async def test_preferred_is_the_first_version_that_has_the_resource(client, serv
     server.add('GET', '/apis', aggregated(['x.dev', version('v2', new), version('v1', new, old)]))
     found = await discovery.discover(client)
     assert {(res.plural, res.version, res.preferred) for res in found.resources} == {
-        ('news', 'v2', True), ('news', 'v1', False), ('olds', 'v1', True)}
+        ('news', 'v2', True),
+        ('news', 'v1', False),
+        ('olds', 'v1', True),
+    }
 
 
 async def test_stale_groups(client, server):
     server.add('GET', '/api', aggregated(['', version('v1', PODS)]))
-    server.add('GET', '/apis', aggregated(
-        ['remembered.dev', version('v1', resource('olds', 'Old'), freshness='Stale')],
-        ['unknown.dev', version('v1', freshness='Stale')],
-        ['empty.dev', version('v1')],
-    ))
+    server.add(
+        'GET',
+        '/apis',
+        aggregated(
+            ['remembered.dev', version('v1', resource('olds', 'Old'), freshness='Stale')],
+            ['unknown.dev', version('v1', freshness='Stale')],
+            ['empty.dev', version('v1')],
+        ),
+    )
     found = await discovery.discover(client)
     assert {res.plural for res in found.resources} == {'pods', 'olds'}
     assert found.failed_groups == {'unknown.dev'}
@@ -85,8 +158,18 @@ async def test_stale_groups(client, server):
 
 async def test_resources_of_which_only_subresources_exist(client, server):
     server.add('GET', '/api', aggregated())
-    server.add('GET', '/apis', aggregated(['x.dev', version('v1', {
-        'resource': 'xs', 'responseKind': {'kind': ''}, 'subresources': [{'subresource': 'status'}]})]))
+    server.add(
+        'GET',
+        '/apis',
+        aggregated(
+            [
+                'x.dev',
+                version(
+                    'v1', {'resource': 'xs', 'responseKind': {'kind': ''}, 'subresources': [{'subresource': 'status'}]}
+                ),
+            ]
+        ),
+    )
     assert await discovery.discover(client) == discovery.Discovery(frozenset(), frozenset())
 
 
@@ -102,11 +185,14 @@ async def test_legacy_discovery(client, server):
     assert found.failed_groups == frozenset()  # 404 is not a failure
 
 
-@pytest.mark.parametrize('groups, expected', [
-    ({'kopf.dev'}, {'/apis', '/apis/kopf.dev/v1', '/apis/kopf.dev/v1beta1'}),
-    ({''}, {'/api', '/apis', '/api/v1'}),
-    (set(), {'/apis'}),
-])
+@pytest.mark.parametrize(
+    'groups, expected',
+    [
+        ({'kopf.dev'}, {'/apis', '/apis/kopf.dev/v1', '/apis/kopf.dev/v1beta1'}),
+        ({''}, {'/api', '/apis', '/api/v1'}),
+        (set(), {'/apis'}),
+    ],
+)
 async def test_legacy_discovery_of_some_groups(client, server, groups, expected):
     serve_legacy(server)
     await discovery.discover(client, groups)
@@ -132,11 +218,13 @@ async def test_mixed_discovery(client, server):
 @pytest.fixture
 def broken(server):
     """Serve a discovery with something else at one path."""
+
     def broken(path, answer):
         server.add('GET', '/api', aggregated(['', version('v1', PODS)]))
         server.add('GET', '/apis', aggregated(['apps', version('v1', resource('deployments', 'Deployment'))]))
         server._handlers.pop(('GET', path), None)
         server.add('GET', path, answer)
+
     return broken
 
 
@@ -166,9 +254,17 @@ async def test_no_discovery_is_not_taken_for_an_empty_one(client, broken, answer
             await discovery.discover(client)
 
 
-@pytest.mark.parametrize('answer', [
-    '<html>', [], {'kind': 'Status'}, {'resources': [{}]}, {'resources': ['x']},
-    {'resources': [{'name': 'x', 'kind': 5}]}])
+@pytest.mark.parametrize(
+    'answer',
+    [
+        '<html>',
+        [],
+        {'kind': 'Status'},
+        {'resources': [{}]},
+        {'resources': ['x']},
+        {'resources': [{'name': 'x', 'kind': 5}]},
+    ],
+)
 async def test_one_legacy_group_makes_no_sense(client, server, answer):
     serve_legacy(server)
     server.add('GET', '/apis/down.dev/v1', answer)
@@ -177,9 +273,15 @@ async def test_one_legacy_group_makes_no_sense(client, server, answer):
     assert len(found.resources) == 4
 
 
-@pytest.mark.parametrize('nonsense', [
-    {}, {'version': 'v1', 'resources': [{}, 'x']}, 'x',
-    {'version': 'v1', 'resources': [{'responseKind': {'kind': 'X'}, 'verbs': ['list']}]}])
+@pytest.mark.parametrize(
+    'nonsense',
+    [
+        {},
+        {'version': 'v1', 'resources': [{}, 'x']},
+        'x',
+        {'version': 'v1', 'resources': [{'responseKind': {'kind': 'X'}, 'verbs': ['list']}]},
+    ],
+)
 async def test_one_aggregated_group_makes_no_sense(client, broken, nonsense):
     broken('/apis', aggregated(['bad.dev', nonsense], ['apps', version('v1', resource('deployments', 'Deployment'))]))
     found = await discovery.discover(client)

@@ -8,12 +8,22 @@ from hypothesis import strategies as st
 from kopf._cogs.clients import errors
 
 
-@pytest.mark.parametrize('status, cls', [
-    (400, errors.APIClientError), (401, errors.APIUnauthorizedError), (403, errors.APIForbiddenError),
-    (404, errors.APINotFoundError), (409, errors.APIConflictError), (410, errors.APIGoneError),
-    (413, errors.APIPayloadTooLargeError), (422, errors.APIUnprocessableError),
-    (429, errors.APITooManyRequestsError), (500, errors.APIServerError), (503, errors.APIServerError),
-])
+@pytest.mark.parametrize(
+    'status, cls',
+    [
+        (400, errors.APIClientError),
+        (401, errors.APIUnauthorizedError),
+        (403, errors.APIForbiddenError),
+        (404, errors.APINotFoundError),
+        (409, errors.APIConflictError),
+        (410, errors.APIGoneError),
+        (413, errors.APIPayloadTooLargeError),
+        (422, errors.APIUnprocessableError),
+        (429, errors.APITooManyRequestsError),
+        (500, errors.APIServerError),
+        (503, errors.APIServerError),
+    ],
+)
 def test_classes_by_status(status, cls):
     body = b'{"kind":"Status","message":"msg","reason":"Why","code":%d,"details":{"kind":"pods"}}' % status
     with pytest.raises(errors.APIError) as e:
@@ -32,22 +42,27 @@ def test_successes_are_silent(status):
 
 
 @pytest.mark.parametrize('status', [301, 302, 307])
-@pytest.mark.parametrize('headers, message', [
-    ({'Location': 'https://login'}, "The API is not there, but at 'https://login'"), ({}, "HTTP 30")])
+@pytest.mark.parametrize(
+    'headers, message',
+    [({'Location': 'https://login'}, "The API is not there, but at 'https://login'"), ({}, "HTTP 30")],
+)
 def test_redirects_are_failures(status, headers, message):
     with pytest.raises(errors.APIError, match=message):
         errors.check_response(status, headers, b'{"metadata":{}}')
 
 
-@pytest.mark.parametrize('body, message', [
-    (b'', 'HTTP 502'),
-    (b'<html>Bad gateway</html>', '<html>Bad gateway</html>'),
-    (b'\xff' * 1000, '\ufffd' * 200),
-    (b'[]', '[]'),
-    (b'{}', 'HTTP 502'),
-    (b'{"message":null,"details":null,"code":null}', 'HTTP 502'),
-    (b'{"message":"msg","details":[],"code":"x"}', 'msg'),
-])
+@pytest.mark.parametrize(
+    'body, message',
+    [
+        (b'', 'HTTP 502'),
+        (b'<html>Bad gateway</html>', '<html>Bad gateway</html>'),
+        (b'\xff' * 1000, '\ufffd' * 200),
+        (b'[]', '[]'),
+        (b'{}', 'HTTP 502'),
+        (b'{"message":null,"details":null,"code":null}', 'HTTP 502'),
+        (b'{"message":"msg","details":[],"code":"x"}', 'msg'),
+    ],
+)
 def test_unusual_bodies(body, message):
     error = errors.build_error(502, {}, body)
     assert type(error) is errors.APIServerError
@@ -62,17 +77,20 @@ def test_error_events_of_streams():
     assert type(errors.build_status_error({})) is errors.APIError
 
 
-@pytest.mark.parametrize('headers, details, expected', [
-    ({}, {}, None),
-    ({'Retry-After': '5'}, {}, 5.0),
-    ({'Retry-After': '0'}, {}, 0.0),
-    ({'Retry-After': '-5'}, {}, 0.0),
-    ({'Retry-After': '5'}, {'retryAfterSeconds': 9}, 5.0),
-    ({'Retry-After': 'soon'}, {'retryAfterSeconds': 9}, 9.0),
-    ({}, {'retryAfterSeconds': 9}, 9.0),
-    ({}, {'retryAfterSeconds': 0}, None),
-    ({}, {'retryAfterSeconds': 'x'}, None),
-])
+@pytest.mark.parametrize(
+    'headers, details, expected',
+    [
+        ({}, {}, None),
+        ({'Retry-After': '5'}, {}, 5.0),
+        ({'Retry-After': '0'}, {}, 0.0),
+        ({'Retry-After': '-5'}, {}, 0.0),
+        ({'Retry-After': '5'}, {'retryAfterSeconds': 9}, 5.0),
+        ({'Retry-After': 'soon'}, {'retryAfterSeconds': 9}, 9.0),
+        ({}, {'retryAfterSeconds': 9}, 9.0),
+        ({}, {'retryAfterSeconds': 0}, None),
+        ({}, {'retryAfterSeconds': 'x'}, None),
+    ],
+)
 def test_retry_after(headers, details, expected):
     assert errors.APIError('', headers=headers, details=details).retry_after == expected
 
@@ -85,10 +103,19 @@ def test_retry_after_as_a_date(usegmt):
     assert retry_after == pytest.approx(100, abs=10)
 
 
-@given(st.integers(400, 599), st.binary(max_size=50) | st.recursive(
-    st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(
-        ['message', 'code', 'reason', 'details', 'retryAfterSeconds', 'causes']), inner)).map(
-            lambda value: repr(value).replace("'", '"').replace('None', 'null').encode('utf-8', errors='replace')))
+@given(
+    st.integers(400, 599),
+    st.binary(max_size=50)
+    | st.recursive(
+        st.none() | st.integers() | st.text(),
+        lambda inner: (
+            st.lists(inner)
+            | st.dictionaries(
+                st.sampled_from(['message', 'code', 'reason', 'details', 'retryAfterSeconds', 'causes']), inner
+            )
+        ),
+    ).map(lambda value: repr(value).replace("'", '"').replace('None', 'null').encode('utf-8', errors='replace')),
+)
 def test_any_body_makes_an_error(status, body):
     error = errors.build_error(status, {}, body)
     assert error.status == status

@@ -16,6 +16,7 @@ def post(client, settings):
 
     async def post(message='msg', ref=REF, **kwargs):
         return await writer.create(ref, type='Normal', reason='Because', message=message, **kwargs)
+
     return post
 
 
@@ -26,8 +27,13 @@ async def test_body(post, server):
     moments = [body.pop(key) for key in ['firstTimestamp', 'lastTimestamp', 'eventTime']]
     assert body == {
         'metadata': {'namespace': 'ns', 'generateName': 'kopf-event-'},
-        'action': 'Action?', 'type': 'Normal', 'reason': 'Because', 'message': 'msg',
-        'reportingComponent': 'kopf', 'reportingInstance': 'dev', 'source': {'component': 'kopf'},
+        'action': 'Action?',
+        'type': 'Normal',
+        'reason': 'Because',
+        'message': 'msg',
+        'reportingComponent': 'kopf',
+        'reportingInstance': 'dev',
+        'source': {'component': 'kopf'},
         'involvedObject': REF,
     }
     now = datetime.datetime.now(datetime.UTC)
@@ -47,7 +53,10 @@ async def test_settings(post, server, settings):
     body = json.loads(server.seen[0].body)
     assert body['metadata']['generateName'] == 'mine-'
     assert (body['reportingComponent'], body['source'], body['reportingInstance']) == (
-        'mine', {'component': 'mine'}, 'pod-1')
+        'mine',
+        {'component': 'mine'},
+        'pod-1',
+    )
 
 
 @pytest.mark.parametrize('namespace', [{}, {'namespace': None}])
@@ -57,12 +66,15 @@ async def test_cluster_scoped_objects(post, server, namespace):
     assert json.loads(server.seen[0].body)['involvedObject'] == {'kind': 'Node', 'name': 'n', 'namespace': 'default'}
 
 
-@pytest.mark.parametrize('message, expected', [
-    ('', ''),
-    ('x' * 1024, 'x' * 1024),
-    ('x' * 600 + 'y' * 600, 'x' * 511 + '...' + 'y' * 510),
-    ('ё' * 1025, 'ё' * 511 + '...' + 'ё' * 510),
-])
+@pytest.mark.parametrize(
+    'message, expected',
+    [
+        ('', ''),
+        ('x' * 1024, 'x' * 1024),
+        ('x' * 600 + 'y' * 600, 'x' * 511 + '...' + 'y' * 510),
+        ('ё' * 1025, 'ё' * 511 + '...' + 'ё' * 510),
+    ],
+)
 async def test_long_messages_are_cut_in_the_middle(post, server, message, expected):
     server.add('POST', '/api/v1/namespaces/ns/events', (201, {}))
     await post(message)

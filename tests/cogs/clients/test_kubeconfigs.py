@@ -22,7 +22,9 @@ def home(monkeypatch, tmp_path):
 
 def make(user=None, cluster=None, context=None, **kwargs):
     return {
-        'apiVersion': 'v1', 'kind': 'Config', 'current-context': 'ctx',
+        'apiVersion': 'v1',
+        'kind': 'Config',
+        'current-context': 'ctx',
         'contexts': [{'name': 'ctx', 'context': {'cluster': 'cls', 'user': 'usr', **(context or {})}}],
         'clusters': [{'name': 'cls', 'cluster': {'server': 'https://server:6443', **(cluster or {})}}],
         'users': [{'name': 'usr', 'user': user or {}}],
@@ -33,6 +35,7 @@ def make(user=None, cluster=None, context=None, **kwargs):
 @pytest.fixture
 def login(monkeypatch, home):
     """Log in with files of the given contents."""
+
     def login(*configs, **kwargs):
         paths = []
         for index, config in enumerate(configs):
@@ -43,12 +46,14 @@ def login(monkeypatch, home):
         monkeypatch.setenv('KUBECONFIG', os.pathsep.join(paths))
         config = kubeconfigs.load()
         return config.resolve(**kwargs)
+
     return login
 
 
 #
 # Finding and merging
 #
+
 
 def test_no_files():
     assert kubeconfigs.load() is None
@@ -90,8 +95,10 @@ def test_first_values_and_names_win(login):
 
 def test_relative_paths_are_relative_to_their_files(login, home):
     info = login(
-        {'current-context': 'ctx', 'users': [{'name': 'usr', 'user': {
-            'client-certificate': 'client.crt', 'client-key': '/abs/client.key'}}]},
+        {
+            'current-context': 'ctx',
+            'users': [{'name': 'usr', 'user': {'client-certificate': 'client.crt', 'client-key': '/abs/client.key'}}],
+        },
         make(cluster={'certificate-authority': 'sub/ca.crt'}),
     )
     assert info.certificate_path == str(home / 'dir0' / 'client.crt')
@@ -102,6 +109,7 @@ def test_relative_paths_are_relative_to_their_files(login, home):
 #
 # Fields
 #
+
 
 def test_minimal(login):
     info = login(make())
@@ -115,13 +123,25 @@ def test_context_without_user(login):
 
 
 def test_all_fields(login):
-    info = login(make(
-        user={'username': 'u', 'password': 'p', 'token': 't',
-              'client-certificate-data': 'Y2VydA==', 'client-key-data': 'a2V5'},
-        cluster={'certificate-authority-data': 'Y2E=', 'insecure-skip-tls-verify': True,
-                 'tls-server-name': 'name', 'proxy-url': 'http://proxy'},
-        context={'namespace': 'ns'},
-    ), trust_env=True)
+    info = login(
+        make(
+            user={
+                'username': 'u',
+                'password': 'p',
+                'token': 't',
+                'client-certificate-data': 'Y2VydA==',
+                'client-key-data': 'a2V5',
+            },
+            cluster={
+                'certificate-authority-data': 'Y2E=',
+                'insecure-skip-tls-verify': True,
+                'tls-server-name': 'name',
+                'proxy-url': 'http://proxy',
+            },
+            context={'namespace': 'ns'},
+        ),
+        trust_env=True,
+    )
     assert (info.username, info.password, info.token) == ('u', 'p', 't')
     assert (info.certificate_data, info.private_key_data, info.ca_data) == ('Y2VydA==', 'a2V5', 'Y2E=')
     assert (info.insecure, info.tls_server_name, info.proxy_url) == (True, 'name', 'http://proxy')
@@ -130,10 +150,17 @@ def test_all_fields(login):
 
 
 def test_data_wins_over_paths(login):
-    info = login(make(
-        user={'client-certificate': 'x', 'client-certificate-data': 'Y2VydA==',
-              'client-key': 'x', 'client-key-data': 'a2V5'},
-        cluster={'certificate-authority': 'x', 'certificate-authority-data': 'Y2E='}))
+    info = login(
+        make(
+            user={
+                'client-certificate': 'x',
+                'client-certificate-data': 'Y2VydA==',
+                'client-key': 'x',
+                'client-key-data': 'a2V5',
+            },
+            cluster={'certificate-authority': 'x', 'certificate-authority-data': 'Y2E='},
+        )
+    )
     assert (info.certificate_path, info.private_key_path, info.ca_path) == (None, None, None)
     assert (info.certificate_data, info.private_key_data, info.ca_data) == ('Y2VydA==', 'a2V5', 'Y2E=')
 
@@ -147,12 +174,15 @@ def test_token_file(login, home):
     assert info.as_http_headers() == {'Authorization': 'Bearer from-file'}
 
 
-@pytest.mark.parametrize('config, token', [
-    ({'access-token': 'a', 'id-token': 'i'}, 'a'),
-    ({'id-token': 'i'}, 'i'),
-    ({}, None),
-    (None, None),
-])
+@pytest.mark.parametrize(
+    'config, token',
+    [
+        ({'access-token': 'a', 'id-token': 'i'}, 'a'),
+        ({'id-token': 'i'}, 'i'),
+        ({}, None),
+        (None, None),
+    ],
+)
 def test_tokens_of_old_auth_providers(login, config, token):
     assert login(make({'auth-provider': {'name': 'x', 'config': config}})).token == token
 
@@ -166,21 +196,25 @@ def test_impersonation_is_not_silently_ignored(login, caplog):
 # Problems
 #
 
-@pytest.mark.parametrize('config, problems', [
-    ('', ['current context', 'use-context', 'dir0/config']),
-    ('{a: [', ['not a YAML', 'dir0/config']),
-    ('[]', ['not a mapping', 'dir0/config']),
-    ({'clusters': 123}, ['clusters', 'dir0/config']),
-    ({'users': [{'user': {}}]}, ['users', 'dir0/config']),
-    (make(**{'current-context': 'zzz'}), ["'zzz' does not exist", 'use-context', 'dir0/config']),
-    (make(clusters=None), ["cluster 'cls'", "contexts['ctx']", 'dir0/config']),
-    (make(users=[]), ["user 'usr'", "contexts['ctx']", 'dir0/config']),
-    (make(context={'cluster': None}), ["'cluster'", "contexts['ctx']", 'dir0/config']),
-    (make(cluster={'server': None}), ["'server'", "clusters['cls']", 'dir0/config']),
-    (make({'token': 123}), ["'token'", "users['usr']", 'dir0/config']),
-    (make({'tokenFile': 'absent'}), ["'tokenFile'", "users['usr']", 'dir0/absent']),
-    (make({'exec': 'cmd'}), ["'exec'", "users['usr']", 'dir0/config']),
-])
+
+@pytest.mark.parametrize(
+    'config, problems',
+    [
+        ('', ['current context', 'use-context', 'dir0/config']),
+        ('{a: [', ['not a YAML', 'dir0/config']),
+        ('[]', ['not a mapping', 'dir0/config']),
+        ({'clusters': 123}, ['clusters', 'dir0/config']),
+        ({'users': [{'user': {}}]}, ['users', 'dir0/config']),
+        (make(**{'current-context': 'zzz'}), ["'zzz' does not exist", 'use-context', 'dir0/config']),
+        (make(clusters=None), ["cluster 'cls'", "contexts['ctx']", 'dir0/config']),
+        (make(users=[]), ["user 'usr'", "contexts['ctx']", 'dir0/config']),
+        (make(context={'cluster': None}), ["'cluster'", "contexts['ctx']", 'dir0/config']),
+        (make(cluster={'server': None}), ["'server'", "clusters['cls']", 'dir0/config']),
+        (make({'token': 123}), ["'token'", "users['usr']", 'dir0/config']),
+        (make({'tokenFile': 'absent'}), ["'tokenFile'", "users['usr']", 'dir0/absent']),
+        (make({'exec': 'cmd'}), ["'exec'", "users['usr']", 'dir0/config']),
+    ],
+)
 def test_problems_name_the_place(login, config, problems):
     with pytest.raises(LoginError) as e:
         login(config)
@@ -197,24 +231,37 @@ def test_unreadable_files(monkeypatch, home):
 # Exec plugins
 #
 
+
 @pytest.fixture
 def plugin(home):
     """A plugin that keeps what it was given and prints what it is told; returns the field of the kubeconfig."""
+
     def plugin(status=None, *, version='v1', kind='ExecCredential', code=0, output=None, **spec):
         answer = {'apiVersion': f'client.authentication.k8s.io/{version}', 'kind': kind, 'status': status}
         path: pathlib.Path = home / 'dir0' / 'bin' / 'plugin'
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text('\n'.join([
-            '#!/bin/sh',
-            f'printf "%s" "$KUBERNETES_EXEC_INFO" > {home}/info',
-            f'echo "$@ $EXTRA $HOME" > {home}/args',
-            'echo "some problem" >&2',
-            f"cat <<'EOF'\n{json.dumps(answer) if output is None else output}\nEOF",
-            f'exit {code}',
-        ]))
+        path.write_text(
+            '\n'.join(
+                [
+                    '#!/bin/sh',
+                    f'printf "%s" "$KUBERNETES_EXEC_INFO" > {home}/info',
+                    f'echo "$@ $EXTRA $HOME" > {home}/args',
+                    'echo "some problem" >&2',
+                    f"cat <<'EOF'\n{json.dumps(answer) if output is None else output}\nEOF",
+                    f'exit {code}',
+                ]
+            )
+        )
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
-        return {'exec': {'apiVersion': f'client.authentication.k8s.io/{version}', 'command': './bin/plugin',
-                         'interactiveMode': 'Never', **spec}}
+        return {
+            'exec': {
+                'apiVersion': f'client.authentication.k8s.io/{version}',
+                'command': './bin/plugin',
+                'interactiveMode': 'Never',
+                **spec,
+            }
+        }
+
     return plugin
 
 
@@ -226,8 +273,10 @@ def test_plugin_gives_a_token(login, plugin, home, version):
     assert info.expiration is None
     assert (home / 'args').read_text() == f'get token extra {home}\n'
     assert json.loads((home / 'info').read_text()) == {
-        'apiVersion': f'client.authentication.k8s.io/{version}', 'kind': 'ExecCredential',
-        'spec': {'interactive': False}}
+        'apiVersion': f'client.authentication.k8s.io/{version}',
+        'kind': 'ExecCredential',
+        'spec': {'interactive': False},
+    }
 
 
 @pytest.mark.parametrize('timestamp', ['2099-12-31T23:59:59Z', '2100-01-01T01:59:59.123456789+02:00'])
@@ -248,15 +297,24 @@ def test_plugin_is_told_about_the_cluster(login, plugin, home, by_path):
     (home / 'ca.crt').write_text('CA')
     ca_data = base64.b64encode(b'CA').decode()
     cluster = {
-        'tls-server-name': 'name', 'insecure-skip-tls-verify': True, 'proxy-url': 'http://proxy',
-        'extensions': [{'name': 'other', 'extension': 'x'},
-                       {'name': 'client.authentication.k8s.io/exec', 'extension': {'audience': 'me'}}],
+        'tls-server-name': 'name',
+        'insecure-skip-tls-verify': True,
+        'proxy-url': 'http://proxy',
+        'extensions': [
+            {'name': 'other', 'extension': 'x'},
+            {'name': 'client.authentication.k8s.io/exec', 'extension': {'audience': 'me'}},
+        ],
         **({'certificate-authority': '../ca.crt'} if by_path else {'certificate-authority-data': ca_data}),
     }
     login(make(plugin({'token': 'tkn'}, provideClusterInfo=True), cluster))
     assert json.loads((home / 'info').read_text())['spec']['cluster'] == {
-        'server': 'https://server:6443', 'tls-server-name': 'name', 'insecure-skip-tls-verify': True,
-        'certificate-authority-data': ca_data, 'proxy-url': 'http://proxy', 'config': {'audience': 'me'}}
+        'server': 'https://server:6443',
+        'tls-server-name': 'name',
+        'insecure-skip-tls-verify': True,
+        'certificate-authority-data': ca_data,
+        'proxy-url': 'http://proxy',
+        'config': {'audience': 'me'},
+    }
 
 
 def test_plugin_from_the_path(login, plugin, home, monkeypatch):
@@ -277,24 +335,27 @@ def test_plugin_is_run_at_every_login(login, plugin):
     assert login(make(user)).token == 'two'
 
 
-@pytest.mark.parametrize('status, kwargs, problem', [
-    ({'token': 't'}, {'command': 'absent-plugin', 'installHint': 'Install it!'}, 'absent-plugin.*Install it!'),
-    ({'token': 't'}, {'command': ''}, 'no command'),
-    ({'token': 't'}, {'apiVersion': 'client.authentication.k8s.io/v1alpha1'}, 'API version.*v1alpha1'),
-    ({'token': 't'}, {'interactiveMode': 'Always'}, 'no terminal'),
-    ({'token': 't'}, {'interactiveMode': 'Sometimes'}, 'Sometimes'),
-    ({'token': 't'}, {'env': ['A=B']}, 'environment'),
-    ({'token': 't'}, {'code': 5}, 'failed with code 5: some problem'),
-    ({'token': 't'}, {'output': 'not json'}, 'no valid ExecCredential'),
-    ({'token': 't'}, {'output': '[]'}, 'no valid ExecCredential'),
-    ({'token': 't'}, {'output': '{}'}, 'no valid ExecCredential'),
-    ({'token': 't', 'expirationTimestamp': 'soon'}, {}, 'no valid ExecCredential'),
-    ({'token': 't'}, {'kind': 'Secret'}, 'v1 Secret'),
-    ({'token': 't'}, {'version': 'v1beta1', 'apiVersion': 'client.authentication.k8s.io/v1'}, 'v1beta1'),
-    ({}, {}, 'neither a token nor a certificate'),
-    (None, {}, 'neither a token nor a certificate'),
-    ({'clientCertificateData': 'c'}, {}, 'without its key'),
-])
+@pytest.mark.parametrize(
+    'status, kwargs, problem',
+    [
+        ({'token': 't'}, {'command': 'absent-plugin', 'installHint': 'Install it!'}, 'absent-plugin.*Install it!'),
+        ({'token': 't'}, {'command': ''}, 'no command'),
+        ({'token': 't'}, {'apiVersion': 'client.authentication.k8s.io/v1alpha1'}, 'API version.*v1alpha1'),
+        ({'token': 't'}, {'interactiveMode': 'Always'}, 'no terminal'),
+        ({'token': 't'}, {'interactiveMode': 'Sometimes'}, 'Sometimes'),
+        ({'token': 't'}, {'env': ['A=B']}, 'environment'),
+        ({'token': 't'}, {'code': 5}, 'failed with code 5: some problem'),
+        ({'token': 't'}, {'output': 'not json'}, 'no valid ExecCredential'),
+        ({'token': 't'}, {'output': '[]'}, 'no valid ExecCredential'),
+        ({'token': 't'}, {'output': '{}'}, 'no valid ExecCredential'),
+        ({'token': 't', 'expirationTimestamp': 'soon'}, {}, 'no valid ExecCredential'),
+        ({'token': 't'}, {'kind': 'Secret'}, 'v1 Secret'),
+        ({'token': 't'}, {'version': 'v1beta1', 'apiVersion': 'client.authentication.k8s.io/v1'}, 'v1beta1'),
+        ({}, {}, 'neither a token nor a certificate'),
+        (None, {}, 'neither a token nor a certificate'),
+        ({'clientCertificateData': 'c'}, {}, 'without its key'),
+    ],
+)
 def test_problems_of_plugins(login, plugin, status, kwargs, problem):
     with pytest.raises(LoginError, match=problem) as e:
         login(make(plugin(status, **kwargs)))

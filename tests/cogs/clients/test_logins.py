@@ -44,9 +44,15 @@ def test_nothing_to_log_in_with(kwargs, service_account):
 def test_kubeconfig(kwargs, settings, monkeypatch, tmp_path, trust_env):
     settings.networking.trust_env = trust_env
     path = tmp_path / 'config'
-    path.write_text(json.dumps({
-        'current-context': 'c', 'contexts': [{'name': 'c', 'context': {'cluster': 'c'}}],
-        'clusters': [{'name': 'c', 'cluster': {'server': 'https://server'}}]}))
+    path.write_text(
+        json.dumps(
+            {
+                'current-context': 'c',
+                'contexts': [{'name': 'c', 'context': {'cluster': 'c'}}],
+                'clusters': [{'name': 'c', 'cluster': {'server': 'https://server'}}],
+            }
+        )
+    )
     monkeypatch.setenv('KUBECONFIG', str(path))
     assert logins.has_kubeconfig()
     assert str(path) in logins.explain_absence()
@@ -54,12 +60,15 @@ def test_kubeconfig(kwargs, settings, monkeypatch, tmp_path, trust_env):
     assert (info.server, info.priority, info.trust_env) == ('https://server', 10, trust_env)
 
 
-@pytest.mark.parametrize('host, port, server', [
-    (None, None, 'https://kubernetes.default.svc'),
-    ('1.2.3.4', '6443', 'https://1.2.3.4:6443'),
-    ('1.2.3.4', None, 'https://1.2.3.4:443'),
-    ('fd00::1', '443', 'https://[fd00::1]:443'),
-])
+@pytest.mark.parametrize(
+    'host, port, server',
+    [
+        (None, None, 'https://kubernetes.default.svc'),
+        ('1.2.3.4', '6443', 'https://1.2.3.4:6443'),
+        ('1.2.3.4', None, 'https://1.2.3.4:443'),
+        ('fd00::1', '443', 'https://[fd00::1]:443'),
+    ],
+)
 @pytest.mark.parametrize('trust_env', [True, False])
 def test_service_account(kwargs, settings, service_account, monkeypatch, host, port, server, trust_env):
     settings.networking.trust_env = trust_env
@@ -90,6 +99,7 @@ def test_service_account_that_is_broken(kwargs, service_account):
 #
 # Piggybacking: by the libraries if they are installed, and by modules that look like them.
 #
+
 
 def test_absent_pykube(kwargs, monkeypatch):
     monkeypatch.setitem(sys.modules, 'pykube', None)
@@ -179,8 +189,13 @@ CONFIG = '''
 
 @pytest.mark.parametrize('name, async_, priority', [('kubernetes', '', 10), ('kubernetes_asyncio', 'async ', 15)])
 async def test_clients(kwargs, library, name, async_, priority):
-    library(**{name: '', f'{name}__client': CLIENT.format(async_=async_),
-               f'{name}__config': CONFIG.format(name=name, async_=async_, outcome='pass')})
+    library(
+        **{
+            name: '',
+            f'{name}__client': CLIENT.format(async_=async_),
+            f'{name}__config': CONFIG.format(name=name, async_=async_, outcome='pass'),
+        }
+    )
     info = await logins.login_via_async_client(**kwargs) if async_ else logins.login_via_client(**kwargs)
     assert (info.server, info.priority, info.insecure) == ('https://server', priority, False)
     assert (info.scheme, info.token, info.username, info.password) == ('bearer', 'tkn', None, None)
@@ -189,7 +204,12 @@ async def test_clients(kwargs, library, name, async_, priority):
 
 @pytest.mark.parametrize('name, async_', [('kubernetes', ''), ('kubernetes_asyncio', 'async ')])
 async def test_clients_with_nothing(kwargs, library, name, async_):
-    library(**{name: '', f'{name}__client': CLIENT.format(async_=async_),
-               f'{name}__config': CONFIG.format(name=name, async_=async_, outcome='raise ConfigException')})
+    library(
+        **{
+            name: '',
+            f'{name}__client': CLIENT.format(async_=async_),
+            f'{name}__config': CONFIG.format(name=name, async_=async_, outcome='raise ConfigException'),
+        }
+    )
     with pytest.raises(LoginError, match='neither in-cluster, nor via kubeconfig'):
         await logins.login_via_async_client(**kwargs) if async_ else logins.login_via_client(**kwargs)

@@ -1,4 +1,5 @@
 """How fast servers are asked: the gate alone, in virtual time; and the client, as the server sees it."""
+
 import asyncio
 import functools
 import time
@@ -107,7 +108,8 @@ async def test_all_wait_as_long_as_the_server_asks_for(visitors, caplog):
     visitors.come('c')
     assert await visitors.all() == about({'a': 7, 'b': 7, 'c': 7, 'stream': 7})
     assert [record.getMessage() for record in caplog.records] == [
-        "The server server has too many requests, and asks to wait for 5 seconds; so all requests to it wait."]
+        "The server server has too many requests, and asks to wait for 5 seconds; so all requests to it wait."
+    ]
 
 
 @pytest.mark.looptime
@@ -117,7 +119,6 @@ async def test_the_longest_of_the_waiting_times_counts(visitors):
     visitors.come('a')
     visitors.come('stream', passing_by=True)
     assert await visitors.all() == about({'a': 5, 'stream': 5})
-
 
 
 @pytest.mark.looptime
@@ -174,6 +175,7 @@ async def test_admitted_and_cancelled_at_the_same_moment(visitors, settings):
 
 # The client.
 
+
 def seconds_between(server, first, second):
     return server.seen[second].time - server.seen[first].time
 
@@ -205,12 +207,15 @@ async def test_one_who_is_told_to_wait_holds_all_back(client, server, settings, 
 
 
 @pytest.mark.parametrize('streaming', [False, True], ids=['request', 'stream'])
-@pytest.mark.parametrize('message', [
-    'storage is (re)initializing',
-    'storage is (re)initializing: failed to list example.com/v1, Kind=X: conversion webhook failed',
-    "Cannot evict pod as it would violate the pod's disruption budget.",
-    'admission webhook "x.example.com" denied the request: too many of them',
-])
+@pytest.mark.parametrize(
+    'message',
+    [
+        'storage is (re)initializing',
+        'storage is (re)initializing: failed to list example.com/v1, Kind=X: conversion webhook failed',
+        "Cannot evict pod as it would violate the pod's disruption budget.",
+        'admission webhook "x.example.com" denied the request: too many of them',
+    ],
+)
 async def test_refusals_of_one_resource_hold_no_other_requests_back(client, server, settings, streaming, message):
     settings.networking.error_backoffs = []
     status = {'kind': 'Status', 'code': 429, 'reason': 'TooManyRequests', 'message': message}
@@ -227,9 +232,16 @@ async def test_refusals_of_one_resource_hold_no_other_requests_back(client, serv
         await client.get_json('/y')
 
 
-@pytest.mark.parametrize('body', [
-    b'Too many requests, please try again later.\n', b'<html>429 Too Many Requests</html>', b'', b'{}',
-    b'{"kind": "Status", "code": 429, "message": "the server has received too many requests"}'])
+@pytest.mark.parametrize(
+    'body',
+    [
+        b'Too many requests, please try again later.\n',
+        b'<html>429 Too Many Requests</html>',
+        b'',
+        b'{}',
+        b'{"kind": "Status", "code": 429, "message": "the server has received too many requests"}',
+    ],
+)
 def test_other_refusals_concern_the_whole_server(body):
     error = errors.build_error(429, {'Retry-After': '1'}, body)
     assert isinstance(error, errors.APITooManyRequestsError) and not error.is_partial
@@ -246,6 +258,7 @@ async def test_new_streams_are_held_back_but_those_open_go_on(client, server, se
         await news.wait()
         await response.write(b'{}\n')
         return response
+
     server.add('GET', '/watch', stream)
     async with client.stream('/watch') as open_before:
         with pytest.raises(errors.APITooManyRequestsError):
@@ -288,8 +301,12 @@ async def test_those_who_wait_do_not_use_credentials_refused_meanwhile(server, s
     settings.networking.max_connections = 1
     settings.networking.error_backoffs = []
     server.add('GET', '/x', 401, {})
-    vault = make_vault(*[ConnectionInfo(server=server.url, token=token, priority=priority)
-                         for priority, token in enumerate(['good', 'bad'])])
+    vault = make_vault(
+        *[
+            ConnectionInfo(server=server.url, token=token, priority=priority)
+            for priority, token in enumerate(['good', 'bad'])
+        ]
+    )
     server.add('GET', '/y', {})
     async with api.ApiClient(vault, settings) as client:
         await asyncio.gather(client.get_json('/x'), *[client.get_json('/y') for _ in range(5)])
@@ -306,9 +323,14 @@ async def test_the_rate_as_seen_by_the_server(client, server, settings):
     assert time.monotonic() - began > 0.28
 
 
-@pytest.mark.parametrize('headers, details', [
-    ({'Retry-After': '1e999'}, {}), ({'Retry-After': '86400'}, {}), ({}, {'retryAfterSeconds': 1e9}),
-])
+@pytest.mark.parametrize(
+    'headers, details',
+    [
+        ({'Retry-After': '1e999'}, {}),
+        ({'Retry-After': '86400'}, {}),
+        ({}, {'retryAfterSeconds': 1e9}),
+    ],
+)
 def test_nobody_waits_for_as_long_as_a_server_likes(headers, details):
     assert errors.build_error(429, headers, orjson.dumps({'details': details})).retry_after == 300
 

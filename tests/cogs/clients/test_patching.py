@@ -32,8 +32,10 @@ def merge(old, new):
 
 def status_error(status, message, *fields):
     causes = [{'field': field, 'message': message} for field in fields]
-    return web.json_response({'kind': 'Status', 'code': status, 'message': message,
-                              'details': {'causes': causes} if causes else {}}, status=status)
+    return web.json_response(
+        {'kind': 'Status', 'code': status, 'message': message, 'details': {'causes': causes} if causes else {}},
+        status=status,
+    )
 
 
 class Object:
@@ -104,14 +106,26 @@ def set_status(body):
 def apply(client):
     async def apply(patch, *, resource=PLAIN, body=None, uid='uid1', **options):
         return await patching.patch_obj(
-            client, resource=resource, namespace='ns', name='name', uid=uid, patch=patch,
-            body=copy.deepcopy(body), logger=logging.getLogger('kopf.objects'), **options)
+            client,
+            resource=resource,
+            namespace='ns',
+            name='name',
+            uid=uid,
+            patch=patch,
+            body=copy.deepcopy(body),
+            logger=logging.getLogger('kopf.objects'),
+            **options,
+        )
+
     return apply
 
 
 def sent(server):
-    return [(seen.path.removeprefix(PATH), seen.headers.get('Content-Type'), json.loads(seen.body or b'null'))
-            for seen in server.seen if seen.method == 'PATCH']
+    return [
+        (seen.path.removeprefix(PATH), seen.headers.get('Content-Type'), json.loads(seen.body or b'null'))
+        for seen in server.seen
+        if seen.method == 'PATCH'
+    ]
 
 
 async def test_nothing_to_patch(apply, server):
@@ -123,8 +137,13 @@ async def test_nothing_to_patch(apply, server):
 async def test_values_are_merged_for_the_uid(apply, server, caplog):
     obj = Object(server, spec={'x': 1, 'y': 2})
     result = await apply(Patch({'spec': {'x': None, 'z': 3}, 'metadata': {'labels': {'a': 'b'}}, 'status': {'s': 1}}))
-    assert sent(server) == [('', MERGE, {
-        'spec': {'x': None, 'z': 3}, 'metadata': {'uid': 'uid1', 'labels': {'a': 'b'}}, 'status': {'s': 1}})]
+    assert sent(server) == [
+        (
+            '',
+            MERGE,
+            {'spec': {'x': None, 'z': 3}, 'metadata': {'uid': 'uid1', 'labels': {'a': 'b'}}, 'status': {'s': 1}},
+        )
+    ]
     assert result.body == obj.raw
     assert result.body['spec'] == {'y': 2, 'z': 3}
     assert not result.gone
@@ -177,17 +196,21 @@ WISHES = {
     'function': (Patch(fns=[functools.partial(append, 'a')]), [('', JSON, True)]),
     'function of status': (Patch(fns=[set_status]), [('/status', JSON, False), ('', MERGE, True)]),
     'status and its function': (
-        Patch({'status': {'y': 2}}, fns=[set_status]), [('/status', JSON, False), ('', MERGE, True)]),
+        Patch({'status': {'y': 2}}, fns=[set_status]),
+        [('/status', JSON, False), ('', MERGE, True)],
+    ),
     'functions of both': (
         Patch(fns=[functools.partial(append, 'a'), set_status]),
-        [('', JSON, False), ('/status', JSON, False), ('', MERGE, True)]),
+        [('', JSON, False), ('/status', JSON, False), ('', MERGE, True)],
+    ),
     'values of both, function': (
         Patch({'spec': {'x': 1}, 'status': {'y': 2}}, fns=[functools.partial(append, 'a')]),
-        [('', MERGE, False), ('/status', MERGE, False), ('', JSON, True)]),
+        [('', MERGE, False), ('/status', MERGE, False), ('', JSON, True)],
+    ),
     'all': (
         Patch({'spec': {'x': 1}, 'status': {'y': 2}}, fns=[functools.partial(append, 'a'), set_status]),
-        [('', MERGE, False), ('/status', MERGE, False), ('', JSON, False), ('/status', JSON, False),
-         ('', MERGE, True)]),
+        [('', MERGE, False), ('/status', MERGE, False), ('', JSON, False), ('/status', JSON, False), ('', MERGE, True)],
+    ),
 }
 
 
@@ -208,8 +231,10 @@ async def test_the_conclusion_is_not_stored_without_all_of_the_patch(apply, serv
     obj = Object(server, split=True, spec={})
     patch, _ = WISHES[name]
     invalid = {'invalid': True}
-    patch = Patch(dict.fromkeys(patch, invalid), fns=[
-        lambda body: body['status' if 'status' in name else 'spec'].update(invalid)] if patch.fns else [])
+    patch = Patch(
+        dict.fromkeys(patch, invalid),
+        fns=[lambda body: body['status' if 'status' in name else 'spec'].update(invalid)] if patch.fns else [],
+    )
     patch.fns[:0] = [lambda body: body.setdefault('status', {})] if patch.fns else []
     with pytest.raises(errors.APIUnprocessableError):
         await apply(patch, resource=SPLIT, body=obj.raw, conclusion=Patch(RECORD))
@@ -248,8 +273,10 @@ async def test_conclusions_in_the_status_go_last(apply, server):
     assert obj.raw['status'] == {'y': 2}
 
 
-@pytest.mark.parametrize('patch, kinds', [
-    (Patch(), [JSON]), (Patch({'spec': {'x': 1}}), [JSON]), (Patch({'status': {'y': 2}}), [MERGE, JSON])])
+@pytest.mark.parametrize(
+    'patch, kinds',
+    [(Patch(), [JSON]), (Patch({'spec': {'x': 1}}), [JSON]), (Patch({'status': {'y': 2}}), [MERGE, JSON])],
+)
 async def test_functions_of_the_conclusion_go_with_its_values(apply, server, patch, kinds):
     obj = Object(server, split=True, spec={})
     await apply(patch, resource=SPLIT, body=obj.raw, conclusion=Patch(RECORD, fns=[release]))
@@ -281,7 +308,11 @@ async def test_all_requests_in_order(apply, server):
     patch = Patch({'spec': {'x': 1}, 'status': {'y': 2}}, fns=[functools.partial(append, 'a'), set_status])
     result = await apply(patch, resource=SPLIT, body=obj.raw)
     assert [(path, kind) for path, kind, _ in sent(server)] == [
-        ('', MERGE), ('/status', MERGE), ('', JSON), ('/status', JSON)]
+        ('', MERGE),
+        ('/status', MERGE),
+        ('', JSON),
+        ('/status', JSON),
+    ]
     assert sent(server)[2][2][0] == {'op': 'test', 'path': '/metadata/resourceVersion', 'value': '3'}
     assert sent(server)[3][2][0] == {'op': 'test', 'path': '/metadata/resourceVersion', 'value': '4'}
     assert obj.raw['spec'] == {'x': 1, 'items': ['a']}
@@ -292,10 +323,16 @@ async def test_all_requests_in_order(apply, server):
 async def test_functions_alone(apply, server):
     obj = Object(server, spec={'items': ['a']})
     result = await apply(Patch(fns=[functools.partial(append, 'b')]), body=obj.raw)
-    assert sent(server) == [('', JSON, [
-        {'op': 'test', 'path': '/metadata/resourceVersion', 'value': '1'},
-        {'op': 'add', 'path': '/spec/items/1', 'value': 'b'},
-    ])]
+    assert sent(server) == [
+        (
+            '',
+            JSON,
+            [
+                {'op': 'test', 'path': '/metadata/resourceVersion', 'value': '1'},
+                {'op': 'add', 'path': '/spec/items/1', 'value': 'b'},
+            ],
+        )
+    ]
     assert result == patching.PatchResult(obj.raw)
 
 
@@ -436,8 +473,9 @@ async def test_gone_in_the_middle(apply, server):
 
 
 async def test_precondition_of_uid_in_the_storage(apply, server):
-    server.add('PATCH', PATH, (
-        409, {'message': 'Precondition failed: UID in precondition: uid1, UID in object meta: u'}))
+    server.add(
+        'PATCH', PATH, (409, {'message': 'Precondition failed: UID in precondition: uid1, UID in object meta: u'})
+    )
     result = await apply(Patch({'spec': {'x': 1}}))
     assert result.gone
 
@@ -462,13 +500,16 @@ async def test_inconsistencies_are_reported(apply, server, caplog):
     spec = {'unknown': 'a', 'x': None, 'y': {'z': 1, 'w': None}}
     await apply(Patch({'spec': spec, 'metadata': {'labels': {'a': 'b'}}}))
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
-        "Merge-patching finished with inconsistencies: (('remove', ('spec', 'unknown'), 'a', None),)"]
+        "Merge-patching finished with inconsistencies: (('remove', ('spec', 'unknown'), 'a', None),)"
+    ]
 
 
 async def test_all_inconsistencies_are_reported(apply, server, caplog):
     server.add('PATCH', PATH, {'metadata': {'uid': 'uid1'}, 'spec': {'kept': 1, 'changed': 2}})
     await apply(Patch({'spec': {'kept': None, 'changed': 3, 'nested': {'lost': 4}, 'absent': None}}))
     [message] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert message == ("Merge-patching finished with inconsistencies: ("
-                       "('add', ('spec', 'kept'), None, 1), ('change', ('spec', 'changed'), 3, 2), "
-                       "('remove', ('spec', 'nested', 'lost'), 4, None))")
+    assert message == (
+        "Merge-patching finished with inconsistencies: ("
+        "('add', ('spec', 'kept'), None, 1), ('change', ('spec', 'changed'), 3, 2), "
+        "('remove', ('spec', 'nested', 'lost'), 4, None))"
+    )

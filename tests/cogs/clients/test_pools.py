@@ -1,4 +1,5 @@
 """Connections that are opened, kept, and given up: what servers see of that."""
+
 import asyncio
 
 import pytest
@@ -80,7 +81,6 @@ async def test_connections_are_too_old_even_before_they_are_swept_away(raw_serve
     monkeypatch.setattr(loop, 'time', lambda: now + 31)  # the pool has had no time to look after them
     await get(pool)
     assert raw_server.connections == [1, 1]
-
 
 
 async def test_hosts_by_name(raw_server):

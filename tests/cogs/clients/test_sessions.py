@@ -1,4 +1,5 @@
 """Sessions leave nothing behind, even if their event loop ends at once: over TLS, closing politely takes a while."""
+
 import asyncio
 import contextlib
 import gc
@@ -47,11 +48,14 @@ async def stream(client):
         await asyncio.Event().wait()
 
 
-@pytest.mark.parametrize('operation, delay', [
-    (request, 60),  # in the wait for the answer
-    (stream, 60),  # the same
-    (stream, 0),  # in the wait for events
-])
+@pytest.mark.parametrize(
+    'operation, delay',
+    [
+        (request, 60),  # in the wait for the answer
+        (stream, 60),  # the same
+        (stream, 0),  # in the wait for events
+    ],
+)
 def test_cancelled_operations(sandbox, hang, make_vault, operation, delay):
     async def main():
         info = ConnectionInfo(server=sandbox.url, ca_data=sandbox.ca, token=sandbox.token)

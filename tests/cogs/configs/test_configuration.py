@@ -21,36 +21,65 @@ def settings():
 DEFAULTS = {
     'process': {'ultimate_exiting_timeout': 600},
     'posting': {
-        'enabled': True, 'loggers': True, 'level': logging.INFO,
-        'default_backoffs': (1, 1, 2, 3, 5, 8, 13, 21), 'logging_backoffs': (1, 1, 2, 3, 5),
-        'worker_limit': None, 'idle_timeout': 1.0, 'reporting_component': 'kopf', 'reporting_instance': 'dev',
+        'enabled': True,
+        'loggers': True,
+        'level': logging.INFO,
+        'default_backoffs': (1, 1, 2, 3, 5, 8, 13, 21),
+        'logging_backoffs': (1, 1, 2, 3, 5),
+        'worker_limit': None,
+        'idle_timeout': 1.0,
+        'reporting_component': 'kopf',
+        'reporting_instance': 'dev',
         'event_name_prefix': 'kopf-event-',
     },
     'peering': {
-        'name': 'default', 'stealth': False, 'priority': 0, 'lifetime': 60, 'mandatory': False, 'standalone': False,
-        'clusterwide': False, 'namespaced': True,
+        'name': 'default',
+        'stealth': False,
+        'priority': 0,
+        'lifetime': 60,
+        'mandatory': False,
+        'standalone': False,
+        'clusterwide': False,
+        'namespaced': True,
     },
     'watching': {
-        'server_timeout': None, 'client_timeout': None, 'connect_timeout': None, 'reconnect_backoff': 0.1,
-        'inactivity_timeout': 70.0, 'chunk_size': None, 'initial_streaming': False, 'streaming_lists': True,
-        'label_selectors': SelectorMapping(), 'field_selectors': SelectorMapping(),
+        'server_timeout': None,
+        'client_timeout': None,
+        'connect_timeout': None,
+        'reconnect_backoff': 0.1,
+        'inactivity_timeout': 70.0,
+        'chunk_size': None,
+        'initial_streaming': False,
+        'streaming_lists': True,
+        'label_selectors': SelectorMapping(),
+        'field_selectors': SelectorMapping(),
         'shard_selectors': SelectorMapping(),
     },
     'queueing': {
-        'worker_limit': None, 'idle_timeout': 5.0, 'exit_timeout': 2.0,
+        'worker_limit': None,
+        'idle_timeout': 5.0,
+        'exit_timeout': 2.0,
         'error_delays': (1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610),
     },
     'scanning': {'disabled': False},
     'admission': {'server': None, 'managed': None},
     'execution': {'default_backoff': 60, 'max_workers': None, 'blocking_limit': 1.0},
     'background': {
-        'max_threads': 500, 'cancellation_polling': 60, 'instant_exit_timeout': None,
+        'max_threads': 500,
+        'cancellation_polling': 60,
+        'instant_exit_timeout': None,
         'instant_exit_zero_time_cycles': 10,
     },
     'networking': {
-        'request_timeout': 300, 'connect_timeout': None, 'error_backoffs': (1, 1, 2, 3, 5, 8, 13, 21),
-        'login_backoffs': (1, 1, 2, 3, 5, 8), 'enforce_retry_after': False, 'trust_env': False,
-        'max_connections': 16, 'requests_per_second': 1000, 'requests_burst': 1000,
+        'request_timeout': 300,
+        'connect_timeout': None,
+        'error_backoffs': (1, 1, 2, 3, 5, 8, 13, 21),
+        'login_backoffs': (1, 1, 2, 3, 5, 8),
+        'enforce_retry_after': False,
+        'trust_env': False,
+        'max_connections': 16,
+        'requests_per_second': 1000,
+        'requests_burst': 1000,
     },
     'persistence': {'finalizer': 'kopf.zalando.org/KopfFinalizerMarker', 'consistency_timeout': 5.0},
     'probing': {'cache_lifetime': 10.0, 'timeout': 10.0, 'failing_watch_limit': 300.0, 'stuck_loop_limit': 60.0},
@@ -96,6 +125,7 @@ def test_peering_scopes_are_opposites(settings):
 
 
 # The executor
+
 
 def test_executors_are_created_once_by_need(settings):
     assert isinstance(settings.execution.executor, concurrent.futures.ThreadPoolExecutor)
@@ -173,8 +203,8 @@ def test_names_that_are_suggested_are_those_to_be_used(settings):
         settings.execution.max_worker = 1
 
 
-
 # Old names
+
 
 def test_texts_become_numbers(settings):
     settings.watching.server_timeout, settings.peering.priority = '1.5', '5'

@@ -17,32 +17,53 @@ KEYS = [
     ('kopf.zalando.org', 'fn/sub', 'fn.sub', 'fn.sub'),
     ('kopf.zalando.org', 'fn/spec.field', 'fn.spec.field', 'fn.spec.field'),
     ('kopf.zalando.org', 'outer.<locals>.fn', 'outer._locals_.fn', 'outer._locals_.fn'),
-    ('kopf.zalando.org', 'fn/xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx',
-     'fn.xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx',
-     'fn.xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx-.4o1VA'),
+    (
+        'kopf.zalando.org',
+        'fn/xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx',
+        'fn.xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx',
+        'fn.xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx-.4o1VA',
+    ),
     ('kopf.zalando.org', 'a' * 46, 'a' * 46, 'a' * 46),
     ('kopf.zalando.org', 'a' * 63, 'a' * 63, 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-LcrRHA'),
-    ('kopf.zalando.org', 'a' * 64,
-     'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-5Keq3A',
-     'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-5Keq3A'),
-    ('kopf.zalando.org', 'handle_everything/spec.some.very.long.path/to_sub_handler_with_a_long_name',
-     'handle_everything.spec.some.very.long.path.to_sub_handle-ED8nBA',
-     'handle_everything.spec.some.very.long.p-hXzEWg'),
-    ('kopf.zalando.org', 'x/<y>/' * 15,
-     'x._y_.x._y_.x._y_.x._y_.x._y_.x._y_.x._y_.x._y_.x._y_.x.-2nwvWQ',
-     'x._y_.x._y_.x._y_.x._y_.x._y_.x._y_.x._-sbUANg'),
+    (
+        'kopf.zalando.org',
+        'a' * 64,
+        'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-5Keq3A',
+        'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-5Keq3A',
+    ),
+    (
+        'kopf.zalando.org',
+        'handle_everything/spec.some.very.long.path/to_sub_handler_with_a_long_name',
+        'handle_everything.spec.some.very.long.path.to_sub_handle-ED8nBA',
+        'handle_everything.spec.some.very.long.p-hXzEWg',
+    ),
+    (
+        'kopf.zalando.org',
+        'x/<y>/' * 15,
+        'x._y_.x._y_.x._y_.x._y_.x._y_.x._y_.x._y_.x._y_.x._y_.x.-2nwvWQ',
+        'x._y_.x._y_.x._y_.x._y_.x._y_.x._y_.x._-sbUANg',
+    ),
     ('my-operator.example.com', 'fn/sub', 'fn.sub', 'fn.sub'),
-    ('my-operator.example.com', 'a' * 64,
-     'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-5Keq3A',
-     'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-5Keq3A'),
-    ('kopf.dev', 'x/<y>/' * 15,
-     'x._y_.x._y_.x._y_.x._y_.x._y_.x._y_.x._y_.x._y_.x._y_.x.-2nwvWQ',
-     'x._y_.x._y_.x._y_.x._y_.x._y_.x._y_.x._y_.x._y_-sbUANg'),
+    (
+        'my-operator.example.com',
+        'a' * 64,
+        'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-5Keq3A',
+        'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-5Keq3A',
+    ),
+    (
+        'kopf.dev',
+        'x/<y>/' * 15,
+        'x._y_.x._y_.x._y_.x._y_.x._y_.x._y_.x._y_.x._y_.x._y_.x.-2nwvWQ',
+        'x._y_.x._y_.x._y_.x._y_.x._y_.x._y_.x._y_.x._y_-sbUANg',
+    ),
     ('p' * 62, 'n' * 40, 'n' * 40, 'nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn-.WkweA'),
     ('p' * 100, 'n' * 62, 'n' * 62, 'nnnnnnnnnnnnnnnnn-AAkHcg'),
-    ('p' * 100, 'n' * 100,
-     'nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn-66Hl-Q',
-     'nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn-66Hl-Q'),
+    (
+        'p' * 100,
+        'n' * 100,
+        'nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn-66Hl-Q',
+        'nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn-66Hl-Q',
+    ),
 ]
 
 
@@ -60,9 +81,16 @@ def test_keys_as_they_are_in_existing_objects(cls, prefix, key, v2, v1):
     assert list(cls(prefix=prefix, v1=False).make_keys(key)) == [f'{prefix}/{v2}']
 
 
-@pytest.mark.parametrize('key, suffix', [
-    ('', '-EnHPJQ'), ('fn/sub', '-hjjcRw'), ('é', '-lUVEwg'), ('..', '-5vxbuQ'), ('x' * 100, '-AqgtMg'),
-])
+@pytest.mark.parametrize(
+    'key, suffix',
+    [
+        ('', '-EnHPJQ'),
+        ('fn/sub', '-hjjcRw'),
+        ('é', '-lUVEwg'),
+        ('..', '-5vxbuQ'),
+        ('x' * 100, '-AqgtMg'),
+    ],
+)
 def test_suffixes_as_they_are_in_existing_objects(cls, key, suffix):
     assert cls().make_suffix(key) == suffix
 
@@ -99,12 +127,17 @@ def test_replicasets_of_deployments_have_keys_of_their_own(cls):
     assert list(storage.make_keys('a' * 63, body=REPLICASET)) == list(storage.make_keys('a' * 63 + '-ofDRS'))
 
 
-@pytest.mark.parametrize('raw', [
-    {}, {'kind': 'ReplicaSet'}, {'kind': 'ReplicaSet', 'metadata': None},
-    {'kind': 'ReplicaSet', 'metadata': {'ownerReferences': None}},
-    {'kind': 'ReplicaSet', 'metadata': {'ownerReferences': [{}, {'kind': 'X'}]}},
-    {'kind': 'Pod', 'metadata': {'ownerReferences': [{'kind': 'Deployment'}]}},
-])
+@pytest.mark.parametrize(
+    'raw',
+    [
+        {},
+        {'kind': 'ReplicaSet'},
+        {'kind': 'ReplicaSet', 'metadata': None},
+        {'kind': 'ReplicaSet', 'metadata': {'ownerReferences': None}},
+        {'kind': 'ReplicaSet', 'metadata': {'ownerReferences': [{}, {'kind': 'X'}]}},
+        {'kind': 'Pod', 'metadata': {'ownerReferences': [{'kind': 'Deployment'}]}},
+    ],
+)
 def test_other_objects_have_common_keys(cls, raw):
     assert cls().mark_key('fn', body=Body(raw)) == 'fn'
     assert list(cls().make_keys('fn', body=Body(raw))) == ['kopf.zalando.org/fn']
@@ -166,8 +199,9 @@ def test_keys_are_legal_whatever_the_ids_are(key):
         assert re.fullmatch(r'kopf\.zalando\.org/([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9]', full_key)
 
 
-@pytest.mark.parametrize('one, another', [
-    ('_fn', 'fn'), ('fn_', 'fn'), ('é', 'è'), ('lambda:a', 'lambda.a'), ('x' * 70, 'x' * 71)])
+@pytest.mark.parametrize(
+    'one, another', [('_fn', 'fn'), ('fn_', 'fn'), ('é', 'è'), ('lambda:a', 'lambda.a'), ('x' * 70, 'x' * 71)]
+)
 def test_keys_of_different_ids_differ(one, another):
     storage = AnnotationsProgressStorage()
     assert not set(storage.make_keys(one)) & set(storage.make_keys(another))

@@ -19,9 +19,15 @@ from kopf._cogs.structs.patches import Patch
 LAST_HANDLED = 'kopf.zalando.org/last-handled-configuration'
 
 BODY: Any = {
-    'apiVersion': 'v1', 'kind': 'K',
+    'apiVersion': 'v1',
+    'kind': 'K',
     'metadata': {
-        'name': 'n', 'namespace': 'ns', 'uid': 'u', 'generation': 1, 'finalizers': ['x'], 'managedFields': [{}],
+        'name': 'n',
+        'namespace': 'ns',
+        'uid': 'u',
+        'generation': 1,
+        'finalizers': ['x'],
+        'managedFields': [{}],
         'labels': {'l': '1'},
         'annotations': {
             LAST_HANDLED: '{}',
@@ -46,7 +52,10 @@ BODY: Any = {
     },
     'spec': {'a': {'b': [1, {'c': None}]}, 'n': None},
     'status': {'phase': 'x', 'kopf': {'progress': {'fn': {}}, 'last-handled-configuration': '{}', 'dummy': '1'}},
-    'data': {'k': 'v'}, 'empty': {}, 'none': None, 'immutable': True,
+    'data': {'k': 'v'},
+    'empty': {},
+    'none': None,
+    'immutable': True,
 }
 META = {
     'labels': {'l': '1'},
@@ -64,7 +73,10 @@ META = {
 }
 ESSENCE = {
     'spec': {'a': {'b': [1, {'c': None}]}, 'n': None},
-    'data': {'k': 'v'}, 'empty': {}, 'none': None, 'immutable': True,
+    'data': {'k': 'v'},
+    'empty': {},
+    'none': None,
+    'immutable': True,
     'metadata': META,
 }
 
@@ -101,6 +113,7 @@ def store(storage: DiffBaseStorage, essence: Any, body: Body | None = None) -> d
 
 # The essence
 
+
 def test_the_essence(storage):
     body = copy.deepcopy(BODY)
     essence = storage.build(body=Body(body))
@@ -120,31 +133,40 @@ def test_only_the_framework_shares_values_with_the_body(storage):
     assert essence['metadata']['labels'] is not BODY['metadata']['labels']
 
 
-@pytest.mark.parametrize('raw, essence', [
-    ({}, {}),
-    ({'metadata': None, 'status': None}, {}),
-    ({'metadata': {'name': 'n'}}, {}),
-    ({'metadata': {'labels': {}, 'annotations': {}}, 'status': {}}, {}),
-    ({'metadata': {'labels': None, 'annotations': None}, 'spec': None}, {'spec': None}),
-    ({'metadata': {'annotations': {LAST_HANDLED: '{}'}}, 'spec': {}}, {'spec': {}}),
-    ({'metadata': {'labels': {'a': 'b'}}, 'spec': {'a': {}}}, {'metadata': {'labels': {'a': 'b'}}, 'spec': {'a': {}}}),
-])
+@pytest.mark.parametrize(
+    'raw, essence',
+    [
+        ({}, {}),
+        ({'metadata': None, 'status': None}, {}),
+        ({'metadata': {'name': 'n'}}, {}),
+        ({'metadata': {'labels': {}, 'annotations': {}}, 'status': {}}, {}),
+        ({'metadata': {'labels': None, 'annotations': None}, 'spec': None}, {'spec': None}),
+        ({'metadata': {'annotations': {LAST_HANDLED: '{}'}}, 'spec': {}}, {'spec': {}}),
+        (
+            {'metadata': {'labels': {'a': 'b'}}, 'spec': {'a': {}}},
+            {'metadata': {'labels': {'a': 'b'}}, 'spec': {'a': {}}},
+        ),
+    ],
+)
 def test_empty_stanzas(storage, raw, essence):
     assert storage.build(body=Body(raw)) == essence
     if 'status' not in raw:
         assert storage.build(body=Body(raw), extra_fields=['status.x', 'metadata.labels', 'spec.x']) == essence
 
 
-@pytest.mark.parametrize('fields, added, meta', [
-    ([], {}, {}),
-    (['spec', 'spec.a', 'data.unknown', 'unknown.field'], {}, {}),
-    (['status.phase'], {'status': {'phase': 'x'}}, {}),
-    ([('status', 'phase'), ['status', 'kopf', 'dummy']], {'status': {'phase': 'x', 'kopf': {'dummy': '1'}}}, {}),
-    (['status.unknown', 'status.phase.deeper'], {}, {}),
-    (['metadata.name', 'kind'], {'kind': 'K'}, {'name': 'n'}),
-    (['metadata.finalizers'], {}, {'finalizers': ['x']}),
-    (['metadata.labels.l'], {}, {}),
-])
+@pytest.mark.parametrize(
+    'fields, added, meta',
+    [
+        ([], {}, {}),
+        (['spec', 'spec.a', 'data.unknown', 'unknown.field'], {}, {}),
+        (['status.phase'], {'status': {'phase': 'x'}}, {}),
+        ([('status', 'phase'), ['status', 'kopf', 'dummy']], {'status': {'phase': 'x', 'kopf': {'dummy': '1'}}}, {}),
+        (['status.unknown', 'status.phase.deeper'], {}, {}),
+        (['metadata.name', 'kind'], {'kind': 'K'}, {'name': 'n'}),
+        (['metadata.finalizers'], {}, {'finalizers': ['x']}),
+        (['metadata.labels.l'], {}, {}),
+    ],
+)
 def test_extra_fields(storage, fields, added, meta):
     body = copy.deepcopy(BODY)
     expected = ESSENCE | added | {'metadata': META | meta}
@@ -171,19 +193,24 @@ def test_extra_fields_can_be_empty_but_not_the_usual_stanzas():
     assert storage.build(body=Body({'status': {}}), extra_fields=['status']) == {}
 
 
-@pytest.mark.parametrize('fields, expected', [
-    (['spec.a'], {**ESSENCE, 'spec': {'n': None}}),
-    (['spec.a.b', 'spec.n'], {key: value for key, value in ESSENCE.items() if key != 'spec'}),
-    ([('spec', 'n'), ['data'], 'empty', 'immutable'],
-     {'spec': {'a': {'b': [1, {'c': None}]}}, 'none': None, 'metadata': META}),
-    (['data.k'], {key: value for key, value in ESSENCE.items() if key != 'data'}),
-    (['metadata'], {key: value for key, value in ESSENCE.items() if key != 'metadata'}),
-    (['metadata.annotations'], {**ESSENCE, 'metadata': {'labels': {'l': '1'}}}),
-    (['metadata.labels.l'], {**ESSENCE, 'metadata': {'annotations': META['annotations']}}),
-    (['empty.x'], {key: value for key, value in ESSENCE.items() if key != 'empty'}),
-    (['unknown', 'unknown.x', 'spec.unknown', 'spec.n.x', 'spec.a.b.c', 'immutable.x', 'none.x'], ESSENCE),
-    (['status'], ESSENCE),
-])
+@pytest.mark.parametrize(
+    'fields, expected',
+    [
+        (['spec.a'], {**ESSENCE, 'spec': {'n': None}}),
+        (['spec.a.b', 'spec.n'], {key: value for key, value in ESSENCE.items() if key != 'spec'}),
+        (
+            [('spec', 'n'), ['data'], 'empty', 'immutable'],
+            {'spec': {'a': {'b': [1, {'c': None}]}}, 'none': None, 'metadata': META},
+        ),
+        (['data.k'], {key: value for key, value in ESSENCE.items() if key != 'data'}),
+        (['metadata'], {key: value for key, value in ESSENCE.items() if key != 'metadata'}),
+        (['metadata.annotations'], {**ESSENCE, 'metadata': {'labels': {'l': '1'}}}),
+        (['metadata.labels.l'], {**ESSENCE, 'metadata': {'annotations': META['annotations']}}),
+        (['empty.x'], {key: value for key, value in ESSENCE.items() if key != 'empty'}),
+        (['unknown', 'unknown.x', 'spec.unknown', 'spec.n.x', 'spec.a.b.c', 'immutable.x', 'none.x'], ESSENCE),
+        (['status'], ESSENCE),
+    ],
+)
 def test_ignored_fields(fields, expected):
     body = copy.deepcopy(BODY)
     for storage in make_storages(ignored_fields=fields):
@@ -197,9 +224,15 @@ def test_ignored_fields_are_ignored_even_if_handled():
     assert storage.build(body=Body(BODY), extra_fields=['status.phase']) == ESSENCE
 
 
-@pytest.mark.parametrize('fields, reason', [
-    ('spec.a', 'list of fields'), ([None], 'root'), ([()], 'root'), ([123], '123'),
-])
+@pytest.mark.parametrize(
+    'fields, reason',
+    [
+        ('spec.a', 'list of fields'),
+        ([None], 'root'),
+        ([()], 'root'),
+        ([123], '123'),
+    ],
+)
 def test_wrong_ignored_fields(fields, reason):
     with pytest.raises(ValueError, match=reason):
         AnnotationsDiffBaseStorage(ignored_fields=fields)
@@ -213,9 +246,8 @@ def test_own_annotation_is_inessential_even_when_the_prefix_is_not_marked():
 
 def test_own_field_is_inessential_wherever_it_is():
     raw = {'spec': {'lh': '{}', 'x': 'y'}, 'metadata': {'annotations': {'a.b/c': '{}'}}}
-    storage = MultiDiffBaseStorage([
-        StatusDiffBaseStorage(field='spec.lh'),
-        StatusDiffBaseStorage(field=['metadata', 'annotations', 'a.b/c'])],
+    storage = MultiDiffBaseStorage(
+        [StatusDiffBaseStorage(field='spec.lh'), StatusDiffBaseStorage(field=['metadata', 'annotations', 'a.b/c'])],
     )
     assert storage.build(body=Body(raw)) == {'spec': {'x': 'y'}}
     assert raw['spec'] == {'lh': '{}', 'x': 'y'}
@@ -261,6 +293,7 @@ def test_constructors_of_developers_may_ignore_ours():
 
 # The storing
 
+
 def test_storing_to_annotations():
     essence = {'spec': {'x': 'é\n"\x7f\u2028<>&', 'f': 1e16, 'g': 0.1}, 'metadata': {'labels': {'a': 'b'}}}
     text = '{"spec":{"x":"\\u00e9\\n\\"\\u007f\\u2028<>&","f":1e+16,"g":0.1},"metadata":{"labels":{"a":"b"}}}\n'
@@ -293,12 +326,15 @@ def test_storing_to_annotations_of_replicasets_of_deployments():
     assert store(storage, {}, body=Body(raw)) == {'metadata': {'annotations': {f'{LAST_HANDLED}-ofDRS': '{}\n'}}}
 
 
-@pytest.mark.parametrize('kwargs, path', [
-    ({}, ['status', 'kopf', 'last-handled-configuration']),
-    ({'name': 'my.op'}, ['status', 'my', 'op', 'last-handled-configuration']),
-    ({'field': 'spec.{name}', 'name': 'x'}, ['spec', 'x']),
-    ({'field': ['a', '{name}']}, ['a', '{name}']),
-])
+@pytest.mark.parametrize(
+    'kwargs, path',
+    [
+        ({}, ['status', 'kopf', 'last-handled-configuration']),
+        ({'name': 'my.op'}, ['status', 'my', 'op', 'last-handled-configuration']),
+        ({'field': 'spec.{name}', 'name': 'x'}, ['spec', 'x']),
+        ({'field': ['a', '{name}']}, ['a', '{name}']),
+    ],
+)
 def test_storing_to_fields(kwargs, path):
     storage = StatusDiffBaseStorage(**kwargs)
     assert storage.field == tuple(path)
@@ -318,11 +354,23 @@ def test_storing_to_several_storages():
     assert MultiDiffBaseStorage([]).fetch(body=Body(BODY)) is None
 
 
-@pytest.mark.parametrize('raw', [
-    {}, {'metadata': None}, {'metadata': {'annotations': None}}, {'metadata': {'annotations': {'a': 'b'}}},
-    {'status': None}, {'status': 'x'}, {'status': {'kopf': None}}, {'status': {'kopf': 'x'}},
-    {'metadata': {'annotations': {LAST_HANDLED: 'null\n'}}, 'status': {'kopf': {'last-handled-configuration': 'null'}}},
-])
+@pytest.mark.parametrize(
+    'raw',
+    [
+        {},
+        {'metadata': None},
+        {'metadata': {'annotations': None}},
+        {'metadata': {'annotations': {'a': 'b'}}},
+        {'status': None},
+        {'status': 'x'},
+        {'status': {'kopf': None}},
+        {'status': {'kopf': 'x'}},
+        {
+            'metadata': {'annotations': {LAST_HANDLED: 'null\n'}},
+            'status': {'kopf': {'last-handled-configuration': 'null'}},
+        },
+    ],
+)
 def test_absence_of_the_last_handled_configuration(storage, raw, caplog):
     assert storage.fetch(body=Body(raw)) is None
     assert not caplog.messages
@@ -344,6 +392,7 @@ def test_broken_last_handled_configurations_are_absent_with_a_warning(text, capl
 
 # The quick check
 
+
 def test_matching():
     storage = AnnotationsDiffBaseStorage()
     essence: Any = {'spec': {'a': [1, 'x', None]}, 'metadata': {'labels': {'a': 'b'}}}
@@ -360,7 +409,7 @@ def test_other_storages_are_never_sure():
     assert not StatusDiffBaseStorage().matches(body=body, essence={})
 
 
-numbers = st.integers(-2**63, 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+numbers = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
 values = st.recursive(
     st.none() | st.booleans() | numbers | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -386,13 +435,21 @@ def test_roundtrips(essence):
 keys = st.sampled_from([LAST_HANDLED, 'kopf.zalando.org/x', 'my.op/kopf-managed', 'my.op/a', 'my.op/lh', 'plain'])
 fields = st.lists(st.sampled_from(['spec.a', 'status', 'status.a.b', 'metadata', 'metadata.labels', 'data.b', 'kind']))
 structs = st.dictionaries(st.sampled_from('ab'), values | st.dictionaries(st.sampled_from('ab'), values))
-bodies = st.fixed_dictionaries({'apiVersion': st.just('v1'), 'kind': st.just('K')}, optional={
-    'metadata': st.fixed_dictionaries({'name': st.just('n')}, optional={
-        'labels': st.dictionaries(st.sampled_from('ab'), st.just('1')),
-        'annotations': st.dictionaries(keys, st.just('{}')),
-    }),
-    'spec': structs, 'data': structs, 'status': structs,
-})
+bodies = st.fixed_dictionaries(
+    {'apiVersion': st.just('v1'), 'kind': st.just('K')},
+    optional={
+        'metadata': st.fixed_dictionaries(
+            {'name': st.just('n')},
+            optional={
+                'labels': st.dictionaries(st.sampled_from('ab'), st.just('1')),
+                'annotations': st.dictionaries(keys, st.just('{}')),
+            },
+        ),
+        'spec': structs,
+        'data': structs,
+        'status': structs,
+    },
+)
 
 
 @hypothesis.given(body=bodies, extra=fields, ignored=fields)
@@ -448,11 +505,15 @@ class Wrapper(DiffBaseStorage):
         self.storage.store(body=body, patch=patch, essence=essence)
 
 
-@pytest.mark.parametrize('wrap', [
-    Wrapper, lambda storage: Wrapper(Wrapper(storage)),
-    lambda storage: MultiDiffBaseStorage([Wrapper(storage), storage]),
-    lambda storage: Wrapper(MultiDiffBaseStorage([storage, StatusDiffBaseStorage()])),
-])
+@pytest.mark.parametrize(
+    'wrap',
+    [
+        Wrapper,
+        lambda storage: Wrapper(Wrapper(storage)),
+        lambda storage: MultiDiffBaseStorage([Wrapper(storage), storage]),
+        lambda storage: Wrapper(MultiDiffBaseStorage([storage, StatusDiffBaseStorage()])),
+    ],
+)
 @pytest.mark.parametrize('extra', [(), ['status.phase']])
 def test_storages_that_change_what_others_have_built_leave_the_object_alone(wrap, extra):
     raw = {'metadata': {'labels': {'a': 'b'}}, 'spec': {'secret': 1, 'items': []}, 'status': {'phase': 'p'}}

@@ -1,4 +1,5 @@
 """What is stored when values must not be stored, or do not fit: and what changes are seen then."""
+
 import base64
 import json
 import logging
@@ -17,8 +18,11 @@ KEY = 'kopf.zalando.org/last-handled-configuration'
 PACKED = 'kopf.zalando.org/last-handled-configuration-packed'
 BODY = Body({'kind': 'KopfExample', 'metadata': {'namespace': 'ns', 'name': 'obj', 'uid': '123'}})
 
-values = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: (
-    st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)), max_leaves=10)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=10,
+)
 essences = st.dictionaries(st.text(max_size=5), values, max_size=4)
 
 
@@ -45,6 +49,7 @@ def store(storage, body):
 
 
 # Secrets.
+
 
 def test_concealed_values_are_not_there():
     essence = {'data': {'password': 'cGFzcw==', 'user': 'bWU='}, 'type': 'Opaque'}
@@ -73,16 +78,20 @@ def test_digests_of_equal_values_of_different_objects_are_different():
     assert of[0] != of[1] and of[0] == of[2]
 
 
-@given(old=st.dictionaries(st.text(max_size=3), st.text(), max_size=5),
-       new=st.dictionaries(st.text(max_size=3), st.text(), max_size=5))
+@given(
+    old=st.dictionaries(st.text(max_size=3), st.text(), max_size=5),
+    new=st.dictionaries(st.text(max_size=3), st.text(), max_size=5),
+)
 def test_the_same_keys_are_seen_as_changed(old, new):
     concealed = json.loads(json.dumps(digests.conceal({'data': old}, ['data'], BODY)))
     revealed = digests.reveal(concealed, {'data': new}, BODY)
     assert {(op, field) for op, field, _, _ in diff(revealed, {'data': new})} == {
-        (op, field) for op, field, _, _ in diff({'data': old}, {'data': new})}
+        (op, field) for op, field, _, _ in diff({'data': old}, {'data': new})
+    }
 
 
 # Sizes.
+
 
 @given(essences, st.integers(0, 300))
 def test_shortened_essences_are_revealed_in_full_if_nothing_has_changed(essence, room):
@@ -110,6 +119,7 @@ def test_what_can_not_be_unpacked(text, caplog):
 
 def test_bombs_do_not_explode():
     import zlib
+
     bomb = base64.b64encode(zlib.compress(b' ' * 64 * 1024 * 1024)).decode()
     with pytest.raises(ValueError, match="too big"):
         digests.unpack(bomb)

@@ -24,8 +24,15 @@ LONG_V2 = 'kopf.zalando.org/' + 'x' * 60
 LONG_V1 = 'kopf.zalando.org/' + 'x' * 39 + '-cZCdkw'
 
 RECORD: Any = {
-    'started': '2020-12-31T23:59:59.123456+00:00', 'stopped': None, 'delayed': None, 'purpose': 'create',
-    'retries': 0, 'success': False, 'failure': None, 'message': 'é"\n\x7f', 'subrefs': ['fn/a', 'fn/b'],
+    'started': '2020-12-31T23:59:59.123456+00:00',
+    'stopped': None,
+    'delayed': None,
+    'purpose': 'create',
+    'retries': 0,
+    'success': False,
+    'failure': None,
+    'message': 'é"\n\x7f',
+    'subrefs': ['fn/a', 'fn/b'],
 }
 TEXT = (
     '{"started":"2020-12-31T23:59:59.123456+00:00","purpose":"create","retries":0,"success":false,'
@@ -48,6 +55,7 @@ def patched_by(fn, *, body: Body | None = None, **kwargs: Any) -> dict[str, Any]
 
 
 # Annotations
+
 
 def test_records_in_annotations():
     patch = patched_by(AnnotationsProgressStorage().store, key=HandlerId('fn/sub'), record=RECORD)
@@ -74,9 +82,11 @@ def test_records_under_both_keys():
     both = annotated(**{LONG_V1: '{"retries":1}', LONG_V2: '{"retries":2}'})
     assert storage.fetch(key=LONG, body=both) == {'retries': 2}
     assert patched_by(storage.purge, key=LONG, body=annotated(**{LONG_V1: '{}', LONG_V2: '{}'})) == {
-        'metadata': {'annotations': {LONG_V1: None, LONG_V2: None}}}
+        'metadata': {'annotations': {LONG_V1: None, LONG_V2: None}}
+    }
     assert patched_by(storage.purge, key=LONG, body=annotated(**{LONG_V1: '{}'})) == {
-        'metadata': {'annotations': {LONG_V1: None}}}
+        'metadata': {'annotations': {LONG_V1: None}}
+    }
 
 
 def test_records_under_the_newer_keys_only():
@@ -86,24 +96,29 @@ def test_records_under_the_newer_keys_only():
     assert storage.fetch(key=LONG, body=annotated(**{LONG_V1: '{"retries":1}'})) is None
 
 
-@pytest.mark.parametrize('prefix, annotations, marked', [
-    ('my.op', {}, True),
-    ('kopf', {}, True),
-    ('kopfx.dev', {}, True),
-    ('my.kopf.dev', {}, True),
-    ('my.op', {'my.op/kopf-managed': 'yes'}, False),
-    ('my.op', {'my.op/kopf-managed': 'whatever'}, False),
-    ('kopf.zalando.org', {}, False),
-    ('kopf.dev', {}, False),
-])
+@pytest.mark.parametrize(
+    'prefix, annotations, marked',
+    [
+        ('my.op', {}, True),
+        ('kopf', {}, True),
+        ('kopfx.dev', {}, True),
+        ('my.kopf.dev', {}, True),
+        ('my.op', {'my.op/kopf-managed': 'yes'}, False),
+        ('my.op', {'my.op/kopf-managed': 'whatever'}, False),
+        ('kopf.zalando.org', {}, False),
+        ('kopf.dev', {}, False),
+    ],
+)
 def test_prefixes_are_marked_at_the_first_write(prefix, annotations, marked):
     storage = AnnotationsProgressStorage(prefix=prefix)
     body = annotated(**annotations)
     marker = {f'{prefix}/kopf-managed': 'yes'} if marked else {}
     assert patched_by(storage.store, body=body, key=FN, record={})['metadata'] == {
-        'annotations': {f'{prefix}/fn': '{}', **marker}}
+        'annotations': {f'{prefix}/fn': '{}', **marker}
+    }
     assert patched_by(storage.touch, body=body, value='now')['metadata'] == {
-        'annotations': {f'{prefix}/touch-dummy': 'now', **marker}}
+        'annotations': {f'{prefix}/touch-dummy': 'now', **marker}
+    }
     assert patched_by(storage.purge, body=body, key=FN) == {}
 
 
@@ -118,9 +133,26 @@ def test_own_annotations_are_cleared():
     assert storage.clear(essence={}) == {}
 
 
-@pytest.mark.parametrize('text', ['', '{', 'null x', '[]', '1', '"x"', '{"retries":"1"}', '{"retries":true}',
-                                  '{"success":"yes"}', '{"started":1}', '{"subrefs":"fn"}', '{"subrefs":[1]}',
-                                  '{"message":{}}', 5, {'retries': 1}])
+@pytest.mark.parametrize(
+    'text',
+    [
+        '',
+        '{',
+        'null x',
+        '[]',
+        '1',
+        '"x"',
+        '{"retries":"1"}',
+        '{"retries":true}',
+        '{"success":"yes"}',
+        '{"started":1}',
+        '{"subrefs":"fn"}',
+        '{"subrefs":[1]}',
+        '{"message":{}}',
+        5,
+        {'retries': 1},
+    ],
+)
 def test_broken_records_are_absent_with_a_warning(text, caplog):
     key = HandlerId(f'broken-{text}')
     storage = AnnotationsProgressStorage()
@@ -151,6 +183,7 @@ def test_unknown_fields_are_kept():
 
 # Status
 
+
 def test_records_in_the_status():
     storage = StatusProgressStorage()
     patch = patched_by(storage.store, key=HandlerId('fn/sub.x'), record=RECORD)
@@ -158,15 +191,18 @@ def test_records_in_the_status():
     assert storage.fetch(key=HandlerId('fn/sub.x'), body=Body(patch)) == RECORD
 
 
-@pytest.mark.parametrize('kwargs, field, touch_field', [
-    ({}, 'status.kopf.progress', 'status.kopf.dummy'),
-    ({'name': 'my'}, 'status.my.progress', 'status.my.dummy'),
-    ({'name': 'my.op'}, 'status.my.op.progress', 'status.my.op.dummy'),
-    ({'field': 'spec.x.{name}'}, 'spec.x.kopf', 'status.kopf.dummy'),
-    ({'field': ['a', 'b'], 'touch_field': ('c', 'd')}, 'a.b', 'c.d'),
-    ({'field': ('a', '{name}')}, 'a.{name}', 'status.kopf.dummy'),
-    ({'field': 'status.x', 'touch_field': 'status.{name}.y', 'name': 'z'}, 'status.x', 'status.z.y'),
-])
+@pytest.mark.parametrize(
+    'kwargs, field, touch_field',
+    [
+        ({}, 'status.kopf.progress', 'status.kopf.dummy'),
+        ({'name': 'my'}, 'status.my.progress', 'status.my.dummy'),
+        ({'name': 'my.op'}, 'status.my.op.progress', 'status.my.op.dummy'),
+        ({'field': 'spec.x.{name}'}, 'spec.x.kopf', 'status.kopf.dummy'),
+        ({'field': ['a', 'b'], 'touch_field': ('c', 'd')}, 'a.b', 'c.d'),
+        ({'field': ('a', '{name}')}, 'a.{name}', 'status.kopf.dummy'),
+        ({'field': 'status.x', 'touch_field': 'status.{name}.y', 'name': 'z'}, 'status.x', 'status.z.y'),
+    ],
+)
 def test_fields_of_the_status(kwargs, field, touch_field):
     storage = StatusProgressStorage(**kwargs)
     assert storage.field == tuple(field.split('.'))
@@ -187,9 +223,21 @@ def test_fields_of_the_status_can_be_changed_later():
     assert storage.touch_field == ('status', 'y')
 
 
-@pytest.mark.parametrize('status', [None, {}, 'str', [], {'kopf': None}, {'kopf': 'x'}, {'kopf': {'progress': None}},
-                                    {'kopf': {'progress': 'x'}}, {'kopf': {'progress': {}}},
-                                    {'kopf': {'progress': {'fn': None}}}])
+@pytest.mark.parametrize(
+    'status',
+    [
+        None,
+        {},
+        'str',
+        [],
+        {'kopf': None},
+        {'kopf': 'x'},
+        {'kopf': {'progress': None}},
+        {'kopf': {'progress': 'x'}},
+        {'kopf': {'progress': {}}},
+        {'kopf': {'progress': {'fn': None}}},
+    ],
+)
 @pytest.mark.parametrize('storage', [StatusProgressStorage(), SmartProgressStorage()])
 def test_absence_in_the_status(storage, status):
     body = Body({'status': status})
@@ -203,18 +251,23 @@ def test_broken_records_in_the_status(caplog):
     assert "'status.kopf.progress'" in caplog.text
     assert 'Pod n' in caplog.text
     assert patched_by(StatusProgressStorage().purge, body=body, key=FN) == {
-        'status': {'kopf': {'progress': {'fn': None}}}}
+        'status': {'kopf': {'progress': {'fn': None}}}
+    }
 
 
 @pytest.mark.parametrize('deleting', [False, True])
-@pytest.mark.parametrize('status, purged, rest', [
-    ({'kopf': {'progress': {'fn': {}, 'other': {}}}}, ['fn', 'other'], None),
-    ({'kopf': {'progress': {'fn': {}, 'other': {}}}}, ['fn'], {'kopf': {'progress': {'other': {}}}}),
-    ({'kopf': {'progress': {'fn': {}}, 'x': 1}}, ['fn'], {'kopf': {'x': 1}}),
-    ({'kopf': {'progress': {'fn': {}}}, 'x': 1}, ['fn'], {'x': 1}),
-])
+@pytest.mark.parametrize(
+    'status, purged, rest',
+    [
+        ({'kopf': {'progress': {'fn': {}, 'other': {}}}}, ['fn', 'other'], None),
+        ({'kopf': {'progress': {'fn': {}, 'other': {}}}}, ['fn'], {'kopf': {'progress': {'other': {}}}}),
+        ({'kopf': {'progress': {'fn': {}}, 'x': 1}}, ['fn'], {'kopf': {'x': 1}}),
+        ({'kopf': {'progress': {'fn': {}}}, 'x': 1}, ['fn'], {'x': 1}),
+    ],
+)
 def test_emptied_fields_are_removed_only_with_deleted_objects(
-        deleting: bool, status: Any, purged: Any, rest: Any) -> None:
+    deleting: bool, status: Any, purged: Any, rest: Any
+) -> None:
     storage, patch = StatusProgressStorage(), Patch()
     body = Body({'metadata': {'deletionTimestamp': '2030-01-01T00:00:00Z'} if deleting else {}, 'status': status})
     for key in purged:
@@ -228,12 +281,14 @@ def test_emptied_fields_are_removed_only_with_deleted_objects(
 
 def test_records_that_are_about_to_be_stored_keep_the_field():
     storage, patch = StatusProgressStorage(), Patch()
-    body = Body({'metadata': {'deletionTimestamp': '2030-01-01T00:00:00Z'},
-                 'status': {'kopf': {'progress': {'old': {}}}}})
+    body = Body(
+        {'metadata': {'deletionTimestamp': '2030-01-01T00:00:00Z'}, 'status': {'kopf': {'progress': {'old': {}}}}}
+    )
     storage.store(key=FN, record=RECORD, body=body, patch=patch)
     storage.purge(key=HandlerId('old'), body=body, patch=patch)
-    assert patch.applied_to({**body})['status'] == {'kopf': {'progress': {
-        'fn': {key: value for key, value in RECORD.items() if value is not None}}}}
+    assert patch.applied_to({**body})['status'] == {
+        'kopf': {'progress': {'fn': {key: value for key, value in RECORD.items() if value is not None}}}
+    }
 
 
 def test_own_field_is_cleared():
@@ -245,6 +300,7 @@ def test_own_field_is_cleared():
 
 
 # All storages of the framework
+
 
 def make_storages() -> list[ProgressStorage]:
     return [
@@ -270,7 +326,8 @@ def test_what_is_stored_is_fetched_then_purged(storage, key):
     body = Body(patch)
     record = storage.fetch(key=key, body=body)
     assert {name: value for name, value in record.items() if value is not None} == {
-        name: value for name, value in RECORD.items() if value is not None}
+        name: value for name, value in RECORD.items() if value is not None
+    }
     assert storage.fetch(key=HandlerId('other'), body=body) is None
 
     purged = Body(merge(patch, patched_by(storage.purge, key=key, body=body)))
@@ -327,12 +384,20 @@ def test_flushing_is_optional(storage):
 
 texts = st.none() | st.text(max_size=10)
 times = st.none() | st.datetimes(timezones=st.none() | st.just(datetime.UTC)).map(datetime.datetime.isoformat)
-records = st.fixed_dictionaries({}, optional={
-    'started': times, 'stopped': times, 'delayed': times, 'purpose': texts, 'message': texts,
-    'retries': st.none() | st.integers(0, 1000),
-    'success': st.none() | st.booleans(), 'failure': st.none() | st.booleans(),
-    'subrefs': st.none() | st.lists(st.text(max_size=5), max_size=3),
-})
+records = st.fixed_dictionaries(
+    {},
+    optional={
+        'started': times,
+        'stopped': times,
+        'delayed': times,
+        'purpose': texts,
+        'message': texts,
+        'retries': st.none() | st.integers(0, 1000),
+        'success': st.none() | st.booleans(),
+        'failure': st.none() | st.booleans(),
+        'subrefs': st.none() | st.lists(st.text(max_size=5), max_size=3),
+    },
+)
 
 
 @pytest.mark.parametrize('storage', make_storages(), ids=lambda storage: type(storage).__name__)
@@ -340,7 +405,8 @@ records = st.fixed_dictionaries({}, optional={
 def test_roundtrips(storage, key, record):
     fetched = storage.fetch(key=key, body=Body(patched_by(storage.store, key=key, record=record)))
     assert {name: value for name, value in fetched.items() if value is not None} == {
-        name: value for name, value in record.items() if value is not None}
+        name: value for name, value in record.items() if value is not None
+    }
 
 
 @hypothesis.given(record=records)
@@ -353,6 +419,7 @@ def test_texts_are_ascii_without_spaces_around_values(record):
 
 # Several storages as one
 
+
 def test_annotations_have_precedence_over_the_status():
     raw: Any = {'status': {'kopf': {'progress': {'fn': {'retries': 2}}}}}
     storage = SmartProgressStorage()
@@ -360,16 +427,20 @@ def test_annotations_have_precedence_over_the_status():
     raw['metadata'] = {'annotations': {'kopf.zalando.org/fn': '{"retries":1}'}}
     assert storage.fetch(key=FN, body=Body(raw)) == {'retries': 1}
     assert patched_by(storage.purge, key=FN, body=Body(raw)) == {
-        'metadata': {'annotations': {'kopf.zalando.org/fn': None}}, 'status': {'kopf': {'progress': {'fn': None}}}}
+        'metadata': {'annotations': {'kopf.zalando.org/fn': None}},
+        'status': {'kopf': {'progress': {'fn': None}}},
+    }
 
 
 def test_the_status_is_not_written_by_default():
     body = Body({'status': {'kopf': {'progress': {'fn': {}}, 'dummy': 'x'}}})
     storage = SmartProgressStorage(touch_key='touched')
     assert patched_by(storage.store, key=FN, record={'retries': 1}, body=body) == {
-        'metadata': {'annotations': {'kopf.zalando.org/fn': '{"retries":1}'}}}
+        'metadata': {'annotations': {'kopf.zalando.org/fn': '{"retries":1}'}}
+    }
     assert patched_by(storage.touch, value='now', body=body) == {
-        'metadata': {'annotations': {'kopf.zalando.org/touched': 'now'}}}
+        'metadata': {'annotations': {'kopf.zalando.org/touched': 'now'}}
+    }
     assert patched_by(storage.touch, value=None, body=body) == {}
 
 

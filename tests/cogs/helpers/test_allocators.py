@@ -1,4 +1,5 @@
 """What is free belongs to the system again: seen in processes of their own, as it is set for the whole process."""
+
 import platform
 import subprocess
 import sys

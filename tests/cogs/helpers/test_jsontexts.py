@@ -1,4 +1,5 @@
 """JSON texts that are kept for a while."""
+
 import tracemalloc
 
 import pytest

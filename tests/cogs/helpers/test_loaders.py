@@ -1,4 +1,5 @@
 """Loading of the user's files and modules: what is imported, and what is said when it fails."""
+
 import operator
 import re
 import sys
@@ -26,6 +27,7 @@ def write(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(text))
         return path
+
     return write
 
 
@@ -35,6 +37,7 @@ def fail():
         with pytest.raises(LoadError) as err:
             preload(paths, modules)
         return str(err.value)
+
     return fail
 
 
@@ -81,14 +84,17 @@ def test_packages_of_modules(write, order):
 
 
 def test_classes_find_their_modules(write):
-    write('a.py', """
+    write(
+        'a.py',
+        """
         import dataclasses, typing, pickle
         @dataclasses.dataclass
         class Cls:
             field: 'int' = 0
         assert typing.get_type_hints(Cls) == {'field': int}
         assert pickle.loads(pickle.dumps(Cls(5))) == Cls(5)
-    """)
+    """,
+    )
     preload(['a.py'], [])
 
 
@@ -169,7 +175,9 @@ def test_only_the_users_part_of_tracebacks_is_shown(fail, write):
     a = write('a.py', "import b_failing\n")
     b = write('b_failing.py', "def fn():\n    raise ValueError('boo')\nfn()\n")
     text = re.sub(r'\n *[~^]+(?=\n)', '', fail('a.py'))  # newer Pythons underline more
-    assert text == textwrap.dedent(f"""
+    assert (
+        text
+        == textwrap.dedent(f"""
         Cannot load a.py: ValueError: boo ({b}:2)
         Traceback (most recent call last):
           File "{a}", line 1, in <module>
@@ -180,6 +188,7 @@ def test_only_the_users_part_of_tracebacks_is_shown(fail, write):
             raise ValueError('boo')
         ValueError: boo
     """).strip()
+    )
 
 
 def test_the_line_to_mend_is_not_in_libraries(fail, write):
@@ -197,13 +206,16 @@ def test_errors_raised_by_the_framework_are_shown_at_the_line_that_calls_it(fail
 
 
 def test_causes_are_shown(fail, write):
-    write('a.py', """
+    write(
+        'a.py',
+        """
         import importlib
         try:
             importlib.import_module('b_broken')
         except Exception as e:
             raise ValueError("boo") from e
-    """)
+    """,
+    )
     write('b_broken.py', "1/0")
     text = fail('a.py')
     assert "ZeroDivisionError" in text

@@ -58,12 +58,15 @@ def test_metadata():
     assert meta.deletion_timestamp == '2021-12-31T23:59:59.123456+01:00'
 
 
-@pytest.mark.parametrize('raw', [
-    {},
-    {'metadata': {}, 'spec': {}, 'status': {}},
-    {'metadata': None, 'spec': None, 'status': None},
-    {'metadata': {'labels': None, 'annotations': None}},
-])
+@pytest.mark.parametrize(
+    'raw',
+    [
+        {},
+        {'metadata': {}, 'spec': {}, 'status': {}},
+        {'metadata': None, 'spec': None, 'status': None},
+        {'metadata': {'labels': None, 'annotations': None}},
+    ],
+)
 def test_absent_parts_are_empty(raw):
     body = Body(raw)
     assert body == raw
@@ -78,12 +81,19 @@ def test_absent_parts_are_empty(raw):
 def test_new_states_are_seen_in_all_parts():
     body = Body(RAW)
     spec, meta, status, labels, annotations = (
-        body.spec, body.meta, body.status, body.meta.labels, body.meta.annotations)
-    body._replace_with({
-        'metadata': {'name': 'name2', 'labels': {'a': 'b'}, 'annotations': {'c': 'd'}},
-        'spec': {'x': 2},
-        'status': {'z': 3},
-    })
+        body.spec,
+        body.meta,
+        body.status,
+        body.meta.labels,
+        body.meta.annotations,
+    )
+    body._replace_with(
+        {
+            'metadata': {'name': 'name2', 'labels': {'a': 'b'}, 'annotations': {'c': 'd'}},
+            'spec': {'x': 2},
+            'status': {'z': 3},
+        }
+    )
     assert meta.name == 'name2'
     assert labels == {'a': 'b'}
     assert annotations == {'c': 'd'}
@@ -110,14 +120,17 @@ def test_parts_of_a_body_can_be_made_directly():
     assert Meta(body).labels == {'label1': 'value1'}
 
 
-@pytest.mark.parametrize('get', [
-    lambda body: body,
-    lambda body: body.spec,
-    lambda body: body.status,
-    lambda body: body.metadata,
-    lambda body: body.metadata.labels,
-    lambda body: body.metadata.annotations,
-])
+@pytest.mark.parametrize(
+    'get',
+    [
+        lambda body: body,
+        lambda body: body.spec,
+        lambda body: body.status,
+        lambda body: body.metadata,
+        lambda body: body.metadata.labels,
+        lambda body: body.metadata.annotations,
+    ],
+)
 @pytest.mark.parametrize('copier', [copy.copy, copy.deepcopy, lambda view: pickle.loads(pickle.dumps(view))])
 def test_copying(get, copier):
     body = Body(RAW)
@@ -149,16 +162,23 @@ def test_serialising_of_dicts():
 @pytest.mark.parametrize('wrap', [Body, dict])
 def test_object_reference(wrap):
     assert build_object_reference(wrap(RAW)) == {
-        'apiVersion': 'group/v1', 'kind': 'Kind', 'namespace': 'ns1', 'name': 'name1', 'uid': 'uid1',
+        'apiVersion': 'group/v1',
+        'kind': 'Kind',
+        'namespace': 'ns1',
+        'name': 'name1',
+        'uid': 'uid1',
     }
 
 
-@pytest.mark.parametrize('raw, expected', [
-    ({}, {}),
-    ({'metadata': None}, {}),
-    ({'metadata': {'generateName': 'prefix-'}}, {}),
-    ({'apiVersion': 'v1', 'kind': '', 'metadata': {'name': 'x', 'uid': None}}, {'apiVersion': 'v1', 'name': 'x'}),
-])
+@pytest.mark.parametrize(
+    'raw, expected',
+    [
+        ({}, {}),
+        ({'metadata': None}, {}),
+        ({'metadata': {'generateName': 'prefix-'}}, {}),
+        ({'apiVersion': 'v1', 'kind': '', 'metadata': {'name': 'x', 'uid': None}}, {'apiVersion': 'v1', 'name': 'x'}),
+    ],
+)
 def test_object_reference_of_what_is_known(raw, expected):
     assert build_object_reference(Body(raw)) == expected
 
@@ -166,16 +186,23 @@ def test_object_reference_of_what_is_known(raw, expected):
 @pytest.mark.parametrize('wrap', [Body, dict])
 def test_owner_reference(wrap):
     assert build_owner_reference(wrap(RAW)) == {
-        'controller': True, 'blockOwnerDeletion': True,
-        'apiVersion': 'group/v1', 'kind': 'Kind', 'name': 'name1', 'uid': 'uid1',
+        'controller': True,
+        'blockOwnerDeletion': True,
+        'apiVersion': 'group/v1',
+        'kind': 'Kind',
+        'name': 'name1',
+        'uid': 'uid1',
     }
 
 
-@pytest.mark.parametrize('kwargs, expected', [
-    ({}, {'controller': True, 'blockOwnerDeletion': True}),
-    ({'controller': False, 'block_owner_deletion': False}, {'controller': False, 'blockOwnerDeletion': False}),
-    ({'controller': None}, {'blockOwnerDeletion': True}),
-    ({'block_owner_deletion': None}, {'controller': True}),
-])
+@pytest.mark.parametrize(
+    'kwargs, expected',
+    [
+        ({}, {'controller': True, 'blockOwnerDeletion': True}),
+        ({'controller': False, 'block_owner_deletion': False}, {'controller': False, 'blockOwnerDeletion': False}),
+        ({'controller': None}, {'blockOwnerDeletion': True}),
+        ({'block_owner_deletion': None}, {'controller': True}),
+    ],
+)
 def test_owner_reference_flags(kwargs, expected):
     assert build_owner_reference(Body({}), **kwargs) == expected

@@ -54,17 +54,21 @@ def make_vault(*args, **kwargs):
 # What is sent to the server
 #
 
-@pytest.mark.parametrize('kwargs, expected', [
-    ({}, None),
-    ({'token': 't'}, 'Bearer t'),
-    ({'scheme': 'Digest'}, 'Digest'),
-    ({'scheme': 'Digest', 'token': 't'}, 'Digest t'),
-    ({'scheme': '', 'token': 't'}, 'Bearer t'),
-    ({'username': 'u', 'password': 'p'}, 'Basic dTpw'),
-    ({'username': 'u', 'password': 'p', 'token': 't', 'scheme': 'Digest'}, 'Basic dTpw'),
-    ({'username': 'u'}, None),
-    ({'password': 'p'}, None),
-])
+
+@pytest.mark.parametrize(
+    'kwargs, expected',
+    [
+        ({}, None),
+        ({'token': 't'}, 'Bearer t'),
+        ({'scheme': 'Digest'}, 'Digest'),
+        ({'scheme': 'Digest', 'token': 't'}, 'Digest t'),
+        ({'scheme': '', 'token': 't'}, 'Bearer t'),
+        ({'username': 'u', 'password': 'p'}, 'Basic dTpw'),
+        ({'username': 'u', 'password': 'p', 'token': 't', 'scheme': 'Digest'}, 'Basic dTpw'),
+        ({'username': 'u'}, None),
+        ({'password': 'p'}, None),
+    ],
+)
 def test_authorization_header(kwargs, expected):
     headers = ConnectionInfo(server='https://localhost', **kwargs).as_http_headers()
     assert headers == ({'Authorization': expected} if expected else {})
@@ -97,6 +101,7 @@ def test_secrets_are_not_shown():
 # TLS
 #
 
+
 def test_tls_verifies_by_default():
     context = info('t').as_ssl_context()
     assert context.verify_mode == ssl.CERT_REQUIRED
@@ -110,9 +115,16 @@ def test_tls_can_be_insecure_even_with_authorities(pki):
     assert not context.check_hostname
 
 
-@pytest.mark.parametrize('encode', [
-    lambda pem: pem, lambda pem: pem.decode(), base64.b64encode, lambda pem: base64.b64encode(pem).decode(),
-], ids=['pem-bytes', 'pem-str', 'base64-bytes', 'base64-str'])
+@pytest.mark.parametrize(
+    'encode',
+    [
+        lambda pem: pem,
+        lambda pem: pem.decode(),
+        base64.b64encode,
+        lambda pem: base64.b64encode(pem).decode(),
+    ],
+    ids=['pem-bytes', 'pem-str', 'base64-bytes', 'base64-str'],
+)
 def test_tls_data_in_all_notations(pki, encode):
     creds = ConnectionInfo(
         server='https://localhost',
@@ -129,11 +141,14 @@ def test_tls_paths_are_expanded(pki, monkeypatch):
     assert len(creds.as_ssl_context().get_ca_certs()) == 1
 
 
-@pytest.mark.parametrize('kwargs', [
-    {'ca_path': 'x', 'ca_data': 'x'},
-    {'certificate_path': 'x', 'certificate_data': 'x'},
-    {'private_key_path': 'x', 'private_key_data': 'x'},
-])
+@pytest.mark.parametrize(
+    'kwargs',
+    [
+        {'ca_path': 'x', 'ca_data': 'x'},
+        {'certificate_path': 'x', 'certificate_data': 'x'},
+        {'private_key_path': 'x', 'private_key_data': 'x'},
+    ],
+)
 def test_tls_with_ambiguous_data(kwargs):
     with pytest.raises(ValueError, match='only one'):
         info('t', **kwargs)
@@ -153,6 +168,7 @@ def test_tls_certificate_without_its_key(pki):
 #
 # The vault
 #
+
 
 async def test_vault_gives_what_it_has():
     creds = info('a')
@@ -369,6 +385,7 @@ def now():
 @pytest.fixture
 def proven():
     """A vault whose credentials were accepted, and are refused now or expired."""
+
     async def make(*found, refused=(), **kwargs):
         creds = info('old')
         vault = Vault({'a': creds})
@@ -376,6 +393,7 @@ def proven():
         vault.approve('a', creds)
         await vault.invalidate('a', creds, backoffs=refused)
         return vault
+
     return make
 
 
@@ -491,6 +509,7 @@ async def test_vault_logs_in_again_because_of_certificates_but_not_too_often(mon
 
 async def test_login_sees_nothing_of_the_waiter():
     import contextvars
+
     var = contextvars.ContextVar('var', default='clean')
     seen = []
 

@@ -20,23 +20,30 @@ from kopf._cogs.structs.dicts import (
 )
 
 KEYS = st.sampled_from('abc')
-TREES = st.dictionaries(KEYS, st.recursive(
-    st.none() | st.integers() | st.text(max_size=3),
-    lambda children: st.dictionaries(KEYS, children, max_size=3) | st.lists(children, max_size=3),
-), max_size=3)
+TREES = st.dictionaries(
+    KEYS,
+    st.recursive(
+        st.none() | st.integers() | st.text(max_size=3),
+        lambda children: st.dictionaries(KEYS, children, max_size=3) | st.lists(children, max_size=3),
+    ),
+    max_size=3,
+)
 PATHS = st.lists(KEYS, min_size=1, max_size=4).map(tuple)
 
 
-@pytest.mark.parametrize('spec, path', [
-    (None, ()),
-    ('', ('',)),
-    ('a', ('a',)),
-    ('a.b', ('a', 'b')),
-    (('a', 'b.c/d'), ('a', 'b.c/d')),
-    (['a', 'b.c/d'], ('a', 'b.c/d')),
-    ((), ()),
-    ([], ()),
-])
+@pytest.mark.parametrize(
+    'spec, path',
+    [
+        (None, ()),
+        ('', ('',)),
+        ('a', ('a',)),
+        ('a.b', ('a', 'b')),
+        (('a', 'b.c/d'), ('a', 'b.c/d')),
+        (['a', 'b.c/d'], ('a', 'b.c/d')),
+        ((), ()),
+        ([], ()),
+    ],
+)
 def test_field_notations(spec, path):
     assert parse_field(spec) == path
 
@@ -126,12 +133,15 @@ def test_ensured_fields_are_resolved(d, path, value):
         assert resolve(d, path) == value
 
 
-@pytest.mark.parametrize('field, expected', [
-    ('a.b.c', {'a': {'x': 1}}),
-    ('a.b', {'a': {'x': 1}}),
-    ('a.x', {'a': {'b': {'c': None}}}),
-    ('a', {}),
-])
+@pytest.mark.parametrize(
+    'field, expected',
+    [
+        ('a.b.c', {'a': {'x': 1}}),
+        ('a.b', {'a': {'x': 1}}),
+        ('a.x', {'a': {'b': {'c': None}}}),
+        ('a', {}),
+    ],
+)
 def test_removing_drops_emptied_parents(field, expected):
     d = {'a': {'b': {'c': None}, 'x': 1}}
     remove(d, field)
@@ -206,9 +216,18 @@ def test_views_are_not_hashable():
         hash(MappingView({}))
 
 
-@pytest.mark.parametrize('src', [
-    {}, {'a': None}, {'a': {}}, {'a': {'b': None}}, {'a': {'b': [1]}}, {'a': 'b'}, {'a': 1},
-])
+@pytest.mark.parametrize(
+    'src',
+    [
+        {},
+        {'a': None},
+        {'a': {}},
+        {'a': {'b': None}},
+        {'a': {'b': [1]}},
+        {'a': 'b'},
+        {'a': 1},
+    ],
+)
 def test_views_of_absent_or_wrong_fields_are_empty(src):
     view = MappingView(src, 'a.b')
     assert view == {}
@@ -252,12 +271,15 @@ def test_views_are_readonly():
 
 
 @pytest.mark.parametrize('copier', [copy.copy, copy.deepcopy, lambda view: pickle.loads(pickle.dumps(view))])
-@pytest.mark.parametrize('make', [
-    lambda src: MappingView(src, 'a.b'),
-    lambda src: MappingView(MappingView(src, 'a'), 'b'),
-    lambda src: ReplaceableMappingView(src['a']['b']),
-    lambda src: MutableMappingView(src, 'a.b'),
-])
+@pytest.mark.parametrize(
+    'make',
+    [
+        lambda src: MappingView(src, 'a.b'),
+        lambda src: MappingView(MappingView(src, 'a'), 'b'),
+        lambda src: ReplaceableMappingView(src['a']['b']),
+        lambda src: MutableMappingView(src, 'a.b'),
+    ],
+)
 def test_copies_are_detached_from_the_root(copier, make):
     src = {'a': {'b': {'c': [1]}}}
     view = make(src)

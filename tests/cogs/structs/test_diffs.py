@@ -11,8 +11,7 @@ from kopf._cogs.structs.dicts import resolve
 from kopf._cogs.structs.diffs import EMPTY, Diff, DiffItem, DiffOperation, diff, is_same, reduce
 
 KEYS = st.sampled_from('abc')
-LEAVES = (st.none() | st.booleans() | st.integers(-1, 3) | st.sampled_from([0.0, 0.5, 1.0])
-          | st.text('xy', max_size=2))
+LEAVES = st.none() | st.booleans() | st.integers(-1, 3) | st.sampled_from([0.0, 0.5, 1.0]) | st.text('xy', max_size=2)
 VALUES = st.recursive(
     LEAVES,
     lambda children: st.dictionaries(KEYS, children, max_size=3) | st.lists(children, max_size=2),
@@ -79,7 +78,7 @@ def floated(value):
 def test_fields_are_unique_and_not_nested(a, b):
     fields = [item.field for item in diff(a, b)]
     for one in fields:
-        assert [other for other in fields if other[:len(one)] == one] == [one]
+        assert [other for other in fields if other[: len(one)] == one] == [one]
 
 
 @given(a=VALUES)
@@ -104,36 +103,42 @@ def test_reduced_diff_is_the_diff_of_the_field(a, b, path):
     assert sorted(map(repr, reduced)) == sorted(map(repr, diff(resolve(a, path, None), resolve(b, path, None))))
 
 
-@pytest.mark.parametrize('a, b, expected', [
-    (None, None, ()),
-    (1, 1, ()),
-    (1, 2, (('change', (), 1, 2),)),
-    (None, 1, (('add', (), None, 1),)),
-    (1, None, (('remove', (), 1, None),)),
-    (None, {'x': 1}, (('add', (), None, {'x': 1}),)),
-    ({'x': 1}, None, (('remove', (), {'x': 1}, None),)),
-    (None, {}, (('add', (), None, {}),)),
-    ([1], [1, 2], (('change', (), [1], [1, 2]),)),
-    ({}, {'x': {}}, (('add', ('x',), None, {}),)),
-    ({}, {'x': {'y': 1}}, (('add', ('x',), None, {'y': 1}),)),
-    ({'x': {'y': 1}}, {}, (('remove', ('x',), {'y': 1}, None),)),
-    ({'x': {'y': 1}}, {'x': {'y': 2}}, (('change', ('x', 'y'), 1, 2),)),
-    ({'x': {'y': 1}}, {'x': 1}, (('change', ('x',), {'y': 1}, 1),)),
-    ({'x': {'y': 1}}, {'x': [1]}, (('change', ('x',), {'y': 1}, [1]),)),
-    ({'x': 1}, {'x': '1'}, (('change', ('x',), 1, '1'),)),
-    ({'x': 0}, {'x': ''}, (('change', ('x',), 0, ''),)),
-])
+@pytest.mark.parametrize(
+    'a, b, expected',
+    [
+        (None, None, ()),
+        (1, 1, ()),
+        (1, 2, (('change', (), 1, 2),)),
+        (None, 1, (('add', (), None, 1),)),
+        (1, None, (('remove', (), 1, None),)),
+        (None, {'x': 1}, (('add', (), None, {'x': 1}),)),
+        ({'x': 1}, None, (('remove', (), {'x': 1}, None),)),
+        (None, {}, (('add', (), None, {}),)),
+        ([1], [1, 2], (('change', (), [1], [1, 2]),)),
+        ({}, {'x': {}}, (('add', ('x',), None, {}),)),
+        ({}, {'x': {'y': 1}}, (('add', ('x',), None, {'y': 1}),)),
+        ({'x': {'y': 1}}, {}, (('remove', ('x',), {'y': 1}, None),)),
+        ({'x': {'y': 1}}, {'x': {'y': 2}}, (('change', ('x', 'y'), 1, 2),)),
+        ({'x': {'y': 1}}, {'x': 1}, (('change', ('x',), {'y': 1}, 1),)),
+        ({'x': {'y': 1}}, {'x': [1]}, (('change', ('x',), {'y': 1}, [1]),)),
+        ({'x': 1}, {'x': '1'}, (('change', ('x',), 1, '1'),)),
+        ({'x': 0}, {'x': ''}, (('change', ('x',), 0, ''),)),
+    ],
+)
 def test_examples(a, b, expected):
     assert diff(a, b) == expected
 
 
-@pytest.mark.parametrize('a, b, expected', [
-    ({'x': None}, {}, ()),
-    ({}, {'x': None}, ()),
-    ({'y': 1}, {'y': 1, 'x': None}, ()),
-    ({'x': None}, {'x': 1}, (('add', ('x',), None, 1),)),
-    ({'x': 1}, {'x': None}, (('remove', ('x',), 1, None),)),
-])
+@pytest.mark.parametrize(
+    'a, b, expected',
+    [
+        ({'x': None}, {}, ()),
+        ({}, {'x': None}, ()),
+        ({'y': 1}, {'y': 1, 'x': None}, ()),
+        ({'x': None}, {'x': 1}, (('add', ('x',), None, 1),)),
+        ({'x': 1}, {'x': None}, (('remove', ('x',), 1, None),)),
+    ],
+)
 def test_nulls_are_absent(a, b, expected):
     assert diff(a, b) == expected
 
@@ -142,8 +147,14 @@ def test_order_is_stable():
     old = {'c': 1, 'b': {'x': 1, 'y': 2}, 'd': 1, 'a': 1}
     new = {'n': 1, 'a': 2, 'm': 1, 'b': {'y': 3, 'w': 4}}
     assert [(op, '.'.join(field)) for op, field, _, _ in diff(old, new)] == [
-        ('add', 'n'), ('add', 'm'), ('remove', 'c'), ('remove', 'd'),
-        ('change', 'a'), ('add', 'b.w'), ('remove', 'b.x'), ('change', 'b.y'),
+        ('add', 'n'),
+        ('add', 'm'),
+        ('remove', 'c'),
+        ('remove', 'd'),
+        ('change', 'a'),
+        ('add', 'b.w'),
+        ('remove', 'b.x'),
+        ('change', 'b.y'),
     ]
 
 
@@ -167,14 +178,17 @@ def test_reducing_drops_other_fields():
     assert reduce(d, ('status',)) == ()
 
 
-@pytest.mark.parametrize('a, b, expected', [
-    (None, {'spec': {'a': {'b': 1}}}, (('add', (), None, {'b': 1}),)),
-    ({'spec': {'a': {'b': 1}}}, None, (('remove', (), {'b': 1}, None),)),
-    ({}, {'spec': {'a': {'b': 1}}}, (('add', (), None, {'b': 1}),)),
-    ({'spec': 'str'}, {'spec': {'a': {'b': 1}}}, (('add', (), None, {'b': 1}),)),
-    ({'spec': {'a': {'b': 1}}}, {'spec': [{'a': {'b': 2}}]}, (('remove', (), {'b': 1}, None),)),
-    ({'spec': {'x': 1}}, {'spec': [{'a': 1}]}, ()),
-])
+@pytest.mark.parametrize(
+    'a, b, expected',
+    [
+        (None, {'spec': {'a': {'b': 1}}}, (('add', (), None, {'b': 1}),)),
+        ({'spec': {'a': {'b': 1}}}, None, (('remove', (), {'b': 1}, None),)),
+        ({}, {'spec': {'a': {'b': 1}}}, (('add', (), None, {'b': 1}),)),
+        ({'spec': 'str'}, {'spec': {'a': {'b': 1}}}, (('add', (), None, {'b': 1}),)),
+        ({'spec': {'a': {'b': 1}}}, {'spec': [{'a': {'b': 2}}]}, (('remove', (), {'b': 1}, None),)),
+        ({'spec': {'x': 1}}, {'spec': [{'a': 1}]}, ()),
+    ],
+)
 def test_reducing_of_changed_parents(a, b, expected):
     assert reduce(diff(a, b), ('spec', 'a')) == expected
 

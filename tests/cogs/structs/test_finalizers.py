@@ -6,12 +6,15 @@ from kopf._cogs.structs.finalizers import append_finalizer, remove_finalizer
 from kopf._cogs.structs.patches import Patch
 
 
-@pytest.mark.parametrize('finalizers, expected', [
-    (None, [{'op': 'add', 'path': '/metadata/finalizers', 'value': ['ours']}]),
-    ([], [{'op': 'add', 'path': '/metadata/finalizers/0', 'value': 'ours'}]),
-    (['x'], [{'op': 'add', 'path': '/metadata/finalizers/1', 'value': 'ours'}]),
-    (['ours', 'x'], []),
-])
+@pytest.mark.parametrize(
+    'finalizers, expected',
+    [
+        (None, [{'op': 'add', 'path': '/metadata/finalizers', 'value': ['ours']}]),
+        ([], [{'op': 'add', 'path': '/metadata/finalizers/0', 'value': 'ours'}]),
+        (['x'], [{'op': 'add', 'path': '/metadata/finalizers/1', 'value': 'ours'}]),
+        (['ours', 'x'], []),
+    ],
+)
 def test_appending(finalizers, expected):
     body = {'metadata': {'name': 'x'}, 'spec': {}}
     if finalizers is not None:
@@ -21,13 +24,16 @@ def test_appending(finalizers, expected):
     assert body == original
 
 
-@pytest.mark.parametrize('finalizers, expected', [
-    (None, []),
-    (['x'], []),
-    (['ours'], [{'op': 'remove', 'path': '/metadata/finalizers'}]),
-    (['x', 'ours'], [{'op': 'remove', 'path': '/metadata/finalizers/1'}]),
-    (['ours', 'x'], [{'op': 'remove', 'path': '/metadata/finalizers/0'}]),
-])
+@pytest.mark.parametrize(
+    'finalizers, expected',
+    [
+        (None, []),
+        (['x'], []),
+        (['ours'], [{'op': 'remove', 'path': '/metadata/finalizers'}]),
+        (['x', 'ours'], [{'op': 'remove', 'path': '/metadata/finalizers/1'}]),
+        (['ours', 'x'], [{'op': 'remove', 'path': '/metadata/finalizers/0'}]),
+    ],
+)
 def test_removing(finalizers, expected):
     body = {'metadata': {'name': 'x'}, 'spec': {}}
     if finalizers is not None:

@@ -1,4 +1,5 @@
 """Label selectors: what they select is the same as on the server."""
+
 import pytest
 
 from kopf._cogs.structs.labelselectors import LabelSelector
@@ -6,12 +7,33 @@ from kopf._cogs.structs.labelselectors import LabelSelector
 ABC = {'a': {'app': 'x', 'n': '1'}, 'b': {'app': 'y', 'n': '5'}, 'c': {}}
 
 
-@pytest.mark.parametrize('text, names', [
-    ('app=x', 'a'), ('app==x', 'a'), ('app = x', 'a'), ('app!=x', 'bc'), ('app in (x, y)', 'ab'), ('app in (x)', 'a'),
-    ('app notin (x)', 'bc'), ('app notin (x,y)', 'c'), ('app', 'ab'), ('!app', 'c'), ('! app', 'c'),
-    ('app=x,n=1', 'a'), ('app=x,n=2', ''), (' app=x , n ', 'a'), ('n>1', 'b'), ('n<5', 'a'), ('n > 0,n < 9', 'ab'),
-    ('app=', ''), ('app>1', ''), ('app in (), n', ''), ('example.com/app', ''), ('!example.com/app,app=y', 'b'),
-])
+@pytest.mark.parametrize(
+    'text, names',
+    [
+        ('app=x', 'a'),
+        ('app==x', 'a'),
+        ('app = x', 'a'),
+        ('app!=x', 'bc'),
+        ('app in (x, y)', 'ab'),
+        ('app in (x)', 'a'),
+        ('app notin (x)', 'bc'),
+        ('app notin (x,y)', 'c'),
+        ('app', 'ab'),
+        ('!app', 'c'),
+        ('! app', 'c'),
+        ('app=x,n=1', 'a'),
+        ('app=x,n=2', ''),
+        (' app=x , n ', 'a'),
+        ('n>1', 'b'),
+        ('n<5', 'a'),
+        ('n > 0,n < 9', 'ab'),
+        ('app=', ''),
+        ('app>1', ''),
+        ('app in (), n', ''),
+        ('example.com/app', ''),
+        ('!example.com/app,app=y', 'b'),
+    ],
+)
 def test_objects_are_selected_by_their_labels(text, names):
     selector = LabelSelector.parse(text)
     assert [name for name, labels in ABC.items() if selector.matches(labels)] == list(names)

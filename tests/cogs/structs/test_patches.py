@@ -79,44 +79,56 @@ RAW = {
 }
 
 
-@pytest.mark.parametrize('changes, expected', [
-    ({'spec': {'x': 1}}, []),
-    ({'spec': {'x': 2}}, [{'op': 'replace', 'path': '/spec/x', 'value': 2}]),
-    ({'spec': {'x': True}}, [{'op': 'replace', 'path': '/spec/x', 'value': True}]),
-    ({'spec': {'x': {'y': 1, 'z': None}}}, [{'op': 'replace', 'path': '/spec/x', 'value': {'y': 1}}]),
-    ({'spec': {'x': None}}, [{'op': 'remove', 'path': '/spec/x'}]),
-    ({'spec': None}, [{'op': 'remove', 'path': '/spec'}]),
-    ({'spec': {'d': 1}}, [{'op': 'replace', 'path': '/spec/d', 'value': 1}]),
-    ({'spec': {'d': {}}}, []),
-    ({'spec': {'d': {'a': 3}}}, [{'op': 'replace', 'path': '/spec/d/a', 'value': 3}]),
-    ({'spec': {'y': 3}}, [{'op': 'add', 'path': '/spec/y', 'value': 3}]),
-    ({'spec': {'y': {}}}, [{'op': 'add', 'path': '/spec/y', 'value': {}}]),
-    ({'spec': {'y': {'z': {'w': 1}}}}, [{'op': 'add', 'path': '/spec/y', 'value': {'z': {'w': 1}}}]),
-    ({'spec': {'absent': None}}, []),
-    ({'spec': {'absent': {'absent': None}}}, []),
-    ({'status': {'absent': {'absent': None}}}, []),
-    ({'status': {'a': 1, 'absent': None}}, [{'op': 'add', 'path': '/status', 'value': {'a': 1}}]),
-    ({'metadata': {'labels': {'a/b~c': 'd'}}}, [{'op': 'add', 'path': '/metadata/labels/a~1b~0c', 'value': 'd'}]),
-    ({'metadata': {'labels': {'l': None}}}, [{'op': 'remove', 'path': '/metadata/labels/l'}]),
-    ({'metadata': {'annotations': {'a/b': 'c'}}}, [
-        {'op': 'add', 'path': '/metadata/annotations', 'value': {'a/b': 'c'}},
-    ]),
-])
+@pytest.mark.parametrize(
+    'changes, expected',
+    [
+        ({'spec': {'x': 1}}, []),
+        ({'spec': {'x': 2}}, [{'op': 'replace', 'path': '/spec/x', 'value': 2}]),
+        ({'spec': {'x': True}}, [{'op': 'replace', 'path': '/spec/x', 'value': True}]),
+        ({'spec': {'x': {'y': 1, 'z': None}}}, [{'op': 'replace', 'path': '/spec/x', 'value': {'y': 1}}]),
+        ({'spec': {'x': None}}, [{'op': 'remove', 'path': '/spec/x'}]),
+        ({'spec': None}, [{'op': 'remove', 'path': '/spec'}]),
+        ({'spec': {'d': 1}}, [{'op': 'replace', 'path': '/spec/d', 'value': 1}]),
+        ({'spec': {'d': {}}}, []),
+        ({'spec': {'d': {'a': 3}}}, [{'op': 'replace', 'path': '/spec/d/a', 'value': 3}]),
+        ({'spec': {'y': 3}}, [{'op': 'add', 'path': '/spec/y', 'value': 3}]),
+        ({'spec': {'y': {}}}, [{'op': 'add', 'path': '/spec/y', 'value': {}}]),
+        ({'spec': {'y': {'z': {'w': 1}}}}, [{'op': 'add', 'path': '/spec/y', 'value': {'z': {'w': 1}}}]),
+        ({'spec': {'absent': None}}, []),
+        ({'spec': {'absent': {'absent': None}}}, []),
+        ({'status': {'absent': {'absent': None}}}, []),
+        ({'status': {'a': 1, 'absent': None}}, [{'op': 'add', 'path': '/status', 'value': {'a': 1}}]),
+        ({'metadata': {'labels': {'a/b~c': 'd'}}}, [{'op': 'add', 'path': '/metadata/labels/a~1b~0c', 'value': 'd'}]),
+        ({'metadata': {'labels': {'l': None}}}, [{'op': 'remove', 'path': '/metadata/labels/l'}]),
+        (
+            {'metadata': {'annotations': {'a/b': 'c'}}},
+            [
+                {'op': 'add', 'path': '/metadata/annotations', 'value': {'a/b': 'c'}},
+            ],
+        ),
+    ],
+)
 def test_json_patches_of_dicts(changes, expected):
     assert Patch(changes).as_json_patch(RAW) == expected
 
 
-@pytest.mark.parametrize('fn, expected', [
-    (lambda items: items.append({'n': 4}), [{'op': 'add', 'path': '/spec/l/3', 'value': {'n': 4}}]),
-    (lambda items: items.insert(0, {'n': 0}), [{'op': 'add', 'path': '/spec/l/0', 'value': {'n': 0}}]),
-    (lambda items: items.pop(1), [{'op': 'remove', 'path': '/spec/l/1'}]),
-    (lambda items: items[1].update(n=5), [{'op': 'replace', 'path': '/spec/l/1/n', 'value': 5}]),
-    (lambda items: items[1].update(m=5), [{'op': 'add', 'path': '/spec/l/1/m', 'value': 5}]),
-    (lambda items: items.reverse(), [
-        {'op': 'replace', 'path': '/spec/l/0/n', 'value': 3},
-        {'op': 'replace', 'path': '/spec/l/2/n', 'value': 1},
-    ]),
-])
+@pytest.mark.parametrize(
+    'fn, expected',
+    [
+        (lambda items: items.append({'n': 4}), [{'op': 'add', 'path': '/spec/l/3', 'value': {'n': 4}}]),
+        (lambda items: items.insert(0, {'n': 0}), [{'op': 'add', 'path': '/spec/l/0', 'value': {'n': 0}}]),
+        (lambda items: items.pop(1), [{'op': 'remove', 'path': '/spec/l/1'}]),
+        (lambda items: items[1].update(n=5), [{'op': 'replace', 'path': '/spec/l/1/n', 'value': 5}]),
+        (lambda items: items[1].update(m=5), [{'op': 'add', 'path': '/spec/l/1/m', 'value': 5}]),
+        (
+            lambda items: items.reverse(),
+            [
+                {'op': 'replace', 'path': '/spec/l/0/n', 'value': 3},
+                {'op': 'replace', 'path': '/spec/l/2/n', 'value': 1},
+            ],
+        ),
+    ],
+)
 def test_json_patches_of_lists(fn, expected):
     original = copy.deepcopy(RAW)
     patch = Patch(fns=[lambda body: fn(body['spec']['l'])])
@@ -124,13 +136,16 @@ def test_json_patches_of_lists(fn, expected):
     assert RAW == original
 
 
-@pytest.mark.parametrize('old, new, expected', [
-    ([1, 1], [1], [{'op': 'remove', 'path': '/l/0'}]),
-    ([1], [1, 1], [{'op': 'add', 'path': '/l/0', 'value': 1}]),
-    ([1, 2, 1], [1], [{'op': 'remove', 'path': '/l/1'}, {'op': 'remove', 'path': '/l/0'}]),
-    ([1, 2], [], [{'op': 'remove', 'path': '/l/1'}, {'op': 'remove', 'path': '/l/0'}]),
-    ([], [1, 2], [{'op': 'add', 'path': '/l/0', 'value': 1}, {'op': 'add', 'path': '/l/1', 'value': 2}]),
-])
+@pytest.mark.parametrize(
+    'old, new, expected',
+    [
+        ([1, 1], [1], [{'op': 'remove', 'path': '/l/0'}]),
+        ([1], [1, 1], [{'op': 'add', 'path': '/l/0', 'value': 1}]),
+        ([1, 2, 1], [1], [{'op': 'remove', 'path': '/l/1'}, {'op': 'remove', 'path': '/l/0'}]),
+        ([1, 2], [], [{'op': 'remove', 'path': '/l/1'}, {'op': 'remove', 'path': '/l/0'}]),
+        ([], [1, 2], [{'op': 'add', 'path': '/l/0', 'value': 1}, {'op': 'add', 'path': '/l/1', 'value': 2}]),
+    ],
+)
 def test_json_patches_of_repeated_items(old, new, expected):
     ops = Patch({'l': new}).as_json_patch({'l': old})
     assert ops == expected

@@ -24,12 +24,14 @@ from kopf._cogs.structs.references import (
 
 RESOURCES = {
     'pods': Resource(
-        '', 'v1', 'pods', kind='Pod', singular='pod', shortcuts=frozenset({'po'}), categories=frozenset({'all'})),
+        '', 'v1', 'pods', kind='Pod', singular='pod', shortcuts=frozenset({'po'}), categories=frozenset({'all'})
+    ),
     'oldpods': Resource('', 'v1beta1', 'pods', kind='Pod', singular='pod', preferred=False),
     'podmetrics': Resource('metrics.k8s.io', 'v1beta1', 'pods', kind='PodMetrics', singular=''),
     'nodes': Resource('', 'v1', 'nodes', kind='Node', singular='node', shortcuts=frozenset({'no'})),
     'deployments': Resource(
-        'apps', 'v1', 'deployments', kind='Deployment', singular='deployment', categories=frozenset({'all'})),
+        'apps', 'v1', 'deployments', kind='Deployment', singular='deployment', categories=frozenset({'all'})
+    ),
     'olddeployments': Resource('apps', 'v1beta1', 'deployments', kind='Deployment', preferred=False),
     'exes-a': Resource('a.io', 'v1', 'exes', kind='Exe', singular='exe', shortcuts=frozenset({'x'})),
     'exes-b': Resource('b.io', 'v1', 'exes', kind='Exe', singular='exe', shortcuts=frozenset({'x'})),
@@ -48,15 +50,19 @@ def select(selector: Selector) -> set[str]:
 
 # Resources
 
+
 def test_resource_is_unpacked_to_what_urls_need():
     group, version, plural = Resource('apps', 'v1', 'deployments', kind='Deployment')
     assert (group, version, plural) == ('apps', 'v1', 'deployments')
 
 
-@pytest.mark.parametrize('resource, text', [
-    (Resource('', 'v1', 'pods'), 'pods.v1'),
-    (Resource('apps', 'v1', 'deployments'), 'deployments.v1.apps'),
-])
+@pytest.mark.parametrize(
+    'resource, text',
+    [
+        (Resource('', 'v1', 'pods'), 'pods.v1'),
+        (Resource('apps', 'v1', 'deployments'), 'deployments.v1.apps'),
+    ],
+)
 def test_resource_is_shown_as_in_kubectl(resource, text):
     assert str(resource) == repr(resource) == text
 
@@ -77,32 +83,38 @@ NODE = Resource('', 'v1', 'nodes', namespaced=False)
 EXE = Resource('a.io', 'v1', 'exes', namespaced=True)
 
 
-@pytest.mark.parametrize('resource, kwargs, url', [
-    (POD, {}, '/api/v1/pods'),
-    (POD, {'namespace': 'ns'}, '/api/v1/namespaces/ns/pods'),
-    (POD, {'namespace': 'ns', 'name': 'n'}, '/api/v1/namespaces/ns/pods/n'),
-    (POD, {'namespace': 'ns', 'name': 'n', 'subresource': 'status'}, '/api/v1/namespaces/ns/pods/n/status'),
-    (NODE, {}, '/api/v1/nodes'),
-    (NODE, {'name': 'n'}, '/api/v1/nodes/n'),
-    (NODE, {'name': 'system:a#b'}, '/api/v1/nodes/system:a%23b'),
-    (EXE, {'namespace': 'ns'}, '/apis/a.io/v1/namespaces/ns/exes'),
-    (EXE, {'server': 'https://host:1234'}, 'https://host:1234/apis/a.io/v1/exes'),
-    (EXE, {'server': 'https://host:1234/'}, 'https://host:1234/apis/a.io/v1/exes'),
-    (EXE, {'server': 'https://host/sub'}, 'https://host/sub/apis/a.io/v1/exes'),
-    (EXE, {'params': {}}, '/apis/a.io/v1/exes'),
-    (EXE, {'params': {'a': 'b c&d', 'watch': 'true'}}, '/apis/a.io/v1/exes?a=b+c%26d&watch=true'),
-])
+@pytest.mark.parametrize(
+    'resource, kwargs, url',
+    [
+        (POD, {}, '/api/v1/pods'),
+        (POD, {'namespace': 'ns'}, '/api/v1/namespaces/ns/pods'),
+        (POD, {'namespace': 'ns', 'name': 'n'}, '/api/v1/namespaces/ns/pods/n'),
+        (POD, {'namespace': 'ns', 'name': 'n', 'subresource': 'status'}, '/api/v1/namespaces/ns/pods/n/status'),
+        (NODE, {}, '/api/v1/nodes'),
+        (NODE, {'name': 'n'}, '/api/v1/nodes/n'),
+        (NODE, {'name': 'system:a#b'}, '/api/v1/nodes/system:a%23b'),
+        (EXE, {'namespace': 'ns'}, '/apis/a.io/v1/namespaces/ns/exes'),
+        (EXE, {'server': 'https://host:1234'}, 'https://host:1234/apis/a.io/v1/exes'),
+        (EXE, {'server': 'https://host:1234/'}, 'https://host:1234/apis/a.io/v1/exes'),
+        (EXE, {'server': 'https://host/sub'}, 'https://host/sub/apis/a.io/v1/exes'),
+        (EXE, {'params': {}}, '/apis/a.io/v1/exes'),
+        (EXE, {'params': {'a': 'b c&d', 'watch': 'true'}}, '/apis/a.io/v1/exes?a=b+c%26d&watch=true'),
+    ],
+)
 def test_urls(resource, kwargs, url):
     assert resource.get_url(**kwargs) == url
 
 
-@pytest.mark.parametrize('resource, kwargs, reason', [
-    (NODE, {'namespace': 'ns'}, 'not namespaced'),
-    (NODE, {'namespace': 'ns', 'name': 'n'}, 'not namespaced'),
-    (POD, {'name': 'n'}, 'no namespace'),
-    (POD, {'subresource': 'status'}, 'no name'),
-    (POD, {'namespace': 'ns', 'subresource': 'status'}, 'no name'),
-])
+@pytest.mark.parametrize(
+    'resource, kwargs, reason',
+    [
+        (NODE, {'namespace': 'ns'}, 'not namespaced'),
+        (NODE, {'namespace': 'ns', 'name': 'n'}, 'not namespaced'),
+        (POD, {'name': 'n'}, 'no namespace'),
+        (POD, {'subresource': 'status'}, 'no name'),
+        (POD, {'namespace': 'ns', 'subresource': 'status'}, 'no name'),
+    ],
+)
 def test_impossible_urls(resource, kwargs, reason):
     with pytest.raises(ValueError, match=reason):
         resource.get_url(**kwargs)
@@ -110,81 +122,91 @@ def test_impossible_urls(resource, kwargs, reason):
 
 # Selectors
 
-@pytest.mark.parametrize('args, found', [
-    # Only names.
-    (('pods',), {'pods'}),  # but not the metrics
-    (('pod',), {'pods'}),
-    (('Pod',), {'pods'}),
-    (('po',), {'pods'}),
-    (('PodMetrics',), {'podmetrics'}),
-    (('deployments',), {'deployments'}),
-    (('unknown',), set()),
-    (('all',), set()),
-    # Groups and versions.
-    (('v1', 'pods'), {'pods'}),
-    (('', 'v1', 'pods'), {'pods'}),
-    (('', 'pods'), {'pods'}),
-    (('', 'v1beta1', 'pods'), {'oldpods'}),
-    (('metrics.k8s.io', 'pods'), {'podmetrics'}),
-    (('metrics.k8s.io/v1beta1', 'pods'), {'podmetrics'}),
-    (('metrics.k8s.io', 'v1beta1', 'pods'), {'podmetrics'}),
-    (('apps', 'deployments'), {'deployments'}),
-    (('apps', 'Deployment'), {'deployments'}),
-    (('apps/v1', 'deployments'), {'deployments'}),
-    (('apps/v1beta1', 'deployments'), {'olddeployments'}),
-    (('apps', 'v2', 'deployments'), set()),
-    (('v1', 'deployments'), set()),
-    (('v1beta1', 'pods'), set()),
-    # As in kubectl.
-    (('pods.v1',), {'pods'}),
-    (('pods.metrics.k8s.io',), {'podmetrics'}),
-    (('pods.v1beta1.metrics.k8s.io',), {'podmetrics'}),
-    (('deployments.apps',), {'deployments'}),
-    (('deployments.v1',), {'deployments'}),
-    (('deployments.v1.apps',), {'deployments'}),
-    (('deployments.v1beta1.apps',), {'olddeployments'}),
-    (('exe.v2.b.io',), {'exes-b2'}),
-    # Ambiguities are left to the caller.
-    (('exes',), {'exes-a', 'exes-b'}),
-    (('x',), {'exes-a', 'exes-b'}),
-    # Events by their name.
-    (('events',), {'events'}),
-    (('v1', 'events'), {'events'}),
-    (('events.k8s.io', 'events'), {'newevents'}),
-])
+
+@pytest.mark.parametrize(
+    'args, found',
+    [
+        # Only names.
+        (('pods',), {'pods'}),  # but not the metrics
+        (('pod',), {'pods'}),
+        (('Pod',), {'pods'}),
+        (('po',), {'pods'}),
+        (('PodMetrics',), {'podmetrics'}),
+        (('deployments',), {'deployments'}),
+        (('unknown',), set()),
+        (('all',), set()),
+        # Groups and versions.
+        (('v1', 'pods'), {'pods'}),
+        (('', 'v1', 'pods'), {'pods'}),
+        (('', 'pods'), {'pods'}),
+        (('', 'v1beta1', 'pods'), {'oldpods'}),
+        (('metrics.k8s.io', 'pods'), {'podmetrics'}),
+        (('metrics.k8s.io/v1beta1', 'pods'), {'podmetrics'}),
+        (('metrics.k8s.io', 'v1beta1', 'pods'), {'podmetrics'}),
+        (('apps', 'deployments'), {'deployments'}),
+        (('apps', 'Deployment'), {'deployments'}),
+        (('apps/v1', 'deployments'), {'deployments'}),
+        (('apps/v1beta1', 'deployments'), {'olddeployments'}),
+        (('apps', 'v2', 'deployments'), set()),
+        (('v1', 'deployments'), set()),
+        (('v1beta1', 'pods'), set()),
+        # As in kubectl.
+        (('pods.v1',), {'pods'}),
+        (('pods.metrics.k8s.io',), {'podmetrics'}),
+        (('pods.v1beta1.metrics.k8s.io',), {'podmetrics'}),
+        (('deployments.apps',), {'deployments'}),
+        (('deployments.v1',), {'deployments'}),
+        (('deployments.v1.apps',), {'deployments'}),
+        (('deployments.v1beta1.apps',), {'olddeployments'}),
+        (('exe.v2.b.io',), {'exes-b2'}),
+        # Ambiguities are left to the caller.
+        (('exes',), {'exes-a', 'exes-b'}),
+        (('x',), {'exes-a', 'exes-b'}),
+        # Events by their name.
+        (('events',), {'events'}),
+        (('v1', 'events'), {'events'}),
+        (('events.k8s.io', 'events'), {'newevents'}),
+    ],
+)
 def test_specific_resources(args, found):
     selector = Selector(*args)
     assert selector.is_specific
     assert select(selector) == found
 
 
-@pytest.mark.parametrize('args, found', [
-    ((EVERYTHING,), {'pods', 'podmetrics', 'nodes', 'deployments', 'exes-a', 'exes-b', 'myevents'}),
-    (('v1', EVERYTHING), {'pods', 'nodes'}),
-    (('', EVERYTHING), {'pods', 'nodes'}),
-    (('', 'v1', EVERYTHING), {'pods', 'nodes'}),
-    (('apps', EVERYTHING), {'deployments'}),
-    (('apps/v1beta1', EVERYTHING), {'olddeployments'}),
-    (('apps', 'v1beta1', EVERYTHING), {'olddeployments'}),
-    (('events.k8s.io', EVERYTHING), set()),
-])
+@pytest.mark.parametrize(
+    'args, found',
+    [
+        ((EVERYTHING,), {'pods', 'podmetrics', 'nodes', 'deployments', 'exes-a', 'exes-b', 'myevents'}),
+        (('v1', EVERYTHING), {'pods', 'nodes'}),
+        (('', EVERYTHING), {'pods', 'nodes'}),
+        (('', 'v1', EVERYTHING), {'pods', 'nodes'}),
+        (('apps', EVERYTHING), {'deployments'}),
+        (('apps/v1beta1', EVERYTHING), {'olddeployments'}),
+        (('apps', 'v1beta1', EVERYTHING), {'olddeployments'}),
+        (('events.k8s.io', EVERYTHING), set()),
+    ],
+)
 def test_everything(args, found):
     selector = Selector(*args)
     assert not selector.is_specific
     assert select(selector) == found
 
 
-@pytest.mark.parametrize('kwargs, found', [
-    ({'kind': 'Pod'}, {'pods'}),
-    ({'kind': 'pods'}, set()),
-    ({'plural': 'pods'}, {'pods'}),
-    ({'singular': 'pod'}, {'pods'}),
-    ({'shortcut': 'po'}, {'pods'}),
-    ({'shortcut': 'pod'}, set()),
-    ({'plural': 'pods', 'group': 'metrics.k8s.io'}, {'podmetrics'}),
-    ({'plural': 'pods', 'group': '', 'version': 'v1beta1'}, {'oldpods'}),
-    ({'plural': 'exes', 'version': 'v2'}, {'exes-b2'}),
-])
+@pytest.mark.parametrize(
+    'kwargs, found',
+    [
+        ({'kind': 'Pod'}, {'pods'}),
+        ({'kind': 'pods'}, set()),
+        ({'plural': 'pods'}, {'pods'}),
+        ({'singular': 'pod'}, {'pods'}),
+        ({'shortcut': 'po'}, {'pods'}),
+        ({'shortcut': 'pod'}, set()),
+        ({'plural': 'pods', 'group': 'metrics.k8s.io'}, {'podmetrics'}),
+        ({'plural': 'pods', 'group': '', 'version': 'v1beta1'}, {'oldpods'}),
+        ({'plural': 'exes', 'version': 'v2'}, {'exes-b2'}),
+    ],
+)
 def test_keywords(kwargs, found):
     selector = Selector(**kwargs)
     assert selector.is_specific
@@ -218,47 +240,50 @@ def test_callables_decide_on_versions_but_never_on_events():
     assert select(Selector(is_good, group='apps', version='v1')) == {'deployments'}
 
 
-@pytest.mark.parametrize('args, kwargs, reason', [
-    # Nothing is named.
-    ((), {}, 'has no name'),
-    ((None,), {}, 'has no name'),
-    ((), {'group': 'apps'}, 'has no name'),
-    ((), {'group': 'apps', 'version': 'v1'}, 'has no name'),
-    # Too much is named.
-    (('a', 'b', 'c', 'd'), {}, 'Too many'),
-    ((), {'kind': 'Pod', 'plural': 'pods'}, "'Pod', 'pods'"),
-    ((), {'kind': 'Pod', 'category': 'all'}, 'several names'),
-    (('pods',), {'kind': 'Pod'}, 'several names'),
-    ((EVERYTHING,), {'category': 'all'}, 'several names'),
-    ((bool,), {'kind': 'Pod'}, 'several names'),
-    # Contradictions.
-    (('apps', 'deployments'), {'group': 'batch'}, "'apps' and 'batch'"),
-    (('v1', 'pods'), {'version': 'v2'}, "'v1' and 'v2'"),
-    (('v1', 'pods'), {'group': 'apps'}, 'specified twice'),
-    (('pods.v1',), {'version': 'v2'}, 'specified twice'),
-    # What can never match.
-    (('',), {}, 'empty'),
-    (('.apps',), {}, 'empty'),
-    (('apps/v1', ''), {}, 'empty'),
-    ((), {'plural': ''}, 'empty'),
-    (('apps', '', 'deployments'), {}, 'empty'),
-    (('apps/', 'deployments'), {}, 'empty'),
-    (('apps/v1',), {}, 'No resource can be named'),
-    (('apps', 'deployments.apps'), {}, 'No resource can be named'),
-    (('a/b/c', 'pods'), {}, 'slashes'),
-    (('a', 'b/c', 'pods'), {}, 'slashes'),
-    (('pods',), {'group': 'apps/v1'}, 'slashes'),
-    # Wrong types and places.
-    ((123,), {}, 'got 123'),
-    ((123, 'pods'), {}, 'must be strings'),
-    (('pods',), {'group': 123}, 'must be a string'),
-    ((), {'kind': EVERYTHING}, 'kind= must be a string'),
-    ((), {'category': EVERYTHING}, 'category= must be a string'),
-    ((EVERYTHING, 'pods'), {}, 'the last positional'),
-    ((EVERYTHING, EVERYTHING), {}, 'the last positional'),
-    (('apps', bool), {}, 'the only positional'),
-    ((bool, 'pods'), {}, 'the only positional'),
-])
+@pytest.mark.parametrize(
+    'args, kwargs, reason',
+    [
+        # Nothing is named.
+        ((), {}, 'has no name'),
+        ((None,), {}, 'has no name'),
+        ((), {'group': 'apps'}, 'has no name'),
+        ((), {'group': 'apps', 'version': 'v1'}, 'has no name'),
+        # Too much is named.
+        (('a', 'b', 'c', 'd'), {}, 'Too many'),
+        ((), {'kind': 'Pod', 'plural': 'pods'}, "'Pod', 'pods'"),
+        ((), {'kind': 'Pod', 'category': 'all'}, 'several names'),
+        (('pods',), {'kind': 'Pod'}, 'several names'),
+        ((EVERYTHING,), {'category': 'all'}, 'several names'),
+        ((bool,), {'kind': 'Pod'}, 'several names'),
+        # Contradictions.
+        (('apps', 'deployments'), {'group': 'batch'}, "'apps' and 'batch'"),
+        (('v1', 'pods'), {'version': 'v2'}, "'v1' and 'v2'"),
+        (('v1', 'pods'), {'group': 'apps'}, 'specified twice'),
+        (('pods.v1',), {'version': 'v2'}, 'specified twice'),
+        # What can never match.
+        (('',), {}, 'empty'),
+        (('.apps',), {}, 'empty'),
+        (('apps/v1', ''), {}, 'empty'),
+        ((), {'plural': ''}, 'empty'),
+        (('apps', '', 'deployments'), {}, 'empty'),
+        (('apps/', 'deployments'), {}, 'empty'),
+        (('apps/v1',), {}, 'No resource can be named'),
+        (('apps', 'deployments.apps'), {}, 'No resource can be named'),
+        (('a/b/c', 'pods'), {}, 'slashes'),
+        (('a', 'b/c', 'pods'), {}, 'slashes'),
+        (('pods',), {'group': 'apps/v1'}, 'slashes'),
+        # Wrong types and places.
+        ((123,), {}, 'got 123'),
+        ((123, 'pods'), {}, 'must be strings'),
+        (('pods',), {'group': 123}, 'must be a string'),
+        ((), {'kind': EVERYTHING}, 'kind= must be a string'),
+        ((), {'category': EVERYTHING}, 'category= must be a string'),
+        ((EVERYTHING, 'pods'), {}, 'the last positional'),
+        ((EVERYTHING, EVERYTHING), {}, 'the last positional'),
+        (('apps', bool), {}, 'the only positional'),
+        ((bool, 'pods'), {}, 'the only positional'),
+    ],
+)
 def test_mistakes_are_noticed_at_once(args, kwargs, reason):
     with pytest.raises(TypeError, match=reason):
         Selector(*args, **kwargs)
@@ -314,16 +339,19 @@ def test_every_name_selects_the_resource_and_its_group_and_version_do_not_preven
     assert not Selector(group, f'{version}x', plural).check(resource)
 
 
-@pytest.mark.parametrize('selector, group, version, plural', [
-    (EVENTS, '', 'v1', 'events'),
-    (CRDS, 'apiextensions.k8s.io', 'v1', 'customresourcedefinitions'),
-    (MUTATING_WEBHOOK, 'admissionregistration.k8s.io', 'v1', 'mutatingwebhookconfigurations'),
-    (VALIDATING_WEBHOOK, 'admissionregistration.k8s.io', 'v1', 'validatingwebhookconfigurations'),
-    (CLUSTER_PEERINGS[0], 'kopf.dev', 'v1', 'clusterkopfpeerings'),
-    (CLUSTER_PEERINGS[1], 'zalando.org', 'v1', 'clusterkopfpeerings'),
-    (NAMESPACED_PEERINGS[0], 'kopf.dev', 'v1', 'kopfpeerings'),
-    (NAMESPACED_PEERINGS[1], 'zalando.org', 'v1', 'kopfpeerings'),
-])
+@pytest.mark.parametrize(
+    'selector, group, version, plural',
+    [
+        (EVENTS, '', 'v1', 'events'),
+        (CRDS, 'apiextensions.k8s.io', 'v1', 'customresourcedefinitions'),
+        (MUTATING_WEBHOOK, 'admissionregistration.k8s.io', 'v1', 'mutatingwebhookconfigurations'),
+        (VALIDATING_WEBHOOK, 'admissionregistration.k8s.io', 'v1', 'validatingwebhookconfigurations'),
+        (CLUSTER_PEERINGS[0], 'kopf.dev', 'v1', 'clusterkopfpeerings'),
+        (CLUSTER_PEERINGS[1], 'zalando.org', 'v1', 'clusterkopfpeerings'),
+        (NAMESPACED_PEERINGS[0], 'kopf.dev', 'v1', 'kopfpeerings'),
+        (NAMESPACED_PEERINGS[1], 'zalando.org', 'v1', 'kopfpeerings'),
+    ],
+)
 def test_what_the_framework_needs_itself(selector, group, version, plural):
     assert selector.is_specific
     assert selector.check(Resource(group, version, plural))
@@ -331,24 +359,32 @@ def test_what_the_framework_needs_itself(selector, group, version, plural):
 
 # Namespaces
 
-@pytest.mark.parametrize('pattern, matching, others', [
-    ('a', {'a'}, {'', 'ab', 'b', 'A'}),
-    ('a*', {'a', 'ab', 'abc'}, {'', 'ba'}),
-    ('a?', {'ab'}, {'a', 'abc'}),
-    ('*', {'', 'a', 'abc'}, set()),
-    ('!a', {'', 'ab', 'b'}, {'a'}),
-    ('!a*', {'', 'b'}, {'a', 'ab'}),
-    ('!*', set(), {'', 'a'}),
-    ('!*,a', {'a'}, {'b'}),
-    ('!a,a', {'a', 'b'}, set()),
-    ('a,!a', set(), {'a', 'b'}),
-    ('a,b', {'a'}, {'b'}),  # as the first one is decisive
-    ('a*,!ab*,abc', {'a', 'ac', 'abc'}, {'ab', 'abd', 'b'}),
-    (' a* , !ab ', {'a', 'abc'}, {'ab'}),
-    ('myapp-*,!*-pr-*,*-pr-123', {'myapp-live', 'myapp-pr-123'}, {'myapp-pr-456', 'otherapp-live', 'otherapp-pr-123'}),
-    (re.compile('a.*'), {'a', 'ab'}, {'ba', ''}),
-    (re.compile('a'), {'a'}, {'ab', 'ba'}),
-])
+
+@pytest.mark.parametrize(
+    'pattern, matching, others',
+    [
+        ('a', {'a'}, {'', 'ab', 'b', 'A'}),
+        ('a*', {'a', 'ab', 'abc'}, {'', 'ba'}),
+        ('a?', {'ab'}, {'a', 'abc'}),
+        ('*', {'', 'a', 'abc'}, set()),
+        ('!a', {'', 'ab', 'b'}, {'a'}),
+        ('!a*', {'', 'b'}, {'a', 'ab'}),
+        ('!*', set(), {'', 'a'}),
+        ('!*,a', {'a'}, {'b'}),
+        ('!a,a', {'a', 'b'}, set()),
+        ('a,!a', set(), {'a', 'b'}),
+        ('a,b', {'a'}, {'b'}),  # as the first one is decisive
+        ('a*,!ab*,abc', {'a', 'ac', 'abc'}, {'ab', 'abd', 'b'}),
+        (' a* , !ab ', {'a', 'abc'}, {'ab'}),
+        (
+            'myapp-*,!*-pr-*,*-pr-123',
+            {'myapp-live', 'myapp-pr-123'},
+            {'myapp-pr-456', 'otherapp-live', 'otherapp-pr-123'},
+        ),
+        (re.compile('a.*'), {'a', 'ab'}, {'ba', ''}),
+        (re.compile('a'), {'a'}, {'ab', 'ba'}),
+    ],
+)
 def test_namespace_patterns(pattern, matching, others):
     assert {name for name in matching | others if match_namespace(name, pattern)} == matching
 

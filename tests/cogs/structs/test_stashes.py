@@ -1,4 +1,5 @@
 """States that are kept as texts, and are seen through live views all the same."""
+
 import threading
 
 import pytest
@@ -12,7 +13,7 @@ def stashes():
     return Stashes()
 
 
-@pytest.mark.parametrize('number', [1, 10 ** 30], ids=['usual', 'huge'])
+@pytest.mark.parametrize('number', [1, 10**30], ids=['usual', 'huge'])
 def test_bodies_show_what_is_stashed(stashes, number):
     stash = Stash(stashes, {'metadata': {'labels': {'a': 'é'}}, 'spec': {'number': number}})
     body = Body.living_in(stash)
@@ -70,6 +71,7 @@ def test_many_threads_look_at_many_states(stashes):
 
     def look():
         wrong.extend(i for i, stash in enumerate(all_of_them) if stash[0] != {'spec': {'x': i}})
+
     threads = [threading.Thread(target=look) for _ in range(4)]
     for thread in threads:
         thread.start()

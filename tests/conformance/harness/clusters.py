@@ -49,9 +49,7 @@ KNOWN = {
 class Cluster:
     """What a scenario's drive() works with: its namespace, its objects, its operator."""
 
-    def __init__(
-        self, lab: Lab, scenario: 'Scenario', python: str | pathlib.Path, folder: str | pathlib.Path
-    ) -> None:
+    def __init__(self, lab: Lab, scenario: 'Scenario', python: str | pathlib.Path, folder: str | pathlib.Path) -> None:
         suffix = ''.join(random.choices(string.ascii_lowercase, k=6))
         self.lab, self.api, self.scenario, self.python = lab, lab.api, scenario, python
         self.ns, self.group = f'{PREFIX}{suffix}', f'{suffix}.conf.test'

@@ -141,7 +141,9 @@ class Lab:
         wait(lambda: 'items' in self.api.request('GET', f'{path}/{plural}', ok=[404]), 30, f'the CRD {path}/{plural}')
         wait(
             lambda: plural in [r['name'] for r in self.api.request('GET', path, ok=[404]).get('resources', [])],
-            30, f'the discovery of {path}/{plural}')
+            30,
+            f'the discovery of {path}/{plural}',
+        )
 
 
 def crd(

@@ -1,4 +1,5 @@
 """One attempt of a handler: what its errors mean, what its limits do, and what the logs say."""
+
 import asyncio
 import contextvars
 import datetime
@@ -44,6 +45,7 @@ def clock(monkeypatch):
     def utcnow():
         moments.append(asyncio.get_running_loop().time())
         return START + datetime.timedelta(seconds=round(moments[-1] - moments[0], 6))
+
     monkeypatch.setattr(execution, 'utcnow', utcnow)
 
 
@@ -72,6 +74,7 @@ def run(executor, caplog):
         state = HandlerState(started=START - datetime.timedelta(seconds=age), retries=retries_done)
         rules = Execution(executor=executor, default_errors=default_errors, default_backoff=33)
         return await run_handler(Handler(id='fn', fn=fn, **options), Cause(), state, rules, after=after)
+
     return run
 
 
@@ -80,6 +83,7 @@ def messages(caplog, level=logging.INFO):
 
 
 # Successes.
+
 
 async def test_success(run, caplog):
     assert await run({'a': 1}) == Outcome(final=True, result={'a': 1})
@@ -90,6 +94,7 @@ async def test_success(run, caplog):
 async def test_kwargs(run):
     async def fn(**kwargs):
         return kwargs
+
     assert (await run(fn)).result == {'x': 1}
 
 
@@ -102,6 +107,7 @@ async def test_sync_functions(executor, caplog):
 async def test_what_comes_after_is_a_part_of_it(run):
     async def after():
         raise HandlerChildrenRetry(5)
+
     outcome = await run('ignored', after=after)
     assert (outcome.final, outcome.delay, outcome.result, outcome.message) == (False, 5, None, None)
 
@@ -112,6 +118,7 @@ async def test_unfinished_children_are_not_logged(run, caplog):
 
 
 # Errors.
+
 
 @pytest.mark.parametrize('delay', [0, None, 5, 1.5])
 async def test_temporary_errors(run, caplog, delay):
@@ -125,8 +132,9 @@ async def test_temporary_errors_are_delayed_by_default(run):
     assert (await run(kopf.TemporaryError('boo'))).delay == 60
 
 
-@pytest.mark.parametrize('error, text', [
-    (kopf.PermanentError('boo'), 'boo'), (kopf.PermanentError(), 'PermanentError()')])
+@pytest.mark.parametrize(
+    'error, text', [(kopf.PermanentError('boo'), 'boo'), (kopf.PermanentError(), 'PermanentError()')]
+)
 async def test_permanent_errors(run, caplog, error, text):
     outcome = await run(error)
     assert (outcome.final, outcome.exception, outcome.message) == (True, error, text)
@@ -171,6 +179,7 @@ async def test_own_mode_wins(run):
 
 # Limits of attempts.
 
+
 @pytest.mark.parametrize('error', [kopf.TemporaryError('boo'), ValueError('boo')])
 async def test_attempts_end(run, caplog, error):
     outcomes = [await run(error, retries=3, retries_done=done) for done in range(3)]
@@ -191,8 +200,10 @@ async def test_the_last_attempt_can_succeed(run):
 
 # Limits of time.
 
-@pytest.mark.parametrize('error, options', [
-    (kopf.TemporaryError('boo', delay=6), {}), (ValueError('boo'), {'backoff': 6})])
+
+@pytest.mark.parametrize(
+    'error, options', [(kopf.TemporaryError('boo', delay=6), {}), (ValueError('boo'), {'backoff': 6})]
+)
 @pytest.mark.parametrize('age, final', [(0, False), (3.9, False), (4, True), (9, True)])
 async def test_no_attempt_is_planned_past_the_end(run, caplog, error, options, age, final):
     outcome = await run(error, timeout=10, age=age, **options)
@@ -224,6 +235,7 @@ async def test_coroutines_can_clean_up_at_the_end(run):
         finally:
             await asyncio.sleep(1)
             log.append('cleaned')
+
     assert isinstance((await run(fn, timeout=5)).exception, kopf.HandlerTimeoutError)
     assert log == ['cleaned']
 
@@ -232,11 +244,13 @@ async def test_timeouts_inside_of_the_function_are_its_own(run):
     async def fn(**_):
         async with asyncio.timeout(1):
             await asyncio.sleep(99)
+
     outcome = await run(fn, timeout=100, backoff=5)
     assert isinstance(outcome.exception, TimeoutError) and not outcome.final
 
 
 # Cancellations.
+
 
 async def test_cancellations_come_through(run, caplog):
     task = asyncio.create_task(run(ENDLESS))
@@ -253,12 +267,14 @@ async def test_cancellations_of_others_are_errors_of_the_function(run, caplog, o
         other = asyncio.create_task(asyncio.sleep(9))
         other.cancel()
         await other
+
     outcome = await run(fn, backoff=5, **options)
     assert (outcome.final, outcome.delay, outcome.message) == (False, 5, 'CancelledError()')
     assert 'will try again in 5 seconds' in messages(caplog)[-1]
 
 
 # Context.
+
 
 async def test_the_handler_and_the_cause_are_known_inside():
     handler, cause = Handler(id='fn', fn=lambda **_: None), object()
@@ -276,8 +292,9 @@ def test_abandoned_handlers_end_quietly():
     manager.__exit__(None, None, None)
 
 
-@pytest.mark.parametrize('fn, expected', [
-    (lambda **_: None, False), (functools.partial(asyncio.sleep), True), (asyncio.sleep, True)])
+@pytest.mark.parametrize(
+    'fn, expected', [(lambda **_: None, False), (functools.partial(asyncio.sleep), True), (asyncio.sleep, True)]
+)
 def test_kinds_of_functions_are_found_once(fn, expected):
     assert Handler(id='fn', fn=fn).asynchronous is expected
 

@@ -1,4 +1,5 @@
 """Functions of all kinds are called alike: coroutines in the loop, the others in threads."""
+
 import asyncio
 import contextvars
 import functools
@@ -32,6 +33,7 @@ def passing(fn):
     @functools.wraps(fn)
     def wrapper(*args, **kwargs):
         return fn(*args, **kwargs)
+
     return wrapper
 
 
@@ -105,8 +107,10 @@ async def test_functions_that_return_coroutines_are_awaited(executor):
     assert (args, kwargs) == ((), {'x': 1})
 
 
-@pytest.mark.parametrize('error', [
-    ValueError('boo'), KeyError('x'), SystemExit(3), TimeoutError('of a socket'), CancelledError('of a future')])
+@pytest.mark.parametrize(
+    'error',
+    [ValueError('boo'), KeyError('x'), SystemExit(3), TimeoutError('of a socket'), CancelledError('of a future')],
+)
 @pytest.mark.parametrize('kind', ['sync', 'async'])
 async def test_errors_come_unchanged(kind, error, executor):
     def sync_failing(**_):
@@ -184,34 +188,37 @@ def signed(*args, **kwargs): ...
 signed.__signature__ = inspect.signature(named)
 
 
-@pytest.mark.parametrize('fn, names, required', [
-    (lambda: None, (), ()),
-    (lambda *args: None, (), ()),
-    (lambda **_: None, None, ()),
-    (lambda spec, **_: None, None, ('spec',)),
-    (named, ('spec', 'name', 'logger', 'memo'), ('spec', 'logger')),
-    (valued, ('spec',), ('spec',)),
-    (signed, ('spec', 'name', 'logger', 'memo'), ('spec', 'logger')),
-    (mock.create_autospec(named), ('spec', 'name', 'logger', 'memo'), ('spec', 'logger')),
-    (wrapper, None, ('body',)),
-    (closed, ('body',), ('body',)),
-    (functools.partial(named, 1), ('name', 'logger', 'memo'), ('logger',)),
-    (functools.partial(named, logger=1), ('spec', 'name', 'logger', 'memo'), ('spec',)),
-    (Callable, ('spec', 'name'), ()),
-    (Callable(), ('spec', 'name', 'logger'), ('spec', 'logger')),
-    (Callable().method, None, ('spec',)),
-    (Callable().of_class, ('spec', 'name'), ('spec', 'name')),
-    (Callable.__dict__['static'], ('spec', 'name'), ('spec', 'name')),
-    (functools.lru_cache(Callable.static), ('spec', 'name'), ('spec', 'name')),
-    (mock.Mock(), None, ()),
-    (mock.MagicMock(spec=named), None, ()),
-    (mock.AsyncMock(), None, ()),
-    (print, ('sep', 'end', 'file', 'flush'), ()),
-    (str.isdigit, (), ()),
-    (bool, (), ()),
-    (int, (), ()),
-    (dict, None, ()),  # it is written in C, and does not say what it takes
-])
+@pytest.mark.parametrize(
+    'fn, names, required',
+    [
+        (lambda: None, (), ()),
+        (lambda *args: None, (), ()),
+        (lambda **_: None, None, ()),
+        (lambda spec, **_: None, None, ('spec',)),
+        (named, ('spec', 'name', 'logger', 'memo'), ('spec', 'logger')),
+        (valued, ('spec',), ('spec',)),
+        (signed, ('spec', 'name', 'logger', 'memo'), ('spec', 'logger')),
+        (mock.create_autospec(named), ('spec', 'name', 'logger', 'memo'), ('spec', 'logger')),
+        (wrapper, None, ('body',)),
+        (closed, ('body',), ('body',)),
+        (functools.partial(named, 1), ('name', 'logger', 'memo'), ('logger',)),
+        (functools.partial(named, logger=1), ('spec', 'name', 'logger', 'memo'), ('spec',)),
+        (Callable, ('spec', 'name'), ()),
+        (Callable(), ('spec', 'name', 'logger'), ('spec', 'logger')),
+        (Callable().method, None, ('spec',)),
+        (Callable().of_class, ('spec', 'name'), ('spec', 'name')),
+        (Callable.__dict__['static'], ('spec', 'name'), ('spec', 'name')),
+        (functools.lru_cache(Callable.static), ('spec', 'name'), ('spec', 'name')),
+        (mock.Mock(), None, ()),
+        (mock.MagicMock(spec=named), None, ()),
+        (mock.AsyncMock(), None, ()),
+        (print, ('sep', 'end', 'file', 'flush'), ()),
+        (str.isdigit, (), ()),
+        (bool, (), ()),
+        (int, (), ()),
+        (dict, None, ()),  # it is written in C, and does not say what it takes
+    ],
+)
 def test_arguments_are_read_from_signatures(fn, names, required):
     assert read_arguments(fn) == (names, required)
 

@@ -1,4 +1,5 @@
 """What each lifecycle picks out of the handlers that are due."""
+
 import datetime
 
 import pytest
@@ -11,7 +12,8 @@ from kopf._core.actions.progression import State
 NOW = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
 
 
-def fn(**_): pass
+def fn(**_):
+    pass
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
 """Loggers of objects and the formats of logs: what is seen on the standard error."""
+
 import json
 import logging
 import logging.handlers
@@ -11,7 +12,8 @@ from kopf._core.actions.loggers import LocalObjectLogger, LogFormat, ObjectLogge
 from kopf._core.engines import activities
 
 RAW = {
-    'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample',
+    'apiVersion': 'kopf.dev/v1',
+    'kind': 'KopfExample',
     'metadata': {'name': 'name1', 'namespace': 'ns1', 'uid': 'uid1', 'resourceVersion': '1'},
     'spec': {'field': 'value'},
 }
@@ -154,10 +156,22 @@ def test_json_with_refkey_and_prefix(logger, lines):
     assert 'object' not in fields
 
 
-@pytest.mark.parametrize('level, severity', [
-    (1, 'debug'), (10, 'debug'), (11, 'info'), (20, 'info'), (21, 'warn'), (30, 'warn'),
-    (31, 'error'), (40, 'error'), (41, 'fatal'), (50, 'fatal'), (60, 'fatal'),
-])
+@pytest.mark.parametrize(
+    'level, severity',
+    [
+        (1, 'debug'),
+        (10, 'debug'),
+        (11, 'info'),
+        (20, 'info'),
+        (21, 'warn'),
+        (30, 'warn'),
+        (31, 'error'),
+        (40, 'error'),
+        (41, 'fatal'),
+        (50, 'fatal'),
+        (60, 'fatal'),
+    ],
+)
 def test_json_severities(lines, level, severity):
     configure(log_format=LogFormat.JSON)
     logging.getLogger().setLevel(1)
@@ -178,15 +192,23 @@ def test_json_with_exceptions_and_stacks(logger, lines):
     assert second['stack_info'].startswith("Stack (most recent call last):\n")
 
 
-@pytest.mark.parametrize('value, expected', [
-    ("é\u2028\U0001f600", "é\u2028\U0001f600"),
-    (2 ** 100, 2 ** 100),
-    ({1, }, '{1}'),
-    ({1: 2}, {'1': 2}),
-    (ValueError('boo'), 'ValueError: boo'),
-    (b'abc', 'YWJj'),
-    ("\udcff", "\udcff"),
-])
+@pytest.mark.parametrize(
+    'value, expected',
+    [
+        ("é\u2028\U0001f600", "é\u2028\U0001f600"),
+        (2**100, 2**100),
+        (
+            {
+                1,
+            },
+            '{1}',
+        ),
+        ({1: 2}, {'1': 2}),
+        (ValueError('boo'), 'ValueError: boo'),
+        (b'abc', 'YWJj'),
+        ("\udcff", "\udcff"),
+    ],
+)
 def test_json_with_unusual_values(logger, lines, value, expected):
     configure(log_format=LogFormat.JSON)
     logger.info("hello", extra={'key': value})
@@ -203,19 +225,46 @@ def test_json_with_dicts_as_messages(logger, lines):
     assert fields['key'] == 'value'
 
 
-@pytest.mark.parametrize('options, expected', [
-    ({}, [
-        'warning kopf', 'info kopf', 'warning mine', 'info mine',
-        'warning asyncio', 'warning aiohttp.x', 'info aiohttp.x']),
-    ({'quiet': True}, ['warning kopf', 'warning mine', 'warning asyncio', 'warning aiohttp.x']),
-    ({'verbose': True}, [
-        'warning kopf', 'info kopf', 'debug kopf', 'warning mine', 'info mine', 'debug mine',
-        'warning asyncio', 'warning aiohttp.x', 'info aiohttp.x']),
-    ({'debug': True}, [
-        f'{level} {name}'
-        for name in ['kopf', 'mine', 'asyncio', 'aiohttp.x']
-        for level in ['warning', 'info', 'debug']]),
-])
+@pytest.mark.parametrize(
+    'options, expected',
+    [
+        (
+            {},
+            [
+                'warning kopf',
+                'info kopf',
+                'warning mine',
+                'info mine',
+                'warning asyncio',
+                'warning aiohttp.x',
+                'info aiohttp.x',
+            ],
+        ),
+        ({'quiet': True}, ['warning kopf', 'warning mine', 'warning asyncio', 'warning aiohttp.x']),
+        (
+            {'verbose': True},
+            [
+                'warning kopf',
+                'info kopf',
+                'debug kopf',
+                'warning mine',
+                'info mine',
+                'debug mine',
+                'warning asyncio',
+                'warning aiohttp.x',
+                'info aiohttp.x',
+            ],
+        ),
+        (
+            {'debug': True},
+            [
+                f'{level} {name}'
+                for name in ['kopf', 'mine', 'asyncio', 'aiohttp.x']
+                for level in ['warning', 'info', 'debug']
+            ],
+        ),
+    ],
+)
 def test_verbosity(lines, options, expected):
     configure(debug=True)  # the previous configuration must not matter.
     configure(**options, log_format=LogFormat.PLAIN)
@@ -263,21 +312,25 @@ def test_records_refer_to_objects_and_callers(logger, caplog):
 BOO = ValueError("boo")
 
 
-@pytest.mark.parametrize('write', [
-    lambda logger: logger.warning("hello %s", 'world'),
-    lambda logger: logger.log(logging.ERROR, "hello %(key)s", {'key': 'world'}),
-    lambda logger: logger.warning("hello", extra={'key': 'value'}),
-    lambda logger: logger.log(logging.ERROR, "hello", stack_info=False),
-    lambda logger: logger.exception("hello", exc_info=BOO),
-    lambda logger: (lambda: logger.warning("hello", stacklevel=2))(),
-])
+@pytest.mark.parametrize(
+    'write',
+    [
+        lambda logger: logger.warning("hello %s", 'world'),
+        lambda logger: logger.log(logging.ERROR, "hello %(key)s", {'key': 'world'}),
+        lambda logger: logger.warning("hello", extra={'key': 'value'}),
+        lambda logger: logger.log(logging.ERROR, "hello", stack_info=False),
+        lambda logger: logger.exception("hello", exc_info=BOO),
+        lambda logger: (lambda: logger.warning("hello", stacklevel=2))(),
+    ],
+)
 def test_records_are_as_of_usual_loggers(logger, caplog, write):
     for each in (logging.getLogger('usual'), logger):
         write(each)
     usual, ours = (vars(record) for record in caplog.records)
     varying = {'name', 'created', 'msecs', 'relativeCreated', 'asctime'}
     assert {key: ours[key] for key in usual if key not in varying} == {
-        key: usual[key] for key in usual if key not in varying}
+        key: usual[key] for key in usual if key not in varying
+    }
     assert set(ours) - set(usual) == {'settings', 'k8s_ref', 'k8s_skip'}
 
 

@@ -1,4 +1,5 @@
 """Records of logs that are made for less: nobody can tell them from those of the library."""
+
 import asyncio
 import logging
 import multiprocessing
@@ -28,9 +29,12 @@ def make_both(msg="hello %s", args=('world',), level=logging.INFO, extra=None):
     frame = sys._getframe(0)
     line = frame.f_lineno
     extra = extra or {'k8s_skip': True}
-    return (make_record(LOGGER, level, (frame.f_code, line), msg, args, extra),
-            LOGGER.makeRecord(LOGGER.name, level, frame.f_code.co_filename, line, msg, args, None,
-                              frame.f_code.co_name, extra))
+    return (
+        make_record(LOGGER, level, (frame.f_code, line), msg, args, extra),
+        LOGGER.makeRecord(
+            LOGGER.name, level, frame.f_code.co_filename, line, msg, args, None, frame.f_code.co_name, extra
+        ),
+    )
 
 
 def get_attrs(record):

@@ -1,4 +1,5 @@
 """The records of handlers: what is stored comes back the same, and what is not stored is not pretended to be."""
+
 import datetime
 import json
 
@@ -16,28 +17,48 @@ NOW = datetime.datetime(2030, 1, 2, 3, 4, 5, 678, tzinfo=datetime.UTC)
 PREFIX = 'kopf.zalando.org'
 
 times = st.datetimes(
-    min_value=datetime.datetime(1971, 1, 1), max_value=datetime.datetime(2200, 1, 1),
-    timezones=st.sampled_from([datetime.UTC, datetime.timezone(datetime.timedelta(hours=-3, minutes=30))]))
-ids = st.text(st.characters(min_codepoint=33, max_codepoint=0x2fff), min_size=1, max_size=80)
+    min_value=datetime.datetime(1971, 1, 1),
+    max_value=datetime.datetime(2200, 1, 1),
+    timezones=st.sampled_from([datetime.UTC, datetime.timezone(datetime.timedelta(hours=-3, minutes=30))]),
+)
+ids = st.text(st.characters(min_codepoint=33, max_codepoint=0x2FFF), min_size=1, max_size=80)
 states = st.builds(
-    HandlerState, started=times, stopped=st.none() | times, delayed=st.none() | times,
+    HandlerState,
+    started=times,
+    stopped=st.none() | times,
+    delayed=st.none() | times,
     purpose=st.none() | st.sampled_from(['create', 'update', 'delete', 'resume']),
-    retries=st.integers(0, 10**9), waits=st.integers(0, 10**9), success=st.booleans(), failure=st.booleans(),
+    retries=st.integers(0, 10**9),
+    waits=st.integers(0, 10**9),
+    success=st.booleans(),
+    failure=st.booleans(),
     message=st.none() | st.text(),
     subrefs=st.lists(ids, unique=True, max_size=3).map(tuple),
     digest=st.none() | st.text('0123456789abcdef', min_size=12, max_size=12),
-    delay=st.none() | st.integers(301, 10**6) | st.floats(301, 1e8), base=st.none() | st.text())
-storages = st.sampled_from([
-    kopf.SmartProgressStorage(), kopf.AnnotationsProgressStorage(), kopf.AnnotationsProgressStorage(verbose=True),
-    kopf.AnnotationsProgressStorage(prefix='example.com', v1=False), kopf.StatusProgressStorage()])
+    delay=st.none() | st.integers(301, 10**6) | st.floats(301, 1e8),
+    base=st.none() | st.text(),
+)
+storages = st.sampled_from(
+    [
+        kopf.SmartProgressStorage(),
+        kopf.AnnotationsProgressStorage(),
+        kopf.AnnotationsProgressStorage(verbose=True),
+        kopf.AnnotationsProgressStorage(prefix='example.com', v1=False),
+        kopf.StatusProgressStorage(),
+    ]
+)
 
 
 class Object:
     """An object in a cluster, reduced to what patches do to it."""
 
     def __init__(self, **annotations):
-        self.raw = {'metadata': {'name': 'x', 'annotations': {f'{PREFIX}/{key}': json.dumps(value)
-                                                              for key, value in annotations.items()}}}
+        self.raw = {
+            'metadata': {
+                'name': 'x',
+                'annotations': {f'{PREFIX}/{key}': json.dumps(value) for key, value in annotations.items()},
+            }
+        }
 
     @property
     def body(self):
@@ -45,8 +66,10 @@ class Object:
 
     @property
     def records(self):
-        return {key.removeprefix(f'{PREFIX}/'): json.loads(value)
-                for key, value in self.raw['metadata'].get('annotations', {}).items()}
+        return {
+            key.removeprefix(f'{PREFIX}/'): json.loads(value)
+            for key, value in self.raw['metadata'].get('annotations', {}).items()
+        }
 
     def patch(self, patch):
         self.raw = json.loads(json.dumps(patch.applied_to(self.raw)))
@@ -92,6 +115,7 @@ def after(seconds):
 
 # One record.
 
+
 @given(state=states)
 def test_records_come_back_the_same(state):
     record = json.loads(json.dumps(state.as_record()))
@@ -125,9 +149,23 @@ def test_empty_records_are_read():
     assert HandlerState.from_record({}, NOW) == HandlerState(started=NOW)
 
 
-@pytest.mark.parametrize('record', [
-    'not json', '[]', '"text"', 'null', '123', '{"started": 123}', '{"started": "yesterday"}', '{"delayed": "soon"}',
-    '{"retries": "many"}', '{"success": "maybe"}', '{"subrefs": "fn"}', '{"subrefs": [1]}'])
+@pytest.mark.parametrize(
+    'record',
+    [
+        'not json',
+        '[]',
+        '"text"',
+        'null',
+        '123',
+        '{"started": 123}',
+        '{"started": "yesterday"}',
+        '{"delayed": "soon"}',
+        '{"retries": "many"}',
+        '{"success": "maybe"}',
+        '{"subrefs": "fn"}',
+        '{"subrefs": [1]}',
+    ],
+)
 def test_broken_records_are_absent(record):
     setup = Setup()
     setup.raw['metadata']['annotations'] = {f'{PREFIX}/fn': record}
@@ -139,9 +177,15 @@ def test_broken_records_are_absent(record):
     assert setup.records['fn']['success'] is True
 
 
-@pytest.mark.parametrize('text, seconds', [
-    ('2030-01-02T03:04:05', 0), ('2030-01-02T03:04:05Z', 0), ('2030-01-02T03:04:05.500000+00:00', 0.5),
-    ('2030-01-02T05:04:05+02:00', 0)])
+@pytest.mark.parametrize(
+    'text, seconds',
+    [
+        ('2030-01-02T03:04:05', 0),
+        ('2030-01-02T03:04:05Z', 0),
+        ('2030-01-02T03:04:05.500000+00:00', 0.5),
+        ('2030-01-02T05:04:05+02:00', 0),
+    ],
+)
 def test_times(text, seconds):
     expected = datetime.datetime(2030, 1, 2, 3, 4, 5, tzinfo=datetime.UTC) + datetime.timedelta(seconds=seconds)
     assert parse_time(text) == expected
@@ -156,44 +200,75 @@ def test_the_form_of_records():
     setup = Setup('fn')
     setup.retry('fn', delay=5)
     setup.store()
-    assert setup.records == {'fn': {
-        'started': '2030-01-02T03:04:05.000678+00:00', 'delayed': '2030-01-02T03:04:10.000678+00:00',
-        'purpose': 'create', 'retries': 1, 'success': False, 'failure': False, 'message': 'boo'}}
+    assert setup.records == {
+        'fn': {
+            'started': '2030-01-02T03:04:05.000678+00:00',
+            'delayed': '2030-01-02T03:04:10.000678+00:00',
+            'purpose': 'create',
+            'retries': 1,
+            'success': False,
+            'failure': False,
+            'message': 'boo',
+        }
+    }
 
 
 # Outcomes.
 
-@pytest.mark.parametrize('outcome, success, failure, delayed, message', [
-    (Outcome(final=True, result=1), True, False, None, None),
-    (Outcome(final=True, exception=kopf.PermanentError('boo')), False, True, None, 'boo'),
-    (Outcome(final=True, exception=ValueError()), False, True, None, 'ValueError()'),
-    (Outcome(final=False, exception=kopf.TemporaryError('boo'), delay=7), False, False, after(7), 'boo'),
-    (Outcome(final=False, exception=kopf.TemporaryError('boo'), delay=0), False, False, NOW, 'boo'),
-    (Outcome(final=False, exception=kopf.TemporaryError('boo'), delay=None), False, False, None, 'boo'),
-    (Outcome(final=False, exception=HandlerChildrenRetry(7), delay=7, uncounted=True), False, False, after(7), None),
-])
+
+@pytest.mark.parametrize(
+    'outcome, success, failure, delayed, message',
+    [
+        (Outcome(final=True, result=1), True, False, None, None),
+        (Outcome(final=True, exception=kopf.PermanentError('boo')), False, True, None, 'boo'),
+        (Outcome(final=True, exception=ValueError()), False, True, None, 'ValueError()'),
+        (Outcome(final=False, exception=kopf.TemporaryError('boo'), delay=7), False, False, after(7), 'boo'),
+        (Outcome(final=False, exception=kopf.TemporaryError('boo'), delay=0), False, False, NOW, 'boo'),
+        (Outcome(final=False, exception=kopf.TemporaryError('boo'), delay=None), False, False, None, 'boo'),
+        (
+            Outcome(final=False, exception=HandlerChildrenRetry(7), delay=7, uncounted=True),
+            False,
+            False,
+            after(7),
+            None,
+        ),
+    ],
+)
 def test_outcomes(outcome, success, failure, delayed, message):
     old = HandlerState(started=after(-9), purpose='create', retries=2, message='old', subrefs=('fn/a',))
     new = old.with_outcome(outcome, NOW)
     assert new == HandlerState(
-        started=after(-9), purpose='create', retries=3, subrefs=('fn/a',), success=success, failure=failure,
-        delayed=delayed, message=message, stopped=NOW if success or failure else None, waits=outcome.uncounted)
+        started=after(-9),
+        purpose='create',
+        retries=3,
+        subrefs=('fn/a',),
+        success=success,
+        failure=failure,
+        delayed=delayed,
+        message=message,
+        stopped=NOW if success or failure else None,
+        waits=outcome.uncounted,
+    )
     assert new.finished is (success or failure)
 
 
-@pytest.mark.parametrize('state, due', [
-    (HandlerState(started=NOW), True),
-    (HandlerState(started=NOW, delayed=NOW), True),
-    (HandlerState(started=NOW, delayed=after(-1)), True),
-    (HandlerState(started=NOW, delayed=after(0.001)), False),
-    (HandlerState(started=NOW, success=True), False),
-    (HandlerState(started=NOW, failure=True), False),
-])
+@pytest.mark.parametrize(
+    'state, due',
+    [
+        (HandlerState(started=NOW), True),
+        (HandlerState(started=NOW, delayed=NOW), True),
+        (HandlerState(started=NOW, delayed=after(-1)), True),
+        (HandlerState(started=NOW, delayed=after(0.001)), False),
+        (HandlerState(started=NOW, success=True), False),
+        (HandlerState(started=NOW, failure=True), False),
+    ],
+)
 def test_when_handlers_are_due(state, due):
     assert state.is_due(NOW) is due
 
 
 # All records of a cycle.
+
 
 def test_continued_after_a_restart():
     setup = Setup('fn1', 'fn2', 'fn3')
@@ -344,9 +419,10 @@ def test_what_is_seen_concerns_finished_handlers_only():
 # Digests.
 
 essences = st.recursive(
-    st.none() | st.booleans() | st.integers(-2**53, 2**53) | st.text(max_size=5),
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5),
     lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=5), children, max_size=3),
-    max_leaves=10).map(lambda value: {'spec': value})
+    max_leaves=10,
+).map(lambda value: {'spec': value})
 
 
 def reverse(value):
@@ -358,21 +434,26 @@ def reverse(value):
 @given(essences, essences)
 def test_digests_are_equal_for_equal_essences_only(one, two):
     assert digest_essence(one) == digest_essence(reverse(one))
-    assert (digest_essence(one) == digest_essence(two)) == (json.dumps(one, sort_keys=True)
-                                                            == json.dumps(two, sort_keys=True))
+    assert (digest_essence(one) == digest_essence(two)) == (
+        json.dumps(one, sort_keys=True) == json.dumps(two, sort_keys=True)
+    )
 
 
 # Clocks.
 
-@pytest.mark.parametrize('stored, seconds, expected', [
-    (HandlerState(started=after(-9), delayed=after(60)), 0, (-9, 60)),
-    (HandlerState(started=after(-9), delayed=after(3600)), 0, (-9, 3600)),  # as others store it
-    (HandlerState(started=after(-9), delayed=after(3600), delay=3600), 0, (-9, 3600)),
-    (HandlerState(started=after(-9), delayed=after(7200), delay=3600), 0, (-9, 3600)),
-    (HandlerState(started=after(7200), delayed=after(7260)), 0, (0, 60)),
-    (HandlerState(started=after(7200)), 0, (0, None)),
-    (HandlerState(started=after(3591), delayed=after(3660)), 3600, (-9, 60)),  # the clock of both was set
-])
+
+@pytest.mark.parametrize(
+    'stored, seconds, expected',
+    [
+        (HandlerState(started=after(-9), delayed=after(60)), 0, (-9, 60)),
+        (HandlerState(started=after(-9), delayed=after(3600)), 0, (-9, 3600)),  # as others store it
+        (HandlerState(started=after(-9), delayed=after(3600), delay=3600), 0, (-9, 3600)),
+        (HandlerState(started=after(-9), delayed=after(7200), delay=3600), 0, (-9, 3600)),
+        (HandlerState(started=after(7200), delayed=after(7260)), 0, (0, 60)),
+        (HandlerState(started=after(7200)), 0, (0, None)),
+        (HandlerState(started=after(3591), delayed=after(3660)), 3600, (-9, 60)),  # the clock of both was set
+    ],
+)
 def test_times_of_the_future(monkeypatch, stored, seconds, expected):
     setup = Setup('fn', fn=stored.as_record())
     monkeypatch.setattr(progression, 'get_shift', lambda: datetime.timedelta(seconds=seconds))

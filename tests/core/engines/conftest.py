@@ -1,4 +1,5 @@
 """Objects without a cluster: for tests in which the time is faked, so that there can be no network."""
+
 import asyncio
 import gc
 import json
@@ -80,9 +81,15 @@ class DaemonsHost:
         self.registry = OperatorRegistry()
         self.record = types.SimpleNamespace(daemons=None, uid='uid', namespace='ns', name='obj')
         self.raw = {
-            'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample',
-            'metadata': {'name': 'obj', 'namespace': 'ns', 'uid': 'uid', 'resourceVersion': '1',
-                         'finalizers': [settings.persistence.finalizer]},
+            'apiVersion': 'kopf.dev/v1',
+            'kind': 'KopfExample',
+            'metadata': {
+                'name': 'obj',
+                'namespace': 'ns',
+                'uid': 'uid',
+                'resourceVersion': '1',
+                'finalizers': [settings.persistence.finalizer],
+            },
             'spec': {'field': 'value'},
         }
         self.memo = Memo()

@@ -1,4 +1,5 @@
 """Activities: all their handlers end, in rounds, and what came of them is told apart."""
+
 import asyncio
 import datetime
 import json
@@ -25,6 +26,7 @@ def clock(monkeypatch):
     def utcnow():
         moments.append(asyncio.get_running_loop().time())
         return START + datetime.timedelta(seconds=round(moments[-1] - moments[0], 6))
+
     monkeypatch.setattr(execution, 'utcnow', utcnow)
     monkeypatch.setattr(activities, 'utcnow', utcnow)
 
@@ -40,6 +42,7 @@ def run(registry):
         handlers = registry.activities.get_handlers(activity)
         settings = kwargs.pop('settings', kopf.OperatorSettings())
         return await run_activity(activity, handlers, settings=settings, memo=None, indices={}, **kwargs)
+
     return run
 
 
@@ -60,6 +63,7 @@ async def test_kwargs(registry, run, caplog):
     @kopf.on.startup(registry=registry, param='param')
     async def fn(**kwargs):
         seen.update(kwargs)
+
     settings = kopf.OperatorSettings()
     await run(settings=settings)
     assert seen.keys() == {'activity', 'logger', 'memo', 'param', 'retry', 'runtime', 'settings', 'started'}
@@ -73,11 +77,13 @@ async def test_kwargs(registry, run, caplog):
 async def test_handlers_of_the_same_id_are_all_run(registry, run):
     calls = []
     for number in range(3):
+
         @kopf.on.startup(id='fn', registry=registry)
         def fn(number=number, **_):
             calls.append(number)
             if number == 1:
                 raise kopf.PermanentError('boo')
+
     outcomes = await run()
     assert calls == [0, 1, 2]
     with pytest.raises(ActivityError, match="The activity 'startup' has failed: fn#2: boo"):
@@ -104,7 +110,12 @@ async def test_retries(registry, run):
     outcomes = await run()
     began = calls[0][1]
     assert [(id, round(moment - began), retry) for id, moment, retry in calls] == [
-        ('slow', 0, 0), ('fast', 0, 0), ('fast', 3, 1), ('slow', 10, 1), ('slow', 20, 2)]
+        ('slow', 0, 0),
+        ('fast', 0, 0),
+        ('fast', 3, 1),
+        ('slow', 10, 1),
+        ('slow', 20, 2),
+    ]
     assert outcomes == {'fast': Outcome(final=True, result='result'), 'slow': Outcome(final=True)}
     check_outcomes(Activity.STARTUP, outcomes)
 
@@ -124,6 +135,7 @@ async def test_failures_do_not_stop_the_others(registry, run):
     @kopf.on.startup(id='failing', registry=registry)
     def failing(**_):
         raise kopf.PermanentError('boo')
+
     kopf.on.startup(id='other', registry=registry)(lambda **_: calls.append(1))
     outcomes = await run()
     assert calls == [1] and set(outcomes) == {'failing', 'other'}
@@ -149,9 +161,13 @@ async def test_other_activities_are_not_concerned(registry, run):
 
 # Credentials.
 
+
 def test_credentials():
-    outcomes = {'a': Outcome(final=True, result=INFO), 'b': Outcome(final=True),
-                'c': Outcome(final=True, exception=ValueError('boo'))}
+    outcomes = {
+        'a': Outcome(final=True, result=INFO),
+        'b': Outcome(final=True),
+        'c': Outcome(final=True, exception=ValueError('boo')),
+    }
     assert get_credentials(outcomes) == {'a': INFO}
     assert get_credentials({}) == get_credentials({'b': Outcome(final=True)}) == {}
 
@@ -172,8 +188,12 @@ async def test_exits_are_not_retried_and_give_their_codes(registry, run, codes, 
 
 def test_no_credentials_because_of_failures():
     with pytest.raises(kopf.LoginError, match='All login handlers have failed. a: ValueError: boo; b: ValueError: foo'):
-        get_credentials({'a': Outcome(final=True, exception=ValueError('boo')),
-                         'b': Outcome(final=True, exception=ValueError('foo'))})
+        get_credentials(
+            {
+                'a': Outcome(final=True, exception=ValueError('boo')),
+                'b': Outcome(final=True, exception=ValueError('foo')),
+            }
+        )
 
 
 @pytest.mark.parametrize('result', ['token', 123, {}])
@@ -193,8 +213,12 @@ async def test_login_errors_are_not_retried():
     kopf.on.login(registry=registry)(login)
     settings = kopf.OperatorSettings()
     outcomes = await activities.run_activity(
-        Activity.AUTHENTICATION, registry.activities.get_handlers(Activity.AUTHENTICATION),
-        settings=settings, memo=kopf.Memo(), indices={})
+        Activity.AUTHENTICATION,
+        registry.activities.get_handlers(Activity.AUTHENTICATION),
+        settings=settings,
+        memo=kopf.Memo(),
+        indices={},
+    )
     with pytest.raises(kopf.LoginError, match='the kubeconfig is broken'):
         activities.get_credentials(outcomes)
     assert len(calls) == 1
@@ -261,6 +285,7 @@ async def test_what_can_be_different_later_is_retried_at_the_start(registry, run
         calls.append(retry)
         if not retry:
             what(settings)
+
     check_outcomes(Activity.STARTUP, await run())
     assert calls == [0, 1]
 
@@ -275,6 +300,7 @@ async def test_mistakes_are_retried_if_the_handler_says_so(registry, run, option
         calls.append(retry)
         if not retry:
             misspell(settings)
+
     check_outcomes(Activity.STARTUP, await run())
     assert calls == [0, 1]
 
@@ -288,5 +314,6 @@ async def test_mistakes_in_other_activities_are_retried(registry, run):
         calls.append(retry)
         if not retry:
             misspell(settings)
+
     await run(Activity.CLEANUP)
     assert calls == [0, 1]

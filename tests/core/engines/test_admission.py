@@ -1,4 +1,5 @@
 """Admission reviews: who is asked, what is told to handlers and to the API, and what is no review at all."""
+
 import asyncio
 import base64
 import copy
@@ -26,16 +27,27 @@ Ask = Callable[..., Any]
 
 
 def make_object(**parts: Any) -> dict[str, Any]:
-    return {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample',
-            'metadata': {'name': 'name1', 'namespace': 'ns1', 'uid': 'uid1'}, 'spec': {}, **parts}
+    return {
+        'apiVersion': 'kopf.dev/v1',
+        'kind': 'KopfExample',
+        'metadata': {'name': 'name1', 'namespace': 'ns1', 'uid': 'uid1'},
+        'spec': {},
+        **parts,
+    }
 
 
 def make_review(
-        operation: str = 'CREATE', *, version: str = 'v1', resource: Resource = RESOURCE, **fields: Any) -> Review:
+    operation: str = 'CREATE', *, version: str = 'v1', resource: Resource = RESOURCE, **fields: Any
+) -> Review:
     names = {'group': resource.group, 'version': resource.version}
     request = {
-        'uid': 'review1', 'kind': {**names, 'kind': resource.kind}, 'resource': {**names, 'resource': resource.plural},
-        'name': 'name1', 'namespace': 'ns1', 'operation': operation, 'dryRun': False,
+        'uid': 'review1',
+        'kind': {**names, 'kind': resource.kind},
+        'resource': {**names, 'resource': resource.plural},
+        'name': 'name1',
+        'namespace': 'ns1',
+        'operation': operation,
+        'dryRun': False,
         'userInfo': {'username': 'user1', 'uid': 'userid1', 'groups': ['group1']},
         'object': None if operation == 'DELETE' else make_object(),
         'oldObject': make_object() if operation in ('UPDATE', 'DELETE') else None,
@@ -66,22 +78,32 @@ def operator_memo() -> kopf.Memo:
 
 @pytest.fixture
 def reviewer(registry: kopf.OperatorRegistry, known: dict[str, Any], operator_memo: kopf.Memo) -> Reviewer:
-    return Reviewer(settings=kopf.OperatorSettings(), memo=operator_memo, indices={'index1': 'an index'},
-                    memos=lambda resource, metadata: known.get(metadata['uid']))
+    return Reviewer(
+        settings=kopf.OperatorSettings(),
+        memo=operator_memo,
+        indices={'index1': 'an index'},
+        memos=lambda resource, metadata: known.get(metadata['uid']),
+    )
 
 
 @pytest.fixture
 def ask(registry: kopf.OperatorRegistry, reviewer: Reviewer) -> Ask:
     """Review a request, give the response of the review."""
+
     async def ask(review: Review, **kwargs: Any) -> Any:
         resources = (RESOURCE, PODS)
-        reviewer.serve({handler: handler.selector.select(resources)  # type: ignore[union-attr]
-                        for handler in registry.webhooks})
+        reviewer.serve(
+            {
+                handler: handler.selector.select(resources)  # type: ignore[union-attr]
+                for handler in registry.webhooks
+            }
+        )
         answer = await reviewer(review, **kwargs)  # type: ignore[arg-type]
         assert answer['apiVersion'] == review['apiVersion']
         assert answer['kind'] == 'AdmissionReview'
         json.dumps(answer)
         return answer['response']
+
     return ask
 
 
@@ -93,14 +115,17 @@ def calls(registry: kopf.OperatorRegistry) -> list[str]:
 @pytest.fixture
 def declare(registry: kopf.OperatorRegistry, calls: list[str]) -> Callable[..., None]:
     """Declare a handler that only notes that it is called."""
+
     def declare(id: str, *names: Any, on: Any = kopf.on.validate, **options: Any) -> None:
         @on(*(names or ('kopfexamples',)), id=id, registry=registry, **options)
         async def handler(**_: Any) -> None:
             calls.append(id)
+
     return declare
 
 
 # What handlers are told.
+
 
 async def test_kwargs_on_creation(registry: kopf.OperatorRegistry, ask: Ask) -> None:
     seen: dict[str, Any] = {}
@@ -152,7 +177,8 @@ async def test_kwargs_on_update_and_deletion(registry: kopf.OperatorRegistry, as
 
 
 async def test_subresources_without_names_have_those_of_their_objects(
-        registry: kopf.OperatorRegistry, ask: Ask) -> None:
+    registry: kopf.OperatorRegistry, ask: Ask
+) -> None:
     seen: list[Any] = []
 
     @kopf.on.validate('pods', registry=registry, operation='CONNECT', subresource='exec')
@@ -166,7 +192,8 @@ async def test_subresources_without_names_have_those_of_their_objects(
 
 
 async def test_memos_are_those_of_existing_objects(
-        registry: kopf.OperatorRegistry, ask: Ask, known: dict[str, Any], operator_memo: kopf.Memo) -> None:
+    registry: kopf.OperatorRegistry, ask: Ask, known: dict[str, Any], operator_memo: kopf.Memo
+) -> None:
     @kopf.on.validate('kopfexamples', registry=registry)
     def handler(memo: kopf.Memo, warnings: list[str], **_: Any) -> None:
         warnings.append(f"{memo.get('shared')} {memo.get('own')} {memo.get('count')}")
@@ -174,8 +201,11 @@ async def test_memos_are_those_of_existing_objects(
 
     known['uid1'] = kopf.Memo(own='mine')
     for operation, expected in [
-        ('CREATE', 'yes None None'), ('CREATE', 'yes None None'),
-        ('UPDATE', 'None mine None'), ('UPDATE', 'None mine 1'), ('DELETE', 'None mine 2'),
+        ('CREATE', 'yes None None'),
+        ('CREATE', 'yes None None'),
+        ('UPDATE', 'None mine None'),
+        ('UPDATE', 'None mine 1'),
+        ('DELETE', 'None mine 2'),
     ]:
         assert (await ask(make_review(operation)))['warnings'] == [expected]
     del known['uid1']
@@ -184,6 +214,7 @@ async def test_memos_are_those_of_existing_objects(
 
 
 # Who is asked.
+
 
 async def test_all_are_asked_without_a_hint_and_only_one_with_it(ask: Ask, calls: list[str], declare: Any) -> None:
     declare('one')
@@ -195,12 +226,15 @@ async def test_all_are_asked_without_a_hint_and_only_one_with_it(ask: Ask, calls
     assert calls == ['two/three']
 
 
-@pytest.mark.parametrize('operation, expected', [
-    ('CREATE', ['any', 'create', 'both', 'mutating']),
-    ('UPDATE', ['any', 'both', 'mutating']),
-    ('DELETE', ['any', 'deleting']),
-    ('CONNECT', ['any', 'mutating']),
-])
+@pytest.mark.parametrize(
+    'operation, expected',
+    [
+        ('CREATE', ['any', 'create', 'both', 'mutating']),
+        ('UPDATE', ['any', 'both', 'mutating']),
+        ('DELETE', ['any', 'deleting']),
+        ('CONNECT', ['any', 'mutating']),
+    ],
+)
 async def test_operations(ask: Ask, calls: list[str], declare: Any, operation: str, expected: list[str]) -> None:
     declare('any')
     declare('create', operation='CREATE')
@@ -211,11 +245,18 @@ async def test_operations(ask: Ask, calls: list[str], declare: Any, operation: s
     assert calls == expected
 
 
-@pytest.mark.parametrize('subresource, expected', [
-    (None, ['main', 'every']), ('', ['main', 'every']), ('status', ['status', 'every']), ('scale', ['every']),
-])
+@pytest.mark.parametrize(
+    'subresource, expected',
+    [
+        (None, ['main', 'every']),
+        ('', ['main', 'every']),
+        ('status', ['status', 'every']),
+        ('scale', ['every']),
+    ],
+)
 async def test_subresources(
-        ask: Ask, calls: list[str], declare: Any, subresource: str | None, expected: list[str]) -> None:
+    ask: Ask, calls: list[str], declare: Any, subresource: str | None, expected: list[str]
+) -> None:
     declare('main')
     declare('status', subresource='status')
     declare('every', subresource='*')
@@ -245,8 +286,7 @@ async def test_failing_filters_refuse(ask: Ask, declare: Any, calls: list[str]) 
     assert not calls
 
 
-async def test_one_function_for_two_purposes_is_asked_separately(
-        registry: kopf.OperatorRegistry, ask: Ask) -> None:
+async def test_one_function_for_two_purposes_is_asked_separately(registry: kopf.OperatorRegistry, ask: Ask) -> None:
     @kopf.on.validate('kopfexamples', registry=registry, id='same')
     @kopf.on.mutate('kopfexamples', registry=registry, id='same')
     def handler(patch: kopf.Patch, **_: Any) -> None:
@@ -274,6 +314,7 @@ async def test_stacked_decorators_call_once(registry: kopf.OperatorRegistry, ask
 
 # What the API is told.
 
+
 @pytest.mark.parametrize('version', ['v1', 'v1beta1'])
 async def test_approval(ask: Ask, declare: Any, version: str) -> None:
     declare('handler')
@@ -296,31 +337,39 @@ ERRORS = [  # from the least to the most important ones
 ]
 
 
-@pytest.mark.parametrize('error, message, code', [
-    *ERRORS,
-    (kopf.AdmissionError('text'), 'text', 500),
-    (kopf.AdmissionError('text', code=None), 'text', 500),
-    (kopf.AdmissionError(), "AdmissionError('')", 500),
-    (ValueError(), 'ValueError()', 500),
-    (SystemExit(1), 'SystemExit: 1', 500),
-    (KeyError('nosuch'), "KeyError: 'nosuch'", 500),
-])
+@pytest.mark.parametrize(
+    'error, message, code',
+    [
+        *ERRORS,
+        (kopf.AdmissionError('text'), 'text', 500),
+        (kopf.AdmissionError('text', code=None), 'text', 500),
+        (kopf.AdmissionError(), "AdmissionError('')", 500),
+        (ValueError(), 'ValueError()', 500),
+        (SystemExit(1), 'SystemExit: 1', 500),
+        (KeyError('nosuch'), "KeyError: 'nosuch'", 500),
+    ],
+)
 @pytest.mark.parametrize('on', [kopf.on.validate, kopf.on.mutate])
 async def test_refusal(
-        registry: kopf.OperatorRegistry, ask: Ask, on: Any, error: BaseException, message: str, code: int) -> None:
+    registry: kopf.OperatorRegistry, ask: Ask, on: Any, error: BaseException, message: str, code: int
+) -> None:
     @on('kopfexamples', registry=registry)
     async def handler(patch: kopf.Patch, **_: Any) -> None:
         patch.spec['x'] = 1
         raise error
 
     assert await ask(make_review()) == {
-        'uid': 'review1', 'allowed': False, 'status': {'message': message, 'code': code}}
+        'uid': 'review1',
+        'allowed': False,
+        'status': {'message': message, 'code': code},
+    }
 
 
 @pytest.mark.parametrize('first', range(len(ERRORS)))
 @pytest.mark.parametrize('second', range(len(ERRORS)))
 async def test_priorities_of_errors(registry: kopf.OperatorRegistry, ask: Ask, first: int, second: int) -> None:
     for number, index in enumerate([first, second]):
+
         @kopf.on.validate('kopfexamples', registry=registry, id=f'handler{number}', param=ERRORS[index][0])
         async def handler(param: BaseException, **_: Any) -> None:
             raise param
@@ -330,7 +379,8 @@ async def test_priorities_of_errors(registry: kopf.OperatorRegistry, ask: Ask, f
 
 
 async def test_slow_handlers_refuse_in_time(
-        registry: kopf.OperatorRegistry, ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
+    registry: kopf.OperatorRegistry, ask: Ask, caplog: pytest.LogCaptureFixture
+) -> None:
     @kopf.on.validate('kopfexamples', registry=registry)
     async def slow(**_: Any) -> None:
         await asyncio.Event().wait()
@@ -369,16 +419,26 @@ async def test_slow_handlers_with_failures_ignored_only_warn(registry: kopf.Oper
 
     time_limit_var.set(0.01)
     assert await ask(make_review()) == {
-        'uid': 'review1', 'allowed': True, 'warnings': [
-            "Webhook 'slow' has failed, which is ignored: Webhook 'slow' has not answered within 0.01 seconds."]}
+        'uid': 'review1',
+        'allowed': True,
+        'warnings': [
+            "Webhook 'slow' has failed, which is ignored: Webhook 'slow' has not answered within 0.01 seconds."
+        ],
+    }
 
 
-@pytest.mark.parametrize('error', [
-    kopf.AdmissionError("refused", code=400), kopf.PermanentError("refused"), kopf.TemporaryError("refused"),
-    ValueError("refused"),
-])
+@pytest.mark.parametrize(
+    'error',
+    [
+        kopf.AdmissionError("refused", code=400),
+        kopf.PermanentError("refused"),
+        kopf.TemporaryError("refused"),
+        ValueError("refused"),
+    ],
+)
 async def test_refusals_with_failures_ignored_only_warn(
-        registry: kopf.OperatorRegistry, ask: Ask, error: Exception) -> None:
+    registry: kopf.OperatorRegistry, ask: Ask, error: Exception
+) -> None:
     @kopf.on.mutate('kopfexamples', registry=registry, id='good')
     def good(patch: kopf.Patch, **_: Any) -> None:
         patch.spec['good'] = {'kept': True}
@@ -396,7 +456,8 @@ async def test_refusals_with_failures_ignored_only_warn(
 
 
 async def test_bad_patches_and_filters_with_failures_ignored_only_warn(
-        registry: kopf.OperatorRegistry, ask: Ask) -> None:
+    registry: kopf.OperatorRegistry, ask: Ask
+) -> None:
     @kopf.on.mutate('kopfexamples', registry=registry, ignore_failures=True, id='patching')
     def patching(patch: kopf.Patch, **_: Any) -> None:
         patch.spec['bad'] = object()
@@ -408,7 +469,9 @@ async def test_bad_patches_and_filters_with_failures_ignored_only_warn(
     response = await ask(make_review())
     assert response['allowed'] and 'patch' not in response
     assert [warning.partition(': ')[0] for warning in response['warnings']] == [
-        "Webhook 'filtering' has failed, which is ignored", "The patch cannot be applied, which is ignored"]
+        "Webhook 'filtering' has failed, which is ignored",
+        "The patch cannot be applied, which is ignored",
+    ]
 
 
 async def test_timeouts_of_handlers_themselves_are_their_errors(registry: kopf.OperatorRegistry, ask: Ask) -> None:
@@ -436,6 +499,7 @@ async def test_slow_handlers_do_not_hold_up_others(registry: kopf.OperatorRegist
 
 # Patches.
 
+
 async def test_patches(registry: kopf.OperatorRegistry, ask: Ask) -> None:
     @kopf.on.mutate('kopfexamples', registry=registry, id='handler')
     def handler(patch: kopf.Patch, **_: Any) -> None:
@@ -455,7 +519,9 @@ async def test_patches(registry: kopf.OperatorRegistry, ask: Ask) -> None:
 
 
 async def test_what_is_changed_in_place_can_be_patched(
-        registry: kopf.OperatorRegistry, ask: Ask, caplog: pytest.LogCaptureFixture,
+    registry: kopf.OperatorRegistry,
+    ask: Ask,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     @kopf.on.mutate('kopfexamples', registry=registry, id='handler')
     def handler(spec: kopf.Spec, patch: kopf.Patch, **_: Any) -> None:
@@ -469,12 +535,16 @@ async def test_what_is_changed_in_place_can_be_patched(
     assert "Webhook 'handler': The object was changed in place: spec.items, spec.others." in caplog.text
 
 
-@pytest.mark.parametrize('on, review', [
-    (kopf.on.validate, make_review()),
-    (kopf.on.mutate, make_review('DELETE')),
-])
+@pytest.mark.parametrize(
+    'on, review',
+    [
+        (kopf.on.validate, make_review()),
+        (kopf.on.mutate, make_review('DELETE')),
+    ],
+)
 async def test_patches_that_the_api_would_not_take(
-        registry: kopf.OperatorRegistry, ask: Ask, on: Any, review: Review) -> None:
+    registry: kopf.OperatorRegistry, ask: Ask, on: Any, review: Review
+) -> None:
     @on('kopfexamples', registry=registry, operations=['CREATE', 'DELETE'])
     def handler(patch: kopf.Patch, **_: Any) -> None:
         patch.spec['x'] = 1
@@ -490,10 +560,13 @@ async def test_patches_that_change_nothing(registry: kopf.OperatorRegistry, ask:
     assert await ask(make_review(object=make_object(spec={'x': 1}))) == {'uid': 'review1', 'allowed': True}
 
 
-@pytest.mark.parametrize('spoil', [
-    lambda patch: patch.spec.update(x=object()),
-    lambda patch: patch.fns.append(lambda body: body['absent'].clear()),
-])
+@pytest.mark.parametrize(
+    'spoil',
+    [
+        lambda patch: patch.spec.update(x=object()),
+        lambda patch: patch.fns.append(lambda body: body['absent'].clear()),
+    ],
+)
 async def test_patches_that_are_none(registry: kopf.OperatorRegistry, ask: Ask, spoil: Callable[[Any], None]) -> None:
     @kopf.on.mutate('kopfexamples', registry=registry)
     def handler(patch: kopf.Patch, **_: Any) -> None:
@@ -506,28 +579,37 @@ async def test_patches_that_are_none(registry: kopf.OperatorRegistry, ask: Ask, 
 
 # What is no review.
 
-@pytest.mark.parametrize('review', [
-    None, [], 'text', 1, {}, {'kind': 'AdmissionReview'},
-    {**make_review(), 'kind': 'Pod'},
-    {**make_review(), 'apiVersion': 'admission.k8s.io/v2'},
-    {**make_review(), 'request': None},
-    {**make_review(), 'request': []},
-    make_review(resource=PODS, userInfo=None),
-    make_review(userInfo='user'),
-    make_review(uid=123),
-    make_review('PATCH'),
-    make_review(operation=None),
-    make_review(operation=['CREATE']),
-    make_review(object=None),
-    make_review(object='text'),
-    make_review(object={'metadata': 'text'}),
-    make_review(object={'metadata': {'labels': ['a']}}),
-    make_review(object={'metadata': {'annotations': 1}}),
-    make_review(object={'metadata': {'name': {}}}),
-    make_review('UPDATE', oldObject=[1]),
-    {**make_review(), 'request': {**make_review()['request'], 'resource': 'pods'}},
-    {**make_review(), 'request': {**make_review()['request'], 'resource': {'resource': 1}}},
-])
+
+@pytest.mark.parametrize(
+    'review',
+    [
+        None,
+        [],
+        'text',
+        1,
+        {},
+        {'kind': 'AdmissionReview'},
+        {**make_review(), 'kind': 'Pod'},
+        {**make_review(), 'apiVersion': 'admission.k8s.io/v2'},
+        {**make_review(), 'request': None},
+        {**make_review(), 'request': []},
+        make_review(resource=PODS, userInfo=None),
+        make_review(userInfo='user'),
+        make_review(uid=123),
+        make_review('PATCH'),
+        make_review(operation=None),
+        make_review(operation=['CREATE']),
+        make_review(object=None),
+        make_review(object='text'),
+        make_review(object={'metadata': 'text'}),
+        make_review(object={'metadata': {'labels': ['a']}}),
+        make_review(object={'metadata': {'annotations': 1}}),
+        make_review(object={'metadata': {'name': {}}}),
+        make_review('UPDATE', oldObject=[1]),
+        {**make_review(), 'request': {**make_review()['request'], 'resource': 'pods'}},
+        {**make_review(), 'request': {**make_review()['request'], 'resource': {'resource': 1}}},
+    ],
+)
 async def test_bad_reviews(ask: Ask, declare: Any, calls: list[str], reviewer: Reviewer, review: Any) -> None:
     declare('handler')
     with pytest.raises(ReviewError) as error:
@@ -540,7 +622,8 @@ async def test_bad_reviews(ask: Ask, declare: Any, calls: list[str], reviewer: R
 async def test_unknown_handlers_and_resources(ask: Ask, declare: Any, calls: list[str]) -> None:
     declare('handler')
     for review, webhook in [
-        (make_review(), 'other'), (make_review(resource=PODS), 'handler'),
+        (make_review(), 'other'),
+        (make_review(resource=PODS), 'handler'),
         (make_review(resource=Resource('kopf.dev', 'v2', 'kopfexamples')), 'handler'),
     ]:
         with pytest.raises(ReviewError) as error:
@@ -563,7 +646,8 @@ async def test_objects_nested_too_deep(ask: Ask, declare: Any) -> None:
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=5), children, max_size=3),
-    max_leaves=8)
+    max_leaves=8,
+)
 
 
 def iter_paths(value: Any, path: tuple[Any, ...] = ()) -> Any:
@@ -573,9 +657,16 @@ def iter_paths(value: Any, path: tuple[Any, ...] = ()) -> Any:
             yield from iter_paths(value[key], (*path, key))
 
 
-FULL = make_review('UPDATE', options={'kind': 'UpdateOptions'}, subResource=None, object=make_object(
-    metadata={'name': 'x', 'labels': {'a': 'b'}, 'annotations': {'c': 'd'}, 'uid': 'uid1', 'namespace': 'ns1'},
-    spec={'field': {'sub': 1}}, status={'x': 'y'}))
+FULL = make_review(
+    'UPDATE',
+    options={'kind': 'UpdateOptions'},
+    subResource=None,
+    object=make_object(
+        metadata={'name': 'x', 'labels': {'a': 'b'}, 'annotations': {'c': 'd'}, 'uid': 'uid1', 'namespace': 'ns1'},
+        spec={'field': {'sub': 1}},
+        status={'x': 'y'},
+    ),
+)
 
 
 @st.composite
@@ -610,7 +701,8 @@ def test_malformed_reviews_are_refused_or_answered(review: Any, webhook: str | N
         patch.spec['x'] = {'y': {'z': 1}}
 
     reviewer = Reviewer(
-        settings=kopf.OperatorSettings(), memo=kopf.Memo(), indices={}, memos=lambda resource, metadata: None)
+        settings=kopf.OperatorSettings(), memo=kopf.Memo(), indices={}, memos=lambda resource, metadata: None
+    )
     reviewer.serve({handler: [RESOURCE] for handler in registry.webhooks})
     try:
         answer = asyncio.run(reviewer(review, webhook=webhook))
@@ -627,21 +719,30 @@ def test_no_operations_at_all() -> None:
 
 
 async def test_errors_are_freed_without_the_garbage_collector(
-        registry: kopf.OperatorRegistry, ask: Ask, failing: Any) -> None:
+    registry: kopf.OperatorRegistry, ask: Ask, failing: Any
+) -> None:
     kopf.on.validate('kopfexamples', registry=registry)(failing.fn)
     response = await ask(make_review())
     assert response['status']['message'] == "boo"
     assert failing.errors and not failing.remaining
 
 
-@pytest.mark.parametrize('result, text', [
-    (False, "Webhook 'fn' has returned False, which refuses nothing"), ("No!", "raise kopf.AdmissionError('No!')"),
-    (True, None), (None, None)])
+@pytest.mark.parametrize(
+    'result, text',
+    [
+        (False, "Webhook 'fn' has returned False, which refuses nothing"),
+        ("No!", "raise kopf.AdmissionError('No!')"),
+        (True, None),
+        (None, None),
+    ],
+)
 async def test_results_that_are_meant_to_refuse_are_told_of_once(
-        registry: kopf.OperatorRegistry, ask: Ask, caplog: Any, result: Any, text: str | None) -> None:
+    registry: kopf.OperatorRegistry, ask: Ask, caplog: Any, result: Any, text: str | None
+) -> None:
     @kopf.on.validate('kopfexamples', registry=registry, id='fn')
     async def fn(**_: Any) -> Any:
         return result
+
     for _ in range(3):
         assert (await ask(make_review()))['allowed']
     assert caplog.text.count("Webhook 'fn' has returned") == (text is not None)
@@ -649,7 +750,8 @@ async def test_results_that_are_meant_to_refuse_are_told_of_once(
 
 
 async def test_patches_of_validating_handlers_are_told_of_once(
-        registry: kopf.OperatorRegistry, ask: Ask, caplog: Any) -> None:
+    registry: kopf.OperatorRegistry, ask: Ask, caplog: Any
+) -> None:
     @kopf.on.mutate('kopfexamples', registry=registry, id='fn1')
     async def fn1(patch: kopf.Patch, **_: Any) -> None:
         patch.spec['x'] = 1
@@ -657,6 +759,7 @@ async def test_patches_of_validating_handlers_are_told_of_once(
     @kopf.on.validate('kopfexamples', registry=registry, id='fn2')
     async def fn2(patch: kopf.Patch, **_: Any) -> None:
         patch.spec['x'] = 1
+
     for webhook in ['fn1', 'fn2', 'fn2']:
         await ask(make_review(), webhook=webhook)
     assert caplog.text.count("has changed its patch, which has no effect") == 1

@@ -1,4 +1,5 @@
 """Conversion reviews: which handlers lead from version to version, what they may change, and how they fail."""
+
 import asyncio
 import copy
 import json
@@ -22,13 +23,21 @@ Ask = Callable[..., Any]
 
 
 def make_object(version: str = 'v1', name: str = 'name1', **parts: Any) -> dict[str, Any]:
-    return {'apiVersion': f'kopf.dev/{version}', 'kind': 'KopfExample', 'spec': {}, **parts,
-            'metadata': {'name': name, 'namespace': 'ns1', 'uid': f'uid-{name}', **parts.get('metadata', {})}}
+    return {
+        'apiVersion': f'kopf.dev/{version}',
+        'kind': 'KopfExample',
+        'spec': {},
+        **parts,
+        'metadata': {'name': name, 'namespace': 'ns1', 'uid': f'uid-{name}', **parts.get('metadata', {})},
+    }
 
 
 def make_review(*objects: Any, to: str = 'v2', **fields: Any) -> dict[str, Any]:
-    return {'apiVersion': 'apiextensions.k8s.io/v1', 'kind': 'ConversionReview',
-            'request': {'uid': 'review1', 'desiredAPIVersion': f'kopf.dev/{to}', 'objects': list(objects), **fields}}
+    return {
+        'apiVersion': 'apiextensions.k8s.io/v1',
+        'kind': 'ConversionReview',
+        'request': {'uid': 'review1', 'desiredAPIVersion': f'kopf.dev/{to}', 'objects': list(objects), **fields},
+    }
 
 
 @pytest.fixture
@@ -44,31 +53,43 @@ def known() -> dict[str, Any]:
 
 @pytest.fixture
 def converter(known: dict[str, Any]) -> Converter:
-    return Converter(settings=kopf.OperatorSettings(), memo=kopf.Memo(shared='yes'), indices={'index1': 'an index'},
-                     memos=lambda resource, metadata: known.get(metadata['uid']))
+    return Converter(
+        settings=kopf.OperatorSettings(),
+        memo=kopf.Memo(shared='yes'),
+        indices={'index1': 'an index'},
+        memos=lambda resource, metadata: known.get(metadata['uid']),
+    )
 
 
 @pytest.fixture
 def ask(registry: kopf.OperatorRegistry, converter: Converter) -> Ask:
     """Review a request, give the response of the review."""
+
     async def ask(review: Any, **kwargs: Any) -> Any:
-        converter.serve({handler: handler.selector.select((RESOURCE, OTHER))  # type: ignore[union-attr]
-                         for handler in registry.conversions})
+        converter.serve(
+            {
+                handler: handler.selector.select((RESOURCE, OTHER))  # type: ignore[union-attr]
+                for handler in registry.conversions
+            }
+        )
         answer = await converter(review, **kwargs)
         assert (answer['apiVersion'], answer['kind']) == ('apiextensions.k8s.io/v1', 'ConversionReview')
         assert answer['response']['uid'] == 'review1'
         json.dumps(answer)
         return answer['response']
+
     return ask
 
 
 @pytest.fixture
 def declare(registry: kopf.OperatorRegistry) -> Any:
     """Declare a handler that notes in the object that it was there."""
+
     def declare(id: str, *names: Any, **options: Any) -> None:
         @kopf.on.convert(*(names or ('kopfexamples',)), id=id, registry=registry, **options)
         async def handler(spec: kopf.Spec, patch: kopf.Patch, **_: Any) -> None:
             patch.spec['by'] = [*spec.get('by', []), id]
+
     return declare
 
 
@@ -84,6 +105,7 @@ def get_failure(response: Any) -> str:
 
 
 # What handlers are told, and what they do.
+
 
 async def test_kwargs(registry: kopf.OperatorRegistry, ask: Ask, known: dict[str, Any]) -> None:
     seen: dict[str, Any] = {}
@@ -113,7 +135,8 @@ async def test_returned_objects(registry: kopf.OperatorRegistry, ask: Ask) -> No
     obj = make_object(spec={'port': 1}, status={'x': 'y'})
     response = await ask(make_review(obj))
     assert response['convertedObjects'] == [
-        {**obj, 'apiVersion': 'kopf.dev/v2', 'spec': {'ports': [1], 'deep': {'port': 1}}}]
+        {**obj, 'apiVersion': 'kopf.dev/v2', 'spec': {'ports': [1], 'deep': {'port': 1}}}
+    ]
 
 
 async def test_returned_parts(registry: kopf.OperatorRegistry, ask: Ask) -> None:
@@ -122,10 +145,21 @@ async def test_returned_parts(registry: kopf.OperatorRegistry, ask: Ask) -> None
         return {'spec': {'new': 'yes'}, 'metadata': {'annotations': {'c': 'd'}}}
 
     response = await ask(make_review(make_object(metadata={'labels': {'a': 'b'}, 'finalizers': ['f']})))
-    assert response['convertedObjects'] == [{
-        'apiVersion': 'kopf.dev/v2', 'kind': 'KopfExample', 'spec': {'new': 'yes'}, 'metadata': {
-            'name': 'name1', 'namespace': 'ns1', 'uid': 'uid-name1', 'finalizers': ['f'],
-            'labels': {'a': 'b'}, 'annotations': {'c': 'd'}}}]
+    assert response['convertedObjects'] == [
+        {
+            'apiVersion': 'kopf.dev/v2',
+            'kind': 'KopfExample',
+            'spec': {'new': 'yes'},
+            'metadata': {
+                'name': 'name1',
+                'namespace': 'ns1',
+                'uid': 'uid-name1',
+                'finalizers': ['f'],
+                'labels': {'a': 'b'},
+                'annotations': {'c': 'd'},
+            },
+        }
+    ]
 
 
 async def test_patches(registry: kopf.OperatorRegistry, ask: Ask) -> None:
@@ -136,8 +170,9 @@ async def test_patches(registry: kopf.OperatorRegistry, ask: Ask) -> None:
         patch.meta.annotations['kopf.dev/was'] = spec['old']
         patch.fns.append(lambda body: body['spec']['items'].append(spec['old']))
 
-    (found,) = (await ask(make_review(make_object(
-        spec={'old': 'x', 'items': [1]}, metadata={'labels': {'a': 'b'}}))))['convertedObjects']
+    (found,) = (await ask(make_review(make_object(spec={'old': 'x', 'items': [1]}, metadata={'labels': {'a': 'b'}}))))[
+        'convertedObjects'
+    ]
     assert found['spec'] == {'items': [1, 'x']}
     assert found['metadata']['annotations'] == {'kopf.dev/was': 'x'}
     assert not found['metadata']['labels']
@@ -169,6 +204,7 @@ async def test_order_is_kept(registry: kopf.OperatorRegistry, ask: Ask) -> None:
 
 # Which handlers are asked.
 
+
 async def test_the_most_precise_are_asked(declare: Any, ask: Ask) -> None:
     declare('any')
     declare('from', from_version='v1')
@@ -186,7 +222,9 @@ async def test_chains(declare: Any, ask: Ask) -> None:
     declare('v1-v3', from_version='v1', to_version='v3')
     assert get_ways(await ask(make_review(make_object('v1'), to='v4'))) == [['v1-v3', 'v3-v4']]
     assert get_ways(await ask(make_review(make_object('v4'), make_object('v2'), to='v1'))) == [
-        ['v4-v3', 'v3-v2', 'v2-v1'], ['v2-v1']]
+        ['v4-v3', 'v3-v2', 'v2-v1'],
+        ['v2-v1'],
+    ]
     (found,) = (await ask(make_review(make_object('v1'), to='v4')))['convertedObjects']
     assert found['apiVersion'] == 'kopf.dev/v4'
 
@@ -231,11 +269,19 @@ async def test_resources(declare: Any, ask: Ask) -> None:
 
 # What goes wrong.
 
-@pytest.mark.parametrize('error, text', [
-    (kopf.PermanentError("bad port"), 'bad port'), (kopf.TemporaryError("not now"), 'not now'),
-    (ValueError("bad value"), 'bad value'), (KeyError('port'), "KeyError: 'port'"), (ValueError(), 'ValueError()'),
-    (SystemExit(1), 'SystemExit: 1'), (TimeoutError("of its own"), 'TimeoutError: of its own'),
-])
+
+@pytest.mark.parametrize(
+    'error, text',
+    [
+        (kopf.PermanentError("bad port"), 'bad port'),
+        (kopf.TemporaryError("not now"), 'not now'),
+        (ValueError("bad value"), 'bad value'),
+        (KeyError('port'), "KeyError: 'port'"),
+        (ValueError(), 'ValueError()'),
+        (SystemExit(1), 'SystemExit: 1'),
+        (TimeoutError("of its own"), 'TimeoutError: of its own'),
+    ],
+)
 async def test_failures(registry: kopf.OperatorRegistry, ask: Ask, error: BaseException, text: str) -> None:
     @kopf.on.convert('kopfexamples', registry=registry)
     async def convert(name: str, **_: Any) -> None:
@@ -246,15 +292,23 @@ async def test_failures(registry: kopf.OperatorRegistry, ask: Ask, error: BaseEx
     assert get_failure(response) == f'ns1/bad: {text}'
 
 
-@pytest.mark.parametrize('result, text', [
-    ('rubbish', "must return the converted object"), ([], "must return the converted object"), (1, "it has returned 1"),
-    ({'metadata': 1}, "metadata of 1"), ({'metadata': {'name': 'other'}}, "changed metadata.name"),
-    ({'metadata': {'finalizers': ['x']}}, "changed metadata.finalizers"), ({'spec': object()}, "cannot be stored"),
-])
+@pytest.mark.parametrize(
+    'result, text',
+    [
+        ('rubbish', "must return the converted object"),
+        ([], "must return the converted object"),
+        (1, "it has returned 1"),
+        ({'metadata': 1}, "metadata of 1"),
+        ({'metadata': {'name': 'other'}}, "changed metadata.name"),
+        ({'metadata': {'finalizers': ['x']}}, "changed metadata.finalizers"),
+        ({'spec': object()}, "cannot be stored"),
+    ],
+)
 async def test_bad_results(registry: kopf.OperatorRegistry, ask: Ask, result: Any, text: str) -> None:
     @kopf.on.convert('kopfexamples', registry=registry)
     async def convert(**_: Any) -> Any:
         return result
+
     assert text in get_failure(await ask(make_review(make_object())))
 
 
@@ -262,6 +316,7 @@ async def test_bad_patches(registry: kopf.OperatorRegistry, ask: Ask) -> None:
     @kopf.on.convert('kopfexamples', registry=registry)
     async def convert(patch: kopf.Patch, **_: Any) -> Any:
         patch.fns.append(lambda body: body['absent'].append(1))
+
     assert get_failure(await ask(make_review(make_object()))) == "ns1/name1: KeyError: 'absent'"
 
 
@@ -295,10 +350,14 @@ async def test_long_lists_do_not_hold_up_others(registry: kopf.OperatorRegistry,
     assert turns > 10
 
 
-@pytest.mark.parametrize('obj', [
-    {**make_object(), 'kind': 'Other'}, {**make_object(), 'apiVersion': 'other.dev/v1'},
-    {**make_object(), 'apiVersion': 'v1'},
-])
+@pytest.mark.parametrize(
+    'obj',
+    [
+        {**make_object(), 'kind': 'Other'},
+        {**make_object(), 'apiVersion': 'other.dev/v1'},
+        {**make_object(), 'apiVersion': 'v1'},
+    ],
+)
 async def test_objects_of_others(declare: Any, ask: Ask, obj: Any) -> None:
     declare('any')
     assert "ns1/name1: it is" in get_failure(await ask(make_review(obj), webhook='convert/kopfexamples.kopf.dev'))
@@ -321,15 +380,33 @@ async def test_unknown_conversions(declare: Any, ask: Ask) -> None:
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(
-        ['metadata', 'kind', 'apiVersion', 'spec', 'name', 'labels', 'x']), inner, max_size=4), max_leaves=8)
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(['metadata', 'kind', 'apiVersion', 'spec', 'name', 'labels', 'x']), inner, max_size=4
+        )
+    ),
+    max_leaves=8,
+)
 PATHS = [
-    (), ('kind',), ('apiVersion',), ('request',), ('request', 'uid'), ('request', 'desiredAPIVersion'),
-    ('request', 'objects'), ('request', 'objects', 0), ('request', 'objects', 0, 'apiVersion'),
-    ('request', 'objects', 0, 'kind'), ('request', 'objects', 0, 'metadata'), ('request', 'objects', 0, 'spec'),
-    ('request', 'objects', 0, 'metadata', 'name'), ('request', 'objects', 0, 'metadata', 'namespace'),
-    ('request', 'objects', 0, 'metadata', 'uid'), ('request', 'objects', 0, 'metadata', 'labels'),
-    ('request', 'objects', 0, 'metadata', 'annotations'), ('request', 'objects', 0, 'status'),
+    (),
+    ('kind',),
+    ('apiVersion',),
+    ('request',),
+    ('request', 'uid'),
+    ('request', 'desiredAPIVersion'),
+    ('request', 'objects'),
+    ('request', 'objects', 0),
+    ('request', 'objects', 0, 'apiVersion'),
+    ('request', 'objects', 0, 'kind'),
+    ('request', 'objects', 0, 'metadata'),
+    ('request', 'objects', 0, 'spec'),
+    ('request', 'objects', 0, 'metadata', 'name'),
+    ('request', 'objects', 0, 'metadata', 'namespace'),
+    ('request', 'objects', 0, 'metadata', 'uid'),
+    ('request', 'objects', 0, 'metadata', 'labels'),
+    ('request', 'objects', 0, 'metadata', 'annotations'),
+    ('request', 'objects', 0, 'status'),
 ]
 
 
@@ -342,8 +419,9 @@ def test_malformed_reviews_are_refused_or_answered(path: tuple[Any, ...], value:
     async def convert(**kwargs: Any) -> None:
         calls.append(kwargs)
 
-    converter = Converter(settings=kopf.OperatorSettings(), memo=kopf.Memo(), indices={},
-                          memos=lambda resource, metadata: None)
+    converter = Converter(
+        settings=kopf.OperatorSettings(), memo=kopf.Memo(), indices={}, memos=lambda resource, metadata: None
+    )
     converter.serve({handler: [RESOURCE] for handler in registry.conversions})
     review: Any = copy.deepcopy(make_review(make_object()))
     if path:
@@ -357,8 +435,7 @@ def test_malformed_reviews_are_refused_or_answered(path: tuple[Any, ...], value:
     else:
         review = None if value is ... else value
     try:
-        answer: Any = asyncio.run(converter(
-            review, webhook='convert/kopfexamples.kopf.dev' if hinted else None))
+        answer: Any = asyncio.run(converter(review, webhook='convert/kopfexamples.kopf.dev' if hinted else None))
     except ReviewError as error:
         assert 400 <= error.status < 500
         assert str(error)
@@ -370,11 +447,20 @@ def test_malformed_reviews_are_refused_or_answered(path: tuple[Any, ...], value:
 
 # How they are declared.
 
-@pytest.mark.parametrize('options, error', [
-    ({'from_version': 'v1', 'to_version': 'v1'}, ValueError), ({'from_version': ''}, ValueError),
-    ({'to_version': 'kopf.dev/v1'}, ValueError), ({'to_version': []}, ValueError), ({'from_version': [1]}, ValueError),
-    ({'version': 'v1'}, TypeError), ({'labels': {'a': 'b'}}, TypeError), ({'operation': 'CREATE'}, TypeError),
-])
+
+@pytest.mark.parametrize(
+    'options, error',
+    [
+        ({'from_version': 'v1', 'to_version': 'v1'}, ValueError),
+        ({'from_version': ''}, ValueError),
+        ({'to_version': 'kopf.dev/v1'}, ValueError),
+        ({'to_version': []}, ValueError),
+        ({'from_version': [1]}, ValueError),
+        ({'version': 'v1'}, TypeError),
+        ({'labels': {'a': 'b'}}, TypeError),
+        ({'operation': 'CREATE'}, TypeError),
+    ],
+)
 def test_wrong_options(registry: kopf.OperatorRegistry, options: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match=r"@kopf\.on\.convert"):
         kopf.on.convert('kopfexamples', registry=registry, **options)(lambda **_: None)
@@ -387,7 +473,8 @@ def test_resources_are_named_without_versions(registry: kopf.OperatorRegistry) -
 
 
 async def test_errors_are_freed_without_the_garbage_collector(
-        registry: kopf.OperatorRegistry, ask: Ask, failing: Any) -> None:
+    registry: kopf.OperatorRegistry, ask: Ask, failing: Any
+) -> None:
     kopf.on.convert('kopfexamples', registry=registry)(failing.fn)
     assert "boo" in get_failure(await ask(make_review(make_object())))
     assert failing.errors and not failing.remaining

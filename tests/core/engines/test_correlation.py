@@ -1,4 +1,5 @@
 """Floods of Events: what is counted, what is combined, what is cut off, and that the memory is bounded."""
+
 import collections
 
 import pytest
@@ -57,7 +58,8 @@ def test_similar_events_are_combined_above_ten(recorder):
         recorder.post(f'{i}')
     assert list(recorder.posted) == [
         *(('obj', f'{i}') for i in range(10)),
-        *(('obj', f'(combined from similar events): {i}') for i in range(10, 15))]
+        *(('obj', f'(combined from similar events): {i}') for i in range(10, 15)),
+    ]
     assert recorder.posted['obj', '(combined from similar events): 14'] == 5  # all are one
     assert recorder.post('x', reason='Another') == 1 and ('obj', 'x') in recorder.posted
     recorder.now += 601

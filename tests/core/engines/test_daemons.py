@@ -2,6 +2,7 @@
 
 The time is that of the fake clock: it goes on only when everybody waits.
 """
+
 import asyncio
 import contextlib
 import gc
@@ -37,6 +38,7 @@ def clock():
         now = asyncio.get_running_loop().time()
         starts.append(now)
         return round(now - starts[0], 3)
+
     return clock
 
 
@@ -64,8 +66,25 @@ async def test_a_daemon_gets_its_kwargs(host):
     await host.look()
     await let_it_run()
     assert set(seen) == {
-        'annotations', 'body', 'labels', 'logger', 'memo', 'meta', 'name', 'namespace', 'param', 'patch', 'resource',
-        'retry', 'runtime', 'spec', 'started', 'status', 'stopped', 'uid'}
+        'annotations',
+        'body',
+        'labels',
+        'logger',
+        'memo',
+        'meta',
+        'name',
+        'namespace',
+        'param',
+        'patch',
+        'resource',
+        'retry',
+        'runtime',
+        'spec',
+        'started',
+        'status',
+        'stopped',
+        'uid',
+    }
     assert (seen['name'], seen['param'], seen['retry'], seen['memo']) == ('obj', 'param', 0, host.memo)
 
 
@@ -128,9 +147,15 @@ async def test_a_daemon_holds_the_object_while_another_one_has_ended(host):
     assert await host.look()
 
 
-@pytest.mark.parametrize('delay, expected', [
-    (3, 3), (lambda name, **_: len(name), 3), (lambda **_: None, 0), (None, 0),
-])
+@pytest.mark.parametrize(
+    'delay, expected',
+    [
+        (3, 3),
+        (lambda name, **_: len(name), 3),
+        (lambda **_: None, 0),
+        (None, 0),
+    ],
+)
 async def test_the_start_is_put_off(host, clock, delay, expected):
     @kopf.daemon('kopfexamples', id='fn', registry=host.registry, initial_delay=delay)
     async def fn(memo, **_):
@@ -257,9 +282,13 @@ async def test_patches_are_sent_again_when_the_api_is_down(host, clock):
     assert clock() == pytest.approx(1 + 2 + 2, abs=0.1)
 
 
-@pytest.mark.parametrize('error', [
-    APIUnprocessableError('no such field', status=422), TypeError('no such field'),
-])
+@pytest.mark.parametrize(
+    'error',
+    [
+        APIUnprocessableError('no such field', status=422),
+        TypeError('no such field'),
+    ],
+)
 async def test_patches_that_can_not_be_applied_are_lost_and_reported(host, caplog, error):
     host.failures = [error]
 
@@ -272,8 +301,11 @@ async def test_patches_that_can_not_be_applied_are_lost_and_reported(host, caplo
     await host.look()
     await let_it_run(2)
     assert host.patches == [{'spec': {'x': 1}}]
-    assert any("'fn'" in record.message and 'no such field' in record.message for record in caplog.records
-               if record.levelno == logging.ERROR)
+    assert any(
+        "'fn'" in record.message and 'no such field' in record.message
+        for record in caplog.records
+        if record.levelno == logging.ERROR
+    )
 
 
 async def test_a_daemon_that_is_to_stop_does_not_wait_for_the_api(host):
@@ -389,8 +421,9 @@ async def test_the_stages_of_stopping(host, clock, caplog):
     ]
 
 
-@pytest.mark.parametrize('options', [
-    {}, {'cancellation_backoff': 3}, {'cancellation_backoff': 3, 'cancellation_timeout': 5}])
+@pytest.mark.parametrize(
+    'options', [{}, {'cancellation_backoff': 3}, {'cancellation_backoff': 3, 'cancellation_timeout': 5}]
+)
 @pytest.mark.parametrize('lasting', [1, 4])
 async def test_nothing_is_planned_any_more_for_those_that_have_ended(host, caplog, options, lasting):
     @kopf.daemon('kopfexamples', id='fn', registry=host.registry, cancellation_polling=2, **options)
@@ -423,7 +456,6 @@ async def test_nothing_is_planned_any_more_for_timers_that_were_waiting(host, op
     assert any(not timer.cancelled() for timer in timers)
     assert not await host.delete()
     assert all(timer.cancelled() for timer in timers)
-
 
 
 async def test_a_daemon_without_limits_is_waited_for_and_reminded_of(host, caplog):
@@ -638,6 +670,7 @@ async def test_sharp_timers_that_begin_a_bit_early_run_once(host):
     async def fn(**_):
         runs.append(loop.time())
         await asyncio.sleep(9 if len(runs) > 9 else 0)
+
     await host.look()
     await let_it_run(4.5)
     assert len(runs) == 5
@@ -672,11 +705,14 @@ async def test_temporary_errors_say_how_long(host, clock):
     assert runs == [(0, 0), (3, 1), (13, 0)]
 
 
-@pytest.mark.parametrize('options, error', [
-    ({}, kopf.PermanentError('boo')),
-    ({'errors': kopf.ErrorsMode.PERMANENT}, ValueError('boo')),
-    ({'retries': 1}, kopf.TemporaryError('boo', delay=1)),
-])
+@pytest.mark.parametrize(
+    'options, error',
+    [
+        ({}, kopf.PermanentError('boo')),
+        ({'errors': kopf.ErrorsMode.PERMANENT}, ValueError('boo')),
+        ({'retries': 1}, kopf.TemporaryError('boo', delay=1)),
+    ],
+)
 async def test_permanent_failures_stop_timers_for_ever(host, clock, options, error):
     def fail(run):
         raise error
@@ -839,8 +875,9 @@ async def test_thousands_of_idle_daemons_are_cheap(host, caplog):
 
     count = 2_000
     raws = [{**host.raw, 'metadata': {**host.raw['metadata'], 'uid': str(number)}} for number in range(count)]
-    records = [types.SimpleNamespace(daemons=None, uid=raw['metadata']['uid'], namespace='ns', name='obj')
-               for raw in raws]
+    records = [
+        types.SimpleNamespace(daemons=None, uid=raw['metadata']['uid'], namespace='ns', name='obj') for raw in raws
+    ]
     tracemalloc.start()
     try:
         for record, raw in zip(records, raws, strict=True):

@@ -1,4 +1,5 @@
 """One step of a change: which handlers are run, sub-handlers included, and what is remembered of them."""
+
 import asyncio
 import datetime
 import gc
@@ -48,17 +49,24 @@ class Steps:
 
     def sub(self, id, fn=None, **options):
         """A function to be declared as a sub-handler."""
+
         def noting(**kwargs):
             self.calls.append(id)
             return None if fn is None else fn(**kwargs)
+
         kopf.subhandler(id=id, **options)(noting)
 
     async def step(self, lifecycle=kopf.lifecycles.all_at_once, now=LATER, **change):
         self.state.begin([handler.id for handler in self.handlers], NOW)
         self.calls.clear()
         cause = ChangingCause(
-            logger=logging.getLogger('test'), memo=None, resource=Resource('kopf.dev', 'v1', 'kopfexamples'),
-            body=Body(self.body), patch=kopf.Patch(), **{'reason': Reason.CREATE, **change})
+            logger=logging.getLogger('test'),
+            memo=None,
+            resource=Resource('kopf.dev', 'v1', 'kopfexamples'),
+            body=Body(self.body),
+            patch=kopf.Patch(),
+            **{'reason': Reason.CREATE, **change},
+        )
         step = Step(cause, self.state, self.rules, lifecycle)
         await step.run(self.state.due(self.handlers, now))
         return step.outcomes
@@ -124,6 +132,7 @@ async def test_lifecycles_get_all_kwargs(steps):
     def lifecycle(handlers, *, state, body, reason, **kwargs):
         assert state is steps.state and body.metadata.name == 'x' and reason == 'create' and 'memo' in kwargs
         return handlers[1:]
+
     steps.declare('a')
     steps.declare('b')
     await steps.step(lifecycle)
@@ -134,6 +143,7 @@ async def test_subhandlers(steps):
     def fn(**_):
         steps.sub('x', lambda **_: 'result')
         steps.sub('y', temporarily_y)
+
     temporarily_y = temporarily(1)
     steps.declare('fn', fn)
     outcomes = await steps.step()
@@ -156,6 +166,7 @@ async def test_parents_wait_for_the_first_of_their_subhandlers(steps):
     def fn(**_):
         steps.sub('x', temporarily(1, delay=50))
         steps.sub('y', temporarily(1, delay=20))
+
     steps.declare('fn', fn)
     outcomes = await steps.step()
     assert outcomes['fn'].delay == pytest.approx(20, abs=1)
@@ -170,6 +181,7 @@ async def test_waiting_for_subhandlers_does_not_count_towards_the_limit(steps, f
     def fn(**kwargs):
         failing(**kwargs)
         steps.sub('x', waiting)
+
     steps.declare('fn', fn, retries=2)
     for _ in range(3):
         await steps.step()
@@ -185,7 +197,8 @@ async def test_waiting_for_subhandlers_does_not_count_towards_the_limit(steps, f
     attempts=st.fixed_dictionaries({id: st.integers(0, 4) for id in ['fn', 'x', 'y', 'x1', 'x2']}),
     failing=st.sets(st.sampled_from(['y', 'x1', 'x2'])),
     restarts=st.sets(st.integers(0, 20)),
-    lifecycle=st.sampled_from([kopf.lifecycles.all_at_once, kopf.lifecycles.asap, kopf.lifecycles.one_by_one]))
+    lifecycle=st.sampled_from([kopf.lifecycles.all_at_once, kopf.lifecycles.asap, kopf.lifecycles.one_by_one]),
+)
 def test_subhandlers_end_once_each_and_then_their_parents(attempts, failing, restarts, lifecycle):
     steps, ends = Steps(None), []
 
@@ -200,6 +213,7 @@ def test_subhandlers_end_once_each_and_then_their_parents(attempts, failing, res
                 ends.append(id)
             if id in failing:
                 raise kopf.PermanentError('boo')
+
         fns[id] = fn
 
     async def play():
@@ -223,6 +237,7 @@ def test_subhandlers_end_once_each_and_then_their_parents(attempts, failing, res
 async def test_failed_subhandlers_do_not_hold_their_parents(steps):
     def fn(**_):
         steps.sub('x', Failing(9, kopf.PermanentError('boo')))
+
     steps.declare('fn', fn)
     await steps.step()
     assert steps.done and steps.state['fn/x'].failure and steps.state['fn'].success
@@ -241,6 +256,7 @@ async def test_subhandlers_are_filtered(steps):
         steps.sub('x', labels={'x': 'y'})
         steps.sub('y', labels={'x': 'z'})
         steps.sub('z', when=lambda **_: False)
+
     steps.declare('fn', fn)
     await steps.step()
     assert steps.calls == ['fn', 'x'] and steps.done and 'fn/y' not in steps.state
@@ -252,6 +268,7 @@ async def test_subhandlers_of_updates_are_for_fields_that_have_changed(steps):
         steps.sub('y', field='spec.y')
         steps.sub('z', field='spec.x', value=1)
         steps.sub('new', field='spec.x', new=1)
+
     steps.declare('fn', fn)
     old, new = {'spec': {'x': 1, 'y': 1}}, {'spec': {'x': 2, 'y': 1}}
     await steps.step(reason=Reason.UPDATE, old=old, new=new, diff=diff(old, new))
@@ -277,13 +294,18 @@ async def test_subhandlers_see_the_field_that_their_parent_sees(steps, reason):
     old, new = {'spec': {'x': 1}} if reason == 'update' else None, {'spec': {'x': 2}}
     await steps.step(reason=Reason(reason), old=old, new=new, diff=diff(old, new))
     assert steps.calls == ['fn', 'whole', 'part', 'picked']
-    assert seen == {
-        'whole': ({'x': 1}, {'x': 2}, (('change', ('x',), 1, 2),)),
-        'part': (1, 2, (('change', (), 1, 2),)),
-    } if reason == 'update' else {
-        'whole': (None, {'x': 2}, (('add', (), None, {'x': 2}),)),
-        'part': (None, 2, (('add', (), None, 2),)),
-    }
+    assert (
+        seen
+        == {
+            'whole': ({'x': 1}, {'x': 2}, (('change', ('x',), 1, 2),)),
+            'part': (1, 2, (('change', (), 1, 2),)),
+        }
+        if reason == 'update'
+        else {
+            'whole': (None, {'x': 2}, (('add', (), None, {'x': 2}),)),
+            'part': (None, 2, (('add', (), None, 2),)),
+        }
+    )
 
 
 async def test_ids_of_subhandlers_have_fields_only_to_tell_them_apart(steps):
@@ -301,6 +323,7 @@ async def test_subhandlers_of_failing_parents_are_not_run(steps):
     def fn(**_):
         steps.sub('x')
         raise kopf.TemporaryError('boo')
+
     steps.declare('fn', fn)
     await steps.step()
     assert steps.calls == ['fn'] and 'fn/x' not in steps.state
@@ -338,8 +361,10 @@ async def test_executed_in_the_middle(steps, given):
 
 async def test_executed_with_a_lifecycle(steps):
     async def fn(**_):
-        await kopf.execute(fns={id: lambda id=id, **_: steps.calls.append(id) for id in 'xyz'},
-                           lifecycle=kopf.lifecycles.one_by_one)
+        await kopf.execute(
+            fns={id: lambda id=id, **_: steps.calls.append(id) for id in 'xyz'}, lifecycle=kopf.lifecycles.one_by_one
+        )
+
     steps.declare('fn', fn)
     for id in 'xyz':
         await steps.step()
@@ -356,6 +381,7 @@ async def test_wrong_executions(steps):
                 await kopf.execute(**wrong)
             except TypeError as error:
                 errors.append(error)
+
     steps.declare('fn', fn)
     await steps.step()
     assert len(errors) == 2

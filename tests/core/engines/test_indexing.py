@@ -1,4 +1,5 @@
 """Indices: what functions return, what readers see, what errors do."""
+
 import concurrent.futures
 import copy
 import datetime
@@ -24,6 +25,7 @@ PODS = Resource('', 'v1', 'pods', kind='Pod', namespaced=True)
 
 
 # The index as its readers see it.
+
 
 @pytest.fixture
 def indexer() -> OperatorIndexer:
@@ -107,7 +109,11 @@ def test_readers_are_not_disturbed_by_changes(indexer: OperatorIndexer) -> None:
     for number in range(3):
         indexer.replace(f'obj{number}', {'same': number, f'own{number}': number})
     readers: list[Iterator[Any]] = [
-        iter(indexer.index), iter(indexer.index['same']), iter(indexer.index.items()), iter(indexer.index.values())]
+        iter(indexer.index),
+        iter(indexer.index['same']),
+        iter(indexer.index.items()),
+        iter(indexer.index.values()),
+    ]
     for reader in readers:
         next(reader)
     for number in range(3):
@@ -142,8 +148,14 @@ def test_threads_can_read_while_the_index_is_written(indexer: OperatorIndexer) -
     assert all(future.exception() is None for future in futures)
 
 
-@hypothesis.given(st.lists(st.tuples(
-    st.integers(0, 4), st.one_of(st.none(), st.integers(), st.dictionaries(st.sampled_from('abc'), st.integers())))))
+@hypothesis.given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 4),
+            st.one_of(st.none(), st.integers(), st.dictionaries(st.sampled_from('abc'), st.integers())),
+        )
+    )
+)
 def test_index_is_what_the_latest_results_say(steps: list[tuple[int, Any]]) -> None:
     indexer, latest = OperatorIndexer(), dict[int, dict[Any, Any]]()
     for obj, result in steps:
@@ -163,6 +175,7 @@ def test_index_is_what_the_latest_results_say(steps: list[tuple[int, Any]]) -> N
 
 # Running the functions.
 
+
 class Bench:
     """One resource with its handlers, and one object at a time."""
 
@@ -173,12 +186,18 @@ class Bench:
 
     async def index(self, name: str = 'obj', *, again: bool = False, **body: Any) -> None:
         cause = IndexingCause(
-            logger=logging.getLogger('kopf.objects'), memo=kopf.Memo(), indices=self.indexers.indices, resource=PODS,
-            body=kopf.Body({'metadata': {'name': name}, **body}), patch=kopf.Patch())
+            logger=logging.getLogger('kopf.objects'),
+            memo=kopf.Memo(),
+            indices=self.indexers.indices,
+            resource=PODS,
+            body=kopf.Body({'metadata': {'name': name}, **body}),
+            patch=kopf.Patch(),
+        )
         with concurrent.futures.ThreadPoolExecutor(1) as executor:
             rules = Execution(executor=executor, default_errors=ErrorsMode.IGNORED, default_backoff=60)
             await ResourceIndexing(list(self.registry.indexing), self.indexers, rules).index(
-                name, cause, self.excluded, again=again)
+                name, cause, self.excluded, again=again
+            )
 
     def get(self, name: str) -> dict[Any, list[Any]]:
         return as_lists(self.indexers.indices[name])
@@ -198,6 +217,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
     def advance(seconds: float) -> None:
         now[0] += datetime.timedelta(seconds=seconds)
+
     return advance
 
 
@@ -224,8 +244,24 @@ async def test_kwargs(bench: Bench) -> None:
 
     await bench.index()
     assert set(seen) == {
-        'annotations', 'body', 'labels', 'logger', 'memo', 'meta', 'name', 'namespace', 'param', 'patch', 'resource',
-        'retry', 'runtime', 'spec', 'started', 'status', 'uid'}
+        'annotations',
+        'body',
+        'labels',
+        'logger',
+        'memo',
+        'meta',
+        'name',
+        'namespace',
+        'param',
+        'patch',
+        'resource',
+        'retry',
+        'runtime',
+        'spec',
+        'started',
+        'status',
+        'uid',
+    }
     assert (seen['param'], seen['retry'], seen['resource']) == (123, 0, PODS)
     assert seen['name'] is bench.indexers.indices['name']
 
@@ -295,8 +331,9 @@ async def test_ignored_errors_keep_the_values(bench: Bench, caplog: Any) -> None
     assert bench.get('fn') == {None: [0.5]}
 
 
-@pytest.mark.parametrize('mode, error', [
-    (None, kopf.PermanentError("boo")), (kopf.ErrorsMode.PERMANENT, ValueError("boo"))])
+@pytest.mark.parametrize(
+    'mode, error', [(None, kopf.PermanentError("boo")), (kopf.ErrorsMode.PERMANENT, ValueError("boo"))]
+)
 async def test_permanent_errors_exclude_for_good(bench: Bench, mode: Any, error: Exception) -> None:
     calls = []
 
@@ -316,13 +353,17 @@ async def test_permanent_errors_exclude_for_good(bench: Bench, mode: Any, error:
     assert calls == [None, True]
 
 
-@pytest.mark.parametrize('options, error, delay', [
-    ({}, kopf.TemporaryError("boo", delay=30), 30),
-    ({'errors': kopf.ErrorsMode.TEMPORARY}, ValueError("boo"), 60),
-    ({'errors': kopf.ErrorsMode.TEMPORARY, 'backoff': 5}, ValueError("boo"), 5),
-])
+@pytest.mark.parametrize(
+    'options, error, delay',
+    [
+        ({}, kopf.TemporaryError("boo", delay=30), 30),
+        ({'errors': kopf.ErrorsMode.TEMPORARY}, ValueError("boo"), 60),
+        ({'errors': kopf.ErrorsMode.TEMPORARY, 'backoff': 5}, ValueError("boo"), 5),
+    ],
+)
 async def test_temporary_errors_exclude_for_a_time(
-        bench: Bench, clock: Callable[[float], None], options: Any, error: Exception, delay: float) -> None:
+    bench: Bench, clock: Callable[[float], None], options: Any, error: Exception, delay: float
+) -> None:
     calls = []
 
     @kopf.index('pods', registry=bench.registry, id='fn', **options)
@@ -351,7 +392,8 @@ async def test_temporary_errors_exclude_for_a_time(
 
 @pytest.mark.parametrize('delay', [0, None, -1])
 async def test_temporary_errors_without_delay_are_over_at_once(
-        bench: Bench, clock: Callable[[float], None], delay: Any) -> None:
+    bench: Bench, clock: Callable[[float], None], delay: Any
+) -> None:
     @kopf.index('pods', registry=bench.registry, id='fn')
     async def fn(spec: Any, **_: Any) -> Any:
         if spec.get('fail'):

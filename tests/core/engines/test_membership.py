@@ -1,4 +1,5 @@
 """The life of an operator among its peers, on a fake clock: who pauses, when, and why."""
+
 import asyncio
 import contextlib
 import datetime
@@ -28,6 +29,7 @@ def settings():
 @pytest.fixture
 def join(peering_api, peering_resource, settings):
     """Become a member, and let everything happen that happens without waiting."""
+
     @contextlib.asynccontextmanager
     async def join():
         def changed():
@@ -35,7 +37,8 @@ def join(peering_api, peering_resource, settings):
             member.verdicts.append((asyncio.get_running_loop().time(), member.paused))
 
         member = Membership(
-            peering_api, settings, resource=peering_resource, namespace='ns1', identity='me', changed=changed)
+            peering_api, settings, resource=peering_resource, namespace='ns1', identity='me', changed=changed
+        )
         member.changes, member.verdicts = [], []
         peering_api.observers.append(member.see)
         task = asyncio.create_task(member.run())
@@ -48,6 +51,7 @@ def join(peering_api, peering_resource, settings):
             await asyncio.wait([task])
             if not task.cancelled():
                 task.result()
+
     return join
 
 
@@ -58,8 +62,9 @@ async def passed(seconds):
 
 
 async def test_nothing_is_known_before_anything_is_seen(peering_api, peering_resource, settings):
-    member = Membership(peering_api, settings, resource=peering_resource, namespace='ns1', identity='me',
-                        changed=lambda: None)
+    member = Membership(
+        peering_api, settings, resource=peering_resource, namespace='ns1', identity='me', changed=lambda: None
+    )
     task = asyncio.create_task(member.run())
     await passed(100)
     assert not member.known
@@ -150,9 +155,15 @@ async def test_those_below_get_time_to_stop(peering_api, join):
         assert member.changes == [(True, False)]
 
 
-@pytest.mark.parametrize('news', [
-    {'intern': {**record(priority=1), 'paused': True}}, {'intern': None}, {'intern': record(lifetime=0)},
-], ids=['stopped', 'gone', 'dead'])
+@pytest.mark.parametrize(
+    'news',
+    [
+        {'intern': {**record(priority=1), 'paused': True}},
+        {'intern': None},
+        {'intern': record(lifetime=0)},
+    ],
+    ids=['stopped', 'gone', 'dead'],
+)
 async def test_those_below_are_not_waited_for_longer_than_needed(peering_api, join, news):
     peering_api.put(intern=record(priority=1))
     async with join() as member:
@@ -367,8 +378,9 @@ async def test_object_that_vanishes_before_it_is_touched(peering_api, join, sett
 @pytest.mark.parametrize('mandatory, hint', [(True, 'pausing until'), (False, 'standalone')])
 async def test_inaccessible_object(peering_api, peering_resource, settings, caplog, mandatory, hint):
     settings.peering.mandatory = mandatory
-    member = Membership(peering_api, settings, resource=peering_resource, namespace='ns1', identity='me',
-                        changed=lambda: None)
+    member = Membership(
+        peering_api, settings, resource=peering_resource, namespace='ns1', identity='me', changed=lambda: None
+    )
     task = asyncio.create_task(member.run())
     member.give_up(errors.APIForbiddenError('no way', status=403))
     await passed(0)

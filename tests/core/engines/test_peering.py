@@ -1,4 +1,5 @@
 """The records of peers, the identities, and the commands that put and remove records."""
+
 import dataclasses
 import datetime
 import re
@@ -37,15 +38,18 @@ def test_broken_records(record):
     assert Peer.parse('id', record) is None
 
 
-@pytest.mark.parametrize('lastseen, dead', [
-    ('2020-01-01T00:00:00+00:00', True),
-    ('2020-01-01T00:00:00', True),
-    ('2020-01-01T01:00:00+01:00', True),
-    ('2020-01-01T00:00:00.000001Z', False),
-    ('2025-01-01T00:00:00', False),
-    ('', False),
-    ('some day', False),
-])
+@pytest.mark.parametrize(
+    'lastseen, dead',
+    [
+        ('2020-01-01T00:00:00+00:00', True),
+        ('2020-01-01T00:00:00', True),
+        ('2020-01-01T01:00:00+01:00', True),
+        ('2020-01-01T00:00:00.000001Z', False),
+        ('2025-01-01T00:00:00', False),
+        ('', False),
+        ('some day', False),
+    ],
+)
 def test_death_of_peers(lastseen, dead):
     assert Peer('id', lifetime=60, lastseen=lastseen).seems_dead(NOW) == dead
 
@@ -71,6 +75,7 @@ def test_identity_of_people(monkeypatch):
 def test_identity_of_users_without_names(monkeypatch):
     def fail():
         raise KeyError('uid not found')
+
     monkeypatch.delenv('POD_ID', raising=False)
     monkeypatch.setattr('getpass.getuser', fail)
     assert re.fullmatch(r'\d+@[^@/]+', detect_own_id(manual=True))
@@ -80,7 +85,8 @@ async def test_touching(peering_api, peering_resource):
     body = await touch(peering_api, peering_resource, 'ns1', 'mine', {'me': {'priority': 1}, 'you': None})
     assert body['status'] == {'me': {'priority': 1}}
     assert peering_api.patches == [
-        ('/apis/kopf.dev/v1/namespaces/ns1/kopfpeerings/mine', {'status': {'me': {'priority': 1}, 'you': None}})]
+        ('/apis/kopf.dev/v1/namespaces/ns1/kopfpeerings/mine', {'status': {'me': {'priority': 1}, 'you': None}})
+    ]
 
 
 async def test_touching_of_status_subresources(peering_api, peering_resource):

@@ -3,6 +3,7 @@
 The API is a real HTTP server, so that everything down to the request is exercised; only where time matters,
 a client that never answers takes its place, and the clock of the loop runs as fast as it can.
 """
+
 import asyncio
 import contextlib
 import functools
@@ -22,7 +23,8 @@ from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
 
 def make_raw(name='obj1', **fields):
     return {
-        'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample',
+        'apiVersion': 'kopf.dev/v1',
+        'kind': 'KopfExample',
         'metadata': {'name': name, 'namespace': 'ns1', 'uid': f'uid-{name}'},
         'spec': {'field': 'value'},
         **fields,
@@ -81,8 +83,9 @@ class FakeAPI:
 
     @property
     def summary(self):
-        return [(event['involvedObject']['name'], event['type'], event['reason'], event['message'])
-                for event in self.events]
+        return [
+            (event['involvedObject']['name'], event['type'], event['reason'], event['message']) for event in self.events
+        ]
 
     def of(self, name):
         return [event['message'] for event in self.events if event['involvedObject']['name'] == name]
@@ -144,7 +147,12 @@ async def test_content_of_events(api, settings, body):
     assert event['reason'] == 'SomeReason'
     assert event['message'] == 'some message'
     assert event['involvedObject'] == {
-        'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'name': 'obj1', 'namespace': 'ns1', 'uid': 'uid-obj1'}
+        'apiVersion': 'kopf.dev/v1',
+        'kind': 'KopfExample',
+        'name': 'obj1',
+        'namespace': 'ns1',
+        'uid': 'uid-obj1',
+    }
 
 
 async def test_shortcuts(api, settings, body):
@@ -224,13 +232,16 @@ async def test_disabled(api, settings, body, logger):
     assert api.attempts == []
 
 
-@pytest.mark.parametrize('level, expected', [
-    (logging.DEBUG, ['Normal', 'Warning', 'Error', 'SomeType']),
-    (logging.INFO, ['Normal', 'Warning', 'Error', 'SomeType']),
-    (logging.WARNING, ['Warning', 'Error', 'SomeType']),
-    (logging.ERROR, ['Error', 'SomeType']),
-    (logging.CRITICAL, ['SomeType']),
-])
+@pytest.mark.parametrize(
+    'level, expected',
+    [
+        (logging.DEBUG, ['Normal', 'Warning', 'Error', 'SomeType']),
+        (logging.INFO, ['Normal', 'Warning', 'Error', 'SomeType']),
+        (logging.WARNING, ['Warning', 'Error', 'SomeType']),
+        (logging.ERROR, ['Error', 'SomeType']),
+        (logging.CRITICAL, ['SomeType']),
+    ],
+)
 async def test_levels_of_events(api, settings, body, level, expected):
     settings.posting.level = level
     async with operating(api, settings):
@@ -239,12 +250,15 @@ async def test_levels_of_events(api, settings, body, level, expected):
     assert [type for _, type, *_ in api.summary] == expected
 
 
-@pytest.mark.parametrize('level, expected', [
-    (logging.DEBUG, ['Debug', 'Normal', 'Warning', 'Error', 'Fatal']),
-    (logging.INFO, ['Normal', 'Warning', 'Error', 'Fatal']),
-    (logging.WARNING, ['Warning', 'Error', 'Fatal']),
-    (logging.ERROR, ['Error', 'Fatal']),
-])
+@pytest.mark.parametrize(
+    'level, expected',
+    [
+        (logging.DEBUG, ['Debug', 'Normal', 'Warning', 'Error', 'Fatal']),
+        (logging.INFO, ['Normal', 'Warning', 'Error', 'Fatal']),
+        (logging.WARNING, ['Warning', 'Error', 'Fatal']),
+        (logging.ERROR, ['Error', 'Fatal']),
+    ],
+)
 async def test_levels_of_logs(api, settings, logger, level, expected):
     settings.posting.level = level
     async with operating(api, settings):
@@ -289,8 +303,11 @@ async def test_from_threads(api, settings, body, logger):
 
 async def test_from_threads_at_the_very_end(api, settings, body):
     async with operating(api, settings) as poster:
-        thread = threading.Thread(target=functools.partial(
-            poster.post, posting.K8sEvent({'name': 'obj1', 'namespace': 'ns1'}, 'Normal', 'Reason', 'late', ())))
+        thread = threading.Thread(
+            target=functools.partial(
+                poster.post, posting.K8sEvent({'name': 'obj1', 'namespace': 'ns1'}, 'Normal', 'Reason', 'late', ())
+            )
+        )
         thread.start()
         thread.join()
     assert api.of('obj1') == ['late']
@@ -301,6 +318,7 @@ async def test_from_threads_after_the_loop(settings):
         async def run():
             async with posting.Poster(None, settings) as poster:
                 return poster
+
         return asyncio.run(run())
 
     poster = await asyncio.to_thread(run_and_close)
@@ -343,7 +361,10 @@ async def test_exceptions_show_their_types(api, settings, body):
         posting.exception(body, reason='Failed', exc=AssertionError())
         posting.exception(body, exc=KeyError('nosuch'))  # the type is the reason
     assert [(event['reason'], event['message']) for event in api.events] == [
-        ('Failed', "It failed: KeyError: 'nosuch'"), ('Failed', "AssertionError()"), ('KeyError', "'nosuch'")]
+        ('Failed', "It failed: KeyError: 'nosuch'"),
+        ('Failed', "AssertionError()"),
+        ('KeyError', "'nosuch'"),
+    ]
 
 
 async def test_equal_events_are_one_with_a_count(api, settings, body):

@@ -1,4 +1,5 @@
 """The endpoints of probes: what they answer when everything is good, and when it is not."""
+
 import asyncio
 import json
 import logging
@@ -81,25 +82,33 @@ def condition():
 def serve(registry, settings, condition, pulse):
     def serve(endpoint='http://127.0.0.1:0/healthz'):
         probes = Probes(
-            registry.activities.get_handlers(Activity.PROBE), settings=settings, memo=kopf.Memo(x='y'),
-            indices=OperatorIndexers().indices)
-        return ProbeServer(
-            Endpoint.parse(endpoint), condition=condition, settings=settings, probes=probes, pulse=pulse)
+            registry.activities.get_handlers(Activity.PROBE),
+            settings=settings,
+            memo=kopf.Memo(x='y'),
+            indices=OperatorIndexers().indices,
+        )
+        return ProbeServer(Endpoint.parse(endpoint), condition=condition, settings=settings, probes=probes, pulse=pulse)
+
     return serve
 
 
-@pytest.mark.parametrize('url, host, port, path', [
-    ('http://0.0.0.0:8080/healthz', '0.0.0.0', 8080, '/healthz'),
-    ('http://:8080/path', None, 8080, '/path'),
-    ('http://localhost:8080', 'localhost', 8080, '/'),
-    ('http://localhost', 'localhost', 80, '/'),
-    ('http://[::1]:8080/', '::1', 8080, '/'),
-])
+@pytest.mark.parametrize(
+    'url, host, port, path',
+    [
+        ('http://0.0.0.0:8080/healthz', '0.0.0.0', 8080, '/healthz'),
+        ('http://:8080/path', None, 8080, '/path'),
+        ('http://localhost:8080', 'localhost', 8080, '/'),
+        ('http://localhost', 'localhost', 80, '/'),
+        ('http://[::1]:8080/', '::1', 8080, '/'),
+    ],
+)
 def test_endpoints(url, host, port, path):
     assert Endpoint.parse(url) == Endpoint(host, port, path)
 
 
-@pytest.mark.parametrize('url', ['', 'https://localhost/', 'localhost:8080', 'http://', 'http://x:99999/', 'http://x:y/'])
+@pytest.mark.parametrize(
+    'url', ['', 'https://localhost/', 'localhost:8080', 'http://', 'http://x:99999/', 'http://x:y/']
+)
 def test_wrong_endpoints(url):
     with pytest.raises(EndpointError):
         Endpoint.parse(url)
@@ -143,9 +152,16 @@ CYCLE = []
 CYCLE.append(CYCLE)
 
 
-@pytest.mark.parametrize('result, shown', [
-    (10**30, 10**30), ('\ud800', '\ud800'), ({(1, 2): 3, 'x': 1j}, {'x': '1j'}), (CYCLE, '[[...]]'),
-], ids=['integer', 'surrogate', 'keys', 'cycle'])
+@pytest.mark.parametrize(
+    'result, shown',
+    [
+        (10**30, 10**30),
+        ('\ud800', '\ud800'),
+        ({(1, 2): 3, 'x': 1j}, {'x': '1j'}),
+        (CYCLE, '[[...]]'),
+    ],
+    ids=['integer', 'surrogate', 'keys', 'cycle'],
+)
 async def test_results_that_json_hardly_knows(registry, serve, result, shown):
     @kopf.on.probe(id='odd', registry=registry)
     def odd(**_):
@@ -190,8 +206,9 @@ async def test_simultaneous_requests_share_the_results(registry, serve):
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize('error', [
-    kopf.TemporaryError("oops", delay=1000), kopf.PermanentError("oops"), Exception("oops")], ids=repr)
+@pytest.mark.parametrize(
+    'error', [kopf.TemporaryError("oops", delay=1000), kopf.PermanentError("oops"), Exception("oops")], ids=repr
+)
 async def test_failing_probes_are_answered(registry, serve, error):
     @kopf.on.probe(registry=registry, id='failing')
     async def failing(**_):
@@ -204,7 +221,9 @@ async def test_failing_probes_are_answered(registry, serve, error):
     async with serve() as server:
         answer = await ask(server)
         assert (answer.status, answer.json) == (
-            503, {'reasons': ["The probe 'failing' has failed: oops"], 'probes': {'fine': 1}})
+            503,
+            {'reasons': ["The probe 'failing' has failed: oops"], 'probes': {'fine': 1}},
+        )
 
 
 async def test_ignored_errors(registry, serve):
@@ -227,7 +246,9 @@ async def test_hanging_probes_are_answered(registry, settings, serve):
     async with serve() as server:
         answer = await ask(server)
         assert (answer.status, answer.json) == (
-            503, {'reasons': ["The probes have not ended in 0.05 seconds."], 'probes': {}})
+            503,
+            {'reasons': ["The probes have not ended in 0.05 seconds."], 'probes': {}},
+        )
 
 
 async def test_failures_of_the_operator(condition, serve):

@@ -1,4 +1,5 @@
 """Schedules: when their functions are run, and that they never run twice at once."""
+
 import asyncio
 import contextlib
 import threading
@@ -18,10 +19,15 @@ def registry():
 @pytest.fixture
 def make(registry):
     def make(permitted=True):
-        made = Schedules(registry.activities.get_schedules(), settings=kopf.OperatorSettings(), memo='memo',
-                         indices={'index': 'content'})
+        made = Schedules(
+            registry.activities.get_schedules(),
+            settings=kopf.OperatorSettings(),
+            memo='memo',
+            indices={'index': 'content'},
+        )
         made.permit(permitted)
         return made
+
     return make
 
 
@@ -41,12 +47,15 @@ def now():
 
 
 @pytest.mark.looptime
-@pytest.mark.parametrize('options, moments', [
-    ({}, [0, 12, 24]),
-    ({'initial_delay': 3}, [3, 15, 27]),
-    ({'sharp': True}, [0, 10, 20]),
-    ({'sharp': True, 'initial_delay': 3}, [3, 13, 23]),
-])
+@pytest.mark.parametrize(
+    'options, moments',
+    [
+        ({}, [0, 12, 24]),
+        ({'initial_delay': 3}, [3, 15, 27]),
+        ({'sharp': True}, [0, 10, 20]),
+        ({'sharp': True, 'initial_delay': 3}, [3, 13, 23]),
+    ],
+)
 async def test_runs_are_at_intervals(registry, make, options, moments):
     seen = []
 
@@ -88,8 +97,18 @@ async def test_arguments_are_those_of_activities(registry, make):
 
     async with run(make()):
         await asyncio.sleep(5)
-    assert seen.keys() == {'logger', 'memo', 'settings', 'activity', 'param', 'retry', 'started', 'runtime', 'index',
-                           'named'}
+    assert seen.keys() == {
+        'logger',
+        'memo',
+        'settings',
+        'activity',
+        'param',
+        'retry',
+        'started',
+        'runtime',
+        'index',
+        'named',
+    }
     assert seen['activity'] == 'schedule' and seen['param'] == 'param' and seen['named'] == ('memo', 'content')
 
 
@@ -190,13 +209,16 @@ async def test_functions_in_threads_that_do_not_end_are_named(registry, make, mo
     assert "Schedule 'fn' does not end in time, and is left." in caplog.text
 
 
-@pytest.mark.parametrize('options, error', [
-    ({}, "interval"),
-    ({'interval': 0}, "must be above zero"),
-    ({'interval': -1}, "must not be negative"),
-    ({'interval': '1m'}, "must be a number"),
-    ({'interval': 1, 'idle': 1}, "unexpected keyword argument 'idle'"),
-])
+@pytest.mark.parametrize(
+    'options, error',
+    [
+        ({}, "interval"),
+        ({'interval': 0}, "must be above zero"),
+        ({'interval': -1}, "must not be negative"),
+        ({'interval': '1m'}, "must be a number"),
+        ({'interval': 1, 'idle': 1}, "unexpected keyword argument 'idle'"),
+    ],
+)
 def test_wrong_options(registry, options, error):
     with pytest.raises((TypeError, ValueError), match=error):
         kopf.on.schedule(registry=registry, **options)

@@ -2,6 +2,7 @@
 
 The time is that of the fake clock: it goes on only when everybody waits.
 """
+
 import asyncio
 import contextlib
 import threading
@@ -69,13 +70,20 @@ async def test_nothing_is_kept_of_objects_without_daemons(host):
     assert notes == ['start', Reason.FILTERS_MISMATCH]
 
 
-@pytest.mark.parametrize('options, matching, mismatching', [
-    ({'labels': {'x': 'y'}}, {'metadata': {'labels': {'x': 'y'}}}, {'metadata': {'labels': {'x': 'z'}}}),
-    ({'annotations': {'x': kopf.PRESENT}}, {'metadata': {'annotations': {'x': ''}}}, {'metadata': {'annotations': {}}}),
-    ({'field': 'spec.x', 'value': 1}, {'spec': {'x': 1}}, {'spec': {'x': 2}}),
-    ({'field': 'spec.x'}, {'spec': {'x': 1}}, {'spec': {}}),
-    ({'when': lambda spec, **_: spec.get('x')}, {'spec': {'x': 1}}, {'spec': {}}),
-])
+@pytest.mark.parametrize(
+    'options, matching, mismatching',
+    [
+        ({'labels': {'x': 'y'}}, {'metadata': {'labels': {'x': 'y'}}}, {'metadata': {'labels': {'x': 'z'}}}),
+        (
+            {'annotations': {'x': kopf.PRESENT}},
+            {'metadata': {'annotations': {'x': ''}}},
+            {'metadata': {'annotations': {}}},
+        ),
+        ({'field': 'spec.x', 'value': 1}, {'spec': {'x': 1}}, {'spec': {'x': 2}}),
+        ({'field': 'spec.x'}, {'spec': {'x': 1}}, {'spec': {}}),
+        ({'when': lambda spec, **_: spec.get('x')}, {'spec': {'x': 1}}, {'spec': {}}),
+    ],
+)
 async def test_daemons_come_and_go_as_their_filters_say(host, options, matching, mismatching):
     notes = declare(host, **options)
     for _ in range(2):

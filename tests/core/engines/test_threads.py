@@ -1,4 +1,5 @@
 """The threads of sync daemons: their number, their queue, and the warning about it."""
+
 import contextvars
 import logging
 import threading
@@ -28,6 +29,7 @@ def test_threads_do_not_hold_up_the_process(threads):
 def test_errors_come_through(threads, error):
     def fn():
         raise error
+
     assert threads.submit(fn).exception(5) is error
 
 

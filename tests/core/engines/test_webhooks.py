@@ -1,4 +1,5 @@
 """What the API is told about the webhooks: their names, rules, filters, and where they are."""
+
 import re
 from typing import Any
 
@@ -21,8 +22,10 @@ def registry() -> kopf.OperatorRegistry:
 
 
 def build(registry: kopf.OperatorRegistry) -> Any:
-    served = {handler: handler.selector.select([RESOURCE, PODS])  # type: ignore[union-attr]
-              for handler in registry.webhooks}
+    served = {
+        handler: handler.selector.select([RESOURCE, PODS])  # type: ignore[union-attr]
+        for handler in registry.webhooks
+    }
     return build_webhooks(served, client_config=CONFIG, suffix='my.kopf.dev', endpoints=name_endpoints(served))
 
 
@@ -34,44 +37,67 @@ def declare(registry: kopf.OperatorRegistry, id: str, resource: str = 'kopfexamp
 
 def test_defaults(registry: kopf.OperatorRegistry) -> None:
     declare(registry, 'handler_id/sub')
-    assert build(registry) == [{
-        'name': 'handler-id.sub.my.kopf.dev',
-        'sideEffects': 'None',
-        'failurePolicy': 'Fail',
-        'matchPolicy': 'Equivalent',
-        'timeoutSeconds': 30,
-        'admissionReviewVersions': ['v1', 'v1beta1'],
-        'objectSelector': None,
-        'rules': [{'apiGroups': ['kopf.dev'], 'apiVersions': ['v1'], 'resources': ['kopfexamples'],
-                   'operations': ['*'], 'scope': '*'}],
-        'clientConfig': {'url': 'https://host:1234/root/handler_id/sub', 'caBundle': 'Q0E='},
-    }]
+    assert build(registry) == [
+        {
+            'name': 'handler-id.sub.my.kopf.dev',
+            'sideEffects': 'None',
+            'failurePolicy': 'Fail',
+            'matchPolicy': 'Equivalent',
+            'timeoutSeconds': 30,
+            'admissionReviewVersions': ['v1', 'v1beta1'],
+            'objectSelector': None,
+            'rules': [
+                {
+                    'apiGroups': ['kopf.dev'],
+                    'apiVersions': ['v1'],
+                    'resources': ['kopfexamples'],
+                    'operations': ['*'],
+                    'scope': '*',
+                }
+            ],
+            'clientConfig': {'url': 'https://host:1234/root/handler_id/sub', 'caBundle': 'Q0E='},
+        }
+    ]
 
 
-@pytest.mark.parametrize('options, expected', [
-    ({'side_effects': True}, {'sideEffects': 'NoneOnDryRun'}),
-    ({'side_effects': False}, {'sideEffects': 'None'}),
-    ({'ignore_failures': True}, {'failurePolicy': 'Ignore'}),
-    ({'ignore_failures': False}, {'failurePolicy': 'Fail'}),
-    ({'labels': {'a': 'b', 'c': kopf.PRESENT, 'd': kopf.ABSENT, 'e': lambda value, **_: True}}, {
-        'objectSelector': {'matchExpressions': [
-            {'key': 'a', 'operator': 'In', 'values': ['b']}, {'key': 'c', 'operator': 'Exists'},
-            {'key': 'd', 'operator': 'DoesNotExist'}]}}),
-    ({'labels': {'e': lambda value, **_: True}}, {'objectSelector': None}),
-    ({'annotations': {'a': 'b'}}, {'objectSelector': None}),
-])
+@pytest.mark.parametrize(
+    'options, expected',
+    [
+        ({'side_effects': True}, {'sideEffects': 'NoneOnDryRun'}),
+        ({'side_effects': False}, {'sideEffects': 'None'}),
+        ({'ignore_failures': True}, {'failurePolicy': 'Ignore'}),
+        ({'ignore_failures': False}, {'failurePolicy': 'Fail'}),
+        (
+            {'labels': {'a': 'b', 'c': kopf.PRESENT, 'd': kopf.ABSENT, 'e': lambda value, **_: True}},
+            {
+                'objectSelector': {
+                    'matchExpressions': [
+                        {'key': 'a', 'operator': 'In', 'values': ['b']},
+                        {'key': 'c', 'operator': 'Exists'},
+                        {'key': 'd', 'operator': 'DoesNotExist'},
+                    ]
+                }
+            },
+        ),
+        ({'labels': {'e': lambda value, **_: True}}, {'objectSelector': None}),
+        ({'annotations': {'a': 'b'}}, {'objectSelector': None}),
+    ],
+)
 def test_options(registry: kopf.OperatorRegistry, options: Any, expected: Any) -> None:
     declare(registry, 'handler', **options)
     (webhook,) = build(registry)
     assert {key: webhook[key] for key in expected} == expected
 
 
-@pytest.mark.parametrize('options, operations, resource', [
-    ({'operation': 'DELETE'}, ['DELETE'], 'kopfexamples'),
-    ({'operations': ('CREATE', 'UPDATE')}, ['CREATE', 'UPDATE'], 'kopfexamples'),
-    ({'subresource': 'status'}, ['*'], 'kopfexamples/status'),
-    ({'subresource': '*'}, ['*'], 'kopfexamples/*'),
-])
+@pytest.mark.parametrize(
+    'options, operations, resource',
+    [
+        ({'operation': 'DELETE'}, ['DELETE'], 'kopfexamples'),
+        ({'operations': ('CREATE', 'UPDATE')}, ['CREATE', 'UPDATE'], 'kopfexamples'),
+        ({'subresource': 'status'}, ['*'], 'kopfexamples/status'),
+        ({'subresource': '*'}, ['*'], 'kopfexamples/*'),
+    ],
+)
 def test_rules(registry: kopf.OperatorRegistry, options: Any, operations: Any, resource: str) -> None:
     declare(registry, 'handler', **options)
     ((rule,),) = [webhook['rules'] for webhook in build(registry)]
@@ -99,17 +125,29 @@ def test_handlers_of_one_id_are_one_webhook_or_have_different_names(registry: ko
     declare(registry, 'one', ignore_failures=True)
     first, second = build(registry)
     assert [(rule['resources'], rule['operations']) for rule in first['rules']] == [
-        (['kopfexamples'], ['CREATE']), (['pods'], ['DELETE'])]
+        (['kopfexamples'], ['CREATE']),
+        (['pods'], ['DELETE']),
+    ]
     assert (first['name'], second['name']) == ('one.my.kopf.dev', 'one-2.my.kopf.dev')
     assert first['clientConfig'] == second['clientConfig']
 
 
-@pytest.mark.parametrize('id, name', [
-    ('handler', 'handler'), ('a_b', 'a-b'), ('a/b', 'a.b'), ('dir/name_x', 'dir.name-x'),
-    ('fn/spec.field', 'fn.spec.field'),
-    ('x:y z', 'x3ay20z'), ('<locals>', '3clocals3e'), ('ü', 'c3bc'), ('Handler', '48andler'), ('_private_', 'private'),
-    ('/a//b/', 'a.b'),
-])
+@pytest.mark.parametrize(
+    'id, name',
+    [
+        ('handler', 'handler'),
+        ('a_b', 'a-b'),
+        ('a/b', 'a.b'),
+        ('dir/name_x', 'dir.name-x'),
+        ('fn/spec.field', 'fn.spec.field'),
+        ('x:y z', 'x3ay20z'),
+        ('<locals>', '3clocals3e'),
+        ('ü', 'c3bc'),
+        ('Handler', '48andler'),
+        ('_private_', 'private'),
+        ('/a//b/', 'a.b'),
+    ],
+)
 def test_names(id: str, name: str) -> None:
     assert normalize_name(id, 'my.kopf.dev') == f'{name}.my.kopf.dev'
 
@@ -120,15 +158,18 @@ def test_names_are_acceptable_for_the_api(id: str) -> None:
     assert re.fullmatch(r'[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*', name)
 
 
-@pytest.mark.parametrize('config, expected', [
-    ({'url': 'https://host'}, {'url': 'https://host/a_b/c%20d'}),
-    ({'url': 'https://host/'}, {'url': 'https://host/a_b/c%20d'}),
-    ({'url': 'https://host/path'}, {'url': 'https://host/path/a_b/c%20d'}),
-    ({'service': {'name': 'x'}}, {'service': {'name': 'x', 'path': '/a-b/c20d'}}),
-    ({'service': {'name': 'x', 'path': None}}, {'service': {'name': 'x', 'path': '/a-b/c20d'}}),
-    ({'service': {'name': 'x', 'path': '/path/'}}, {'service': {'name': 'x', 'path': '/path/a-b/c20d'}}),
-    ({'caBundle': None, 'url': None, 'service': None}, {'caBundle': None, 'url': None, 'service': None}),
-])
+@pytest.mark.parametrize(
+    'config, expected',
+    [
+        ({'url': 'https://host'}, {'url': 'https://host/a_b/c%20d'}),
+        ({'url': 'https://host/'}, {'url': 'https://host/a_b/c%20d'}),
+        ({'url': 'https://host/path'}, {'url': 'https://host/path/a_b/c%20d'}),
+        ({'service': {'name': 'x'}}, {'service': {'name': 'x', 'path': '/a-b/c20d'}}),
+        ({'service': {'name': 'x', 'path': None}}, {'service': {'name': 'x', 'path': '/a-b/c20d'}}),
+        ({'service': {'name': 'x', 'path': '/path/'}}, {'service': {'name': 'x', 'path': '/path/a-b/c20d'}}),
+        ({'caBundle': None, 'url': None, 'service': None}, {'caBundle': None, 'url': None, 'service': None}),
+    ],
+)
 def test_paths(config: Any, expected: Any) -> None:
     original = repr(config)
     assert inject_path(config, 'a_b/c d') == expected

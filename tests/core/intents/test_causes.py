@@ -1,4 +1,5 @@
 """What handlers are told, by the kinds of causes."""
+
 import datetime
 import logging
 
@@ -25,18 +26,37 @@ from kopf._core.intents.causes import (
 from kopf._core.intents.handlers import ChangingHandler, ResourceHandler
 
 RAW = {
-    'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'spec': {'a': {'b': 1}}, 'status': {'s': 1},
-    'metadata': {'name': 'x', 'namespace': 'ns', 'uid': 'uid1', 'labels': {'l': '1'}, 'annotations': {'n': '2'}}}
+    'apiVersion': 'kopf.dev/v1',
+    'kind': 'KopfExample',
+    'spec': {'a': {'b': 1}},
+    'status': {'s': 1},
+    'metadata': {'name': 'x', 'namespace': 'ns', 'uid': 'uid1', 'labels': {'l': '1'}, 'annotations': {'n': '2'}},
+}
 COMMON = {'logger', 'memo', 'param', 'retry', 'started', 'runtime'}
-RESOURCE = COMMON | {'resource', 'patch', 'body', 'spec', 'meta', 'status', 'uid', 'name', 'namespace', 'labels',
-                     'annotations'}
+RESOURCE = COMMON | {
+    'resource',
+    'patch',
+    'body',
+    'spec',
+    'meta',
+    'status',
+    'uid',
+    'name',
+    'namespace',
+    'labels',
+    'annotations',
+}
 STATE = HandlerState(started=datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=9), retries=3)
 
 
 def make(cls, **kwargs):
     if cls is not ActivityCause:
-        kwargs = {'resource': Resource('kopf.dev', 'v1', 'kopfexamples'), 'body': Body(RAW), 'patch': kopf.Patch(),
-                  **kwargs}
+        kwargs = {
+            'resource': Resource('kopf.dev', 'v1', 'kopfexamples'),
+            'body': Body(RAW),
+            'patch': kopf.Patch(),
+            **kwargs,
+        }
     return cls(logger=logging.getLogger('test'), **{'memo': kopf.Memo(), **kwargs})
 
 
@@ -44,15 +64,21 @@ def handler(cls=ResourceHandler, **options):
     return cls(id='fn', fn=lambda **_: None, **options)
 
 
-@pytest.mark.parametrize('cause, names', [
-    (make(ActivityCause, activity=Activity.STARTUP, settings=kopf.OperatorSettings()),
-     COMMON | {'settings', 'activity'}),
-    (make(WatchingCause, event={'type': None, 'object': RAW}), RESOURCE | {'event', 'type'}),
-    (make(IndexingCause), RESOURCE),
-    (make(SpawningCause), RESOURCE),
-    (make(DaemonCause, stopped=object(), identity=Identity('uid1', 'x', 'ns')), RESOURCE | {'stopped'}),
-    (make(ChangingCause, reason=Reason.CREATE), RESOURCE | {'reason', 'old', 'new', 'diff'}),
-], ids=lambda value: type(value).__name__ if not isinstance(value, set) else '')
+@pytest.mark.parametrize(
+    'cause, names',
+    [
+        (
+            make(ActivityCause, activity=Activity.STARTUP, settings=kopf.OperatorSettings()),
+            COMMON | {'settings', 'activity'},
+        ),
+        (make(WatchingCause, event={'type': None, 'object': RAW}), RESOURCE | {'event', 'type'}),
+        (make(IndexingCause), RESOURCE),
+        (make(SpawningCause), RESOURCE),
+        (make(DaemonCause, stopped=object(), identity=Identity('uid1', 'x', 'ns')), RESOURCE | {'stopped'}),
+        (make(ChangingCause, reason=Reason.CREATE), RESOURCE | {'reason', 'old', 'new', 'diff'}),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, set) else '',
+)
 def test_names(cause, names):
     assert set(cause.kwargs_for(handler(), STATE)) == names
     assert names - set(cause.kwargs_for(handler())) == {'retry', 'started', 'runtime'}  # filters have no attempts
@@ -63,12 +89,42 @@ CAUSES = [
     make(WatchingCause, event={'type': None, 'object': RAW}),
     make(IndexingCause, indices={'idx': object(), 'spec': object()}),
     make(DaemonCause, stopped=object(), identity=Identity('uid2', 'y', None)),
-    make(ChangingCause, reason=Reason.UPDATE, old={'a': {'b': 1}}, new={'a': {'b': 2}}, diff=diff({'a': {'b': 1}},
-                                                                                               {'a': {'b': 2}})),
-    make(WebhookCause, dryrun=True, reason=None, webhook=None, headers={}, sslpeer={}, userinfo={'u': 1}, warnings=[],
-         operation='CONNECT', subresource='exec', name='other', namespace='elsewhere'),
-    make(WebhookCause, dryrun=True, reason=None, webhook=None, headers={}, sslpeer={}, userinfo={}, warnings=[],
-         operation='CONNECT', subresource='exec', name='other', namespace='elsewhere', body=Body({})),
+    make(
+        ChangingCause,
+        reason=Reason.UPDATE,
+        old={'a': {'b': 1}},
+        new={'a': {'b': 2}},
+        diff=diff({'a': {'b': 1}}, {'a': {'b': 2}}),
+    ),
+    make(
+        WebhookCause,
+        dryrun=True,
+        reason=None,
+        webhook=None,
+        headers={},
+        sslpeer={},
+        userinfo={'u': 1},
+        warnings=[],
+        operation='CONNECT',
+        subresource='exec',
+        name='other',
+        namespace='elsewhere',
+    ),
+    make(
+        WebhookCause,
+        dryrun=True,
+        reason=None,
+        webhook=None,
+        headers={},
+        sslpeer={},
+        userinfo={},
+        warnings=[],
+        operation='CONNECT',
+        subresource='exec',
+        name='other',
+        namespace='elsewhere',
+        body=Body({}),
+    ),
     make(ConversionCause, from_version='v1', to_version='v2', headers={}, sslpeer={}),
 ]
 
@@ -93,7 +149,9 @@ def test_only_the_arguments_that_a_function_names_are_made():
         spec = status = metadata
 
     cause = make(ChangingCause, body=Unreadable(), reason=Reason.UPDATE)
+
     def named(reason, patch, nosuch=None): ...
+
     fn = ChangingHandler(id='fn', fn=named, when=lambda diff: True, value=lambda value, param: True, field=('a',))
     assert cause.kwargs_for(fn, STATE) == {'reason': Reason.UPDATE, 'patch': cause.patch}
     assert cause.kwargs_of_callback(fn.when, fn) == {'diff': ()}

@@ -4,6 +4,7 @@ The promises "no update is lost" and "nothing runs twice", for any order of edit
 The object is simulated with real storages; everything else is the real code of deciding. A step is what the processor
 does: decide, run one handler, conclude, apply the patch.
 """
+
 import copy
 import dataclasses
 import datetime
@@ -31,7 +32,8 @@ from kopf._core.intents.handlers import ChangingHandler
 from kopf._core.intents.registries import HandlerTable
 
 RESOURCE = Resource(
-    'kopf.dev', 'v1', 'kopfexamples', verbs=frozenset({'list', 'watch', 'patch'}), subresources=frozenset({'status'}))
+    'kopf.dev', 'v1', 'kopfexamples', verbs=frozenset({'list', 'watch', 'patch'}), subresources=frozenset({'status'})
+)
 START = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
 LAST_HANDLED = 'kopf.zalando.org/last-handled-configuration'
 
@@ -42,11 +44,14 @@ def make_handler(id: str, **options) -> ChangingHandler:
 
 def make_table(*handlers: ChangingHandler) -> HandlerTable:
     return HandlerTable(
-        resource=RESOURCE, changing=handlers, changing_ids=tuple(dict.fromkeys(handler.id for handler in handlers)),
+        resource=RESOURCE,
+        changing=handlers,
+        changing_ids=tuple(dict.fromkeys(handler.id for handler in handlers)),
         resuming_ids=frozenset(handler.id for handler in handlers if handler.initial),
         only_resuming_ids=frozenset(handler.id for handler in handlers if handler.initial)
         - {handler.id for handler in handlers if not handler.initial},
-        finalizing=tuple(handler for handler in handlers if handler.requires_finalizer))
+        finalizing=tuple(handler for handler in handlers if handler.requires_finalizer),
+    )
 
 
 class Simulation:
@@ -86,8 +91,10 @@ class Simulation:
 
     def lose_digests(self) -> None:
         """Have records as upstream makes them, with times in microseconds."""
-        annotations = {key: re.sub(r'(\.\d{6})\d+', r'\1', value) if key in self.progress else value
-                       for key, value in self.raw['metadata']['annotations'].items()}
+        annotations = {
+            key: re.sub(r'(\.\d{6})\d+', r'\1', value) if key in self.progress else value
+            for key, value in self.raw['metadata']['annotations'].items()
+        }
         self.raw = {**self.raw, 'metadata': {**self.raw['metadata'], 'annotations': annotations}}
 
     def edit(self, **spec) -> None:
@@ -104,13 +111,31 @@ class Simulation:
 
         def make_cause(*, reason, initial, old, new, diff):
             return ChangingCause(
-                logger=logging.getLogger('test'), memo=None, resource=RESOURCE, body=body, patch=patch,
-                reason=reason, initial=initial, old=old, new=new, diff=diff)
+                logger=logging.getLogger('test'),
+                memo=None,
+                resource=RESOURCE,
+                body=body,
+                patch=patch,
+                reason=reason,
+                initial=initial,
+                old=old,
+                new=new,
+                diff=diff,
+            )
+
         return self.decider.decide(
-            body, self.cycle, make_cause, initial=self.initial, released=self.released, holding=False, now=self.now)
+            body, self.cycle, make_cause, initial=self.initial, released=self.released, holding=False, now=self.now
+        )
 
     def step(
-            self, outcome=None, *, edit_meanwhile=None, patch_lost=False, own_patch=None, error=None, adjusted=None,
+        self,
+        outcome=None,
+        *,
+        edit_meanwhile=None,
+        patch_lost=False,
+        own_patch=None,
+        error=None,
+        adjusted=None,
     ) -> bool:
         """
         Do one step; tell if the object is at rest.
@@ -131,8 +156,9 @@ class Simulation:
         if decision.due:
             handler = min(decision.due, key=lambda handler: state[handler.id].retries)
             outcome = outcome or Outcome(final=True)
-            self.runs.append((handler.id, str(decision.reason), dict(self.raw['spec']),
-                              outcome.final and outcome.exception is None))
+            self.runs.append(
+                (handler.id, str(decision.reason), dict(self.raw['spec']), outcome.final and outcome.exception is None)
+            )
             outcomes[handler.id] = outcome
             self.ends[handler.id] += outcome.final
             state.conclude(handler.id, outcome, self.now)
@@ -160,8 +186,9 @@ class Simulation:
         if done:
             self.cycle, self.initial = decision.heir, False
             if decision.reason is Reason.DELETE or decision.remove_finalizer:
-                finalizers = [item for item in self.raw['metadata'].get('finalizers', ())
-                              if item != self.decider.finalizer]
+                finalizers = [
+                    item for item in self.raw['metadata'].get('finalizers', ()) if item != self.decider.finalizer
+                ]
                 self.raw['metadata'] = {**self.raw['metadata'], 'finalizers': finalizers}
         return not patch and not decision.due and done
 
@@ -237,8 +264,9 @@ def _has_moved(history, spec) -> bool:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(['success', 'retry', 'failure']), st.none() | edits, st.booleans()),
-                max_size=15))
+@given(
+    st.lists(st.tuples(st.sampled_from(['success', 'retry', 'failure']), st.none() | edits, st.booleans()), max_size=15)
+)
 def test_creation_handlers_run_once_and_edits_become_an_update(script):
     sim = Simulation(
         make_handler('create1', reason=Reason.CREATE),
@@ -262,11 +290,14 @@ def test_creation_handlers_run_once_and_edits_become_an_update(script):
         assert final == (seen[-1] if seen else first_finished)
 
 
-lives = st.lists(st.one_of(
-    st.tuples(st.just('step'), st.sampled_from(['success', 'retry', 'failure'])),
-    st.tuples(st.just('edit'), edits),
-    st.tuples(st.sampled_from(['restart', 'wait']), st.none()),
-), max_size=20)
+lives = st.lists(
+    st.one_of(
+        st.tuples(st.just('step'), st.sampled_from(['success', 'retry', 'failure'])),
+        st.tuples(st.just('edit'), edits),
+        st.tuples(st.sampled_from(['restart', 'wait']), st.none()),
+    ),
+    max_size=20,
+)
 
 
 @settings(max_examples=100, deadline=None)
@@ -274,7 +305,8 @@ lives = st.lists(st.one_of(
 def test_whatever_happens_it_ends_and_what_has_succeeded_is_not_repeated(life, rest, death):
     sim = Simulation(
         make_handler('create1', reason=Reason.CREATE),
-        make_handler('both', reason=Reason.CREATE), make_handler('both', initial=True),
+        make_handler('both', reason=Reason.CREATE),
+        make_handler('both', initial=True),
         make_handler('create2', reason=Reason.CREATE),
         make_handler('resume', initial=True),
         make_handler('update', reason=Reason.UPDATE, needs_change=True),
@@ -323,7 +355,9 @@ def test_an_edit_during_an_update_reruns_the_handlers_that_had_finished():
     sim.step(edit_meanwhile={'b': 2})
     sim.settle()
     assert [(id, spec) for id, _, spec, _ in sim.runs] == [
-        ('first', {'a': 1, 'b': 0}), ('first', {'a': 1, 'b': 2}), ('second', {'a': 1, 'b': 2}),
+        ('first', {'a': 1, 'b': 0}),
+        ('first', {'a': 1, 'b': 2}),
+        ('second', {'a': 1, 'b': 2}),
         ('field_a/spec.a', {'a': 1, 'b': 2}),
     ]
 
@@ -377,7 +411,10 @@ def test_finished_handlers_are_not_run_again_after_a_restart():
     sim.restart()
     sim.settle()
     assert Counter(id for id, reason, _, _ in sim.runs if reason == 'update') == {
-        'first': 1, 'second': 1, 'field_a/spec.a': 1}
+        'first': 1,
+        'second': 1,
+        'field_a/spec.a': 1,
+    }
 
 
 def test_own_patches_of_the_essence_do_not_rerun_finished_handlers():
@@ -393,15 +430,20 @@ def test_own_patches_of_the_essence_do_not_rerun_finished_handlers():
 
 def test_an_edit_between_creation_handlers_becomes_an_update_even_over_a_restart():
     sim = Simulation(
-        make_handler('create1', reason=Reason.CREATE), make_handler('create2', reason=Reason.CREATE),
-        make_handler('update', reason=Reason.UPDATE, needs_change=True))
+        make_handler('create1', reason=Reason.CREATE),
+        make_handler('create2', reason=Reason.CREATE),
+        make_handler('update', reason=Reason.UPDATE, needs_change=True),
+    )
     sim.step()
     sim.edit(a=1)
     sim.step(OUTCOMES['retry'])
     sim.restart()
     sim.settle()
     assert [(id, reason) for id, reason, _, success in sim.runs if success] == [
-        ('create1', 'create'), ('create2', 'create'), ('update', 'update')]
+        ('create1', 'create'),
+        ('create2', 'create'),
+        ('update', 'update'),
+    ]
 
 
 def test_resuming_handlers_run_once_per_process_and_never_with_a_creation():
@@ -418,9 +460,11 @@ def test_resuming_handlers_run_once_per_process_and_never_with_a_creation():
 
 def test_resuming_handlers_join_an_update_and_only_with_consent_a_deletion():
     sim = Simulation(
-        make_handler('resume', initial=True), make_handler('resume_deleted', initial=True, deleted=True),
+        make_handler('resume', initial=True),
+        make_handler('resume_deleted', initial=True, deleted=True),
         make_handler('update', reason=Reason.UPDATE, needs_change=True),
-        make_handler('delete', reason=Reason.DELETE, requires_finalizer=True))
+        make_handler('delete', reason=Reason.DELETE, requires_finalizer=True),
+    )
     sim.settle()
     sim.edit(a=1)
     sim.restart()
@@ -437,7 +481,8 @@ def test_resuming_handlers_join_an_update_and_only_with_consent_a_deletion():
 def test_a_deletion_supersedes_what_goes_on():
     sim = Simulation(
         make_handler('create', reason=Reason.CREATE),
-        make_handler('delete', reason=Reason.DELETE, requires_finalizer=True))
+        make_handler('delete', reason=Reason.DELETE, requires_finalizer=True),
+    )
     sim.step()
     sim.step(OUTCOMES['retry'])
     assert 'kopf.zalando.org/create' in sim.raw['metadata']['annotations']
@@ -505,8 +550,9 @@ def test_an_object_of_no_handler_is_none_of_our_business():
 
 
 def test_objects_are_followed_until_a_field_becomes_what_a_handler_waits_for():
-    sim = Simulation(make_handler('done', reason=Reason.UPDATE, needs_change=True, field=('spec', 'a'), old=1, new=2),
-                     spec={'a': 1})
+    sim = Simulation(
+        make_handler('done', reason=Reason.UPDATE, needs_change=True, field=('spec', 'a'), old=1, new=2), spec={'a': 1}
+    )
     sim.settle()
     for value in (5, 2, 1, 2):
         sim.edit(a=value)
@@ -522,14 +568,17 @@ def test_a_finalizer_without_need_is_removed():
     assert sim.decide().remove_finalizer
 
 
-@pytest.mark.parametrize('change, settled', [
-    ({}, True),
-    ({'spec': {'a': 1}}, False),
-    ({'status': {'x': 1}}, True),
-    ({'metadata': {'deletionTimestamp': '2030-01-01T00:00:00Z'}}, False),
-    ({'metadata': {'finalizers': ['kopf.zalando.org/KopfFinalizerMarker']}}, False),
-    ({'metadata': {'annotations': {'kopf.zalando.org/create': '{"purpose":"update","retries":1}'}}}, False),
-])
+@pytest.mark.parametrize(
+    'change, settled',
+    [
+        ({}, True),
+        ({'spec': {'a': 1}}, False),
+        ({'status': {'x': 1}}, True),
+        ({'metadata': {'deletionTimestamp': '2030-01-01T00:00:00Z'}}, False),
+        ({'metadata': {'finalizers': ['kopf.zalando.org/KopfFinalizerMarker']}}, False),
+        ({'metadata': {'annotations': {'kopf.zalando.org/create': '{"purpose":"update","retries":1}'}}}, False),
+    ],
+)
 def test_settled_objects_are_seen_at_a_glance(change, settled):
     sim = Simulation(make_handler('create', reason=Reason.CREATE))
     sim.settle()
@@ -549,8 +598,11 @@ def test_of_handlers_with_the_same_id_only_those_of_the_reason_are_run():
 
 def test_a_function_of_all_reasons_runs_for_each():
     sim = Simulation(
-        make_handler('same', reason=Reason.CREATE), make_handler('other', reason=Reason.CREATE),
-        make_handler('same', initial=True), make_handler('same', reason=Reason.DELETE, requires_finalizer=True))
+        make_handler('same', reason=Reason.CREATE),
+        make_handler('other', reason=Reason.CREATE),
+        make_handler('same', initial=True),
+        make_handler('same', reason=Reason.DELETE, requires_finalizer=True),
+    )
     sim.step()
     sim.step()
     sim.delete()
@@ -561,8 +613,10 @@ def test_a_function_of_all_reasons_runs_for_each():
 @pytest.mark.parametrize('own_patch', [None, {'spec': {'c': 5}}], ids=['no patch', 'patch'])
 def test_an_edit_in_a_downtime_while_a_creation_is_put_off_becomes_an_update_too(own_patch):
     sim = Simulation(
-        make_handler('create1', reason=Reason.CREATE), make_handler('create2', reason=Reason.CREATE),
-        make_handler('update', reason=Reason.UPDATE, needs_change=True))
+        make_handler('create1', reason=Reason.CREATE),
+        make_handler('create2', reason=Reason.CREATE),
+        make_handler('update', reason=Reason.UPDATE, needs_change=True),
+    )
     sim.step()
     sim.step(OUTCOMES['retry'], own_patch=own_patch)
     sim.restart()
@@ -571,7 +625,10 @@ def test_an_edit_in_a_downtime_while_a_creation_is_put_off_becomes_an_update_too
     sim.restart()
     sim.settle()
     assert [(id, reason, spec['a']) for id, reason, spec, success in sim.runs if success] == [
-        ('create1', 'create', 0), ('create2', 'create', 1), ('update', 'update', 1)]
+        ('create1', 'create', 0),
+        ('create2', 'create', 1),
+        ('update', 'update', 1),
+    ]
     assert sim.last_handled['spec'] == {'a': 1, 'b': 0, **(own_patch or {}).get('spec', {})}
     assert sim.olds[sim.reasons.index(Reason.UPDATE)] == {'spec': {'a': 0, 'b': 0, **(own_patch or {}).get('spec', {})}}
 
@@ -580,8 +637,10 @@ def test_an_edit_in_a_downtime_while_a_creation_is_put_off_becomes_an_update_too
 def test_what_does_not_fit_into_the_object_is_not_kept(monkeypatch, room, old):
     monkeypatch.setattr(conventions, 'MAX_ANNOTATIONS_SIZE', room)
     sim = Simulation(
-        make_handler('create1', reason=Reason.CREATE), make_handler('create2', reason=Reason.CREATE),
-        make_handler('update', reason=Reason.UPDATE, needs_change=True))
+        make_handler('create1', reason=Reason.CREATE),
+        make_handler('create2', reason=Reason.CREATE),
+        make_handler('update', reason=Reason.UPDATE, needs_change=True),
+    )
     sim.step()
     sim.step(OUTCOMES['retry'])
     sim.restart()
@@ -591,27 +650,43 @@ def test_what_does_not_fit_into_the_object_is_not_kept(monkeypatch, room, old):
     assert sim.olds[sim.reasons.index(Reason.UPDATE)] == old
 
 
-MANAGED = {'manager': 'kubectl-label', 'operation': 'Update', 'time': '2030-01-01T00:00:09Z',
-           'fieldsV1': {'f:metadata': {'f:labels': {'f:x': {}}}}}
-OURS = {'manager': 'kopf', 'operation': 'Update', 'time': '2030-01-01T00:00:05Z',
-        'fieldsV1': {'f:metadata': {'f:annotations': {'f:kopf.zalando.org/create1': {}}}}}
+MANAGED = {
+    'manager': 'kubectl-label',
+    'operation': 'Update',
+    'time': '2030-01-01T00:00:09Z',
+    'fieldsV1': {'f:metadata': {'f:labels': {'f:x': {}}}},
+}
+OURS = {
+    'manager': 'kopf',
+    'operation': 'Update',
+    'time': '2030-01-01T00:00:05Z',
+    'fieldsV1': {'f:metadata': {'f:annotations': {'f:kopf.zalando.org/create1': {}}}},
+}
 
 
-@pytest.mark.parametrize('entries, told', [
-    ([OURS, MANAGED], True),
-    ([OURS, {**MANAGED, 'fieldsV1': {'f:metadata': {'f:annotations': {'f:y': {}}}}}], True),
-    ([OURS, {**MANAGED, 'fieldsV1': {'f:metadata': {'f:annotations': {'f:x.kopf.zalando.org/y': {}}}}}], False),
-    ([OURS, {**MANAGED, 'fieldsV1': {'f:metadata': {'f:finalizers': {}}}}], False),
-    ([OURS, {**MANAGED, 'fieldsV1': {'f:spec': {}}}], False),  # the generation tells of that
-    ([OURS, {**MANAGED, 'subresource': 'status'}], False),
-    ([OURS, {**MANAGED, 'time': '2030-01-01T00:00:02Z'}], False),  # by the one who has created it
-    ([OURS, {**OURS, 'time': '2030-01-01T00:00:09Z', 'fieldsV1': MANAGED['fieldsV1']}], False),
-    ([MANAGED], False), ([OURS, {}], False), ([5, OURS], False), (None, False),
-])
+@pytest.mark.parametrize(
+    'entries, told',
+    [
+        ([OURS, MANAGED], True),
+        ([OURS, {**MANAGED, 'fieldsV1': {'f:metadata': {'f:annotations': {'f:y': {}}}}}], True),
+        ([OURS, {**MANAGED, 'fieldsV1': {'f:metadata': {'f:annotations': {'f:x.kopf.zalando.org/y': {}}}}}], False),
+        ([OURS, {**MANAGED, 'fieldsV1': {'f:metadata': {'f:finalizers': {}}}}], False),
+        ([OURS, {**MANAGED, 'fieldsV1': {'f:spec': {}}}], False),  # the generation tells of that
+        ([OURS, {**MANAGED, 'subresource': 'status'}], False),
+        ([OURS, {**MANAGED, 'time': '2030-01-01T00:00:02Z'}], False),  # by the one who has created it
+        ([OURS, {**OURS, 'time': '2030-01-01T00:00:09Z', 'fieldsV1': MANAGED['fieldsV1']}], False),
+        ([MANAGED], False),
+        ([OURS, {}], False),
+        ([5, OURS], False),
+        (None, False),
+    ],
+)
 def test_labels_changed_after_records_of_upstream_are_known_by_their_managers(entries, told):
     sim = Simulation(
-        make_handler('create1', reason=Reason.CREATE), make_handler('create2', reason=Reason.CREATE),
-        make_handler('update', reason=Reason.UPDATE, needs_change=True))
+        make_handler('create1', reason=Reason.CREATE),
+        make_handler('create2', reason=Reason.CREATE),
+        make_handler('update', reason=Reason.UPDATE, needs_change=True),
+    )
     sim.raw['metadata']['generation'] = 1
     sim.step()
     sim.lose_digests()
@@ -623,8 +698,10 @@ def test_labels_changed_after_records_of_upstream_are_known_by_their_managers(en
 
 def test_a_downtime_without_edits_while_a_creation_is_put_off_is_no_reason_for_an_update():
     sim = Simulation(
-        make_handler('create1', reason=Reason.CREATE), make_handler('create2', reason=Reason.CREATE),
-        make_handler('update', reason=Reason.UPDATE, needs_change=True))
+        make_handler('create1', reason=Reason.CREATE),
+        make_handler('create2', reason=Reason.CREATE),
+        make_handler('update', reason=Reason.UPDATE, needs_change=True),
+    )
     sim.step(own_patch={'spec': {'c': 5}})
     sim.step(OUTCOMES['retry'], own_patch={'spec': {'c': 6}})
     sim.restart()
@@ -667,7 +744,8 @@ def test_handlers_that_saw_more_of_an_edited_creation_than_the_first_one_are_tol
         make_handler('create', reason=Reason.CREATE),
         make_handler('field/spec.a', field=('spec', 'a'), needs_change=True),
         make_handler('last', reason=Reason.CREATE),
-        make_handler('update', reason=Reason.UPDATE, needs_change=True))
+        make_handler('update', reason=Reason.UPDATE, needs_change=True),
+    )
     sim.step(edit_meanwhile={'a': 1})
     sim.step()
     for edit in edits:
@@ -682,7 +760,8 @@ def test_handlers_that_saw_more_of_an_edited_creation_than_the_first_one_are_tol
 def test_edits_of_a_creation_that_are_reverted_during_its_last_handler_are_shown_to_it():
     sim = Simulation(
         make_handler('create', reason=Reason.CREATE),
-        make_handler('field/spec.a', field=('spec', 'a'), needs_change=True))
+        make_handler('field/spec.a', field=('spec', 'a'), needs_change=True),
+    )
     sim.step(edit_meanwhile={'a': 1})
     sim.step(edit_meanwhile={'a': 0})
     sim.settle()
@@ -696,7 +775,8 @@ def test_handlers_that_saw_an_edit_in_a_creation_are_told_when_it_is_reverted_af
         make_handler('create', reason=Reason.CREATE),
         make_handler('field/spec.a', field=('spec', 'a'), needs_change=True),
         make_handler('other/spec.b', field=('spec', 'b'), needs_change=True),
-        make_handler('update', reason=Reason.UPDATE, needs_change=True))
+        make_handler('update', reason=Reason.UPDATE, needs_change=True),
+    )
     sim.step(edit_meanwhile={'a': 1})
     sim.step()
     sim.step()
@@ -706,7 +786,11 @@ def test_handlers_that_saw_an_edit_in_a_creation_are_told_when_it_is_reverted_af
     sim.edit(a=0)
     sim.settle()
     assert [(id, spec['a']) for id, _, spec, _ in sim.runs] == [
-        ('create', 0), ('field/spec.a', 1), ('other/spec.b', 1), ('field/spec.a', 0)]
+        ('create', 0),
+        ('field/spec.a', 1),
+        ('other/spec.b', 1),
+        ('field/spec.a', 0),
+    ]
     assert not sim.progress and sim.cycle is None
 
 
@@ -727,17 +811,26 @@ def test_handlers_that_are_due_again_stay_so_over_a_restart_with_the_state_that_
     assert not sim.progress
 
 
-@pytest.mark.parametrize('generation, subresources, status, told', [
-    (2, {'status'}, {}, True), (2, {'status'}, {'x': 1}, True), (2, {}, {}, True),
-    (1, {'status'}, {}, False), (None, {'status'}, {}, False),
-    (2, {}, {'x': 1}, False),  # it may be the results of handlers that have changed the generation
-])
+@pytest.mark.parametrize(
+    'generation, subresources, status, told',
+    [
+        (2, {'status'}, {}, True),
+        (2, {'status'}, {'x': 1}, True),
+        (2, {}, {}, True),
+        (1, {'status'}, {}, False),
+        (None, {'status'}, {}, False),
+        (2, {}, {'x': 1}, False),  # it may be the results of handlers that have changed the generation
+    ],
+)
 def test_edits_after_records_of_upstream_are_known_by_the_generation(generation, subresources, status, told):
     sim = Simulation(
-        make_handler('create1', reason=Reason.CREATE), make_handler('create2', reason=Reason.CREATE),
-        make_handler('update', reason=Reason.UPDATE, needs_change=True))
+        make_handler('create1', reason=Reason.CREATE),
+        make_handler('create2', reason=Reason.CREATE),
+        make_handler('update', reason=Reason.UPDATE, needs_change=True),
+    )
     sim.decider.table = sim.table = sim.table._replace(
-        resource=dataclasses.replace(RESOURCE, subresources=frozenset(subresources)))
+        resource=dataclasses.replace(RESOURCE, subresources=frozenset(subresources))
+    )
     sim.raw['metadata']['generation'] = 1
     sim.raw['status'] = status
     sim.step()
@@ -747,22 +840,36 @@ def test_edits_after_records_of_upstream_are_known_by_the_generation(generation,
     sim.raw['metadata']['generation'] = generation
     sim.settle()
     assert [(id, spec['a']) for id, _, spec, _ in sim.runs] == [
-        ('create1', 0), ('create2', 1), *([('update', 1)] if told else [])]
+        ('create1', 0),
+        ('create2', 1),
+        *([('update', 1)] if told else []),
+    ]
 
 
 @pytest.mark.parametrize('known', [{}, {'labels': {'l': 'v'}}])
-@pytest.mark.parametrize('edit', [
-    None, {'spec': {'a': 1}}, {'metadata': {'labels': {'l': 'w'}}}, {'metadata': {'labels': {'l': None, 'm': 'n'}}},
-    {'metadata': {'annotations': {'x': 'y'}}}, {'metadata': {'labels': {'l': None}}}])
+@pytest.mark.parametrize(
+    'edit',
+    [
+        None,
+        {'spec': {'a': 1}},
+        {'metadata': {'labels': {'l': 'w'}}},
+        {'metadata': {'labels': {'l': None, 'm': 'n'}}},
+        {'metadata': {'annotations': {'x': 'y'}}},
+        {'metadata': {'labels': {'l': None}}},
+    ],
+)
 def test_edits_in_a_downtime_of_a_creation_are_known_by_digests(known, edit):
     sim = Simulation(
-        make_handler('create1', reason=Reason.CREATE), make_handler('create2', reason=Reason.CREATE),
-        make_handler('update', reason=Reason.UPDATE, needs_change=True))
+        make_handler('create1', reason=Reason.CREATE),
+        make_handler('create2', reason=Reason.CREATE),
+        make_handler('update', reason=Reason.UPDATE, needs_change=True),
+    )
     sim.raw['metadata'] = {**sim.raw['metadata'], **known, 'generation': 7}
     before = copy.deepcopy(sim.raw)
     sim.step()
-    assert all(set(record) <= {'started', 'stopped', 'purpose', 'retries', 'success', 'failure'}
-               for record in sim.records)
+    assert all(
+        set(record) <= {'started', 'stopped', 'purpose', 'retries', 'success', 'failure'} for record in sim.records
+    )
     sim.restart()
     sim.raw = Patch(edit or {}).applied_to(sim.raw)
     sim.settle()
@@ -773,8 +880,10 @@ def test_edits_in_a_downtime_of_a_creation_are_known_by_digests(known, edit):
 @pytest.mark.parametrize('edits, told', [({'a': 1}, True), ({}, False)])
 def test_edits_in_a_downtime_are_known_by_digests_where_there_is_no_generation(edits, told):
     sim = Simulation(
-        make_handler('create1', reason=Reason.CREATE), make_handler('create2', reason=Reason.CREATE),
-        make_handler('update', reason=Reason.UPDATE, needs_change=True))
+        make_handler('create1', reason=Reason.CREATE),
+        make_handler('create2', reason=Reason.CREATE),
+        make_handler('update', reason=Reason.UPDATE, needs_change=True),
+    )
     sim.raw['metadata'].pop('generation', None)
     sim.step()
     (record,) = [record for record in sim.records if record.get('success')]
@@ -785,7 +894,10 @@ def test_edits_in_a_downtime_are_known_by_digests_where_there_is_no_generation(e
         sim.edit(**edits)
     sim.settle()
     assert [(id, spec['a']) for id, _, spec, _ in sim.runs] == [
-        ('create1', 0), ('create2', edits.get('a', 0)), *([('update', 1)] if told else [])]
+        ('create1', 0),
+        ('create2', edits.get('a', 0)),
+        *([('update', 1)] if told else []),
+    ]
 
 
 @pytest.mark.parametrize('error', ['refused', 'lost'])
@@ -807,7 +919,8 @@ def test_patches_of_the_spec_that_are_refused_or_not_answered_are_no_edits(error
 def test_creations_whose_patches_are_refused_or_not_answered_are_followed_by_no_update(error):
     sim = Simulation(
         *(make_handler(id, reason=Reason.CREATE) for id in ('create1', 'create2', 'create3')),
-        make_handler('update', reason=Reason.UPDATE, needs_change=True))
+        make_handler('update', reason=Reason.UPDATE, needs_change=True),
+    )
     sim.step(own_patch={'spec': {'c': 1}}, error=error)
     sim.settle()
     assert [id for id, *_ in sim.runs] == ['create1', 'create2', 'create3']
@@ -818,7 +931,8 @@ def test_creations_whose_patches_are_refused_or_not_answered_are_followed_by_no_
 def test_values_that_the_api_adjusts_in_a_creation_hide_no_edits(edit):
     sim = Simulation(
         *(make_handler(id, reason=Reason.CREATE) for id in ('create1', 'create2', 'create3')),
-        make_handler('update', reason=Reason.UPDATE, needs_change=True))
+        make_handler('update', reason=Reason.UPDATE, needs_change=True),
+    )
     sim.step()
     sim.edit(**edit)
     sim.step(own_patch={'spec': {'c': '1024Mi'}}, adjusted={'c': '1Gi'})
@@ -833,7 +947,8 @@ def test_edits_beside_patches_that_are_refused_or_not_answered_are_told_apart_fr
         make_handler('field_c/spec.c', field=('spec', 'c'), reason=Reason.UPDATE, needs_change=True),
         make_handler('field_b/spec.b', field=('spec', 'b'), reason=Reason.UPDATE, needs_change=True),
         make_handler('patching', reason=Reason.UPDATE, needs_change=True),
-        make_handler('slow', reason=Reason.UPDATE, needs_change=True))
+        make_handler('slow', reason=Reason.UPDATE, needs_change=True),
+    )
     sim.settle()
     sim.runs.clear()
     sim.edit(b=1, c=1)
@@ -847,14 +962,23 @@ def test_edits_beside_patches_that_are_refused_or_not_answered_are_told_apart_fr
     assert sim.last_handled['spec'] == {'a': 0, 'b': 2, 'c': 2, 'd': 2}
 
 
-@pytest.mark.parametrize('delays, stored', [
-    ([10, 10], True), ([10, 0], False), ([0, 10], False), ([0, 0], False), ([10], False), ([0.9, 10], False),
-    ([1, 10], True),
-])
+@pytest.mark.parametrize(
+    'delays, stored',
+    [
+        ([10, 10], True),
+        ([10, 0], False),
+        ([0, 10], False),
+        ([0, 0], False),
+        ([10], False),
+        ([0.9, 10], False),
+        ([1, 10], True),
+    ],
+)
 def test_the_state_is_stored_in_a_creation_only_if_all_the_rest_of_it_is_put_off(delays, stored):
     sim = Simulation(
         *(make_handler(id, reason=Reason.CREATE) for id in ('create1', 'create2', 'create3')),
-        make_handler('update', reason=Reason.UPDATE, needs_change=True))
+        make_handler('update', reason=Reason.UPDATE, needs_change=True),
+    )
     sim.raw['metadata']['generation'] = 1
     sim.step()
     for delay in delays:

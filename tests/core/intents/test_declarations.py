@@ -1,4 +1,5 @@
 """Decorators: what is registered, and which mistakes are found at once."""
+
 import functools
 import re
 from typing import Any
@@ -20,15 +21,31 @@ from kopf._core.intents.handlers import (
 from kopf._core.intents.registries import OperatorRegistry, set_default_registry
 
 ON_OBJECTS: dict[str, Any] = {
-    'event': kopf.on.event, 'create': kopf.on.create, 'update': kopf.on.update, 'resume': kopf.on.resume,
-    'delete': kopf.on.delete, 'index': kopf.on.index, 'daemon': kopf.on.daemon, 'timer': kopf.on.timer,
-    'validate': kopf.on.validate, 'mutate': kopf.on.mutate,
+    'event': kopf.on.event,
+    'create': kopf.on.create,
+    'update': kopf.on.update,
+    'resume': kopf.on.resume,
+    'delete': kopf.on.delete,
+    'index': kopf.on.index,
+    'daemon': kopf.on.daemon,
+    'timer': kopf.on.timer,
+    'validate': kopf.on.validate,
+    'mutate': kopf.on.mutate,
 }
 ON_ACTIVITIES: dict[str, Any] = {
-    'startup': kopf.on.startup, 'cleanup': kopf.on.cleanup, 'login': kopf.on.login, 'probe': kopf.on.probe,
+    'startup': kopf.on.startup,
+    'cleanup': kopf.on.cleanup,
+    'login': kopf.on.login,
+    'probe': kopf.on.probe,
 }
-CLASSES = {'event': WatchingHandler, 'index': IndexingHandler, 'daemon': DaemonHandler, 'timer': TimerHandler,
-           'validate': WebhookHandler, 'mutate': WebhookHandler}
+CLASSES = {
+    'event': WatchingHandler,
+    'index': IndexingHandler,
+    'daemon': DaemonHandler,
+    'timer': TimerHandler,
+    'validate': WebhookHandler,
+    'mutate': WebhookHandler,
+}
 
 
 @pytest.fixture
@@ -74,8 +91,7 @@ def test_default_registry_is_used() -> None:
     assert [handler.id for handler in chosen.watching] == ['fn']
 
 
-@pytest.mark.parametrize('decorated, id', [
-    (fn, 'fn'), (functools.partial(fn), 'fn'), (Holder.fn, 'Holder.fn')])
+@pytest.mark.parametrize('decorated, id', [(fn, 'fn'), (functools.partial(fn), 'fn'), (Holder.fn, 'Holder.fn')])
 def test_ids_come_from_names(registry: OperatorRegistry, decorated: Any, id: str) -> None:
     kopf.on.event('kopfexamples', registry=registry)(decorated)
     assert [handler.id for handler in registry.watching] == [id]
@@ -98,12 +114,21 @@ def test_unknown_options_are_named(registry: OperatorRegistry, name: str) -> Non
         decorator(*args, registry=registry, nonsense=1)
 
 
-@pytest.mark.parametrize('name, option', [
-    ('create', 'old'), ('delete', 'new'), ('event', 'retries'), ('index', 'interval'), ('daemon', 'interval'),
-    ('timer', 'cancellation_timeout'), ('startup', 'labels'), ('resume', 'optional'),
-    ('update', 'deleted'),
-    *((name, option) for name in ('validate', 'mutate') for option in ('errors', 'timeout', 'retries', 'backoff')),
-])
+@pytest.mark.parametrize(
+    'name, option',
+    [
+        ('create', 'old'),
+        ('delete', 'new'),
+        ('event', 'retries'),
+        ('index', 'interval'),
+        ('daemon', 'interval'),
+        ('timer', 'cancellation_timeout'),
+        ('startup', 'labels'),
+        ('resume', 'optional'),
+        ('update', 'deleted'),
+        *((name, option) for name in ('validate', 'mutate') for option in ('errors', 'timeout', 'retries', 'backoff')),
+    ],
+)
 def test_options_of_other_decorators_are_refused(registry: OperatorRegistry, name: str, option: str) -> None:
     args = ['kopfexamples'] if name in ON_OBJECTS else []
     with pytest.raises(TypeError, match=option):
@@ -112,19 +137,24 @@ def test_options_of_other_decorators_are_refused(registry: OperatorRegistry, nam
 
 @hypothesis.given(
     name=st.sampled_from(sorted(ON_OBJECTS)),
-    options=st.fixed_dictionaries({}, optional={
-        'field': st.sampled_from([None, (), 'spec.x', ['spec']]),
-        'value': st.sampled_from([None, '', 0, 'x', kopf.PRESENT]),
-        'old': st.sampled_from([None, 'x', kopf.ABSENT]),
-        'new': st.sampled_from([None, 'x', kopf.PRESENT]),
-    }))
+    options=st.fixed_dictionaries(
+        {},
+        optional={
+            'field': st.sampled_from([None, (), 'spec.x', ['spec']]),
+            'value': st.sampled_from([None, '', 0, 'x', kopf.PRESENT]),
+            'old': st.sampled_from([None, 'x', kopf.ABSENT]),
+            'new': st.sampled_from([None, 'x', kopf.PRESENT]),
+        },
+    ),
+)
 def test_combinations_of_field_filters(name: str, options: dict[str, Any]) -> None:
     registry = OperatorRegistry()
     given = {option for option in ('value', 'old', 'new') if options.get(option) is not None}
     wrong = (
         (name != 'update' and {'old', 'new'} & set(options))
         or (given and not options.get('field'))
-        or ('value' in given and len(given) > 1))
+        or ('value' in given and len(given) > 1)
+    )
     if wrong:
         with pytest.raises(TypeError):
             ON_OBJECTS[name]('kopfexamples', registry=registry, **options)
@@ -135,10 +165,15 @@ def test_combinations_of_field_filters(name: str, options: dict[str, Any]) -> No
 
 
 @hypothesis.given(
-    name=st.sampled_from(sorted(ON_OBJECTS)), option=st.sampled_from(['labels', 'annotations']),
+    name=st.sampled_from(sorted(ON_OBJECTS)),
+    option=st.sampled_from(['labels', 'annotations']),
     pattern=st.one_of(
-        st.text(), st.integers(), st.lists(st.text()),
-        st.dictionaries(st.text(), st.sampled_from([None, 'x', '', kopf.PRESENT, kopf.ABSENT]))))
+        st.text(),
+        st.integers(),
+        st.lists(st.text()),
+        st.dictionaries(st.text(), st.sampled_from([None, 'x', '', kopf.PRESENT, kopf.ABSENT])),
+    ),
+)
 def test_patterns_of_metadata(name: str, option: str, pattern: Any) -> None:
     def declare() -> None:
         ON_OBJECTS[name]('kopfexamples', registry=OperatorRegistry(), **{option: pattern})
@@ -153,33 +188,43 @@ def test_patterns_of_metadata(name: str, option: str, pattern: Any) -> None:
         declare()
 
 
-@pytest.mark.parametrize('name, options, reason', [
-    ('create', {'errors': 'PERMANENT'}, 'errors= must be one of kopf.ErrorsMode'),
-    ('startup', {'errors': True}, 'errors= must be one of kopf.ErrorsMode'),
-    ('create', {'backoff': '5'}, "backoff= must be a number, not '5'"),
-    ('startup', {'timeout': 'PT1M'}, 'timeout= must be a number'),
-    ('create', {'retries': -1}, 'retries= must not be negative'),
-    ('timer', {'interval': 'hourly'}, 'interval= must be a number'),
-    ('timer', {'idle': -1}, 'idle= must not be negative'),
-    ('timer', {'interval': float('nan')}, 'interval= must not be negative'),
-    ('daemon', {'cancellation_timeout': True}, 'cancellation_timeout= must be a number'),
-    ('daemon', {'initial_delay': 'later'}, 'initial_delay= must be a number'),
-    ('daemon', {'initial_delay': async_fn}, 'initial_delay= must not be an async function'),
-    ('event', {'when': async_fn}, 'when= must not be an async function'),
-    ('event', {'labels': {'a': async_fn}}, 'labels= must not be an async function'),
-    ('index', {'annotations': {'a': 123}}, "annotations={'a': 123} never matches"),
-    ('create', {'field': 'spec.x', 'value': async_fn}, 'value= must not be an async function'),
-    ('update', {'field': 'spec.x', 'new': async_fn}, 'new= must not be an async function'),
-])
+@pytest.mark.parametrize(
+    'name, options, reason',
+    [
+        ('create', {'errors': 'PERMANENT'}, 'errors= must be one of kopf.ErrorsMode'),
+        ('startup', {'errors': True}, 'errors= must be one of kopf.ErrorsMode'),
+        ('create', {'backoff': '5'}, "backoff= must be a number, not '5'"),
+        ('startup', {'timeout': 'PT1M'}, 'timeout= must be a number'),
+        ('create', {'retries': -1}, 'retries= must not be negative'),
+        ('timer', {'interval': 'hourly'}, 'interval= must be a number'),
+        ('timer', {'idle': -1}, 'idle= must not be negative'),
+        ('timer', {'interval': float('nan')}, 'interval= must not be negative'),
+        ('daemon', {'cancellation_timeout': True}, 'cancellation_timeout= must be a number'),
+        ('daemon', {'initial_delay': 'later'}, 'initial_delay= must be a number'),
+        ('daemon', {'initial_delay': async_fn}, 'initial_delay= must not be an async function'),
+        ('event', {'when': async_fn}, 'when= must not be an async function'),
+        ('event', {'labels': {'a': async_fn}}, 'labels= must not be an async function'),
+        ('index', {'annotations': {'a': 123}}, "annotations={'a': 123} never matches"),
+        ('create', {'field': 'spec.x', 'value': async_fn}, 'value= must not be an async function'),
+        ('update', {'field': 'spec.x', 'new': async_fn}, 'new= must not be an async function'),
+    ],
+)
 def test_values_of_options(registry: OperatorRegistry, name: str, options: Any, reason: str) -> None:
     args = ['kopfexamples'] if name in ON_OBJECTS else []
     with pytest.raises((TypeError, ValueError), match=f'{name}: {re.escape(reason)}'):
         {**ON_OBJECTS, **ON_ACTIVITIES}[name](*args, registry=registry, **options)
 
 
-@pytest.mark.parametrize('options', [
-    {'initial_delay': fn}, {'initial_delay': 0}, {'idle': 0.5, 'interval': 0}, {'retries': 0, 'timeout': 0},
-    {'interval': None, 'errors': None, 'when': None}])
+@pytest.mark.parametrize(
+    'options',
+    [
+        {'initial_delay': fn},
+        {'initial_delay': 0},
+        {'idle': 0.5, 'interval': 0},
+        {'retries': 0, 'timeout': 0},
+        {'interval': None, 'errors': None, 'when': None},
+    ],
+)
 def test_values_of_options_that_are_right(registry: OperatorRegistry, options: Any) -> None:
     kopf.timer('kopfexamples', registry=registry, **options)(fn)
     assert len(registry.spawning) == 1
@@ -221,7 +266,8 @@ def test_mocks_that_pass_for_functions(registry: OperatorRegistry) -> None:
 def test_any_operation_can_be_asked_for(registry: OperatorRegistry) -> None:
     kopf.on.mutate('kopfexamples', registry=registry, operation='*')(fn)  # type: ignore[arg-type]
     assert [list(handler.operations or ()) for handler in registry.webhooks] == [
-        ['CREATE', 'UPDATE', 'DELETE', 'CONNECT']]
+        ['CREATE', 'UPDATE', 'DELETE', 'CONNECT']
+    ]
 
 
 def test_operations_of_webhooks(registry: OperatorRegistry) -> None:
@@ -231,9 +277,14 @@ def test_operations_of_webhooks(registry: OperatorRegistry) -> None:
         kopf.on.validate('kopfexamples', registry=registry, operations='CREATE')  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize('args, kwargs', [
-    ((), {}), (('a', 'b', 'c', 'd'), {}), (('kopf.dev', 'v1', 'kopfexamples'), {'plural': 'kopfexamples'}),
-])
+@pytest.mark.parametrize(
+    'args, kwargs',
+    [
+        ((), {}),
+        (('a', 'b', 'c', 'd'), {}),
+        (('kopf.dev', 'v1', 'kopfexamples'), {'plural': 'kopfexamples'}),
+    ],
+)
 def test_wrong_resources(registry: OperatorRegistry, args: Any, kwargs: Any) -> None:
     with pytest.raises(TypeError):
         kopf.on.event(*args, registry=registry, **kwargs)

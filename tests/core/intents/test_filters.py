@@ -1,4 +1,5 @@
 """Filters: which objects and which changes handlers are for."""
+
 import json
 import logging
 from typing import Any
@@ -21,7 +22,8 @@ texts = st.sampled_from(['', 'x', 'y'])
 metas = st.dictionaries(st.sampled_from('abc'), texts, max_size=3)
 scalars = st.none() | st.booleans() | st.integers(-1, 1) | texts | st.lists(st.integers(0, 1), max_size=1)
 specs = st.dictionaries(
-    st.sampled_from('abc'), scalars | st.dictionaries(st.sampled_from('abc'), scalars, max_size=2), max_size=3)
+    st.sampled_from('abc'), scalars | st.dictionaries(st.sampled_from('abc'), scalars, max_size=2), max_size=3
+)
 fields = st.sampled_from(['spec', 'spec.a', 'spec.b', 'spec.a.b', 'spec.a.b.c'])
 markers = st.sampled_from([kopf.PRESENT, kopf.ABSENT])
 ABSENT: Any = object()
@@ -57,21 +59,39 @@ def declare(decorator: Any, **options: Any) -> Any:
 
 def prematch(handler: ResourceHandler, **body: Any) -> bool:
     raw: Any = {'metadata': {'name': 'obj'}, **body}
-    return filters.prematch(handler, WatchingCause(
-        logger=logging.getLogger(), memo=None, resource=RESOURCE, body=kopf.Body(raw), patch=kopf.Patch(),
-        event={'type': None, 'object': raw}))
+    return filters.prematch(
+        handler,
+        WatchingCause(
+            logger=logging.getLogger(),
+            memo=None,
+            resource=RESOURCE,
+            body=kopf.Body(raw),
+            patch=kopf.Patch(),
+            event={'type': None, 'object': raw},
+        ),
+    )
 
 
 def match_update(handler: ResourceHandler, old: Any, new: Any, *, reason: Reason = Reason.UPDATE) -> bool:
     cause = ChangingCause(
-        logger=logging.getLogger(), memo=None, resource=RESOURCE, body=kopf.Body({'metadata': {}, **new}),
-        patch=kopf.Patch(), reason=reason, old=old, new=new, diff=diff(old, new))
+        logger=logging.getLogger(),
+        memo=None,
+        resource=RESOURCE,
+        body=kopf.Body({'metadata': {}, **new}),
+        patch=kopf.Patch(),
+        reason=reason,
+        old=old,
+        new=new,
+        diff=diff(old, new),
+    )
     return filters.match(handler, cause)
 
 
 @hypothesis.given(
     kind=st.sampled_from(['labels', 'annotations']),
-    pattern=st.dictionaries(st.sampled_from('abcd'), texts | markers, max_size=3), content=metas)
+    pattern=st.dictionaries(st.sampled_from('abcd'), texts | markers, max_size=3),
+    content=metas,
+)
 def test_metadata(kind: str, pattern: dict[str, Any], content: dict[str, str]) -> None:
     handler = declare(kopf.on.event, **{kind: pattern})
     expected = all(is_met(value, content.get(key, ABSENT)) for key, value in pattern.items())
@@ -106,7 +126,7 @@ def test_old_and_new_are_of_their_own_sides(field: str, before: Any, after: Any,
     handler = declare(kopf.on.update, field=field, old=before, new=after)
     was, now = lookup({'spec': old}, field), lookup({'spec': new}, field)
     affected = bool(diff({'f': was} if was is not ABSENT else {}, {'f': now} if now is not ABSENT else {}))
-    expected = (affected and (before is None or is_met(before, was)) and (after is None or is_met(after, now)))
+    expected = affected and (before is None or is_met(before, was)) and (after is None or is_met(after, now))
     assert match_update(handler, {'spec': old}, {'spec': new}) is expected
 
 
@@ -151,16 +171,27 @@ def test_callbacks_get_the_value_and_the_kwargs() -> None:
         calls.append((value, kwargs['name'], kwargs['param']))
         return True
 
-    handler = declare(kopf.on.event, labels={'a': check, 'b': check}, annotations={'c': check},
-                      field='spec.x', value=check, param=123)
+    handler = declare(
+        kopf.on.event, labels={'a': check, 'b': check}, annotations={'c': check}, field='spec.x', value=check, param=123
+    )
     assert prematch(handler, metadata={'name': 'obj', 'labels': {'a': 'x'}}, spec={'x': 1})
     assert calls == [('x', 'obj', 123), (None, 'obj', 123), (None, 'obj', 123), (1, 'obj', 123)]
 
 
-@pytest.mark.parametrize('pattern, content, expected', [
-    (1, True, False), (True, 1, False), (False, 0, False), ([0], [False], False), ({'x': 1}, {'x': True}, False),
-    (1, 1.0, True), (1.0, 1, True), ([1], [1.0], True), (True, True, True),
-])
+@pytest.mark.parametrize(
+    'pattern, content, expected',
+    [
+        (1, True, False),
+        (True, 1, False),
+        (False, 0, False),
+        ([0], [False], False),
+        ({'x': 1}, {'x': True}, False),
+        (1, 1.0, True),
+        (1.0, 1, True),
+        ([1], [1.0], True),
+        (True, True, True),
+    ],
+)
 def test_numbers_are_not_booleans(pattern: Any, content: Any, expected: bool) -> None:
     assert prematch(declare(kopf.on.event, field='spec.x', value=pattern), spec={'x': content}) is expected
     changed = declare(kopf.on.update, field='spec.x', new=pattern)
@@ -183,16 +214,37 @@ def test_callbacks_of_handlers_for_a_field_see_the_whole_change(decorator: Any) 
     assert seen == [(old, new, [('spec', 'a')])] * 6
 
 
-@pytest.mark.parametrize('decorator', [
-    kopf.on.create, kopf.on.update, kopf.on.field, kopf.on.resume, kopf.on.delete,
-    kopf.on.event, kopf.daemon, kopf.timer, kopf.index, kopf.on.validate, kopf.on.mutate])
+@pytest.mark.parametrize(
+    'decorator',
+    [
+        kopf.on.create,
+        kopf.on.update,
+        kopf.on.field,
+        kopf.on.resume,
+        kopf.on.delete,
+        kopf.on.event,
+        kopf.daemon,
+        kopf.timer,
+        kopf.index,
+        kopf.on.validate,
+        kopf.on.mutate,
+    ],
+)
 def test_functions_are_asked_only_about_objects_with_the_field(decorator: Any) -> None:
     calls: list[Any] = []
     handler = declare(decorator, field='spec.a.b', when=lambda spec, **_: calls.append(spec['a']['b']) or True)
     for old, new in [(None, {'b': 2}), ({'b': 1}, {'b': 2}), ({'a': {'c': 1}}, {'a': {}})]:
         cause = ChangingCause(
-            logger=logging.getLogger(), memo=None, resource=RESOURCE, patch=kopf.Patch(), reason=Reason.UPDATE,
-            body=kopf.Body({'metadata': {}, 'spec': new}), old={'spec': old}, new={'spec': new}, diff=diff(old, new))
+            logger=logging.getLogger(),
+            memo=None,
+            resource=RESOURCE,
+            patch=kopf.Patch(),
+            reason=Reason.UPDATE,
+            body=kopf.Body({'metadata': {}, 'spec': new}),
+            old={'spec': old},
+            new={'spec': new},
+            diff=diff(old, new),
+        )
         assert not filters.prematch(handler, cause)
     assert not calls
     assert prematch(handler, spec={'a': {'b': 0}}) and calls == [0]
@@ -209,12 +261,15 @@ def test_all_criteria_must_be_met() -> None:
     assert not prematch(failing, metadata=meta)
 
 
-@pytest.mark.parametrize('decorator, reasons', [
-    (kopf.on.create, {Reason.CREATE}),
-    (kopf.on.update, {Reason.UPDATE}),
-    (kopf.on.delete, {Reason.DELETE}),
-    (kopf.on.resume, set()),
-])
+@pytest.mark.parametrize(
+    'decorator, reasons',
+    [
+        (kopf.on.create, {Reason.CREATE}),
+        (kopf.on.update, {Reason.UPDATE}),
+        (kopf.on.delete, {Reason.DELETE}),
+        (kopf.on.resume, set()),
+    ],
+)
 def test_reasons(decorator: Any, reasons: set[Reason]) -> None:
     handler = declare(decorator)
     old, new = {'spec': {'a': 1}}, {'spec': {'a': 2}}

@@ -1,4 +1,5 @@
 """What handlers are said to be given is what they are given; functions are judged by what they can be called with."""
+
 import functools
 import logging
 import re
@@ -14,24 +15,52 @@ from kopf._core.actions.execution import utcnow
 from kopf._core.actions.progression import HandlerState
 from kopf._core.intents import causes, handlers, mistakes
 
-OBJECT = {'logger': logging.getLogger(), 'memo': None, 'resource': Resource('kopf.dev', 'v1', 'kopfexamples'),
-              'body': Body({}), 'patch': Patch()}
-WEBHOOK = {'dryrun': False, 'webhook': None, 'headers': {}, 'sslpeer': {}, 'userinfo': {}, 'warnings': [],
-           'operation': 'CREATE', 'subresource': None}
+OBJECT = {
+    'logger': logging.getLogger(),
+    'memo': None,
+    'resource': Resource('kopf.dev', 'v1', 'kopfexamples'),
+    'body': Body({}),
+    'patch': Patch(),
+}
+WEBHOOK = {
+    'dryrun': False,
+    'webhook': None,
+    'headers': {},
+    'sslpeer': {},
+    'userinfo': {},
+    'warnings': [],
+    'operation': 'CREATE',
+    'subresource': None,
+}
 
 
-@pytest.mark.parametrize('cls, cause', [
-    (handlers.ActivityHandler, causes.ActivityCause(
-        logger=logging.getLogger(), memo=None, activity=causes.Activity.STARTUP, settings=kopf.OperatorSettings())),
-    (handlers.IndexingHandler, causes.IndexingCause(**OBJECT)),
-    (handlers.WatchingHandler, causes.WatchingCause(**OBJECT, event={'type': None, 'object': {}})),
-    (handlers.DaemonHandler, causes.DaemonCause(**OBJECT, stopped=None, identity=causes.Identity(None, None, None))),
-    (handlers.TimerHandler, causes.DaemonCause(**OBJECT, stopped=None, identity=causes.Identity(None, None, None))),
-    (handlers.ChangingHandler, causes.ChangingCause(**OBJECT, reason=causes.Reason.CREATE)),
-    (handlers.WebhookHandler, causes.WebhookCause(**OBJECT, **WEBHOOK, reason=None)),
-    (handlers.ConversionHandler, causes.ConversionCause(
-        **OBJECT, from_version='v1', to_version='v2', headers={}, sslpeer={})),
-])
+@pytest.mark.parametrize(
+    'cls, cause',
+    [
+        (
+            handlers.ActivityHandler,
+            causes.ActivityCause(
+                logger=logging.getLogger(),
+                memo=None,
+                activity=causes.Activity.STARTUP,
+                settings=kopf.OperatorSettings(),
+            ),
+        ),
+        (handlers.IndexingHandler, causes.IndexingCause(**OBJECT)),
+        (handlers.WatchingHandler, causes.WatchingCause(**OBJECT, event={'type': None, 'object': {}})),
+        (
+            handlers.DaemonHandler,
+            causes.DaemonCause(**OBJECT, stopped=None, identity=causes.Identity(None, None, None)),
+        ),
+        (handlers.TimerHandler, causes.DaemonCause(**OBJECT, stopped=None, identity=causes.Identity(None, None, None))),
+        (handlers.ChangingHandler, causes.ChangingCause(**OBJECT, reason=causes.Reason.CREATE)),
+        (handlers.WebhookHandler, causes.WebhookCause(**OBJECT, **WEBHOOK, reason=None)),
+        (
+            handlers.ConversionHandler,
+            causes.ConversionCause(**OBJECT, from_version='v1', to_version='v2', headers={}, sslpeer={}),
+        ),
+    ],
+)
 def test_what_is_provided(cls, cause):
     handler = handlers.ResourceHandler(id='x', fn=lambda **_: None)
     provided = next(names for base, names in mistakes.PROVIDED.items() if issubclass(cls, base))
@@ -57,9 +86,21 @@ class Callable:
     def method(self, name, **kwargs): ...
 
 
-@pytest.mark.parametrize('fn', [
-    plain, lambda: None, lambda resource: None, mock.Mock(spec=plain), lambda **_: None,
-    functools.partial(lambda x, **_: None, 1), wrapper, Callable(), Callable().method, dict])
+@pytest.mark.parametrize(
+    'fn',
+    [
+        plain,
+        lambda: None,
+        lambda resource: None,
+        mock.Mock(spec=plain),
+        lambda **_: None,
+        functools.partial(lambda x, **_: None, 1),
+        wrapper,
+        Callable(),
+        Callable().method,
+        dict,
+    ],
+)
 def test_functions_that_can_be_handlers(fn):
     mistakes.check_handler('create', fn)
 
@@ -96,23 +137,41 @@ def test_indices_are_given_to_all():
     mistakes.check_registry(registry)
 
 
-@pytest.mark.parametrize('options, message', [
-    ({'when': lambda obj: True}, "when= of Handler 'x' (...) asks for 'obj', which it is not given. There is no such "
-                                 "argument, and no index of this name. There are: annotations, body, diff, "),
-    ({'when': lambda specs, **_: True}, "when= of Handler 'x' (...) asks for 'specs', ... Did you mean spec? There "),
-    ({'when': kopf.not_(kopf.all_([lambda: 1, lambda specs: 1]))}, "when= of Handler 'x' (...) asks for 'specs', "),
-    ({'when': lambda retry: True}, "when= of Handler 'x' (...) asks for 'retry', which it is not given. "
-                                   "It is given only to the handlers themselves, not to their filters."),
-    ({'when': lambda stopped: True}, "It is given only to the handlers themselves, not to their filters."),
-    ({'when': lambda event: True}, "asks for 'event', which it is not given. It is given to: @kopf.on.event."),
-    ({'labels': {'x': lambda value, nosuch: True}}, "labels= of Handler 'x' (...) asks for 'nosuch', "),
-    ({'annotations': {'x': lambda value, nosuch: True}}, "annotations= of Handler 'x' (...) asks for 'nosuch', "),
-    ({'value': lambda value, nosuch: True, 'field': 'spec'}, "value= of Handler 'x/spec' (...) asks for 'nosuch', "),
-    ({'old': lambda value, nosuch: True, 'field': 'spec'}, "old= of Handler 'x/spec' (...) asks for 'nosuch', "),
-    ({'new': lambda value, nosuch: True, 'field': 'spec'}, "new= of Handler 'x/spec' (...) asks for 'nosuch', "),
-    ({'labels': {'x': lambda name, **_: True}}, "labels= of Handler 'x' (...) takes its value as 'name', which is the "
-                                                "name of an argument: give it another name."),
-])
+@pytest.mark.parametrize(
+    'options, message',
+    [
+        (
+            {'when': lambda obj: True},
+            "when= of Handler 'x' (...) asks for 'obj', which it is not given. There is no such "
+            "argument, and no index of this name. There are: annotations, body, diff, ",
+        ),
+        (
+            {'when': lambda specs, **_: True},
+            "when= of Handler 'x' (...) asks for 'specs', ... Did you mean spec? There ",
+        ),
+        ({'when': kopf.not_(kopf.all_([lambda: 1, lambda specs: 1]))}, "when= of Handler 'x' (...) asks for 'specs', "),
+        (
+            {'when': lambda retry: True},
+            "when= of Handler 'x' (...) asks for 'retry', which it is not given. "
+            "It is given only to the handlers themselves, not to their filters.",
+        ),
+        ({'when': lambda stopped: True}, "It is given only to the handlers themselves, not to their filters."),
+        ({'when': lambda event: True}, "asks for 'event', which it is not given. It is given to: @kopf.on.event."),
+        ({'labels': {'x': lambda value, nosuch: True}}, "labels= of Handler 'x' (...) asks for 'nosuch', "),
+        ({'annotations': {'x': lambda value, nosuch: True}}, "annotations= of Handler 'x' (...) asks for 'nosuch', "),
+        (
+            {'value': lambda value, nosuch: True, 'field': 'spec'},
+            "value= of Handler 'x/spec' (...) asks for 'nosuch', ",
+        ),
+        ({'old': lambda value, nosuch: True, 'field': 'spec'}, "old= of Handler 'x/spec' (...) asks for 'nosuch', "),
+        ({'new': lambda value, nosuch: True, 'field': 'spec'}, "new= of Handler 'x/spec' (...) asks for 'nosuch', "),
+        (
+            {'labels': {'x': lambda name, **_: True}},
+            "labels= of Handler 'x' (...) takes its value as 'name', which is the "
+            "name of an argument: give it another name.",
+        ),
+    ],
+)
 def test_callbacks_that_ask_for_what_there_is_not(options, message):
     registry = kopf.OperatorRegistry()
     kopf.on.update('kopfexamples', id='x', registry=registry, **options)(lambda: None)
@@ -121,13 +180,16 @@ def test_callbacks_that_ask_for_what_there_is_not(options, message):
         mistakes.check_registry(registry)
 
 
-@pytest.mark.parametrize('options', [
-    {'when': lambda spec, pods, extra=1: True},
-    {'when': kopf.any_([lambda diff: True])},
-    {'labels': {'x': str.isdigit, 'y': bool, 'z': lambda name: True, 'a': lambda body, /, spec: True}},
-    {'value': lambda *args, param: True, 'field': 'spec'},
-    {'old': lambda body=None, *, spec: True, 'field': 'spec'},
-])
+@pytest.mark.parametrize(
+    'options',
+    [
+        {'when': lambda spec, pods, extra=1: True},
+        {'when': kopf.any_([lambda diff: True])},
+        {'labels': {'x': str.isdigit, 'y': bool, 'z': lambda name: True, 'a': lambda body, /, spec: True}},
+        {'value': lambda *args, param: True, 'field': 'spec'},
+        {'old': lambda body=None, *, spec: True, 'field': 'spec'},
+    ],
+)
 def test_callbacks_that_get_what_they_name(options):
     registry = kopf.OperatorRegistry()
     kopf.index('pods', id='pods', registry=registry)(lambda: None)
@@ -135,12 +197,15 @@ def test_callbacks_that_get_what_they_name(options):
     mistakes.check_registry(registry)
 
 
-@pytest.mark.parametrize('options, message', [
-    ({'when': lambda spec, /: True}, "of when= takes 'spec' by its position"),
-    ({'labels': {'x': lambda value, spec, /: True}}, "of labels= takes 'spec' by its position"),
-    ({'annotations': {'x': lambda **_: True}}, "of annotations= takes no value.*: (value, **_)"),
-    ({'value': kopf.not_(lambda *, spec: True), 'field': 'x'}, "of value= takes no value.*: (value, spec)"),
-])
+@pytest.mark.parametrize(
+    'options, message',
+    [
+        ({'when': lambda spec, /: True}, "of when= takes 'spec' by its position"),
+        ({'labels': {'x': lambda value, spec, /: True}}, "of labels= takes 'spec' by its position"),
+        ({'annotations': {'x': lambda **_: True}}, "of annotations= takes no value.*: (value, **_)"),
+        ({'value': kopf.not_(lambda *, spec: True), 'field': 'x'}, "of value= takes no value.*: (value, spec)"),
+    ],
+)
 def test_callbacks_that_cannot_be_called(options, message):
     with pytest.raises(TypeError, match=message.replace('(', r'\(').replace('**', r'\*\*').replace(')', r'\)')):
         kopf.on.create('kopfexamples', registry=kopf.OperatorRegistry(), **options)
@@ -152,15 +217,20 @@ def test_optional_arguments_need_not_be_given():
     mistakes.check_registry(registry)
 
 
-@pytest.mark.parametrize('options, warned', [
-    (({}, {}), True),
-    (({'labels': {'a': '1'}}, {'labels': {'a': '2'}}), False),
-    (({'id': 'x'}, {}), False),
-])
+@pytest.mark.parametrize(
+    'options, warned',
+    [
+        (({}, {}), True),
+        (({'labels': {'a': '1'}}, {'labels': {'a': '2'}}), False),
+        (({'id': 'x'}, {}), False),
+    ],
+)
 def test_namesakes_are_told_of(options, warned, caplog):
     registry = kopf.OperatorRegistry()
     for chosen in options:
+
         def fn(**_): ...
+
         kopf.on.create('kopfexamples', registry=registry, **chosen)(fn)
     assert ("declared twice" in caplog.text) == warned
 
@@ -174,4 +244,5 @@ def test_functions_for_several_reasons_are_no_namesakes(caplog):
 
     @kopf.on.delete('kopfexamples', registry=registry)
     def fn(**_): ...  # noqa: F811
+
     assert not caplog.text

@@ -1,4 +1,5 @@
 """What is declared, where it is kept, and what of it concerns a resource."""
+
 import contextvars
 import functools
 
@@ -15,16 +16,20 @@ POD = Resource('', 'v1', 'pods', kind='Pod')
 CHANGING = ['create', 'update', 'resume', 'delete']
 
 
-def fn(**_): pass
+def fn(**_):
+    pass
 
 
 class Class:
-    def method(self, **_): pass
+    def method(self, **_):
+        pass
 
     @staticmethod
-    def static(**_): pass
+    def static(**_):
+        pass
 
-    def __call__(self, **_): pass
+    def __call__(self, **_):
+        pass
 
 
 @pytest.fixture
@@ -33,33 +38,51 @@ def registry():
 
 
 def build(registry, resource=KEX):
-    return HandlerTable.build(registry, resource, {
-        selector for selector in registry.iter_selectors() if selector.check(resource)})
+    return HandlerTable.build(
+        registry, resource, {selector for selector in registry.iter_selectors() if selector.check(resource)}
+    )
 
 
 # Decorators.
 
-@pytest.mark.parametrize('decorator, attribute', [
-    (kopf.on.event, 'watching'), (kopf.index, 'indexing'), (kopf.daemon, 'spawning'),
-    (functools.partial(kopf.timer, interval=1), 'spawning'), (kopf.on.validate, 'webhooks'),
-    (kopf.on.mutate, 'webhooks'), *((getattr(kopf.on, name), 'changing') for name in CHANGING)])
+
+@pytest.mark.parametrize(
+    'decorator, attribute',
+    [
+        (kopf.on.event, 'watching'),
+        (kopf.index, 'indexing'),
+        (kopf.daemon, 'spawning'),
+        (functools.partial(kopf.timer, interval=1), 'spawning'),
+        (kopf.on.validate, 'webhooks'),
+        (kopf.on.mutate, 'webhooks'),
+        *((getattr(kopf.on, name), 'changing') for name in CHANGING),
+    ],
+)
 def test_where_handlers_are_kept(registry, decorator, attribute):
     options = {'labels': {'x': 'y'}, 'param': 123}
     assert decorator('kopfexamples', registry=registry, id='id', **options)(fn) is fn
-    handlers = {name: list(getattr(registry, name)) for name in (
-        'watching', 'indexing', 'spawning', 'changing', 'webhooks', 'conversions', 'activities')}
-    handler, = handlers.pop(attribute)
+    handlers = {
+        name: list(getattr(registry, name))
+        for name in ('watching', 'indexing', 'spawning', 'changing', 'webhooks', 'conversions', 'activities')
+    }
+    (handler,) = handlers.pop(attribute)
     assert not any(handlers.values())
     assert (handler.id, handler.fn, handler.param, handler.labels) == ('id', fn, 123, {'x': 'y'})
     assert handler.selector.check(KEX) and not handler.selector.check(POD)
 
 
-@pytest.mark.parametrize('decorator, activity', [
-    (kopf.on.startup, Activity.STARTUP), (kopf.on.cleanup, Activity.CLEANUP),
-    (kopf.on.login, Activity.AUTHENTICATION), (kopf.on.probe, Activity.PROBE)])
+@pytest.mark.parametrize(
+    'decorator, activity',
+    [
+        (kopf.on.startup, Activity.STARTUP),
+        (kopf.on.cleanup, Activity.CLEANUP),
+        (kopf.on.login, Activity.AUTHENTICATION),
+        (kopf.on.probe, Activity.PROBE),
+    ],
+)
 def test_activities(registry, decorator, activity):
     decorator(registry=registry, retries=3)(fn)
-    handler, = registry.activities.get_handlers(activity)
+    (handler,) = registry.activities.get_handlers(activity)
     assert (handler.id, handler.fn, handler.retries) == ('fn', fn, 3)
     assert not any(registry.activities.get_handlers(other) for other in Activity if other is not activity)
 
@@ -67,12 +90,21 @@ def test_activities(registry, decorator, activity):
 def test_decorators_can_be_stacked(registry):
     kopf.on.create('kopfexamples', registry=registry)(kopf.on.resume('kopfexamples', registry=registry)(fn))
     assert [(handler.id, handler.reason, handler.initial) for handler in registry.changing] == [
-        ('fn', None, True), ('fn', Reason.CREATE, False)]
+        ('fn', None, True),
+        ('fn', Reason.CREATE, False),
+    ]
 
 
-@pytest.mark.parametrize('options, message', [
-    ({'unknown': 1}, 'unknown'), ({'labels': 'x=y'}, 'labels'), ({'when': 123}, 'when'),
-    ({'value': 1}, 'value= has no effect without field='), ({'cancellation_timeout': 1}, 'cancellation_timeout')])
+@pytest.mark.parametrize(
+    'options, message',
+    [
+        ({'unknown': 1}, 'unknown'),
+        ({'labels': 'x=y'}, 'labels'),
+        ({'when': 123}, 'when'),
+        ({'value': 1}, 'value= has no effect without field='),
+        ({'cancellation_timeout': 1}, 'cancellation_timeout'),
+    ],
+)
 def test_wrong_options(registry, options, message):
     with pytest.raises(TypeError, match=message):
         kopf.on.create('kopfexamples', registry=registry, **options)(fn)
@@ -98,9 +130,17 @@ def test_fields_are_named(registry):
 
 # Ids.
 
-@pytest.mark.parametrize('function, expected', [
-    (fn, 'fn'), (functools.partial(fn), 'fn'), (functools.partial(functools.partial(fn)), 'fn'),
-    (Class().method, 'Class.method'), (Class.static, 'Class.static')])
+
+@pytest.mark.parametrize(
+    'function, expected',
+    [
+        (fn, 'fn'),
+        (functools.partial(fn), 'fn'),
+        (functools.partial(functools.partial(fn)), 'fn'),
+        (Class().method, 'Class.method'),
+        (Class.static, 'Class.static'),
+    ],
+)
 def test_ids_of_functions(function, expected):
     assert get_callable_id(function) == expected
 
@@ -114,14 +154,22 @@ def test_ids_of_the_nameless():
         get_callable_id(Class())
 
 
-@pytest.mark.parametrize('options, expected', [
-    ({}, 'fn'), ({'id': 'x'}, 'x'), ({'field': ('a', 'b')}, 'fn/a.b'), ({'parent': 'p/q'}, 'p/q/fn'),
-    ({'id': 'x', 'field': ('a',), 'parent': 'p'}, 'p/x/a')])
+@pytest.mark.parametrize(
+    'options, expected',
+    [
+        ({}, 'fn'),
+        ({'id': 'x'}, 'x'),
+        ({'field': ('a', 'b')}, 'fn/a.b'),
+        ({'parent': 'p/q'}, 'p/q/fn'),
+        ({'id': 'x', 'field': ('a',), 'parent': 'p'}, 'p/x/a'),
+    ],
+)
 def test_ids_of_handlers(options, expected):
     assert make_handler_id(fn, **{'id': None, **options}) == expected
 
 
 # Registries.
+
 
 def test_registries_by_default():
     def check():
@@ -130,6 +178,7 @@ def test_registries_by_default():
         kopf.on.create('kopfexamples')(fn)
         assert [handler.fn for handler in registry.changing] == [fn]
         return registry
+
     registry = contextvars.copy_context().run(check)
     assert kopf.get_default_registry() is not registry
 
@@ -139,6 +188,7 @@ def test_no_default_registry_means_an_empty_one():
         kopf.set_default_registry(None)
         kopf.on.create('kopfexamples')(fn)
         assert len(kopf.get_default_registry().changing) == 1
+
     contextvars.copy_context().run(check)
 
 
@@ -156,6 +206,7 @@ def test_what_is_watched_and_what_is_patched(registry):
 
 # Tables.
 
+
 def test_tables_have_only_what_is_for_the_resource(registry):
     kopf.on.create('kopfexamples', id='kex', registry=registry)(fn)
     kopf.on.create('pods', id='pod', registry=registry)(fn)
@@ -169,8 +220,9 @@ def test_tables_with_nothing(registry):
     assert not table.managing and not table.watching and not table.changing
 
 
-@pytest.mark.parametrize('decorator, managing', [
-    (kopf.on.event, False), (kopf.index, False), (kopf.on.create, True), (kopf.daemon, True)])
+@pytest.mark.parametrize(
+    'decorator, managing', [(kopf.on.event, False), (kopf.index, False), (kopf.on.create, True), (kopf.daemon, True)]
+)
 def test_tables_of_what_is_managed(registry, decorator, managing):
     decorator('kopfexamples', registry=registry)(fn)
     assert build(registry).managing is managing
@@ -193,7 +245,12 @@ def test_tables_know_the_fields(registry):
     kopf.timer('kopfexamples', field='status.timer', interval=1, registry=registry)(fn)
     kopf.index('kopfexamples', field='status.index', registry=registry)(fn)
     assert build(registry).extra_fields == {
-        ('status', 'phase'), ('spec', 'x'), ('status', 'event'), ('status', 'daemon'), ('status', 'timer')}
+        ('status', 'phase'),
+        ('spec', 'x'),
+        ('status', 'event'),
+        ('status', 'daemon'),
+        ('status', 'timer'),
+    }
 
 
 def test_tables_are_equal_until_the_handlers_differ(registry):

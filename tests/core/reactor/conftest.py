@@ -1,4 +1,5 @@
 """A whole operator in the loop of a test, against a sandbox of its own."""
+
 from collections.abc import Iterator
 
 import pytest

@@ -1,4 +1,5 @@
 """Admission in a whole operator: its server, the configurations in the cluster, and the memos of its objects."""
+
 import asyncio
 
 import pytest
@@ -35,10 +36,21 @@ class Server:
 
     async def review(self, operation='CREATE', *, webhook=None, metadata=None, resource='kopfexamples'):
         obj = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': metadata or {'name': 'obj'}, 'spec': {}}
-        answer = await self.fn({'apiVersion': 'admission.k8s.io/v1', 'kind': 'AdmissionReview', 'request': {
-            'uid': 'uid1', 'operation': operation, 'userInfo': {}, 'object': None if operation == 'DELETE' else obj,
-            'oldObject': None if operation == 'CREATE' else obj,
-            'resource': {'group': 'kopf.dev', 'version': 'v1', 'resource': resource}}}, webhook=webhook)
+        answer = await self.fn(
+            {
+                'apiVersion': 'admission.k8s.io/v1',
+                'kind': 'AdmissionReview',
+                'request': {
+                    'uid': 'uid1',
+                    'operation': operation,
+                    'userInfo': {},
+                    'object': None if operation == 'DELETE' else obj,
+                    'oldObject': None if operation == 'CREATE' else obj,
+                    'resource': {'group': 'kopf.dev', 'version': 'v1', 'resource': resource},
+                },
+            },
+            webhook=webhook,
+        )
         return answer['response']
 
 
@@ -53,11 +65,14 @@ def server(world):
 @pytest.fixture
 def hooks(world):
     """Wait until the configuration has these webhooks; give them by their ids."""
+
     async def hooks(resource, *ids):
         names = {f'{id}.{NAME}' for id in ids}
         found = await world.aio.wait_for(
-            resource, NAME, lambda body: {webhook['name'] for webhook in body.get('webhooks', [])} == names)
+            resource, NAME, lambda body: {webhook['name'] for webhook in body.get('webhooks', [])} == names
+        )
         return {webhook['name'].removesuffix(f'.{NAME}'): webhook for webhook in found.get('webhooks', [])}
+
     return hooks
 
 
@@ -80,6 +95,7 @@ async def test_the_api_forgets_all_but_the_persistent_before_the_server_ends(wor
     async def look():
         for resource in (VALIDATING, MUTATING):
             seen[resource] = [webhook['name'] for webhook in (await world.aio.get(resource, NAME)).get('webhooks', [])]
+
     server.ending = look
     world.declare(kopf.on.validate, 'temporary')
     world.declare(kopf.on.validate, 'persistent', persistent=True)
@@ -97,8 +113,9 @@ async def test_what_is_just_being_written_in_the_end_is_removed_too(world, serve
     async with world.operator():
         while not any(request.method == 'PATCH' for request in world.sandbox.requests):
             await asyncio.sleep(0.01)
-    patches = [request for request in world.sandbox.requests
-               if request.method == 'PATCH' and request.resource == VALIDATING]
+    patches = [
+        request for request in world.sandbox.requests if request.method == 'PATCH' and request.resource == VALIDATING
+    ]
     assert len(patches) == 2
     assert 'webhooks' not in await world.aio.get(VALIDATING, NAME)
 
@@ -123,9 +140,13 @@ async def test_configurations_that_others_have_deleted_need_no_cleanup(world, se
 
 
 async def test_existing_configurations_are_taken_over(world, server, hooks):
-    await world.aio.create({
-        'apiVersion': 'admissionregistration.k8s.io/v1', 'kind': 'ValidatingWebhookConfiguration',
-        'metadata': {'name': NAME, 'labels': {'own': 'label'}}})
+    await world.aio.create(
+        {
+            'apiVersion': 'admissionregistration.k8s.io/v1',
+            'kind': 'ValidatingWebhookConfiguration',
+            'metadata': {'name': NAME, 'labels': {'own': 'label'}},
+        }
+    )
     world.declare(kopf.on.validate, 'validating')
     async with world.operator():
         await hooks(VALIDATING, 'validating')
@@ -138,7 +159,8 @@ async def test_new_addresses_are_told_to_the_api(world, server, hooks):
         await hooks(VALIDATING, 'validating')
         server.configs.put_nowait({'service': {'name': 'svc', 'namespace': 'ns', 'path': '/root'}})
         found = await world.aio.wait_for(
-            VALIDATING, NAME, lambda body: 'service' in body['webhooks'][0]['clientConfig'])
+            VALIDATING, NAME, lambda body: 'service' in body['webhooks'][0]['clientConfig']
+        )
         service = found['webhooks'][0]['clientConfig']['service']
         assert (service['name'], service['namespace'], service['path']) == ('svc', 'ns', '/root/validating')
 
@@ -152,9 +174,13 @@ async def test_nothing_is_written_if_nothing_has_changed(world, server, hooks):
         server.configs.put_nowait(dict(config))
         server.configs.put_nowait({'url': 'https://other'})
         await world.aio.wait_for(
-            VALIDATING, NAME, lambda body: body['webhooks'][0]['clientConfig']['url'] == 'https://other/validating')
-        patches = [request for request in world.sandbox.requests
-                   if request.method == 'PATCH' and request.resource == VALIDATING]
+            VALIDATING, NAME, lambda body: body['webhooks'][0]['clientConfig']['url'] == 'https://other/validating'
+        )
+        patches = [
+            request
+            for request in world.sandbox.requests
+            if request.method == 'PATCH' and request.resource == VALIDATING
+        ]
         assert len(patches) == 2
 
 
@@ -163,13 +189,28 @@ async def test_resources_that_come_later(world, server, hooks):
     async with world.operator():
         await world.aio.wait_for(VALIDATING, NAME)
         assert await hooks(VALIDATING) == {}
-        await world.aio.create({
-            'apiVersion': 'apiextensions.k8s.io/v1', 'kind': 'CustomResourceDefinition',
-            'metadata': {'name': 'kopflates.kopf.dev'},
-            'spec': {'group': 'kopf.dev', 'scope': 'Namespaced',
-                     'names': {'plural': 'kopflates', 'singular': 'kopflate', 'kind': 'KopfLate'},
-                     'versions': [{'name': 'v1', 'served': True, 'storage': True, 'schema': {'openAPIV3Schema': {
-                         'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}}}]}})
+        await world.aio.create(
+            {
+                'apiVersion': 'apiextensions.k8s.io/v1',
+                'kind': 'CustomResourceDefinition',
+                'metadata': {'name': 'kopflates.kopf.dev'},
+                'spec': {
+                    'group': 'kopf.dev',
+                    'scope': 'Namespaced',
+                    'names': {'plural': 'kopflates', 'singular': 'kopflate', 'kind': 'KopfLate'},
+                    'versions': [
+                        {
+                            'name': 'v1',
+                            'served': True,
+                            'storage': True,
+                            'schema': {
+                                'openAPIV3Schema': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}
+                            },
+                        }
+                    ],
+                },
+            }
+        )
         await hooks(VALIDATING, 'late')
         assert (await server.review(webhook='late', resource='kopflates'))['allowed']
         await world.aio.delete('customresourcedefinitions', 'kopflates.kopf.dev')

@@ -1,4 +1,5 @@
 """Conversions in a whole operator: what is written to CRDs, when, and what is left of it."""
+
 import asyncio
 
 import pytest
@@ -8,8 +9,10 @@ from kopf._core.engines import upkeep
 
 CRDS = 'customresourcedefinitions'
 CRD = 'kopfexamples.kopf.dev'
-FOREIGN = {'strategy': 'Webhook', 'webhook': {
-    'clientConfig': {'url': 'https://foreign/x', 'caBundle': 'Q0E='}, 'conversionReviewVersions': ['v1']}}
+FOREIGN = {
+    'strategy': 'Webhook',
+    'webhook': {'clientConfig': {'url': 'https://foreign/x', 'caBundle': 'Q0E='}, 'conversionReviewVersions': ['v1']},
+}
 
 
 class Server:
@@ -36,10 +39,13 @@ def server(world):
 @pytest.fixture
 def strategy(world):
     """Wait until the conversion of the CRD is like this."""
+
     async def strategy(check, name=CRD):
         found = await world.aio.wait_for(
-            CRDS, name, lambda body: check(body['spec'].get('conversion') or {'strategy': 'None'}))
+            CRDS, name, lambda body: check(body['spec'].get('conversion') or {'strategy': 'None'})
+        )
         return found['spec'].get('conversion') or {'strategy': 'None'}
+
     return strategy
 
 
@@ -63,16 +69,39 @@ def declare(world, id='convert', resource='kopfexamples', **options):
 async def test_conversions_are_configured_and_answered(world, server, strategy):
     declare(world)
     async with world.operator():
-        assert await strategy(is_own) == {'strategy': 'Webhook', 'webhook': {
-            'clientConfig': {'url': f'https://localhost:1/root/convert/{CRD}', 'caBundle': 'Q0E='},
-            'conversionReviewVersions': ['v1']}}
-        answer = await server.fn({'apiVersion': 'apiextensions.k8s.io/v1', 'kind': 'ConversionReview', 'request': {
-            'uid': 'uid1', 'desiredAPIVersion': 'kopf.dev/v2', 'objects': [
-                {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': {'name': 'x'}, 'spec': {}}]}},
-            webhook=f'convert/{CRD}')
-        assert answer['response'] == {'uid': 'uid1', 'result': {'status': 'Success'}, 'convertedObjects': [
-            {'apiVersion': 'kopf.dev/v2', 'kind': 'KopfExample', 'metadata': {'name': 'x'},
-             'spec': {'converted': 'v1-v2'}}]}
+        assert await strategy(is_own) == {
+            'strategy': 'Webhook',
+            'webhook': {
+                'clientConfig': {'url': f'https://localhost:1/root/convert/{CRD}', 'caBundle': 'Q0E='},
+                'conversionReviewVersions': ['v1'],
+            },
+        }
+        answer = await server.fn(
+            {
+                'apiVersion': 'apiextensions.k8s.io/v1',
+                'kind': 'ConversionReview',
+                'request': {
+                    'uid': 'uid1',
+                    'desiredAPIVersion': 'kopf.dev/v2',
+                    'objects': [
+                        {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': {'name': 'x'}, 'spec': {}}
+                    ],
+                },
+            },
+            webhook=f'convert/{CRD}',
+        )
+        assert answer['response'] == {
+            'uid': 'uid1',
+            'result': {'status': 'Success'},
+            'convertedObjects': [
+                {
+                    'apiVersion': 'kopf.dev/v2',
+                    'kind': 'KopfExample',
+                    'metadata': {'name': 'x'},
+                    'spec': {'converted': 'v1-v2'},
+                }
+            ],
+        }
     assert is_own((await world.aio.get(CRDS, CRD))['spec']['conversion'])  # conversions outlive their operators
     assert any("is left as it is" in line for line in world.log.texts)
     assert not [request for request in world.sandbox.requests if request.group == 'admissionregistration.k8s.io']
@@ -89,8 +118,18 @@ async def test_temporary_ones_restore_what_was_there(world, server, strategy, be
 
 
 async def test_what_a_killed_operator_has_left_is_its_own(world, server, strategy):
-    await world.aio.patch(CRDS, CRD, {'spec': {'conversion': {**FOREIGN, 'webhook': {
-        **FOREIGN['webhook'], 'clientConfig': {'url': f'https://localhost:7/convert/{CRD}'}}}}})
+    await world.aio.patch(
+        CRDS,
+        CRD,
+        {
+            'spec': {
+                'conversion': {
+                    **FOREIGN,
+                    'webhook': {**FOREIGN['webhook'], 'clientConfig': {'url': f'https://localhost:7/convert/{CRD}'}},
+                }
+            }
+        },
+    )
     declare(world, persistent=False)
     async with world.operator():
         await strategy(is_own)
@@ -111,8 +150,10 @@ async def test_new_addresses_are_told_to_the_api(world, server, strategy):
         await strategy(is_own)
         server.configs.put_nowait({'service': {'name': 'svc', 'namespace': 'ns', 'path': '/root'}, 'caBundle': 'Q0E='})
         found = await strategy(lambda conversion: 'service' in conversion['webhook']['clientConfig'])
-        assert found['webhook']['clientConfig'] == {'caBundle': 'Q0E=', 'service': {
-            'name': 'svc', 'namespace': 'ns', 'path': f'/root/convert/{CRD}', 'port': 443}}
+        assert found['webhook']['clientConfig'] == {
+            'caBundle': 'Q0E=',
+            'service': {'name': 'svc', 'namespace': 'ns', 'path': f'/root/convert/{CRD}', 'port': 443},
+        }
 
 
 async def test_what_is_reset_is_written_again(world, server, strategy):
@@ -136,13 +177,28 @@ async def test_crds_that_come_later(world, server, strategy):
     declare(world, resource='kopflates')
     async with world.operator():
         await world.until_logged("Unresolved resources")
-        await world.aio.create({
-            'apiVersion': 'apiextensions.k8s.io/v1', 'kind': 'CustomResourceDefinition',
-            'metadata': {'name': 'kopflates.kopf.dev'},
-            'spec': {'group': 'kopf.dev', 'scope': 'Namespaced',
-                     'names': {'plural': 'kopflates', 'singular': 'kopflate', 'kind': 'KopfLate'},
-                     'versions': [{'name': 'v1', 'served': True, 'storage': True, 'schema': {'openAPIV3Schema': {
-                         'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}}}]}})
+        await world.aio.create(
+            {
+                'apiVersion': 'apiextensions.k8s.io/v1',
+                'kind': 'CustomResourceDefinition',
+                'metadata': {'name': 'kopflates.kopf.dev'},
+                'spec': {
+                    'group': 'kopf.dev',
+                    'scope': 'Namespaced',
+                    'names': {'plural': 'kopflates', 'singular': 'kopflate', 'kind': 'KopfLate'},
+                    'versions': [
+                        {
+                            'name': 'v1',
+                            'served': True,
+                            'storage': True,
+                            'schema': {
+                                'openAPIV3Schema': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}
+                            },
+                        }
+                    ],
+                },
+            }
+        )
         await strategy(has_url('https://localhost:1/root/convert/kopflates.kopf.dev'), 'kopflates.kopf.dev')
         await world.aio.delete(CRDS, 'kopflates.kopf.dev')
         await world.until(lambda: len([line for line in world.log.texts if "Unresolved resources" in line]) == 2)
@@ -159,8 +215,9 @@ async def test_missing_permissions_are_named_and_waited_for(world, server, strat
     world.sandbox.faults.error(403, times=2, method='PATCH')
     declare(world)
     async with world.operator():
-        await world.until_logged("{apiGroups: [apiextensions.k8s.io], resources: [customresourcedefinitions], "
-                                 "verbs: [get, patch]}")
+        await world.until_logged(
+            "{apiGroups: [apiextensions.k8s.io], resources: [customresourcedefinitions], verbs: [get, patch]}"
+        )
         await strategy(is_own)
 
 
@@ -171,8 +228,11 @@ async def test_nothing_is_written_if_nothing_has_changed(world, server, strategy
         await world.aio.patch(CRDS, CRD, {'metadata': {'labels': {'a': 'b'}}})
         server.configs.put_nowait({'url': 'https://other', 'caBundle': 'Q0E='})
         await strategy(has_url(f'https://other/convert/{CRD}'))
-        patches = [request for request in world.sandbox.requests
-                   if request.method == 'PATCH' and 'conversion' in request.body.decode()]
+        patches = [
+            request
+            for request in world.sandbox.requests
+            if request.method == 'PATCH' and 'conversion' in request.body.decode()
+        ]
         assert len(patches) == 2
 
 

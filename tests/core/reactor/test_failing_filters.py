@@ -1,4 +1,5 @@
 """A filter that fails concerns its handler alone: the others run, nothing is lost, and the log says it once."""
+
 import re
 
 import pytest
@@ -13,8 +14,13 @@ def is_chosen(name, spec, **_):
 
 
 def failures(world, kind='handler', option='when='):
-    return [text for text in world.log.texts if re.search(
-        rf"{re.escape(option)} of {kind} 'bad' \(.*test_failing_filters.py:\d+\) failed: KeyError: 'nosuch'", text)]
+    return [
+        text
+        for text in world.log.texts
+        if re.search(
+            rf"{re.escape(option)} of {kind} 'bad' \(.*test_failing_filters.py:\d+\) failed: KeyError: 'nosuch'", text
+        )
+    ]
 
 
 async def test_other_handlers_run_and_the_failed_one_is_tried_with_the_next_change(world):
@@ -74,7 +80,9 @@ async def test_updates_do_not_wait_for_the_filters_of_a_creation_any_longer_than
         await world.edit(field='v3')
         await world.handled(field='v3')
     assert [(op, field, old, new) for kwargs in world.called('update') for op, field, old, new in kwargs['diff']] == [
-        ('change', ('spec', 'field'), 'value', 'v2'), ('change', ('spec', 'field'), 'v2', 'v3')]
+        ('change', ('spec', 'field'), 'value', 'v2'),
+        ('change', ('spec', 'field'), 'v2', 'v3'),
+    ]
 
 
 async def test_deletions_wait_for_the_handlers_whose_filters_fail(world):
@@ -94,27 +102,35 @@ async def test_deletions_wait_for_the_handlers_whose_filters_fail(world):
     assert world.ids == ['good', 'bad']
 
 
-@pytest.mark.parametrize('option, filters', [
-    ("labels={'x': ...}", {'labels': {'x': lambda value, **_: {}['nosuch']}}),
-    ("annotations={'x': ...}", {'annotations': {'x': lambda value, **_: {}['nosuch']}}),
-    ("value=", {'field': 'spec.field', 'value': lambda value, **_: {}['nosuch']}),
-    ("when=", {'when': kopf.all_([lambda **_: True, lambda **_: {}['nosuch']])}),
-    ("when=", {'when': lambda body, **_: body['nosuch']}),
-])
+@pytest.mark.parametrize(
+    'option, filters',
+    [
+        ("labels={'x': ...}", {'labels': {'x': lambda value, **_: {}['nosuch']}}),
+        ("annotations={'x': ...}", {'annotations': {'x': lambda value, **_: {}['nosuch']}}),
+        ("value=", {'field': 'spec.field', 'value': lambda value, **_: {}['nosuch']}),
+        ("when=", {'when': kopf.all_([lambda **_: True, lambda **_: {}['nosuch']])}),
+        ("when=", {'when': lambda body, **_: body['nosuch']}),
+    ],
+)
 async def test_all_filters_are_named(world, option, filters):
     world.declare(kopf.on.create, 'bad', **filters)
     world.declare(kopf.on.create, 'good')
     async with world.operator():
         await world.create(labels={'x': 'y'}, annotations={'x': 'y'})
         await world.until_called('good')
-        await world.until(lambda: any(
-            text.startswith(f"{option} of handler 'bad") and "KeyError: 'nosuch'" in text for text in world.log.texts))
+        await world.until(
+            lambda: any(
+                text.startswith(f"{option} of handler 'bad") and "KeyError: 'nosuch'" in text
+                for text in world.log.texts
+            )
+        )
 
 
 @pytest.mark.parametrize('option', ['old', 'new'])
 async def test_filters_of_transitions(world, option):
     def fail(value, **_):
         raise KeyError('nosuch')
+
     world.declare(kopf.on.field, 'bad', field='spec.field', **{option: fail})
     world.declare(kopf.on.field, 'good', field='spec.field')
     async with world.operator():
@@ -139,8 +155,9 @@ async def test_raw_events(world):
         await world.until_called('bad')
 
 
-@pytest.mark.parametrize('decorator, kind, options', [
-    (kopf.daemon, 'daemon', {}), (kopf.timer, 'timer', {'interval': 9})])
+@pytest.mark.parametrize(
+    'decorator, kind, options', [(kopf.daemon, 'daemon', {}), (kopf.timer, 'timer', {'interval': 9})]
+)
 async def test_daemons_and_timers(world, decorator, kind, options):
     world.declare(decorator, 'bad', when=is_chosen, **options)
     world.declare(decorator, 'good', **options)
@@ -160,6 +177,7 @@ async def test_a_running_daemon_is_not_stopped_because_its_filter_fails(world):
     async def wait(stopped, **_):
         await stopped.wait()
         world.note('stopped', 'obj')
+
     world.declare(kopf.daemon, 'bad', when=is_chosen, does=wait)
     world.declare(kopf.on.update, 'update')
     async with world.operator():
@@ -194,8 +212,10 @@ async def test_sub_handlers(world):
     async def declare_children(**_):
         async def child(**_):
             world.note('child', 'obj')
+
         kopf.subhandler(id='bad', when=is_chosen)(child)
         kopf.subhandler(id='good')(child)
+
     world.declare(kopf.on.create, 'parent', does=declare_children, backoff=0.01)
     async with world.operator():
         await world.create()

@@ -1,4 +1,5 @@
 """What the probes of a running operator answer, when its watches go wrong."""
+
 import asyncio
 import json
 import pathlib
@@ -13,12 +14,21 @@ from kopf.testing import Sandbox
 
 PEERINGS = pathlib.Path(__file__).resolve().parents[3] / 'peering.yaml'
 CRD = {
-    'apiVersion': 'apiextensions.k8s.io/v1', 'kind': 'CustomResourceDefinition',
+    'apiVersion': 'apiextensions.k8s.io/v1',
+    'kind': 'CustomResourceDefinition',
     'metadata': {'name': 'kopfexamples.kopf.dev'},
     'spec': {
-        'group': 'kopf.dev', 'scope': 'Namespaced', 'names': {'plural': 'kopfexamples', 'kind': 'KopfExample'},
-        'versions': [{'name': 'v1', 'served': True, 'storage': True, 'schema': {
-            'openAPIV3Schema': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}}}],
+        'group': 'kopf.dev',
+        'scope': 'Namespaced',
+        'names': {'plural': 'kopfexamples', 'kind': 'KopfExample'},
+        'versions': [
+            {
+                'name': 'v1',
+                'served': True,
+                'storage': True,
+                'schema': {'openAPIV3Schema': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}},
+            }
+        ],
     },
 }
 
@@ -71,9 +81,15 @@ async def ask(sandbox, settings, registry):
                 await asyncio.sleep(0.02)
 
     stop = asyncio.Event()
-    task = asyncio.create_task(kopf.operator(
-        registry=registry, settings=settings, namespaces=['default'], stop_flag=stop,
-        liveness_endpoint=f'http://:{port}/healthz'))
+    task = asyncio.create_task(
+        kopf.operator(
+            registry=registry,
+            settings=settings,
+            namespaces=['default'],
+            stop_flag=stop,
+            liveness_endpoint=f'http://:{port}/healthz',
+        )
+    )
     yield ask
     stop.set()
     await task

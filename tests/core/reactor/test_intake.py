@@ -1,4 +1,5 @@
 """Indexing before handling: what handlers wait for, what becomes of deletions, failures, and dropped watches."""
+
 import asyncio
 import gc
 import logging
@@ -32,8 +33,10 @@ class Scope:
     def __init__(self, sink: EventSink, title: str) -> None:
         self.sink = sink
         self.records: dict[str, ObjectRecord] = {}
-        self.watch = cast(ResourceWatch, types.SimpleNamespace(
-            records=self.records, get_known=self.records.values, __str__=lambda: title))
+        self.watch = cast(
+            ResourceWatch,
+            types.SimpleNamespace(records=self.records, get_known=self.records.values, __str__=lambda: title),
+        )
 
     def feed(self, name: str, type: Any = None, **body: Any) -> ObjectRecord:
         record = self.records.get(name) or ObjectRecord(name, 'ns', name, initial=True)
@@ -64,12 +67,24 @@ class Setup:
         selectors = {selector for selector in self.registry.iter_selectors() if selector.check(resource)}
         table = HandlerTable.build(self.registry, resource, selectors)
         processor = Processor(
-            client=cast(ApiClient, None), settings=self.settings, table=table, workforce=self.workforce,
-            lifecycle=kopf.lifecycles.all_at_once, memo=self.memo, indices=self.indexers.indices)
+            client=cast(ApiClient, None),
+            settings=self.settings,
+            table=table,
+            workforce=self.workforce,
+            lifecycle=kopf.lifecycles.all_at_once,
+            memo=self.memo,
+            indices=self.indexers.indices,
+        )
         if not table.indexing:
             return Scope(processor, str(resource))
-        intake = Intake(processor, table=table, indexers=self.indexers, settings=self.settings, memo=self.memo,
-                        indexation=self.indexation)
+        intake = Intake(
+            processor,
+            table=table,
+            indexers=self.indexers,
+            settings=self.settings,
+            memo=self.memo,
+            indexation=self.indexation,
+        )
         intake.expect(str(resource))
         return Scope(intake, str(resource))
 
@@ -433,6 +448,7 @@ async def test_sync_functions(setup: Setup) -> None:
 
 
 # Memos.
+
 
 async def test_memo_is_shared_by_all_handlers_of_the_object(setup: Setup) -> None:
     setup.memo.common = []

@@ -1,4 +1,5 @@
 """Label selectors of decorators: of the whole watch if all handlers have the same, of each handler otherwise."""
+
 import pytest
 
 import kopf
@@ -6,8 +7,11 @@ import kopf
 
 def get_selectors(world):
     """The label selectors that the operator has listed and watched the objects with."""
-    return {seen.query.get('labelSelector') for seen in world.sandbox.requests
-            if seen.resource == 'kopfexamples' and seen.verb in ('list', 'watch')}
+    return {
+        seen.query.get('labelSelector')
+        for seen in world.sandbox.requests
+        if seen.resource == 'kopfexamples' and seen.verb in ('list', 'watch')
+    }
 
 
 def get_names(world, id):
@@ -90,9 +94,20 @@ async def test_deletions_in_a_gap_are_seen_by_handlers_with_a_selector(world):
         await world.until(lambda: 'DELETED' in {call['type'] for call in world.called('event')})
 
 
-@pytest.mark.parametrize('decorator', [
-    kopf.on.event, kopf.on.create, kopf.on.update, kopf.on.delete, kopf.on.resume, kopf.index, kopf.daemon, kopf.timer,
-    lambda resource, **options: kopf.on.field(resource, field='spec', **options)])
+@pytest.mark.parametrize(
+    'decorator',
+    [
+        kopf.on.event,
+        kopf.on.create,
+        kopf.on.update,
+        kopf.on.delete,
+        kopf.on.resume,
+        kopf.index,
+        kopf.daemon,
+        kopf.timer,
+        lambda resource, **options: kopf.on.field(resource, field='spec', **options),
+    ],
+)
 def test_wrong_selectors_are_refused(decorator):
     registry = kopf.OperatorRegistry()
     decorator('kopfexamples', registry=registry, label_selector=None)

@@ -1,4 +1,5 @@
 """Operators that log in: by the libraries that are installed besides, through proxies, with retries, by contexts."""
+
 import asyncio
 import contextlib
 import json
@@ -22,6 +23,7 @@ def config(world, tmp_path, monkeypatch):
         for name in ['kubernetes', 'kubernetes_asyncio']:  # they look at the variable only once
             module = pytest.importorskip(f'{name}.config.kube_config')
             monkeypatch.setattr(module, 'KUBE_CONFIG_DEFAULT_LOCATION', str(path))
+
     content['write'] = write
     world.registry.activities._handlers.pop(0)
     return content
@@ -40,9 +42,16 @@ async def assert_works(world):
 
 
 @pytest.mark.parametrize('way', ['token', 'file', 'certificate', 'plugin'])
-@pytest.mark.parametrize('fn', [
-    kopf.login_via_client, kopf.login_via_async_client, kopf.login_via_pykube, kopf.login_with_kubeconfig,
-], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize(
+    'fn',
+    [
+        kopf.login_via_client,
+        kopf.login_via_async_client,
+        kopf.login_via_pykube,
+        kopf.login_with_kubeconfig,
+    ],
+    ids=lambda fn: fn.__name__,
+)
 async def test_libraries(world, config, tmp_path, fn, way):
     token, pair = world.sandbox.token, world.sandbox.client_certificate()
     for name, text in {'token': token.encode(), 'crt': pair.certificate, 'key': pair.key}.items():
@@ -53,8 +62,15 @@ async def test_libraries(world, config, tmp_path, fn, way):
         'token': {'token': token},
         'file': {'tokenFile': str(tmp_path / 'token')},
         'certificate': {'client-certificate': str(tmp_path / 'crt'), 'client-key': str(tmp_path / 'key')},
-        'plugin': {'exec': {'apiVersion': answer['apiVersion'], 'command': sys.executable, 'interactiveMode': 'Never',
-                            'args': [str(tmp_path / 'plugin.py')], 'env': []}},
+        'plugin': {
+            'exec': {
+                'apiVersion': answer['apiVersion'],
+                'command': sys.executable,
+                'interactiveMode': 'Never',
+                'args': [str(tmp_path / 'plugin.py')],
+                'env': [],
+            }
+        },
     }[way]
     config.pop('write')(users=[{'name': config['users'][0]['name'], 'user': user}])
     declare_login(world, fn)
@@ -64,9 +80,13 @@ async def test_libraries(world, config, tmp_path, fn, way):
 async def test_contexts(world, config):
     others = [{'name': 'other', 'cluster': {'server': 'https://127.0.0.1:1'}}]
     chosen = config['contexts'][0]
-    config.pop('write')(**{
-        'clusters': [*others, *config['clusters']], 'current-context': chosen['name'],
-        'contexts': [{'name': 'other', 'context': {'cluster': 'other'}}, chosen]})
+    config.pop('write')(
+        **{
+            'clusters': [*others, *config['clusters']],
+            'current-context': chosen['name'],
+            'contexts': [{'name': 'other', 'context': {'cluster': 'other'}}, chosen],
+        }
+    )
     declare_login(world, kopf.login_with_kubeconfig)
     await assert_works(world)
 
@@ -80,6 +100,7 @@ async def test_retries(world, config):
         if retry < 2:
             raise Exception('not yet')
         return kopf.login_with_kubeconfig(**kwargs)
+
     await assert_works(world)
     assert attempts == [0, 1, 2]
 
@@ -88,10 +109,10 @@ async def test_no_more_retries(world, config):
     @kopf.on.login(registry=world.registry, retries=2, backoff=0.01)
     def login(**_):
         raise Exception('not ever')
+
     world.declare(kopf.on.create, 'create')
     with pytest.raises(kopf.LoginError):
-        await kopf.operator(
-            registry=world.registry, settings=world.settings, namespaces=['default'], standalone=True)
+        await kopf.operator(registry=world.registry, settings=world.settings, namespaces=['default'], standalone=True)
 
 
 class Proxy:

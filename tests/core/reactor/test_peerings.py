@@ -1,4 +1,5 @@
 """Several operators and one API: who handles what, when some of them come, go, die, and pause each other."""
+
 import asyncio
 import contextlib
 import datetime
@@ -108,6 +109,7 @@ class World:
             self.note(identity, 'update', name, *(item.new for item in diff))
 
         if retrying:
+
             @kopf.on.update('kopfexamples', registry=registry)
             async def retry(name, **_):
                 self.note(identity, 'retry', name)
@@ -128,6 +130,7 @@ class World:
             self.note(identity, 'daemon stops', name)
 
         if observing:
+
             @kopf.on.event('kopfexamples', registry=registry)
             async def event(name, type, **_):
                 self.note(identity, type, name)
@@ -140,15 +143,23 @@ class World:
 
         indexers = OperatorIndexers()
         if ticking:
+
             @kopf.on.schedule(interval=0.01, registry=registry)
             async def tick():
                 self.note(identity, 'tick')
 
         flag, stop = ReadyFlag(), asyncio.Event()
-        task = asyncio.create_task(kopf.operator(
-            registry=registry, settings=settings, identity=identity, ready_flag=flag, stop_flag=stop,
-            indexers=indexers,
-            **({'namespaces': ['default']} | options)))
+        task = asyncio.create_task(
+            kopf.operator(
+                registry=registry,
+                settings=settings,
+                identity=identity,
+                ready_flag=flag,
+                stop_flag=stop,
+                indexers=indexers,
+                **({'namespaces': ['default']} | options),
+            )
+        )
         await asyncio.wait([task, asyncio.ensure_future(flag.wait())], return_when=asyncio.FIRST_COMPLETED)
         try:
             yield task
@@ -157,23 +168,44 @@ class World:
             await task
 
     async def create(self, name, finalizers=(), **spec):
-        await self.aio.create({
-            'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'spec': spec, 'metadata': {
-                'name': name, 'finalizers': finalizers, 'annotations': {'daemon': 'yes'} if 'daemon' in spec else {}}})
+        await self.aio.create(
+            {
+                'apiVersion': 'kopf.dev/v1',
+                'kind': 'KopfExample',
+                'spec': spec,
+                'metadata': {
+                    'name': name,
+                    'finalizers': finalizers,
+                    'annotations': {'daemon': 'yes'} if 'daemon' in spec else {},
+                },
+            }
+        )
 
     async def handled(self, name, **spec):
         """Wait until the object is at rest, with this in its specification."""
-        await self.aio.wait_for('kopfexamples', name, lambda body: spec.items() <= body['spec'].items() and all(
-            f'"{key}":"{value}"' in body['metadata'].get('annotations', {}).get(
-                'kopf.zalando.org/last-handled-configuration', '') for key, value in spec.items()))
+        await self.aio.wait_for(
+            'kopfexamples',
+            name,
+            lambda body: (
+                spec.items() <= body['spec'].items()
+                and all(
+                    f'"{key}":"{value}"'
+                    in body['metadata'].get('annotations', {}).get('kopf.zalando.org/last-handled-configuration', '')
+                    for key, value in spec.items()
+                )
+            ),
+        )
 
     async def join(self, name='default'):
         await self.aio.create({'apiVersion': 'kopf.dev/v1', 'kind': 'KopfPeering', 'metadata': {'name': name}})
 
     async def put(self, identity, priority=100, lifetime=60, age=0.0):
         lastseen = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age)
-        await self.aio.patch('kopfpeerings', 'default', {'status': {identity: {
-            'priority': priority, 'lifetime': lifetime, 'lastseen': lastseen.isoformat()}}})
+        await self.aio.patch(
+            'kopfpeerings',
+            'default',
+            {'status': {identity: {'priority': priority, 'lifetime': lifetime, 'lastseen': lastseen.isoformat()}}},
+        )
 
     async def paused(self, count=1):
         await self.until(lambda: sum(text.startswith('Pausing operations') for text in self.says) == count)
@@ -206,7 +238,11 @@ async def test_handover(world):
         await world.handled('c', field='1')
     await world.joined()
     assert [call for call in world.calls if call[1] != 'resume'] == [
-        ('low', 'create', 'a'), ('high', 'create', 'b'), ('high', 'update', 'a', '2'), ('low', 'create', 'c')]
+        ('low', 'create', 'a'),
+        ('high', 'create', 'b'),
+        ('high', 'update', 'a', '2'),
+        ('low', 'create', 'c'),
+    ]
 
 
 async def test_a_record_that_is_just_being_written_in_the_end_is_removed(world):
@@ -273,9 +309,15 @@ async def test_indices_are_kept_during_the_pause_and_events_are_reported_after_i
         await world.handled('d', field='1')
         await world.until_indexed('low', a='2', c='1', d='1')
     calls = [call for call in world.calls if call[1] != 'MODIFIED']
-    assert sorted(calls, key=str) == sorted([
-        ('low', 'DELETED', 'b'), *[('low', None, name) for name in 'acd'],
-        ('low', 'create', 'd'), ('low', 'update', 'a', '2')], key=str)
+    assert sorted(calls, key=str) == sorted(
+        [
+            ('low', 'DELETED', 'b'),
+            *[('low', None, name) for name in 'acd'],
+            ('low', 'create', 'd'),
+            ('low', 'update', 'a', '2'),
+        ],
+        key=str,
+    )
 
 
 async def test_who_is_paused_from_the_beginning_is_ready_to_take_over(world):
@@ -291,7 +333,9 @@ async def test_who_is_paused_from_the_beginning_is_ready_to_take_over(world):
         await world.handled('a', field='1')
         await world.handled('b', field='1')
     assert sorted(call for call in world.calls if call[1] == 'create') == [
-        ('low', 'create', 'a'), ('low', 'create', 'b')]
+        ('low', 'create', 'a'),
+        ('low', 'create', 'b'),
+    ]
 
 
 async def test_what_was_seen_before_the_pause_is_forgotten(world):
@@ -304,8 +348,11 @@ async def test_what_was_seen_before_the_pause_is_forgotten(world):
         await world.create('c', field='1')
         await world.put('boss')
         await world.paused()
-        await world.aio.patch('kopfexamples', 'b', {'metadata': {'annotations': {
-            'kopf.zalando.org/last-handled-configuration': '{"spec":{"field":"1"}}\n'}}})
+        await world.aio.patch(
+            'kopfexamples',
+            'b',
+            {'metadata': {'annotations': {'kopf.zalando.org/last-handled-configuration': '{"spec":{"field":"1"}}\n'}}},
+        )
         world.gate.set()
         await world.handled('a', field='1')
         await world.remove('boss')
@@ -326,11 +373,21 @@ async def test_changes_that_others_have_handled_in_the_pause_are_no_part_of_the_
         records = [key for key in body['metadata']['annotations'] if 'last-handled' not in key]
         world.calls.clear()
         # The boss handles the change; another one, too; and then the first state is there again.
-        await world.aio.patch('kopfexamples', 'a', {'spec': {'field': '2'}, 'metadata': {'annotations': {
-            **dict.fromkeys(records), 'kopf.zalando.org/last-handled-configuration': '{"spec":{"field":"3"}}\n'}}})
+        await world.aio.patch(
+            'kopfexamples',
+            'a',
+            {
+                'spec': {'field': '2'},
+                'metadata': {
+                    'annotations': {
+                        **dict.fromkeys(records),
+                        'kopf.zalando.org/last-handled-configuration': '{"spec":{"field":"3"}}\n',
+                    }
+                },
+            },
+        )
         await world.remove('boss')
         await world.until(lambda: ('low', 'update', 'a', '2') in world.calls)
-
 
 
 async def test_takeover_also_where_there_is_no_peering(world):
@@ -358,8 +415,11 @@ async def test_takeover_waits_for_those_who_still_work(world):
             assert not [call for call in world.calls if call[0] == 'high']
             world.gate.set()
             await world.until(lambda: ('high', 'resume', 'a') in world.calls)
-            await world.aio.wait_for('kopfpeerings', 'default', lambda body: all(
-                not {'paused', 'waiting'} & set(record) for record in body['status'].values()))
+            await world.aio.wait_for(
+                'kopfpeerings',
+                'default',
+                lambda body: all(not {'paused', 'waiting'} & set(record) for record in body['status'].values()),
+            )
     assert [call for call in world.calls if call[1] != 'resume'] == [('low', 'create', 'a')]
 
 
@@ -391,7 +451,8 @@ async def test_takeover_from_a_killed_replica(world, tmp_path):
     tmp_path.joinpath('replica.py').write_text(REPLICA)
     async with world.operator('low', priority=1):
         replica = await asyncio.create_subprocess_exec(
-            sys.executable, '-m', 'kopf', 'run', '-q', '-n', 'default', '-p', '2', str(tmp_path / 'replica.py'))
+            sys.executable, '-m', 'kopf', 'run', '-q', '-n', 'default', '-p', '2', str(tmp_path / 'replica.py')
+        )
         try:
             await world.aio.wait_for('kopfpeerings', 'default', lambda body: len(body.get('status') or {}) == 2)
             await world.create('a', field='1')
@@ -447,8 +508,17 @@ async def test_nothing_is_begun_after_a_suspension_until_it_is_known_who_is_ther
     await world.join()
     tmp_path.joinpath('suspended.py').write_text(SUSPENDED)
     replica = await asyncio.create_subprocess_exec(
-        sys.executable, '-m', 'kopf', 'run', '-n', 'default', '-p', '2', str(tmp_path / 'suspended.py'),
-        stderr=asyncio.subprocess.PIPE)
+        sys.executable,
+        '-m',
+        'kopf',
+        'run',
+        '-n',
+        'default',
+        '-p',
+        '2',
+        str(tmp_path / 'suspended.py'),
+        stderr=asyncio.subprocess.PIPE,
+    )
 
     lines = []
 
@@ -460,6 +530,7 @@ async def test_nothing_is_begun_after_a_suspension_until_it_is_known_who_is_ther
     async def until(text, start):
         await world.until(lambda: any(text in line for line in lines[start:]))
         return next(number for number, line in enumerate(lines) if number >= start and text in line)
+
     reading = asyncio.create_task(read())
     try:
         await world.create('a', field='1')
@@ -480,9 +551,14 @@ async def test_nothing_is_begun_after_a_suspension_until_it_is_known_who_is_ther
         finally:
             replica.send_signal(signal.SIGCONT)
         await until('Pausing operations in favour of', count)
-        await world.aio.wait_for('kopfpeerings', 'default', lambda body: any(
-            identity != 'boss' and record['lastseen'] > body['status']['boss']['lastseen']
-            for identity, record in body['status'].items()))  # it was renewed since
+        await world.aio.wait_for(
+            'kopfpeerings',
+            'default',
+            lambda body: any(
+                identity != 'boss' and record['lastseen'] > body['status']['boss']['lastseen']
+                for identity, record in body['status'].items()
+            ),
+        )  # it was renewed since
         assert not [line for line in lines[count:] if 'handled' in line]
         count = len(lines)
         await world.remove('boss')
@@ -504,7 +580,9 @@ async def test_daemons_stop_for_the_pause(world):
         await world.remove('boss')
         await world.until(lambda: world.calls.count(('low', 'daemon starts', 'a')) == 2)
     assert [call for call in world.calls if call[1] != 'create'] == [
-        ('low', 'daemon starts', 'a'), ('low', 'daemon stops', 'a')] * 2
+        ('low', 'daemon starts', 'a'),
+        ('low', 'daemon stops', 'a'),
+    ] * 2
     assert world.calls.count(('low', 'create', 'a')) == 1
 
 
@@ -581,6 +659,7 @@ async def test_nothing_is_requested_without_the_kinds(world):
 
 async def test_freezing_and_resuming_by_commands(world):
     from kopf._core.engines.peering import PeeringCommand
+
     await world.join()
 
     async def command(command):

@@ -1,4 +1,5 @@
 """The life of objects from outside: what is handled, how often, by how many requests, and what becomes of faults."""
+
 import asyncio
 import contextlib
 import itertools
@@ -38,6 +39,7 @@ def diffs(kwargs):
 
 # Changes.
 
+
 async def test_creation_and_updates(world):
     world.declare(kopf.on.create, 'create')
     world.declare(kopf.on.update, 'update')
@@ -67,8 +69,9 @@ async def test_deletion(world):
         assert body['metadata']['finalizers'] == ['example.com/foreign', FINALIZER]
         assert len(world.patches()) == 2  # the finalizer must be there before anything is done
         await world.delete()
-        await world.aio.wait_for('kopfexamples', 'obj', lambda body: (
-            body['metadata']['finalizers'] == ['example.com/foreign']))
+        await world.aio.wait_for(
+            'kopfexamples', 'obj', lambda body: body['metadata']['finalizers'] == ['example.com/foreign']
+        )
         await world.edit(metadata={'finalizers': []})
         await world.gone()
         assert len(world.patches()) == 3
@@ -106,8 +109,9 @@ async def test_finalizers_of_the_past_are_removed(world):
     await world.create(finalizers=[FINALIZER, 'example.com/foreign'])
     async with world.operator():
         await world.handled()
-        await world.aio.wait_for('kopfexamples', 'obj', lambda body: (
-            body['metadata']['finalizers'] == ['example.com/foreign']))
+        await world.aio.wait_for(
+            'kopfexamples', 'obj', lambda body: body['metadata']['finalizers'] == ['example.com/foreign']
+        )
     await world.edit(metadata={'finalizers': []})
 
 
@@ -144,7 +148,12 @@ async def test_downtime(world):
         await world.edit('old', field='v2')
         await world.handled('old', field='v2')
     assert sorted((call.name, call.id) for call in world.calls) == [
-        ('edited', 'resume'), ('edited', 'update'), ('new', 'create'), ('old', 'resume'), ('old', 'update')]
+        ('edited', 'resume'),
+        ('edited', 'update'),
+        ('new', 'create'),
+        ('old', 'resume'),
+        ('old', 'update'),
+    ]
 
 
 async def test_fields(world):
@@ -157,12 +166,16 @@ async def test_fields(world):
             await world.edit(a=a, x=x)
             await world.handled(x=x)
     assert [(call['old'], call['new'], diffs(call)) for call in world.called('field')] == [
-        (None, 1, [('add', '', None, 1)]), (1, {'c': 2}, [('change', '', 1, {'c': 2})]),
-        ({'c': 2}, None, [('remove', '', {'c': 2}, None)])]
+        (None, 1, [('add', '', None, 1)]),
+        (1, {'c': 2}, [('change', '', 1, {'c': 2})]),
+        ({'c': 2}, None, [('remove', '', {'c': 2}, None)]),
+    ]
 
 
-@pytest.mark.parametrize('old, new', [
-    (1, True), (True, 1), (0, False), (1, 1.0), ([{'a': 0}], [{'a': False}]), ({'a': 1, 'b': 2}, {'a': True, 'b': 2})])
+@pytest.mark.parametrize(
+    'old, new',
+    [(1, True), (True, 1), (0, False), (1, 1.0), ([{'a': 0}], [{'a': False}]), ({'a': 1, 'b': 2}, {'a': True, 'b': 2})],
+)
 async def test_values_that_are_equal_only_in_python_are_changes(world, old, new):
     for decorator, id in [(kopf.on.create, 'create'), (kopf.on.update, 'update'), (kopf.on.field, 'field')]:
         world.declare(decorator, id, **({'field': 'spec.x'} if id == 'field' else {}))
@@ -174,7 +187,9 @@ async def test_values_that_are_equal_only_in_python_are_changes(world, old, new)
         body = await world.get()
         assert json.dumps(body['spec']['x']) == json.dumps(new)
     assert [json.dumps([call['old'], call['new']]) for call in world.called('field')] == [
-        json.dumps([None, old]), json.dumps([old, new])]
+        json.dumps([None, old]),
+        json.dumps([old, new]),
+    ]
 
 
 async def test_an_edit_to_a_value_that_is_equal_in_python_reaches_those_who_have_finished(world):
@@ -227,8 +242,10 @@ async def test_objects_without_the_field_are_not_written_to_and_get_it_by_an_upd
         await world.edit(a=None, x=4)
         await world.handled(x=4)
     assert [(call['reason'], call['old'], call['new'], diffs(call)) for call in world.called('update')] == [
-        ('update', None, 1, [('add', '', None, 1)]), ('update', 1, 2, [('change', '', 1, 2)]),
-        ('update', 2, None, [('remove', '', 2, None)])]
+        ('update', None, 1, [('add', '', None, 1)]),
+        ('update', 1, 2, [('change', '', 1, 2)]),
+        ('update', 2, None, [('remove', '', 2, None)]),
+    ]
     assert len(world.patches()) == 3
 
 
@@ -256,7 +273,10 @@ async def test_an_object_that_gets_a_field_by_its_creation_is_updated_only_for_o
         await world.edit('two', a=1, b=1)
         await world.handled('two', a=1, b=1)
     assert [(call.name, call.id, call.kwargs['reason']) for call in world.calls if call.name in ('one', 'two')] == [
-        ('one', 'create', 'create'), ('two', 'create', 'create'), ('two', 'other', 'update')]
+        ('one', 'create', 'create'),
+        ('two', 'create', 'create'),
+        ('two', 'other', 'update'),
+    ]
 
 
 async def test_the_addition_of_a_field_is_an_update_for_those_who_finish_it_after_a_restart(world):
@@ -271,7 +291,9 @@ async def test_the_addition_of_a_field_is_an_update_for_those_who_finish_it_afte
     async with world.operator():
         await world.handled(a=1)
     assert [(call['reason'], call['retry'], diffs(call)) for call in world.called('failing')] == [
-        ('update', 0, [('add', '', None, 1)]), ('update', 1, [('add', '', None, 1)])]
+        ('update', 0, [('add', '', None, 1)]),
+        ('update', 1, [('add', '', None, 1)]),
+    ]
 
 
 async def test_a_field_that_is_added_while_no_operator_is_there_is_a_creation(world):
@@ -349,6 +371,7 @@ async def test_results_of_raw_events_are_stored_unless_they_are_there_already(wo
 async def test_failing_raw_events_concern_nobody_else(world):
     def fail(**_):
         raise ValueError("the filter fails")
+
     world.declare(kopf.on.event, 'filtered', when=fail)
     world.declare(kopf.on.event, 'failing', does=ValueError("the handler fails"))
     world.declare(kopf.on.event, 'event')
@@ -361,6 +384,7 @@ async def test_failing_raw_events_concern_nobody_else(world):
 
 
 # Handlers that trigger themselves.
+
 
 async def increment(spec, patch, **_):
     if spec['n'] < spec.get('limit', 1000000):
@@ -408,6 +432,7 @@ async def test_a_handler_that_triggers_itself_for_some_steps_is_not_slowed_down(
 
 # Storages of the user that fail for a moment.
 
+
 class Outage:
     """Makes methods of storages fail while it lasts."""
 
@@ -423,6 +448,7 @@ class Outage:
                     self.failures += 1
                     raise ConnectionError("the database is down")
                 return getattr(super(cls, storage), name)(*args, **kwargs)
+
             return method
 
         cls = type('Database', (base,), {name: make(name) for name in self.methods if hasattr(base, name)})
@@ -448,8 +474,10 @@ async def test_an_edit_is_handled_once_when_a_failing_storage_is_back(world, opt
         await world.handled()
         outage.lasts = True
         await world.edit(field='v2')
-        await world.until_logged(f"settings.persistence.{option}_storage (Database) has failed to "
-                                 f"{method}: ConnectionError: the database is down")
+        await world.until_logged(
+            f"settings.persistence.{option}_storage (Database) has failed to "
+            f"{method}: ConnectionError: the database is down"
+        )
         outage.lasts = False
         await world.handled(field='v2')
         assert (await world.get())['status']['update'] == {'done': True}
@@ -516,6 +544,7 @@ async def test_idle_timers_go_on_when_a_failing_storage_is_back(world):
 
 # What happens while handlers run.
 
+
 async def test_edits_during_a_creation(world):
     gate = Gate()
     world.declare(kopf.on.create, 'create', does=gate)
@@ -529,7 +558,9 @@ async def test_edits_during_a_creation(world):
         await world.handled(field='v3')
     assert world.ids == ['create', 'update']
     assert sorted(diffs(world.called('update')[0])) == [
-        ('add', 'spec.extra', None, 'x'), ('change', 'spec.field', 'v1', 'v3')]
+        ('add', 'spec.extra', None, 'x'),
+        ('change', 'spec.field', 'v1', 'v3'),
+    ]
 
 
 async def test_creation_handlers_after_an_edit_know_of_no_old_state(world):
@@ -544,8 +575,12 @@ async def test_creation_handlers_after_an_edit_know_of_no_old_state(world):
         await world.edit(field='v2')
         gate.open()
         await world.handled(field='v2')
-    creations = [kwargs for key in ('create', 'next', 'field', 'filtered')
-                 for kwargs in world.called(key) if kwargs['reason'] == 'create']
+    creations = [
+        kwargs
+        for key in ('create', 'next', 'field', 'filtered')
+        for kwargs in world.called(key)
+        if kwargs['reason'] == 'create'
+    ]
     assert [kwargs['old'] for kwargs in creations] == [None] * 4
 
 
@@ -639,15 +674,18 @@ async def test_nothing_is_left_in_the_status_when_the_deletion_is_handled(world,
             await world.aio.patch('kopfexamples', 'obj', {'status': {'kopf': {'other': 1}}}, subresource='status')
         await world.delete()
         body = await world.aio.wait_for(
-            'kopfexamples', 'obj', lambda body: body['metadata']['finalizers'] == ['example.com/other'])
+            'kopfexamples', 'obj', lambda body: body['metadata']['finalizers'] == ['example.com/other']
+        )
     assert body['status'] == ({'kopf': {'other': 1}} if other else {})
 
 
 # Attempts.
 
+
 async def test_retries_are_not_requested_from_the_cluster(world):
-    world.declare(kopf.on.create, 'create', does=[kopf.TemporaryError('boo', delay=0.1), ValueError('boo'), 'result'],
-                  backoff=0.1)
+    world.declare(
+        kopf.on.create, 'create', does=[kopf.TemporaryError('boo', delay=0.1), ValueError('boo'), 'result'], backoff=0.1
+    )
     async with world.operator():
         await world.create()
         body = await world.handled()
@@ -671,7 +709,8 @@ async def test_handlers_that_have_stopped_matching_are_counted(world):
         await world.handled()
         await world.until_logged("is processed: ")
     assert [text for text in world.log.texts if 'is processed' in text] == [
-        "Creation is processed: 2 succeeded; 1 failed."]
+        "Creation is processed: 2 succeeded; 1 failed."
+    ]
 
 
 async def test_handlers_of_the_same_id_are_counted_as_one(world):
@@ -699,6 +738,7 @@ async def test_handlers_that_are_cancelled_by_themselves_are_retried(world):
         task = asyncio.create_task(asyncio.sleep(99))
         task.cancel()
         await task
+
     world.declare(kopf.on.create, 'create', does=[cancel_something, None], backoff=0.01)
     async with world.operator():
         await world.create()
@@ -710,8 +750,9 @@ async def test_attempts_go_on_after_a_restart(world):
     world.declare(kopf.on.create, 'create', does=[kopf.TemporaryError('boo', delay=0.2), None])
     async with world.operator():
         await world.create()
-        await world.aio.wait_for('kopfexamples', 'obj', lambda body: (
-            'kopf.zalando.org/create' in body['metadata'].get('annotations', {})))
+        await world.aio.wait_for(
+            'kopfexamples', 'obj', lambda body: 'kopf.zalando.org/create' in body['metadata'].get('annotations', {})
+        )
     async with world.operator():
         await world.handled()
     assert [call['retry'] for call in world.called('create')] == [0, 1]
@@ -725,8 +766,11 @@ async def test_edits_between_operators_in_the_middle_of_a_creation(world, edited
     world.declare(kopf.on.update, 'update')
     async with world.operator():
         await world.create(spec={'field': 'v1'})
-        await world.aio.wait_for('kopfexamples', 'obj', lambda body: (
-            'boo' in body['metadata'].get('annotations', {}).get('kopf.zalando.org/second', '')))
+        await world.aio.wait_for(
+            'kopfexamples',
+            'obj',
+            lambda body: 'boo' in body['metadata'].get('annotations', {}).get('kopf.zalando.org/second', ''),
+        )
     if edited:
         await world.edit(field='v2')
     async with world.operator():
@@ -748,12 +792,14 @@ async def test_results(world):
 
 # Faults of the API.
 
+
 @pytest.mark.parametrize('status', [400, 403, 409, 422, 429, 500])
 async def test_refused_patches_lose_nothing(world, status):
     async def work(patch, **_):
         patch.spec['added'] = 'by value'
         patch.fns.append(lambda body: body['spec'].update(also='by function'))
         return 'result'
+
     world.declare(kopf.on.create, 'create', does=work)
     world.declare(kopf.on.update, 'update')
     async with world.operator():
@@ -841,6 +887,7 @@ async def test_functions_are_applied_to_what_others_have_changed(world):
     async def work(patch, name, **_):
         patch.fns.append(lambda body: body['spec'].setdefault('items', []).append('ours'))
         await world.edit(name, items=['theirs'])
+
     world.declare(kopf.on.create, 'create', does=work)
     async with world.operator():
         await world.create()
@@ -869,6 +916,7 @@ async def test_finalizers_in_a_contest(world):
 
 
 # Late events.
+
 
 async def test_events_that_are_late_mislead_nobody(world):
     gate = Gate()
@@ -908,6 +956,7 @@ async def test_watches_that_break_at_any_time(world):
 
 # Versions that cannot be compared: there are no such ones in the sandbox.
 
+
 class OpaqueApi:
     """An API with one object, whose versions tell nothing of their order."""
 
@@ -937,8 +986,14 @@ async def opaque(world):
     table = HandlerTable.build(registry, Resource('kopf.dev', 'v1', 'kopfexamples'), set(registry.iter_selectors()))
     workforce = Workforce(settings, Indexation())
     processor = Processor(
-        client=api, settings=settings, table=table, workforce=workforce, lifecycle=kopf.lifecycles.asap,
-        memo=kopf.Memo(), indices={})
+        client=api,
+        settings=settings,
+        table=table,
+        workforce=workforce,
+        lifecycle=kopf.lifecycles.asap,
+        memo=kopf.Memo(),
+        indices={},
+    )
     record = ObjectRecord('uid', None, 'obj', initial=False)
 
     async def rest():
@@ -947,8 +1002,12 @@ async def opaque(world):
             await asyncio.sleep(0)
 
     yield types.SimpleNamespace(
-        api=api, record=record, rest=rest, settings=settings,
-        receive=lambda event, since=None: processor.receive(record, event, listed_since=since))
+        api=api,
+        record=record,
+        rest=rest,
+        settings=settings,
+        receive=lambda event, since=None: processor.receive(record, event, listed_since=since),
+    )
     await workforce.close()
 
 
@@ -1014,16 +1073,20 @@ async def test_what_creation_handlers_patch_is_an_update(world, status):
     assert world.called('update')[0]['diff'] == (('add', ('spec', 'added'), None, 'value'),)
 
 
-@pytest.mark.parametrize('storage, kind', [
-    (kopf.StatusDiffBaseStorage(field='status.pruned'), 'configmaps'), (Forgetful(), 'kopfexamples')])
+@pytest.mark.parametrize(
+    'storage, kind', [(kopf.StatusDiffBaseStorage(field='status.pruned'), 'configmaps'), (Forgetful(), 'kopfexamples')]
+)
 async def test_handled_states_that_are_not_kept_are_handled_once(world, storage, kind):
     async def count(**_):
         return len(world.ids)
 
     world.settings.persistence.diffbase_storage = storage
     world.declare(kopf.on.create, 'create', resource=kind, labels={'mine': 'yes'}, does=count)
-    head = ({'apiVersion': 'v1', 'kind': 'ConfigMap'} if kind == 'configmaps' else
-            {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample'})
+    head = (
+        {'apiVersion': 'v1', 'kind': 'ConfigMap'}
+        if kind == 'configmaps'
+        else {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample'}
+    )
     async with world.operator():
         await world.aio.create({**head, 'metadata': {'name': 'obj', 'labels': {'mine': 'yes'}}})
         for times, value in enumerate(['v1', 'v2', 'v1'], start=1):
@@ -1049,6 +1112,7 @@ async def test_handled_states_that_are_not_kept_are_handled_once_also_without_pa
 
 # Several operators, several resources.
 
+
 async def test_two_operators_in_one_process(world):
     async with contextlib.AsyncExitStack() as stack:
         for name in ['one', 'two']:
@@ -1067,8 +1131,14 @@ async def test_two_operators_in_one_process(world):
         await world.edit(field='v2')
         await world.until_called('one-update')
         await world.until_called('two-update')
-        await world.aio.wait_for('kopfexamples', 'obj', lambda body: body.get('status') == {
-            'one-create': 'one', 'two-create': 'two', 'one-update': 'one', 'two-update': 'two'})
+        await world.aio.wait_for(
+            'kopfexamples',
+            'obj',
+            lambda body: (
+                body.get('status')
+                == {'one-create': 'one', 'two-create': 'two', 'one-update': 'one', 'two-update': 'two'}
+            ),
+        )
         count = len(world.patches())
         await world.delete()
         await world.gone()
@@ -1079,11 +1149,23 @@ async def test_two_operators_in_one_process(world):
 def define(plural='kopfexamples', group='other.dev', version='v1'):
     kind = 'Kind' + plural.title()
     return {
-        'apiVersion': 'apiextensions.k8s.io/v1', 'kind': 'CustomResourceDefinition',
+        'apiVersion': 'apiextensions.k8s.io/v1',
+        'kind': 'CustomResourceDefinition',
         'metadata': {'name': f'{plural}.{group}'},
-        'spec': {'group': group, 'scope': 'Namespaced', 'names': {'kind': kind, 'plural': plural, 'singular': plural},
-                 'versions': [{'name': version, 'served': True, 'storage': True, 'schema': {'openAPIV3Schema': {
-                     'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}}}]}}
+        'spec': {
+            'group': group,
+            'scope': 'Namespaced',
+            'names': {'kind': kind, 'plural': plural, 'singular': plural},
+            'versions': [
+                {
+                    'name': version,
+                    'served': True,
+                    'storage': True,
+                    'schema': {'openAPIV3Schema': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}},
+                }
+            ],
+        },
+    }
 
 
 async def test_resources_that_come_and_go(world):
@@ -1092,8 +1174,9 @@ async def test_resources_that_come_and_go(world):
         await world.until_logged('Unresolved resources cannot be served')
         for version in ['v1', 'v2']:
             await world.aio.create(define('things', version=version))
-            await world.aio.create({
-                'apiVersion': f'other.dev/{version}', 'kind': 'KindThings', 'metadata': {'name': f'x-{version}'}})
+            await world.aio.create(
+                {'apiVersion': f'other.dev/{version}', 'kind': 'KindThings', 'metadata': {'name': f'x-{version}'}}
+            )
             await world.until(lambda version=version: world.called('event', f'x-{version}'))
             await world.aio.delete('customresourcedefinitions', 'things.other.dev')
             await world.aio.wait_gone('customresourcedefinitions', 'things.other.dev')
@@ -1123,11 +1206,13 @@ async def test_nothing_is_handled_of_resources_that_are_not_served_any_more(worl
     assert world.ids.count('create') == 1
 
 
-@pytest.mark.parametrize('change, version', [
-    ({'subresources': {'status': {}}}, 'v1'), ({'name': 'v2', 'storage': False}, 'v2')])
+@pytest.mark.parametrize(
+    'change, version', [({'subresources': {'status': {}}}, 'v1'), ({'name': 'v2', 'storage': False}, 'v2')]
+)
 async def test_objects_are_not_resumed_again_when_their_resource_is_defined_differently(world, change, version):
     async def remember(memo, **_):
         memo.seen = True
+
     world.declare(kopf.on.resume, 'resume', does=remember)
     world.declare(kopf.on.update, 'update', does=['result'] * 100)
     async with world.operator():
@@ -1141,8 +1226,11 @@ async def test_objects_are_not_resumed_again_when_their_resource_is_defined_diff
         crd = await world.aio.get('customresourcedefinitions', name)
         versions = crd['spec']['versions']
         changed = {**versions[0], **change}
-        await world.aio.patch('customresourcedefinitions', name, {'spec': {'versions': [
-            *(item for item in versions if item['name'] != changed['name']), changed]}})
+        await world.aio.patch(
+            'customresourcedefinitions',
+            name,
+            {'spec': {'versions': [*(item for item in versions if item['name'] != changed['name']), changed]}},
+        )
         for number in itertools.count():  # until the operator knows, too
             await world.edit('old', field=f'value{number}')
             await world.until_called('update', number + 1, name='old')
@@ -1161,8 +1249,11 @@ async def test_another_version_takes_over_what_is_planned(world):
         await world.until_called('create')
         name = 'kopfexamples.kopf.dev'
         versions = (await world.aio.get('customresourcedefinitions', name))['spec']['versions']
-        await world.aio.patch('customresourcedefinitions', name, {'spec': {'versions': [
-            *versions, {**versions[0], 'name': 'v2', 'storage': False}]}})
+        await world.aio.patch(
+            'customresourcedefinitions',
+            name,
+            {'spec': {'versions': [*versions, {**versions[0], 'name': 'v2', 'storage': False}]}},
+        )
         await world.handled()
         await asyncio.sleep(0.2)
     assert [call['retry'] for call in world.called('create')] == [0, 1]
@@ -1172,8 +1263,15 @@ async def test_another_version_takes_over_what_is_planned(world):
 async def switch_version(world, *, old_served):
     name = 'kopfexamples.kopf.dev'
     versions = (await world.aio.get('customresourcedefinitions', name))['spec']['versions']
-    await world.aio.patch('customresourcedefinitions', name, {'spec': {'versions': [
-        {**versions[0], 'served': old_served}, {**versions[0], 'name': 'v2', 'storage': False}]}})
+    await world.aio.patch(
+        'customresourcedefinitions',
+        name,
+        {
+            'spec': {
+                'versions': [{**versions[0], 'served': old_served}, {**versions[0], 'name': 'v2', 'storage': False}]
+            }
+        },
+    )
 
 
 @pytest.mark.parametrize('old_served', [True, False], ids=['with the old', 'without the old'])
@@ -1223,10 +1321,16 @@ async def test_kinds_that_are_being_deleted_before_the_operator_starts(world):
     assert world.ids == ['delete']
 
 
-@pytest.mark.parametrize('decorator, options, times', [
-    (kopf.on.create, {}, 1), (kopf.on.create, {'backoff': 0.1}, 2), (kopf.on.event, {}, 2),
-    (kopf.timer, {'interval': 0.1}, 2),
-], ids=['create', 'retried', 'event', 'timer'])
+@pytest.mark.parametrize(
+    'decorator, options, times',
+    [
+        (kopf.on.create, {}, 1),
+        (kopf.on.create, {'backoff': 0.1}, 2),
+        (kopf.on.event, {}, 2),
+        (kopf.timer, {'interval': 0.1}, 2),
+    ],
+    ids=['create', 'retried', 'event', 'timer'],
+)
 async def test_what_handlers_change_in_place_is_undone(world, decorator, options, times):
     async def change(spec, retry, **_):
         if 'items' in spec:  # it is not one of those that are only waited for

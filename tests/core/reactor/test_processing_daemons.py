@@ -2,6 +2,7 @@
 
 The scene is one object in memory, with versions and finalizers; its events come when the test lets them.
 """
+
 import asyncio
 import types
 
@@ -40,8 +41,14 @@ class Scene:
         table = HandlerTable.build(self.registry, resource, set(self.registry.iter_selectors()))
         self.workforce = Workforce(self.settings, Indexation())
         self.processor = Processor(
-            client=self, settings=self.settings, table=table, workforce=self.workforce,
-            lifecycle=kopf.lifecycles.all_at_once, memo=kopf.Memo(), indices={})
+            client=self,
+            settings=self.settings,
+            table=table,
+            workforce=self.workforce,
+            lifecycle=kopf.lifecycles.all_at_once,
+            memo=kopf.Memo(),
+            indices={},
+        )
 
     # Of the API.
 
@@ -83,9 +90,15 @@ class Scene:
     def create(self, **fields):
         self.start()
         self.record = ObjectRecord('uid', 'ns', 'obj', initial=False)
-        self._store({
-            'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'spec': {},
-            'metadata': {'name': 'obj', 'namespace': 'ns', 'uid': 'uid'}, **fields})
+        self._store(
+            {
+                'apiVersion': 'kopf.dev/v1',
+                'kind': 'KopfExample',
+                'spec': {},
+                'metadata': {'name': 'obj', 'namespace': 'ns', 'uid': 'uid'},
+                **fields,
+            }
+        )
 
     def edit(self, metadata=(), **fields):
         self._store({**self.raw, **fields, 'metadata': {**self.raw['metadata'], **dict(metadata)}})
@@ -339,7 +352,6 @@ async def test_answers_to_handlers_that_come_late_do_not_bring_back_the_states_b
     assert seen == [{'y': 1}, {'x': 'of the timer', 'y': 1}]
 
 
-
 async def test_functions_of_daemons_are_applied_to_a_fresher_state(scene):
     @kopf.timer('kopfexamples', registry=scene.registry, interval=100, initial_delay=5)
     async def fn(patch, **_):
@@ -453,6 +465,7 @@ async def test_failing_filters_stop_neither_the_watch_nor_other_objects(scene, c
 
 # What ends at once, while the event of it is being received.
 
+
 async def test_timers_do_not_begin_anew_for_objects_that_have_vanished(scene):
     runs = []
 
@@ -463,9 +476,16 @@ async def test_timers_do_not_begin_anew_for_objects_that_have_vanished(scene):
     scene.create()
     await scene.run(1)
     scene.raw = None
-    scene.events.append({'type': 'DELETED', 'object': {
-        'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample',
-        'metadata': {'name': 'obj', 'namespace': 'ns', 'uid': 'uid'}}})  # as relists tell of it
+    scene.events.append(
+        {
+            'type': 'DELETED',
+            'object': {
+                'apiVersion': 'kopf.dev/v1',
+                'kind': 'KopfExample',
+                'metadata': {'name': 'obj', 'namespace': 'ns', 'uid': 'uid'},
+            },
+        }
+    )  # as relists tell of it
     await scene.run(1)
     assert runs == [1]
 

@@ -1,4 +1,5 @@
 """What runs while its objects get another watch, or leave the selection and come back: only one at a time."""
+
 import asyncio
 import threading
 
@@ -45,8 +46,10 @@ class Work:
                     pass
             self._leave()
             return {'key': 'result'}
+
         decorator('kopfexamples', id='work', registry=self.world.registry, **options)(
-            sync_fn if self.threaded else async_fn)
+            sync_fn if self.threaded else async_fn
+        )
 
     def _enter(self):
         self.begun += 1
@@ -74,8 +77,11 @@ def rewire(world):
         crd = yaml.safe_load((world.root / 'examples' / 'crd.yaml').read_text())
         crd['spec']['versions'].append({**crd['spec']['versions'][0], 'name': 'v2', 'storage': False})
         await world.aio.apply(crd)
-        await world.until(lambda: any(
-            call.kwargs['body']['apiVersion'].endswith('/v2') for call in world.calls if call.name == 'other'))
+        await world.until(
+            lambda: any(
+                call.kwargs['body']['apiVersion'].endswith('/v2') for call in world.calls if call.name == 'other'
+            )
+        )
 
     async def declare():
         world.declare(kopf.on.event, 'late')
@@ -85,8 +91,9 @@ def rewire(world):
         await world.edit(metadata={'labels': {'app': 'y'}})
         await world.edit(metadata={'labels': {'app': 'x'}})
         await world.edit('other', field='fence')
-        await world.until(lambda: any(
-            call.kwargs['spec']['field'] == 'fence' for call in world.calls if call.name == 'other'))
+        await world.until(
+            lambda: any(call.kwargs['spec']['field'] == 'fence' for call in world.calls if call.name == 'other')
+        )
 
     return {'upgraded': upgrade, 'declared': declare, 'reselected': reselect}
 
@@ -118,8 +125,11 @@ async def test_a_handler_ends_and_its_success_is_stored(world, rewire, way, thre
 
 
 @pytest.mark.parametrize('threaded', [False, True], ids=['async', 'sync'])
-@pytest.mark.parametrize('options', [{'cancellation_backoff': 60}, {'cancellation_timeout': 0.05}, {}],
-                         ids=['patient', 'abandoned', 'endless'])
+@pytest.mark.parametrize(
+    'options',
+    [{'cancellation_backoff': 60}, {'cancellation_timeout': 0.05}, {}],
+    ids=['patient', 'abandoned', 'endless'],
+)
 @pytest.mark.parametrize('way', ['upgraded', 'reselected'])
 @pytest.mark.filterwarnings('ignore:.*did not exit in time')
 async def test_a_daemon_starts_again_when_the_former_one_has_ended(world, rewire, way, options, threaded):
@@ -208,6 +218,7 @@ async def test_an_index_function_runs_again_when_its_former_run_has_ended(world,
 @pytest.mark.parametrize('moment', ['after', 'meanwhile'])
 async def test_kinds_that_vanish_and_come_back_find_what_runs(world, moment):
     """The kind is not served for a while, but its objects stay."""
+
     async def serve(served):
         crd = yaml.safe_load((world.root / 'examples' / 'crd.yaml').read_text())
         crd['spec']['versions'][0]['served'] = served
@@ -252,8 +263,11 @@ async def test_daemons_that_have_ended_for_good_are_not_started_by_declarations(
         await world.until(lambda: len(world.called('run')) == 2)
         await rewire['declared']()
         await world.edit(field='v2')
-        await world.until(lambda: any(
-            call.kwargs['spec']['field'] == 'v2' for call in world.calls if (call.id, call.name) == ('late', 'obj')))
+        await world.until(
+            lambda: any(
+                call.kwargs['spec']['field'] == 'v2' for call in world.calls if (call.id, call.name) == ('late', 'obj')
+            )
+        )
     assert len(world.called('run', 'obj')) == 1
 
 

@@ -1,4 +1,5 @@
 """How operators begin and end: in loops, threads and processes of their own and of others."""
+
 import asyncio
 import concurrent.futures
 import contextlib
@@ -77,6 +78,7 @@ async def test_stopped_while_starting_up(world):
     async def startup(**_):
         world.note('startup', None)
         await asyncio.Event().wait()
+
     kopf.on.cleanup(registry=world.registry)(lambda **_: world.note('cleanup', None))
     stop = asyncio.Event()
     async with asyncio.timeout(60):
@@ -99,8 +101,9 @@ async def test_cancelled(world, activities):
         with pytest.raises(asyncio.CancelledError):
             await task
     assert world.ids == ['startup', 'create', 'cleanup']
-    assert any('Unprocessed streams left for 1 objects; cancelling them: <default/obj>' in text
-               for text in world.log.texts)
+    assert any(
+        'Unprocessed streams left for 1 objects; cancelling them: <default/obj>' in text for text in world.log.texts
+    )
     assert len(asyncio.all_tasks()) == 1  # nothing is left behind
 
 
@@ -108,6 +111,7 @@ async def test_handlers_can_finish_at_the_end(world):
     async def work(**_):
         await asyncio.sleep(0.1)
         return 'result'
+
     world.declare(kopf.on.create, 'create', does=work)
     async with world.operator():
         await world.create()
@@ -127,6 +131,7 @@ async def test_handlers_that_do_not_end_are_left(world, activities):
         while not release.is_set():
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0.3)
+
     started = threading.Event()
     world.declare(kopf.on.create, 'swallow', does=swallow, when=lambda name, **_: name == 'async')
     world.settings.queueing.exit_timeout = 0.05
@@ -147,6 +152,7 @@ async def test_failing_startup(world):
     @kopf.on.startup(registry=world.registry)
     def startup(**_):
         raise kopf.PermanentError('boo')
+
     kopf.on.cleanup(registry=world.registry)(lambda **_: world.note('cleanup', None))
     with pytest.raises(Exception, match='boo'):
         await kopf.operator(**options(world))
@@ -157,6 +163,7 @@ async def test_failing_cleanup(world):
     @kopf.on.cleanup(registry=world.registry)
     def cleanup(**_):
         raise kopf.PermanentError('boo')
+
     ready, stop = asyncio.Event(), asyncio.Event()
     task = asyncio.create_task(kopf.operator(**options(world, ready_flag=ready, stop_flag=stop)))
     await ready.wait()
@@ -173,6 +180,7 @@ async def test_lost_login(world, activities):
     def login(**kwargs):
         infos[:] = infos or [kopf.login_with_kubeconfig(**kwargs)]
         return infos[0]
+
     for resource in ['kopfexamples', 'configmaps', 'secrets', 'pods']:
         world.declare(kopf.on.event, 'event', resource=resource)
     world.settings.networking.login_backoffs = [0.1]
@@ -193,6 +201,7 @@ async def test_renewed_login(world, activities):
     @kopf.on.login(registry=world.registry)
     def login(**_):
         logins.append(1)
+
     world.declare(kopf.on.create, 'create')
     async with world.operator():
         await world.create('one')
@@ -221,6 +230,7 @@ async def test_scopes_exclude_each_other(world):
 
 # In applications.
 
+
 def test_twice_in_a_row(kopf_sandbox):
     kopf_sandbox.apply(CRD)
     registry, seen = kopf.OperatorRegistry(), []
@@ -233,6 +243,7 @@ def test_twice_in_a_row(kopf_sandbox):
         async def event(name, **_):
             seen.append(name)
             stop.set()
+
         await kopf.operator(registry=registry, clusterwide=True, standalone=True, stop_flag=stop)
 
     kopf_sandbox.create({'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': {'name': 'obj'}})
@@ -269,6 +280,7 @@ async def test_tasks_of_applications_are_not_touched(world, activities):
 
 # Handlers that come later.
 
+
 @pytest.mark.parametrize('threaded', [False, True])
 async def test_handlers_declared_while_running(world, threaded):
     world.declare(kopf.on.event, 'first')
@@ -295,11 +307,15 @@ async def test_handlers_declared_while_running(world, threaded):
 
 # As tasks.
 
-@pytest.mark.parametrize('wrong, words', [
-    ({'namespaces': ['a'], 'namespace': 'b'}, "Only one of namespaces= and namespace="),
-    ({'namespaces': 'abc'}, r"such as namespaces=\['abc'\]"),
-    ({'nonsense': 1}, "unexpected keyword argument 'nonsense'"),
-])
+
+@pytest.mark.parametrize(
+    'wrong, words',
+    [
+        ({'namespaces': ['a'], 'namespace': 'b'}, "Only one of namespaces= and namespace="),
+        ({'namespaces': 'abc'}, r"such as namespaces=\['abc'\]"),
+        ({'nonsense': 1}, "unexpected keyword argument 'nonsense'"),
+    ],
+)
 async def test_wrong_options(world, activities, wrong, words):
     with pytest.raises(TypeError, match=words):
         await kopf.operator(registry=world.registry, **wrong)
@@ -316,8 +332,9 @@ async def test_the_old_form_of_namespaces(world):
     await world.create()
     stop = asyncio.Event()
     with pytest.warns(DeprecationWarning, match=r'namespaces=\[') as warnings:
-        task = asyncio.create_task(kopf.operator(**options(
-            world, clusterwide=False, namespace='default', stop_flag=stop)))
+        task = asyncio.create_task(
+            kopf.operator(**options(world, clusterwide=False, namespace='default', stop_flag=stop))
+        )
         await world.until_called('event')
     stop.set()
     await task
@@ -349,6 +366,7 @@ async def test_tasks_can_finish_when_the_operator_ends(world, activities, monkey
     async def finish():
         await world.until_called('cleanup')
         return 'result'
+
     tasks = await kopf.spawn_tasks(**options(world, stop_flag=(stop := asyncio.Event())))
     late = asyncio.create_task(finish())
     await world.until_called('startup')
@@ -375,10 +393,12 @@ async def test_tasks_that_handlers_leave_behind_are_cancelled(world, activities)
     async def leave(**_):
         async def work():
             await asyncio.Event().wait()
+
         left.append(asyncio.create_task(work(), name='forgotten'))
 
     def leave_by_thread(**_):
         asyncio.run_coroutine_threadsafe(leave(), loop)
+
     loop = asyncio.get_running_loop()
     kopf.on.startup(registry=world.registry)(leave)
     kopf.on.cleanup(registry=world.registry)(leave_by_thread)
@@ -391,8 +411,9 @@ async def test_tasks_that_handlers_leave_behind_are_cancelled(world, activities)
         bystander = asyncio.create_task(asyncio.Event().wait())
     assert len(left) == 4 and all(task.cancelled() for task in left)
     assert [text for text in world.log.texts if 'are left behind, and are cancelled' in text] == [
-        f"These tasks are left behind, and are cancelled: {', '.join(['forgotten (%s)'] * 4)}." % (
-            (left[0].get_coro().__qualname__,) * 4)]
+        f"These tasks are left behind, and are cancelled: {', '.join(['forgotten (%s)'] * 4)}."
+        % ((left[0].get_coro().__qualname__,) * 4)
+    ]
     assert not bystander.done()
     bystander.cancel()
 
@@ -413,6 +434,7 @@ async def test_readiness_is_told_in_any_case(world, when):
         if when == 'login':
             raise kopf.PermanentError('boo')
         return kopf.ConnectionInfo(server='http://127.0.0.1:1')
+
     world.settings.networking.error_backoffs = [60]
     task = asyncio.create_task(kopf.operator(**options(world, ready_flag=ready, stop_flag=stop)))
     async with asyncio.timeout(60):
@@ -438,6 +460,7 @@ async def test_tasks_that_fail(world):
     @kopf.on.startup(registry=world.registry)
     def startup(**_):
         raise kopf.PermanentError('boo')
+
     with pytest.raises(Exception, match='boo'):
         await kopf.run_tasks(await kopf.spawn_tasks(**options(world)))
 
@@ -448,12 +471,14 @@ async def test_no_tasks():
 
 # In threads.
 
+
 @pytest.mark.parametrize('given', [True, False], ids=['loop', 'no loop'])
 async def test_other_threads(world, activities, given):
     ready, stop = threading.Event(), threading.Event()
     loop = asyncio.new_event_loop() if given else None
-    thread = threading.Thread(target=kopf.run, kwargs={
-        **options(world, ready_flag=ready, stop_flag=stop), 'loop': loop})
+    thread = threading.Thread(
+        target=kopf.run, kwargs={**options(world, ready_flag=ready, stop_flag=stop), 'loop': loop}
+    )
     thread.start()
     await wait_flag(ready)
     stop.set()
@@ -468,6 +493,7 @@ async def test_other_threads(world, activities, given):
 
 # In processes.
 
+
 class Process:
     """A script with handlers, run by ``kopf run`` or as it is."""
 
@@ -481,7 +507,8 @@ class Process:
         self.path.write_text(textwrap.dedent(code))
         command = command or ('-m', 'kopf', 'run', '--all-namespaces', '--standalone')
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, *command, str(self.path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            sys.executable, *command, str(self.path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
 
     async def until(self, text):
         async with asyncio.timeout(60):
@@ -654,7 +681,8 @@ async def test_exit_codes_of_failures(process):
 
 
 async def test_several_operators_in_one_loop(process):
-    await process.start('''
+    await process.start(
+        '''
         import asyncio, kopf, signal, sys
         before = signal.getsignal(signal.SIGTERM)
         async def main():
@@ -676,7 +704,9 @@ async def test_several_operators_in_one_loop(process):
         asyncio.run(main())
         assert signal.getsignal(signal.SIGTERM) is before
         print('END')
-    ''', '-u')
+    ''',
+        '-u',
+    )
     await process.until('READY')
     assert 'CLEANUP 0' in process.output
     process.signal()

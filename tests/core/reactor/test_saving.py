@@ -1,4 +1,5 @@
 """What is only remembered for a while is stored before the operator ends, pauses, or loses sight of the object."""
+
 import asyncio
 import datetime
 
@@ -45,8 +46,9 @@ async def test_deletion_handlers_are_not_repeated_by_those_who_take_over(world):
         await world.delete()
         await world.until_called('stopped')
         now = datetime.datetime.now(datetime.UTC).isoformat()
-        await world.aio.patch('clusterkopfpeerings', 'default', {'status': {
-            'other': {'priority': 100, 'lastseen': now, 'lifetime': 60}}})
+        await world.aio.patch(
+            'clusterkopfpeerings', 'default', {'status': {'other': {'priority': 100, 'lastseen': now, 'lifetime': 60}}}
+        )
         await world.gone()
     assert len(world.called('delete')) == 1
 

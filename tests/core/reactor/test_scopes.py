@@ -1,4 +1,5 @@
 """Which namespaces are served, as they come and go; and what remains without the rights to see them."""
+
 import asyncio
 import collections
 import contextlib
@@ -21,8 +22,14 @@ def scoped(world):
             await put(namespace)
 
     async def put(namespace):
-        await world.aio.create({'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'spec': {},
-                                'metadata': {'name': f'in-{namespace}', 'namespace': namespace}})
+        await world.aio.create(
+            {
+                'apiVersion': 'kopf.dev/v1',
+                'kind': 'KopfExample',
+                'spec': {},
+                'metadata': {'name': f'in-{namespace}', 'namespace': namespace},
+            }
+        )
 
     async def served(*namespaces):
         """Wait until exactly the objects of these namespaces have been seen."""
@@ -36,17 +43,23 @@ def scoped(world):
 
 def watched(world, resource='kopfexamples'):
     """The namespaces that the operator has asked for the objects in."""
-    return {seen.namespace for seen in world.sandbox.requests
-            if seen.resource == resource and seen.user_agent.startswith('kopf/')}
+    return {
+        seen.namespace
+        for seen in world.sandbox.requests
+        if seen.resource == resource and seen.user_agent.startswith('kopf/')
+    }
 
 
-@pytest.mark.parametrize('patterns, expected', [
-    (['myapp-*,!*-pr-*,*-pr-123'], {'myapp-live', 'myapp-pr-123'}),
-    (['!*-pr-*'], {'myapp-live', 'otherapp-live'}),
-    (['otherapp-*', 'myapp-live'], {'myapp-live', 'otherapp-live', 'otherapp-pr-123'}),
-    (['myapp-l?ve'], {'myapp-live'}),
-    (['myapp-live'], {'myapp-live'}),
-])
+@pytest.mark.parametrize(
+    'patterns, expected',
+    [
+        (['myapp-*,!*-pr-*,*-pr-123'], {'myapp-live', 'myapp-pr-123'}),
+        (['!*-pr-*'], {'myapp-live', 'otherapp-live'}),
+        (['otherapp-*', 'myapp-live'], {'myapp-live', 'otherapp-live', 'otherapp-pr-123'}),
+        (['myapp-l?ve'], {'myapp-live'}),
+        (['myapp-live'], {'myapp-live'}),
+    ],
+)
 async def test_patterns(scoped, patterns, expected):
     names = ['myapp-live', 'myapp-pr-456', 'myapp-pr-123', 'otherapp-live', 'otherapp-pr-123']
     await scoped.make(*names[:2])
@@ -98,6 +111,7 @@ def counted_calls():
     def note(frame, event, arg):
         if event == 'call' and frame.f_code.co_filename.startswith(CORE):
             counts['calls'] += 1
+
     sys.setprofile(note)
     try:
         yield counts
@@ -127,6 +141,7 @@ async def measure(scoped, request):
                 await scoped.make(f'of-{total}-new')  # its event comes after those
                 await scoped.served(*names, f'of-{total}-new')
                 return starting, counts['calls'] - starting
+
     return measure
 
 
@@ -137,6 +152,7 @@ async def test_the_work_grows_with_the_number_of_namespaces_and_not_faster(measu
 
 
 # With few rights.
+
 
 def warnings(world, text):
     return [line for line in world.log.texts if text in line]
@@ -149,16 +165,25 @@ async def test_no_right_to_see_namespaces(scoped):
         await scoped.until_logged('Grant the verbs list and watch for namespaces')
         await scoped.served('one')
     assert watched(scoped) == {'one'}
-    line, = warnings(scoped, 'not for you')
+    (line,) = warnings(scoped, 'not for you')
     assert "only these namespaces are served, assuming that they exist: one." in line
-    assert len([seen for seen in scoped.sandbox.requests if seen.resource == 'namespaces'
-                and seen.user_agent.startswith('kopf/')]) <= 2  # a streamed list and a plain one, once
+    assert (
+        len(
+            [
+                seen
+                for seen in scoped.sandbox.requests
+                if seen.resource == 'namespaces' and seen.user_agent.startswith('kopf/')
+            ]
+        )
+        <= 2
+    )  # a streamed list and a plain one, once
 
 
 async def test_no_right_to_see_definitions(scoped):
     await scoped.make('one')
     scoped.sandbox.faults.error(
-        403, times=None, resource='customresourcedefinitions', user_agent='kopf/', message="not for you")
+        403, times=None, resource='customresourcedefinitions', user_agent='kopf/', message="not for you"
+    )
     async with scoped.operator(namespaces=['one']):
         await scoped.served('one')
         await scoped.until_logged('Grant the verbs list and watch for customresourcedefinitions.apiextensions.k8s.io')

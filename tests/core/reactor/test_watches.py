@@ -4,6 +4,7 @@ A watch against a scripted server: whatever the server does, nothing is missed, 
 The answers of the server are those of the script, one a request. The sink puts together what it was told, as handlers
 would.
 """
+
 import asyncio
 import contextlib
 import json
@@ -27,9 +28,17 @@ PATH = '/apis/kopf.dev/v1/kopfexamples'
 
 
 def obj(name, version, uid=None, **metadata):
-    return {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample',
-            'metadata': {'name': name, 'namespace': 'ns', 'uid': uid or f'uid-{name}', 'resourceVersion': str(version),
-                         **metadata}}
+    return {
+        'apiVersion': 'kopf.dev/v1',
+        'kind': 'KopfExample',
+        'metadata': {
+            'name': name,
+            'namespace': 'ns',
+            'uid': uid or f'uid-{name}',
+            'resourceVersion': str(version),
+            **metadata,
+        },
+    }
 
 
 def added(name, version, **metadata):
@@ -55,8 +64,12 @@ def failure(**status):
 
 def page(*objs, version=None, token=None):
     items = [{key: value for key, value in each.items() if key not in ('apiVersion', 'kind')} for each in objs]
-    return {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExampleList', 'items': items,
-            'metadata': {'resourceVersion': str(version), **({'continue': token} if token else {})}}
+    return {
+        'apiVersion': 'kopf.dev/v1',
+        'kind': 'KopfExampleList',
+        'items': items,
+        'metadata': {'resourceVersion': str(version), **({'continue': token} if token else {})},
+    }
 
 
 class Refusal(dict):
@@ -85,8 +98,10 @@ class Server:
     @property
     def queries(self):
         """What distinguishes the requests."""
-        return [{key: value for key, value in query.items() if key not in ('allowWatchBookmarks', 'timeoutSeconds')}
-                for query in self.requests]
+        return [
+            {key: value for key, value in query.items() if key not in ('allowWatchBookmarks', 'timeoutSeconds')}
+            for query in self.requests
+        ]
 
     async def answer(self, request):
         self.requests.append(dict(request.query))
@@ -224,9 +239,11 @@ def since(version):
 
 # Lists and streams without failures.
 
+
 async def test_streamed_lists(watch, server, sink):
-    server.script = [Stream(
-        added('a', 1), added('b', 2), bookmark(3, end=True), modified('a', 4), added('c', 5), deleted('b', 6))]
+    server.script = [
+        Stream(added('a', 1), added('b', 2), bookmark(3, end=True), modified('a', 4), added('c', 5), deleted('b', 6))
+    ]
     async with running(watch):
         await sink.has(a=4, c=5)
         assert watch.state is WatchState.STREAMING and watch.failure is None
@@ -248,8 +265,10 @@ async def test_chunked_lists(watch, server, sink, settings):
     settings.watching.streaming_lists = False
     settings.watching.chunk_size = 2
     server.script = [
-        page(obj('a', 1), obj('b', 2), version=3, token='x'), page(obj('c', 1), version=3),
-        Stream(modified('c', 4))]
+        page(obj('a', 1), obj('b', 2), version=3, token='x'),
+        page(obj('c', 1), version=3),
+        Stream(modified('c', 4)),
+    ]
     async with running(watch):
         await sink.has(a=1, b=2, c=4)
     assert sink.events == [(None, 'a'), (None, 'b'), (None, 'c'), ('MODIFIED', 'c')]
@@ -269,6 +288,7 @@ async def test_handlers_get_their_turn_in_the_middle_of_lists(watch, server, sin
         most.append(len(waiting))
         asyncio.get_running_loop().call_soon(waiting.discard, record)
         receive(record, event, **kwargs)
+
     sink.receive = receive_and_handle_later
     lines = [{'type': 'ADDED', 'object': each} for each in objs]
     server.script = [Stream(*lines, bookmark(3, end=True))] if streamed else [page(*objs, version=3), Stream()]
@@ -279,21 +299,38 @@ async def test_handlers_get_their_turn_in_the_middle_of_lists(watch, server, sin
 
 @pytest.mark.parametrize('status', [400, 422])
 async def test_servers_without_streamed_lists(watch, server, sink, status):
-    server.script = [Refusal(status), page(obj('a', 1), version=3), Stream(failure(code=410)),
-                     page(obj('a', 1), version=5), Stream(modified('a', 6))]
+    server.script = [
+        Refusal(status),
+        page(obj('a', 1), version=3),
+        Stream(failure(code=410)),
+        page(obj('a', 1), version=5),
+        Stream(modified('a', 6)),
+    ]
     async with running(watch):
         await sink.has(a=6)
     assert server.queries == [INITIAL, LIST, since(3), LIST, since(5)]
     assert sink.refusals == []
 
 
-@pytest.mark.parametrize('lines', [
-    [], [added('a', 1)], [added('a', 1), bookmark(2)], [modified('b', 2), deleted('b', 3)],
-], ids=['silence', 'objects', 'bookmark', 'changes'])
+@pytest.mark.parametrize(
+    'lines',
+    [
+        [],
+        [added('a', 1)],
+        [added('a', 1), bookmark(2)],
+        [modified('b', 2), deleted('b', 3)],
+    ],
+    ids=['silence', 'objects', 'bookmark', 'changes'],
+)
 async def test_servers_that_ignore_the_request_for_a_streamed_list(watch, server, sink, monkeypatch, lines):
     monkeypatch.setattr(watches, 'LIST_SILENCE', 0.1)
-    server.script = [Stream(*lines), page(obj('a', 1), version=3), Stream(modified('a', 4), failure(code=410)),
-                     page(obj('a', 4), version=5), Stream(modified('a', 6))]
+    server.script = [
+        Stream(*lines),
+        page(obj('a', 1), version=3),
+        Stream(modified('a', 4), failure(code=410)),
+        page(obj('a', 4), version=5),
+        Stream(modified('a', 6)),
+    ]
     async with running(watch):
         await sink.has(a=6)
         assert watch.failure is None
@@ -303,8 +340,10 @@ async def test_servers_that_ignore_the_request_for_a_streamed_list(watch, server
 
 async def test_changes_do_not_put_the_list_off(watch, server, sink, monkeypatch):
     monkeypatch.setattr(watches, 'LIST_SILENCE', 0.2)
-    server.script = [Stream(*[modified('a', number) for number in range(1, 1000)], pace=0.02),
-                     page(obj('a', 2000), version=2000)]
+    server.script = [
+        Stream(*[modified('a', number) for number in range(1, 1000)], pace=0.02),
+        page(obj('a', 2000), version=2000),
+    ]
     async with running(watch):
         await sink.has(a=2000)
     assert server.queries[:2] == [INITIAL, LIST]
@@ -349,8 +388,12 @@ async def test_streamed_lists_without_an_end_are_given_up(watch, server, sink):
 
 async def test_streamed_lists_that_do_not_begin(watch, server, sink, monkeypatch):
     monkeypatch.setattr(watches, 'OPENING_TIMEOUT', 0.1)
-    server.script = [Stream(ending='closed'), page(obj('a', 1), version=3), Stream(failure(code=410)),
-                     Stream(added('a', 5), bookmark(6, end=True))]
+    server.script = [
+        Stream(ending='closed'),
+        page(obj('a', 1), version=3),
+        Stream(failure(code=410)),
+        Stream(added('a', 5), bookmark(6, end=True)),
+    ]
     async with running(watch):
         await sink.has(a=5)
     assert server.queries == [INITIAL, LIST, since(3), INITIAL]  # the server could have been busy
@@ -379,12 +422,14 @@ async def test_selectors(watch, server, sink, settings):
 
 # Streams that end, and are continued.
 
+
 async def test_continued_from_the_last_version(watch, server, sink):
     server.script = [
         Stream(added('a', 1), bookmark(3, end=True), modified('a', 4), ending='end'),
         Stream(bookmark(7), modified('a', 8), bookmark(9), ending='end'),
         Stream(deleted('a', 10), ending='end'),
-        Stream(added('b', 11))]
+        Stream(added('b', 11)),
+    ]
     async with running(watch):
         await sink.has(b=11)
     assert server.queries == [INITIAL, since(4), since(9), since(10)]
@@ -394,18 +439,17 @@ async def test_continued_from_the_last_version(watch, server, sink):
 
 @pytest.mark.parametrize('ending', ['cut', 'half'])
 async def test_cut_in_the_middle_of_a_line(watch, server, sink, ending):
-    server.script = [
-        Stream(added('a', 1), bookmark(3, end=True), ending=ending), Stream(modified('a', 5))]
+    server.script = [Stream(added('a', 1), bookmark(3, end=True), ending=ending), Stream(modified('a', 5))]
     async with running(watch):
         await sink.has(a=5)
     assert server.queries == [INITIAL, since(3)]
 
 
-@pytest.mark.parametrize('error', [
-    failure(code=500), failure(code=504, reason='Timeout'), failure(), failure(code=429)])
+@pytest.mark.parametrize(
+    'error', [failure(code=500), failure(code=504, reason='Timeout'), failure(), failure(code=429)]
+)
 async def test_errors_in_streams(watch, server, sink, error):
-    server.script = [
-        Stream(added('a', 1), bookmark(3, end=True), error), Stream(modified('a', 5))]
+    server.script = [Stream(added('a', 1), bookmark(3, end=True), error), Stream(modified('a', 5))]
     async with running(watch):
         await sink.has(a=5)
         assert watch.failure is None
@@ -415,7 +459,10 @@ async def test_errors_in_streams(watch, server, sink, error):
 @pytest.mark.parametrize('status', [429, 500, 503])
 async def test_refusals_of_streams(watch, server, sink, status):
     server.script = [
-        Stream(added('a', 1), bookmark(3, end=True), ending='end'), Refusal(status), Stream(modified('a', 5))]
+        Stream(added('a', 1), bookmark(3, end=True), ending='end'),
+        Refusal(status),
+        Stream(modified('a', 5)),
+    ]
     async with running(watch):
         await sink.has(a=5)
     assert server.queries == [INITIAL, since(3), since(3)]
@@ -424,8 +471,10 @@ async def test_refusals_of_streams(watch, server, sink, status):
 @pytest.mark.parametrize('error', [failure(code=500), failure(), failure(code='Gone')])
 async def test_versions_that_are_refused_again_and_again_are_given_up(watch, server, sink, error):
     server.script = [
-        Stream(added('a', 1), bookmark(3, end=True), ending='end'), *[Stream(error)] * 4,
-        Stream(added('a', 5), bookmark(5, end=True))]
+        Stream(added('a', 1), bookmark(3, end=True), ending='end'),
+        *[Stream(error)] * 4,
+        Stream(added('a', 5), bookmark(5, end=True)),
+    ]
     async with running(watch):
         await sink.has(a=5)
     assert server.queries == [INITIAL, *[since(3)] * 4, INITIAL]
@@ -442,23 +491,31 @@ async def test_inactive_streams(watch, server, sink, settings):
 async def test_listed_again_when_versions_go_back_in_bookmarks(watch, server, sink):
     server.script = [
         Stream(added('a', 11), added('b', 12), bookmark(13, end=True), bookmark(14), bookmark(5)),
-        Stream(added('a', 4), bookmark(6, end=True), modified('a', 7))]
+        Stream(added('a', 4), bookmark(6, end=True), modified('a', 7)),
+    ]
     async with running(watch):
         await sink.has(a=7)
     assert server.queries == [INITIAL, INITIAL]
     assert ('DELETED', 'b') in sink.events
 
 
-@pytest.mark.parametrize('version, queries', [
-    (5, [INITIAL, since(13), {'limit': '1'}, INITIAL]),
-    (13, [INITIAL, since(13), {'limit': '1'}, since(13)]),
-], ids=['back', 'same'])
+@pytest.mark.parametrize(
+    'version, queries',
+    [
+        (5, [INITIAL, since(13), {'limit': '1'}, INITIAL]),
+        (13, [INITIAL, since(13), {'limit': '1'}, since(13)]),
+    ],
+    ids=['back', 'same'],
+)
 async def test_versions_are_compared_after_streams_that_are_silent(watch, server, sink, settings, version, queries):
     # Servers accept versions that they do not have yet, and send nothing until they have.
     settings.watching.inactivity_timeout = 0.1
     server.script = [
-        Stream(added('a', 11), bookmark(13, end=True)), Stream(), page(version=version),
-        Stream(added('a', 14), bookmark(14, end=True))]
+        Stream(added('a', 11), bookmark(13, end=True)),
+        Stream(),
+        page(version=version),
+        Stream(added('a', 14), bookmark(14, end=True)),
+    ]
     async with running(watch):
         await sink.has(a=14)
     assert server.queries[:4] == queries
@@ -488,18 +545,31 @@ async def test_listed_again(watch, server, sink, settings, expiration, streamed)
     settings.watching.streaming_lists = streamed
     lists = [
         [obj('kept', 1), obj('changed', 2), obj('gone', 3), obj('replaced', 4, uid='old')],
-        [obj('kept', 1), obj('changed', 8), obj('new', 9), obj('replaced', 10, uid='new')]]
+        [obj('kept', 1), obj('changed', 8), obj('new', 9), obj('replaced', 10, uid='new')],
+    ]
     answers = [
         [Stream(*({'type': 'ADDED', 'object': each} for each in objs), bookmark(version, end=True), ending=ending)]
-        if streamed else [page(*objs, version=version), Stream(bookmark(version), ending=ending)]
-        for version, objs, ending in zip([5, 20], lists, ['end', 'open'], strict=True)]
+        if streamed
+        else [page(*objs, version=version), Stream(bookmark(version), ending=ending)]
+        for version, objs, ending in zip([5, 20], lists, ['end', 'open'], strict=True)
+    ]
     server.script = [*answers[0], expiration, *answers[1]]
     async with running(watch):
         await sink.has(kept=1, changed=8, new=9, replaced=10)
     assert sink.events[:4] == [(None, 'kept'), (None, 'changed'), (None, 'gone'), (None, 'replaced')]
-    assert sorted(map(repr, sink.events[4:])) == sorted(map(repr, [
-        (None, 'kept'), (None, 'changed'), (None, 'new'), (None, 'replaced'),
-        ('DELETED', 'gone'), ('DELETED', 'replaced')]))
+    assert sorted(map(repr, sink.events[4:])) == sorted(
+        map(
+            repr,
+            [
+                (None, 'kept'),
+                (None, 'changed'),
+                (None, 'new'),
+                (None, 'replaced'),
+                ('DELETED', 'gone'),
+                ('DELETED', 'replaced'),
+            ],
+        )
+    )
     assert set(watch.records) == set(sink.objects) == {'uid-kept', 'uid-changed', 'uid-new', 'new'}
     assert [record.initial for record in watch.records.values()] == [True] * 4
     assert sink.lists == 1
@@ -509,27 +579,43 @@ async def test_listed_again(watch, server, sink, settings, expiration, streamed)
 async def test_an_object_is_reported_as_deleted_before_its_successor_is_listed(watch, server, sink, settings, streamed):
     settings.watching.streaming_lists = streamed
     first, second = [obj('a', 1), obj('b', 2), obj('c', 3)], [obj('a', 11, uid='x'), obj('b', 2), obj('d', 12)]
-    server.script = [
-        Stream(*({'type': 'ADDED', 'object': each} for each in first), bookmark(5, end=True), ending='end'),
-        Refusal(410),
-        Stream(*({'type': 'ADDED', 'object': each} for each in second), modified('a', 13, uid='x'),
-               bookmark(15, end=True)),
-    ] if streamed else [
-        page(*first, version=5), Refusal(410), page(*second[:1], version=13, token='t'), page(*second[1:], version=13),
-        Stream(modified('a', 14, uid='x'))]
+    server.script = (
+        [
+            Stream(*({'type': 'ADDED', 'object': each} for each in first), bookmark(5, end=True), ending='end'),
+            Refusal(410),
+            Stream(
+                *({'type': 'ADDED', 'object': each} for each in second),
+                modified('a', 13, uid='x'),
+                bookmark(15, end=True),
+            ),
+        ]
+        if streamed
+        else [
+            page(*first, version=5),
+            Refusal(410),
+            page(*second[:1], version=13, token='t'),
+            page(*second[1:], version=13),
+            Stream(modified('a', 14, uid='x')),
+        ]
+    )
     async with running(watch):
         await sink.until(lambda: ('MODIFIED', 'a') in sink.events and ('DELETED', 'c') in sink.events)
-    assert [event for event in sink.events[3:] if event[1] == 'a'] == [
-        ('DELETED', 'a'), (None, 'a'), ('MODIFIED', 'a')]
+    assert [event for event in sink.events[3:] if event[1] == 'a'] == [('DELETED', 'a'), (None, 'a'), ('MODIFIED', 'a')]
     assert sorted(event for event in sink.events if event[0] == 'DELETED') == [('DELETED', 'a'), ('DELETED', 'c')]
     assert set(watch.records) == {'x', 'uid-b', 'uid-d'}
 
 
 async def test_a_successor_in_a_list_that_makes_no_sense_replaces_its_predecessor(watch, server, sink):
     server.script = [
-        Stream(added('a', 1), added('b', 2), bookmark(5, end=True), ending='end'), Refusal(410),
-        Stream({'type': 'ADDED', 'object': None}, added('a', 11, uid='x'), bookmark(15, end=True),
-               modified('a', 16, uid='x'))]
+        Stream(added('a', 1), added('b', 2), bookmark(5, end=True), ending='end'),
+        Refusal(410),
+        Stream(
+            {'type': 'ADDED', 'object': None},
+            added('a', 11, uid='x'),
+            bookmark(15, end=True),
+            modified('a', 16, uid='x'),
+        ),
+    ]
     async with running(watch):
         await sink.until(lambda: ('MODIFIED', 'a') in sink.events)
     assert sink.events[2:] == [('DELETED', 'a'), (None, 'a'), ('MODIFIED', 'a')]
@@ -538,9 +624,11 @@ async def test_a_successor_in_a_list_that_makes_no_sense_replaces_its_predecesso
 
 async def test_lists_that_break_are_compared_with_what_was_known_before(watch, server, sink):
     server.script = [
-        Stream(added('a', 1), added('b', 2), bookmark(5, end=True), ending='end'), Refusal(410),
+        Stream(added('a', 1), added('b', 2), bookmark(5, end=True), ending='end'),
+        Refusal(410),
         Stream(added('a', 11, uid='x'), ending='end'),
-        Stream(added('a', 12, uid='y'), bookmark(15, end=True))]
+        Stream(added('a', 12, uid='y'), bookmark(15, end=True)),
+    ]
     async with running(watch):
         await sink.until(lambda: ('DELETED', 'b') in sink.events)
     assert sink.events[2:] == [('DELETED', 'a'), (None, 'a'), ('DELETED', 'a'), (None, 'a'), ('DELETED', 'b')]
@@ -549,21 +637,29 @@ async def test_lists_that_break_are_compared_with_what_was_known_before(watch, s
 
 async def test_deletions_in_a_gap_tell_who_it_was(watch, server, sink):
     bodies = []
-    receive, sink.receive = sink.receive, lambda record, event, **kwargs: (
-        bodies.append(event['object']), receive(record, event, **kwargs))
-    server.script = [
-        Stream(added('a', 1), bookmark(3, end=True), failure(code=410)), Stream(bookmark(5, end=True))]
+    receive, sink.receive = (
+        sink.receive,
+        lambda record, event, **kwargs: (bodies.append(event['object']), receive(record, event, **kwargs)),
+    )
+    server.script = [Stream(added('a', 1), bookmark(3, end=True), failure(code=410)), Stream(bookmark(5, end=True))]
     async with running(watch):
         await sink.until(lambda: ('DELETED', 'a') in sink.events)
-    assert bodies[-1] == {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample',
-                          'metadata': {'name': 'a', 'namespace': 'ns', 'uid': 'uid-a'}}
+    assert bodies[-1] == {
+        'apiVersion': 'kopf.dev/v1',
+        'kind': 'KopfExample',
+        'metadata': {'name': 'a', 'namespace': 'ns', 'uid': 'uid-a'},
+    }
 
 
 async def test_tokens_that_expire(watch, server, sink, settings):
     settings.watching.streaming_lists = False
     server.script = [
-        page(obj('a', 1), obj('b', 2), version=3, token='x'), Refusal(410, reason='Expired'),
-        page(obj('a', 4), version=5, token='y'), page(obj('c', 2), version=5), Stream(modified('a', 6))]
+        page(obj('a', 1), obj('b', 2), version=3, token='x'),
+        Refusal(410, reason='Expired'),
+        page(obj('a', 4), version=5, token='y'),
+        page(obj('c', 2), version=5),
+        Stream(modified('a', 6)),
+    ]
     async with running(watch):
         await sink.has(a=6, c=2)
     assert server.queries == [LIST, {**LIST, 'continue': 'x'}, LIST, {**LIST, 'continue': 'y'}, since(5)]
@@ -574,7 +670,8 @@ async def test_broken_initial_streams_start_over(watch, server, sink, ending):
     error = [failure(code=500)] if ending == 'error' else []
     server.script = [
         Stream(added('a', 1), added('b', 2), bookmark(2), *error, ending=ending),
-        Stream(added('a', 1), added('c', 3), bookmark(4, end=True), modified('c', 5))]
+        Stream(added('a', 1), added('c', 3), bookmark(4, end=True), modified('c', 5)),
+    ]
     async with running(watch):
         await sink.has(a=1, c=5)
     assert server.queries == [INITIAL, INITIAL]
@@ -583,8 +680,9 @@ async def test_broken_initial_streams_start_over(watch, server, sink, ending):
 
 
 async def test_deleted_while_being_listed(watch, server, sink):
-    server.script = [Stream(
-        added('a', 1), added('b', 2), deleted('a', 3), added('a', 4, uid='new'), bookmark(5, end=True))]
+    server.script = [
+        Stream(added('a', 1), added('b', 2), deleted('a', 3), added('a', 4, uid='new'), bookmark(5, end=True))
+    ]
     async with running(watch):
         await sink.until(lambda: sink.lists)
     assert sink.versions == {'a': '4', 'b': '2'}
@@ -599,10 +697,12 @@ async def test_objects_that_come_back_while_they_are_worked_on_are_the_same_ones
         record.employed = record.name != 'idle'
         records.append(record)
         receive(record, event, **kwargs)
+
     sink.receive = employ
     server.script = [
         Stream(added('a', 1, uid=uid), bookmark(1, end=True), deleted('a', 2, uid=uid), failure(code=410)),
-        Stream(added('a', 3, uid=uid), added('idle', 4), bookmark(5, end=True), deleted('idle', 6), added('idle', 7))]
+        Stream(added('a', 3, uid=uid), added('idle', 4), bookmark(5, end=True), deleted('idle', 6), added('idle', 7)),
+    ]
     async with running(watch):
         await sink.has(a=3, idle=7)
     assert len({id(record) for record in records if record.name == 'a'}) == 1
@@ -614,6 +714,7 @@ async def test_what_is_gone_is_freed_when_its_work_ends(watch, server, sink):
         record.employed = True
         sink.kept = record
         sink.news.set()
+
     sink.receive = employ
     server.script = [Stream(added('a', 1), bookmark(1, end=True), deleted('a', 2))]
     async with running(watch):
@@ -624,6 +725,7 @@ async def test_what_is_gone_is_freed_when_its_work_ends(watch, server, sink):
 
 
 # Refusals.
+
 
 @pytest.mark.parametrize('streamed', [True, False], ids=['streamed', 'chunked'])
 async def test_forbidden_until_it_is_not(watch, server, sink, settings, caplog, streamed):
@@ -638,8 +740,7 @@ async def test_forbidden_until_it_is_not(watch, server, sink, settings, caplog, 
 
 
 async def test_forbidden_streams_of_permitted_lists(watch, server, sink):
-    server.script = [
-        Stream(added('a', 1), bookmark(3, end=True), ending='end'), Refusal(403), Stream(modified('a', 5))]
+    server.script = [Stream(added('a', 1), bookmark(3, end=True), ending='end'), Refusal(403), Stream(modified('a', 5))]
     async with running(watch):
         await sink.has(a=5)
     assert server.queries == [INITIAL, since(3), since(3)]
@@ -665,16 +766,30 @@ async def test_nothing_to_log_in_with(server, settings, sink):
 
 # What makes no sense.
 
+
 async def test_malformed_lines(watch, server, sink, caplog):
     wrong = [
-        b'{"type": "ADDED", "obj', b'null', b'[]', b'"text"', b'\xff\xfe', b'{}', b'{"type": "ADDED"}',
-        {'type': 'ADDED', 'object': None}, {'type': 'ADDED', 'object': []}, {'type': 'ADDED', 'object': 'text'},
-        {'type': 'ADDED', 'object': {}}, {'type': 'ADDED', 'object': {'metadata': None}},
-        {'type': 'ADDED', 'object': {'metadata': []}}, {'type': 'MODIFIED', 'object': {'metadata': {'uid': 'x'}}},
+        b'{"type": "ADDED", "obj',
+        b'null',
+        b'[]',
+        b'"text"',
+        b'\xff\xfe',
+        b'{}',
+        b'{"type": "ADDED"}',
+        {'type': 'ADDED', 'object': None},
+        {'type': 'ADDED', 'object': []},
+        {'type': 'ADDED', 'object': 'text'},
+        {'type': 'ADDED', 'object': {}},
+        {'type': 'ADDED', 'object': {'metadata': None}},
+        {'type': 'ADDED', 'object': {'metadata': []}},
+        {'type': 'MODIFIED', 'object': {'metadata': {'uid': 'x'}}},
         {'type': 'DELETED', 'object': {'metadata': 'text'}},
-        {'type': 'BOOKMARK', 'object': None}, {'type': 'BOOKMARK', 'object': {'metadata': []}},
-        {'type': 'REPLACED', 'object': obj('x', 9)}, {'type': None, 'object': obj('x', 9)},
-        {'type': ['ADDED'], 'object': obj('x', 9)}]
+        {'type': 'BOOKMARK', 'object': None},
+        {'type': 'BOOKMARK', 'object': {'metadata': []}},
+        {'type': 'REPLACED', 'object': obj('x', 9)},
+        {'type': None, 'object': obj('x', 9)},
+        {'type': ['ADDED'], 'object': obj('x', 9)},
+    ]
     server.script = [Stream(*wrong, added('a', 1), *wrong, bookmark(3, end=True), *wrong, modified('a', 5))]
     async with running(watch):
         await sink.has(a=5)
@@ -686,13 +801,21 @@ async def test_malformed_lines(watch, server, sink, caplog):
 
 async def test_objects_without_uids(watch, server, sink):
     server.script = [
-        Stream(added('a', 1, uid=''), added('b', 2, uid=''), bookmark(3, end=True), modified('a', 4, uid=''),
-               failure(code=410)),
-        Stream(added('a', 4, uid=''), bookmark(5, end=True))]
+        Stream(
+            added('a', 1, uid=''),
+            added('b', 2, uid=''),
+            bookmark(3, end=True),
+            modified('a', 4, uid=''),
+            failure(code=410),
+        ),
+        Stream(added('a', 4, uid=''), bookmark(5, end=True)),
+    ]
     for event in server.script[0][:2]:
         assert b'"uid": "uid-' in event
-    server.script = [Stream(*(line.replace(b'"uid": "uid-a", ', b'').replace(b'"uid": "uid-b", ', b'')
-                              for line in stream)) for stream in server.script]
+    server.script = [
+        Stream(*(line.replace(b'"uid": "uid-a", ', b'').replace(b'"uid": "uid-b", ', b'') for line in stream))
+        for stream in server.script
+    ]
     async with running(watch):
         await sink.has(a=4)
     assert sink.events == [(None, 'a'), (None, 'b'), ('MODIFIED', 'a'), (None, 'a'), ('DELETED', 'b')]
@@ -724,6 +847,7 @@ async def test_objects_that_make_no_sense_to_handlers(watch, server, sink, caplo
 
 
 # The time: with a client that needs none.
+
 
 class Client:
     """Answers at once, and remembers when it was asked."""
@@ -877,8 +1001,7 @@ async def test_inactivity_is_not_of_the_consumer(settings, sink):
     # The loop is blocked for longer than the limit, while a line is there already.
     settings.watching.inactivity_timeout = 0.01
     receive, sink.receive = sink.receive, lambda *args, **kwargs: (time.sleep(0.02), receive(*args, **kwargs))
-    client = Client([*START, *(modified('a', version) for version in range(2, 5)), 0.001, modified('a', 9)],
-                    default=[])
+    client = Client([*START, *(modified('a', version) for version in range(2, 5)), 0.001, modified('a', 9)], default=[])
     await watch_for(client, settings, sink, 0.05)
     assert sink.versions == {'a': '9'}
 
@@ -888,5 +1011,3 @@ async def test_reconnected_soon_after_an_ordinary_end(clock, settings, sink):
     client = Client(START, default=[60])
     await watch_for(client, settings, sink, 200)
     assert client.delays[1:] == pytest.approx([60.1] * (len(client.delays) - 1))
-
-

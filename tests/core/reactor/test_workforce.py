@@ -1,4 +1,5 @@
 """Workers: how many at a time, who goes first, and who waits until there is a chance to talk to the API."""
+
 import asyncio
 import contextlib
 import contextvars
@@ -14,8 +15,9 @@ from kopf._core.reactor.workforce import Workforce
 
 
 async def until_watched(world, resources):
-    while not resources <= {seen.resource for seen in world.sandbox.requests
-                            if seen.verb == 'watch' and seen.status == 200}:
+    while not resources <= {
+        seen.resource for seen in world.sandbox.requests if seen.verb == 'watch' and seen.status == 200
+    }:
         await asyncio.sleep(0.01)
 
 
@@ -44,6 +46,7 @@ async def test_those_who_sleep_take_no_places(world):
     async def work(name, **_):
         if name != 'third':
             raise kopf.TemporaryError('boo', delay=999)
+
     world.settings.queueing.worker_limit = 2
     world.declare(kopf.on.create, 'create', does=work)
     async with world.operator():
@@ -55,6 +58,7 @@ async def test_those_who_sleep_take_no_places(world):
 
 
 # Those who are there already, and those who come.
+
 
 @pytest.fixture
 async def crowd(world):
@@ -72,6 +76,7 @@ async def test_live_changes_go_before_the_initial_list(world, crowd, streaming):
     async def work(**_):
         if not first.is_set():
             await first.wait()
+
     world.settings.queueing.worker_limit = 1
     world.settings.watching.streaming_lists = streaming
     world.declare(kopf.on.create, 'create', does=work)
@@ -98,6 +103,7 @@ async def test_the_initial_list_is_not_stuck_behind_live_changes(world, crowd):
 
     async def work(name, patch, spec, **_):  # again and again, as if it was changed by others all the time
         patch.spec['field'] = spec['field'] + 1
+
     world.declare(kopf.on.event, 'busy', does=work, when=lambda name, **_: name.startswith('busy'))
     async with world.operator():
         for number in range(3):
@@ -131,6 +137,7 @@ async def test_ends_that_are_cut_short_leave_no_tasks_but_those_of_handlers():
 
 # Those who were there before do not begin while enough of them wait for the API.
 
+
 @pytest.fixture
 def few(monkeypatch):
     """One request at a time, and two that wait for it, are enough."""
@@ -158,7 +165,7 @@ async def test_live_changes_are_not_held_back_by_those_who_wait_for_the_api(worl
         await world.edit(crowd[-1], field='v2')
         await world.until_called('create', name=crowd[-1])
         begun = [call.name for call in world.calls]
-        assert begun == [*crowd[:len(begun) - 2], 'new', crowd[-1]] and len(begun) <= MOST + 2
+        assert begun == [*crowd[: len(begun) - 2], 'new', crowd[-1]] and len(begun) <= MOST + 2
         assert patched(world) == [crowd[0]]  # it is not answered yet
         await world.handled(crowd[-1], field='v2')
         for name in [*crowd, 'new']:
@@ -382,6 +389,7 @@ async def test_those_who_make_requests_later_begin_at_once():
     async def work(record):
         crowd.begun.append(record.name)
         await asyncio.sleep(100)
+
     crowd.work = work
     crowd.workforce.pause()
     for number in range(200):

@@ -1,4 +1,5 @@
 """A server of the smallest kind, and clients that can send anything: over TCP and TLS, in both kinds of event loops."""
+
 import asyncio
 import dataclasses
 import socket
@@ -50,6 +51,7 @@ class App:
 @dataclasses.dataclass
 class Client:
     """One connection, and what comes of it."""
+
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 

@@ -1,4 +1,5 @@
 """HTTP as it comes over the wire: in any pieces, in any order, too slow, too large, and not at all."""
+
 import asyncio
 import logging
 
@@ -27,6 +28,7 @@ async def until(predicate):
 
 
 # Requests and answers.
+
 
 async def test_requests_one_after_another(client, app):
     for number in range(3):
@@ -70,14 +72,21 @@ async def test_many_large_requests_at_once_are_not_read_ahead(serve, connect, ap
 
 
 async def test_headers(client, app):
-    await client.ask(b'GET /x?a=1&b=%20&a=2&c= HTTP/1.1\r\nHost: x\r\nX-One: 1\r\nX-Two: \xc3\xa4\r\nx-one: 2\r\n'
-                     b'Content-Type: Application/JSON; charset=utf-8\r\n\r\n')
+    await client.ask(
+        b'GET /x?a=1&b=%20&a=2&c= HTTP/1.1\r\nHost: x\r\nX-One: 1\r\nX-Two: \xc3\xa4\r\nx-one: 2\r\n'
+        b'Content-Type: Application/JSON; charset=utf-8\r\n\r\n'
+    )
     (request,) = app.requests
     assert request.headers['x-one'] == '1\n2'
     assert request.get_header(b'x-two') == request.headers['x-two'] == 'ä'
     assert request.get_header(b'x-six') == ''
     assert request.get_sent_headers() == {
-        'Host': 'x', 'X-One': '1', 'X-Two': 'ä', 'x-one': '2', 'Content-Type': 'Application/JSON; charset=utf-8'}
+        'Host': 'x',
+        'X-One': '1',
+        'X-Two': 'ä',
+        'x-one': '2',
+        'Content-Type': 'Application/JSON; charset=utf-8',
+    }
     assert request.content_type == 'application/json'
     assert request.query_string == 'a=1&b=%20&a=2&c='
     assert request.query == {'a': '1', 'b': ' ', 'c': ''}
@@ -85,11 +94,18 @@ async def test_headers(client, app):
     assert request.certificate is None
 
 
-@pytest.mark.parametrize('url, path, query', [
-    (b'/', '/', ''), (b'/a%2Fb%20c?d%20e', '/a/b c', 'd%20e'), (b'/%ff', '/\N{REPLACEMENT CHARACTER}', ''),
-    (b'//x//', '//x//', ''), (b'http://proxy:1/a/b?c', '/a/b', 'c'), (b'https://proxy', '/', ''),
-    (b'/a?b?c', '/a', 'b?c'),
-])
+@pytest.mark.parametrize(
+    'url, path, query',
+    [
+        (b'/', '/', ''),
+        (b'/a%2Fb%20c?d%20e', '/a/b c', 'd%20e'),
+        (b'/%ff', '/\N{REPLACEMENT CHARACTER}', ''),
+        (b'//x//', '//x//', ''),
+        (b'http://proxy:1/a/b?c', '/a/b', 'c'),
+        (b'https://proxy', '/', ''),
+        (b'/a?b?c', '/a', 'b?c'),
+    ],
+)
 async def test_urls(client, app, url, path, query):
     await client.ask(GET % url)
     assert (app.requests[0].path, app.requests[0].query_string) == (path, query)
@@ -148,11 +164,15 @@ async def test_large_bodies(serve, connect, secure):
 
 # The end of connections.
 
-@pytest.mark.parametrize('request_, headers', [
-    (b'GET /x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n', {'connection': 'close'}),
-    (b'GET /x HTTP/1.0\r\n\r\n', {'connection': 'close'}),
-    (b'GET /x HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n', {'connection': 'close'}),
-])
+
+@pytest.mark.parametrize(
+    'request_, headers',
+    [
+        (b'GET /x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n', {'connection': 'close'}),
+        (b'GET /x HTTP/1.0\r\n\r\n', {'connection': 'close'}),
+        (b'GET /x HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n', {'connection': 'close'}),
+    ],
+)
 async def test_the_last_request_of_a_connection(client, app, request_, headers):
     status, got, body = await client.ask(request_ + get(b'/more'))
     assert (status, body) == (200, b'/x ')
@@ -218,18 +238,36 @@ async def test_clients_that_are_gone(serve, connect, app, secure, abandons, capl
 
 # What is refused.
 
-@pytest.mark.parametrize('sent', [
-    b'rubbish\r\n\r\n', b'\x80\x03\x00\x01', b'\x00' * 1000, b'GET\r\n\r\n', b'GET / HTTP/9.9\r\n\r\n',
-    b'GET / HTTP/2.0\r\n\r\n', b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n', b'GET / FTP/1.1\r\n\r\n',
-    b'GET /\x01 HTTP/1.1\r\nHost: x\r\n\r\n', b'GET / HTTP/1.1\r\nHost : x\r\n\r\n', b'GET / HTTP/1.1\r\n: x\r\n\r\n',
-    b'GET / HTTP/1.1\r\nX: \x00\r\n\r\n', b'GET / HTTP/1.1\r\nX\r\n\r\n', b'GET x HTTP/1.1\r\n\r\n',
-    b'POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n', b'POST / HTTP/1.1\r\nContent-Length: 1x\r\n\r\n',
-    b'POST / HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n',
-    b'POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab',
-    b'POST / HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n',
-    b'POST / HTTP/1.1\r\nTransfer-Encoding: chunked, gzip\r\n\r\n', CHUNKED + b'x\r\n', CHUNKED + b'-1\r\n',
-    CHUNKED + b'fffffffffffffffff\r\n', CHUNKED + b'2\r\nbody\r\n',
-])
+
+@pytest.mark.parametrize(
+    'sent',
+    [
+        b'rubbish\r\n\r\n',
+        b'\x80\x03\x00\x01',
+        b'\x00' * 1000,
+        b'GET\r\n\r\n',
+        b'GET / HTTP/9.9\r\n\r\n',
+        b'GET / HTTP/2.0\r\n\r\n',
+        b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n',
+        b'GET / FTP/1.1\r\n\r\n',
+        b'GET /\x01 HTTP/1.1\r\nHost: x\r\n\r\n',
+        b'GET / HTTP/1.1\r\nHost : x\r\n\r\n',
+        b'GET / HTTP/1.1\r\n: x\r\n\r\n',
+        b'GET / HTTP/1.1\r\nX: \x00\r\n\r\n',
+        b'GET / HTTP/1.1\r\nX\r\n\r\n',
+        b'GET x HTTP/1.1\r\n\r\n',
+        b'POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n',
+        b'POST / HTTP/1.1\r\nContent-Length: 1x\r\n\r\n',
+        b'POST / HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n',
+        b'POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab',
+        b'POST / HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n',
+        b'POST / HTTP/1.1\r\nTransfer-Encoding: chunked, gzip\r\n\r\n',
+        CHUNKED + b'x\r\n',
+        CHUNKED + b'-1\r\n',
+        CHUNKED + b'fffffffffffffffff\r\n',
+        CHUNKED + b'2\r\nbody\r\n',
+    ],
+)
 async def test_what_is_not_http(serve, connect, app, sent):
     client = await connect((await serve())[0])
     status, headers, body = await client.ask(sent)
@@ -249,12 +287,19 @@ async def test_what_is_not_http_after_what_is(client, app):
     assert [request.path for request in app.requests] == ['/slow', '/x']
 
 
-@pytest.mark.parametrize('sent', [
-    GET % (b'/' + b'x' * 70_000), b'GET / HTTP/1.1\r\nX: ' + b'x' * 70_000 + b'\r\n\r\n',
-    b'GET / HTTP/1.1\r\n' + b'X: x\r\n' * 40_000 + b'\r\n',
-    b'GET / HTTP/1.1\r\nX: ' + b'x' * 1_000_000, b'GET /' + b'x' * 1_000_000, b'X' * 1_000_000,
-    CHUNKED + b'1\r\nx\r\n0\r\nX: ' + b'x' * 1_000_000, CHUNKED + b'1;' + b'x' * 1_000_000,
-])
+@pytest.mark.parametrize(
+    'sent',
+    [
+        GET % (b'/' + b'x' * 70_000),
+        b'GET / HTTP/1.1\r\nX: ' + b'x' * 70_000 + b'\r\n\r\n',
+        b'GET / HTTP/1.1\r\n' + b'X: x\r\n' * 40_000 + b'\r\n',
+        b'GET / HTTP/1.1\r\nX: ' + b'x' * 1_000_000,
+        b'GET /' + b'x' * 1_000_000,
+        b'X' * 1_000_000,
+        CHUNKED + b'1\r\nx\r\n0\r\nX: ' + b'x' * 1_000_000,
+        CHUNKED + b'1;' + b'x' * 1_000_000,
+    ],
+)
 async def test_heads_too_large(serve, connect, app, sent):
     client = await connect((await serve())[0])
     client.send(sent)
@@ -264,13 +309,17 @@ async def test_heads_too_large(serve, connect, app, sent):
     assert await client.is_closed()
 
 
-@pytest.mark.parametrize('sent', [
-    b'POST /x HTTP/1.1\r\nContent-Length: 1001\r\n\r\n',
-    b'POST /x HTTP/1.1\r\nContent-Length: 1001\r\nExpect: 100-continue\r\n\r\n',
-    b'POST /x HTTP/1.1\r\nContent-Length: 100000000\r\n\r\n' + b'x' * 2_000_000,
-    CHUNKED + b'1000\r\n' + b'x' * 1001, CHUNKED + b'800\r\n' + b'x' * 0x800 + b'\r\n',
-    CHUNKED + b'1\r\nx\r\n' * 1001,
-])
+@pytest.mark.parametrize(
+    'sent',
+    [
+        b'POST /x HTTP/1.1\r\nContent-Length: 1001\r\n\r\n',
+        b'POST /x HTTP/1.1\r\nContent-Length: 1001\r\nExpect: 100-continue\r\n\r\n',
+        b'POST /x HTTP/1.1\r\nContent-Length: 100000000\r\n\r\n' + b'x' * 2_000_000,
+        CHUNKED + b'1000\r\n' + b'x' * 1001,
+        CHUNKED + b'800\r\n' + b'x' * 0x800 + b'\r\n',
+        CHUNKED + b'1\r\nx\r\n' * 1001,
+    ],
+)
 async def test_bodies_too_large_are_not_waited_for(client, app, sent):
     client.send(sent)
     status, headers, body = await client.read()
@@ -308,7 +357,7 @@ async def test_whatever_is_sent_is_answered_or_refused(serve, connect, caplog, d
     sent = bytearray(post(b'/1') + CHUNKED + b'4\r\nbody\r\n0\r\n\r\n' + get(b'/3'))
     for _ in range(data.draw(strategies.integers(0, 4))):
         place = data.draw(strategies.integers(0, len(sent)))
-        sent[place:place + data.draw(strategies.integers(0, 3))] = data.draw(strategies.binary(max_size=3))
+        sent[place : place + data.draw(strategies.integers(0, 3))] = data.draw(strategies.binary(max_size=3))
     port, listener = await serve()
     client = await connect(port)
     client.send(bytes(sent))
@@ -351,6 +400,7 @@ async def test_permissions_wait_for_the_answers_before_them(client, app):
 
 
 # Time.
+
 
 async def test_idle_connections_are_closed(serve, connect, secure):
     port, _ = await serve(secure=secure, idle_timeout=1, request_timeout=10)
@@ -424,6 +474,7 @@ async def test_clients_that_do_not_read(serve, connect, app, secure):
 
 
 # Handlers.
+
 
 async def test_handlers_that_fail(client, app, caplog):
     async def fail(request):

@@ -1,4 +1,5 @@
 """How servers begin and end: ports, certificates of clients, and what is under way when they are closed."""
+
 import asyncio
 import datetime
 import gc
@@ -42,11 +43,18 @@ def client_pair(tmp_path_factory):
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, 'client')])
     now = datetime.datetime.now(datetime.UTC)
     certificate = x509.CertificateBuilder(
-        name, name, key.public_key(), x509.random_serial_number(), now, now + datetime.timedelta(days=1),
+        name,
+        name,
+        key.public_key(),
+        x509.random_serial_number(),
+        now,
+        now + datetime.timedelta(days=1),
     ).sign(key, hashes.SHA256())
     path = tmp_path_factory.mktemp('clients') / 'client.pem'
-    path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM) + key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+    path.write_bytes(
+        certificate.public_bytes(serialization.Encoding.PEM)
+        + key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
     return path
 
 
@@ -87,6 +95,7 @@ async def test_nothing_of_a_connection_is_left_to_the_garbage_collector(app, ser
 
 
 # The end.
+
 
 async def test_nothing_under_way(app, serve, connect, secure):
     port, listener = await serve(secure=secure)

@@ -1,6 +1,7 @@
 """
 How a write is to be done, by its query and its ``DeleteOptions``, and what the client is told besides the answer.
 """
+
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from kopf._kits.testing.wire import queries, statuses
 @dataclasses.dataclass(slots=True)
 class Options:
     """How it is to be done; ``warnings`` collects what the client should be told besides."""
+
     user: User = dataclasses.field(default_factory=User)
     dry_run: bool = False
     field_validation: str = 'Warn'
@@ -29,8 +31,10 @@ class Options:
 def decode_options(body: Any, params: Mapping[str, str], options: Options) -> None:
     """Take over ``DeleteOptions``, from the body of a request or from its query; 4xx if they are wrong."""
     if isinstance(body, dict) and body.get('kind', 'DeleteOptions') != 'DeleteOptions':
-        raise statuses.bad_request(f'no kind "{body["kind"]}" is registered for version "{body.get("apiVersion")}" '
-                                   'in scheme "pkg/runtime/scheme.go:111"')
+        raise statuses.bad_request(
+            f'no kind "{body["kind"]}" is registered for version "{body.get("apiVersion")}" '
+            'in scheme "pkg/runtime/scheme.go:111"'
+        )
     given = queries.Deletion(body, params)
     options.propagation = given.propagation or {None: '', True: 'Orphan', False: 'Background'}[given.orphan]
     options.uid, options.version = given.uid, given.version

@@ -4,6 +4,7 @@ Who may do what: everybody everything, or as the roles and bindings of the clust
 Each request is described by its `Attributes` before anything is looked up, so that a refusal does not tell what exists.
 With RBAC, the rules of a user are put together once, and again when any role or binding changes.
 """
+
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -14,8 +15,12 @@ from kopf._kits.testing.kinds.storage import Change, Storage, Table
 from kopf._kits.testing.wire import statuses
 
 GROUP = 'rbac.authorization.k8s.io'
-PLURALS = {'ClusterRole': 'clusterroles', 'ClusterRoleBinding': 'clusterrolebindings', 'Role': 'roles',
-           'RoleBinding': 'rolebindings'}
+PLURALS = {
+    'ClusterRole': 'clusterroles',
+    'ClusterRoleBinding': 'clusterrolebindings',
+    'Role': 'roles',
+    'RoleBinding': 'rolebindings',
+}
 
 #: What comes with refusals, so that browsers take them for nothing else.
 SAFE = {'X-Content-Type-Options': 'nosniff'}
@@ -28,6 +33,7 @@ Rule = Mapping[str, Any]
 
 class Attributes(NamedTuple):
     """What somebody wants to do: a verb with a resource, or with a path that is not one."""
+
     verb: str
     group: str = ''
     resource: str = ''
@@ -49,14 +55,19 @@ class Attributes(NamedTuple):
             return statuses.Refusal(403, 'Forbidden', message, {}, headers=SAFE)
         scope = f'in the namespace "{self.namespace}"' if self.namespace else 'at the cluster scope'
         refusal = statuses.forbidden(
-            self.group, self.resource, self.name, f'User "{user.name}" cannot {self.verb} resource "{self.combined}" '
-            f'in API group "{self.group}" {scope}{why}')
+            self.group,
+            self.resource,
+            self.name,
+            f'User "{user.name}" cannot {self.verb} resource "{self.combined}" '
+            f'in API group "{self.group}" {scope}{why}',
+        )
         refusal.headers.update(SAFE)
         return refusal
 
 
 class Decision(NamedTuple):
     """Whether something is allowed, and by which rule, or what was wrong with the rules."""
+
     allowed: bool
     reason: str = ''
 
@@ -87,12 +98,15 @@ class Everybody:
 
     def rules(self, user: User, namespace: str) -> tuple[Sequence[Rule], str]:
         """See `Authorizer`."""
-        return ({'verbs': ['*'], 'apiGroups': ['*'], 'resources': ['*']},
-                {'verbs': ['*'], 'nonResourceURLs': ['*']}), ''
+        return (
+            {'verbs': ['*'], 'apiGroups': ['*'], 'resources': ['*']},
+            {'verbs': ['*'], 'nonResourceURLs': ['*']},
+        ), ''
 
 
 class Granted(NamedTuple):
     """One rule that applies to a user, and the binding that has given it."""
+
     rule: Rule
     source: str
 
@@ -174,8 +188,11 @@ def allows(rule: Rule, attributes: Attributes) -> bool:
     if not _has(rule.get('apiGroups'), attributes.group) or (names and attributes.name not in names):
         return False
     resources = rule.get('resources') or ()
-    return '*' in resources or attributes.combined in resources or (
-        bool(attributes.subresource) and f'*/{attributes.subresource}' in resources)
+    return (
+        '*' in resources
+        or attributes.combined in resources
+        or (bool(attributes.subresource) and f'*/{attributes.subresource}' in resources)
+    )
 
 
 def recorded() -> list[dict[str, Any]]:
@@ -205,12 +222,21 @@ def _is_subject(user: User, subject: Mapping[str, str], namespace: str) -> bool:
 
 
 def _describe(
-        binding: Mapping[str, Any], reference: Mapping[str, str], subject: Mapping[str, str], namespace: str,
+    binding: Mapping[str, Any],
+    reference: Mapping[str, str],
+    subject: Mapping[str, str],
+    namespace: str,
 ) -> str:
-    name = f'{subject["name"]}/{subject.get("namespace") or namespace}' if subject['kind'] == 'ServiceAccount' \
+    name = (
+        f'{subject["name"]}/{subject.get("namespace") or namespace}'
+        if subject['kind'] == 'ServiceAccount'
         else subject['name']
-    word, own = ('RoleBinding', f'{binding["metadata"]["name"]}/{namespace}') if namespace \
+    )
+    word, own = (
+        ('RoleBinding', f'{binding["metadata"]["name"]}/{namespace}')
+        if namespace
         else ('ClusterRoleBinding', binding['metadata']['name'])
+    )
     return f'{word} "{own}" of {reference["kind"]} "{reference["name"]}" to {subject["kind"]} "{name}"'
 
 

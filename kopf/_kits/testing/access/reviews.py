@@ -3,6 +3,7 @@ Objects that are questions: who am I, whose token is this, may I do that, what m
 
 They are answered in the moment they are created, and never stored.
 """
+
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -52,8 +53,12 @@ class Reviews:
             user = User(spec.get('user', ''), tuple(spec.get('groups') or ()), spec.get('uid', ''))
         decision = self._authorizer.decide(user, _attributes(spec))
         status = {'allowed': decision.allowed, 'reason': decision.reason}
-        return {**head, 'metadata': sent, 'spec': spec,
-                'status': {key: value for key, value in status.items() if value != ''}}
+        return {
+            **head,
+            'metadata': sent,
+            'spec': spec,
+            'status': {key: value for key, value in status.items() if value != ''},
+        }
 
     def _token(self, spec: Mapping[str, Any]) -> dict[str, Any]:
         if not spec.get('token'):
@@ -65,7 +70,7 @@ class Reviews:
         error = 'invalid bearer token'
         if user is not None:
             listed = ' '.join(f'"{audience}"' for audience in audiences)
-            error = (f'[{error}, token audiences ["{AUDIENCE}"] is invalid for the target audiences [{listed}]]')
+            error = f'[{error}, token audiences ["{AUDIENCE}"] is invalid for the target audiences [{listed}]]'
         return {'user': {}, 'error': error}
 
     def _rules(self, user: User, namespace: str) -> dict[str, Any]:
@@ -74,10 +79,14 @@ class Reviews:
         rules, error = self._authorizer.rules(user, namespace)
         fields = ('verbs', 'apiGroups', 'resources', 'resourceNames')
         status: dict[str, Any] = {
-            'resourceRules': [{key: rule[key] for key in fields if rule.get(key)}
-                              for rule in rules if rule.get('resources')],
-            'nonResourceRules': [{'verbs': rule['verbs'], 'nonResourceURLs': rule['nonResourceURLs']}
-                                 for rule in rules if rule.get('nonResourceURLs')],
+            'resourceRules': [
+                {key: rule[key] for key in fields if rule.get(key)} for rule in rules if rule.get('resources')
+            ],
+            'nonResourceRules': [
+                {'verbs': rule['verbs'], 'nonResourceURLs': rule['nonResourceURLs']}
+                for rule in rules
+                if rule.get('nonResourceURLs')
+            ],
             'incomplete': False,
         }
         return {**status, 'evaluationError': error} if error else status
@@ -87,29 +96,40 @@ def _problems(kind: Kind, spec: Mapping[str, Any], namespace: str) -> Any:
     resource, other = spec.get('resourceAttributes'), spec.get('nonResourceAttributes')
     if resource is not None and other is not None:
         text = orjson.dumps({'Path': other.get('path', ''), 'Verb': other.get('verb', '')}).decode()
-        yield statuses.value_invalid('spec.nonResourceAttributes', text,
-                                     'cannot be specified in combination with resourceAttributes')
+        yield statuses.value_invalid(
+            'spec.nonResourceAttributes', text, 'cannot be specified in combination with resourceAttributes'
+        )
     elif resource is None and other is None:
-        yield statuses.value_invalid('spec.resourceAttributes', 'null',
-                                     'exactly one of nonResourceAttributes or resourceAttributes must be specified')
+        yield statuses.value_invalid(
+            'spec.resourceAttributes',
+            'null',
+            'exactly one of nonResourceAttributes or resourceAttributes must be specified',
+        )
     if not kind.plural.startswith('self') and not spec.get('user') and not spec.get('groups'):
         yield statuses.value_invalid('spec.user', '""', 'at least one of user or group must be specified')
     if kind.namespaced and (resource or {}).get('namespace', '') != namespace:
-        yield statuses.value_invalid('spec.resourceAttributes.namespace', f'"{(resource or {}).get("namespace", "")}"',
-                                     'must match metadata.namespace')
+        yield statuses.value_invalid(
+            'spec.resourceAttributes.namespace',
+            f'"{(resource or {}).get("namespace", "")}"',
+            'must match metadata.namespace',
+        )
 
 
 def _metadata_problems(sent: Mapping[str, Any]) -> Iterator[statuses.Cause]:
     if sent.keys() - {'namespace', 'managedFields'}:
         ordered = {key: _sorted(sent[key]) for key in ('name', 'generateName', 'namespace', *sent) if key in sent}
-        yield statuses.value_invalid('metadata', statuses.text(ordered),
-                                     f'must be empty{" except for namespace" if "namespace" in sent else ""}')
+        yield statuses.value_invalid(
+            'metadata', statuses.text(ordered), f'must be empty{" except for namespace" if "namespace" in sent else ""}'
+        )
 
 
 def _sorted(value: Any) -> Any:
     if isinstance(value, list):
-        return [{**item, 'fieldsV1': orjson.loads(orjson.dumps(item.get('fieldsV1'), option=orjson.OPT_SORT_KEYS))}
-                for item in value if isinstance(item, dict)]
+        return [
+            {**item, 'fieldsV1': orjson.loads(orjson.dumps(item.get('fieldsV1'), option=orjson.OPT_SORT_KEYS))}
+            for item in value
+            if isinstance(item, dict)
+        ]
     return value
 
 
@@ -117,5 +137,6 @@ def _attributes(spec: Mapping[str, Any]) -> Attributes:
     if (resource := spec.get('resourceAttributes')) is None:
         other = spec['nonResourceAttributes']
         return Attributes(other.get('verb', ''), path=other.get('path', ''))
-    return Attributes(**{key: resource.get(key, '')
-                         for key in ('verb', 'group', 'resource', 'subresource', 'namespace', 'name')})
+    return Attributes(
+        **{key: resource.get(key, '') for key in ('verb', 'group', 'resource', 'subresource', 'namespace', 'name')}
+    )

@@ -3,6 +3,7 @@ Roles and bindings as objects: what is wrong with them, who may grant what, and 
 
 Nobody can give away more than they have: this is checked where RBAC decides.
 """
+
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,9 @@ from kopf._kits.testing.wire.statuses import Cause
 
 ROLES, BINDINGS = ('roles', 'clusterroles'), ('rolebindings', 'clusterrolebindings')
 EVERYTHING: Sequence[Rule] = (
-    {'verbs': ['*'], 'apiGroups': ['*'], 'resources': ['*']}, {'verbs': ['*'], 'nonResourceURLs': ['*']})
+    {'verbs': ['*'], 'apiGroups': ['*'], 'resources': ['*']},
+    {'verbs': ['*'], 'nonResourceURLs': ['*']},
+)
 
 
 def complete(body: Body, kind: Kind) -> None:
@@ -40,8 +43,10 @@ def problems(body: Body, kind: Kind) -> Iterator[Cause]:
             yield from _rule_problems(rule, f'rules[{index}]', namespaced=kind.namespaced)
         aggregation = body.get('aggregationRule')
         if aggregation is not None and not aggregation.get('clusterRoleSelectors'):
-            yield statuses.value_required('aggregationRule.clusterRoleSelectors',
-                                          'at least one clusterRoleSelector required if aggregationRule is non-nil')
+            yield statuses.value_required(
+                'aggregationRule.clusterRoleSelectors',
+                'at least one clusterRoleSelector required if aggregationRule is non-nil',
+            )
         return
     reference = body.get('roleRef') or {}
     kinds = ('Role', 'ClusterRole') if kind.namespaced else ('ClusterRole',)
@@ -61,11 +66,13 @@ def _rule_problems(rule: Rule, place: str, *, namespaced: bool) -> Iterator[Caus
     if paths := rule.get('nonResourceURLs'):
         text = orjson.dumps(paths).decode()
         if namespaced:
-            yield statuses.value_invalid(f'{place}.nonResourceURLs', text,
-                                         'namespaced rules cannot apply to non-resource URLs')
+            yield statuses.value_invalid(
+                f'{place}.nonResourceURLs', text, 'namespaced rules cannot apply to non-resource URLs'
+            )
         if rule.get('apiGroups') or rule.get('resources') or rule.get('resourceNames'):
-            yield statuses.value_invalid(f'{place}.nonResourceURLs', text,
-                                         'rules cannot apply to both regular resources and non-resource URLs')
+            yield statuses.value_invalid(
+                f'{place}.nonResourceURLs', text, 'rules cannot apply to both regular resources and non-resource URLs'
+            )
         return
     if not rule.get('apiGroups'):
         yield statuses.value_required(f'{place}.apiGroups', 'resource rules must supply at least one api group')
@@ -91,8 +98,9 @@ def change_problems(body: Body, old: Body, kind: Kind) -> Iterator[Cause]:
     """What is wrong with the difference between two versions of a binding: it stays with its role."""
     new = body.get('roleRef') or {}
     if kind.plural in BINDINGS and new != (old.get('roleRef') or {}):
-        text = orjson.dumps({'APIGroup': new.get('apiGroup', ''), 'Kind': new.get('kind', ''),
-                             'Name': new.get('name', '')}).decode()
+        text = orjson.dumps(
+            {'APIGroup': new.get('apiGroup', ''), 'Kind': new.get('kind', ''), 'Name': new.get('name', '')}
+        ).decode()
         yield statuses.value_invalid('roleRef', text, 'cannot change roleRef')
 
 
@@ -114,8 +122,14 @@ class Guard:
             self._check_rules(kind, namespace, name, body.get('rules') or (), user)
             selectors = [(version or {}).get('aggregationRule') or {} for version in (body, old)]
             if any(item.get('clusterRoleSelectors') for item in selectors):
-                self._check_rules(kind, namespace, name, EVERYTHING, user,
-                                  'must have cluster-admin privileges to use the aggregationRule')
+                self._check_rules(
+                    kind,
+                    namespace,
+                    name,
+                    EVERYTHING,
+                    user,
+                    'must have cluster-admin privileges to use the aggregationRule',
+                )
             return
         reference = body.get('roleRef') or {}
         plural = {'Role': 'roles', 'ClusterRole': 'clusterroles'}.get(reference.get('kind', ''), '')
@@ -132,7 +146,13 @@ class Guard:
         check(self._rbac, user, Attributes('create', kind.group, kind.plural, '', namespace, name))
 
     def _check_rules(
-            self, kind: Kind, namespace: str, name: str, rules: Iterable[Rule], user: User, why: str = '',
+        self,
+        kind: Kind,
+        namespace: str,
+        name: str,
+        rules: Iterable[Rule],
+        user: User,
+        why: str = '',
     ) -> None:
         held, errors = self._rbac.rules(user, namespace)
         missing = [rule for rule in _atoms(rules) if not any(_covers(own, rule) for own in held)]
@@ -141,17 +161,24 @@ class Guard:
         if not why:
             groups = ' '.join(users.quoted(group) for group in user.groups)
             listed = '\n'.join(sorted(set(_compact(missing))))
-            why = (f'user "{user.name}" (groups=[{groups}]) is attempting to grant RBAC permissions not currently held:'
-                   f'\n{listed}' + (f'; resolution errors: [{errors}]' if errors else ''))
+            why = (
+                f'user "{user.name}" (groups=[{groups}]) is attempting to grant RBAC permissions not currently held:'
+                f'\n{listed}' + (f'; resolution errors: [{errors}]' if errors else '')
+            )
         raise statuses.forbidden(GROUP, kind.plural, name, why)
 
 
 def _is_same(body: Body, old: Body) -> bool:
     """Whether nothing is different but what the garbage collector changes."""
+
     def rest(version: Body) -> dict[str, Any]:
-        meta = {key: value for key, value in version['metadata'].items()
-                if key not in ('ownerReferences', 'finalizers', 'managedFields')}
+        meta = {
+            key: value
+            for key, value in version['metadata'].items()
+            if key not in ('ownerReferences', 'finalizers', 'managedFields')
+        }
         return {**version, 'metadata': meta}
+
     return rest(body) == rest(old)
 
 
@@ -173,12 +200,17 @@ def _covers(held: Rule, atom: Rule) -> bool:
     if not {'*', *atom['verbs']} & set(held.get('verbs') or ()):
         return False
     if paths := atom.get('nonResourceURLs'):
-        return any(path in ('*', paths[0]) or (path.endswith('*') and paths[0].startswith(path[:-1]))
-                   for path in held.get('nonResourceURLs') or ())
+        return any(
+            path in ('*', paths[0]) or (path.endswith('*') and paths[0].startswith(path[:-1]))
+            for path in held.get('nonResourceURLs') or ()
+        )
     (resource,), names = atom['resources'], held.get('resourceNames')
     allowed = {'*', resource, *([f'*/{resource.partition("/")[2]}'] if '/' in resource else ())}
-    return bool({'*', *atom['apiGroups']} & set(held.get('apiGroups') or ()) and allowed & set(held['resources'])
-                and (not names or set(atom.get('resourceNames') or [None]) <= set(names)))
+    return bool(
+        {'*', *atom['apiGroups']} & set(held.get('apiGroups') or ())
+        and allowed & set(held['resources'])
+        and (not names or set(atom.get('resourceNames') or [None]) <= set(names))
+    )
 
 
 def _compact(atoms: Iterable[Rule]) -> Iterator[str]:
@@ -190,8 +222,13 @@ def _compact(atoms: Iterable[Rule]) -> Iterator[str]:
             key += atom['verbs'][0]
         found = together.setdefault(key, {**atom, 'verbs': []})
         found['verbs'] = [*found['verbs'], *atom['verbs']]
-    parts = (('APIGroups', 'apiGroups'), ('Resources', 'resources'), ('NonResourceURLs', 'nonResourceURLs'),
-             ('ResourceNames', 'resourceNames'), ('Verbs', 'verbs'))
+    parts = (
+        ('APIGroups', 'apiGroups'),
+        ('Resources', 'resources'),
+        ('NonResourceURLs', 'nonResourceURLs'),
+        ('ResourceNames', 'resourceNames'),
+        ('Verbs', 'verbs'),
+    )
     for rule in together.values():
         texts = [f'{word}:[{" ".join(users.quoted(item) for item in rule[key])}]' for word, key in parts if key in rule]
         yield f'{{{", ".join(texts)}}}'

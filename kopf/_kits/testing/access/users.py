@@ -1,6 +1,7 @@
 """
 Who asks: users with their groups, the tokens and certificates by which they are known, and whom they pretend to be.
 """
+
 import dataclasses
 import secrets
 import time
@@ -18,6 +19,7 @@ CREDENTIAL = 'authentication.kubernetes.io/credential-id'
 @dataclasses.dataclass(frozen=True)
 class User:
     """Who asks; ``uid`` and ``extra`` are what only service accounts and those have who are impersonated."""
+
     name: str = 'sandbox'
     groups: tuple[str, ...] = (MASTERS, AUTHENTICATED)
     uid: str = ''
@@ -71,7 +73,9 @@ class Tokens:
 
 
 def authenticate(
-        headers: Mapping[str, str], certificate: Mapping[str, Any] | None, lookup: Callable[[str], User | None],
+    headers: Mapping[str, str],
+    certificate: Mapping[str, Any] | None,
+    lookup: Callable[[str], User | None],
 ) -> User:
     """Who sends a request; 401 if the credentials are not known."""
     scheme, _, token = headers.get('authorization', '').partition(' ')
@@ -95,15 +99,21 @@ def wanted(headers: Mapping[str, str]) -> User | None:
     name, uid = headers.get('impersonate-user', ''), headers.get('impersonate-uid', '')
     groups = tuple(filter(None, headers.get('impersonate-group', '').split('\n')))
     prefix = 'impersonate-extra-'
-    extra = {unquote(key.removeprefix(prefix)): tuple(value.split('\n'))
-             for key, value in headers.items() if key.startswith(prefix)}
+    extra = {
+        unquote(key.removeprefix(prefix)): tuple(value.split('\n'))
+        for key, value in headers.items()
+        if key.startswith(prefix)
+    }
     if not name and (uid or groups or extra):
         listed = f'[]string{{{", ".join(quoted(group) for group in groups)}}}' if groups else '[]string(nil)'
-        extras = ', '.join(f'{quoted(key)}:[]string{{{", ".join(map(quoted, values))}}}'
-                           for key, values in extra.items())
+        extras = ', '.join(
+            f'{quoted(key)}:[]string{{{", ".join(map(quoted, values))}}}' for key, values in extra.items()
+        )
         mapping = f'map[string][]string{{{extras}}}' if extra else 'map[string][]string(nil)'
-        raise statuses.bad_request(f'requested &user.DefaultInfo{{Name:"", UID:"{uid}", Groups:{listed}, '
-                                   f'Extra:{mapping}}} without impersonating a user name')
+        raise statuses.bad_request(
+            f'requested &user.DefaultInfo{{Name:"", UID:"{uid}", Groups:{listed}, '
+            f'Extra:{mapping}}} without impersonating a user name'
+        )
     return User(name, groups, uid, extra) if name else None
 
 

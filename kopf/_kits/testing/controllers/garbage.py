@@ -4,6 +4,7 @@ The garbage collector: objects go with their last owner, before it, or stay as o
 It works as the real one: whenever an object has changed that others depend on, those are looked at, and what is to be
 done follows from the state of their owners alone.
 """
+
 import dataclasses
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ Schedule = Callable[[Callable[..., object], Hashable], None]
 
 class Place(NamedTuple):
     """Where an object is."""
+
     table: Table
     namespace: str
     name: str

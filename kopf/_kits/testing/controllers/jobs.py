@@ -1,6 +1,7 @@
 """
 Jobs on request: which pods a job needs now, and what is to be said of it. All of it is pure.
 """
+
 import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ _TRANSIENT = ('Suspended',)
 
 class Outcome(NamedTuple):
     """What is to be done for a job: its status, how many pods are missing, which are too many, when to look again."""
+
     status: dict[str, Any]
     missing: int
     superfluous: Sequence[str]
@@ -31,12 +33,16 @@ def decide(job: Body, children: Sequence[Body]) -> Outcome:
     succeeded, failed = phases.count('Succeeded'), phases.count('Failed')
     suspended = bool(spec.get('suspend'))
     status: dict[str, Any] = {
-        'uncountedTerminatedPods': {}, 'terminating': 0, 'ready': sum(map(pods.is_ready, active)),
-        'conditions': [item for item in before.get('conditions') or () if item['type'] not in _TRANSIENT]}
+        'uncountedTerminatedPods': {},
+        'terminating': 0,
+        'ready': sum(map(pods.is_ready, active)),
+        'conditions': [item for item in before.get('conditions') or () if item['type'] not in _TRANSIENT],
+    }
     if not suspended:
         status['startTime'] = before.get('startTime') or timestamps.now()
-    status.update({key: count for key, count in (
-        ('active', len(active)), ('succeeded', succeeded), ('failed', failed)) if count})
+    status.update(
+        {key: count for key, count in (('active', len(active)), ('succeeded', succeeded), ('failed', failed)) if count}
+    )
     parallelism = spec.get('parallelism', 1)
     wanted = spec.get('completions') or (succeeded or parallelism)  # without a number, the first success is the end
     missing, superfluous, again = 0, [_name(child) for child in active], None
@@ -65,15 +71,18 @@ def decide(job: Body, children: Sequence[Body]) -> Outcome:
 
 def is_over(job: Body) -> bool:
     """Whether the job has been completed, or has failed."""
-    return any(item['type'] in ('Complete', 'Failed') and item['status'] == 'True'
-               for item in (job.get('status') or {}).get('conditions') or ())
+    return any(
+        item['type'] in ('Complete', 'Failed') and item['status'] == 'True'
+        for item in (job.get('status') or {}).get('conditions') or ()
+    )
 
 
 def seconds_left(job: Body) -> float | None:
     """How long a job that is over is still kept; None if for ever."""
     kept = job['spec'].get('ttlSecondsAfterFinished')
-    ended = next(item['lastTransitionTime'] for item in job['status']['conditions']
-                 if item['type'] in ('Complete', 'Failed'))
+    ended = next(
+        item['lastTransitionTime'] for item in job['status']['conditions'] if item['type'] in ('Complete', 'Failed')
+    )
     return None if kept is None else kept - _since(ended)
 
 
@@ -82,10 +91,18 @@ def pod_of(owner: Body, template: Mapping[str, Any], labels: Mapping[str, str] |
     meta = dict(template.get('metadata') or {})
     meta['labels'] = {**(meta.get('labels') or {}), **(labels or {})}
     mine = owner['metadata']
-    reference = {'apiVersion': owner['apiVersion'], 'kind': owner['kind'], 'name': mine['name'], 'uid': mine['uid'],
-                 'controller': True, 'blockOwnerDeletion': True}
-    return {'metadata': {**meta, 'generateName': f'{mine["name"]}-', 'ownerReferences': [reference]},
-            'spec': dict(template.get('spec') or {})}
+    reference = {
+        'apiVersion': owner['apiVersion'],
+        'kind': owner['kind'],
+        'name': mine['name'],
+        'uid': mine['uid'],
+        'controller': True,
+        'blockOwnerDeletion': True,
+    }
+    return {
+        'metadata': {**meta, 'generateName': f'{mine["name"]}-', 'ownerReferences': [reference]},
+        'spec': dict(template.get('spec') or {}),
+    }
 
 
 def _left(spec: Mapping[str, Any], status: Mapping[str, Any]) -> float | None:
@@ -102,9 +119,17 @@ def _conclude(status: dict[str, Any], before: Mapping[str, Any], why: tuple[str,
     known = {item['type']: item for item in before.get('conditions') or ()}
     now = timestamps.now()
     for type in types:
-        status['conditions'].append(known.get(type) or {
-            'type': type, 'status': 'True', 'reason': why[0], 'message': why[1], 'lastProbeTime': now,
-            'lastTransitionTime': now})
+        status['conditions'].append(
+            known.get(type)
+            or {
+                'type': type,
+                'status': 'True',
+                'reason': why[0],
+                'message': why[1],
+                'lastProbeTime': now,
+                'lastTransitionTime': now,
+            }
+        )
 
 
 def _name(pod: Body) -> str:

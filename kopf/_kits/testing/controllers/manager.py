@@ -4,6 +4,7 @@ What happens by itself: CRDs begin to be served, namespaces and CRDs take their 
 A controller is told of every change in the moment it is written. Kinds are served before the request that has created
 their CRD is answered; everything else is done a little later, in the order of its causes, as on a real control plane.
 """
+
 import asyncio
 import dataclasses
 from collections.abc import Callable, Hashable
@@ -30,8 +31,13 @@ class Controllers:
     """All of them; ``delay`` is how long the background work waits, in seconds."""
 
     def __init__(
-            self, storage: Storage, catalog: Catalog, rest: Objects, converting: ConversionFactory,
-            *, delay: float = 0.01,
+        self,
+        storage: Storage,
+        catalog: Catalog,
+        rest: Objects,
+        converting: ConversionFactory,
+        *,
+        delay: float = 0.01,
     ) -> None:
         self._storage = storage
         self._catalog = catalog
@@ -84,6 +90,7 @@ class Controllers:
         def run() -> None:
             self._scheduled.discard(key)
             work(subject)
+
         asyncio.get_running_loop().call_later(self._delay, run)
 
     # -- CRDs

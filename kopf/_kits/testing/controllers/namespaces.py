@@ -4,6 +4,7 @@ What a namespace says while it is being deleted: what is left in it, and whose f
 It is the first thing to look at when a namespace does not go away; most often, some operator has not removed its
 finalizers, or does not run any more.
 """
+
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -24,17 +25,39 @@ def explain(body: Body, left: Iterable[tuple[Kind, Record]]) -> Body:
     before = {item['type']: item for item in status.get('conditions') or ()}
     wanted = [
         ('NamespaceDeletionDiscoveryFailure', False, 'ResourcesDiscovered', 'All resources successfully discovered'),
-        ('NamespaceDeletionGroupVersionParsingFailure', False, 'ParsedGroupVersions',
-         'All legacy kube types successfully parsed'),
-        ('NamespaceDeletionContentFailure', False, 'ContentDeleted',
-         'All content successfully deleted, may be waiting on finalization'),
-        ('NamespaceContentRemaining', True, 'SomeResourcesRemain',
-         f'Some resources are remaining: {_listed(resources, "has")}') if resources else
-        ('NamespaceContentRemaining', False, 'ContentRemoved', 'All content successfully removed'),
-        ('NamespaceFinalizersRemaining', True, 'SomeFinalizersRemain',
-         f'Some content in the namespace has finalizers remaining: {_listed(finalizers, "in")}') if finalizers else
-        ('NamespaceFinalizersRemaining', False, 'ContentHasNoFinalizers',
-         'All content-preserving finalizers finished'),
+        (
+            'NamespaceDeletionGroupVersionParsingFailure',
+            False,
+            'ParsedGroupVersions',
+            'All legacy kube types successfully parsed',
+        ),
+        (
+            'NamespaceDeletionContentFailure',
+            False,
+            'ContentDeleted',
+            'All content successfully deleted, may be waiting on finalization',
+        ),
+        (
+            'NamespaceContentRemaining',
+            True,
+            'SomeResourcesRemain',
+            f'Some resources are remaining: {_listed(resources, "has")}',
+        )
+        if resources
+        else ('NamespaceContentRemaining', False, 'ContentRemoved', 'All content successfully removed'),
+        (
+            'NamespaceFinalizersRemaining',
+            True,
+            'SomeFinalizersRemain',
+            f'Some content in the namespace has finalizers remaining: {_listed(finalizers, "in")}',
+        )
+        if finalizers
+        else (
+            'NamespaceFinalizersRemaining',
+            False,
+            'ContentHasNoFinalizers',
+            'All content-preserving finalizers finished',
+        ),
     ]
     conditions = [_condition(before.get(item[0]) or {}, *item) for item in wanted]
     return {**body, 'status': {**status, 'conditions': conditions}}
@@ -46,5 +69,10 @@ def _listed(counts: Mapping[str, int], word: str) -> str:
 
 def _condition(before: Mapping[str, Any], type: str, value: bool, reason: str, message: str) -> dict[str, str]:
     same = before.get('status') == str(value)
-    return {'type': type, 'status': str(value), 'reason': reason, 'message': message,
-            'lastTransitionTime': before['lastTransitionTime'] if same else timestamps.now()}
+    return {
+        'type': type,
+        'status': str(value),
+        'reason': reason,
+        'message': message,
+        'lastTransitionTime': before['lastTransitionTime'] if same else timestamps.now(),
+    }

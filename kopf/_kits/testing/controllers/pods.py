@@ -5,6 +5,7 @@ Nothing is run: what happens, and when, is said by annotations of the pod, which
 have, too. Without them, it runs soon; if its restart policy is ``Always``, it runs on, otherwise it succeeds after a
 second.
 """
+
 import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -61,26 +62,37 @@ def exit_code(body: Body) -> int:
 
 def is_ready(body: Mapping[str, Any]) -> bool:
     """Whether the pod is ready to serve."""
-    return any(item['type'] == 'Ready' and item['status'] == 'True'
-               for item in (body.get('status') or {}).get('conditions') or ())
+    return any(
+        item['type'] == 'Ready' and item['status'] == 'True'
+        for item in (body.get('status') or {}).get('conditions') or ()
+    )
 
 
 def node() -> Body:
     """The node that the pods are said to run on."""
+
     def condition(type: str, status: str, reason: str, message: str) -> dict[str, str]:
         now = timestamps.now()
-        return {'type': type, 'status': status, 'lastHeartbeatTime': now, 'lastTransitionTime': now, 'reason': reason,
-                'message': message}
+        return {
+            'type': type,
+            'status': status,
+            'lastHeartbeatTime': now,
+            'lastTransitionTime': now,
+            'reason': reason,
+            'message': message,
+        }
 
     capacity = {'cpu': '8', 'memory': '16Gi', 'pods': '110'}
     return {
         'metadata': {'name': NODE, 'labels': {'kubernetes.io/hostname': NODE, 'kubernetes.io/os': 'linux'}},
         'status': {
-            'capacity': capacity, 'allocatable': capacity,
+            'capacity': capacity,
+            'allocatable': capacity,
             'addresses': [{'type': 'InternalIP', 'address': HOST}, {'type': 'Hostname', 'address': NODE}],
             'conditions': [
                 condition('MemoryPressure', 'False', 'KubeletHasSufficientMemory', 'there is no memory at all'),
-                condition('Ready', 'True', 'KubeletReady', 'the sandbox pretends to run pods')],
+                condition('Ready', 'True', 'KubeletReady', 'the sandbox pretends to run pods'),
+            ],
         },
     }
 
@@ -88,18 +100,28 @@ def node() -> Body:
 def _start(body: Body, status: dict[str, Any], address: str) -> None:
     now, spec = timestamps.now(), body['spec']
     spec.setdefault('nodeName', NODE)
-    status.update(phase='Running', hostIP=HOST, hostIPs=[{'ip': HOST}], podIP=address, podIPs=[{'ip': address}],
-                  startTime=now)
-    _set_conditions(status, dict.fromkeys(
-        ('PodReadyToStartContainers', 'Initialized', 'Ready', 'ContainersReady', 'PodScheduled'), True))
+    status.update(
+        phase='Running', hostIP=HOST, hostIPs=[{'ip': HOST}], podIP=address, podIPs=[{'ip': address}], startTime=now
+    )
+    _set_conditions(
+        status,
+        dict.fromkeys(('PodReadyToStartContainers', 'Initialized', 'Ready', 'ContainersReady', 'PodScheduled'), True),
+    )
     uid = body['metadata']['uid']
     if spec.get('initContainers'):
         status['initContainerStatuses'] = [
-            {**_container(item, uid), 'state': _terminated(0, now, _id(uid, item['name'])), 'ready': True,
-             'started': False} for item in spec['initContainers']]
+            {
+                **_container(item, uid),
+                'state': _terminated(0, now, _id(uid, item['name'])),
+                'ready': True,
+                'started': False,
+            }
+            for item in spec['initContainers']
+        ]
     status['containerStatuses'] = [
         {**_container(item, uid), 'state': {'running': {'startedAt': now}}, 'ready': True, 'started': True}
-        for item in spec.get('containers') or ()]
+        for item in spec.get('containers') or ()
+    ]
 
 
 def _restart(status: dict[str, Any], code: int) -> None:
@@ -113,8 +135,11 @@ def _restart(status: dict[str, Any], code: int) -> None:
 
 def _end(status: dict[str, Any], code: int) -> None:
     status['phase'] = 'Failed' if code else 'Succeeded'
-    _set_conditions(status, {'PodReadyToStartContainers': False, 'Ready': False, 'ContainersReady': False},
-                    '' if code else 'PodCompleted')
+    _set_conditions(
+        status,
+        {'PodReadyToStartContainers': False, 'Ready': False, 'ContainersReady': False},
+        '' if code else 'PodCompleted',
+    )
     for item in _containers(status):
         began = (item['state'].get('running') or {}).get('startedAt', timestamps.now())
         item['state'] = _terminated(code, began, item['containerID'])
@@ -125,8 +150,12 @@ def _set_conditions(status: dict[str, Any], wanted: Mapping[str, bool], reason: 
     conditions = {item['type']: item for item in status.get('conditions') or ()}
     for type, value in wanted.items():
         if (conditions.get(type) or {}).get('status') != str(value):
-            conditions[type] = {'type': type, 'status': str(value), 'lastProbeTime': None,
-                                'lastTransitionTime': timestamps.now()}
+            conditions[type] = {
+                'type': type,
+                'status': str(value),
+                'lastProbeTime': None,
+                'lastTransitionTime': timestamps.now(),
+            }
             if reason and type != 'PodReadyToStartContainers':
                 conditions[type]['reason'] = reason
     status['conditions'] = list(conditions.values())
@@ -135,7 +164,10 @@ def _set_conditions(status: dict[str, Any], wanted: Mapping[str, bool], reason: 
 def _container(item: Mapping[str, Any], uid: str) -> dict[str, Any]:
     image = item.get('image', '')
     return {
-        'name': item['name'], 'image': image, 'restartCount': 0, 'lastState': {},
+        'name': item['name'],
+        'image': image,
+        'restartCount': 0,
+        'lastState': {},
         'imageID': f'{image}@sha256:{hashlib.sha256(image.encode()).hexdigest()}',
         'containerID': _id(uid, item['name']),
     }
@@ -150,8 +182,15 @@ def _id(uid: str, name: str) -> str:
 
 
 def _terminated(code: int, began: str, id: str) -> dict[str, Any]:
-    return {'terminated': {'exitCode': code, 'reason': 'Error' if code else 'Completed', 'startedAt': began,
-                           'finishedAt': timestamps.now(), 'containerID': id}}
+    return {
+        'terminated': {
+            'exitCode': code,
+            'reason': 'Error' if code else 'Completed',
+            'startedAt': began,
+            'finishedAt': timestamps.now(),
+            'containerID': id,
+        }
+    }
 
 
 def _annotations(body: Body) -> Mapping[str, str]:

@@ -1,6 +1,7 @@
 """
 Claims and volumes that are in use are not deleted: a finalizer holds them until they are not used any more.
 """
+
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,8 +15,10 @@ class Protection:
     """Releases what is to be deleted; ``later`` calls a function with its subject, ``release`` removes a finalizer."""
 
     def __init__(
-            self, storage: Storage, release: Callable[[Table, Record, str], None],
-            later: Callable[[Callable[..., object], Any], None],
+        self,
+        storage: Storage,
+        release: Callable[[Table, Record, str], None],
+        later: Callable[[Callable[..., object], Any], None],
     ) -> None:
         self._storage = storage
         self._release = release

@@ -4,6 +4,7 @@ Deployments and replica sets on request: what they need now, and what is to be s
 A new template makes a new replica set; the old ones are emptied as soon as all pods of the new one are available. The
 numbers of the rolling update are not looked at.
 """
+
 import hashlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ _ALPHABET = 'bcdfghjklmnpqrstvwxz2456789'
 
 class SetOutcome(NamedTuple):
     """What is to be done for a replica set."""
+
     status: dict[str, Any]
     missing: int
     superfluous: Sequence[str]
@@ -28,6 +30,7 @@ class SetOutcome(NamedTuple):
 
 class Rollout(NamedTuple):
     """What is to be done for a deployment: its status, a replica set to be made, and how large others should be."""
+
     status: dict[str, Any]
     new: Body | None
     sizes: dict[str, int]
@@ -38,9 +41,12 @@ def decide_set(body: Body, children: Sequence[Body]) -> SetOutcome:
     active = [child for child in children if (child.get('status') or {}).get('phase') not in pods.ENDED]
     ready, wanted = sum(map(pods.is_ready, active)), body['spec'].get('replicas', 1)
     counts = {'fullyLabeledReplicas': len(active), 'readyReplicas': ready, 'availableReplicas': ready}
-    status = {'replicas': len(active), 'observedGeneration': body['metadata'].get('generation', 1),
-              **{key: count for key, count in counts.items() if count}}
-    superfluous = [child['metadata']['name'] for child in sorted(active, key=pods.is_ready)[:len(active) - wanted]]
+    status = {
+        'replicas': len(active),
+        'observedGeneration': body['metadata'].get('generation', 1),
+        **{key: count for key, count in counts.items() if count},
+    }
+    superfluous = [child['metadata']['name'] for child in sorted(active, key=pods.is_ready)[: len(active) - wanted]]
     return SetOutcome(status, max(0, wanted - len(active)), superfluous if len(active) > wanted else [])
 
 
@@ -62,23 +68,41 @@ def decide_rollout(body: Body, children: Sequence[Body]) -> Rollout:
 
 def _status(body: Body, children: Sequence[Body], current: Body | None, name: str) -> dict[str, Any]:
     wanted = body['spec'].get('replicas', 1)
-    total = {key: sum(_count(child, key) for child in children)
-             for key in ('replicas', 'readyReplicas', 'availableReplicas')}
+    total = {
+        key: sum(_count(child, key) for child in children) for key in ('replicas', 'readyReplicas', 'availableReplicas')
+    }
     available, updated = total['availableReplicas'], _count(current, 'replicas') if current is not None else 0
     status: dict[str, Any] = {
-        'observedGeneration': body['metadata'].get('generation', 1), **{k: v for k, v in total.items() if v},
+        'observedGeneration': body['metadata'].get('generation', 1),
+        **{k: v for k, v in total.items() if v},
         **({'updatedReplicas': updated} if updated else {}),
-        **({'unavailableReplicas': wanted - available} if available < wanted else {})}
+        **({'unavailableReplicas': wanted - available} if available < wanted else {}),
+    }
     done = current is not None and updated == total['replicas'] == wanted and available >= wanted
     enough = available >= wanted - wanted // 4
     before = {item['type']: item for item in (body.get('status') or {}).get('conditions') or ()}
     status['conditions'] = [
-        _condition(before, 'Available', enough, *(
-            ('MinimumReplicasAvailable', 'Deployment has minimum availability.') if enough else
-            ('MinimumReplicasUnavailable', 'Deployment does not have minimum availability.'))),
-        _condition(before, 'Progressing', True, *(
-            ('NewReplicaSetAvailable', f'ReplicaSet "{name}" has successfully progressed.') if done else
-            ('ReplicaSetUpdated', f'ReplicaSet "{name}" is progressing.')))]
+        _condition(
+            before,
+            'Available',
+            enough,
+            *(
+                ('MinimumReplicasAvailable', 'Deployment has minimum availability.')
+                if enough
+                else ('MinimumReplicasUnavailable', 'Deployment does not have minimum availability.')
+            ),
+        ),
+        _condition(
+            before,
+            'Progressing',
+            True,
+            *(
+                ('NewReplicaSetAvailable', f'ReplicaSet "{name}" has successfully progressed.')
+                if done
+                else ('ReplicaSetUpdated', f'ReplicaSet "{name}" is progressing.')
+            ),
+        ),
+    ]
     return status
 
 
@@ -91,11 +115,17 @@ def _set_of(body: Body, name: str, digest: str, revision: int) -> Body:
     selector = dict(spec['selector'])
     selector['matchLabels'] = {**(selector.get('matchLabels') or {}), HASH: digest}
     return {
-        'metadata': {'name': name, 'labels': labels, 'ownerReferences': made['metadata']['ownerReferences'],
-                     'annotations': {f'{ANNOTATION}desired-replicas': str(replicas),
-                                     f'{ANNOTATION}revision': str(revision)}},
-        'spec': {'replicas': replicas, 'selector': selector,
-                 'template': {**template, 'metadata': {**(template.get('metadata') or {}), 'labels': labels}}},
+        'metadata': {
+            'name': name,
+            'labels': labels,
+            'ownerReferences': made['metadata']['ownerReferences'],
+            'annotations': {f'{ANNOTATION}desired-replicas': str(replicas), f'{ANNOTATION}revision': str(revision)},
+        },
+        'spec': {
+            'replicas': replicas,
+            'selector': selector,
+            'template': {**template, 'metadata': {**(template.get('metadata') or {}), 'labels': labels}},
+        },
     }
 
 

@@ -6,6 +6,7 @@ One task does it all, one object after another: whatever has changed, or what it
 What is written is decided in the modules of the kinds, from the present state alone; so nothing breaks if it is
 interrupted, or if somebody else changes or deletes the objects.
 """
+
 import asyncio
 import contextlib
 import logging
@@ -30,6 +31,7 @@ RETRY = 1.0
 
 class Place(NamedTuple):
     """One object, by its name; there can be another one by now."""
+
     table: TableName
     namespace: str
     name: str
@@ -40,11 +42,17 @@ class Workloads:
 
     def __init__(self, storage: Storage, catalog: Catalog, rest: Objects) -> None:
         self._storage = storage
-        self._kinds = {name: catalog.named(f'{name.plural}.{name.group}' if name.group else f'{name.plural}.v1')
-                       for name in (PODS, JOBS, SETS, DEPLOYMENTS)}
+        self._kinds = {
+            name: catalog.named(f'{name.plural}.{name.group}' if name.group else f'{name.plural}.v1')
+            for name in (PODS, JOBS, SETS, DEPLOYMENTS)
+        }
         self._rest = rest
         self._visits: Mapping[TableName, Callable[[Place, Body], Awaitable[None]]] = {
-            PODS: self._visit_pod, JOBS: self._visit_job, SETS: self._visit_set, DEPLOYMENTS: self._visit_deployment}
+            PODS: self._visit_pod,
+            JOBS: self._visit_job,
+            SETS: self._visit_set,
+            DEPLOYMENTS: self._visit_deployment,
+        }
         self._queue: asyncio.Queue[Place] = asyncio.Queue()
         self._queued: set[Place] = set()
         self._due: dict[str, tuple[Any, float]] = {}
@@ -159,8 +167,9 @@ class Workloads:
 
     def _children(self, body: Body, table: TableName) -> list[Body]:
         found = self._storage.dependents(body['metadata']['uid'])
-        return [self._kinds[table].body(record) for place, record in found
-                if place.name == table and not record.deleting]
+        return [
+            self._kinds[table].body(record) for place, record in found if place.name == table and not record.deleting
+        ]
 
     async def _create_pods(self, namespace: str, count: int, owner: Body) -> None:
         for _ in range(count):

@@ -1,6 +1,7 @@
 """
 What was recorded of real control planes, by ``scripts/record_*.py``: packed JSON, unpacked when it is first needed.
 """
+
 import gzip
 from pathlib import Path
 from typing import Any

@@ -3,6 +3,7 @@ HorizontalPodAutoscalers in their two versions: stored in the newer one, in whic
 
 What the older version cannot say, it keeps in an annotation, as on a real server.
 """
+
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,8 +43,12 @@ def inward(body: Body) -> Body:
     spec.setdefault('minReplicas', 1)
     metrics: list[Mapping[str, Any]] = []
     if (percentage := spec.pop('targetCPUUtilizationPercentage', None)) is not None:
-        metrics.append({'type': 'Resource', 'resource': {'name': 'cpu', 'target': {
-            'type': 'Utilization', 'averageUtilization': percentage}}})
+        metrics.append(
+            {
+                'type': 'Resource',
+                'resource': {'name': 'cpu', 'target': {'type': 'Utilization', 'averageUtilization': percentage}},
+            }
+        )
     annotations = dict(meta.pop('annotations', None) or {})
     if text := annotations.pop(METRICS, ''):
         metrics += [_new(metric) for metric in orjson.loads(text)]
@@ -53,8 +58,9 @@ def inward(body: Body) -> Body:
         meta['annotations'] = annotations
     result = {**body, 'metadata': meta, 'spec': spec}
     if 'status' in body:
-        result['status'] = {key: value for key, value in (body['status'] or {}).items()
-                            if key != 'currentReplicas' or value} | {'currentMetrics': None}
+        result['status'] = {
+            key: value for key, value in (body['status'] or {}).items() if key != 'currentReplicas' or value
+        } | {'currentMetrics': None}
     return result
 
 

@@ -4,6 +4,7 @@ The cells of built-in kinds in tables: what ``kubectl get`` shows of an object, 
 They are those of the real server's printers, down to ``<none>``, ``<unset>`` and ``<unknown>``, and to which of the
 numbers are texts.
 """
+
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -71,9 +72,16 @@ def _selector(path: str) -> Cell:
         terms = [f'{key}={value}' for key, value in sorted((selector.get('matchLabels') or {}).items())]
         for expression in selector.get('matchExpressions') or ():
             key, values = expression.get('key', ''), ','.join(sorted(expression.get('values') or ()))
-            terms.append({'In': f'{key} in ({values})', 'NotIn': f'{key} notin ({values})', 'Exists': key,
-                          'DoesNotExist': f'!{key}'}.get(expression.get('operator', ''), key))
+            terms.append(
+                {
+                    'In': f'{key} in ({values})',
+                    'NotIn': f'{key} notin ({values})',
+                    'Exists': key,
+                    'DoesNotExist': f'!{key}',
+                }.get(expression.get('operator', ''), key)
+            )
         return ','.join(sorted(terms)) or NONE
+
     return cell
 
 
@@ -151,14 +159,18 @@ def _node_address(type: str) -> Cell:
     def cell(body: Body) -> str:
         found = (item.get('address') for item in find(body, '.status.addresses[*]') if item.get('type') == type)
         return str(next(found, NONE))
+
     return cell
 
 
 def _subjects(kind: str) -> Cell:
     def cell(body: Body) -> str:
         chosen = (item for item in body.get('subjects') or () if item.get('kind') == kind)
-        return ', '.join(f'{item["namespace"]}/{item.get("name")}' if item.get('namespace') else str(item.get('name'))
-                         for item in chosen)
+        return ', '.join(
+            f'{item["namespace"]}/{item.get("name")}' if item.get('namespace') else str(item.get('name'))
+            for item in chosen
+        )
+
     return cell
 
 
@@ -243,6 +255,7 @@ def _text(path: str, default: str) -> Cell:
     def cell(body: Body) -> str:
         value = next(find(body, path), None)
         return default if value is None else str(value)
+
     return cell
 
 
@@ -260,17 +273,24 @@ def _role(body: Body) -> str:
 
 #: The cells that mean the same in many kinds.
 COMMON: Mapping[str, Cell] = {
-    'Name': _at('.metadata.name', ''), 'Age': _age, 'Created At': _at('.metadata.creationTimestamp', None),
+    'Name': _at('.metadata.name', ''),
+    'Age': _age,
+    'Created At': _at('.metadata.creationTimestamp', None),
     'Containers': _joined('.spec.template.spec.containers[*].name', ''),
-    'Images': _joined('.spec.template.spec.containers[*].image', ''), 'Selector': _selector('.spec.selector'),
-    'Webhooks': _count('.webhooks'), 'Ready': _ready,
+    'Images': _joined('.spec.template.spec.containers[*].image', ''),
+    'Selector': _selector('.spec.selector'),
+    'Webhooks': _count('.webhooks'),
+    'Ready': _ready,
 }
 _SETS: Mapping[str, Cell] = {
-    'Desired': _number('.spec.replicas'), 'Current': _number('.status.replicas'),
+    'Desired': _number('.spec.replicas'),
+    'Current': _number('.status.replicas'),
     'Ready': _number('.status.readyReplicas'),
 }
 _BINDINGS: Mapping[str, Cell] = {
-    'Role': _role, 'Users': _subjects('User'), 'Groups': _subjects('Group'),
+    'Role': _role,
+    'Users': _subjects('User'),
+    'Groups': _subjects('Group'),
     'ServiceAccounts': _subjects('ServiceAccount'),
 }
 _CLASS = _text('.spec.volumeAttributesClassName', UNSET)
@@ -280,89 +300,126 @@ BUILTINS: Mapping[str, Mapping[str, Cell]] = {
     'namespaces': {'Status': _at('.status.phase', '')},
     'scales': {'Desired': _number('.spec.replicas'), 'Available': _number('.status.replicas')},
     'pods': {
-        'Ready': _pod_ready, 'Status': _pod_status, 'Restarts': _pod_restarts, 'IP': _at('.status.podIP'),
-        'Node': _at('.spec.nodeName'), 'Nominated Node': _at('.status.nominatedNodeName'),
+        'Ready': _pod_ready,
+        'Status': _pod_status,
+        'Restarts': _pod_restarts,
+        'IP': _at('.status.podIP'),
+        'Node': _at('.spec.nodeName'),
+        'Nominated Node': _at('.status.nominatedNodeName'),
     },
     'deployments': {
-        'Up-to-date': _number('.status.updatedReplicas'), 'Available': _number('.status.availableReplicas'),
+        'Up-to-date': _number('.status.updatedReplicas'),
+        'Available': _number('.status.availableReplicas'),
     },
     'replicasets': _SETS,
     'replicationcontrollers': {**_SETS, 'Selector': lambda body: _labels(_first(body, '.spec.selector', {}))},
     'daemonsets': {
-        'Desired': _number('.status.desiredNumberScheduled'), 'Current': _number('.status.currentNumberScheduled'),
-        'Ready': _number('.status.numberReady'), 'Up-to-date': _number('.status.updatedNumberScheduled'),
+        'Desired': _number('.status.desiredNumberScheduled'),
+        'Current': _number('.status.currentNumberScheduled'),
+        'Ready': _number('.status.numberReady'),
+        'Up-to-date': _number('.status.updatedNumberScheduled'),
         'Available': _number('.status.numberAvailable'),
         'Node Selector': lambda body: _labels(_first(body, '.spec.template.spec.nodeSelector', {})),
     },
     'jobs': {'Status': _job_status, 'Completions': _job_completions, 'Duration': _at('.status.completionTime', '')},
     'cronjobs': {
-        'Schedule': _at('.spec.schedule', ''), 'Timezone': _at('.spec.timeZone'), 'Suspend': _switch('.spec.suspend'),
-        'Active': _count('.status.active'), 'Last Schedule': _at('.status.lastScheduleTime'),
+        'Schedule': _at('.spec.schedule', ''),
+        'Timezone': _at('.spec.timeZone'),
+        'Suspend': _switch('.spec.suspend'),
+        'Active': _count('.status.active'),
+        'Last Schedule': _at('.status.lastScheduleTime'),
         'Containers': _joined('.spec.jobTemplate.spec.template.spec.containers[*].name', ''),
         'Images': _joined('.spec.jobTemplate.spec.template.spec.containers[*].image', ''),
         'Selector': _selector('.spec.jobTemplate.spec.selector'),
     },
     'services': {
-        'Type': _at('.spec.type', ''), 'Cluster-IP': _at('.spec.clusterIP'), 'External-IP': _service_address,
-        'Port(s)': _service_ports, 'Selector': lambda body: _labels(_first(body, '.spec.selector', {})),
+        'Type': _at('.spec.type', ''),
+        'Cluster-IP': _at('.spec.clusterIP'),
+        'External-IP': _service_address,
+        'Port(s)': _service_ports,
+        'Selector': lambda body: _labels(_first(body, '.spec.selector', {})),
     },
     'configmaps': {'Data': lambda body: len(body.get('data') or ()) + len(body.get('binaryData') or ())},
     'secrets': {'Type': _at('.type', ''), 'Data': _count('.data')},
     'nodes': {
-        'Status': _node_status, 'Roles': _node_roles, 'Version': _at('.status.nodeInfo.kubeletVersion', ''),
-        'Internal-IP': _node_address('InternalIP'), 'External-IP': _node_address('ExternalIP'),
+        'Status': _node_status,
+        'Roles': _node_roles,
+        'Version': _at('.status.nodeInfo.kubeletVersion', ''),
+        'Internal-IP': _node_address('InternalIP'),
+        'External-IP': _node_address('ExternalIP'),
         'OS-Image': _at('.status.nodeInfo.osImage', UNKNOWN),
         'Kernel-Version': _at('.status.nodeInfo.kernelVersion', UNKNOWN),
         'Container-Runtime': _at('.status.nodeInfo.containerRuntimeVersion', UNKNOWN),
     },
     'leases': {'Holder': _at('.spec.holderIdentity', '')},
-    'rolebindings': _BINDINGS, 'clusterrolebindings': _BINDINGS,
+    'rolebindings': _BINDINGS,
+    'clusterrolebindings': _BINDINGS,
     'ingresses': {
-        'Class': _at('.spec.ingressClassName'), 'Hosts': _hosts,
+        'Class': _at('.spec.ingressClassName'),
+        'Hosts': _hosts,
         'Address': _joined('.status.loadBalancer.ingress[*].ip', ''),
         'Ports': lambda body: '80, 443' if _first(body, '.spec.tls') else '80',
     },
     'ingressclasses': {'Controller': _at('.spec.controller', '')},
     'persistentvolumeclaims': {
-        'Status': _phase, 'Volume': _at('.spec.volumeName', ''),
+        'Status': _phase,
+        'Volume': _at('.spec.volumeName', ''),
         'Capacity': _bound(_at('.status.capacity.storage', '')),
-        'Access Modes': _bound(_modes('.status.accessModes[*]')), 'StorageClass': _at('.spec.storageClassName', ''),
-        'VolumeAttributesClass': _CLASS, 'VolumeMode': _at('.spec.volumeMode', UNSET),
+        'Access Modes': _bound(_modes('.status.accessModes[*]')),
+        'StorageClass': _at('.spec.storageClassName', ''),
+        'VolumeAttributesClass': _CLASS,
+        'VolumeMode': _at('.spec.volumeMode', UNSET),
     },
     'persistentvolumes': {
-        'Capacity': _at('.spec.capacity.storage', ''), 'Access Modes': _modes('.spec.accessModes[*]'),
-        'Reclaim Policy': _at('.spec.persistentVolumeReclaimPolicy', ''), 'Status': _phase, 'Claim': _claim,
-        'StorageClass': _at('.spec.storageClassName', ''), 'VolumeAttributesClass': _CLASS,
-        'Reason': _at('.status.reason', ''), 'VolumeMode': _at('.spec.volumeMode', UNSET),
+        'Capacity': _at('.spec.capacity.storage', ''),
+        'Access Modes': _modes('.spec.accessModes[*]'),
+        'Reclaim Policy': _at('.spec.persistentVolumeReclaimPolicy', ''),
+        'Status': _phase,
+        'Claim': _claim,
+        'StorageClass': _at('.spec.storageClassName', ''),
+        'VolumeAttributesClass': _CLASS,
+        'Reason': _at('.status.reason', ''),
+        'VolumeMode': _at('.spec.volumeMode', UNSET),
     },
     'networkpolicies': {'Pod-Selector': _selector('.spec.podSelector')},
     'poddisruptionbudgets': {
-        'Min Available': _text('.spec.minAvailable', 'N/A'), 'Max Unavailable': _text('.spec.maxUnavailable', 'N/A'),
+        'Min Available': _text('.spec.minAvailable', 'N/A'),
+        'Max Unavailable': _text('.spec.maxUnavailable', 'N/A'),
         'Allowed Disruptions': _number('.status.disruptionsAllowed'),
     },
     'certificatesigningrequests': {
-        'SignerName': _at('.spec.signerName'), 'Requestor': _at('.spec.username'),
-        'RequestedDuration': lambda body: timestamps.duration(seconds) if (
-            seconds := _first(body, '.spec.expirationSeconds', 0)) else NONE,
+        'SignerName': _at('.spec.signerName'),
+        'Requestor': _at('.spec.username'),
+        'RequestedDuration': lambda body: (
+            timestamps.duration(seconds) if (seconds := _first(body, '.spec.expirationSeconds', 0)) else NONE
+        ),
         'Condition': _decision,
     },
     'horizontalpodautoscalers': {
-        'Reference': _reference, 'Targets': _metrics, 'MinPods': _text('.spec.minReplicas', UNSET),
-        'MaxPods': _number('.spec.maxReplicas'), 'Replicas': _number('.status.currentReplicas'),
+        'Reference': _reference,
+        'Targets': _metrics,
+        'MinPods': _text('.spec.minReplicas', UNSET),
+        'MaxPods': _number('.spec.maxReplicas'),
+        'Replicas': _number('.status.currentReplicas'),
     },
     'priorityclasses': {
-        'Value': _number('.value'), 'Global-Default': _flag('.globalDefault'),
+        'Value': _number('.value'),
+        'Global-Default': _flag('.globalDefault'),
         'PreemptionPolicy': _at('.preemptionPolicy', ''),
     },
     'storageclasses': {
-        'Provisioner': _at('.provisioner', ''), 'ReclaimPolicy': _at('.reclaimPolicy', ''),
-        'VolumeBindingMode': _at('.volumeBindingMode', ''), 'AllowVolumeExpansion': _flag('.allowVolumeExpansion'),
+        'Provisioner': _at('.provisioner', ''),
+        'ReclaimPolicy': _at('.reclaimPolicy', ''),
+        'VolumeBindingMode': _at('.volumeBindingMode', ''),
+        'AllowVolumeExpansion': _flag('.allowVolumeExpansion'),
     },
     'endpoints': {'Endpoints': _endpoint_addresses},
     'endpointslices': {
-        'AddressType': _at('.addressType', ''), 'Ports': _slice_ports,
-        'Endpoints': lambda body: _some([str(item) for item in find(body, '.endpoints[*].addresses[*]')])
-        if body.get('endpoints') else UNSET,
+        'AddressType': _at('.addressType', ''),
+        'Ports': _slice_ports,
+        'Endpoints': lambda body: (
+            _some([str(item) for item in find(body, '.endpoints[*].addresses[*]')]) if body.get('endpoints') else UNSET
+        ),
     },
     'podtemplates': {
         'Containers': _joined('.template.spec.containers[*].name', ''),
@@ -372,8 +429,13 @@ BUILTINS: Mapping[str, Mapping[str, Cell]] = {
     'runtimeclasses': {'Handler': _at('.handler', '')},
     'resourcequotas': {'Request': lambda body: _labels(_first(body, '.spec.hard', {})), 'Limit': lambda body: ''},
     'events': {
-        'Last Seen': _last_seen, 'Type': _at('.type', ''), 'Reason': _at('.reason', ''), 'Object': _event_object,
-        'Subobject': _at('.involvedObject.fieldPath', ''), 'Source': _event_source, 'First Seen': _first_seen,
+        'Last Seen': _last_seen,
+        'Type': _at('.type', ''),
+        'Reason': _at('.reason', ''),
+        'Object': _event_object,
+        'Subobject': _at('.involvedObject.fieldPath', ''),
+        'Source': _event_source,
+        'First Seen': _first_seen,
         'Message': lambda body: str(body.get('message') or body.get('note') or '').strip(),
         'Count': lambda body: body.get('count') or body.get('deprecatedCount') or 1,
     },

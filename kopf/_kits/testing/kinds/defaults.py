@@ -1,6 +1,7 @@
 """
 Objects of which nothing is known but their kind: bookmarks are about such ones.
 """
+
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -10,18 +11,27 @@ from kopf._kits.testing.kinds.kinds import Kind
 #: What is there besides what all objects of these kinds have: it is never left out once it has been decided.
 _MORE: Mapping[str, Mapping[str, Any]] = {
     'deployments': {'spec': {'replicas': 0, 'selector': None}},
-    'statefulsets': {'spec': {'replicas': 0, 'selector': None, 'serviceName': ''},
-                     'status': {'replicas': 0, 'availableReplicas': 0}},
-    'daemonsets': {'spec': {'selector': None}, 'status': dict.fromkeys((
-        'currentNumberScheduled', 'numberMisscheduled', 'desiredNumberScheduled', 'numberReady'), 0)},
+    'statefulsets': {
+        'spec': {'replicas': 0, 'selector': None, 'serviceName': ''},
+        'status': {'replicas': 0, 'availableReplicas': 0},
+    },
+    'daemonsets': {
+        'spec': {'selector': None},
+        'status': dict.fromkeys(
+            ('currentNumberScheduled', 'numberMisscheduled', 'desiredNumberScheduled', 'numberReady'), 0
+        ),
+    },
     'replicasets': {'spec': {'replicas': 0, 'selector': None}, 'status': {'replicas': 0}},
     'replicationcontrollers': {'status': {'replicas': 0}},
     'events': dict.fromkeys(('firstTimestamp', 'lastTimestamp', 'eventTime')),
-    'roles': {'rules': None}, 'clusterroles': {'rules': None},
-    'poddisruptionbudgets': {'status': dict.fromkeys((
-        'disruptionsAllowed', 'currentHealthy', 'desiredHealthy', 'expectedPods'), 0)},
+    'roles': {'rules': None},
+    'clusterroles': {'rules': None},
+    'poddisruptionbudgets': {
+        'status': dict.fromkeys(('disruptionsAllowed', 'currentHealthy', 'desiredHealthy', 'expectedPods'), 0)
+    },
     'horizontalpodautoscalers': {'spec': {'maxReplicas': 0}, 'status': {'desiredReplicas': 0, 'currentMetrics': None}},
-    'priorityclasses': {'value': 0}, 'endpointslices': {'endpoints': None, 'ports': None},
+    'priorityclasses': {'value': 0},
+    'endpointslices': {'endpoints': None, 'ports': None},
 }
 
 

@@ -1,6 +1,7 @@
 """
 How schemas say what JSON Schema has no words for.
 """
+
 PRESERVE = 'x-kubernetes-preserve-unknown-fields'
 EMBEDDED = 'x-kubernetes-embedded-resource'
 INT_OR_STRING = 'x-kubernetes-int-or-string'

@@ -1,6 +1,7 @@
 """
 The paths of printer columns and scales: as much of JSONPath as kinds use, over decoded objects.
 """
+
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -5,6 +5,7 @@ A `Kind` is one version of one resource, with everything that the other modules 
 finds them by the parts of a URL, or by the words that people use for them. Built-in kinds are a plain table, because
 that is all they differ in here: they have no schemas, so the sandbox stores of them whatever it is given.
 """
+
 import dataclasses
 import functools
 import re
@@ -106,8 +107,18 @@ discovery.k8s.io/v1
 '''
 
 #: The subresources of pods.
-POD = ('attach', 'binding', 'ephemeralcontainers', 'eviction', 'exec', 'log', 'portforward', 'proxy', 'resize',
-       'status')
+POD = (
+    'attach',
+    'binding',
+    'ephemeralcontainers',
+    'eviction',
+    'exec',
+    'log',
+    'portforward',
+    'proxy',
+    'resize',
+    'status',
+)
 
 #: The kinds of which there are no objects here.
 ABSENT = frozenset({'bindings', 'componentstatuses'})
@@ -146,6 +157,7 @@ ConversionFactory = Callable[[Body, str, Schemas, bool], Conversion]
 
 class Service:
     """Whether what is served is still what was served when it was asked for."""
+
     __slots__ = ('ended',)
 
     def __init__(self) -> None:
@@ -155,6 +167,7 @@ class Service:
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Kind:
     """One version of one resource: its names, what can be done to it, and how its objects look in that version."""
+
     group: str
     version: str
     plural: str
@@ -278,8 +291,10 @@ class Catalog:
         """The kind at that place of the URL; 404 in the form of a real server otherwise."""
         resources = self._kinds.get((group, version))
         if resources is None:
-            if any(known == group and any(not kind.custom for kind in kinds.values())
-                   for (known, _), kinds in self._kinds.items()):
+            if any(
+                known == group and any(not kind.custom for kind in kinds.values())
+                for (known, _), kinds in self._kinds.items()
+            ):
                 raise statuses.no_resource()
             raise statuses.UnknownPath
         if (kind := resources.get(plural)) is None:
@@ -331,12 +346,22 @@ def builtin_kinds(open_table: Callable[[str, str], Table]) -> Iterator[Kind]:
         unstored = flag in ('review', 'absent')
         views = other_views(group, version, plural)
         yield Kind(
-            group=group, version=version, plural=plural, singular=name.lower(), name=name,
-            namespaced=scope == 'namespaced', short_names=_words(short), categories=_words(categories),
-            subresources=frozenset(_words(subresources) if subresources != '*' else POD), counted=flag == 'generation',
+            group=group,
+            version=version,
+            plural=plural,
+            singular=name.lower(),
+            name=name,
+            namespaced=scope == 'namespaced',
+            short_names=_words(short),
+            categories=_words(categories),
+            subresources=frozenset(_words(subresources) if subresources != '*' else POD),
+            counted=flag == 'generation',
             verbs=_verbs(plural, flag),
             table=None if unstored else open_table('' if plural == 'events' else group, plural),
-            stored_version=version, outward=views[0], inward=views[1], warning=WARNINGS.get((group, plural), ''),
+            stored_version=version,
+            outward=views[0],
+            inward=views[1],
+            warning=WARNINGS.get((group, plural), ''),
             scale={'spec': '.spec.replicas', 'status': '.status.replicas', 'selector': '.spec.selector'},
         )
 
@@ -347,6 +372,7 @@ def other_views(group: str, version: str, plural: str) -> tuple[View | None, Vie
         return event_outward, event_inward
     if (version, plural) == ('v1', 'horizontalpodautoscalers'):
         from kopf._kits.testing.kinds import autoscalers
+
         return autoscalers.outward, autoscalers.inward
     return None, None
 
@@ -361,16 +387,23 @@ def priority(version: str) -> tuple[int, int, int, str]:
 
 #: Events are one resource in two groups, which call the same things by different names.
 EVENT_FIELDS = {
-    'involvedObject': 'regarding', 'message': 'note', 'reportingComponent': 'reportingController',
-    'source': 'deprecatedSource', 'firstTimestamp': 'deprecatedFirstTimestamp',
-    'lastTimestamp': 'deprecatedLastTimestamp', 'count': 'deprecatedCount',
+    'involvedObject': 'regarding',
+    'message': 'note',
+    'reportingComponent': 'reportingController',
+    'source': 'deprecatedSource',
+    'firstTimestamp': 'deprecatedFirstTimestamp',
+    'lastTimestamp': 'deprecatedLastTimestamp',
+    'count': 'deprecatedCount',
 }
 
 
 def event_outward(body: Body) -> Body:
     """A core Event as one of ``events.k8s.io``."""
-    return {EVENT_FIELDS.get(key, key): value for key, value in body.items()
-            if value or key not in ('reportingComponent', 'reportingInstance')}
+    return {
+        EVENT_FIELDS.get(key, key): value
+        for key, value in body.items()
+        if value or key not in ('reportingComponent', 'reportingInstance')
+    }
 
 
 def event_inward(body: Body) -> Body:

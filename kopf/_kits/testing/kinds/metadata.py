@@ -4,6 +4,7 @@ The metadata of objects: their types as Go decodes them, and all the rules that 
 Clients see the words of two libraries here: of the decoder (400) and of the validation (422); the former names the
 field with its path for built-in kinds, and without it for custom ones.
 """
+
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,8 +15,16 @@ from kopf._kits.testing.wire.patches import json_type
 from kopf._kits.testing.wire.statuses import Cause, text
 
 #: The fields that are texts or numbers, and how Go calls their types.
-_TEXTS = {'name': 'string', 'generateName': 'string', 'namespace': 'string', 'selfLink': 'string',
-          'uid': 'types.UID', 'resourceVersion': 'string', 'creationTimestamp': 'string', 'deletionTimestamp': 'string'}
+_TEXTS = {
+    'name': 'string',
+    'generateName': 'string',
+    'namespace': 'string',
+    'selfLink': 'string',
+    'uid': 'types.UID',
+    'resourceVersion': 'string',
+    'creationTimestamp': 'string',
+    'deletionTimestamp': 'string',
+}
 _NUMBERS = ('generation', 'deletionGracePeriodSeconds')
 _TIMES = ('creationTimestamp', 'deletionTimestamp')
 _TIME = re.compile(r'\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)')
@@ -43,8 +52,9 @@ def check_types(meta: Any, kind: Kind) -> None:
                 _check_time(value)
         elif key in _NUMBERS:
             if isinstance(value, float):
-                raise TypeError(f'json: cannot unmarshal number {value!r} into Go struct field ObjectMeta.{path}{key} '
-                                'of type int64')
+                raise TypeError(
+                    f'json: cannot unmarshal number {value!r} into Go struct field ObjectMeta.{path}{key} of type int64'
+                )
             _check(value, int, f'{path}{key}', 'int64')
         elif key in ('labels', 'annotations'):
             _check(value, dict, f'{path}{key}', 'map[string]string')
@@ -69,8 +79,9 @@ def check_types(meta: Any, kind: Kind) -> None:
 
 def _check(value: Any, type: type, field: str, name: str) -> None:
     if not isinstance(value, type) or type is int and isinstance(value, bool):
-        raise TypeError(f'json: cannot unmarshal {json_type(value)} into Go struct field ObjectMeta.{field} of type '
-                        f'{name}')
+        raise TypeError(
+            f'json: cannot unmarshal {json_type(value)} into Go struct field ObjectMeta.{field} of type {name}'
+        )
 
 
 def _check_time(value: str) -> None:
@@ -95,12 +106,16 @@ def problems(meta: Mapping[str, Any], *, custom: bool) -> Iterator[Cause]:
         for problem in names.label_key_problems(finalizer):
             yield statuses.value_invalid('metadata.finalizers', text(finalizer), problem)
     if 'orphan' in finalizers and 'foregroundDeletion' in finalizers:
-        yield statuses.value_invalid('metadata.finalizers', text(finalizers), 'finalizer orphan and '
-                                     'foregroundDeletion cannot be both set')
+        yield statuses.value_invalid(
+            'metadata.finalizers', text(finalizers), 'finalizer orphan and foregroundDeletion cannot be both set'
+        )
     for index, finalizer in enumerate(finalizers if not custom else ()):
         if '/' not in finalizer and finalizer not in _STANDARD:
-            yield statuses.value_invalid(f'metadata.finalizers[{index}]', text(finalizer), 'name is neither a standard '
-                                         'finalizer name nor is it fully qualified')
+            yield statuses.value_invalid(
+                f'metadata.finalizers[{index}]',
+                text(finalizer),
+                'name is neither a standard finalizer name nor is it fully qualified',
+            )
 
 
 def _label_problems(meta: Mapping[str, Any]) -> Iterator[Cause]:
@@ -124,8 +139,9 @@ def _owner_problems(owners: Any) -> Iterator[Cause]:
     for owner in owners:
         version = owner.get('apiVersion') or ''
         if not version or version.count('/') > 1 or version.endswith('/'):
-            yield statuses.value_invalid('metadata.ownerReferences.apiVersion', text(version),
-                                         'version must not be empty')
+            yield statuses.value_invalid(
+                'metadata.ownerReferences.apiVersion', text(version), 'version must not be empty'
+            )
         if not owner.get('kind'):
             yield statuses.value_invalid('metadata.ownerReferences.kind', '""', 'must not be empty')
         if not owner.get('name'):
@@ -133,13 +149,17 @@ def _owner_problems(owners: Any) -> Iterator[Cause]:
         if not owner.get('uid'):
             yield statuses.value_invalid('metadata.ownerReferences.uid', '""', 'must not be empty')
         if (version, owner.get('kind')) == ('v1', 'Event'):
-            yield statuses.value_invalid('metadata.ownerReferences', text(_in_order(owner)),
-                                         '/v1, Kind=Event is disallowed from being an owner')
+            yield statuses.value_invalid(
+                'metadata.ownerReferences', text(_in_order(owner)), '/v1, Kind=Event is disallowed from being an owner'
+            )
     controllers = [f'{owner.get("kind", "")}/{owner.get("name", "")}' for owner in owners if owner.get('controller')]
     if len(controllers) > 1:
         yield statuses.value_invalid(
-            'metadata.ownerReferences', text([_in_order(owner) for owner in owners]), 'Only one reference can have '
-            f'Controller set to true. Found "true" in references for {controllers[0]} and {controllers[1]}')
+            'metadata.ownerReferences',
+            text([_in_order(owner) for owner in owners]),
+            'Only one reference can have '
+            f'Controller set to true. Found "true" in references for {controllers[0]} and {controllers[1]}',
+        )
 
 
 def _in_order(owner: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ What a real control plane says of its built-in kinds: their OpenAPI schemas, rec
 The recording of each version of Kubernetes is one packed file, without descriptions. It is read when a built-in kind
 is first written or explained, which takes some milliseconds; who uses custom resources only never pays for it.
 """
+
 import functools
 import re
 from collections.abc import Iterator, Mapping

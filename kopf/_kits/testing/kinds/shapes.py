@@ -5,6 +5,7 @@ Schemas come in two dialects, OpenAPI of built-in kinds and structural schemas o
 fields see only shapes. A shape is made when a walk comes to it for the first time: schemas can be recursive, and most
 of them are never visited.
 """
+
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -84,8 +85,9 @@ class Shape:
     def key_defaults(self) -> Mapping[str, Any]:
         """The values of keys that may be left out."""
         fields = self.items.fields
-        return {key: fields[key].schema['default'] for key in self.keys
-                if key in fields and 'default' in fields[key].schema}
+        return {
+            key: fields[key].schema['default'] for key in self.keys if key in fields and 'default' in fields[key].schema
+        }
 
     @functools.cached_property
     def blank(self) -> Mapping[str, Any]:
@@ -102,10 +104,18 @@ class Shape:
     @functools.cached_property
     def _always(self) -> Sequence[tuple[str, 'Shape']]:
         required = self.schema.get('required') or ()
-        return [(name, shape) for name, shape in self.fields.items() if not self._meta and (
-            shape.schema.get('default') == ({} if shape.type == 'object' else ZEROS.get(shape.type, 0))
-            or shape.type == 'array' and name in required
-            or shape.is_time and self.name.endswith('Condition'))]
+        return [
+            (name, shape)
+            for name, shape in self.fields.items()
+            if not self._meta
+            and (
+                shape.schema.get('default') == ({} if shape.type == 'object' else ZEROS.get(shape.type, 0))
+                or shape.type == 'array'
+                and name in required
+                or shape.is_time
+                and self.name.endswith('Condition')
+            )
+        ]
 
     @property
     def is_time(self) -> bool:
@@ -145,18 +155,40 @@ UNTYPED: Shape = _Untyped(ATOMIC)
 _STRING = {'type': 'string'}
 #: The metadata of custom resources; that of built-in kinds is recorded and the same.
 METADATA: Schema = {
-    'type': 'object', 'properties': {
-        **dict.fromkeys(('name', 'generateName', 'namespace', 'selfLink', 'uid', 'resourceVersion',
-                         'creationTimestamp', 'deletionTimestamp'), _STRING),
+    'type': 'object',
+    'properties': {
+        **dict.fromkeys(
+            (
+                'name',
+                'generateName',
+                'namespace',
+                'selfLink',
+                'uid',
+                'resourceVersion',
+                'creationTimestamp',
+                'deletionTimestamp',
+            ),
+            _STRING,
+        ),
         **dict.fromkeys(('generation', 'deletionGracePeriodSeconds'), {'type': 'integer'}),
         **dict.fromkeys(('labels', 'annotations'), {'type': 'object', 'additionalProperties': _STRING}),
         'finalizers': {'type': 'array', 'items': _STRING, LIST_TYPE: SET, PATCH_STRATEGY: 'merge'},
         'ownerReferences': {
-            'type': 'array', LIST_TYPE: MAP, LIST_KEYS: ['uid'], PATCH_STRATEGY: 'merge',
-            MERGE_KEY: 'uid', 'items': {
-                'type': 'object', MAP_TYPE: ATOMIC, 'required': ['apiVersion', 'kind', 'name', 'uid'],
-                'properties': {**dict.fromkeys(('apiVersion', 'kind', 'name', 'uid'), _STRING),
-                               **dict.fromkeys(('controller', 'blockOwnerDeletion'), {'type': 'boolean'})}}},
+            'type': 'array',
+            LIST_TYPE: MAP,
+            LIST_KEYS: ['uid'],
+            PATCH_STRATEGY: 'merge',
+            MERGE_KEY: 'uid',
+            'items': {
+                'type': 'object',
+                MAP_TYPE: ATOMIC,
+                'required': ['apiVersion', 'kind', 'name', 'uid'],
+                'properties': {
+                    **dict.fromkeys(('apiVersion', 'kind', 'name', 'uid'), _STRING),
+                    **dict.fromkeys(('controller', 'blockOwnerDeletion'), {'type': 'boolean'}),
+                },
+            },
+        },
         'managedFields': {'type': 'array', 'items': {'type': 'object', PRESERVE: True}},
     },
 }

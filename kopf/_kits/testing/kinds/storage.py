@@ -6,6 +6,7 @@ Objects are kept as the JSON text that is sent to clients, without the two field
 twice, and nobody can change a stored object by accident. Whoever needs the object itself decodes it (some µs).
 All writes are synchronous and happen in one event loop, so a read followed by a write needs no locks.
 """
+
 import asyncio
 import bisect
 import dataclasses
@@ -32,6 +33,7 @@ class Expired(Exception):
 
 class TableName(NamedTuple):
     """Where objects of all versions of a resource are stored together."""
+
     group: str
     plural: str
 
@@ -43,6 +45,7 @@ class Record:
 
     ``stored`` is the API version that it was written in; see `kopf._kits.testing.resources.conversions`.
     """
+
     namespace: str
     name: str
     uid: str
@@ -67,6 +70,7 @@ class Record:
 
 class Change:
     """One event of the history, with the lines that watches have sent for it, by the kind that they show."""
+
     __slots__ = ('type', 'record', 'previous', 'lines')
 
     def __init__(self, type: ChangeType, record: Record, previous: Record | None) -> None:
@@ -129,7 +133,7 @@ class Table:
         """What has happened since that version; `Expired` if the history does not go back so far."""
         if version < self.floor:
             raise Expired(version, self.floor)
-        return self._log[bisect.bisect_right(self._log, version, key=operator.attrgetter('version')):]
+        return self._log[bisect.bisect_right(self._log, version, key=operator.attrgetter('version')) :]
 
     def position(self, version: int) -> int:
         """The place in the history after that version, for `changes_from`; `Expired` as above."""
@@ -139,7 +143,7 @@ class Table:
         """The changes from that place on, and the next place; `Expired` if they have been dropped."""
         if position < self._dropped:
             raise Expired(0, self.floor)
-        return self._log[position - self._dropped:], self._dropped + len(self._log)
+        return self._log[position - self._dropped :], self._dropped + len(self._log)
 
     def forget(self) -> None:
         """Drop the whole history, so that nobody can go on from an old version."""
@@ -222,10 +226,16 @@ class Table:
         meta = body['metadata']
         rest = orjson.dumps({key: value for key, value in body.items() if key not in ('apiVersion', 'kind')})
         return Record(
-            namespace=meta.get('namespace', ''), name=meta['name'], uid=meta['uid'], version=version, rest=rest[1:],
-            labels=meta.get('labels') or {}, fields=self._fields_of(body) if self._fields_of is not None else {},
+            namespace=meta.get('namespace', ''),
+            name=meta['name'],
+            uid=meta['uid'],
+            version=version,
+            rest=rest[1:],
+            labels=meta.get('labels') or {},
+            fields=self._fields_of(body) if self._fields_of is not None else {},
             owners=tuple(owner['uid'] for owner in meta.get('ownerReferences') or ()),
-            deleting='deletionTimestamp' in meta, stored=stored,
+            deleting='deletionTimestamp' in meta,
+            stored=stored,
         )
 
     def _sorted(self) -> list[str]:
@@ -284,8 +294,10 @@ class Storage:
             self.commit(table, type, {**record.body(), 'apiVersion': record.stored})
             return
         self.version += 1
-        self._tell(table, table.write(type, dataclasses.replace(
-            record, version=self.version, rest=record.rest.replace(old, new))))
+        self._tell(
+            table,
+            table.write(type, dataclasses.replace(record, version=self.version, rest=record.rest.replace(old, new))),
+        )
 
     def load(self, table: Table, body: dict[str, Any], version: int, stored: str) -> None:
         """Put an object there as it was in former times: nobody is told of it."""

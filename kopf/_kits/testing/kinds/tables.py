@@ -3,6 +3,7 @@ Tables: the columns that ``kubectl get`` shows, of CRDs by their printer columns
 
 The recorded part is made by ``scripts/record_tables.py``; what is in the cells of built-in kinds is in `cells`.
 """
+
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -17,18 +18,23 @@ from kopf._kits.testing.wire import timestamps
 
 Body = Mapping[str, Any]
 
-NAME_TEXT = ('Name must be unique within a namespace. Is required when creating resources, although some resources may '
-             'allow a client to request the generation of an appropriate name automatically. Name is primarily '
-             'intended for creation idempotence and configuration definition. Cannot be updated. More info: '
-             'https://kubernetes.io/docs/concepts/overview/working-with-objects/names#names')
-AGE_TEXT = ('CreationTimestamp is a timestamp representing the server time when this object was created. It is not '
-            'guaranteed to be set in happens-before order across separate operations. Clients may not set this value. '
-            'It is represented in RFC3339 form and is in UTC.\n\nPopulated by the system. Read-only. Null for lists. '
-            'More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#metadata')
+NAME_TEXT = (
+    'Name must be unique within a namespace. Is required when creating resources, although some resources may '
+    'allow a client to request the generation of an appropriate name automatically. Name is primarily '
+    'intended for creation idempotence and configuration definition. Cannot be updated. More info: '
+    'https://kubernetes.io/docs/concepts/overview/working-with-objects/names#names'
+)
+AGE_TEXT = (
+    'CreationTimestamp is a timestamp representing the server time when this object was created. It is not '
+    'guaranteed to be set in happens-before order across separate operations. Clients may not set this value. '
+    'It is represented in RFC3339 form and is in UTC.\n\nPopulated by the system. Read-only. Null for lists. '
+    'More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#metadata'
+)
 
 
 class Column(NamedTuple):
     """One column: its definition as it is sent, and how to get the cell of an object."""
+
     definition: Mapping[str, Any]
     cell: Callable[[Body], Any]
 
@@ -41,8 +47,10 @@ def columns(kind: Kind) -> tuple[Column, ...]:
         age = {'name': 'Age', 'type': 'date', 'jsonPath': '.metadata.creationTimestamp', 'description': AGE_TEXT}
         return first, *(_declared(column) for column in kind.columns or [age])
     name = f'{kind.plural}.{kind.group}/{kind.version}'
-    return tuple(Column(definition, cells.of(kind.plural, definition['name']))
-                 for definition in kind.columns or _recorded()[name])
+    return tuple(
+        Column(definition, cells.of(kind.plural, definition['name']))
+        for definition in kind.columns or _recorded()[name]
+    )
 
 
 @functools.cache
@@ -61,8 +69,9 @@ def _declared(column: Mapping[str, Any]) -> Column:
         return _printable(values, type)
 
     text = column.get('description') or f'Custom resource definition column (in JSONPath format): {path}'
-    return _column(column['name'], type, cell, priority=column.get('priority', 0), text=text,
-                   format=column.get('format', ''))
+    return _column(
+        column['name'], type, cell, priority=column.get('priority', 0), text=text, format=column.get('format', '')
+    )
 
 
 def _printable(values: list[Any], type: str) -> Any:
@@ -84,7 +93,14 @@ def _printable(values: list[Any], type: str) -> Any:
 
 
 def _column(
-        name: str, type: str, cell: Callable[[Body], Any], *, priority: int = 0, text: str = '', format: str = '',
+    name: str,
+    type: str,
+    cell: Callable[[Body], Any],
+    *,
+    priority: int = 0,
+    text: str = '',
+    format: str = '',
 ) -> Column:
-    return Column({'name': name, 'type': type, 'format': format, 'description': text or name, 'priority': priority},
-                  cell)
+    return Column(
+        {'name': name, 'type': type, 'format': format, 'description': text or name, 'priority': priority}, cell
+    )

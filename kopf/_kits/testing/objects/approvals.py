@@ -3,6 +3,7 @@ Requests for certificates: who has asked is told by the server, and they are app
 
 Nobody signs anything here: that is done by controllers, and by operators.
 """
+
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -42,17 +43,22 @@ def _stamped(condition: Mapping[str, Any], before: list[dict[str, Any]]) -> dict
     same = known.get('status') == condition.get('status')
     now = timestamps.now()
     changed = known.get('lastTransitionTime') if same else None
-    return {**condition, 'lastUpdateTime': condition.get('lastUpdateTime') or now,
-            'lastTransitionTime': condition.get('lastTransitionTime') or changed or now}
+    return {
+        **condition,
+        'lastUpdateTime': condition.get('lastUpdateTime') or now,
+        'lastTransitionTime': condition.get('lastTransitionTime') or changed or now,
+    }
 
 
 def _causes(conditions: list[dict[str, Any]], before: list[dict[str, Any]]) -> Iterator[Cause]:
     types = [item.get('type') for item in conditions]
     if 'Approved' in types and 'Denied' in types:
         later = max(types.index('Approved'), types.index('Denied'))
-        yield statuses.value_invalid('status.conditions', f'"{types[later]}"',
-                                     'Approved and Denied conditions are mutually exclusive')
+        yield statuses.value_invalid(
+            'status.conditions', f'"{types[later]}"', 'Approved and Denied conditions are mutually exclusive'
+        )
     for lasting in LASTING:
         if lasting in (item.get('type') for item in before) and lasting not in types:
-            yield statuses.value_forbidden('status.conditions',
-                                           f'updates may not remove a condition of type "{lasting}"')
+            yield statuses.value_forbidden(
+                'status.conditions', f'updates may not remove a condition of type "{lasting}"'
+            )

@@ -4,6 +4,7 @@ The little that built-in kinds need to be usable without their controllers: a fe
 This is not the validation of a real server: an invalid Deployment is stored as it is. What is here is what clients
 rely on in the answer: phases, types, addresses of services, the settings of webhooks, encoded secrets.
 """
+
 import base64
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -17,8 +18,15 @@ from kopf._kits.testing.wire.statuses import Cause
 
 #: The fields that can be selected besides the name and the namespace.
 SELECTABLE: Mapping[str, tuple[str, ...]] = {
-    'pods': ('spec.nodeName', 'spec.restartPolicy', 'spec.schedulerName', 'spec.serviceAccountName', 'status.phase',
-             'status.podIP', 'status.nominatedNodeName'),
+    'pods': (
+        'spec.nodeName',
+        'spec.restartPolicy',
+        'spec.schedulerName',
+        'spec.serviceAccountName',
+        'status.phase',
+        'status.podIP',
+        'status.nominatedNodeName',
+    ),
     'events': eventrules.SELECTABLE,
     'namespaces': ('status.phase',),
     'secrets': ('type',),
@@ -35,9 +43,18 @@ _ABSENT = {'status.successful': '0', 'status.replicas': '0', 'spec.unschedulable
 
 #: The kinds with fields of their own, and what is said of the fields that they do not have.
 COMPLAINTS = dict.fromkeys(
-    ('pods', 'events', 'namespaces', 'secrets', 'nodes', 'services', 'replicationcontrollers',
-     'certificatesigningrequests'), 'field label not supported: {}') | {
-    'jobs': 'field label "{}" not supported for Job'}
+    (
+        'pods',
+        'events',
+        'namespaces',
+        'secrets',
+        'nodes',
+        'services',
+        'replicationcontrollers',
+        'certificatesigningrequests',
+    ),
+    'field label not supported: {}',
+) | {'jobs': 'field label "{}" not supported for Job'}
 COMPLAINT = '"{}" is not a known field selector: only "metadata.name", "metadata.namespace"'
 
 
@@ -58,6 +75,7 @@ def fields_of(plural: str) -> Callable[[Mapping[str, Any]], Mapping[str, str]] |
 
     def pick(body: Mapping[str, Any]) -> Mapping[str, str]:
         return {path: _dig(body, path) or _ABSENT.get(path, '') for path in paths}
+
     return pick
 
 
@@ -120,15 +138,17 @@ def problems(body: Body, kind: Kind, old: Body | None = None) -> Iterator[Cause]
 def _webhook_problems(webhook: Mapping[str, Any], place: str) -> Iterator[Cause]:
     name, client = webhook.get('name', ''), webhook.get('clientConfig') or {}
     if len(name.split('.')) < 3:
-        yield statuses.value_invalid(f'{place}.name', f'"{name}"',
-                                     'should be a domain with at least three segments separated by dots')
+        yield statuses.value_invalid(
+            f'{place}.name', f'"{name}"', 'should be a domain with at least three segments separated by dots'
+        )
     if webhook.get('sideEffects') not in ('None', 'NoneOnDryRun'):
         yield statuses.value_required(f'{place}.sideEffects', 'must specify one of None, NoneOnDryRun')
     if ('url' in client) == ('service' in client):
         yield statuses.value_required(f'{place}.clientConfig', 'exactly one of url or service is required')
     elif 'url' in client and not client['url'].startswith('https://'):
-        yield statuses.value_invalid(f'{place}.clientConfig.url', f'"{client["url"]}"',
-                                     "'https' is the only allowed URL scheme")
+        yield statuses.value_invalid(
+            f'{place}.clientConfig.url', f'"{client["url"]}"', "'https' is the only allowed URL scheme"
+        )
     if not {'v1', 'v1beta1'} & set(webhook.get('admissionReviewVersions') or ()):
         yield statuses.value_required(f'{place}.admissionReviewVersions', 'must specify one of v1, v1beta1')
 

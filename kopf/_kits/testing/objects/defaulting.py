@@ -4,6 +4,7 @@ The defaults of built-in kinds: what a real server adds to an object before it i
 One function a kind, found by its plural; each changes the body in place, and lets values of wrong types alone. They are
 applied at every write, as a real server does. What only new objects get is in `begin`.
 """
+
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -45,8 +46,7 @@ STATUSES: Mapping[str, Fields] = {
     'statefulsets': {'replicas': 0, 'availableReplicas': 0},
     'replicasets': {'replicas': 0},
     'replicationcontrollers': {'replicas': 0},
-    'daemonsets': {'currentNumberScheduled': 0, 'desiredNumberScheduled': 0, 'numberMisscheduled': 0,
-                   'numberReady': 0},
+    'daemonsets': {'currentNumberScheduled': 0, 'desiredNumberScheduled': 0, 'numberMisscheduled': 0, 'numberReady': 0},
     'ingresses': {'loadBalancer': {}},
     'services': {'loadBalancer': {}},
     'persistentvolumeclaims': {'phase': 'Pending'},
@@ -199,9 +199,24 @@ def _begin_node(body: Body) -> None:
         taints.append({'key': podspecs.NOT_READY, 'effect': 'NoSchedule'})
     status = _mapping(body, 'status')
     status.setdefault('daemonEndpoints', {'kubeletEndpoint': {'Port': 0}})
-    status.setdefault('nodeInfo', dict.fromkeys((
-        'machineID', 'systemUUID', 'bootID', 'kernelVersion', 'osImage', 'containerRuntimeVersion', 'kubeletVersion',
-        'kubeProxyVersion', 'operatingSystem', 'architecture'), ''))
+    status.setdefault(
+        'nodeInfo',
+        dict.fromkeys(
+            (
+                'machineID',
+                'systemUUID',
+                'bootID',
+                'kernelVersion',
+                'osImage',
+                'containerRuntimeVersion',
+                'kubeletVersion',
+                'kubeProxyVersion',
+                'operatingSystem',
+                'architecture',
+            ),
+            '',
+        ),
+    )
 
 
 def _event(body: Body, _: Fields) -> None:
@@ -280,14 +295,37 @@ def _mapping(body: Fields, key: str) -> Fields:
 
 
 _COMPLETE: Mapping[str, Callable[[Body, Fields], None]] = {
-    'pods': _pod, 'deployments': _deployment, 'statefulsets': _statefulset, 'daemonsets': _daemonset,
-    'replicasets': _replicaset, 'replicationcontrollers': _replicationcontroller, 'jobs': _job, 'cronjobs': _cronjob,
-    'podtemplates': _podtemplate, 'persistentvolumeclaims': _claim, 'persistentvolumes': _volume, 'nodes': _node,
+    'pods': _pod,
+    'deployments': _deployment,
+    'statefulsets': _statefulset,
+    'daemonsets': _daemonset,
+    'replicasets': _replicaset,
+    'replicationcontrollers': _replicationcontroller,
+    'jobs': _job,
+    'cronjobs': _cronjob,
+    'podtemplates': _podtemplate,
+    'persistentvolumeclaims': _claim,
+    'persistentvolumes': _volume,
+    'nodes': _node,
     'events': _event,
-    'networkpolicies': _policy, 'horizontalpodautoscalers': _autoscaler, 'endpointslices': _slice,
-    'endpoints': _endpoints, 'priorityclasses': _priorityclass, 'storageclasses': _storageclass, 'leases': _spec_only,
-    'poddisruptionbudgets': _spec_only, 'ingresses': _spec_only, 'ingressclasses': _spec_only,
+    'networkpolicies': _policy,
+    'horizontalpodautoscalers': _autoscaler,
+    'endpointslices': _slice,
+    'endpoints': _endpoints,
+    'priorityclasses': _priorityclass,
+    'storageclasses': _storageclass,
+    'leases': _spec_only,
+    'poddisruptionbudgets': _spec_only,
+    'ingresses': _spec_only,
+    'ingressclasses': _spec_only,
 }
-_WITHOUT_SPEC = frozenset({
-    'events', 'endpointslices', 'endpoints', 'priorityclasses', 'storageclasses', 'podtemplates',
-})
+_WITHOUT_SPEC = frozenset(
+    {
+        'events',
+        'endpointslices',
+        'endpoints',
+        'priorityclasses',
+        'storageclasses',
+        'podtemplates',
+    }
+)

@@ -4,6 +4,7 @@ How objects are deleted: what keeps an object until somebody else has done their
 Two finalizers belong to the garbage collector: one lets it delete the dependents first, one lets it make orphans
 of them. Each deletion decides anew which of them there are, also for objects that are being deleted already.
 """
+
 from collections.abc import Sequence
 
 from kopf._kits.testing.kinds.kinds import Body, Kind

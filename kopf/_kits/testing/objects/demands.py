@@ -4,6 +4,7 @@ The rules of built-in kinds that are broken most often: what is required, what e
 These are not all rules of a real server by far, but those that its words are known of here; whatever breaks others is
 stored. Types and unknown fields have been dealt with before.
 """
+
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -35,8 +36,10 @@ def _pod(body: Body, spec: Fields) -> Iterator[Cause]:
     for number, volume in enumerate(maps(spec.get('volumes')) if not spec.get('serviceAccountName') else ()):
         for index, source in enumerate(maps((volume.get('projected') or {}).get('sources'))):
             if 'serviceAccountToken' in source:
-                yield value_forbidden(f'spec.volumes[{number}].projected.sources[{index}].serviceAccountToken',
-                                      'must not be specified when serviceAccountName is not set')
+                yield value_forbidden(
+                    f'spec.volumes[{number}].projected.sources[{index}].serviceAccountToken',
+                    'must not be specified when serviceAccountName is not set',
+                )
 
 
 def _workload(body: Body, spec: Fields) -> Iterator[Cause]:
@@ -50,8 +53,7 @@ def _workload(body: Body, spec: Fields) -> Iterator[Cause]:
         yield from _claim_problems(claim.get('spec') or {}, f'spec.volumeClaimTemplates[{index}].spec')
     strategy = spec.get('strategy') or {}
     if strategy.get('type') == 'Recreate' and 'rollingUpdate' in strategy:
-        yield value_forbidden('spec.strategy.rollingUpdate',
-                              "may not be specified when strategy `type` is 'Recreate'")
+        yield value_forbidden('spec.strategy.rollingUpdate', "may not be specified when strategy `type` is 'Recreate'")
 
 
 def _selecting(spec: Fields, labels: Mapping[str, str] | None, word: str) -> Iterator[Cause]:
@@ -62,8 +64,9 @@ def _selecting(spec: Fields, labels: Mapping[str, str] | None, word: str) -> Ite
         called = 'deployment' if word == 'replicaset' else word
         yield value_invalid('spec.selector', '{}', f'empty selector is invalid for {called}')
     elif selector is None or not _matches(selector, labels or {}):
-        yield value_invalid('spec.template.metadata.labels', text(labels),
-                            '`selector` does not match template `labels`')
+        yield value_invalid(
+            'spec.template.metadata.labels', text(labels), '`selector` does not match template `labels`'
+        )
 
 
 def _matches(selector: Fields, labels: Mapping[str, str]) -> bool:
@@ -97,8 +100,9 @@ def _cronjob(body: Body, spec: Fields) -> Iterator[Cause]:
     if not schedule:
         yield value_required('spec.schedule')
     elif not schedule.startswith('@') and len(fields) != 5:
-        yield value_invalid('spec.schedule', text(schedule),
-                            f'expected exactly 5 fields, found {len(fields)}: [{" ".join(fields)}]')
+        yield value_invalid(
+            'spec.schedule', text(schedule), f'expected exactly 5 fields, found {len(fields)}: [{" ".join(fields)}]'
+        )
     yield from _job_spec((spec.get('jobTemplate') or {}).get('spec') or {}, 'spec.jobTemplate.spec')
 
 
@@ -133,15 +137,21 @@ def _secret(body: Body, _: Fields) -> Iterator[Cause]:
         yield Cause('data', 'FieldValueTooLong', f'Too long: may not be more than {_LARGEST} bytes')
 
 
-_SECRETS = {'kubernetes.io/dockerconfigjson': ('.dockerconfigjson',), 'kubernetes.io/dockercfg': ('.dockercfg',),
-            'kubernetes.io/ssh-auth': ('ssh-privatekey',), 'kubernetes.io/tls': ('tls.crt', 'tls.key')}
+_SECRETS = {
+    'kubernetes.io/dockerconfigjson': ('.dockerconfigjson',),
+    'kubernetes.io/dockercfg': ('.dockercfg',),
+    'kubernetes.io/ssh-auth': ('ssh-privatekey',),
+    'kubernetes.io/tls': ('tls.crt', 'tls.key'),
+}
 
 
 def _key_problems(key: str) -> list[str]:
     problems = [] if len(key) <= 253 else ['must be no more than 253 characters']
     if not key or not all(character.isascii() and (character.isalnum() or character in '-_.') for character in key):
-        problems.append("a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. "
-                        "'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')")
+        problems.append(
+            "a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. "
+            "'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')"
+        )
     if key in ('.', '..'):
         problems.append(f"must not be '{key}'")
     elif key.startswith('..'):
@@ -195,8 +205,9 @@ def _endpoints(body: Body, _: Fields) -> Iterator[Cause]:
             yield value_required(f'subsets[{number}]', 'must specify `addresses` or `notReadyAddresses`')
         for index, port in enumerate(maps(subset.get('ports'))):
             if not 1 <= (value := port.get('port') or 0) <= 65535:
-                yield value_invalid(f'subsets[{number}].ports[{index}].port', str(value),
-                                    'must be between 1 and 65535, inclusive')
+                yield value_invalid(
+                    f'subsets[{number}].ports[{index}].port', str(value), 'must be between 1 and 65535, inclusive'
+                )
 
 
 def _volume(body: Body, spec: Fields) -> Iterator[Cause]:
@@ -213,8 +224,9 @@ def _ingress_class(_: Body, spec: Fields) -> Iterator[Cause]:
 
 def _ingress(body: Body, spec: Fields) -> Iterator[Cause]:
     if not spec.get('rules') and spec.get('defaultBackend') is None:
-        yield value_invalid('spec', text(body.get('spec') or None), 'either `defaultBackend` or `rules` must be '
-                            'specified')
+        yield value_invalid(
+            'spec', text(body.get('spec') or None), 'either `defaultBackend` or `rules` must be specified'
+        )
     if spec.get('defaultBackend') is not None:
         yield from _backend(spec['defaultBackend'], 'spec.defaultBackend')
     for number, rule in enumerate(maps(spec.get('rules'))):
@@ -300,13 +312,21 @@ def _budget(body: Body, spec: Fields) -> Iterator[Cause]:
     least, most = spec.get('minAvailable'), spec.get('maxUnavailable')
     for key, amount in (('minAvailable', least), ('maxUnavailable', most)):
         if isinstance(amount, str) and not re.fullmatch('[0-9]+%', amount):
-            yield value_invalid(f'spec.{key}', text(amount), "a valid percent string must be a numeric string followed "
-                                "by an ending '%' (e.g. '1%',  or '93%', regex used for validation is '[0-9]+%')")
+            yield value_invalid(
+                f'spec.{key}',
+                text(amount),
+                "a valid percent string must be a numeric string followed "
+                "by an ending '%' (e.g. '1%',  or '93%', regex used for validation is '[0-9]+%')",
+            )
         elif isinstance(amount, int) and amount < 0:
             yield value_invalid(f'spec.{key}', str(amount), 'must be greater than or equal to 0')
     if least is not None and most is not None:
-        quoted = {'MinAvailable': least, 'Selector': spec.get('selector'), 'MaxUnavailable': most,
-                  'UnhealthyPodEvictionPolicy': spec.get('unhealthyPodEvictionPolicy')}
+        quoted = {
+            'MinAvailable': least,
+            'Selector': spec.get('selector'),
+            'MaxUnavailable': most,
+            'UnhealthyPodEvictionPolicy': spec.get('unhealthyPodEvictionPolicy'),
+        }
         yield value_invalid('spec', text(quoted), 'minAvailable and maxUnavailable cannot be both set')
 
 
@@ -317,12 +337,28 @@ def _status(body: Body, spec: Fields) -> Iterator[Cause]:
 
 
 _CHECKS: Mapping[str, Callable[[Body, Fields], Iterator[Cause]]] = {
-    'pods': _pod, 'podtemplates': _podtemplate, 'deployments': _workload, 'statefulsets': _workload,
-    'daemonsets': _workload, 'replicasets': _workload, 'replicationcontrollers': _controller, 'jobs': _job,
+    'pods': _pod,
+    'podtemplates': _podtemplate,
+    'deployments': _workload,
+    'statefulsets': _workload,
+    'daemonsets': _workload,
+    'replicasets': _workload,
+    'replicationcontrollers': _controller,
+    'jobs': _job,
     'cronjobs': _cronjob,
-    'configmaps': _configmap, 'secrets': _secret, 'services': _service, 'persistentvolumeclaims': _claim,
-    'persistentvolumes': _volume, 'ingresses': _ingress, 'horizontalpodautoscalers': _autoscaler,
-    'storageclasses': _storage_class, 'leases': _lease, 'networkpolicies': _policy, 'endpointslices': _slice,
-    'endpoints': _endpoints, 'ingressclasses': _ingress_class,
-    'namespaces': _status, 'poddisruptionbudgets': _budget,
+    'configmaps': _configmap,
+    'secrets': _secret,
+    'services': _service,
+    'persistentvolumeclaims': _claim,
+    'persistentvolumes': _volume,
+    'ingresses': _ingress,
+    'horizontalpodautoscalers': _autoscaler,
+    'storageclasses': _storage_class,
+    'leases': _lease,
+    'networkpolicies': _policy,
+    'endpointslices': _slice,
+    'endpoints': _endpoints,
+    'ingressclasses': _ingress_class,
+    'namespaces': _status,
+    'poddisruptionbudgets': _budget,
 }

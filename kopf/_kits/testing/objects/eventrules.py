@@ -4,6 +4,7 @@ The rules of events: few for those of old, many for those that say when they hav
 Both groups are about the same objects, which are told of in the words of the core group; they can be selected by the
 same fields under different names.
 """
+
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,8 +17,22 @@ Body = Mapping[str, Any]
 GROUP = 'events.k8s.io'
 _REFERENCE = ('kind', 'namespace', 'name', 'uid', 'apiVersion', 'resourceVersion', 'fieldPath')
 _TYPES = ('Normal', 'Warning')
-_FIXED = ('reason', 'reason', 'type', 'message', 'source', 'firstTimestamp', 'lastTimestamp', 'count', 'action',
-          'eventTime', 'involvedObject', 'related', 'reportingComponent', 'reportingInstance')
+_FIXED = (
+    'reason',
+    'reason',
+    'type',
+    'message',
+    'source',
+    'firstTimestamp',
+    'lastTimestamp',
+    'count',
+    'action',
+    'eventTime',
+    'involvedObject',
+    'related',
+    'reportingComponent',
+    'reportingInstance',
+)
 
 #: The fields that can be selected in the core group, and in the other one.
 SELECTABLE = (*(f'involvedObject.{key}' for key in _REFERENCE), 'reason', 'reportingComponent', 'source', 'type')
@@ -31,8 +46,10 @@ def pick(body: Body) -> Mapping[str, str]:
     return {
         **{f'involvedObject.{key}': value for key, value in fields.items()},
         **{f'regarding.{key}': value for key, value in fields.items()},
-        'reason': body.get('reason') or '', 'type': body.get('type') or '',
-        'reportingComponent': reporter, 'reportingController': reporter,
+        'reason': body.get('reason') or '',
+        'type': body.get('type') or '',
+        'reportingComponent': reporter,
+        'reportingController': reporter,
         'source': (body.get('source') or {}).get('component') or reporter,
     }
 
@@ -90,8 +107,14 @@ def _change_problems(body: Body, old: Body) -> Iterator[Cause]:
 def _quoted(key: str, value: Any) -> str:
     """The value in the words of Go."""
     if key in ('involvedObject', 'related') and value is not None:
-        return text({name[0].upper() + name[1:] if name not in ('uid', 'apiVersion') else
-                     {'uid': 'UID', 'apiVersion': 'APIVersion'}[name]: value.get(name) or '' for name in _REFERENCE})
+        return text(
+            {
+                name[0].upper() + name[1:]
+                if name not in ('uid', 'apiVersion')
+                else {'uid': 'UID', 'apiVersion': 'APIVersion'}[name]: value.get(name) or ''
+                for name in _REFERENCE
+            }
+        )
     return text(value)
 
 

@@ -1,6 +1,7 @@
 """
 Differences of specifications as a real server shows them to people: of its own structures, line by line.
 """
+
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -16,10 +17,13 @@ def of_claims(old: Fields, new: Fields) -> str:
 def _claim(spec: Fields) -> Fields:
     resources = spec.get('resources') or {}
     return {
-        'AccessModes': spec.get('accessModes'), 'Selector': spec.get('selector'),
+        'AccessModes': spec.get('accessModes'),
+        'Selector': spec.get('selector'),
         'Resources': {'Limits': resources.get('limits'), 'Requests': resources.get('requests')},
-        'VolumeName': spec.get('volumeName', ''), 'StorageClassName': spec.get('storageClassName'),
-        'VolumeMode': spec.get('volumeMode'), 'DataSource': _reference(spec.get('dataSource')),
+        'VolumeName': spec.get('volumeName', ''),
+        'StorageClassName': spec.get('storageClassName'),
+        'VolumeMode': spec.get('volumeMode'),
+        'DataSource': _reference(spec.get('dataSource')),
         'DataSourceRef': _reference(spec.get('dataSourceRef'), 'namespace'),
         'VolumeAttributesClassName': spec.get('volumeAttributesClassName'),
     }
@@ -28,12 +32,17 @@ def _claim(spec: Fields) -> Fields:
 def _reference(value: Fields | None, *more: str) -> Fields | None:
     if value is None:
         return None
-    return {'APIGroup': value.get('apiGroup'), 'Kind': value.get('kind', ''), 'Name': value.get('name', ''),
-            **{key.capitalize(): value.get(key) for key in more}}
+    return {
+        'APIGroup': value.get('apiGroup'),
+        'Kind': value.get('kind', ''),
+        'Name': value.get('name', ''),
+        **{key.capitalize(): value.get(key) for key in more},
+    }
 
 
 def _difference(old: Fields, new: Fields) -> str:
     import difflib
+
     before, after = (json.dumps(each, indent=1).splitlines(keepends=True) for each in (old, new))
     _, _, *lines = difflib.unified_diff(before, after)
     return ''.join(line if line.endswith('\n') else f'{line}\n' for line in lines)

@@ -4,6 +4,7 @@ What may not be changed in built-in objects once they are there, with the words 
 Real messages sometimes go on with a difference of internal structures, for people; that part is left out here for all
 but claims.
 """
+
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,12 +15,16 @@ from kopf._kits.testing.wire.statuses import Cause
 Body = Mapping[str, Any]
 
 CLAIM = 'spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims'
-POD = ('pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,'
-       '`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),'
-       '`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)')
-STATEFULSET = ("updates to statefulset spec for fields other than 'replicas', 'ordinals', 'template', "
-               "'updateStrategy', 'revisionHistoryLimit', 'persistentVolumeClaimRetentionPolicy' and 'minReadySeconds' "
-               "are forbidden")
+POD = (
+    'pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,'
+    '`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),'
+    '`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)'
+)
+STATEFULSET = (
+    "updates to statefulset spec for fields other than 'replicas', 'ordinals', 'template', "
+    "'updateStrategy', 'revisionHistoryLimit', 'persistentVolumeClaimRetentionPolicy' and 'minReadySeconds' "
+    "are forbidden"
+)
 
 
 def problems(body: Body, old: Body, plural: str) -> Iterator[Cause]:
@@ -48,8 +53,15 @@ def _selector(body: Body, old: Body) -> Iterator[Cause]:
 
 
 def _statefulset(body: Body, old: Body) -> Iterator[Cause]:
-    free = ('replicas', 'ordinals', 'template', 'updateStrategy', 'revisionHistoryLimit',
-            'persistentVolumeClaimRetentionPolicy', 'minReadySeconds')
+    free = (
+        'replicas',
+        'ordinals',
+        'template',
+        'updateStrategy',
+        'revisionHistoryLimit',
+        'persistentVolumeClaimRetentionPolicy',
+        'minReadySeconds',
+    )
     if _without(_spec(body), free) != _without(_spec(old), free):
         yield statuses.value_forbidden('spec', STATEFULSET)
 
@@ -92,8 +104,11 @@ def _claim(body: Body, old: Body) -> Iterator[Cause]:
         free.append('volumeAttributesClassName')
     one, another = _without(spec, free), _without(before, free)
     requests, previous = _requests(one), _requests(another)
-    if previous.get('storage') and ('storage' not in requests or bound and (
-            quantities.amount(requests['storage']) < quantities.amount(previous['storage']))):
+    if previous.get('storage') and (
+        'storage' not in requests
+        or bound
+        and (quantities.amount(requests['storage']) < quantities.amount(previous['storage']))
+    ):
         yield statuses.value_forbidden('spec.resources.requests.storage', 'field can not be less than status.capacity')
     if bound:
         one, another = ({**each, 'resources': None} for each in (one, another))
@@ -113,8 +128,9 @@ def _service(body: Body, old: Body) -> Iterator[Cause]:
     if 'ExternalName' in (spec.get('type'), before.get('type')) or not before.get('clusterIPs'):
         return
     if spec.get('clusterIPs') != before['clusterIPs']:
-        yield statuses.value_invalid('spec.clusterIPs[0]', statuses.text(spec.get('clusterIPs')),
-                                     'may not change once set')
+        yield statuses.value_invalid(
+            'spec.clusterIPs[0]', statuses.text(spec.get('clusterIPs')), 'may not change once set'
+        )
 
 
 def _class(body: Body, old: Body) -> Iterator[Cause]:
@@ -131,8 +147,7 @@ def _priority(body: Body, old: Body) -> Iterator[Cause]:
 def _node(body: Body, old: Body) -> Iterator[Cause]:
     present = _spec(old).get('podCIDRs')
     if present and _spec(body).get('podCIDRs') != present:
-        yield statuses.value_forbidden('spec.podCIDRs',
-                                       'node updates may not change podCIDR except from "" to valid')
+        yield statuses.value_forbidden('spec.podCIDRs', 'node updates may not change podCIDR except from "" to valid')
 
 
 def _same(body: Body, old: Body, key: str, place: str) -> Iterator[Cause]:
@@ -150,8 +165,17 @@ def _without(value: Body, keys: Any) -> dict[str, Any]:
 
 
 _CHECKS: Mapping[str, Callable[[Body, Body], Iterator[Cause]]] = {
-    'configmaps': _contents, 'secrets': _secret, 'deployments': _selector, 'replicasets': _selector,
-    'daemonsets': _selector, 'statefulsets': _statefulset, 'jobs': _job, 'pods': _pod,
-    'persistentvolumeclaims': _claim, 'services': _service, 'storageclasses': _class,
-    'priorityclasses': _priority, 'nodes': _node,
+    'configmaps': _contents,
+    'secrets': _secret,
+    'deployments': _selector,
+    'replicasets': _selector,
+    'daemonsets': _selector,
+    'statefulsets': _statefulset,
+    'jobs': _job,
+    'pods': _pod,
+    'persistentvolumeclaims': _claim,
+    'services': _service,
+    'storageclasses': _class,
+    'priorityclasses': _priority,
+    'nodes': _node,
 }

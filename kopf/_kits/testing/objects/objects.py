@@ -4,6 +4,7 @@ From what a client has sent to an object that can be stored: types, names, metad
 Everything here is pure: it looks at one body, the kind, and the object as it was before, and either changes the body
 or refuses it. What other objects or the outer world have a say in is decided by the callers.
 """
+
 import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,16 +22,26 @@ from kopf._kits.testing.wire.patches import json_type
 from kopf._kits.testing.wire.statuses import Cause
 
 #: Kinds of which the finalizers can be called as they like.
-PLAIN = frozenset({
-    ('', 'events'), ('apiextensions.k8s.io', crds.PLURAL), ('coordination.k8s.io', 'leases'),
-    ('policy', 'poddisruptionbudgets'), ('admissionregistration.k8s.io', 'mutatingwebhookconfigurations'),
-    ('admissionregistration.k8s.io', 'validatingwebhookconfigurations'),
-})
+PLAIN = frozenset(
+    {
+        ('', 'events'),
+        ('apiextensions.k8s.io', crds.PLURAL),
+        ('coordination.k8s.io', 'leases'),
+        ('policy', 'poddisruptionbudgets'),
+        ('admissionregistration.k8s.io', 'mutatingwebhookconfigurations'),
+        ('admissionregistration.k8s.io', 'validatingwebhookconfigurations'),
+    }
+)
 _ALPHABET = 'bcdfghjklmnpqrstvwxz2456789'
 
 
 def decode(
-        body: Any, kind: Kind, text: bytes, mistakes: list[str] | None = None, *, lenient: bool = False,
+    body: Any,
+    kind: Kind,
+    text: bytes,
+    mistakes: list[str] | None = None,
+    *,
+    lenient: bool = False,
 ) -> Body:
     """
     Check that a decoded request is an object of this kind, and give it its API version and kind; 400 otherwise.
@@ -43,30 +54,36 @@ def decode(
     if not isinstance(body, dict):
         excerpt = clientjson.excerpt(text)
         raise statuses.bad_request(
-            f'the object provided is unrecognized (must be of type {kind.name}): {no_kind(body)} ({excerpt})')
+            f'the object provided is unrecognized (must be of type {kind.name}): {no_kind(body)} ({excerpt})'
+        )
     for key in ('apiVersion', 'kind'):
         if not isinstance(value := body.get(key), (str, type(None))):
             raise statuses.bad_request(
                 f'the object provided is unrecognized (must be of type {kind.name}): couldn\'t get version/kind; json '
                 f'parse error: json: cannot unmarshal {json_type(value)} into Go struct field .{key} of type string '
-                f'({clientjson.excerpt(text)})')
+                f'({clientjson.excerpt(text)})'
+            )
     api_version, name = (body.get('apiVersion') or '').removeprefix('/'), body.get('kind') or ''
     if api_version.count('/') > 1:
-        raise statuses.bad_request(f'the object provided is unrecognized (must be of type {kind.name}): unexpected '
-                                   f'GroupVersion string: {api_version} ({clientjson.excerpt(text)})')
+        raise statuses.bad_request(
+            f'the object provided is unrecognized (must be of type {kind.name}): unexpected '
+            f'GroupVersion string: {api_version} ({clientjson.excerpt(text)})'
+        )
     if kind.custom:
         _check_custom(api_version, name, kind, body, text, lenient=lenient)
     elif name not in ('', kind.name) or api_version not in ('', kind.api_version):
         name, api_version = name or kind.name, api_version or kind.api_version
         raise statuses.bad_request(
             f'{name} in version "{api_version.rpartition("/")[2]}" cannot be handled as a {kind.name}: '
-            f'{registered.complaint(api_version, name, kind)}')
+            f'{registered.complaint(api_version, name, kind)}'
+        )
     if not kind.custom:
         try:
             return structure(body, kind, text, mistakes)
         except TypeError as error:
-            raise statuses.bad_request(f'{kind.name} in version "{kind.version}" cannot be handled as a {kind.name}: '
-                                       f'{error}') from None
+            raise statuses.bad_request(
+                f'{kind.name} in version "{kind.version}" cannot be handled as a {kind.name}: {error}'
+            ) from None
     meta = body.get('metadata')
     if meta is None:
         meta = {}
@@ -74,21 +91,27 @@ def decode(
         metadata.check_types(meta, kind)
     except TypeError as error:
         raise statuses.bad_request(
-            f'{kind.name} in version "{kind.version}" cannot be handled as a {kind.name}: {error}') from None
+            f'{kind.name} in version "{kind.version}" cannot be handled as a {kind.name}: {error}'
+        ) from None
     rest = {key: value for key, value in body.items() if key not in ('apiVersion', 'kind', 'metadata')}
     return {'apiVersion': kind.api_version, 'kind': kind.name, 'metadata': dict(meta), **rest}
 
 
 def no_kind(value: Any) -> str:
     """What is said of something that is no object."""
-    return (f'couldn\'t get version/kind; json parse error: json: cannot unmarshal {json_type(value)} into Go value of '
-            'type struct { APIVersion string "json:\\"apiVersion,omitempty\\""; Kind string '
-            '"json:\\"kind,omitempty\\"" }')
+    return (
+        f'couldn\'t get version/kind; json parse error: json: cannot unmarshal {json_type(value)} into Go value of '
+        'type struct { APIVersion string "json:\\"apiVersion,omitempty\\""; Kind string '
+        '"json:\\"kind,omitempty\\"" }'
+    )
 
 
 def structure(
-        body: Mapping[str, Any], kind: Kind, text: bytes, mistakes: list[str] | None = None,
-        complain: decoding.Complain = decoding.in_json,
+    body: Mapping[str, Any],
+    kind: Kind,
+    text: bytes,
+    mistakes: list[str] | None = None,
+    complain: decoding.Complain = decoding.in_json,
 ) -> Body:
     """A built-in object as it is sent back by a real server; TypeError with Go's words if it cannot be decoded."""
     decoder = decoding.Decoder(complain)
@@ -102,26 +125,38 @@ def structure(
 
 
 def _check_custom(
-        api_version: str, name: str, kind: Kind, body: Mapping[str, Any], text: bytes, *, lenient: bool,
+    api_version: str,
+    name: str,
+    kind: Kind,
+    body: Mapping[str, Any],
+    text: bytes,
+    *,
+    lenient: bool,
 ) -> None:
     if not name:
         why = f'Object \'Kind\' is missing in \'{text.decode(errors="replace")}\''
         if lenient:
             raise statuses.bad_request(
-                f'{kind.name} in version "{kind.version}" cannot be handled as a {kind.name}: {why}')
-        raise statuses.bad_request(f'the object provided is unrecognized (must be of type {kind.name}): {why} '
-                                   f'({clientjson.excerpt(text)})')
+                f'{kind.name} in version "{kind.version}" cannot be handled as a {kind.name}: {why}'
+            )
+        raise statuses.bad_request(
+            f'the object provided is unrecognized (must be of type {kind.name}): {why} ({clientjson.excerpt(text)})'
+        )
     if body.get('apiVersion', '') is None:
-        raise statuses.bad_request(f'{name} in version "" cannot be handled as a {kind.name}: .apiVersion accessor '
-                                   'error: <nil> is of the type <nil>, expected string')
+        raise statuses.bad_request(
+            f'{name} in version "" cannot be handled as a {kind.name}: .apiVersion accessor '
+            'error: <nil> is of the type <nil>, expected string'
+        )
     if api_version != kind.api_version:
-        raise statuses.bad_request(f'the API version in the data ({api_version}) does not match the expected API '
-                                   f'version ({kind.api_version})')
+        raise statuses.bad_request(
+            f'the API version in the data ({api_version}) does not match the expected API version ({kind.api_version})'
+        )
     if name != kind.name:
         meta = body.get('metadata')
         subject = meta.get('name', '') if isinstance(meta, Mapping) else ''
-        raise statuses.invalid(kind.group, name, subject,
-                               [statuses.value_invalid('kind', f'"{name}"', f'must be {kind.name}')])
+        raise statuses.invalid(
+            kind.group, name, subject, [statuses.value_invalid('kind', f'"{name}"', f'must be {kind.name}')]
+        )
 
 
 def tidy(body: Body, kind: Kind, *, nulls: bool = False) -> list[str]:
@@ -135,7 +170,8 @@ def tidy(body: Body, kind: Kind, *, nulls: bool = False) -> list[str]:
     if kind.custom:
         unknown += strictness.prune_metadata(meta)
     body['metadata'] = {
-        key: value for key, value in meta.items()
+        key: value
+        for key, value in meta.items()
         if key in schemas.META_FIELDS and key not in ('managedFields', 'selfLink') and value not in (None, '', [], {})
     }
     if not kind.namespaced:
@@ -256,8 +292,11 @@ def problems(body: Body, kind: Kind, subresource: str = '', old: Body | None = N
     if kind.schema is not None:
         status = subresource == 'status'
         before = schemas.ABSENT if old is None else old
-        yield from schemas.validate_status(body, kind.schema, before) if status else schemas.validate(
-            body, kind.schema, old=before)
+        yield from (
+            schemas.validate_status(body, kind.schema, before)
+            if status
+            else schemas.validate(body, kind.schema, old=before)
+        )
         if 'scale' in kind.subresources:
             yield from replicas.problems(body, kind.scale, status=status)
     elif kind.plural == crds.PLURAL:
@@ -285,9 +324,13 @@ def change_problems(body: Body, old: Body) -> Iterator[Cause]:
         old_finalizers = before.get('finalizers') or ()
         if added := [item for item in meta.get('finalizers') or () if item not in old_finalizers]:
             listed = ', '.join(f'"{item}"' for item in added)
-            causes.append(statuses.value_forbidden(
-                'metadata.finalizers', 'no new finalizers can be added if the object is being deleted, found new '
-                                       f'finalizers []string{{{listed}}}'))
+            causes.append(
+                statuses.value_forbidden(
+                    'metadata.finalizers',
+                    'no new finalizers can be added if the object is being deleted, found new '
+                    f'finalizers []string{{{listed}}}',
+                )
+            )
     causes += metadata.repeated_problems(meta)
     if body['kind'] == 'CustomResourceDefinition':
         yield from crds.change_problems(body, old)

@@ -4,6 +4,7 @@ The outcomes of patches: whether what has come of a patch is still an object of 
 What is refused here is refused in words of its own: a real server decodes the outcome once more, and quotes it, or
 the patch, where that fails.
 """
+
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +22,7 @@ from kopf._kits.testing.wire import gotext, patches, statuses
 @dataclasses.dataclass(frozen=True, slots=True)
 class Patched:
     """Where a patched object comes from: what is quoted if it is wrong, the text of the patch, the options."""
+
     document: Any
     strategic: bool
     text: bytes
@@ -35,19 +37,26 @@ def check(new: Any, kind: Kind, namespace: str, name: str, source: Patched) -> B
     """The outcome as an object of this kind with this name; 400, 422 or 500 if it is none."""
     body: Body = new if isinstance(new, dict) else {}
     given, version, meta = body.get('kind'), body.get('apiVersion'), body.get('metadata')
-    nameless = statuses.bad_request(f'the name of the object ({name} based on URL) was undeterminable: name must be '
-                                    'provided')
+    nameless = statuses.bad_request(
+        f'the name of the object ({name} based on URL) was undeterminable: name must be provided'
+    )
     for key, part in (('apiVersion', version), ('kind', given)):
         if not isinstance(part, (str, type(None))):
-            raise unreadable(new, f'couldn\'t get version/kind; json parse error: json: cannot unmarshal '
-                                  f'{patches.json_type(part)} into Go struct field .{key} of type string')
+            raise unreadable(
+                new,
+                f'couldn\'t get version/kind; json parse error: json: cannot unmarshal '
+                f'{patches.json_type(part)} into Go struct field .{key} of type string',
+            )
     if kind.custom and not given:
         raise unreadable(new, f'Object \'Kind\' is missing in \'{objects.sorted_text(new)}\'')
     if not kind.custom and body and not version:
         raise nameless
     if not kind.custom and body and (given or kind.name, version) != (kind.name, kind.api_version):
-        raise unreadable(new, f'no kind "{given or kind.name}" is registered for version "{version}" in scheme '
-                              '"pkg/runtime/scheme.go:111"')
+        raise unreadable(
+            new,
+            f'no kind "{given or kind.name}" is registered for version "{version}" in scheme '
+            '"pkg/runtime/scheme.go:111"',
+        )
     if meta is None:
         raise nameless
     mistakes: list[str] = []
@@ -58,8 +67,10 @@ def check(new: Any, kind: Kind, namespace: str, name: str, source: Patched) -> B
             complain = decoding.in_patch if source.strategic else decoding.in_json
             body = objects.structure(body, kind, b'', mistakes, complain)
             meta = body['metadata']
-            mistakes[:0] = [f'duplicate field "{path}"' for path in decoding.duplicates(
-                source.text, decoding.count(orjson.loads(source.text or b'null')))]
+            mistakes[:0] = [
+                f'duplicate field "{path}"'
+                for path in decoding.duplicates(source.text, decoding.count(orjson.loads(source.text or b'null')))
+            ]
     except TypeError as error:
         raise source.refuse(str(error)) from None
     report(mistakes, source.options, source.refuse)
@@ -74,8 +85,9 @@ def check(new: Any, kind: Kind, namespace: str, name: str, source: Patched) -> B
     group, _, _ = str(version).rpartition('/')
     for field, value, expected in (('kind', given, kind.name), ('apiVersion', version, kind.api_version)):
         if value != expected and kind.custom:
-            raise statuses.invalid(group, str(given), name, [statuses.value_invalid(
-                field, f'"{value}"', f'must be {expected}')])
+            raise statuses.invalid(
+                group, str(given), name, [statuses.value_invalid(field, f'"{value}"', f'must be {expected}')]
+            )
     if kind.custom and not meta.get('resourceVersion'):
         raise unversioned(kind, name)
     return {**body, 'kind': kind.name, 'apiVersion': kind.api_version}
@@ -91,8 +103,12 @@ def check_words(patch: Mapping[str, Any], kind: Kind) -> None:
 
 def unversioned(kind: Kind, name: str) -> statuses.Refusal:
     """422: custom objects are not updated without saying of which version that is."""
-    return statuses.invalid(kind.group, kind.plural, name, [statuses.value_invalid(
-        'metadata.resourceVersion', '0', 'must be specified for an update')])
+    return statuses.invalid(
+        kind.group,
+        kind.plural,
+        name,
+        [statuses.value_invalid('metadata.resourceVersion', '0', 'must be specified for an update')],
+    )
 
 
 def unreadable(body: Any, why: str, *, strategic: bool = False) -> statuses.Refusal:
@@ -112,7 +128,8 @@ def unhandled(kind: Kind, why: str) -> statuses.Refusal:
 def check_name(given: str, name: str) -> None:
     """Refuse (400) an object that has no name, or another one than its place."""
     if not given:
-        raise statuses.bad_request(f'the name of the object ({name} based on URL) was undeterminable: name must be '
-                                   'provided')
+        raise statuses.bad_request(
+            f'the name of the object ({name} based on URL) was undeterminable: name must be provided'
+        )
     if given != name:
         raise statuses.bad_request(f'the name of the object ({given}) does not match the name on the URL ({name})')

@@ -4,6 +4,7 @@ What one asks of pods that run, of pods that do not: logs, commands, connections
 The questions are checked, and refused as a real server does while a pod has no node. Where it has one, there is nobody
 to answer them here.
 """
+
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,8 +32,13 @@ def _check_log(name: str, params: Mapping[str, str]) -> None:
     causes = []
     for key, least in (('tailLines', 0), ('limitBytes', 1), ('sinceSeconds', 1)):
         if key in params and (number := queries.integer(params, key)) < least:
-            causes.append(statuses.value_invalid(key, str(number), f'must be greater than or equal to {least}' if not
-                                                 least else 'must be greater than 0'))
+            causes.append(
+                statuses.value_invalid(
+                    key,
+                    str(number),
+                    f'must be greater than or equal to {least}' if not least else 'must be greater than 0',
+                )
+            )
     if causes:
         raise statuses.invalid('', 'PodLogOptions', name, causes)
 
@@ -43,8 +49,9 @@ def _check_container(body: Body, wanted: str) -> None:
     others = [*_names(spec, 'initContainers'), *_names(spec, 'ephemeralContainers')]
     if not wanted and len(containers) > 1:
         init = f' or one of the init containers: [{" ".join(others)}]' if others else ''
-        raise statuses.bad_request(f'a container name must be specified for pod {name}, choose one of: '
-                                   f'[{" ".join(containers)}]{init}')
+        raise statuses.bad_request(
+            f'a container name must be specified for pod {name}, choose one of: [{" ".join(containers)}]{init}'
+        )
     if wanted and wanted not in (*containers, *others):
         raise statuses.bad_request(f'container {wanted} is not valid for pod {name}')
 

@@ -3,6 +3,7 @@ What is wanted of pods by documents of their own: to be evicted, to be run by a 
 
 Budgets of disruption are not asked: they are counted by a controller, which is not here.
 """
+
 from typing import Any
 
 from kopf._kits.testing.access.options import Options, decode_options
@@ -44,8 +45,10 @@ def bind(pod: Body, order: Body) -> Body:
     pod['spec']['nodeName'] = order['target']['name']
     conditions = pod.setdefault('status', {}).get('conditions') or []
     others = [condition for condition in conditions if condition['type'] != 'PodScheduled']
-    pod['status']['conditions'] = [*others, {'lastProbeTime': None, 'lastTransitionTime': timestamps.now(),
-                                             'status': 'True', 'type': 'PodScheduled'}]
+    pod['status']['conditions'] = [
+        *others,
+        {'lastProbeTime': None, 'lastTransitionTime': timestamps.now(), 'status': 'True', 'type': 'PodScheduled'},
+    ]
     return pod
 
 

@@ -3,6 +3,7 @@ The rules of what pods and containers refer to: handlers of probes and hooks, so
 
 They are what is broken when a part of such a thing is left out: nothing else of it makes sense then.
 """
+
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,8 +42,12 @@ def of_container(container: Fields, place: str) -> Iterator[Cause]:
     for index, variable in enumerate(maps(container.get('env'))):
         where, given = f'{place}.env[{index}].valueFrom', variable.get('valueFrom')
         if given is not None and not given:
-            yield value_invalid(where, '""', 'must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef`, '
-                                             '`secretKeyRef` or `fileKeyRef`')
+            yield value_invalid(
+                where,
+                '""',
+                'must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef`, '
+                '`secretKeyRef` or `fileKeyRef`',
+            )
         elif given and isinstance(field := given.get('fieldRef'), dict) and not field.get('fieldPath'):
             yield value_required(f'{where}.fieldRef.fieldPath')
 
@@ -103,7 +108,8 @@ def of_pod(spec: Fields, place: str) -> Iterator[Cause]:
         if (word := spread.get('whenUnsatisfiable') or '') not in ('DoNotSchedule', 'ScheduleAnyway'):
             yield value_unsupported(f'{where}.whenUnsatisfiable', text(word), ['"DoNotSchedule"', '"ScheduleAnyway"'])
     needed = ((spec.get('affinity') or {}).get('nodeAffinity') or {}).get(
-        'requiredDuringSchedulingIgnoredDuringExecution')
+        'requiredDuringSchedulingIgnoredDuringExecution'
+    )
     if needed is not None:
         yield from _terms(needed, f'{place}.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution')
 

@@ -4,6 +4,7 @@ The rules of pods and of their templates that are broken most often.
 They are those that people break when they write manifests by hand: what is required, what is one of a few words, what
 is a name, what refers to nothing. The order of complaints is that of a real server, as far as it has one.
 """
+
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -45,8 +46,9 @@ def problems(spec: Fields, place: str) -> Iterator[Cause]:
     yield from one_of(spec, 'dnsPolicy', place, ('ClusterFirstWithHostNet', 'ClusterFirst', 'Default', 'None'))
     seconds = spec.get('activeDeadlineSeconds')
     if seconds is not None and not 1 <= seconds <= 2147483647:
-        yield value_invalid(f'{place}.activeDeadlineSeconds', str(seconds),
-                            'must be between 1 and 2147483647, inclusive')
+        yield value_invalid(
+            f'{place}.activeDeadlineSeconds', str(seconds), 'must be between 1 and 2147483647, inclusive'
+        )
 
 
 def one_of(body: Fields, key: str, place: str, words: Iterable[str]) -> Iterator[Cause]:
@@ -74,8 +76,11 @@ def _container(container: Fields, place: str, seen: set[Any], usable: volumes.Vo
         if not (name := variable.get('name') or ''):
             yield value_required(where)
         elif '=' in name or not name.isascii() or not name.isprintable():
-            yield value_invalid(where, text(name), 'a valid environment variable name must consist only of printable '
-                                                   "ASCII characters other than '='")
+            yield value_invalid(
+                where,
+                text(name),
+                'a valid environment variable name must consist only of printable ASCII characters other than \'=\'',
+            )
     yield from podparts.of_container(container, place)
     yield from volumes.mount_problems(container, place, usable)
     yield from one_of(container, 'imagePullPolicy', place, ('Always', 'IfNotPresent', 'Never'))

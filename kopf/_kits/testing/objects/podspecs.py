@@ -4,6 +4,7 @@ The specifications of pods, alone and in templates: what a real server fills in,
 Whoever writes ``image: nginx`` reads back twenty fields more; programs compare what they read with what they want, so
 all of them are here. Values of wrong types are left alone.
 """
+
 from collections.abc import Iterator
 from typing import Any
 
@@ -76,7 +77,8 @@ def quality(spec: Any) -> str:
         requests, limits = resources.get('requests') or {}, resources.get('limits') or {}
         found = found or any(key in part for part in (requests, limits) for key in ('cpu', 'memory'))
         guaranteed = guaranteed and all(
-            key in limits and quantities.is_same(requests or limits, limits, key) for key in ('cpu', 'memory'))
+            key in limits and quantities.is_same(requests or limits, limits, key) for key in ('cpu', 'memory')
+        )
     if not found:
         return 'BestEffort'
     return 'Guaranteed' if guaranteed else 'Burstable'
@@ -111,8 +113,12 @@ def _complete_container(container: Fields) -> None:
         _complete_reference(variable.get('valueFrom'))
     for key in PROBES:
         if isinstance(probe := container.get(key), dict):
-            for field, value in (('timeoutSeconds', 1), ('periodSeconds', 10), ('successThreshold', 1),
-                                 ('failureThreshold', 3)):
+            for field, value in (
+                ('timeoutSeconds', 1),
+                ('periodSeconds', 10),
+                ('successThreshold', 1),
+                ('failureThreshold', 3),
+            ):
                 if not probe.get(field):
                     probe[field] = value
             _complete_action(probe)

@@ -4,6 +4,7 @@ The verbs that change or read single objects: create, replace, patch, delete and
 All of them come down to one commit to the storage, with no waiting between the last look at the old object and the
 commit; where webhooks have to be asked in between, the object is looked at again, as a real server does.
 """
+
 import copy
 import dataclasses
 import uuid
@@ -33,16 +34,40 @@ STRATEGIC_PATCH = 'application/strategic-merge-patch+json'
 APPLY_PATCH = 'application/apply-patch+yaml'
 
 #: Kinds of which a PUT to an absent name makes a new object.
-CREATED_ON_UPDATE = frozenset({
-    'endpoints', 'events', 'leases', 'limitranges', 'podtemplates', 'services', 'roles', 'rolebindings',
-    'clusterroles', 'clusterrolebindings', 'runtimeclasses',
-})
+CREATED_ON_UPDATE = frozenset(
+    {
+        'endpoints',
+        'events',
+        'leases',
+        'limitranges',
+        'podtemplates',
+        'services',
+        'roles',
+        'rolebindings',
+        'clusterroles',
+        'clusterrolebindings',
+        'runtimeclasses',
+    }
+)
 
 #: Kinds of which the deletion is answered with the object itself.
-RETURNED_ON_DELETION = frozenset({
-    'csidrivers', 'csinodes', 'namespaces', 'persistentvolumeclaims', 'persistentvolumes', 'pods', 'podtemplates',
-    'resourcequotas', 'serviceaccounts', 'services', 'storageclasses', 'volumeattachments', 'volumeattributesclasses',
-})
+RETURNED_ON_DELETION = frozenset(
+    {
+        'csidrivers',
+        'csinodes',
+        'namespaces',
+        'persistentvolumeclaims',
+        'persistentvolumes',
+        'pods',
+        'podtemplates',
+        'resourcequotas',
+        'serviceaccounts',
+        'services',
+        'storageclasses',
+        'volumeattachments',
+        'volumeattributesclasses',
+    }
+)
 
 
 #: Kinds of which the first update makes a new version, even if it changes nothing.
@@ -50,15 +75,32 @@ REWRITTEN = frozenset({'persistentvolumeclaims'})
 
 #: Kinds whose dependents are left alone when they are deleted and nobody says what is to become of them.
 ORPHANED = frozenset({'jobs', 'replicationcontrollers'})
-PRESERVED = ('child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove '
-             'them or set propagationPolicy=Orphan to suppress this warning')
+PRESERVED = (
+    'child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove '
+    'them or set propagationPolicy=Orphan to suppress this warning'
+)
 
 #: Kinds of which the metadata are validated twice at an update, which is told twice.
-CHECKED_TWICE = frozenset({
-    'configmaps', 'secrets', 'serviceaccounts', 'pods', 'persistentvolumeclaims', 'persistentvolumes', 'nodes',
-    'endpoints', 'jobs', 'roles', 'clusterroles', 'rolebindings', 'clusterrolebindings', 'ingresses', 'ingressclasses',
-    'storageclasses',
-})
+CHECKED_TWICE = frozenset(
+    {
+        'configmaps',
+        'secrets',
+        'serviceaccounts',
+        'pods',
+        'persistentvolumeclaims',
+        'persistentvolumes',
+        'nodes',
+        'endpoints',
+        'jobs',
+        'roles',
+        'clusterroles',
+        'rolebindings',
+        'clusterrolebindings',
+        'ingresses',
+        'ingressclasses',
+        'storageclasses',
+    }
+)
 
 
 class Admission(Protocol):
@@ -77,6 +119,7 @@ class Admission(Protocol):
 @dataclasses.dataclass(slots=True)
 class Review:
     """What webhooks are asked about."""
+
     kind: Kind
     operation: str
     subresource: str
@@ -105,7 +148,11 @@ class Objects:
     """The door to single objects; answers are JSON texts in the version of the kind that was asked for."""
 
     def __init__(
-            self, storage: Storage, catalog: Catalog, admission: Admission, guard: Guard | None = None,
+        self,
+        storage: Storage,
+        catalog: Catalog,
+        admission: Admission,
+        guard: Guard | None = None,
     ) -> None:
         self._storage = storage
         self._catalog = catalog
@@ -129,7 +176,12 @@ class Objects:
         return record
 
     async def create(
-            self, kind: Kind, namespace: str, body: Body, options: Options, owners: Any = None,
+        self,
+        kind: Kind,
+        namespace: str,
+        body: Body,
+        options: Options,
+        owners: Any = None,
     ) -> bytes:
         """
         Store a new object (decoded already) and give it back as it was stored.
@@ -169,8 +221,9 @@ class Objects:
         if version and not options.dry_run:
             raise statuses.internal('resourceVersion should not be set on objects to be created')
         if (present := table.get(namespace, name)) is not None:
-            raise statuses.exists(kind.group, kind.plural, name, deleting=present.deleting,
-                                  generated='generateName' in body['metadata'])
+            raise statuses.exists(
+                kind.group, kind.plural, name, deleting=present.deleting, generated='generateName' in body['metadata']
+            )
         if table.closed:
             raise statuses.UnknownPath
         if options.dry_run:
@@ -178,7 +231,13 @@ class Objects:
         return await self._commit(kind, 'ADDED', stored)
 
     async def replace(
-            self, kind: Kind, namespace: str, name: str, body: Body, options: Options, subresource: str = '',
+        self,
+        kind: Kind,
+        namespace: str,
+        name: str,
+        body: Body,
+        options: Options,
+        subresource: str = '',
     ) -> tuple[bytes, bool]:
         """Store another version of an object (decoded already); also says whether it had to be created."""
         self._check_place(kind, namespace, body, name)
@@ -195,38 +254,53 @@ class Objects:
             raise _other_uid(kind, namespace, name, (meta['uid'], record.uid), options)
         if _version(meta.get('resourceVersion')) == 0 and kind.custom:
             raise outcomes.unversioned(kind, name)
-        return await self._update(kind, namespace, name, lambda old: orjson.loads(orjson.dumps(body)),
-                                  options, subresource), False
+        return await self._update(
+            kind, namespace, name, lambda old: orjson.loads(orjson.dumps(body)), options, subresource
+        ), False
 
     async def patch(
-            self, kind: Kind, namespace: str, name: str, patch: Any, content_type: str, options: Options,
-            subresource: str = '', text: bytes = b'',
+        self,
+        kind: Kind,
+        namespace: str,
+        name: str,
+        patch: Any,
+        content_type: str,
+        options: Options,
+        subresource: str = '',
+        text: bytes = b'',
     ) -> bytes:
         """Apply a decoded patch of one of the types `MERGE_PATCH`, `JSON_PATCH`, `STRATEGIC_PATCH`."""
         lenient = options.field_validation == 'Ignore'
         if content_type == STRATEGIC_PATCH:
             if not isinstance(patch, dict | None):
-                raise statuses.bad_request(f'json: cannot unmarshal {patches.json_type(patch)} into Go value of type '
-                                           'map[string]interface {}')
+                raise statuses.bad_request(
+                    f'json: cannot unmarshal {patches.json_type(patch)} into Go value of type map[string]interface {{}}'
+                )
         elif content_type == MERGE_PATCH:
             if not isinstance(patch, dict | list if lenient else dict | list | str | int | float):
                 raise patches.unread(None)
             if isinstance(patch, list) and lenient:
                 raise outcomes.unreadable(patch, objects.no_kind(patch))
             if not isinstance(patch, dict):
-                raise statuses.bad_request(f'error decoding patch: json: cannot unmarshal {patches.json_type(patch)} '
-                                           'into Go value of type map[string]interface {}')
+                raise statuses.bad_request(
+                    f'error decoding patch: json: cannot unmarshal {patches.json_type(patch)} '
+                    'into Go value of type map[string]interface {}'
+                )
         else:
             patch = patches.check_operations(patch, lenient=lenient)
         if kind.custom:
-            options.mistakes += strictness.in_operations(patch, text) if content_type == JSON_PATCH else \
-                strictness.duplicates(text)
+            options.mistakes += (
+                strictness.in_operations(patch, text) if content_type == JSON_PATCH else strictness.duplicates(text)
+            )
 
         def change(old: Body) -> Body:
             if content_type == STRATEGIC_PATCH:
                 outcomes.check_words(patch or {}, kind)
-                new: Any = {**strategic.merge(old, patch or {}, kind.shape),
-                            'apiVersion': old['apiVersion'], 'kind': old['kind']}
+                new: Any = {
+                    **strategic.merge(old, patch or {}, kind.shape),
+                    'apiVersion': old['apiVersion'],
+                    'kind': old['kind'],
+                }
             elif content_type == MERGE_PATCH:
                 new = patches.merge(old, patch)
             else:
@@ -241,7 +315,13 @@ class Objects:
         return await self._update(kind, namespace, name, change, options, subresource)
 
     async def apply(
-            self, kind: Kind, namespace: str, name: str, config: Body, options: Options, subresource: str = '',
+        self,
+        kind: Kind,
+        namespace: str,
+        name: str,
+        config: Body,
+        options: Options,
+        subresource: str = '',
     ) -> tuple[bytes, bool]:
         """Apply a decoded configuration; also says whether the object had to be created."""
         if subresource:
@@ -269,7 +349,13 @@ class Objects:
         return await self._update(kind, namespace, name, change, options, subresource, applied=True), False
 
     async def rewrite(
-            self, kind: Kind, namespace: str, name: str, change: Change, options: Options, subresource: str,
+        self,
+        kind: Kind,
+        namespace: str,
+        name: str,
+        change: Change,
+        options: Options,
+        subresource: str,
     ) -> bytes:
         """Store what a function makes of the object, with the managed fields that it has given to it."""
         return await self._update(kind, namespace, name, change, options, subresource, applied=True)
@@ -294,7 +380,12 @@ class Objects:
         return kind.raw(removed)
 
     def remove(
-            self, kind: Kind, record: Record, propagation: str = '', *, dry_run: bool = False,
+        self,
+        kind: Kind,
+        record: Record,
+        propagation: str = '',
+        *,
+        dry_run: bool = False,
     ) -> dict[str, Any] | bytes | Record:
         """Delete or mark an object without asking anybody; what is left of it, or a ``Status`` of success."""
         body = record.body()
@@ -334,8 +425,15 @@ class Objects:
         return gone
 
     async def _update(
-            self, kind: Kind, namespace: str, name: str, change: Change, options: Options, subresource: str,
-            *, applied: bool = False,
+        self,
+        kind: Kind,
+        namespace: str,
+        name: str,
+        change: Change,
+        options: Options,
+        subresource: str,
+        *,
+        applied: bool = False,
     ) -> bytes:
         writer = applying.writer_of(kind, self._catalog, options.manager, subresource)
         for _ in range(ATTEMPTS):
@@ -376,8 +474,11 @@ class Objects:
                 body = await kind.conversion.back(await kind.stored(body))
             return orjson.dumps(body)
         meta = body['metadata']
-        gone = 'deletionTimestamp' in meta and not meta.get('finalizers') and not (
-            kind.plural == 'namespaces' and (body.get('spec') or {}).get('finalizers'))
+        gone = (
+            'deletionTimestamp' in meta
+            and not meta.get('finalizers')
+            and not (kind.plural == 'namespaces' and (body.get('spec') or {}).get('finalizers'))
+        )
         if gone:
             meta['generation'] = old['metadata'].get('generation', 0)
             if not meta['generation']:
@@ -412,11 +513,21 @@ class Objects:
     def _tidy(self, body: Body, kind: Kind, options: Options, *, nulls: bool = False) -> None:
         unknown = objects.tidy(body, kind, nulls=nulls)
         mistakes = [*options.mistakes, *(f'unknown field "{path}"' for path in sorted(unknown))]
-        report(mistakes, options, lambda why: outcomes.unhandled(kind, why) if options.patched is None else
-               outcomes.unreadable(options.patched, why))
+        report(
+            mistakes,
+            options,
+            lambda why: (
+                outcomes.unhandled(kind, why) if options.patched is None else outcomes.unreadable(options.patched, why)
+            ),
+        )
 
     def _validate(
-            self, body: Body, kind: Kind, options: Options, old: Body | None = None, subresource: str = '',
+        self,
+        body: Body,
+        kind: Kind,
+        options: Options,
+        old: Body | None = None,
+        subresource: str = '',
     ) -> None:
         causes = list(objects.problems(body, kind, subresource, old))
         if old is not None:
@@ -444,40 +555,65 @@ class Objects:
             raise statuses.not_found('', 'namespaces', namespace)
         if record.deleting:
             raise statuses.forbidden(
-                kind.group, kind.plural, name,
+                kind.group,
+                kind.plural,
+                name,
                 f'unable to create new content in namespace {namespace} because it is being terminated',
-                [statuses.Cause('metadata.namespace', 'NamespaceTerminating',
-                                f'namespace {namespace} is being terminated')])
+                [
+                    statuses.Cause(
+                        'metadata.namespace', 'NamespaceTerminating', f'namespace {namespace} is being terminated'
+                    )
+                ],
+            )
 
 
 #: Where the storage of a real server has its resources, if not under their names: it tells so.
 _PLACES = {
-    'services': 'services/specs', 'endpoints': 'services/endpoints', 'nodes': 'minions', 'ingresses': 'ingress',
-    'replicationcontrollers': 'controllers', 'customresourcedefinitions': 'apiextensions.k8s.io/'
-                                                                          'customresourcedefinitions',
+    'services': 'services/specs',
+    'endpoints': 'services/endpoints',
+    'nodes': 'minions',
+    'ingresses': 'ingress',
+    'replicationcontrollers': 'controllers',
+    'customresourcedefinitions': 'apiextensions.k8s.io/customresourcedefinitions',
 }
 
 
 def _other_uid(
-        kind: Kind, namespace: str, name: str, uids: tuple[str, str], options: Options,
+    kind: Kind,
+    namespace: str,
+    name: str,
+    uids: tuple[str, str],
+    options: Options,
 ) -> statuses.Refusal:
     place = f'{kind.group}/{kind.plural}' if kind.custom else _PLACES.get(kind.plural, kind.plural)
     key = f'{"" if options.dry_run else "/registry"}/{place}/{f"{namespace}/" if namespace else ""}{name}'
     return statuses.conflict(
-        kind.group, kind.plural, name, f'StorageError: invalid object, Code: 4, Key: {key}, ResourceVersion: 0, '
-        f'AdditionalErrorMsg: Precondition failed: UID in precondition: {uids[0]}, UID in object meta: {uids[1]}')
+        kind.group,
+        kind.plural,
+        name,
+        f'StorageError: invalid object, Code: 4, Key: {key}, ResourceVersion: 0, '
+        f'AdditionalErrorMsg: Precondition failed: UID in precondition: {uids[0]}, UID in object meta: {uids[1]}',
+    )
 
 
 def _check_preconditions(kind: Kind, record: Record, options: Options) -> None:
     group = '' if kind.plural == 'events' else kind.group
     if options.uid and options.uid != record.uid:
-        raise statuses.conflict(group, kind.name, record.name,
-                                f'the UID in the precondition ({options.uid}) does not match the UID in record '
-                                f'({record.uid}). The object might have been deleted and then recreated')
+        raise statuses.conflict(
+            group,
+            kind.name,
+            record.name,
+            f'the UID in the precondition ({options.uid}) does not match the UID in record '
+            f'({record.uid}). The object might have been deleted and then recreated',
+        )
     if options.version and options.version != str(record.version):
-        raise statuses.conflict(group, kind.name, record.name,
-                                f'the ResourceVersion in the precondition ({options.version}) does not match the '
-                                f'ResourceVersion in record ({record.version}). The object might have been modified')
+        raise statuses.conflict(
+            group,
+            kind.name,
+            record.name,
+            f'the ResourceVersion in the precondition ({options.version}) does not match the '
+            f'ResourceVersion in record ({record.version}). The object might have been modified',
+        )
 
 
 def _version(text: str | None) -> int:

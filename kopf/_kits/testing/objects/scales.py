@@ -3,6 +3,7 @@ Scales: the view of an object that only says how many replicas there are and sho
 
 Whatever is written to it is written through to the object: one number, and who owns it.
 """
+
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,30 +23,54 @@ from kopf._kits.testing.wire.patches import json_type
 API_VERSION, KIND = 'autoscaling/v1', 'Scale'
 KEPT = ('name', 'namespace', 'uid', 'resourceVersion', 'creationTimestamp')
 KNOWN: Mapping[str, tuple[str, ...]] = {
-    '': ('apiVersion', 'kind', 'metadata', 'spec', 'status'), 'spec': ('replicas',), 'status': ('replicas', 'selector'),
+    '': ('apiVersion', 'kind', 'metadata', 'spec', 'status'),
+    'spec': ('replicas',),
+    'status': ('replicas', 'selector'),
 }
 SCHEME = 'pkg/runtime/scheme.go:111'
 
 
 #: The kind that scales are of: how they look in tables.
 SCALE = Kind(
-    group='autoscaling', version='v1', plural='scales', singular='scale', name=KIND, namespaced=True, custom=True,
+    group='autoscaling',
+    version='v1',
+    plural='scales',
+    singular='scale',
+    name=KIND,
+    namespaced=True,
+    custom=True,
     columns=(
-        {'name': 'Desired', 'type': 'integer', 'description': 'Number of desired replicas',
-         'jsonPath': '.spec.replicas'},
-        {'name': 'Available', 'type': 'integer', 'description': 'Number of actual replicas',
-         'jsonPath': '.status.replicas'},
+        {
+            'name': 'Desired',
+            'type': 'integer',
+            'description': 'Number of desired replicas',
+            'jsonPath': '.spec.replicas',
+        },
+        {
+            'name': 'Available',
+            'type': 'integer',
+            'description': 'Number of actual replicas',
+            'jsonPath': '.status.replicas',
+        },
         {'name': 'Age', 'type': 'date', 'description': tables.AGE_TEXT, 'jsonPath': '.metadata.creationTimestamp'},
-    ))
+    ),
+)
 
 
 #: The same for built-in kinds, whose scales are described in other words.
-BUILTIN = dataclasses.replace(SCALE, custom=False, columns=tuple(
-    {'name': name, 'type': type, 'format': '', 'description': text, 'priority': 0} for name, type, text in (
-        ('Name', 'string', tables.NAME_TEXT),
-        ('Desired', 'integer', 'replicas is the desired number of instances for the scaled object.'),
-        ('Available', 'integer', 'replicas is the actual number of observed instances of the scaled object.'),
-        ('Age', 'string', tables.AGE_TEXT))))
+BUILTIN = dataclasses.replace(
+    SCALE,
+    custom=False,
+    columns=tuple(
+        {'name': name, 'type': type, 'format': '', 'description': text, 'priority': 0}
+        for name, type, text in (
+            ('Name', 'string', tables.NAME_TEXT),
+            ('Desired', 'integer', 'replicas is the desired number of instances for the scaled object.'),
+            ('Available', 'integer', 'replicas is the actual number of observed instances of the scaled object.'),
+            ('Age', 'string', tables.AGE_TEXT),
+        )
+    ),
+)
 #: A function of a scale and its records; of the new records, None means those that follow from an update.
 Rescale = Callable[[Body, list[Record]], tuple[Body, list[Record] | None]]
 
@@ -66,8 +91,9 @@ class Scales:
         body = kind.body(self._objects.get(kind, namespace, name))
         if kind.custom and next(jsonpaths.find(body, kind.scale['spec']), None) is None:
             why = f'the spec replicas field "{kind.scale["spec"]}" does not exist'
-            raise statuses.Refusal(500, 'InternalError', f'Internal error occurred: {why}',
-                                   {'causes': [{'message': why}]})
+            raise statuses.Refusal(
+                500, 'InternalError', f'Internal error occurred: {why}', {'causes': [{'message': why}]}
+            )
         return _view(kind, body)
 
     async def replace(self, kind: Kind, namespace: str, name: str, scale: Any, options: Options) -> Body:
@@ -80,7 +106,12 @@ class Scales:
         return await self._store(kind, namespace, name, given, options)
 
     async def patch(
-            self, kind: Kind, namespace: str, name: str, change: Callable[[Body], Any], options: Options,
+        self,
+        kind: Kind,
+        namespace: str,
+        name: str,
+        change: Callable[[Body], Any],
+        options: Options,
     ) -> Body:
         """Change the scale by a function of it."""
         scale = _view(kind, kind.body(self._objects.get(kind, namespace, name)))
@@ -99,19 +130,30 @@ class Scales:
 
         def change(scale: Body, owners: list[Record]) -> tuple[Body, list[Record]]:
             return scaling.applied(scale, owners, config, options.manager, options.force)
+
         return await self._rewrite(kind, namespace, name, change, options)
 
     async def _store(self, kind: Kind, namespace: str, name: str, scale: Body, options: Options) -> Body:
         _check_fields(scale, options)
         if not kind.custom and (replicas := _replicas(scale)) < 0:
-            raise statuses.invalid('autoscaling', KIND, name, [statuses.value_invalid(
-                'spec.replicas', str(replicas), 'must be greater than or equal to 0')])
+            raise statuses.invalid(
+                'autoscaling',
+                KIND,
+                name,
+                [statuses.value_invalid('spec.replicas', str(replicas), 'must be greater than or equal to 0')],
+            )
         return await self._rewrite(kind, namespace, name, lambda _, owners: (scale, None), options)
 
     async def _rewrite(
-            self, kind: Kind, namespace: str, name: str, change: Rescale, options: Options,
+        self,
+        kind: Kind,
+        namespace: str,
+        name: str,
+        change: Rescale,
+        options: Options,
     ) -> Body:
         """Write another scale through to the object."""
+
         def rewrite(body: Body) -> Body:
             ownership = scaling.Ownership(body, kind.api_version, path := kind.scale['spec'])
             before = _view(kind, body)
@@ -123,8 +165,11 @@ class Scales:
             if version := (scale.get('metadata') or {}).get('resourceVersion'):
                 meta['resourceVersion'] = version
             return {**_with_number(body, path.strip('.').split('.'), replicas), 'metadata': meta}
-        return _view(kind, orjson.loads(await self._objects.rewrite(
-            kind, namespace, name, rewrite, options, scaling.SUBRESOURCE)))
+
+        return _view(
+            kind,
+            orjson.loads(await self._objects.rewrite(kind, namespace, name, rewrite, options, scaling.SUBRESOURCE)),
+        )
 
 
 def _with_number(body: Body, path: list[str], number: int) -> Body:
@@ -149,16 +194,20 @@ def _check_decoded(scale: Body, kind: Kind) -> None:
     if complaint and kind.custom:
         raise statuses.bad_request(f'no kind is registered for the type v1.Scale in scheme "{SCHEME}"')
     if complaint:
-        raise statuses.bad_request(f'{name} in version "{version.rpartition("/")[2]}" cannot be handled as a {KIND}: '
-                                   f'{complaint}')
+        raise statuses.bad_request(
+            f'{name} in version "{version.rpartition("/")[2]}" cannot be handled as a {KIND}: {complaint}'
+        )
 
 
 def _complaint(scale: Body) -> str:
     """What Go says of a scale that cannot be decoded; empty if it can."""
     spec = scale.get('spec') or {}
-    value, place, type = (spec, 'Scale.spec', 'v1.ScaleSpec') if not isinstance(spec, dict) else (
-        spec.get('replicas') or 0, 'ScaleSpec.spec.replicas', 'int32')
-    if isinstance(value, int) and not isinstance(value, bool) and -2 ** 31 <= value < 2 ** 31:
+    value, place, type = (
+        (spec, 'Scale.spec', 'v1.ScaleSpec')
+        if not isinstance(spec, dict)
+        else (spec.get('replicas') or 0, 'ScaleSpec.spec.replicas', 'int32')
+    )
+    if isinstance(value, int) and not isinstance(value, bool) and -(2**31) <= value < 2**31:
         return ''
     what = json_type(value)
     if what == 'number':
@@ -168,8 +217,12 @@ def _complaint(scale: Body) -> str:
 
 def _check_fields(scale: Body, options: Options) -> None:
     """Warn of fields that scales do not have, or refuse them, as the client wants it."""
-    unknown = [f'{place}.{key}'.lstrip('.') for place, known in KNOWN.items()
-               for key in (scale.get(place) or {} if place else scale) if key not in known]
+    unknown = [
+        f'{place}.{key}'.lstrip('.')
+        for place, known in KNOWN.items()
+        for key in (scale.get(place) or {} if place else scale)
+        if key not in known
+    ]
     if unknown and options.field_validation == 'Strict':
         raise statuses.bad_request('no kind is registered for the type v1.Scale in scheme "pkg/runtime/scheme.go:111"')
     if options.field_validation != 'Ignore':
@@ -185,8 +238,11 @@ def _view(kind: Kind, body: Body) -> Body:
             status['selector'] = selector
     replicas = next(jsonpaths.find(body, kind.scale['spec']), None)
     return {
-        'apiVersion': API_VERSION, 'kind': KIND, 'metadata': {key: meta[key] for key in KEPT if key in meta},
-        'spec': {'replicas': replicas} if replicas else {}, 'status': status,
+        'apiVersion': API_VERSION,
+        'kind': KIND,
+        'metadata': {key: meta[key] for key in KEPT if key in meta},
+        'spec': {'replicas': replicas} if replicas else {},
+        'status': status,
     }
 
 

@@ -3,6 +3,7 @@ Services: what is filled in, what the server chooses, and what it lets go of whe
 
 Addresses and ports follow from the names of services, so that they are the same in each run.
 """
+
 import ipaddress
 import zlib
 from collections.abc import Iterator, Mapping

@@ -1,6 +1,7 @@
 """
 What becomes of a built-in object from one version to the next: what the server keeps, counts or notes by itself.
 """
+
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -65,7 +66,9 @@ def _mapping(body: Body, key: str) -> Body:
 
 
 _COMPLETE: Mapping[tuple[str, str], Callable[[Body, Body], None]] = {
-    ('pods', ''): _pod, ('pods', 'status'): _pod_status, ('persistentvolumes', 'status'): _volume_status,
+    ('pods', ''): _pod,
+    ('pods', 'status'): _pod_status,
+    ('persistentvolumes', 'status'): _volume_status,
     ('daemonsets', ''): _daemonset,
     ('horizontalpodautoscalers', 'status'): _autoscaler_status,
 }

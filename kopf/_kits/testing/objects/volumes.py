@@ -4,6 +4,7 @@ The rules of volumes, and of how containers mount them or use them as devices.
 The wording, the order and the places of complaints are those of a real server, its slips included: some complaints
 about mounts do not say which of them is meant.
 """
+
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -20,10 +21,37 @@ from kopf._kits.testing.wire.statuses import (
 
 Volumes: TypeAlias = dict[str, Fields]
 
-_ORDER = ('emptyDir', 'hostPath', 'gitRepo', 'gcePersistentDisk', 'awsElasticBlockStore', 'secret', 'nfs', 'iscsi',
-          'glusterfs', 'flocker', 'persistentVolumeClaim', 'rbd', 'cinder', 'cephfs', 'quobyte', 'downwardAPI', 'fc',
-          'configMap', 'azureFile', 'vsphereVolume', 'photonPersistentDisk', 'portworxVolume', 'azureDisk',
-          'storageos', 'projected', 'scaleIO', 'csi', 'ephemeral', 'image')
+_ORDER = (
+    'emptyDir',
+    'hostPath',
+    'gitRepo',
+    'gcePersistentDisk',
+    'awsElasticBlockStore',
+    'secret',
+    'nfs',
+    'iscsi',
+    'glusterfs',
+    'flocker',
+    'persistentVolumeClaim',
+    'rbd',
+    'cinder',
+    'cephfs',
+    'quobyte',
+    'downwardAPI',
+    'fc',
+    'configMap',
+    'azureFile',
+    'vsphereVolume',
+    'photonPersistentDisk',
+    'portworxVolume',
+    'azureDisk',
+    'storageos',
+    'projected',
+    'scaleIO',
+    'csi',
+    'ephemeral',
+    'image',
+)
 """The most common sources of volumes, in the order in which the server looks at them."""
 
 _REQUIRED = {'hostPath': 'path', 'secret': 'secretName', 'persistentVolumeClaim': 'claimName', 'configMap': 'name'}
@@ -34,8 +62,11 @@ _PROPAGATIONS = ('Bidirectional', 'HostToContainer', 'None')
 
 def claimed_volumes(claims: Sequence[Fields], volumes: Sequence[Fields]) -> Sequence[Fields]:
     """Return the volumes of a StatefulSet's pods: those of its claims, which replace others of the same names."""
-    claimed = {name: {'name': name, 'persistentVolumeClaim': {'claimName': name}}
-               for claim in claims for name in [(claim.get('metadata') or {}).get('name') or '']}
+    claimed = {
+        name: {'name': name, 'persistentVolumeClaim': {'claimName': name}}
+        for claim in claims
+        for name in [(claim.get('metadata') or {}).get('name') or '']
+    }
     return [*claimed.values(), *(volume for volume in volumes if volume.get('name') not in claimed)]
 
 
@@ -50,8 +81,9 @@ def volume_problems(volumes: Sequence[Fields], place: str, known: Volumes) -> It
 
 
 def _source_problems(volume: Fields, place: str) -> Iterator[Cause]:
-    sources = sorted((key for key in volume if key != 'name'),
-                     key=lambda key: _ORDER.index(key) if key in _ORDER else len(_ORDER))
+    sources = sorted(
+        (key for key in volume if key != 'name'), key=lambda key: _ORDER.index(key) if key in _ORDER else len(_ORDER)
+    )
     for number, key in enumerate(sources):
         if number:
             yield value_forbidden(f'{place}.{key}', 'may not specify more than 1 volume type')
@@ -96,7 +128,10 @@ def mount_problems(container: Fields, place: str, volumes: Volumes) -> Iterator[
 
 
 def _device_problems(
-        device: Fields, place: str, volumes: Volumes, taken: Mapping[str, set[Any]],
+    device: Fields,
+    place: str,
+    volumes: Volumes,
+    taken: Mapping[str, set[Any]],
 ) -> Iterator[Cause]:
     name, path = device.get('name') or '', device.get('devicePath') or ''
     volume = volumes.get(name)
@@ -107,8 +142,11 @@ def _device_problems(
     if volume is None:
         yield _not_found(device, place)
     elif 'persistentVolumeClaim' not in volume and 'ephemeral' not in volume:
-        yield value_invalid(f'{place}.name', text(name), 'can only use volume source type of PersistentVolumeClaim or '
-                                                         'Ephemeral for block mode')
+        yield value_invalid(
+            f'{place}.name',
+            text(name),
+            'can only use volume source type of PersistentVolumeClaim or Ephemeral for block mode',
+        )
     if not path:
         yield value_required(f'{place}.devicePath')
     if path in taken['devicePath']:
@@ -126,7 +164,12 @@ def _not_found(user: Fields, place: str) -> Cause:
 
 
 def _overlaps(
-        user: Fields, field: str, place: str, others: Sequence[Fields], their_field: str, where: str,
+    user: Fields,
+    field: str,
+    place: str,
+    others: Sequence[Fields],
+    their_field: str,
+    where: str,
 ) -> Iterator[Cause]:
     name, path = user.get('name') or '', user.get(field) or ''
     if any((other.get('name') or '') == name for other in others):
@@ -148,7 +191,8 @@ def _option_problems(mount: Fields, place: str, where: str, *, privileged: bool)
     if propagation is not None and propagation not in _PROPAGATIONS:
         yield value_unsupported(f'{place}.mountPropagation', text(propagation), map(text, _PROPAGATIONS))
     if propagation == 'Bidirectional' and not privileged:
-        yield value_forbidden(f'{place}.mountPropagation',
-                              'Bidirectional mount propagation is available only to privileged containers')
+        yield value_forbidden(
+            f'{place}.mountPropagation', 'Bidirectional mount propagation is available only to privileged containers'
+        )
     if mount.get('recursiveReadOnly') not in (None, 'Disabled') and not mount.get('readOnly'):
         yield value_forbidden(f'{place}.recursiveReadOnly', 'may only be specified when readOnly is true')

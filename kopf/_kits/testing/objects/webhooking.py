@@ -5,6 +5,7 @@ Mutating webhooks are asked one after another by name, each with what the ones b
 at once. The configurations are read from the storage at every request, so that they work from the moment on when they
 are written.
 """
+
 import asyncio
 import base64
 import binascii
@@ -88,8 +89,9 @@ class Webhooks:
             versions |= {other.version for other in self._catalog if other.table is kind.table}
         if not any(_listed(version, rule.get('apiVersions')) for version in versions):
             return False
-        return any(_resource_matches(pattern, kind.plural, review.subresource)
-                   for pattern in rule.get('resources') or ())
+        return any(
+            _resource_matches(pattern, kind.plural, review.subresource) for pattern in rule.get('resources') or ()
+        )
 
     async def _call(self, webhook: Mapping[str, Any], review: Review, phase: str) -> Mapping[str, Any] | None:
         name = webhook['name']
@@ -106,8 +108,9 @@ class Webhooks:
             message = f'failed calling webhook "{name}": {calling}{error}'
             if webhook.get('failurePolicy', 'Fail') == 'Ignore':
                 return None
-            raise statuses.Refusal(500, 'InternalError', f'Internal error occurred: {message}', {
-                'causes': [{'message': message}]}) from error
+            raise statuses.Refusal(
+                500, 'InternalError', f'Internal error occurred: {message}', {'causes': [{'message': message}]}
+            ) from error
         review.options.warnings += response.get('warnings') or ()
         if not response.get('allowed'):
             raise _denial(name, response)
@@ -126,10 +129,17 @@ def _request(review: Review) -> dict[str, Any]:
     resource = {'group': kind.group, 'version': kind.version, 'resource': kind.plural}
     options = {'CREATE': 'CreateOptions', 'UPDATE': 'UpdateOptions', 'DELETE': 'DeleteOptions'}[review.operation]
     request: dict[str, Any] = {
-        'uid': str(uuid.uuid4()), 'kind': group_kind, 'resource': resource, 'requestKind': group_kind,
-        'requestResource': resource, 'name': review.name, 'operation': review.operation,
-        'userInfo': {'username': user.name, 'groups': list(user.groups)}, 'object': review.body,
-        'oldObject': review.old, 'dryRun': review.options.dry_run,
+        'uid': str(uuid.uuid4()),
+        'kind': group_kind,
+        'resource': resource,
+        'requestKind': group_kind,
+        'requestResource': resource,
+        'name': review.name,
+        'operation': review.operation,
+        'userInfo': {'username': user.name, 'groups': list(user.groups)},
+        'object': review.body,
+        'oldObject': review.old,
+        'dryRun': review.options.dry_run,
         'options': {'kind': options, 'apiVersion': 'meta.k8s.io/v1'},
     }
     if review.namespace:
@@ -143,11 +153,14 @@ def _response(answer: Any, uid: str) -> Mapping[str, Any]:
     if not isinstance(answer, Mapping) or not isinstance(response := answer.get('response'), Mapping):
         raise ValueError('webhook response was absent')
     if answer.get('kind') != 'AdmissionReview':
-        raise ValueError(f'received invalid webhook response: expected webhook response of admission.k8s.io/v1, '
-                         f'Kind=AdmissionReview, got {answer.get("apiVersion", "")}, Kind={answer.get("kind", "")}')
+        raise ValueError(
+            f'received invalid webhook response: expected webhook response of admission.k8s.io/v1, '
+            f'Kind=AdmissionReview, got {answer.get("apiVersion", "")}, Kind={answer.get("kind", "")}'
+        )
     if response.get('uid') != uid:
-        raise ValueError(f'received invalid webhook response: expected response.uid="{uid}", '
-                         f'got "{response.get("uid", "")}"')
+        raise ValueError(
+            f'received invalid webhook response: expected response.uid="{uid}", got "{response.get("uid", "")}"'
+        )
     return response
 
 
@@ -158,8 +171,9 @@ def _patched(webhook: Mapping[str, Any], body: Body | None, response: Mapping[st
         return result
     except (patches.PatchError, ValueError, binascii.Error) as error:
         message = f'admission webhook "{webhook["name"]}" attempted to apply a broken patch: {error}'
-        raise statuses.Refusal(500, 'InternalError', f'Internal error occurred: {message}', {
-            'causes': [{'message': message}]}) from error
+        raise statuses.Refusal(
+            500, 'InternalError', f'Internal error occurred: {message}', {'causes': [{'message': message}]}
+        ) from error
 
 
 def _denial(name: str, response: Mapping[str, Any]) -> statuses.Refusal:
@@ -171,8 +185,9 @@ def _denial(name: str, response: Mapping[str, Any]) -> statuses.Refusal:
     else:
         message = f'{message} without explanation'
     code = status.get('code') or 0
-    refusal = statuses.Refusal(code if code >= 400 else 403, reason if code else reason or 'Forbidden', message,
-                               status.get('details'))
+    refusal = statuses.Refusal(
+        code if code >= 400 else 403, reason if code else reason or 'Forbidden', message, status.get('details')
+    )
     return refusal
 
 

@@ -5,6 +5,7 @@ Here is what surrounds `kopf._kits.testing.patching.managers`: the checks of the
 refusals, and the courtesy to users of ``kubectl apply``, whose annotation with the last configuration is understood
 and kept up to date.
 """
+
 import functools
 from collections.abc import Mapping
 
@@ -30,9 +31,11 @@ def decode(text: bytes) -> Body:
     except ValueError as error:
         raise statuses.bad_request(f'error decoding YAML: {error}') from None
     if not isinstance(config, dict):
-        raise statuses.bad_request('error decoding YAML: error unmarshaling JSON: while decoding JSON: json: cannot '
-                                   f'unmarshal {patches.json_type(config)} into Go value of type map[string]interface '
-                                   '{}')
+        raise statuses.bad_request(
+            'error decoding YAML: error unmarshaling JSON: while decoding JSON: json: cannot '
+            f'unmarshal {patches.json_type(config)} into Go value of type map[string]interface '
+            '{}'
+        )
     return config
 
 
@@ -51,14 +54,17 @@ def check(config: Body, kind: Kind, namespace: str, name: str, *, present: bool)
     if found := list(typed.problems(config, kind.shape)):
         place = f'{given.get("namespace") or ""}/{given.get("name") or ""}'
         text = found[0] if len(found) == 1 else '\n  '.join(['errors:', *found])
-        raise statuses.internal(f'failed to create typed patch object ({place}; {group}/{version}, Kind={kind.name}): '
-                                f'{text}')
+        raise statuses.internal(
+            f'failed to create typed patch object ({place}; {group}/{version}, Kind={kind.name}): {text}'
+        )
     if not given.get('name') and not (present and 'name' not in given):
-        raise statuses.bad_request(f'the name of the object ({name} based on URL) was undeterminable: name must be '
-                                   'provided')
+        raise statuses.bad_request(
+            f'the name of the object ({name} based on URL) was undeterminable: name must be provided'
+        )
     if given.get('name', name) != name:
-        raise statuses.bad_request(f'the name of the object ({given["name"]}) does not match the name on the URL '
-                                   f'({name})')
+        raise statuses.bad_request(
+            f'the name of the object ({given["name"]}) does not match the name on the URL ({name})'
+        )
     if kind.namespaced and (given.get('namespace') or namespace) != namespace:
         raise statuses.wrong_namespace()
 
@@ -83,8 +89,14 @@ def apply(live: Body | None, config: Body, writer: Writer, force: bool) -> Body:
 @functools.lru_cache(maxsize=256)
 def writer_of(kind: Kind, catalog: Catalog, manager: str, subresource: str) -> Writer:
     """Who writes objects of this kind."""
-    return Writer(manager, kind.api_version, kind.shape, lambda api_version: _shape(catalog, kind, api_version),
-                  subresource, _ignored(kind, subresource))
+    return Writer(
+        manager,
+        kind.api_version,
+        kind.shape,
+        lambda api_version: _shape(catalog, kind, api_version),
+        subresource,
+        _ignored(kind, subresource),
+    )
 
 
 def _shape(catalog: Catalog, kind: Kind, api_version: str) -> Shape | None:

@@ -6,6 +6,7 @@ paths (``f:`` a field, ``k:`` an item by its keys, ``v:`` an item by its value),
 nothing below it, or a ``"."``. The whole set is never "in itself": ``{}`` is the empty set. Sets are never changed
 once they are made, so that they can share their parts.
 """
+
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -5,6 +5,7 @@ The records are kept in the form of the API itself, so that reading and writing 
 changes nothing does not touch them. An update takes the fields that it changes from everybody else. What is applied is
 owned, too, but may not be taken from others without force; and what is not applied any more is removed.
 """
+
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -25,9 +26,26 @@ ANCIENT, BEFORE_APPLY = 'ancient-changes', 'before-first-apply'
 
 #: The fields that nobody owns.
 UNOWNED: FieldSet = {
-    'f:apiVersion': EMPTY, 'f:kind': EMPTY, 'f:metadata': dict.fromkeys(map(fieldsets.field, (
-        'name', 'namespace', 'creationTimestamp', 'selfLink', 'uid', 'clusterName', 'generation', 'managedFields',
-        'resourceVersion')), EMPTY)}
+    'f:apiVersion': EMPTY,
+    'f:kind': EMPTY,
+    'f:metadata': dict.fromkeys(
+        map(
+            fieldsets.field,
+            (
+                'name',
+                'namespace',
+                'creationTimestamp',
+                'selfLink',
+                'uid',
+                'clusterName',
+                'generation',
+                'managedFields',
+                'resourceVersion',
+            ),
+        ),
+        EMPTY,
+    ),
+}
 #: What clients may say of new objects in vain.
 DROPPED = ('deletionTimestamp', 'deletionGracePeriodSeconds')
 
@@ -35,6 +53,7 @@ DROPPED = ('deletionTimestamp', 'deletionGracePeriodSeconds')
 @dataclasses.dataclass(slots=True)
 class Record:
     """One manager's share of an object."""
+
     manager: str
     operation: str
     api_version: str
@@ -53,15 +72,22 @@ class Record:
 
     def encoded(self) -> dict[str, Any]:
         """The record as the API has it."""
-        record: dict[str, Any] = {'manager': self.manager, 'operation': self.operation, 'apiVersion': self.api_version,
-                                  'time': self.time, 'fieldsType': 'FieldsV1', 'fieldsV1': self.fields,
-                                  'subresource': self.subresource}
+        record: dict[str, Any] = {
+            'manager': self.manager,
+            'operation': self.operation,
+            'apiVersion': self.api_version,
+            'time': self.time,
+            'fieldsType': 'FieldsV1',
+            'fieldsV1': self.fields,
+            'subresource': self.subresource,
+        }
         return {key: value for key, value in record.items() if value or key == 'fieldsV1'}
 
 
 @dataclasses.dataclass(slots=True, frozen=True)
 class Writer:
     """Who writes, in which version and to which subresource of an object; ``ignored`` fields are not written by it."""
+
     manager: str
     api_version: str
     shape: Shape
@@ -109,8 +135,14 @@ def decode(given: Any) -> list[Record] | None:
             return None
         if entry.get('fieldsType') != 'FieldsV1' or not isinstance(fields := entry.get('fieldsV1') or {}, Mapping):
             return None
-        record = Record(entry.get('manager') or '', entry['operation'], entry.get('apiVersion') or '',
-                        entry.get('subresource') or '', entry.get('time') or '', fields)
+        record = Record(
+            entry.get('manager') or '',
+            entry['operation'],
+            entry.get('apiVersion') or '',
+            entry.get('subresource') or '',
+            entry.get('time') or '',
+            fields,
+        )
         records[record.identity] = record
     return [*records.values()]
 
@@ -170,8 +202,16 @@ def applied(live: Body | None, config: Body, writer: Writer, force: bool) -> Bod
     records = decode(present.get('metadata', {}).get('managedFields')) or []
     if live is not None and not records:
         comparison = typed.Comparison(shape.blank, _ownable(live), shape)
-        records.append(Record(BEFORE_APPLY, UPDATE, writer.api_version, writer.subresource, timestamps.now(),
-                              writer.owned(comparison.changed)))
+        records.append(
+            Record(
+                BEFORE_APPLY,
+                UPDATE,
+                writer.api_version,
+                writer.subresource,
+                timestamps.now(),
+                writer.owned(comparison.changed),
+            )
+        )
     wanted = typed.fields_of(config, shape)
     mine = writer.record(APPLY, writer.owned(fieldsets.without(wanted, UNOWNED)))
     last = next((record for record in records if record.is_of(mine)), None)
@@ -186,9 +226,12 @@ def applied(live: Body | None, config: Body, writer: Writer, force: bool) -> Bod
     comparison = typed.Comparison(before, after, shape)
     comparison.ignore(writer.ignored)
     comparisons = _comparisons(before, after, writer, comparison)
-    conflicts = [(record, shared) for record in others
-                 if (found := comparisons(record)) is not None
-                 and (shared := fieldsets.intersection(record.fields, found.changed))]
+    conflicts = [
+        (record, shared)
+        for record in others
+        if (found := comparisons(record)) is not None
+        and (shared := fieldsets.intersection(record.fields, found.changed))
+    ]
     if conflicts and not force:
         raise Conflicted(conflicts)
     _take(others, comparisons)
@@ -215,11 +258,18 @@ def conflict(conflicts: Iterable[tuple[Record, FieldSet]]) -> statuses.Refusal:
     if len(causes) == 1:
         text = f'1 conflict: {causes[0].message}: {causes[0].field}'
     else:
-        listed = [line for owner, paths in by_owner.items()
-                  for line in (f'conflicts with {owner}:', *(f'- {path}' for path in paths))]
+        listed = [
+            line
+            for owner, paths in by_owner.items()
+            for line in (f'conflicts with {owner}:', *(f'- {path}' for path in paths))
+        ]
         text = f'{len(causes)} conflicts: ' + '\n'.join(listed)
-    details = {'causes': [{'reason': cause.reason, 'message': cause.message, 'field': cause.field}
-                          for cause in sorted(causes, key=lambda cause: cause.field)]}
+    details = {
+        'causes': [
+            {'reason': cause.reason, 'message': cause.message, 'field': cause.field}
+            for cause in sorted(causes, key=lambda cause: cause.field)
+        ]
+    }
     return statuses.Refusal(409, 'Conflict', f'Apply failed with {text}', details)
 
 
@@ -254,7 +304,10 @@ def _fields_of(value: Any, shape: Shape) -> FieldSet:
 
 
 def _comparisons(
-        before: Body, after: Body, writer: Writer, own: typed.Comparison,
+    before: Body,
+    after: Body,
+    writer: Writer,
+    own: typed.Comparison,
 ) -> Callable[[Record], typed.Comparison | None]:
     """The differences as they look in the version of a record; None if this version is not served any more."""
     known: dict[str, typed.Comparison | None] = {writer.api_version: own}
@@ -267,6 +320,7 @@ def _comparisons(
                 comparison.ignore(writer.ignored)
             known[record.api_version] = comparison
         return known[record.api_version]
+
     return find
 
 
@@ -282,8 +336,10 @@ def _take(records: list[Record], comparisons: Callable[[Record], typed.Compariso
 
 def _capped(records: list[Record]) -> list[Record]:
     """The same records, but the oldest updates are put together if there are too many of them."""
-    updaters = sorted((record for record in records if record.operation == UPDATE),
-                      key=lambda record: (record.time, record.manager, record.api_version))
+    updaters = sorted(
+        (record for record in records if record.operation == UPDATE),
+        key=lambda record: (record.time, record.manager, record.api_version),
+    )
     first: dict[str, Record] = {}
     count = len(updaters)
     for record in updaters:
@@ -301,8 +357,10 @@ def _capped(records: list[Record]) -> list[Record]:
 
 def encode(records: Iterable[Record]) -> list[dict[str, Any]]:
     """The records as the API has them, in its order."""
-    ordered = sorted(records, key=lambda record: (
-        record.operation, record.time, record.manager, record.api_version, record.subresource))
+    ordered = sorted(
+        records,
+        key=lambda record: (record.operation, record.time, record.manager, record.api_version, record.subresource),
+    )
     return [record.encoded() for record in ordered]
 
 

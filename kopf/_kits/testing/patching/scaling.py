@@ -5,6 +5,7 @@ A scale is an object of a kind of its own with one field that can be owned. Its 
 that own this number, and whoever writes the scale owns it in the object from then on, in a record for the subresource.
 These records have no times, and nobody begins to own a number that nobody owned before, unless it is applied.
 """
+
 import dataclasses
 from typing import Any
 
@@ -31,8 +32,11 @@ class Ownership:
 
     def of_scale(self) -> list[Record]:
         """The records of the scale."""
-        return [dataclasses.replace(record, api_version=API_VERSION, fields=REPLICAS) for record in self._records
-                if fieldsets.intersection(record.fields, self._place)]
+        return [
+            dataclasses.replace(record, api_version=API_VERSION, fields=REPLICAS)
+            for record in self._records
+            if fieldsets.intersection(record.fields, self._place)
+        ]
 
     def updated(self, manager: str, before: int, after: int) -> list[Record]:
         """The records of the scale when somebody has written it."""
@@ -43,10 +47,13 @@ class Ownership:
 
     def of_object(self, scale: list[Record]) -> list[dict[str, Any]]:
         """The managed fields of the object, by the records of its scale."""
-        records = [dataclasses.replace(record, fields=fieldsets.difference(record.fields, self._place))
-                   for record in self._records]
-        records += [dataclasses.replace(record, api_version=self._api_version, fields=self._place, time='')
-                    for record in scale]
+        records = [
+            dataclasses.replace(record, fields=fieldsets.difference(record.fields, self._place))
+            for record in self._records
+        ]
+        records += [
+            dataclasses.replace(record, api_version=self._api_version, fields=self._place, time='') for record in scale
+        ]
         return managers.encode(record for record in records if record.fields)
 
 

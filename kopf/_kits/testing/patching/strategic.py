@@ -5,6 +5,7 @@ What a list is merged by, is said by the schemas of built-in kinds; there are no
 patches are refused for them. Directives (``$patch``, ``$retainKeys``, ``$setElementOrder/...``,
 ``$deleteFromPrimitiveList/...``) are instructions for the merge and never become a part of the object.
 """
+
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -84,16 +85,19 @@ def _check_order(order: Any, patch: Iterable[Any], shape: Shape) -> None:
     wanted = iter(_identities(order, shape))
     plain = [item for item in patch if not isinstance(item, Mapping) or PATCH not in item]
     if not all(identity in wanted for identity in _identities(plain, shape)):
-        raise statuses.internal(f'The order in patch list:\n{gotext.plain(plain)}\n doesn\'t match '
-                                f'$setElementOrder list:\n{gotext.plain(order)}\n')
+        raise statuses.internal(
+            f'The order in patch list:\n{gotext.plain(plain)}\n doesn\'t match '
+            f'$setElementOrder list:\n{gotext.plain(order)}\n'
+        )
 
 
 def _merge_lists(present: list[Any], patch: list[Any], shape: Shape) -> list[Any]:
     if not present and not patch:
         return present
     if len({isinstance(item, Mapping) for item in (*present, *patch)}) > 1:
-        raise statuses.internal(f'list element types are not identical: [{gotext.plain(present)} {gotext.plain(patch)}'
-                                ']')
+        raise statuses.internal(
+            f'list element types are not identical: [{gotext.plain(present)} {gotext.plain(patch)}]'
+        )
     if not shape.merge_key:
         return _ordered(list(dict.fromkeys((*present, *patch))), patch, present, shape)
     key = shape.merge_key
@@ -120,10 +124,14 @@ def _ordered(items: list[Any], order: Any, before: list[Any], shape: Shape) -> l
     """The items that are named in the order of their names, and between them the others, as they were before."""
     wanted = _identities(order if isinstance(order, list) else (), shape)
     live = _identities(before, shape)
-    named = sorted((item for item in items if _identity(item, shape) in wanted),
-                   key=lambda item: wanted.index(_identity(item, shape)))
-    others = sorted((item for item in items if _identity(item, shape) not in wanted),
-                    key=lambda item: live.index(_identity(item, shape)) if _identity(item, shape) in live else 0)
+    named = sorted(
+        (item for item in items if _identity(item, shape) in wanted),
+        key=lambda item: wanted.index(_identity(item, shape)),
+    )
+    others = sorted(
+        (item for item in items if _identity(item, shape) not in wanted),
+        key=lambda item: live.index(_identity(item, shape)) if _identity(item, shape) in live else 0,
+    )
     result = []
     while named and others:
         one, another = _identity(others[0], shape), _identity(named[0], shape)
@@ -143,8 +151,11 @@ def _identity(item: Any, shape: Shape) -> Any:
 def _plain(value: Any) -> Any:
     """A value without instructions for lists, and without the nulls that would have removed something."""
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()
-                if item is not None and not key.startswith((ORDER, DELETE)) and not _is_directive(item)}
+        return {
+            key: _plain(item)
+            for key, item in value.items()
+            if item is not None and not key.startswith((ORDER, DELETE)) and not _is_directive(item)
+        }
     if isinstance(value, list):
         return [_plain(item) for item in value if not _is_directive(item)]
     return value

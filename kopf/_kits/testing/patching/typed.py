@@ -4,6 +4,7 @@ Values together with their shapes: which fields they have, how two of them diffe
 It is the core of managed fields. The rules are those of server-side apply: maps are merged field by field, lists are
 replaced unless their schema says what identifies their items, and whatever is atomic is one field, however large.
 """
+
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -85,8 +86,10 @@ def element(item: Any, shape: Shape) -> str:
         keys = {**shape.key_defaults, **keys}
     if not keys:
         names = ' '.join(f'"{key}"' for key in shape.keys)
-        raise ValueError(f'associative list with keys has an element that omits all keys [{names}] (and doesn\'t have '
-                         'default values for any of them)')
+        raise ValueError(
+            f'associative list with keys has an element that omits all keys [{names}] (and doesn\'t have '
+            'default values for any of them)'
+        )
     return fieldsets.keyed(keys)
 
 
@@ -115,8 +118,10 @@ def fields_of(value: Any, shape: Shape) -> FieldSet:
             result[fieldsets.field(name)] = below
         return result
     if isinstance(value, list) and shape.list_relation != ATOMIC:
-        return {key: {'.': EMPTY, **below} if (below := fields_of(item, shape.items)) else EMPTY
-                for key, item in items(value, shape).items()}
+        return {
+            key: {'.': EMPTY, **below} if (below := fields_of(item, shape.items)) else EMPTY
+            for key, item in items(value, shape).items()
+        }
     return EMPTY
 
 
@@ -162,7 +167,11 @@ class Comparison:
 
 
 def _compare_maps(
-        old: Mapping[str, Any], new: Mapping[str, Any], shape: Shape, changed: dict[str, Any], removed: dict[str, Any],
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    shape: Shape,
+    changed: dict[str, Any],
+    removed: dict[str, Any],
 ) -> None:
     for name, item in new.items():
         before = old.get(name, _ABSENT)
@@ -177,12 +186,19 @@ def _compare_maps(
 
 def _equal(one: Any, another: Any) -> bool:
     """Whether both are the same; true and 1 are not, unlike in Python."""
-    return one == another and (isinstance(one, str) or orjson.dumps(one) == orjson.dumps(another)
-                               or orjson.dumps(one, option=SORTED) == orjson.dumps(another, option=SORTED))
+    return one == another and (
+        isinstance(one, str)
+        or orjson.dumps(one) == orjson.dumps(another)
+        or orjson.dumps(one, option=SORTED) == orjson.dumps(another, option=SORTED)
+    )
 
 
 def _compare_lists(
-        old: list[Any], new: list[Any], shape: Shape, changed: dict[str, Any], removed: dict[str, Any],
+    old: list[Any],
+    new: list[Any],
+    shape: Shape,
+    changed: dict[str, Any],
+    removed: dict[str, Any],
 ) -> None:
     before, after = items(old, shape), items(new, shape)
     for key, item in after.items():
@@ -196,7 +212,12 @@ def _compare_lists(
 
 
 def _compare_below(
-        key: str, old: Any, new: Any, shape: Shape, changed: dict[str, Any], removed: dict[str, Any],
+    key: str,
+    old: Any,
+    new: Any,
+    shape: Shape,
+    changed: dict[str, Any],
+    removed: dict[str, Any],
 ) -> None:
     more: dict[str, Any] = {}
     less: dict[str, Any] = {}

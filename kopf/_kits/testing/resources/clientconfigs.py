@@ -3,6 +3,7 @@ What CRDs may say about the conversion of their versions: the strategy, and wher
 
 The paths of the fields are those of the internal form of CRDs, in which a real server checks them.
 """
+
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,9 +17,11 @@ from kopf._kits.testing.wire.statuses import Cause
 FORM = 'desired format: https://host[/path]'
 REVIEWS = ('v1', 'v1beta1')
 _LABEL = re.compile(r'[a-z]([-a-z0-9]{0,61}[a-z0-9])?')
-_LABEL_RULE = ("a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic "
-               "character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for "
-               "validation is '[a-z]([-a-z0-9]*[a-z0-9])?')")
+_LABEL_RULE = (
+    "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic "
+    "character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for "
+    "validation is '[a-z]([-a-z0-9]*[a-z0-9])?')"
+)
 
 
 def complete(spec: dict[str, Any]) -> None:
@@ -67,8 +70,9 @@ def _review_problems(versions: list[str], place: str) -> Iterator[Cause]:
             yield statuses.value_invalid(f'{place}[{index}]', f'"{version}"', _LABEL_RULE)
         found.add(version)
     if not found & set(REVIEWS):
-        yield statuses.value_invalid(place, orjson.dumps(versions).decode(),
-                                     f'must include at least one of {", ".join(REVIEWS)}')
+        yield statuses.value_invalid(
+            place, orjson.dumps(versions).decode(), f'must include at least one of {", ".join(REVIEWS)}'
+        )
 
 
 def _client_problems(client: Mapping[str, Any], place: str) -> Iterator[Cause]:
@@ -101,8 +105,9 @@ def _service_problems(service: Mapping[str, Any], place: str) -> Iterator[Cause]
         if not service.get(key):
             yield statuses.value_required(f'{place}.{key}')
     if not 1 <= (port := service.get('port', 443)) <= 65535:
-        yield statuses.value_invalid(f'{place}.port', str(port),
-                                     'port is not valid: must be between 1 and 65535, inclusive')
+        yield statuses.value_invalid(
+            f'{place}.port', str(port), 'port is not valid: must be between 1 and 65535, inclusive'
+        )
     if (path := service.get('path') or '/') == '/':
         return
     if not path.startswith('/'):

@@ -6,6 +6,7 @@ the name of the version differs, and what the other version does not know is dro
 at a time, as on a real server; what lists and watches have converted is kept for the next of them, reading one object
 always asks again. Nobody can wait in the middle of building an answer: so objects are prepared first, and picked then.
 """
+
 import asyncio
 import uuid
 import weakref
@@ -28,6 +29,7 @@ PATIENCE = 30.0
 AT_ONCE = 8
 GROUP = 'apiextensions.k8s.io'
 CHANGEABLE = ('labels', 'annotations')
+
 
 class Renaming:
     """The strategy ``None``: only the API version is another one."""
@@ -60,8 +62,15 @@ class Asking:
     """The strategy ``Webhook``."""
 
     def __init__(
-            self, api_version: str, kind: str, stored: str, schemas_of: Schemas, hook: Mapping[str, Any],
-            callouts: Callouts, *, ready: bool,
+        self,
+        api_version: str,
+        kind: str,
+        stored: str,
+        schemas_of: Schemas,
+        hook: Mapping[str, Any],
+        callouts: Callouts,
+        *,
+        ready: bool,
     ) -> None:
         self._api_version = api_version
         self._kind = kind
@@ -74,11 +83,12 @@ class Asking:
 
     async def prepare(self, records: Iterable[Record], fresh: bool = False) -> None:
         """Ask for those that are not known yet."""
-        wanted = [record for record in records if record.stored != self._api_version
-                  and (fresh or record not in self._known)]
+        wanted = [
+            record for record in records if record.stored != self._api_version and (fresh or record not in self._known)
+        ]
         try:
             for start in range(0, len(wanted), AT_ONCE):
-                some = wanted[start:start + AT_ONCE]
+                some = wanted[start : start + AT_ONCE]
                 results = await asyncio.gather(*[self._fetch(record) for record in some], return_exceptions=True)
                 for result in results:
                     if isinstance(result, BaseException):
@@ -88,9 +98,12 @@ class Asking:
                 raise
             group, _, version = self._api_version.partition('/')
             raise statuses.Refusal(
-                429, 'TooManyRequests', f'storage is (re)initializing: failed to list {group}/{version}, '
-                f'Kind={self._kind}: {refusal.message}', {'retryAfterSeconds': 30},
-                headers={'Retry-After': '30'}) from None
+                429,
+                'TooManyRequests',
+                f'storage is (re)initializing: failed to list {group}/{version}, Kind={self._kind}: {refusal.message}',
+                {'retryAfterSeconds': 30},
+                headers={'Retry-After': '30'},
+            ) from None
         self._ready = self._ready or not fresh
 
     def outward(self, record: Record) -> Body:
@@ -125,7 +138,8 @@ class Asking:
         group, _, given = body['apiVersion'].partition('/')
         subject = f'conversion webhook for {group}/{given}, Kind={self._kind}'
         review = {
-            'kind': 'ConversionReview', 'apiVersion': f'{GROUP}/{number}',
+            'kind': 'ConversionReview',
+            'apiVersion': f'{GROUP}/{number}',
             'request': {'uid': uid, 'desiredAPIVersion': version, 'objects': [body]},
             'response': {'uid': '', 'convertedObjects': None, 'result': {'metadata': {}}},
         }
@@ -142,6 +156,7 @@ class Asking:
 
 def factory(callouts: Callouts) -> ConversionFactory:
     """What makes the conversions: of a CRD, an API version, all schemas, and whether nothing is to be converted."""
+
     def make(crd: Body, api_version: str, schemas_of: Schemas, ready: bool) -> Conversion:
         spec, names = crd['spec'], crd['status']['acceptedNames']
         stored = next(f'{spec["group"]}/{version["name"]}' for version in spec['versions'] if version.get('storage'))
@@ -149,6 +164,7 @@ def factory(callouts: Callouts) -> ConversionFactory:
         if declared['strategy'] != 'Webhook':
             return Renaming(api_version, stored, schemas_of)
         return Asking(api_version, names['kind'], stored, schemas_of, declared['webhook'], callouts, ready=ready)
+
     return make
 
 
@@ -162,17 +178,20 @@ def _response(text: bytes, uid: str, number: str) -> Mapping[str, Any]:
         raise ValueError(
             f'couldn\'t get version/kind; json parse error: json: cannot unmarshal {json_type(answer)} into Go value '
             'of type struct { APIVersion string "json:\\"apiVersion,omitempty\\""; Kind string '
-            '"json:\\"kind,omitempty\\"" }')
+            '"json:\\"kind,omitempty\\"" }'
+        )
     version, kind = answer.get('apiVersion', ''), answer.get('kind', '')
     other = 'v1beta1' if number == 'v1' else 'v1'
     if kind == 'ConversionReview' and version == f'{GROUP}/{other}':
         raise ValueError(f'converting ({other}.ConversionReview) to ({number}.ConversionReview): unknown conversion')
     if kind and (kind != 'ConversionReview' or version != f'{GROUP}/{number}'):
-        raise ValueError(f'no kind "{kind}" is registered for version "{version}" in scheme '
-                         '"pkg/runtime/scheme.go:111"')
+        raise ValueError(
+            f'no kind "{kind}" is registered for version "{version}" in scheme "pkg/runtime/scheme.go:111"'
+        )
     if not kind or not version:
-        raise ValueError(f'expected webhook response of {GROUP}/{number}, Kind=ConversionReview, got {version}, '
-                         f'Kind={kind}')
+        raise ValueError(
+            f'expected webhook response of {GROUP}/{number}, Kind=ConversionReview, got {version}, Kind={kind}'
+        )
     response = answer.get('response')
     if not isinstance(response, dict):
         raise ValueError('no response provided')
@@ -190,15 +209,17 @@ def _checked(given: Body, converted: Any, version: str, subject: str) -> Body:
         raise statuses.internal('unexpected end of JSON input')
     for field, word, wanted in (('apiVersion', 'groupVersion', version), ('kind', 'kind', given['kind'])):
         if (got := converted.get(field, '')) != wanted:
-            raise statuses.internal(f'{subject} returned invalid object at index 0: invalid {word} (expected {wanted}, '
-                                    f'received {got})')
+            raise statuses.internal(
+                f'{subject} returned invalid object at index 0: invalid {word} (expected {wanted}, received {got})'
+            )
     meta = converted.get('metadata')
     meta = meta if isinstance(meta, dict) else {}
     for key, word in (('name', 'name'), ('namespace', 'namespace'), ('uid', 'UID')):
         before, after = given['metadata'].get(key) or '', meta.get(key) or ''
         if before != after:
-            raise statuses.internal(f'{subject} returned invalid object: must have the same {word}: {before} != '
-                                    f'{after}')
+            raise statuses.internal(
+                f'{subject} returned invalid object: must have the same {word}: {before} != {after}'
+            )
     if problems := list(_metadata_problems(meta)):
         text = problems[0] if len(problems) == 1 else f'[{", ".join(problems)}]'
         raise statuses.internal(f'{subject} returned invalid metadata: {text}')

@@ -1,6 +1,7 @@
 """
 CRDs: whether a definition is acceptable, what the server fills in, and the kinds that follow from it.
 """
+
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -77,19 +78,26 @@ def _problems(body: Body) -> Iterator[Cause]:
             for problem in names.word_problems(word):
                 yield statuses.value_invalid(f'spec.names.{key}[{index}]', statuses.text(word), problem)
     if wanted.get('kind') and wanted.get('kind') == wanted.get('listKind'):
-        yield statuses.value_invalid('spec.names.listKind', statuses.text(wanted['listKind']),
-                                     'kind and listKind may not be the same')
+        yield statuses.value_invalid(
+            'spec.names.listKind', statuses.text(wanted['listKind']), 'kind and listKind may not be the same'
+        )
     if spec.get('preserveUnknownFields'):
-        yield statuses.value_invalid('spec.preserveUnknownFields', 'true',
-                                     'cannot set to true, set x-kubernetes-preserve-'
-                                     'unknown-fields to true in spec.versions[*].schema instead')
+        yield statuses.value_invalid(
+            'spec.preserveUnknownFields',
+            'true',
+            'cannot set to true, set x-kubernetes-preserve-unknown-fields to true in spec.versions[*].schema instead',
+        )
     yield from clientconfigs.problems(spec.get('conversion') or {})
     if not body['status']['storedVersions']:
         yield statuses.value_invalid('status.storedVersions', 'null', 'must have at least one stored version')
     elif (storage := [each.get('name') for each in _versions(spec) if each.get('storage')]) and (
-            storage[-1] not in body['status']['storedVersions']):
-        yield statuses.value_invalid('status.storedVersions', statuses.text(body['status']['storedVersions']),
-                                     f'must have the storage version {storage[-1]}')
+        storage[-1] not in body['status']['storedVersions']
+    ):
+        yield statuses.value_invalid(
+            'status.storedVersions',
+            statuses.text(body['status']['storedVersions']),
+            f'must have the storage version {storage[-1]}',
+        )
 
 
 def change_problems(body: Body, old: Body) -> Iterator[Cause]:
@@ -100,9 +108,12 @@ def change_problems(body: Body, old: Body) -> Iterator[Cause]:
     for index, version in enumerate(body['status']['storedVersions'] or ()):
         if version not in declared:
             yield statuses.value_invalid(
-                f'status.storedVersions[{index}]', f'"{version}"', f'missing from spec.versions; {version} was '
+                f'status.storedVersions[{index}]',
+                f'"{version}"',
+                f'missing from spec.versions; {version} was '
                 f'previously a storage version, and must remain in spec.versions until a storage migration ensures no '
-                f'data remains persisted in {version} and removes {version} from status.storedVersions')
+                f'data remains persisted in {version} and removes {version} from status.storedVersions',
+            )
 
 
 def _version_problems(spec: Mapping[str, Any]) -> Iterator[Cause]:
@@ -121,8 +132,11 @@ def _version_problems(spec: Mapping[str, Any]) -> Iterator[Cause]:
             yield statuses.value_invalid('spec.versions', _described(versions), 'must contain unique version names')
         seen.add(name or '')
         if version.get('deprecationWarning') and not version.get('deprecated'):
-            yield statuses.value_invalid(f'{place}.deprecationWarning', statuses.text(version['deprecationWarning']),
-                                         'can only be set for deprecated versions')
+            yield statuses.value_invalid(
+                f'{place}.deprecationWarning',
+                statuses.text(version['deprecationWarning']),
+                'can only be set for deprecated versions',
+            )
         schema = (version.get('schema') or {}).get('openAPIV3Schema')
         if not isinstance(schema, Mapping):
             yield statuses.value_required(f'{place}.schema.openAPIV3Schema')
@@ -152,8 +166,9 @@ def _column_problems(version: Mapping[str, Any], place: str) -> Iterator[Cause]:
         elif type not in known.split(','):
             yield statuses.value_invalid(f'{where}.type', statuses.text(type), f'must be one of {known}')
         if (format := column.get('format')) and format not in FORMATS:
-            yield statuses.value_invalid(f'{where}.format', statuses.text(format),
-                                         f'must be one of {",".join(FORMATS)}')
+            yield statuses.value_invalid(
+                f'{where}.format', statuses.text(format), f'must be one of {",".join(FORMATS)}'
+            )
         if not path:
             yield statuses.value_required(f'{where}.JSONPath')
         elif not path.startswith('.'):
@@ -172,11 +187,22 @@ def _scale_problems(version: Mapping[str, Any], place: str) -> Iterator[Cause]:
 
 def _described(versions: list[dict[str, Any]]) -> str:
     """The versions as messages quote them: what all of them have in common is not said of each."""
-    return statuses.text([{
-        'Name': version.get('name', ''), 'Served': bool(version.get('served')), 'Storage': bool(version.get('storage')),
-        'Deprecated': bool(version.get('deprecated')), 'DeprecationWarning': version.get('deprecationWarning'),
-        'Schema': None, 'Subresources': None, 'AdditionalPrinterColumns': None, 'SelectableFields': None,
-    } for version in versions])
+    return statuses.text(
+        [
+            {
+                'Name': version.get('name', ''),
+                'Served': bool(version.get('served')),
+                'Storage': bool(version.get('storage')),
+                'Deprecated': bool(version.get('deprecated')),
+                'DeprecationWarning': version.get('deprecationWarning'),
+                'Schema': None,
+                'Subresources': None,
+                'AdditionalPrinterColumns': None,
+                'SelectableFields': None,
+            }
+            for version in versions
+        ]
+    )
 
 
 def accept(body: Body, taken: Mapping[str, str]) -> None:
@@ -207,8 +233,13 @@ def accept(body: Body, taken: Mapping[str, str]) -> None:
 
 def terminate(body: Body) -> None:
     """Say that the objects of a CRD are being deleted."""
-    _condition(body['status'], 'Terminating', True, 'InstanceDeletionPending',
-               'CustomResourceDefinition marked for deletion; CustomResource deletion will begin soon')
+    _condition(
+        body['status'],
+        'Terminating',
+        True,
+        'InstanceDeletionPending',
+        'CustomResourceDefinition marked for deletion; CustomResource deletion will begin soon',
+    )
 
 
 def is_established(body: Mapping[str, Any]) -> bool:
@@ -239,23 +270,42 @@ def kinds_of(body: Body, table: Table, converting: ConversionFactory) -> Iterato
         warning = ''
         if version.get('deprecated'):
             replacement = f'; use {spec["group"]}/{preferred} {accepted["kind"]}' if preferred != name else ''
-            warning = (version.get('deprecationWarning')
-                       or f'{spec["group"]}/{name} {accepted["kind"]} is deprecated{replacement}')
+            warning = (
+                version.get('deprecationWarning')
+                or f'{spec["group"]}/{name} {accepted["kind"]} is deprecated{replacement}'
+            )
         yield Kind(
-            group=spec['group'], version=name, plural=accepted['plural'], singular=accepted['singular'],
-            name=accepted['kind'], list_name=accepted['listKind'], namespaced=spec['scope'] == 'Namespaced',
-            short_names=tuple(accepted.get('shortNames') or ()), categories=tuple(accepted.get('categories') or ()),
-            verbs=VERBS, subresources=frozenset(subresources), counted=True, table=table, custom=True, schema=schema,
-            columns=version.get('additionalPrinterColumns') or (), warning=warning, stored_version=stored,
-            scale=_scale(subresources.get('scale') or {}), service=service,
+            group=spec['group'],
+            version=name,
+            plural=accepted['plural'],
+            singular=accepted['singular'],
+            name=accepted['kind'],
+            list_name=accepted['listKind'],
+            namespaced=spec['scope'] == 'Namespaced',
+            short_names=tuple(accepted.get('shortNames') or ()),
+            categories=tuple(accepted.get('categories') or ()),
+            verbs=VERBS,
+            subresources=frozenset(subresources),
+            counted=True,
+            table=table,
+            custom=True,
+            schema=schema,
+            columns=version.get('additionalPrinterColumns') or (),
+            warning=warning,
+            stored_version=stored,
+            scale=_scale(subresources.get('scale') or {}),
+            service=service,
             conversion=converting(body, api_version, all_schemas, ready) if len(versions) > 1 else None,
             selectable=selectables.paths(version),
         )
 
 
 def _scale(declared: Mapping[str, str]) -> dict[str, str]:
-    return {'spec': declared.get('specReplicasPath', ''), 'status': declared.get('statusReplicasPath', ''),
-            'selector': declared.get('labelSelectorPath', '')}
+    return {
+        'spec': declared.get('specReplicasPath', ''),
+        'status': declared.get('statusReplicasPath', ''),
+        'selector': declared.get('labelSelectorPath', ''),
+    }
 
 
 def _condition(status: dict[str, Any], type: str, value: bool, reason: str, message: str) -> None:

@@ -2,6 +2,7 @@
 The functions that rules in CEL have in Kubernetes besides those of the language: of lists, sets, patterns, URLs,
 quantities, versions, addresses. What is a type of its own on a real server, is a map here.
 """
+
 import datetime
 import functools
 import ipaddress
@@ -15,18 +16,34 @@ from urllib.parse import parse_qs, urlsplit
 from google.protobuf import duration_pb2, timestamp_pb2
 
 SUFFIXES = {
-    'n': Decimal('1e-9'), 'u': Decimal('1e-6'), 'm': Decimal('1e-3'), '': Decimal(1), 'k': Decimal(10**3),
-    'M': Decimal(10**6), 'G': Decimal(10**9), 'T': Decimal(10**12), 'P': Decimal(10**15), 'E': Decimal(10**18),
-    'Ki': Decimal(2**10), 'Mi': Decimal(2**20), 'Gi': Decimal(2**30), 'Ti': Decimal(2**40), 'Pi': Decimal(2**50),
+    'n': Decimal('1e-9'),
+    'u': Decimal('1e-6'),
+    'm': Decimal('1e-3'),
+    '': Decimal(1),
+    'k': Decimal(10**3),
+    'M': Decimal(10**6),
+    'G': Decimal(10**9),
+    'T': Decimal(10**12),
+    'P': Decimal(10**15),
+    'E': Decimal(10**18),
+    'Ki': Decimal(2**10),
+    'Mi': Decimal(2**20),
+    'Gi': Decimal(2**30),
+    'Ti': Decimal(2**40),
+    'Pi': Decimal(2**50),
     'Ei': Decimal(2**60),
 }
 _QUANTITY = re.compile(r'([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d+)|([numkMGTPE]|[KMGTPE]i)?)')
-_SEMVER = re.compile(r'(?P<major>0|[1-9]\d*)\.(?P<minor>0|[1-9]\d*)\.(?P<patch>0|[1-9]\d*)'
-                     r'(-(?P<before>[0-9A-Za-z.-]+))?(\+(?P<build>[0-9A-Za-z.-]+))?', re.ASCII)
+_SEMVER = re.compile(
+    r'(?P<major>0|[1-9]\d*)\.(?P<minor>0|[1-9]\d*)\.(?P<patch>0|[1-9]\d*)'
+    r'(-(?P<before>[0-9A-Za-z.-]+))?(\+(?P<build>[0-9A-Za-z.-]+))?',
+    re.ASCII,
+)
 
 
 class Form(NamedTuple):
     """One overload of a function: types are words, such as ``'LIST'``."""
+
     name: str
     parameters: Sequence[str]
     is_member: bool
@@ -83,8 +100,7 @@ def _number_forms() -> Iterator[Form]:
     yield Form('asInteger', ['MAP'], True, lambda self: int(_number(self)), 'INT')
     yield Form('asApproximateFloat', ['MAP'], True, lambda self: float(_number(self)), 'DOUBLE')
     for name, sign in (('add', 1), ('sub', -1)):
-        yield Form(name, ['MAP', 'MAP'], True,
-                   lambda one, two, sign=sign: _boxed(_number(one) + sign * _number(two)))
+        yield Form(name, ['MAP', 'MAP'], True, lambda one, two, sign=sign: _boxed(_number(one) + sign * _number(two)))
         yield Form(name, ['MAP', 'INT'], True, lambda one, two, sign=sign: _boxed(_number(one) + sign * two))
 
 
@@ -94,17 +110,28 @@ def _address_forms() -> Iterator[Form]:
     yield Form('family', ['MAP'], True, lambda self: ipaddress.ip_address(self['ip']).version, 'INT')
     yield Form('ip.isCanonical', ['STRING'], False, lambda text: str(ipaddress.ip_address(text)) == text, 'BOOL')
     for name, question in _ADDRESSES.items():
-        yield Form(name, ['MAP'], True,
-                   lambda self, question=question: question(ipaddress.ip_address(self['ip'])), 'BOOL')
+        yield Form(
+            name, ['MAP'], True, lambda self, question=question: question(ipaddress.ip_address(self['ip'])), 'BOOL'
+        )
     yield Form('isCIDR', ['STRING'], False, lambda text: '/' in text and _attempt(_network, text) is not None, 'BOOL')
     yield Form('cidr', ['STRING'], False, lambda text: {'cidr': ipaddress.ip_interface(text).with_prefixlen})
     yield Form('masked', ['MAP'], True, lambda self: {'cidr': str(_network(self['cidr']))})
     yield Form('ip', ['MAP'], True, lambda self: {'ip': str(ipaddress.ip_interface(self['cidr']).ip)})
     yield Form('prefixLength', ['MAP'], True, lambda self: _network(self['cidr']).prefixlen, 'INT')
-    yield Form('containsIP', ['MAP', 'STRING'], True,
-               lambda self, text: ipaddress.ip_address(text) in _network(self['cidr']), 'BOOL')
-    yield Form('containsIP', ['MAP', 'MAP'], True,
-               lambda self, other: ipaddress.ip_address(other['ip']) in _network(self['cidr']), 'BOOL')
+    yield Form(
+        'containsIP',
+        ['MAP', 'STRING'],
+        True,
+        lambda self, text: ipaddress.ip_address(text) in _network(self['cidr']),
+        'BOOL',
+    )
+    yield Form(
+        'containsIP',
+        ['MAP', 'MAP'],
+        True,
+        lambda self, other: ipaddress.ip_address(other['ip']) in _network(self['cidr']),
+        'BOOL',
+    )
     yield Form('containsCIDR', ['MAP', 'STRING'], True, _contains_network, 'BOOL')
     yield Form('containsCIDR', ['MAP', 'MAP'], True, lambda self, other: _contains_network(self, other['cidr']), 'BOOL')
 
@@ -114,11 +141,18 @@ _ADDRESSES: Mapping[str, Callable[[Any], bool]] = {
     'isUnspecified': lambda address: address.is_unspecified,
     'isLoopback': lambda address: address.is_loopback,
     'isLinkLocalUnicast': lambda address: address.is_link_local,
-    'isLinkLocalMulticast': lambda address: address in ipaddress.ip_network(
-        '224.0.0.0/24' if address.version == 4 else 'ff02::/16'),
-    'isGlobalUnicast': lambda address: not (
-        address.is_multicast or address.is_loopback or address.is_unspecified or address.is_link_local
-        or str(address) == '255.255.255.255'),
+    'isLinkLocalMulticast': lambda address: (
+        address in ipaddress.ip_network('224.0.0.0/24' if address.version == 4 else 'ff02::/16')
+    ),
+    'isGlobalUnicast': lambda address: (
+        not (
+            address.is_multicast
+            or address.is_loopback
+            or address.is_unspecified
+            or address.is_link_local
+            or str(address) == '255.255.255.255'
+        )
+    ),
 }
 
 
@@ -188,8 +222,11 @@ def _semver(text: str) -> dict[str, str]:
 
 def _rank(box: Mapping[str, str]) -> Any:
     """What semantic versions are compared by: those before a release are less than it, and numbers less than words."""
-    labels = [(0, int(label), '') if label.isdecimal() else (1, 0, label)
-              for label in box['before'].split('.')] if box['before'] else [(2, 0, '')]
+    labels = (
+        [(0, int(label), '') if label.isdecimal() else (1, 0, label) for label in box['before'].split('.')]
+        if box['before']
+        else [(2, 0, '')]
+    )
     return [int(box[name]) for name in ('major', 'minor', 'patch')], labels
 
 

@@ -4,6 +4,7 @@ CEL, by ``cel-expr-python``: the environments that rules are compiled in, and th
 A rule is compiled twice: with the types of its schema when it is declared, which tells whether it makes sense, and
 without types for its evaluation. The costs of rules are not estimated.
 """
+
 import base64
 import datetime
 import functools
@@ -21,15 +22,22 @@ from kopf._kits.testing.schemas.schemas import Schema
 
 _UNITS = {'ns': 1e-9, 'us': 1e-6, 'µs': 1e-6, 'ms': 1e-3, 's': 1, 'm': 60, 'h': 3600, 'd': 86400, 'w': 604800}
 #: What Kubernetes has, and the library has not.
-_MISSING = re.compile(r'\b(transformList|transformMap|transformMapEntry|lists\.range|format\.\w+)\(|'
-                      r'\b(all|exists|existsOne)\(\s*\w+\s*,\s*\w+\s*,')
+_MISSING = re.compile(
+    r'\b(transformList|transformMap|transformMapEntry|lists\.range|format\.\w+)\(|'
+    r'\b(all|exists|existsOne)\(\s*\w+\s*,\s*\w+\s*,'
+)
 NO_OVERLOAD = 'no such overload'
 _ON_LISTS = re.compile(r'\.(last)?[iI]ndexOf\(')
 #: What the library says of types, and a real server does not mind: numbers of any type can be compared.
-_FINE = re.compile(r"no matching overload for '_[<>]=?_' applied to '\((int|uint|double), (int|uint|double)\)'|"
-                   r"no matching overload for '(lastIndexOf|indexOf)' applied to '\(list")
-_WORDS = ((r" not found in struct '[^']*'", ''), (r'\bnull_type\b', 'null'),
-          (r'\boptional_type<([^<>]*)>(\([^()]*\))?', r'optional_type(\1)'))
+_FINE = re.compile(
+    r"no matching overload for '_[<>]=?_' applied to '\((int|uint|double), (int|uint|double)\)'|"
+    r"no matching overload for '(lastIndexOf|indexOf)' applied to '\(list"
+)
+_WORDS = (
+    (r" not found in struct '[^']*'", ''),
+    (r'\bnull_type\b', 'null'),
+    (r'\boptional_type<([^<>]*)>(\([^()]*\))?', r'optional_type(\1)'),
+)
 
 
 class CelError(Exception):
@@ -113,8 +121,10 @@ def seen(value: Any, schema: Schema) -> Any:
     if isinstance(value, dict):
         properties, others = schema.get('properties') or {}, schema.get('additionalProperties')
         other = others if isinstance(others, Mapping) else {}
-        return {celtypes.escaped(key) if key in properties else key: seen(item, properties.get(key, other))
-                for key, item in value.items()}
+        return {
+            celtypes.escaped(key) if key in properties else key: seen(item, properties.get(key, other))
+            for key, item in value.items()
+        }
     if isinstance(value, list):
         items = schema.get('items')
         return [seen(item, items if isinstance(items, Mapping) else {}) for item in value]
@@ -152,12 +162,19 @@ def _language() -> dict[str, Any]:
     functions: dict[str, list[Any]] = {}
     for form in celfunctions.forms():
         overloads = functions.setdefault(form.name, [])
-        overloads.append(cel.Overload(
-            id='_'.join([form.name.replace('.', '_'), *form.parameters]), is_member=form.is_member, impl=form.function,
-            return_type=getattr(cel.Type, form.result),
-            parameters=[getattr(cel.Type, type) for type in form.parameters]))
-    return {'extensions': [ext_bindings.ExtBindings(), ext_optional.ExtOptional(), ext_strings.ExtStrings()],
-            'functions': [cel.FunctionDecl(name, overloads) for name, overloads in functions.items()]}
+        overloads.append(
+            cel.Overload(
+                id='_'.join([form.name.replace('.', '_'), *form.parameters]),
+                is_member=form.is_member,
+                impl=form.function,
+                return_type=getattr(cel.Type, form.result),
+                parameters=[getattr(cel.Type, type) for type in form.parameters],
+            )
+        )
+    return {
+        'extensions': [ext_bindings.ExtBindings(), ext_optional.ExtOptional(), ext_strings.ExtStrings()],
+        'functions': [cel.FunctionDecl(name, overloads) for name, overloads in functions.items()],
+    }
 
 
 def _compilation_error(text: str, complaint: str, shift: int = 0) -> CelError:

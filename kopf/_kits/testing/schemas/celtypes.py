@@ -5,6 +5,7 @@ The library has lists, maps, and messages of protocol buffers, so each object of
 have no words for is not checked: what is inside lists of lists, and maps of lists or maps. It is for checking only:
 values are evaluated as plain dicts and lists.
 """
+
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -21,22 +22,51 @@ _Field = descriptor_pb2.FieldDescriptorProto
 
 _PACKAGE = 'selfType'
 _FILES = tuple(module.DESCRIPTOR for module in (any_pb2, duration_pb2, struct_pb2, timestamp_pb2, wrappers))
-_RESERVED = frozenset((
-    'true', 'false', 'null', 'in', 'as', 'break', 'const', 'continue', 'else', 'for', 'function', 'if', 'import', 'let',
-    'loop', 'package', 'namespace', 'return'))
+_RESERVED = frozenset(
+    (
+        'true',
+        'false',
+        'null',
+        'in',
+        'as',
+        'break',
+        'const',
+        'continue',
+        'else',
+        'for',
+        'function',
+        'if',
+        'import',
+        'let',
+        'loop',
+        'package',
+        'namespace',
+        'return',
+    )
+)
 _ESCAPES = (('__', '__underscores__'), ('.', '__dot__'), ('-', '__dash__'), ('/', '__slash__'))
 _STRING = {'type': 'string'}
 #: What rules see at the root of each object, whatever the schema says.
 _IDENTITY: Mapping[str, Schema] = {
-    'apiVersion': _STRING, 'kind': _STRING,
+    'apiVersion': _STRING,
+    'kind': _STRING,
     'metadata': {'type': 'object', 'properties': {'name': _STRING, 'generateName': _STRING}},
 }
-_SCALARS = {'boolean': (_Field.TYPE_BOOL, cel.Type.BOOL), 'integer': (_Field.TYPE_INT64, cel.Type.INT),
-            'number': (_Field.TYPE_DOUBLE, cel.Type.DOUBLE), 'string': (_Field.TYPE_STRING, cel.Type.STRING),
-            'byte': (_Field.TYPE_BYTES, cel.Type.BYTES)}
-_MESSAGES = {'date': ('Timestamp', cel.Type.TIMESTAMP), 'date-time': ('Timestamp', cel.Type.TIMESTAMP),
-             'duration': ('Duration', cel.Type.DURATION), 'dynamic': ('Value', cel.Type.DYN),
-             'list': ('ListValue', None), 'map': ('Struct', None)}
+_SCALARS = {
+    'boolean': (_Field.TYPE_BOOL, cel.Type.BOOL),
+    'integer': (_Field.TYPE_INT64, cel.Type.INT),
+    'number': (_Field.TYPE_DOUBLE, cel.Type.DOUBLE),
+    'string': (_Field.TYPE_STRING, cel.Type.STRING),
+    'byte': (_Field.TYPE_BYTES, cel.Type.BYTES),
+}
+_MESSAGES = {
+    'date': ('Timestamp', cel.Type.TIMESTAMP),
+    'date-time': ('Timestamp', cel.Type.TIMESTAMP),
+    'duration': ('Duration', cel.Type.DURATION),
+    'dynamic': ('Value', cel.Type.DYN),
+    'list': ('ListValue', None),
+    'map': ('Struct', None),
+}
 
 
 def escaped(name: str) -> str:
@@ -60,7 +90,8 @@ class _Messages:
 
     def __init__(self) -> None:
         self._file = descriptor_pb2.FileDescriptorProto(
-            name='schema.proto', package=_PACKAGE, syntax='proto2', dependency=[file.name for file in _FILES])
+            name='schema.proto', package=_PACKAGE, syntax='proto2', dependency=[file.name for file in _FILES]
+        )
 
     def pool(self) -> Pool:
         """All of them, and the ones that they are made of."""

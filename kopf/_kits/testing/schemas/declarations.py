@@ -3,6 +3,7 @@ Whether the rules of CRDs make sense: what they say, what they refer to, and the
 
 A real server compiles them when a definition is written, and so does this, if the library for it is installed.
 """
+
 import dataclasses
 import json
 import logging
@@ -28,6 +29,7 @@ class Place:
 
     ``lost`` is the path of the list above it of which nobody can say which item was which before, if there is one.
     """
+
     path: str
     root: bool = False
     lost: str = ''
@@ -57,8 +59,7 @@ def _text_problems(rule: Mapping[str, Any], schema: Schema, place: str) -> Itera
     elif '\n' in text.strip() and not message:
         yield statuses.value_required(f'{place}.message', 'message must be specified if rule contains line breaks')
     if (expression := rule.get('messageExpression')) and not expression.strip():
-        yield statuses.value_required(f'{place}.messageExpression',
-                                      'messageExpression must be non-empty if specified')
+        yield statuses.value_required(f'{place}.messageExpression', 'messageExpression must be non-empty if specified')
     if (reason := rule.get('reason')) and reason not in REASONS:
         yield statuses.value_unsupported(f'{place}.reason', _quoted(reason), map(_quoted, REASONS))
     path = rule.get('fieldPath') or ''
@@ -71,9 +72,13 @@ def _text_problems(rule: Mapping[str, Any], schema: Schema, place: str) -> Itera
 
 
 def _compilation_problems(
-        rule: Mapping[str, Any], schema: Schema, place: Place, where: str,
+    rule: Mapping[str, Any],
+    schema: Schema,
+    place: Place,
+    where: str,
 ) -> Iterator[Cause]:
     from kopf._kits.testing.schemas import cels
+
     optional, uses_old = bool(rule.get('optionalOldSelf')), False
     try:
         result = cels.result_type(rule['rule'], optional, schema, place.root)
@@ -82,8 +87,11 @@ def _compilation_problems(
         else:
             uses_old = cels.compiled(rule['rule'], optional).uses_old
     except TypeError as error:
-        yield Cause(where.rpartition('[')[0], 'InternalError', 'Internal error: internal error: failed to construct '
-                    f'type information for {RULES} rules: {error}')
+        yield Cause(
+            where.rpartition('[')[0],
+            'InternalError',
+            f'Internal error: internal error: failed to construct type information for {RULES} rules: {error}',
+        )
         return
     except cels.NotEmulatedError as error:
         logger.warning('A rule of %s is not checked, for the sandbox has no %s: %s', where, error, rule['rule'])
@@ -91,27 +99,36 @@ def _compilation_problems(
     except cels.CelError as error:
         yield statuses.value_invalid(f'{where}.rule', _as_go(rule), f'compilation failed: {error}')
     if uses_old and place.lost:
-        yield statuses.value_invalid(f'{where}.rule', _quoted(rule['rule']), 'oldSelf cannot be used on the '
-                                     f'uncorrelatable portion of the schema within {place.lost}')
+        yield statuses.value_invalid(
+            f'{where}.rule',
+            _quoted(rule['rule']),
+            f'oldSelf cannot be used on the uncorrelatable portion of the schema within {place.lost}',
+        )
     if not uses_old and rule.get('optionalOldSelf') is not None:
-        yield statuses.value_invalid(f'{where}.optionalOldSelf', orjson.dumps(rule['optionalOldSelf']).decode(),
-                                     'may not be set if oldSelf is not used in rule')
+        yield statuses.value_invalid(
+            f'{where}.optionalOldSelf',
+            orjson.dumps(rule['optionalOldSelf']).decode(),
+            'may not be set if oldSelf is not used in rule',
+        )
     yield from _message_problems(rule, schema, place, where)
 
 
 def _message_problems(rule: Mapping[str, Any], schema: Schema, place: Place, where: str) -> Iterator[Cause]:
     from kopf._kits.testing.schemas import cels
+
     if not (expression := rule.get('messageExpression') or '').strip():
         return
     try:
         if cels.result_type(expression, bool(rule.get('optionalOldSelf')), schema, place.root) not in ('STRING', 'DYN'):
-            yield statuses.value_invalid(f'{where}.messageExpression', _as_go(rule),
-                                         'messageExpression must evaluate to a string')
+            yield statuses.value_invalid(
+                f'{where}.messageExpression', _as_go(rule), 'messageExpression must evaluate to a string'
+            )
     except cels.NotEmulatedError:
         pass
     except cels.CelError as error:
-        yield statuses.value_invalid(f'{where}.messageExpression', _as_go(rule),
-                                     f'messageExpression compilation failed: {error}')
+        yield statuses.value_invalid(
+            f'{where}.messageExpression', _as_go(rule), f'messageExpression compilation failed: {error}'
+        )
 
 
 def _leads(path: str, schema: Schema) -> bool:
@@ -131,8 +148,13 @@ def _quoted(text: str) -> str:
 
 def _as_go(rule: Mapping[str, Any]) -> str:
     """A rule as Go prints it."""
-    fields = {'Rule': rule.get('rule', ''), 'Message': rule.get('message', ''),
-              'MessageExpression': rule.get('messageExpression', ''), 'Reason': rule.get('reason'),
-              'FieldPath': rule.get('fieldPath', ''), 'OptionalOldSelf': rule.get('optionalOldSelf')}
+    fields = {
+        'Rule': rule.get('rule', ''),
+        'Message': rule.get('message', ''),
+        'MessageExpression': rule.get('messageExpression', ''),
+        'Reason': rule.get('reason'),
+        'FieldPath': rule.get('fieldPath', ''),
+        'OptionalOldSelf': rule.get('optionalOldSelf'),
+    }
     text = json.dumps(fields, separators=(',', ':'), ensure_ascii=False)
     return text.replace('<', '\\u003c').replace('>', '\\u003e').replace('&', '\\u0026')

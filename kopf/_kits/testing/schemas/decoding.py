@@ -5,6 +5,7 @@ A real server keeps built-in objects in structures. Whatever does not fit is ref
 mostly dropped, too, unless the structure can tell "empty" from "absent"; and some fields are there in every object.
 All this is known from the recording of a real server, see `kopf._kits.testing.kinds.recordings`.
 """
+
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from kopf._kits.testing.wire.patches import json_type
 
 class Spot(NamedTuple):
     """A place as Go calls it: the structure with the field, the path to the field, the type of its value."""
+
     struct: str
     path: str
     type: str
@@ -26,8 +28,19 @@ class Spot(NamedTuple):
 Complain = Callable[[Any, Shape, Spot], str]
 
 _BITS = {'int32': 31, 'int64': 63}
-_TIME = (('2006', r'\d{4}'), ('-', '-'), ('01', r'\d\d'), ('-', '-'), ('02', r'\d\d'), ('T', 'T'), ('15', r'\d\d'),
-         (':', ':'), ('04', r'\d\d'), (':', ':'), ('05', r'\d\d'))
+_TIME = (
+    ('2006', r'\d{4}'),
+    ('-', '-'),
+    ('01', r'\d\d'),
+    ('-', '-'),
+    ('02', r'\d\d'),
+    ('T', 'T'),
+    ('15', r'\d\d'),
+    (':', ':'),
+    ('04', r'\d\d'),
+    (':', ':'),
+    ('05', r'\d\d'),
+)
 _USUAL = re.compile(r'\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|30)T([01]\d|2[0-3]):[0-5]\d:[0-5]\dZ')
 _ZONE = ('Z07:00', r'Z|[+-]\d\d:\d\d')
 
@@ -85,9 +98,10 @@ class Decoder:
                 if not isinstance(value, list):
                     raise TypeError(self._complain(value, shape, spot))
                 inner = spot._replace(type=_inner(spot.type))
-                return [_zero(shape.items) if item is None else
-                        self._value(item, shape.items, inner, f'{place}[{index}]')
-                        for index, item in enumerate(value)]
+                return [
+                    _zero(shape.items) if item is None else self._value(item, shape.items, inner, f'{place}[{index}]')
+                    for index, item in enumerate(value)
+                ]
         if complaint := _scalar_complaint(value, shape):
             raise TypeError(self._complain(value, shape, spot) if complaint is WRONG else complaint)
         return _encoded(value, shape)
@@ -99,8 +113,10 @@ class Decoder:
         self.count += len(value)
         if inner.plain is str and all(type(item) is str for item in value.values()):
             return value
-        return {name: _zero(inner) if item is None else self._value(item, inner, spot, f'{place}.{name}')
-                for name, item in value.items()}
+        return {
+            name: _zero(inner) if item is None else self._value(item, inner, spot, f'{place}.{name}')
+            for name, item in value.items()
+        }
 
 
 def in_json(value: Any, shape: Shape, spot: Spot) -> str:
@@ -142,6 +158,7 @@ def duplicates(text: bytes, count: int) -> list[str]:
     if text.count(b'":') == count:
         return []
     import json
+
     found: list[str] = []
 
     class Fields(dict[str, Any]):
@@ -217,8 +234,11 @@ def _inner(type: str) -> str:
     """The type of the items of a list or a map."""
     if type.startswith('map['):
         return type.partition(']')[2]
-    return type.removeprefix('[]') if type.startswith('[]') else {'v1.ResourceList': 'resource.Quantity'}.get(
-        type, 'string')
+    return (
+        type.removeprefix('[]')
+        if type.startswith('[]')
+        else {'v1.ResourceList': 'resource.Quantity'}.get(type, 'string')
+    )
 
 
 def _may_be_dropped(value: Any, shape: Shape) -> bool:
@@ -248,9 +268,12 @@ def _scalar_complaint(value: Any, shape: Shape) -> str:
         return '' if isinstance(value, str) or _is_integer(value, 'int32') else WRONG
     if shape.type == 'string' and shape.schema.get('format') == 'byte' and isinstance(value, str):
         return base64_complaint(value)
-    fits = {'string': isinstance(value, str), 'boolean': isinstance(value, bool),
-            'integer': _is_integer(value, shape.schema.get('format') or 'int64'),
-            'number': isinstance(value, (int, float)) and not isinstance(value, bool)}
+    fits = {
+        'string': isinstance(value, str),
+        'boolean': isinstance(value, bool),
+        'integer': _is_integer(value, shape.schema.get('format') or 'int64'),
+        'number': isinstance(value, (int, float)) and not isinstance(value, bool),
+    }
     return '' if fits.get(shape.type, True) else WRONG
 
 
@@ -285,11 +308,16 @@ def time_complaint(text: str, *, micro: bool = False) -> str:
             match = re.match(pattern, rest)
         if match is None:
             return f'parsing time "{text}" as "{layout}": cannot parse "{rest}" as "{part}"'
-        rest = rest[match.end():]
+        rest = rest[match.end() :]
     if rest:
         return f'parsing time "{text}": extra text: "{rest}"'
-    limits = (('month', text[5:7], 1, 12), ('day', text[8:10], 1, 31), ('hour', text[11:13], 0, 23),
-              ('minute', text[14:16], 0, 59), ('second', text[17:19], 0, 59))
+    limits = (
+        ('month', text[5:7], 1, 12),
+        ('day', text[8:10], 1, 31),
+        ('hour', text[11:13], 0, 23),
+        ('minute', text[14:16], 0, 59),
+        ('second', text[17:19], 0, 59),
+    )
     for name, digits, least, most in limits:
         if not least <= int(digits) <= most:
             return f'parsing time "{text}": {name} out of range'
@@ -309,6 +337,7 @@ def base64_complaint(text: str) -> str:
 
 def _in_utc(text: str, fraction: str = '') -> str:
     import datetime
+
     if _USUAL.fullmatch(text):
         return text
     then = datetime.datetime.fromisoformat(text.replace(',', '.')).astimezone(datetime.UTC)

@@ -4,6 +4,7 @@ The formats of texts that a real server checks in custom resources. All others a
 They are what its library takes for them: for durations, that is more than one would think (``2 hours``), for names
 of hosts less.
 """
+
 import base64
 import binascii
 import datetime
@@ -19,8 +20,16 @@ _GO_AMOUNT = r'(\d+(\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)'
 _GO_DURATION = re.compile(rf'[-+]?({_GO_AMOUNT})+|[-+]?0')
 _AMOUNT = re.compile(r'(?:-\s?)?\d+\s*([A-Za-zµ]+)')
 #: The units by their names; each word that begins with the last one of a line is one, too.
-_UNITS = (('ns', 'nano'), ('us', 'µs', 'micro'), ('ms', 'milli'), ('s', 'sec'), ('m', 'min'), ('h', 'hr', 'hour'),
-          ('d', 'day'), ('w', 'wk', 'week'))
+_UNITS = (
+    ('ns', 'nano'),
+    ('us', 'µs', 'micro'),
+    ('ms', 'milli'),
+    ('s', 'sec'),
+    ('m', 'min'),
+    ('h', 'hr', 'hour'),
+    ('d', 'day'),
+    ('w', 'wk', 'week'),
+)
 _MOMENT = re.compile(r'\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)')
 #: Letters of all languages are written as `a` here, and symbols as `=`.
 _HOST = re.compile(r'[a0-9=](-?[a0-9=]{0,62})?|([a0-9=]([a0-9=-]{0,61}[a0-9=])?\.)+a{2,63}')
@@ -28,11 +37,18 @@ _ATOM = r'[^\s()<>\[\]:;@\\,."]+'
 _ADDRESS = rf'({_ATOM}(\.{_ATOM})*|"[^"]*")@({_ATOM}(\.{_ATOM})*|\[[^\]]*\])'
 _WORD = rf'({_ATOM}|"[^"]*")'
 _EMAIL = re.compile(rf'\s*({_ADDRESS}|({_WORD}(\s+{_WORD})*\s*)?<{_ADDRESS}>)\s*')
-_MAC = re.compile('|'.join(
-    f'{group}({mark}{group}){{{count}}}' for mark in ('', ':', '-', r'\.')
-    for group, counts in (('[0-9a-fA-F]{2}', (5, 7, 19)), ('[0-9a-fA-F]{4}', (2, 3, 9))) for count in counts))
-_CARD = re.compile(r'4\d{12}(\d{3})?|5[1-5]\d{14}|6(011|5\d\d)\d{12}|3[47]\d{13}|3(0[0-5]|[68]\d)\d{11}|'
-                   r'(2131|1800|35\d{3})\d{11}|6[27]\d{14}')
+_MAC = re.compile(
+    '|'.join(
+        f'{group}({mark}{group}){{{count}}}'
+        for mark in ('', ':', '-', r'\.')
+        for group, counts in (('[0-9a-fA-F]{2}', (5, 7, 19)), ('[0-9a-fA-F]{4}', (2, 3, 9)))
+        for count in counts
+    )
+)
+_CARD = re.compile(
+    r'4\d{12}(\d{3})?|5[1-5]\d{14}|6(011|5\d\d)\d{12}|3[47]\d{13}|3(0[0-5]|[68]\d)\d{11}|'
+    r'(2131|1800|35\d{3})\d{11}|6[27]\d{14}'
+)
 _SHARE = r'\s*(0|[1-9]\d?|1\d\d|2[0-4]\d|25[0-5])\s*'
 
 
@@ -60,8 +76,9 @@ def _date_time(text: str) -> object:
 def _host(text: str) -> bool:
     kinds = {character: unicodedata.category(character)[0] for character in set(text)}
     plain = ''.join({'L': 'a', 'S': '='}.get(kinds[character], character) for character in text)
-    return len(text) <= 255 and _HOST.fullmatch(plain) is not None and all(
-        len(label) <= 63 for label in text.split('.'))
+    return (
+        len(text) <= 255 and _HOST.fullmatch(plain) is not None and all(len(label) <= 63 for label in text.split('.'))
+    )
 
 
 def _ipv4(text: str) -> object:
@@ -72,8 +89,9 @@ def _ipv4(text: str) -> object:
 
 def _uuid(version: str) -> Callable[[str], object]:
     variant = '[89ab]' if version in '45' else '[0-9a-f]'
-    digits = re.compile(f'[0-9a-f]{{8}}-?[0-9a-f]{{4}}-?{version}[0-9a-f]{{3}}-?{variant}[0-9a-f]{{3}}-?[0-9a-f]{{12}}',
-                        re.IGNORECASE)
+    digits = re.compile(
+        f'[0-9a-f]{{8}}-?[0-9a-f]{{4}}-?{version}[0-9a-f]{{3}}-?{variant}[0-9a-f]{{3}}-?[0-9a-f]{{12}}', re.IGNORECASE
+    )
     return digits.fullmatch
 
 
@@ -86,8 +104,10 @@ def _isbn10(text: str) -> bool:
 
 def _isbn13(text: str) -> bool:
     digits = re.sub('[ -]', '', text)
-    return bool(re.fullmatch(r'\d{13}', digits)) and sum(
-        int(digit) * (3 if index % 2 else 1) for index, digit in enumerate(digits)) % 10 == 0
+    return (
+        bool(re.fullmatch(r'\d{13}', digits))
+        and sum(int(digit) * (3 if index % 2 else 1) for index, digit in enumerate(digits)) % 10 == 0
+    )
 
 
 def _card(text: str) -> bool:

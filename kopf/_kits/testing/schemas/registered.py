@@ -1,6 +1,7 @@
 """
 The kinds that a real server knows by itself, and what it says of an object of another kind than was expected.
 """
+
 from kopf._kits.testing.kinds import recordings
 from kopf._kits.testing.kinds.kinds import Kind
 
@@ -9,10 +10,22 @@ SCHEME = 'pkg/runtime/scheme.go:111'
 #: The groups that are served by servers of their own inside of a real one.
 _APART = ('apiextensions.k8s.io', 'apiregistration.k8s.io')
 #: What there is in all versions of all groups.
-_EVERYWHERE = frozenset({
-    'Status', 'APIVersions', 'APIGroup', 'APIGroupList', 'APIResourceList', 'WatchEvent', 'ListOptions', 'GetOptions',
-    'DeleteOptions', 'CreateOptions', 'UpdateOptions', 'PatchOptions',
-})
+_EVERYWHERE = frozenset(
+    {
+        'Status',
+        'APIVersions',
+        'APIGroup',
+        'APIGroupList',
+        'APIResourceList',
+        'WatchEvent',
+        'ListOptions',
+        'GetOptions',
+        'DeleteOptions',
+        'CreateOptions',
+        'UpdateOptions',
+        'PatchOptions',
+    }
+)
 
 
 def is_known(api_version: str, name: str, wanted: Kind) -> bool:
@@ -23,7 +36,8 @@ def is_known(api_version: str, name: str, wanted: Kind) -> bool:
         return False
     known = recordings.newest()
     return known.name_of(group, version, name) is not None or (
-        name in _EVERYWHERE and known.has_version(group, version))
+        name in _EVERYWHERE and known.has_version(group, version)
+    )
 
 
 def complaint(api_version: str, name: str, wanted: Kind) -> str:

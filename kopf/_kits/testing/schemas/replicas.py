@@ -3,13 +3,14 @@ The numbers that the scale of a custom kind looks for: whether they are where it
 
 A real server checks this after the schema, which may well allow something else there.
 """
+
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kopf._kits.testing.wire import gotext, statuses
 from kopf._kits.testing.wire.statuses import Cause
 
-MOST = 2 ** 31 - 1
+MOST = 2**31 - 1
 
 
 class Misplaced(Exception):
@@ -46,11 +47,11 @@ def _find(body: Mapping[str, Any], path: str, type: type) -> Any:
         if value is None:
             return None
         if not isinstance(value, Mapping):
-            raise _misplaced(names[:index + 1], value, 'map[string]interface{}')
+            raise _misplaced(names[: index + 1], value, 'map[string]interface{}')
         if name not in value:
             return None
         value = value[name]
-    if isinstance(value, int) and not -2 ** 63 <= value < 2 ** 63:
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
         value = float(value)  # As Go reads what does not fit.
     if not isinstance(value, type) or type is int and isinstance(value, bool):
         raise _misplaced(names, value, {int: 'int64', str: 'string'}[type])
@@ -58,5 +59,7 @@ def _find(body: Mapping[str, Any], path: str, type: type) -> Any:
 
 
 def _misplaced(names: list[str], value: Any, wanted: str) -> Misplaced:
-    return Misplaced(f'.{".".join(names)} accessor error: {gotext.plain(value)} is of the type '
-                     f'{gotext.type_name(value)}, expected {wanted}')
+    return Misplaced(
+        f'.{".".join(names)} accessor error: {gotext.plain(value)} is of the type '
+        f'{gotext.type_name(value)}, expected {wanted}'
+    )

@@ -5,6 +5,7 @@ They are evaluated by the library ``cel-expr-python`` if it is installed; otherw
 not. A rule can compare a value with what it was before, if it is known which value that was: not so in lists without
 keys. A rule that was broken before is not held against changes of something else.
 """
+
 import functools
 import logging
 import re
@@ -22,10 +23,15 @@ logger = logging.getLogger(__name__)
 
 RULES = 'x-kubernetes-validations'
 #: What has to be right before the rules are looked at.
-BLOCKING = frozenset({'FieldValueNotSupported', 'FieldValueRequired', 'FieldValueTooLong', 'FieldValueTooMany',
-                      'FieldValueTypeInvalid'})
-UNCHECKED = Cause('<nil>', 'FieldValueInvalid', 'Invalid value: null: some validation rules were not checked because '
-                  'the object was invalid; correct the existing errors to complete validation')
+BLOCKING = frozenset(
+    {'FieldValueNotSupported', 'FieldValueRequired', 'FieldValueTooLong', 'FieldValueTooMany', 'FieldValueTypeInvalid'}
+)
+UNCHECKED = Cause(
+    '<nil>',
+    'FieldValueInvalid',
+    'Invalid value: null: some validation rules were not checked because '
+    'the object was invalid; correct the existing errors to complete validation',
+)
 
 
 def has_rules(schema: Schema) -> bool:
@@ -39,14 +45,20 @@ def is_possible() -> bool:
     try:
         import cel_expr_python  # noqa: F401
     except ImportError:
-        logger.warning('The validation rules of custom resources (x-kubernetes-validations) are not checked: install '
-                       'what evaluates them by `pip install kopf[cel]`.')
+        logger.warning(
+            'The validation rules of custom resources (x-kubernetes-validations) are not checked: install '
+            'what evaluates them by `pip install kopf[cel]`.'
+        )
         return False
     return True
 
 
 def problems(
-        body: Any, schema: Schema, old: Any, causes: list[Cause], warnings: list[str] | None = None,
+    body: Any,
+    schema: Schema,
+    old: Any,
+    causes: list[Cause],
+    warnings: list[str] | None = None,
 ) -> Iterator[Cause]:
     """
     Everything in an object that breaks a rule; ``old`` is what it was before, or None.
@@ -68,6 +80,7 @@ def problems(
 
 class Finding(NamedTuple):
     """Something that breaks a rule; ``kept``: it has been so before."""
+
     cause: Cause
     kept: bool = False
 
@@ -96,6 +109,7 @@ def _walk(value: Any, schema: Schema, old: Any, path: str) -> Iterator[Finding]:
 
 def _check(value: Any, schema: Schema, declared: list[Any], old: Any, path: str) -> Iterator[Finding]:
     from kopf._kits.testing.schemas import cels
+
     seen = cels.seen(value, schema)
     before = cels.seen(old, schema) if old is not ABSENT and old is not None else ABSENT
     unchanged = before is not ABSENT and schemas.is_same(old, value)
@@ -105,8 +119,11 @@ def _check(value: Any, schema: Schema, declared: list[Any], old: Any, path: str)
         except cels.NotEmulatedError:  # This has been told when the rule was declared.
             continue
         except cels.CelError as error:  # As with this: but defaults are checked before the declaration is refused.
-            yield Finding(statuses.value_invalid(
-                path or '<nil>', f'"{schema.get("type")}"', f'rule compile error: compilation failed: {error}'))
+            yield Finding(
+                statuses.value_invalid(
+                    path or '<nil>', f'"{schema.get("type")}"', f'rule compile error: compilation failed: {error}'
+                )
+            )
             continue
         if program.uses_old and before is ABSENT and not rule.get('optionalOldSelf'):
             continue
@@ -127,9 +144,14 @@ def _check(value: Any, schema: Schema, declared: list[Any], old: Any, path: str)
 
 
 def _broken(
-        rule: Mapping[str, Any], variables: Mapping[str, Any], value: Any, schema: Schema, path: str,
+    rule: Mapping[str, Any],
+    variables: Mapping[str, Any],
+    value: Any,
+    schema: Schema,
+    path: str,
 ) -> Cause:
     from kopf._kits.testing.schemas import cels
+
     message = ''
     if expression := rule.get('messageExpression'):
         try:
@@ -164,7 +186,7 @@ def steps(path: str) -> list[str] | None:
         if match is None:
             return None
         steps.append(match[1] or match[2])
-        rest = rest[match.end():]
+        rest = rest[match.end() :]
     return steps
 
 

@@ -5,6 +5,7 @@ The order is that of a real server: unknown fields are pruned, defaults are appl
 dropped, and only then the object is validated. The first three change the object in place: it has just been decoded.
 Rules in CEL are looked at afterwards: see `kopf._kits.testing.schemas.rules`.
 """
+
 import copy
 import functools
 import re
@@ -22,8 +23,7 @@ from kopf._kits.testing.wire.statuses import Cause
 Schema = Mapping[str, Any]
 
 ABSENT: Any = object()
-_INT32, _INT64, _SAFE = 2 ** 31, 2 ** 63, 2 ** 53
-
+_INT32, _INT64, _SAFE = 2**31, 2**63, 2**53
 
 
 def prune(value: Any, schema: Schema, path: str = '', *, root: bool = True) -> Iterator[str]:
@@ -39,8 +39,9 @@ def prune(value: Any, schema: Schema, path: str = '', *, root: bool = True) -> I
             place = f'{path}.{key}' if path else key
             if key in kept:
                 if key == 'metadata' and not root:
-                    yield from prune(value[key], {'properties': dict.fromkeys(META_FIELDS, {PRESERVE: True})},
-                                     place, root=False)
+                    yield from prune(
+                        value[key], {'properties': dict.fromkeys(META_FIELDS, {PRESERVE: True})}, place, root=False
+                    )
             elif key in properties:
                 yield from prune(value[key], properties[key], place, root=False)
             elif isinstance(others, Mapping):
@@ -52,8 +53,20 @@ def prune(value: Any, schema: Schema, path: str = '', *, root: bool = True) -> I
 
 #: What objects may say in their metadata; everything else is unknown.
 META_FIELDS = (
-    'name', 'generateName', 'namespace', 'selfLink', 'uid', 'resourceVersion', 'generation', 'creationTimestamp',
-    'deletionTimestamp', 'deletionGracePeriodSeconds', 'labels', 'annotations', 'ownerReferences', 'finalizers',
+    'name',
+    'generateName',
+    'namespace',
+    'selfLink',
+    'uid',
+    'resourceVersion',
+    'generation',
+    'creationTimestamp',
+    'deletionTimestamp',
+    'deletionGracePeriodSeconds',
+    'labels',
+    'annotations',
+    'ownerReferences',
+    'finalizers',
     'managedFields',
 )
 
@@ -117,15 +130,19 @@ def _validate_type(value: Any, schema: Schema, path: str) -> Iterator[Cause]:
     if types == (None,):
         return
     got, format = _type_name(value), schema.get('format')
-    fits = got in types or (got == 'integer' and 'number' in types) or (
-        got == 'number' and 'integer' in types and value.is_integer() and abs(value) < _SAFE)
+    fits = (
+        got in types
+        or (got == 'integer' and 'number' in types)
+        or (got == 'number' and 'integer' in types and value.is_integer() and abs(value) < _SAFE)
+    )
     if format and got not in ('string', 'array') and not fits:
         own = {'integer': 'int64', 'number': 'float64'}.get(got, '')
         if own != format:
             yield statuses.value_mistyped(path, f'"{own}"', f'{path} in body must be of type {format}: "{own}"')
     elif not fits and not (format and got in ('string', 'array') and not {'number', 'integer'} & {*types}):
-        yield statuses.value_mistyped(path, f'"{got}"', f'{path} in body must be of type {",".join(map(str, types))}: '
-                                                        f'"{got}"')
+        yield statuses.value_mistyped(
+            path, f'"{got}"', f'{path} in body must be of type {",".join(map(str, types))}: "{got}"'
+        )
     if types == ('integer',) and got in ('integer', 'number'):
         limit = _INT32 if format == 'int32' else _INT64
         if not fits or not -limit <= value < limit:
@@ -180,8 +197,9 @@ def _validate_list(value: list[Any], schema: Schema, path: str, old: Any) -> Ite
                 identity = {key: item[key] for key in schema.get(LIST_KEYS, ()) if key in item}
             case 'map':
                 if item is not None:
-                    yield statuses.value_invalid(f'{path}[{index}]', _text(item),
-                                                 'must be an object for an array of list-type map')
+                    yield statuses.value_invalid(
+                        f'{path}[{index}]', _text(item), 'must be an object for an array of list-type map'
+                    )
                 continue
             case _:
                 return
@@ -216,8 +234,9 @@ def _validate_number(value: float, schema: Schema, path: str) -> Iterator[Cause]
             wanted = f'{path} in body should be less than {"" if strict else "or equal to "}{maximum}'
             yield statuses.value_invalid(path, _text(value), wanted)
     if 'multipleOf' in schema and value % schema['multipleOf']:
-        yield statuses.value_invalid(path, _text(value),
-                                     f'{path} in body should be a multiple of {schema["multipleOf"]}')
+        yield statuses.value_invalid(
+            path, _text(value), f'{path} in body should be a multiple of {schema["multipleOf"]}'
+        )
 
 
 def _validate_junctors(value: Any, schema: Schema, path: str) -> Iterator[Cause]:
@@ -244,7 +263,8 @@ def _validate_junctors(value: Any, schema: Schema, path: str) -> Iterator[Cause]
 def is_same(one: Any, another: Any) -> bool:
     """Whether nothing differs; true and 1 do, unlike in Python."""
     return bool(one == another) and orjson.dumps(one, option=orjson.OPT_SORT_KEYS) == orjson.dumps(
-        another, option=orjson.OPT_SORT_KEYS)
+        another, option=orjson.OPT_SORT_KEYS
+    )
 
 
 def keys_of(item: Any, schema: Schema) -> Any:
@@ -274,8 +294,9 @@ def _as_of_status(cause: Cause) -> Cause:
     field, message = cause.field, cause.message
     if field == '<nil>':
         return Cause('status', cause.reason, message.replace(' in status.', ' in '))
-    return cause._replace(message=message.replace(
-        f'{field} in body', f'{field.removeprefix("status").removeprefix(".")} in body'))
+    return cause._replace(
+        message=message.replace(f'{field} in body', f'{field.removeprefix("status").removeprefix(".")} in body')
+    )
 
 
 def _type_name(value: Any) -> str:

@@ -3,6 +3,7 @@ What a strict decoder would refuse in objects of custom kinds: fields given twic
 
 By default, clients are warned of it; they can also ask for a refusal, or for silence.
 """
+
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any

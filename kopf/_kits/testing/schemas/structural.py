@@ -3,6 +3,7 @@ Whether the schemas of CRDs are structural: what each place must say of its type
 
 The words are those of a real server; so are the places, which are named by the path in the definition.
 """
+
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
@@ -44,8 +45,7 @@ def _node(schema: Any, place: Place, why: str) -> list[Cause]:
     if not isinstance(schema, Mapping):
         return []
     path = place.path
-    causes = [*_unsupported(schema, path), *_type(schema, path, why), *_lists(schema, path),
-              *_extensions(schema, path)]
+    causes = [*_unsupported(schema, path), *_type(schema, path, why), *_lists(schema, path), *_extensions(schema, path)]
     if schema.get('default') is not None:
         causes += _defaults(schema, path)
     for sub, where in _junctors(schema, path):
@@ -54,8 +54,9 @@ def _node(schema: Any, place: Place, why: str) -> list[Cause]:
     for key, sub in (schema.get('properties') or {}).items():
         causes += _node(sub, dataclasses.replace(place, path=f'{path}.properties[{key}]', root=False), empty)
     lost = place.lost or ('' if schema.get(extensions.LIST_TYPE) == 'map' else path)
-    causes += _node(schema.get('items'), Place(f'{path}.items', lost=lost),
-                    'must not be empty for specified array items')
+    causes += _node(
+        schema.get('items'), Place(f'{path}.items', lost=lost), 'must not be empty for specified array items'
+    )
     causes += _node(schema.get('additionalProperties'), Place(f'{path}.additionalProperties', lost=place.lost), empty)
     sound = all(f'.{rules.RULES}[' in cause.field for cause in causes)
     return [*causes, *declarations.problems(schema, place, sound=sound)]
@@ -73,11 +74,13 @@ def _unsupported(schema: Schema, place: str) -> Iterator[Cause]:
         if schema.get(key):
             yield value_forbidden(f'{place}.{key}', f'{key} is not supported')
     if schema.get('uniqueItems'):
-        yield value_forbidden(f'{place}.uniqueItems', 'uniqueItems cannot be set to true since the runtime complexity '
-                                                      'becomes quadratic')
+        yield value_forbidden(
+            f'{place}.uniqueItems', 'uniqueItems cannot be set to true since the runtime complexity becomes quadratic'
+        )
     if schema.get('properties') and schema.get('additionalProperties') is not None:
-        yield value_forbidden(f'{place}.additionalProperties',
-                              'additionalProperties and properties are mutual exclusive')
+        yield value_forbidden(
+            f'{place}.additionalProperties', 'additionalProperties and properties are mutual exclusive'
+        )
     if isinstance(schema.get('items'), list):
         yield value_forbidden(f'{place}.items', 'items must be a schema object and not an array')
     if isinstance(pattern := schema.get('pattern'), str):
@@ -85,9 +88,12 @@ def _unsupported(schema: Schema, place: str) -> Iterator[Cause]:
             re.compile(pattern)
         except re.error as error:
             if error.msg.startswith('missing )'):
-                yield value_invalid(f'{place}.pattern', text(pattern),
-                                    'must be a valid regular expression, but isn\'t: '
-                                    f'error parsing regexp: missing closing ): `{pattern}`')
+                yield value_invalid(
+                    f'{place}.pattern',
+                    text(pattern),
+                    'must be a valid regular expression, but isn\'t: '
+                    f'error parsing regexp: missing closing ): `{pattern}`',
+                )
 
 
 def _type(schema: Schema, place: str, why: str) -> Iterator[Cause]:
@@ -104,8 +110,9 @@ def _lists(schema: Schema, place: str) -> Iterator[Cause]:
     type, kind, keys = schema.get('type'), schema.get(extensions.LIST_TYPE), schema.get(extensions.LIST_KEYS)
     if kind is not None:
         if type != 'array':
-            yield value_invalid(f'{place}.type', text(type or ''),
-                                f'must be array if {extensions.LIST_TYPE} is specified')
+            yield value_invalid(
+                f'{place}.type', text(type or ''), f'must be array if {extensions.LIST_TYPE} is specified'
+            )
         if kind not in LIST_TYPES:
             yield value_unsupported(f'{place}.{extensions.LIST_TYPE}', text(kind), [text(one) for one in LIST_TYPES])
     if keys and kind != 'map':
@@ -118,8 +125,11 @@ def _lists(schema: Schema, place: str) -> Iterator[Cause]:
     if not isinstance(items, Mapping):
         yield value_required(f'{place}.items', f'must have a schema if {extensions.LIST_TYPE} is map')
     elif items.get('type') != 'object':
-        yield value_invalid(f'{place}.items.type', text(items.get('type') or ''),
-                            f'must be object if parent array\'s {extensions.LIST_TYPE} is map')
+        yield value_invalid(
+            f'{place}.items.type',
+            text(items.get('type') or ''),
+            f'must be object if parent array\'s {extensions.LIST_TYPE} is map',
+        )
 
 
 def _extensions(schema: Schema, place: str) -> Iterator[Cause]:
@@ -133,8 +143,10 @@ def _extensions(schema: Schema, place: str) -> Iterator[Cause]:
             yield value_unsupported(f'{place}.{MAP_TYPE}', text(kind), [text(one) for one in MAP_TYPES])
     if schema.get(extensions.EMBEDDED):
         if not schema.get('properties') and not schema.get(extensions.PRESERVE):
-            yield value_required(f'{place}.properties', f'must not be empty if {extensions.EMBEDDED} is true without '
-                                                        f'{extensions.PRESERVE}')
+            yield value_required(
+                f'{place}.properties',
+                f'must not be empty if {extensions.EMBEDDED} is true without {extensions.PRESERVE}',
+            )
         if type != 'object':
             yield value_invalid(f'{place}.type', text(type or ''), f'must be object if {extensions.EMBEDDED} is true')
 

@@ -4,6 +4,7 @@ The API behind the HTTP server: each verb from its request to its answer.
 `Api` owns everything that a cluster consists of here: what is stored, what is served, who is asked, what happens by
 itself. It knows the shape of requests and answers, but nothing of ports, TLS, users and faults.
 """
+
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -36,8 +37,9 @@ from kopf._kits.testing.wire import clientjson, clientyaml, patches, protobuf, q
 from kopf._kits.testing.wire.httpexchanges import Response
 
 #: The paths that say that all is well.
-HEALTH = frozenset(f'/{name}{check}' for name in ('healthz', 'livez', 'readyz')
-                   for check in ('', '/ping', '/log', '/etcd'))
+HEALTH = frozenset(
+    f'/{name}{check}' for name in ('healthz', 'livez', 'readyz') for check in ('', '/ping', '/log', '/etcd')
+)
 NAMESPACES = ('default', 'kube-node-lease', 'kube-public', 'kube-system')
 ACCEPTED = ('application/json', 'application/yaml')
 PATCHES = (rest.JSON_PATCH, rest.MERGE_PATCH)
@@ -45,8 +47,15 @@ _DONE = orjson.dumps({'kind': 'Status', 'apiVersion': 'v1', 'metadata': {}, 'sta
 _NO_DEFINITIONS = b'\x0a\x032.0\x12\x11\x0a\x0aKubernetes\x12\x03v1.'
 """The old OpenAPI in protobuf, without any definition: kubectl looks there for kinds of lists, and then skips them."""
 VERSION = {
-    'major': '1', 'minor': '36', 'gitVersion': 'v1.36.0+kopf-sandbox', 'gitCommit': '', 'gitTreeState': '',
-    'buildDate': '1970-01-01T00:00:00Z', 'goVersion': '', 'compiler': '', 'platform': 'python',
+    'major': '1',
+    'minor': '36',
+    'gitVersion': 'v1.36.0+kopf-sandbox',
+    'gitCommit': '',
+    'gitTreeState': '',
+    'buildDate': '1970-01-01T00:00:00Z',
+    'goVersion': '',
+    'compiler': '',
+    'platform': 'python',
 }
 
 
@@ -241,14 +250,16 @@ class Api:
                 return 201 if created else 200, raw
             case 'patch' if seen.content_type == rest.APPLY_PATCH:
                 raw, created = await self.objects.apply(
-                    kind, namespace, name, applying.decode(seen.body), options, subresource)
+                    kind, namespace, name, applying.decode(seen.body), options, subresource
+                )
                 return 201 if created else 200, raw
             case 'patch':
                 if seen.content_type != rest.APPLY_PATCH:
                     self.objects.get(kind, namespace, name)  # What is not there is missed before the patch is read.
                 patch = _decoded_patch(seen, kind, options)
-                raw = await self.objects.patch(kind, namespace, name, patch, seen.content_type, options, subresource,
-                                               seen.body)
+                raw = await self.objects.patch(
+                    kind, namespace, name, patch, seen.content_type, options, subresource, seen.body
+                )
                 return 200, raw
             case 'delete':
                 decode_options(_decoded_options(seen), seen.query, options)
@@ -263,7 +274,12 @@ class Api:
         return 200, head[:-1] + b',"items":[' + b','.join(gone) + b']}'
 
     async def _special(
-            self, kind: Kind, place: Place, seen: SeenRequest, form: forms.Form, options: Options,
+        self,
+        kind: Kind,
+        place: Place,
+        seen: SeenRequest,
+        form: forms.Form,
+        options: Options,
     ) -> tuple[int, bytes]:
         namespace, name = place.namespace, place.name
         if kind.plural in ABSENT and not kind.custom:
@@ -300,8 +316,9 @@ class Api:
             case 'binding', _:
                 order = _decode_object(seen, podorders.BINDING, options)
                 podorders.check_binding(order, namespace, name)
-                await self.objects.rewrite(kind, namespace, name, lambda pod: podorders.bind(pod, order), options,
-                                           'binding')
+                await self.objects.rewrite(
+                    kind, namespace, name, lambda pod: podorders.bind(pod, order), options, 'binding'
+                )
                 return 201, _DONE
             case 'finalize', 'update':
                 body = objects.decode(_decoded(seen, kind), kind, seen.body)
@@ -356,6 +373,7 @@ def text_response(text: str, status: int = 200) -> Response:
 
 def _yaml_response(raw: bytes, status: int) -> Response:
     import yaml
+
     text = yaml.safe_dump(orjson.loads(raw), sort_keys=True, allow_unicode=True)
     return Response(status, text.encode(), [('Content-Type', 'application/yaml')])
 
@@ -390,8 +408,7 @@ def _read_options(seen: SeenRequest, verb: str, options: Options) -> None:
 
 def _decode_object(seen: SeenRequest, kind: Kind, options: Options) -> Body:
     mistakes: list[str] = []
-    body = objects.decode(_decoded(seen, kind), kind, seen.body, mistakes,
-                          lenient=options.field_validation == 'Ignore')
+    body = objects.decode(_decoded(seen, kind), kind, seen.body, mistakes, lenient=options.field_validation == 'Ignore')
     report(mistakes, options, lambda text: outcomes.unhandled(kind, text))
     if kind.custom:
         options.mistakes += strictness.duplicates(seen.body)
@@ -403,17 +420,20 @@ def _decoded(seen: SeenRequest, kind: Kind) -> Any:
         return _load(seen.body, seen.content_type)
     except protobuf.ProtobufError as error:
         raise statuses.bad_request(
-            f'the object provided is unrecognized (must be of type {kind.name}): {error} '
-            f'({seen.body.hex()[:40]})') from None
+            f'the object provided is unrecognized (must be of type {kind.name}): {error} ({seen.body.hex()[:40]})'
+        ) from None
     except clientyaml.YamlError as error:
-        raise statuses.bad_request(f'the object provided is unrecognized (must be of type {kind.name}): {error} '
-                                   f'({clientjson.excerpt(seen.body)})') from None
+        raise statuses.bad_request(
+            f'the object provided is unrecognized (must be of type {kind.name}): {error} '
+            f'({clientjson.excerpt(seen.body)})'
+        ) from None
     except clientjson.NumberError as error:
         raise outcomes.unhandled(kind, str(error)) from None
     except ValueError as error:
         raise statuses.bad_request(
             f'the object provided is unrecognized (must be of type {kind.name}): couldn\'t get version/kind; json '
-            f'parse error: {error} ({clientjson.excerpt(seen.body)})') from None
+            f'parse error: {error} ({clientjson.excerpt(seen.body)})'
+        ) from None
 
 
 def _decoded_options(seen: SeenRequest) -> Any:
@@ -431,8 +451,10 @@ def _decoded_options(seen: SeenRequest) -> Any:
 def _check_version(seen: SeenRequest) -> None:
     version = seen.query.get('resourceVersion', '')
     if version and not (version.isascii() and version.isdigit()):
-        raise statuses.internal(f'resourceVersion: Invalid value: {statuses.text(version)}: strconv.ParseUint: '
-                                f'parsing {statuses.text(version)}: invalid syntax')
+        raise statuses.internal(
+            f'resourceVersion: Invalid value: {statuses.text(version)}: strconv.ParseUint: '
+            f'parsing {statuses.text(version)}: invalid syntax'
+        )
 
 
 def _check_patch_media(seen: SeenRequest, kind: Kind) -> None:
@@ -469,6 +491,7 @@ def _scale_patch(seen: SeenRequest, kind: Kind, options: Options) -> Callable[[B
             return patches.apply(scale, operations)
         except patches.PatchError:
             raise statuses.rejected() from None
+
     return change
 
 

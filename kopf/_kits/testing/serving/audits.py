@@ -3,6 +3,7 @@ The audit log: a line of JSON for each answered request, in the format of ``audi
 
 Whoever compares operators on a real cluster does so by its audit log; with the same log the sandbox can stand in.
 """
+
 import datetime
 import os
 import uuid
@@ -34,16 +35,29 @@ def entry(seen: SeenRequest) -> dict[str, Any]:
     query = f'?{urlencode(list(seen.query.items()))}' if seen.query else ''
     now = datetime.datetime.now(datetime.UTC)
     result: dict[str, Any] = {
-        'kind': 'Event', 'apiVersion': 'audit.k8s.io/v1', 'level': 'Request', 'auditID': str(uuid.uuid4()),
-        'stage': 'ResponseComplete', 'requestURI': f'{seen.path}{query}', 'verb': seen.verb or seen.method.lower(),
-        'user': {'username': seen.user}, 'sourceIPs': ['127.0.0.1'], 'userAgent': seen.user_agent,
+        'kind': 'Event',
+        'apiVersion': 'audit.k8s.io/v1',
+        'level': 'Request',
+        'auditID': str(uuid.uuid4()),
+        'stage': 'ResponseComplete',
+        'requestURI': f'{seen.path}{query}',
+        'verb': seen.verb or seen.method.lower(),
+        'user': {'username': seen.user},
+        'sourceIPs': ['127.0.0.1'],
+        'userAgent': seen.user_agent,
         'responseStatus': {'metadata': {}, 'code': seen.status},
         'requestReceivedTimestamp': _text(datetime.datetime.fromtimestamp(seen.time, datetime.UTC)),
         'stageTimestamp': _text(now),
     }
     if seen.resource:
-        reference = {'resource': seen.resource, 'namespace': seen.namespace, 'name': seen.name,
-                     'apiGroup': seen.group, 'apiVersion': seen.version, 'subresource': seen.subresource}
+        reference = {
+            'resource': seen.resource,
+            'namespace': seen.namespace,
+            'name': seen.name,
+            'apiGroup': seen.group,
+            'apiVersion': seen.version,
+            'subresource': seen.subresource,
+        }
         result['objectRef'] = {key: value for key, value in reference.items() if value}
     if seen.body:
         try:

@@ -3,6 +3,7 @@ Discovery: what is served, in the two forms that clients ask for: a document a v
 
 The documents are made once for each revision of the catalog.
 """
+
 import base64
 import hashlib
 from collections.abc import Callable
@@ -34,8 +35,9 @@ SUBRESOURCES: dict[str, tuple[tuple[str, ...], tuple[str, str, str] | None]] = {
 }
 
 #: The versions that a real server tells to store objects in, where it is not the preferred one.
-STORED = dict.fromkeys(('customresourcedefinitions', 'mutatingadmissionpolicies', 'mutatingadmissionpolicybindings'),
-                       'v1beta1')
+STORED = dict.fromkeys(
+    ('customresourcedefinitions', 'mutatingadmissionpolicies', 'mutatingadmissionpolicybindings'), 'v1beta1'
+)
 
 
 class Discovery:
@@ -102,11 +104,17 @@ class Discovery:
 
     def _legacy(self, path: str, address: str) -> dict[str, Any]:
         if path == '/api':
-            return {'kind': 'APIVersions', 'versions': ['v1'], 'serverAddressByClientCIDRs': [
-                {'clientCIDR': '0.0.0.0/0', 'serverAddress': address}]}
+            return {
+                'kind': 'APIVersions',
+                'versions': ['v1'],
+                'serverAddressByClientCIDRs': [{'clientCIDR': '0.0.0.0/0', 'serverAddress': address}],
+            }
         groups = self._catalog.groups()
-        return {'kind': 'APIGroupList', 'apiVersion': 'v1',
-                'groups': [self._group(group, versions) for group, versions in groups.items() if group]}
+        return {
+            'kind': 'APIGroupList',
+            'apiVersion': 'v1',
+            'groups': [self._group(group, versions) for group, versions in groups.items() if group],
+        }
 
     def _group(self, group: str, versions: list[str]) -> dict[str, Any]:
         listed = [{'groupVersion': f'{group}/{version}', 'version': version} for version in versions]
@@ -116,7 +124,10 @@ class Discovery:
         resources: list[dict[str, Any]] = []
         for kind in kinds:
             resource: dict[str, Any] = {
-                'name': kind.plural, 'singularName': kind.singular, 'namespaced': kind.namespaced, 'kind': kind.name,
+                'name': kind.plural,
+                'singularName': kind.singular,
+                'namespaced': kind.namespaced,
+                'kind': kind.name,
                 'verbs': _verbs(kind),
             }
             if kind.short_names:
@@ -131,8 +142,11 @@ class Discovery:
             resources.append(resource)
             for name in _subresources(kind):
                 verbs, spoken = SUBRESOURCES[name]
-                sub: dict[str, Any] = {'name': f'{kind.plural}/{name}', 'singularName': '',
-                                       'namespaced': kind.namespaced}
+                sub: dict[str, Any] = {
+                    'name': f'{kind.plural}/{name}',
+                    'singularName': '',
+                    'namespaced': kind.namespaced,
+                }
                 if spoken is not None and spoken[0]:
                     sub.update(group=spoken[0], version=spoken[1])
                 word = spoken[2].format(kind.name) if spoken is not None else kind.name
@@ -145,23 +159,31 @@ class Discovery:
         for group, versions in self._catalog.groups().items():
             if bool(group) is not (path == '/apis'):
                 continue
-            items.append({'metadata': {'name': group} if group else {}, 'versions': [
-                self._aggregated_version(group, version) for version in versions]})
-        return {'kind': 'APIGroupDiscoveryList', 'apiVersion': 'apidiscovery.k8s.io/v2', 'metadata': {},
-                'items': items}
+            items.append(
+                {
+                    'metadata': {'name': group} if group else {},
+                    'versions': [self._aggregated_version(group, version) for version in versions],
+                }
+            )
+        return {'kind': 'APIGroupDiscoveryList', 'apiVersion': 'apidiscovery.k8s.io/v2', 'metadata': {}, 'items': items}
 
     def _aggregated_version(self, group: str, version: str) -> dict[str, Any]:
         if group in self._unavailable:
             return {'version': version, 'freshness': 'Stale', 'resources': []}
-        return {'version': version, 'freshness': 'Current',
-                'resources': [_aggregated(kind) for kind in self._catalog.resources(group, version)]}
+        return {
+            'version': version,
+            'freshness': 'Current',
+            'resources': [_aggregated(kind) for kind in self._catalog.resources(group, version)],
+        }
 
 
 def _aggregated(kind: Kind) -> dict[str, Any]:
     own = (kind.group, kind.version) if kind.custom else ('', '')
     resource: dict[str, Any] = {
-        'resource': kind.plural, 'responseKind': {'group': own[0], 'version': own[1], 'kind': kind.name},
-        'scope': 'Namespaced' if kind.namespaced else 'Cluster', 'singularResource': kind.singular,
+        'resource': kind.plural,
+        'responseKind': {'group': own[0], 'version': own[1], 'kind': kind.name},
+        'scope': 'Namespaced' if kind.namespaced else 'Cluster',
+        'singularResource': kind.singular,
         'verbs': _verbs(kind),
     }
     if kind.short_names:
@@ -172,8 +194,13 @@ def _aggregated(kind: Kind) -> dict[str, Any]:
     for name in _subresources(kind):
         verbs, spoken = SUBRESOURCES[name]
         group, version, word = spoken or (*own, kind.name)
-        subresources.append({'subresource': name, 'verbs': verbs, 'responseKind': {
-            'group': group, 'version': version, 'kind': word.format(kind.name)}})
+        subresources.append(
+            {
+                'subresource': name,
+                'verbs': verbs,
+                'responseKind': {'group': group, 'version': version, 'kind': word.format(kind.name)},
+            }
+        )
     if subresources:
         resource['subresources'] = subresources
     return resource

@@ -4,6 +4,7 @@ Faults on request: what a bad day of a cluster does to its clients, to order.
 A rule is used up by the next requests that match it, in the order in which the rules were added. Rules about watches
 also take hold of watches that are open already. Everything can be called from any thread.
 """
+
 import dataclasses
 import re
 import time
@@ -14,13 +15,25 @@ T = TypeVar('T')
 
 Action = Literal['error', 'delay', 'drop', 'lose', 'freeze', 'cut', 'gone', 'fail', 'end', 'say']
 WATCH_ACTIONS: frozenset[str] = frozenset({'freeze', 'cut', 'gone', 'fail', 'end', 'say'})
-REASONS = {400: 'BadRequest', 401: 'Unauthorized', 403: 'Forbidden', 404: 'NotFound', 409: 'Conflict', 410: 'Expired',
-           422: 'Invalid', 429: 'TooManyRequests', 500: 'InternalError', 503: 'ServiceUnavailable', 504: 'Timeout'}
+REASONS = {
+    400: 'BadRequest',
+    401: 'Unauthorized',
+    403: 'Forbidden',
+    404: 'NotFound',
+    409: 'Conflict',
+    410: 'Expired',
+    422: 'Invalid',
+    429: 'TooManyRequests',
+    500: 'InternalError',
+    503: 'ServiceUnavailable',
+    504: 'Timeout',
+}
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class SeenRequest:
     """One request as the sandbox has seen it; ``status`` is 0 as long as it is not answered."""
+
     method: str
     path: str
     query: Mapping[str, str]
@@ -48,6 +61,7 @@ class Fault:
     Conditions that are empty match everything; ``path`` and ``query`` are regular expressions that are searched for.
     ``seconds`` is the length of a delay, or of a freeze (None: until `Faults.clear`); ``line`` is what to say.
     """
+
     action: Action
     times: int | None = 1
     method: str = ''
@@ -73,9 +87,10 @@ class Fault:
                 return False
         query = '&'.join(f'{key}={value}' for key, value in request.query.items()) if self.query else ''
         return (
-            (not self.path or re.search(self.path, request.path) is not None) and
-            (not self.query or re.search(self.query, query) is not None) and
-            self.user_agent in request.user_agent)
+            (not self.path or re.search(self.path, request.path) is not None)
+            and (not self.query or re.search(self.query, query) is not None)
+            and self.user_agent in request.user_agent
+        )
 
 
 class Faults:
@@ -100,6 +115,7 @@ class Faults:
         def append() -> None:
             self._rules.append(rule)
             self._controls.wake()
+
         self._controls.call(append)
         return rule
 
@@ -177,10 +193,12 @@ class Faults:
 
     def clear(self) -> None:
         """Forget all rules and let go of frozen watches."""
+
         def clear() -> None:
             self._rules.clear()
             self._frozen.clear()
             self._controls.wake()
+
         self._controls.call(clear)
 
     def pending(self) -> list[Fault]:

@@ -5,6 +5,7 @@ Since Kubernetes 1.36 there are several ways to be allowed to: by the old verb `
 everything that the other user may do, or by newer verbs that also name what is to be done. They are tried one after
 another, beginning with the one that has been successful before; the first refusal is the one that is told.
 """
+
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -20,6 +21,7 @@ NODE = 'system:node:'
 
 class Mode(NamedTuple):
     """One way to be allowed: the verbs' suffix (empty for the old verb) and whom it is for."""
+
     suffix: str
     applies: Callable[[User], bool]
 

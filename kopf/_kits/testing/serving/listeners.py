@@ -3,6 +3,7 @@ What tests do to the cluster behind the server's back: the same verbs as over HT
 
 Everything here runs in the server's event loop; `kopf.testing.Sandbox` brings it there from elsewhere.
 """
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,8 +32,8 @@ class RefusedManifest(manifests.ManifestError, statuses.Refusal):
 
     def __init__(self, place: str, refusal: statuses.Refusal) -> None:
         statuses.Refusal.__init__(
-            self, refusal.code, refusal.reason, f'{place}: {refusal.message}', refusal.details,
-            headers=refusal.headers)
+            self, refusal.code, refusal.reason, f'{place}: {refusal.message}', refusal.details, headers=refusal.headers
+        )
 
 
 # What users know it as.
@@ -47,8 +48,11 @@ class Door:
         self._api = api
 
     async def create(
-            self, what: Mapping[str, Any] | ResourceName, name: str | None, namespace: str | None,
-            fields: Mapping[str, Any],
+        self,
+        what: Mapping[str, Any] | ResourceName,
+        name: str | None,
+        namespace: str | None,
+        fields: Mapping[str, Any],
     ) -> Body:
         """Create one object: a whole one, or of this kind and name with these fields."""
         if isinstance(what, str):
@@ -69,7 +73,11 @@ class Door:
         return kind.body(await self._api.objects.read(kind, self._namespace(kind, namespace), name))
 
     async def list(
-            self, resource: ResourceName, namespace: str | None, labels: str, fields: str,
+        self,
+        resource: ResourceName,
+        namespace: str | None,
+        labels: str,
+        fields: str,
     ) -> Bodies:
         """Read all objects, of one namespace or of all."""
         kind = self._api.catalog.named(resource)
@@ -79,8 +87,12 @@ class Door:
         return [kind.body(record) for record in chosen]
 
     async def patch(
-            self, resource: ResourceName, name: str, patch: Mapping[str, Any] | Sequence[Mapping[str, Any]],
-            namespace: str | None, subresource: str,
+        self,
+        resource: ResourceName,
+        name: str,
+        patch: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        namespace: str | None,
+        subresource: str,
     ) -> Body:
         """Change one object."""
         kind = self._api.catalog.named(resource)
@@ -124,7 +136,12 @@ class Door:
         snapshots.restore(self._api.storage, snapshot)
 
     async def wait_for(
-            self, resource: ResourceName, name: str, predicate: Predicate | None, namespace: str | None, timeout: float,
+        self,
+        resource: ResourceName,
+        name: str,
+        predicate: Predicate | None,
+        namespace: str | None,
+        timeout: float,
     ) -> Body:
         """Wait for a state of one object; `WaitTimeout` with the last state otherwise."""
         return await Wait(self._api, resource, name, namespace, predicate).until_there(timeout)

@@ -3,6 +3,7 @@ OpenAPI documents: as much of them as kubectl asks for before it applies, valida
 
 Built-in kinds are described as a real control plane does it, but for the texts; kinds of CRDs by their schemas.
 """
+
 import hashlib
 from collections.abc import Mapping
 from typing import Any
@@ -13,10 +14,15 @@ from kopf._kits.testing.kinds import recordings
 from kopf._kits.testing.kinds.kinds import Catalog, Kind
 from kopf._kits.testing.wire import statuses
 
-META_SCHEMA = {'type': 'object', 'description': 'Standard object\'s metadata.',
-               'x-kubernetes-preserve-unknown-fields': True}
-STRINGS = {'apiVersion': {'type': 'string', 'description': 'The versioned schema of this representation of an object.'},
-           'kind': {'type': 'string', 'description': 'The REST resource that this object represents.'}}
+META_SCHEMA = {
+    'type': 'object',
+    'description': 'Standard object\'s metadata.',
+    'x-kubernetes-preserve-unknown-fields': True,
+}
+STRINGS = {
+    'apiVersion': {'type': 'string', 'description': 'The versioned schema of this representation of an object.'},
+    'kind': {'type': 'string', 'description': 'The REST resource that this object represents.'},
+}
 
 
 class OpenApi:
@@ -49,31 +55,48 @@ class OpenApi:
             else:
                 recordings.newest().reachable(name, schemas)
             paths[_path(kind)] = {
-                'get': _operation(kind, 'get'), 'put': _operation(kind, 'put', name),
-                'patch': _operation(kind, 'patch', name), 'delete': _operation(kind, 'delete'),
+                'get': _operation(kind, 'get'),
+                'put': _operation(kind, 'put', name),
+                'patch': _operation(kind, 'patch', name),
+                'delete': _operation(kind, 'delete'),
             }
             paths[_path(kind).removesuffix('/{name}')] = {'post': _operation(kind, 'post', name)}
-        return orjson.dumps({
-            'openapi': '3.0.0', 'info': {'title': 'kopf sandbox', 'version': 'v1'}, 'paths': paths,
-            'components': {'schemas': schemas},
-        })
+        return orjson.dumps(
+            {
+                'openapi': '3.0.0',
+                'info': {'title': 'kopf sandbox', 'version': 'v1'},
+                'paths': paths,
+                'components': {'schemas': schemas},
+            }
+        )
 
     def legacy(self) -> bytes:
         """The document of version 2."""
         definitions = {_schema_name(kind): _schema(kind) for kind in self._catalog if kind.custom}
         for name, schema in recordings.newest().schemas.items():
             definitions[name] = _relocated(schema)
-        paths = {_path(kind): {'get': _operation(kind, 'get'), 'patch': _operation(kind, 'patch')}
-                 for kind in self._catalog}
-        return orjson.dumps({'swagger': '2.0', 'info': {'title': 'kopf sandbox', 'version': 'v1'}, 'paths': paths,
-                             'definitions': definitions})
+        paths = {
+            _path(kind): {'get': _operation(kind, 'get'), 'patch': _operation(kind, 'patch')} for kind in self._catalog
+        }
+        return orjson.dumps(
+            {
+                'swagger': '2.0',
+                'info': {'title': 'kopf sandbox', 'version': 'v1'},
+                'paths': paths,
+                'definitions': definitions,
+            }
+        )
 
 
 def _relocated(schema: Any) -> Any:
     """The schema with the references of version 2."""
     if isinstance(schema, Mapping):
-        return {key: f'#/definitions/{value.removeprefix(recordings.PREFIX)}'
-                if key == '$ref' and isinstance(value, str) else _relocated(value) for key, value in schema.items()}
+        return {
+            key: f'#/definitions/{value.removeprefix(recordings.PREFIX)}'
+            if key == '$ref' and isinstance(value, str)
+            else _relocated(value)
+            for key, value in schema.items()
+        }
     return [_relocated(item) for item in schema] if isinstance(schema, list) else schema
 
 
@@ -106,8 +129,9 @@ def _operation(kind: Kind, verb: str, schema: str = '') -> dict[str, Any]:
     }
     if schema:
         names = ('dryRun', 'fieldManager', 'fieldValidation', *(('force',) if verb == 'patch' else ()))
-        operation['parameters'] = [{'name': name, 'in': 'query', 'schema': {'type': 'string', 'uniqueItems': True}}
-                                   for name in names]
+        operation['parameters'] = [
+            {'name': name, 'in': 'query', 'schema': {'type': 'string', 'uniqueItems': True}} for name in names
+        ]
         reference = {'schema': {'$ref': f'#/components/schemas/{schema}'}}
         operation['requestBody'] = {'content': {'application/json': reference}}
     return operation

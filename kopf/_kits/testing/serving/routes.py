@@ -1,6 +1,7 @@
 """
 From a URL to what is meant by it: the kind, the namespace, the name, the subresource, and the verb.
 """
+
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ ALL = {'GET': 'list', 'HEAD': 'list', 'POST': 'create', 'DELETE': 'deletecollect
 @dataclasses.dataclass(slots=True)
 class Place:
     """What a URL stands for below ``/api`` and ``/apis``; no plural: the group or the version itself."""
+
     group: str = ''
     version: str = ''
     plural: str = ''
@@ -108,5 +110,9 @@ def _check_subresource(kind: Kind, place: Place) -> None:
 
 def _not_supported(kind: Kind, verb: str) -> statuses.Refusal:
     word = statuses.qualified(kind.group, kind.plural)
-    return statuses.Refusal(405, 'MethodNotAllowed', f'{verb} is not supported on resources of kind "{word}"',
-                            statuses.about(kind.group, kind.plural))
+    return statuses.Refusal(
+        405,
+        'MethodNotAllowed',
+        f'{verb} is not supported on resources of kind "{word}"',
+        statuses.about(kind.group, kind.plural),
+    )

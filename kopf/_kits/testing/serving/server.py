@@ -5,6 +5,7 @@ There are no applications and routes: the API has its own way of naming things, 
 each request. One instance lives in one event loop and is used from there only, but for
 what `Controls` promises.
 """
+
 import asyncio
 import contextlib
 import logging
@@ -55,8 +56,13 @@ class Server(Controls):
     """
 
     def __init__(
-            self, *, history: int = 2000, log: int = 5000, audit: str | os.PathLike[str] | None = None,
-            rbac: bool = False, sharding: bool = False,
+        self,
+        *,
+        history: int = 2000,
+        log: int = 5000,
+        audit: str | os.PathLike[str] | None = None,
+        rbac: bool = False,
+        sharding: bool = False,
     ) -> None:
         self._audit = AuditLog(audit) if audit is not None else None
         self.authority = Authority()
@@ -104,6 +110,7 @@ class Server(Controls):
 
         async def run() -> T:
             return function()
+
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
 
     def call_async(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -169,7 +176,8 @@ class Server(Controls):
 
     async def _handle(self, request: Request) -> Response | None:
         seen = SeenRequest(
-            request.method, request.path, request.query, request.headers.get('user-agent', ''), request.content_type)
+            request.method, request.path, request.query, request.headers.get('user-agent', ''), request.content_type
+        )
         options = Options()
         try:
             response = await self._answer(request, seen, options)
@@ -226,7 +234,11 @@ class Server(Controls):
         raise Dropped
 
     async def _act(
-            self, request: Request, seen: SeenRequest, place: Place | None, options: Options,
+        self,
+        request: Request,
+        seen: SeenRequest,
+        place: Place | None,
+        options: Options,
     ) -> Response | None:
         options.user = self._identify(request, seen, place)
         accept = request.headers.get('accept', '')
@@ -262,7 +274,7 @@ class Server(Controls):
         while (rule := self.faults.take(seen, watching=True, idle=not data)) is not None:
             match rule.action:
                 case 'cut':
-                    await stream.write(data[:max(1, len(data) // 2)])
+                    await stream.write(data[: max(1, len(data) // 2)])
                     raise Dropped
                 case 'gone':
                     await stream.write(watching.error_line(statuses.expired('too old resource version')))
@@ -375,8 +387,14 @@ def _seconds(body: bytes) -> float:
 
 def _fields(item: Any) -> dict[str, Any]:
     fields = {name: getattr(item, name) for name in item.__slots__}
-    return {name: value.decode(errors='replace') if isinstance(value, bytes) else dict(value)
-            if isinstance(value, Mapping) else value for name, value in fields.items()}
+    return {
+        name: value.decode(errors='replace')
+        if isinstance(value, bytes)
+        else dict(value)
+        if isinstance(value, Mapping)
+        else value
+        for name, value in fields.items()
+    }
 
 
 def _is_too_deep(error: Exception) -> bool:

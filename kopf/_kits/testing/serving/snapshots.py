@@ -6,6 +6,7 @@ has been deleted is added, what has been changed is changed back. So watches see
 again; but finalizers, webhooks and the garbage collector have no say. What has not been changed is not touched, which
 makes it fast: objects that are stored are never changed in place, and so they can be compared by identity.
 """
+
 import dataclasses
 from collections.abc import Iterator, Mapping
 
@@ -19,6 +20,7 @@ _CRDS = TableName(crds.GROUP, crds.PLURAL)
 @dataclasses.dataclass(frozen=True, slots=True)
 class Snapshot:
     """All objects at one moment; see `Sandbox.snapshot`."""
+
     tables: Mapping[TableName, Mapping[str, Record]]
 
     def __len__(self) -> int:

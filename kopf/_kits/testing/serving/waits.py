@@ -4,6 +4,7 @@ Waiting for a state of one object, and what there is to say when the state does 
 A test that has waited in vain is usually read by its author with one question: what has the operator done? So the
 error knows the Events of the object, and the logs of the operators, which the plugin for pytest puts into its report.
 """
+
 import asyncio
 from collections.abc import Callable
 from typing import Any

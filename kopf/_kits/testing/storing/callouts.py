@@ -4,6 +4,7 @@ Calls to webhooks, of admission and of conversion alike: where they are, whom to
 The connections are kept for the next calls, as real servers do; so somebody has to close them in the end. Errors are
 told in the words of Go, because clients of a real server see those.
 """
+
 import asyncio
 import base64
 import errno
@@ -39,16 +40,20 @@ class Callouts:
     async def post(self, client: Mapping[str, Any], review: Mapping[str, Any], seconds: float) -> bytes:
         """Send a review to where a client configuration leads; the answer's body, or `CalloutError`."""
         import aiohttp
+
         if self._session is None:
             self._session = aiohttp.ClientSession(headers={'User-Agent': 'kube-apiserver-admission'})
         url, hostname = self._locate(client)
         shown = f'{url}?timeout={seconds:g}s'
         try:
             async with self._session.post(
-                    url, data=orjson.dumps(review), ssl=_ssl_context(client.get('caBundle') or ''),
-                    server_hostname=hostname, params={'timeout': f'{seconds:g}s'},
-                    timeout=aiohttp.ClientTimeout(total=seconds),
-                    headers={'Content-Type': 'application/json', 'Accept': 'application/json, */*'},
+                url,
+                data=orjson.dumps(review),
+                ssl=_ssl_context(client.get('caBundle') or ''),
+                server_hostname=hostname,
+                params={'timeout': f'{seconds:g}s'},
+                timeout=aiohttp.ClientTimeout(total=seconds),
+                headers={'Content-Type': 'application/json', 'Accept': 'application/json, */*'},
             ) as answer:
                 body = await answer.read()
                 if answer.status == 200:
@@ -72,8 +77,10 @@ class Callouts:
         if record is None:
             raise CalloutError(f'service "{name}" not found')
         if spec.get('type') != 'ExternalName':
-            raise CalloutError(f'services are not reachable in the sandbox: {namespace}/{name}; use a URL in the '
-                               f'client configuration, or a service of the type ExternalName')
+            raise CalloutError(
+                f'services are not reachable in the sandbox: {namespace}/{name}; use a URL in the '
+                f'client configuration, or a service of the type ExternalName'
+            )
         path = (service.get('path') or '').lstrip('/')
         return f'https://{spec["externalName"]}:{service.get("port") or 443}/{path}', f'{name}.{namespace}.svc'
 
@@ -81,6 +88,7 @@ class Callouts:
 def describe(error: BaseException) -> str:
     """What has gone wrong on the way, in the words of Go."""
     import aiohttp
+
     if isinstance(error, (TimeoutError, asyncio.CancelledError)):
         return 'context deadline exceeded'
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
@@ -97,8 +105,11 @@ def describe(error: BaseException) -> str:
 
 def _certificate_problem(error: Exception) -> str:
     reason = getattr(error, 'verify_message', '') or str(error)
-    known = {'self-signed certificate in certificate chain', 'unable to get local issuer certificate',
-             'self-signed certificate'}
+    known = {
+        'self-signed certificate in certificate chain',
+        'unable to get local issuer certificate',
+        'self-signed certificate',
+    }
     return 'certificate signed by unknown authority' if reason in known else reason
 
 

@@ -3,6 +3,7 @@ The forms that objects are sent in: as they are, as metadata only, or as rows of
 
 The form is negotiated by the ``Accept`` header. Plain JSON is the hot path: bytes as they are stored.
 """
+
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ KINDS = ('Table', 'PartialObjectMetadata', 'PartialObjectMetadataList')
 
 class Form:
     """Objects as they are."""
+
     name = ''
 
     def object(self, kind: Kind, record: Record) -> bytes:
@@ -51,6 +53,7 @@ class Form:
 
 class Metadata(Form):
     """Objects without their bodies."""
+
     name = 'metadata'
 
     def __init__(self, of_list: bool, version: str) -> None:
@@ -71,16 +74,22 @@ class Metadata(Form):
     def list(self, kind: Kind, records: Sequence[Record], meta: Mapping[str, Any]) -> bytes:
         """A list of objects."""
         if not self._of_list:
-            raise statuses.not_acceptable(message='you requested PartialObjectMetadata, but the requested object is a '
-                                                  f'list ({_type_name(kind)})')
-        return orjson.dumps({
-            'kind': 'PartialObjectMetadataList', 'apiVersion': self._version, 'metadata': meta,
-            'items': [_partial(kind.body(record), self._version) for record in records] or None,
-        })
+            raise statuses.not_acceptable(
+                message=f'you requested PartialObjectMetadata, but the requested object is a list ({_type_name(kind)})'
+            )
+        return orjson.dumps(
+            {
+                'kind': 'PartialObjectMetadataList',
+                'apiVersion': self._version,
+                'metadata': meta,
+                'items': [_partial(kind.body(record), self._version) for record in records] or None,
+            }
+        )
 
 
 class TableForm(Form):
     """Objects as rows; ``include`` says what comes with each row: ``Metadata``, ``Object`` or ``None``."""
+
     name = 'table'
 
     def __init__(self, include: str, version: str, *, headless: bool = False) -> None:
@@ -110,14 +119,19 @@ class TableForm(Form):
         if self._include not in ('None', 'Metadata', 'Object'):
             raise statuses.bad_request(
                 'Unable to convert to Table as requested: includeObject: Invalid value: '
-                f'{statuses.text(self._include)}: must be \'Metadata\', \'Object\', \'None\', or empty')
+                f'{statuses.text(self._include)}: must be \'Metadata\', \'Object\', \'None\', or empty'
+            )
         columns = tables.columns(kind)
-        rows = [{'cells': [column.cell(body) for column in columns], 'object': self._included(body)}
-                for body in bodies]
-        return orjson.dumps({
-            'kind': 'Table', 'apiVersion': self._version, 'metadata': meta,
-            'columnDefinitions': None if self._headless else [column.definition for column in columns], 'rows': rows,
-        })
+        rows = [{'cells': [column.cell(body) for column in columns], 'object': self._included(body)} for body in bodies]
+        return orjson.dumps(
+            {
+                'kind': 'Table',
+                'apiVersion': self._version,
+                'metadata': meta,
+                'columnDefinitions': None if self._headless else [column.definition for column in columns],
+                'rows': rows,
+            }
+        )
 
     def _included(self, body: dict[str, Any]) -> dict[str, Any] | None:
         match self._include:
@@ -188,7 +202,8 @@ def prefers_yaml(accept: str) -> bool:
     for clause in accept.split(','):
         media, *rest = [part.strip() for part in clause.split(';')]
         if media in ('application/yaml', 'application/json', 'application/*', '*/*') and not any(
-                part.startswith('as=') for part in rest):
+            part.startswith('as=') for part in rest
+        ):
             return media == 'application/yaml'
     return False
 

@@ -4,6 +4,7 @@ Lists: of the present, of a version in the past, whole or in chunks; and the rul
 A continue token names the version of the first chunk, so that all chunks together are one consistent list, as long as
 the history goes back so far.
 """
+
 import base64
 import dataclasses
 import itertools
@@ -19,17 +20,20 @@ from kopf._kits.testing.storing.selectors import Selector
 from kopf._kits.testing.storing.sharding import Sharded
 from kopf._kits.testing.wire import clientjson, queries, statuses
 
-TOO_OLD = ('The provided continue parameter is too old to display a consistent list result. You can start a new list '
-           'without the continue parameter, or use the continue token in this response to retrieve the remainder of '
-           'the results. Continuing with the provided token results in an inconsistent list - objects that were '
-           'created, modified, or deleted between the time the first chunk was returned and now may show up in the '
-           'list.')
+TOO_OLD = (
+    'The provided continue parameter is too old to display a consistent list result. You can start a new list '
+    'without the continue parameter, or use the continue token in this response to retrieve the remainder of '
+    'the results. Continuing with the provided token results in an inconsistent list - objects that were '
+    'created, modified, or deleted between the time the first chunk was returned and now may show up in the '
+    'list.'
+)
 EXPIRED = 'The resourceVersion for the provided list is too old.'
 
 
 @dataclasses.dataclass(slots=True)
 class ListOptions:
     """The parameters of a list or a watch, checked against each other."""
+
     selector: Selector
     limit: int = 0
     continued: str = ''
@@ -46,8 +50,10 @@ def list_options(params: Mapping[str, str], known: frozenset[str], *, watch: boo
     queries.integer(params, 'limit')
     options = ListOptions(
         selector=Selector(params.get('labelSelector', ''), params.get('fieldSelector', ''), known=None),
-        limit=queries.integer(params, 'limit'), continued=params.get('continue', ''),
-        version=params.get('resourceVersion', ''), match=params.get('resourceVersionMatch', ''),
+        limit=queries.integer(params, 'limit'),
+        continued=params.get('continue', ''),
+        version=params.get('resourceVersion', ''),
+        match=params.get('resourceVersionMatch', ''),
         initial_events=queries.boolean(params, 'sendInitialEvents'),
         bookmarks=bool(queries.boolean(params, 'allowWatchBookmarks')),
         timeout=queries.integer(params, 'timeoutSeconds'),
@@ -68,8 +74,9 @@ def _watch_causes(options: ListOptions) -> Iterable[statuses.Cause]:
     if not match:
         return
     if options.initial_events is None:
-        yield statuses.value_forbidden(field, 'resourceVersionMatch is forbidden for watch unless sendInitialEvents is '
-                                              'provided')
+        yield statuses.value_forbidden(
+            field, 'resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided'
+        )
     if match != 'NotOlderThan':
         yield statuses.value_unsupported(field, statuses.text(match), ['"NotOlderThan"'])
     if options.continued:
@@ -98,7 +105,10 @@ async def answer(storage: Storage, kind: Kind, namespace: str, options: ListOpti
 
 
 def choose(
-        storage: Storage, kind: Kind, namespace: str, options: ListOptions,
+    storage: Storage,
+    kind: Kind,
+    namespace: str,
+    options: ListOptions,
 ) -> tuple[list[Record], dict[str, object]]:
     """The objects of the list, and its metadata."""
     version, start = _decode(options.continued) if options.continued else (_asked(options.version), '')
@@ -185,5 +195,7 @@ def _asked(version: str) -> int:
         return 0
     if version.isascii() and version.isdigit():
         return int(version)
-    raise statuses.bad_request(f'invalid resource version: resourceVersion: Invalid value: "{version}": '
-                               f'strconv.ParseUint: parsing "{version}": invalid syntax')
+    raise statuses.bad_request(
+        f'invalid resource version: resourceVersion: Invalid value: "{version}": '
+        f'strconv.ParseUint: parsing "{version}": invalid syntax'
+    )

@@ -1,6 +1,7 @@
 """
 The fields of custom resources by which their objects can be selected: ``selectableFields`` of CRDs.
 """
+
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -67,6 +68,8 @@ def _path_problem(path: str, schema: Mapping[str, Any]) -> str | None:
     if node is None or path.startswith('.metadata'):
         return 'is an invalid path: does not refer to a valid field'
     if node.get('type') not in ('string', 'boolean', 'integer'):
-        return ('must point to a field of type string, boolean or integer. Enum string fields and strings with formats '
-                'are allowed.')
+        return (
+            'must point to a field of type string, boolean or integer. Enum string fields and strings with formats '
+            'are allowed.'
+        )
     return None

@@ -3,6 +3,7 @@ Label and field selectors: parsed once a request, then asked for every object.
 
 The grammar is that of a real server down to the messages, since a selector that is refused there must not pass here.
 """
+
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
@@ -21,6 +22,7 @@ class UnknownField(statuses.Refusal):
 
 class Requirement(NamedTuple):
     """One condition of a label selector."""
+
     key: str
     operator: str
     values: frozenset[str]
@@ -172,8 +174,10 @@ class _Parser:
         if not re.match(r'[^\s!=<>(),]', token):
             raise statuses.bad_request(f"unable to parse requirement: found '{token}', expected: identifier")
         if not re.fullmatch(r'-?\d+', token):
-            raise statuses.bad_request('unable to parse requirement: values[0]: Invalid value: '
-                                       f'"{token}": for \'Gt\', \'Lt\' operators, the value must be an integer')
+            raise statuses.bad_request(
+                'unable to parse requirement: values[0]: Invalid value: '
+                f'"{token}": for \'Gt\', \'Lt\' operators, the value must be an integer'
+            )
         return token
 
     def _values(self, key: str) -> frozenset[str]:
@@ -194,8 +198,9 @@ class _Parser:
 
     def _check(self, problems: list[str], value: str, place: str = '<nil>') -> None:
         if problems:
-            raise statuses.bad_request(f'unable to parse requirement: {place}: Invalid value: "{value}": '
-                                       f'{"; ".join(problems)}')
+            raise statuses.bad_request(
+                f'unable to parse requirement: {place}: Invalid value: "{value}": {"; ".join(problems)}'
+            )
 
     def _peek(self) -> str:
         return self._tokens[self._position] if self._position < len(self._tokens) else ''

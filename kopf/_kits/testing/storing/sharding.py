@@ -4,6 +4,7 @@ Shards: lists and watches of a part of the objects, by the hashes of their ident
 An alpha feature of Kubernetes 1.36, which is off there and here unless it is asked for. The syntax is a tiny part of
 CEL: ``shardRange(object.metadata.uid, '0x0000000000000000', '0x8000000000000000')``, several of them joined by ``||``.
 """
+
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -19,6 +20,7 @@ _TEXT = re.compile(r"""'([^'\\]*)'|"([^"\\]*)\"""")
 
 class Range(NamedTuple):
     """A range of hashes of one field, the end excluded."""
+
     key: str
     start: str
     end: str
@@ -55,15 +57,16 @@ class Sharded(Selector):
     def matches(self, record: Record) -> bool:
         """Whether the object is selected, and of this part."""
         value = int(digest(record.uid if self._ranges[0].key == UID else record.namespace), 16)
-        return any(int(each.start, 16) <= value < int(each.end, 16) for each in self._ranges) \
-            and self._selector.matches(record)
+        return any(
+            int(each.start, 16) <= value < int(each.end, 16) for each in self._ranges
+        ) and self._selector.matches(record)
 
 
 def digest(text: str) -> str:
     """The hash that decides (FNV-1a of 64 bits), in 16 hexadecimal digits."""
-    value = 0xcbf29ce484222325
+    value = 0xCBF29CE484222325
     for byte in text.encode():
-        value = (value ^ byte) * 0x100000001b3 & 0xffffffffffffffff
+        value = (value ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
     return f'{value:016x}'
 
 
@@ -75,8 +78,10 @@ def parse(text: str) -> list[Range]:
         raise statuses.internal(f'invalid shard selector: {error}') from None
     for each in ranges[1:]:
         if each.key != ranges[0].key:
-            raise statuses.internal('invalid shard selector: all shard ranges must use the same field, got '
-                                    f'"{ranges[0].key}" and "{each.key}"')
+            raise statuses.internal(
+                'invalid shard selector: all shard ranges must use the same field, got '
+                f'"{ranges[0].key}" and "{each.key}"'
+            )
     return ranges
 
 
@@ -125,6 +130,7 @@ def _bound(argument: str, name: str) -> str:
     if len(digits) == 17 and text != '0x10000000000000000':
         raise ValueError(f"{name}: 17-digit hex value must be '0x10000000000000000' (2^64), got \"{text}\"")
     if len(digits) < 16:
-        raise ValueError(f'{name} must be a 0x-prefixed 16-digit hex value, got "{text}" (did you mean '
-                         f'"0x{digits:0>16}"?)')
+        raise ValueError(
+            f'{name} must be a 0x-prefixed 16-digit hex value, got "{text}" (did you mean "0x{digits:0>16}"?)'
+        )
     return text

@@ -5,6 +5,7 @@ Requests never wait for the disk: what has changed is written a moment later, by
 that is killed loses that moment at most, and never the integrity of the file, which is locked while the sandbox runs.
 Some resource versions are reserved in advance: none that a client has ever seen is given to anything else.
 """
+
 import asyncio
 import concurrent.futures
 import contextlib
@@ -51,6 +52,7 @@ class StateError(Exception):
 
 class Row(NamedTuple):
     """An object as it is in the file; ``body`` is its JSON without ``apiVersion`` and ``kind``."""
+
     group: str
     plural: str
     version: int
@@ -81,18 +83,24 @@ class State:
             return self._prepare(self._database)
         except sqlite3.OperationalError as error:
             if 'locked' in str(error):
-                raise StateError(f'{self._path} is in use by another sandbox: end that one, or use another file'
-                                 ) from error
+                raise StateError(
+                    f'{self._path} is in use by another sandbox: end that one, or use another file'
+                ) from error
             raise StateError(f'{self._path} cannot be used: {error}') from error
         except sqlite3.DatabaseError as error:
-            raise StateError(f'{self._path} is no state of a sandbox ({error}): use another file, or remove this one'
-                             ) from error
+            raise StateError(
+                f'{self._path} is no state of a sandbox ({error}): use another file, or remove this one'
+            ) from error
 
     def rows(self) -> Iterator[Row]:
         """All the objects."""
         assert self._database is not None
-        yield from map(Row._make, self._database.execute(
-            'SELECT "group", plural, version, stored, body FROM objects ORDER BY "group", plural, namespace, name'))
+        yield from map(
+            Row._make,
+            self._database.execute(
+                'SELECT "group", plural, version, stored, body FROM objects ORDER BY "group", plural, namespace, name'
+            ),
+        )
 
     def follow(self, storage: Storage) -> None:
         """Write from now on whatever changes there, until `close`."""
@@ -108,8 +116,9 @@ class State:
         if self._writer is not None:
             await self._writer
         if self._pending:
-            logger.error(f'{len(self._pending)} objects could not be written to {self._path}: their last changes are '
-                         'lost.')
+            logger.error(
+                f'{len(self._pending)} objects could not be written to {self._path}: their last changes are lost.'
+            )
         self._pool.shutdown()
         if self._database is not None:
             with contextlib.suppress(sqlite3.Error):
@@ -120,19 +129,24 @@ class State:
     def _prepare(self, database: sqlite3.Connection) -> int:
         # All of them are settings of the connection, but for the journal, which cannot be broken by a kill.
         database.execute('PRAGMA locking_mode = EXCLUSIVE')
-        application, layout, known = [database.execute(query).fetchone()[0] for query in (
-            'PRAGMA application_id', 'PRAGMA user_version', 'SELECT count(*) FROM sqlite_master')]
+        application, layout, known = [
+            database.execute(query).fetchone()[0]
+            for query in ('PRAGMA application_id', 'PRAGMA user_version', 'SELECT count(*) FROM sqlite_master')
+        ]
         if (application, layout) not in ((APPLICATION, LAYOUT), (0, 0)) or (known and not application):
             if application == APPLICATION:
-                raise StateError(f'{self._path} was written by another version of kopf (its layout is {layout}, not '
-                                 f'{LAYOUT}): use that version, or another file')
+                raise StateError(
+                    f'{self._path} was written by another version of kopf (its layout is {layout}, not '
+                    f'{LAYOUT}): use that version, or another file'
+                )
             raise StateError(f'{self._path} is a database, but no state of a sandbox: use another file')
         database.execute('PRAGMA journal_mode = WAL')
         database.execute('PRAGMA synchronous = NORMAL')
         if not application:
             database.executescript(
                 f'BEGIN EXCLUSIVE; PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {LAYOUT}; {_TABLES}'
-                'COMMIT;')
+                'COMMIT;'
+            )
         else:
             database.execute('BEGIN EXCLUSIVE')  # The lock is held from now on, in whatever mode.
             database.execute('COMMIT')
@@ -179,11 +193,16 @@ class State:
         try:
             database.executemany(
                 'DELETE FROM objects WHERE "group" = ? AND plural = ? AND namespace = ? AND name = ?',
-                [(*table, namespace, name) for (table, namespace, name), record in batch.items() if record is None])
+                [(*table, namespace, name) for (table, namespace, name), record in batch.items() if record is None],
+            )
             database.executemany(
                 'INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?, ?, ?)',
-                [(*table, namespace, name, record.version, record.stored, '{' + record.rest.decode())
-                 for (table, namespace, name), record in batch.items() if record is not None])
+                [
+                    (*table, namespace, name, record.version, record.stored, '{' + record.rest.decode())
+                    for (table, namespace, name), record in batch.items()
+                    if record is not None
+                ],
+            )
             database.execute('UPDATE versions SET last = ?, reserved = ?', [version, self._reserved])
             database.execute('COMMIT')
         except BaseException:

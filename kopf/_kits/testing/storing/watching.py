@@ -5,6 +5,7 @@ A watch is a position in the history of its table. When something happens, it ta
 its selector lets through, and sends it in one piece; the lines themselves are made once for all watches of a kind.
 Whoever is slower than the history is long, is told that its version has expired.
 """
+
 import asyncio
 import dataclasses
 import random
@@ -36,7 +37,12 @@ class Watch:
     """One stream of the changes of a kind, from the version on that the options name."""
 
     def __init__(
-            self, storage: Storage, kind: Kind, namespace: str, options: ListOptions, form: Form,
+        self,
+        storage: Storage,
+        kind: Kind,
+        namespace: str,
+        options: ListOptions,
+        form: Form,
     ) -> None:
         self._storage = storage
         self._kind = kind
@@ -93,8 +99,11 @@ class Watch:
         if options.initial_events is False:
             self._since = self._storage.version
             return None
-        records = [record for record in self._kind.store.records(self._namespace)
-                   if self._selector is None or self._selector.matches(record)]
+        records = [
+            record
+            for record in self._kind.store.records(self._namespace)
+            if self._selector is None or self._selector.matches(record)
+        ]
         self._since = self._storage.version
         return records
 
@@ -198,5 +207,6 @@ def _version(text: str) -> int:
     try:
         return int(text or 0)
     except ValueError:
-        raise statuses.internal(f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": '
-                                'invalid syntax') from None
+        raise statuses.internal(
+            f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax'
+        ) from None

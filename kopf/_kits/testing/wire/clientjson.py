@@ -4,6 +4,7 @@ JSON as clients send it: decoded, or refused with the words of a real server.
 The fast parser's own complaints are not those of Go's one, so a text that it refuses is looked through once more, by
 the rules of Go's scanner.
 """
+
 import math
 import re
 from typing import Any
@@ -15,9 +16,20 @@ from kopf._cogs.helpers.jsontexts import replace_halves
 _SPACES = ' \t\r\n'
 _NUMBER = re.compile(r'-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?')
 _LITERALS = {'t': 'true', 'f': 'false', 'n': 'null'}
-_ESCAPES = {'\\': '\\\\', "'": "\\'", '"': '"', '\n': '\\n', '\r': '\\r', '\t': '\\t', '\0': '\\x00', '\b': '\\b',
-            '\f': '\\f', '\a': '\\a', '\v': '\\v'}
-_INT64 = 2 ** 63
+_ESCAPES = {
+    '\\': '\\\\',
+    "'": "\\'",
+    '"': '"',
+    '\n': '\\n',
+    '\r': '\\r',
+    '\t': '\\t',
+    '\0': '\\x00',
+    '\b': '\\b',
+    '\f': '\\f',
+    '\a': '\\a',
+    '\v': '\\v',
+}
+_INT64 = 2**63
 END = 'unexpected end of JSON input'
 
 
@@ -35,6 +47,7 @@ def loads(text: bytes) -> Any:
     if (problem := complaint(decoded)) is not None:
         raise ValueError(problem)
     import json
+
     return _whole(json.loads(decoded, strict=False, parse_int=_finite, parse_float=_finite))
 
 
@@ -107,8 +120,10 @@ def _value(text: str, place: int) -> int:
             word = _LITERALS[character]
             for index, wanted in enumerate(word):
                 if _at(text, place + index) != wanted:
-                    raise _Problem(f'invalid character {_quoted(text[place + index])} in literal {word} '
-                                   f'(expecting {_quoted(wanted)})')
+                    raise _Problem(
+                        f'invalid character {_quoted(text[place + index])} in literal {word} '
+                        f'(expecting {_quoted(wanted)})'
+                    )
             return place + len(word)
     if character == '-' or character.isdigit() and character.isascii():
         return _number(text, place)
@@ -122,7 +137,7 @@ def _number(text: str, place: int) -> int:
     end = match.end()
     if end < len(text) and (text[end] == '.' or text[end] in 'eE'):
         where = 'after decimal point in numeric literal' if text[end] == '.' else 'in exponent of numeric literal'
-        after = end + 1 + (text[end] in 'eE' and text[end + 1:end + 2] in ('+', '-'))
+        after = end + 1 + (text[end] in 'eE' and text[end + 1 : end + 2] in ('+', '-'))
         raise _Problem(f'invalid character {_quoted(_at(text, after))} {where}')
     return end
 

@@ -4,6 +4,7 @@ YAML as clients send it: decoded, or refused with the words of a real server.
 It is read by the rules of the server's library: ``n`` and ``off`` are booleans there (as keys, too), and times are
 texts. The parser is another one, but of the same descent: its complaints are translated.
 """
+
 import functools
 import re
 from typing import Any
@@ -28,6 +29,7 @@ class YamlError(ValueError):
 def load(text: bytes) -> Any:
     """The value of a YAML text; `YamlError` if it is none."""
     import yaml
+
     try:
         return _plain(yaml.load(text, _loader()))
     except yaml.YAMLError as error:
@@ -36,6 +38,7 @@ def load(text: bytes) -> Any:
 
 def _complaint(error: Any, text: bytes) -> str:
     import yaml
+
     if isinstance(error, yaml.reader.ReaderError):
         return 'control characters are not allowed'
     problem, context = error.problem or '', error.context or ''
@@ -73,7 +76,8 @@ def _loader() -> Any:
 
     Loader.yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((':timestamp', ':bool'))]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
     words = r'y|Y|yes|Yes|YES|on|On|ON|n|N|no|No|NO|off|Off|OFF|true|True|TRUE|false|False|FALSE'
     Loader.add_implicit_resolver('tag:yaml.org,2002:bool', re.compile(f'^(?:{words})$'), list('yYoOnNtTfF'))
     Loader.bool_values = {**yaml.SafeLoader.bool_values, 'y': True, 'n': False}

@@ -1,6 +1,7 @@
 """
 Values as Go prints them: real servers quote them so in some of their messages.
 """
+
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,7 @@ def plain(value: Any) -> str:
 def _shortest(value: float) -> str:
     """As few digits as tell the number from others; those that are large or small with an exponent."""
     import decimal
+
     digits, _, exponent = f'{decimal.Decimal(repr(value)).normalize():e}'.partition('e')
     if -4 <= int(exponent) < 6 or not value:
         return repr(value).removesuffix('.0')

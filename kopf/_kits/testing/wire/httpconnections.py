@@ -4,6 +4,7 @@ The server's side of HTTP/1.1 on one connection.
 Here are the order of answers, the limits of time, and the ways in which connections end: nobody who is served waits
 forever, nobody who is not can take memory or time from the others. What comes in is read by `httpreaders`.
 """
+
 import asyncio
 import contextlib
 import logging
@@ -203,16 +204,22 @@ class Connection(asyncio.Protocol):
     async def _send(self, response: Response, request: Request | None, *, keeps: bool) -> None:
         status, body, headers = response
         head = b'%b%bContent-Length: %d\r\n%b\r\n' % (
-            format_head(status, tuple(headers)), format_date(int(time.time())), len(body),
-            b'Connection: close\r\n' if not keeps else
-            b'Connection: keep-alive\r\n' if request is not None and request.version == '1.0' else b'')
+            format_head(status, tuple(headers)),
+            format_date(int(time.time())),
+            len(body),
+            b'Connection: close\r\n'
+            if not keeps
+            else b'Connection: keep-alive\r\n'
+            if request is not None and request.version == '1.0'
+            else b'',
+        )
         if request is not None and request.method == 'HEAD':
             body = b''
         self._write(head + body[:_PIECE])
         await self._drain()
         rest = memoryview(body)
         for start in range(_PIECE, len(body), _PIECE):
-            self._write(rest[start:start + _PIECE])
+            self._write(rest[start : start + _PIECE])
             await self._drain()
 
     async def _drain(self) -> None:

@@ -4,6 +4,7 @@ What HTTP is about: whole requests come in, whole answers or streams go out.
 It is what machines need of HTTP/1.1, no more. A web framework takes more time to be imported than the sandbox as a
 whole, and for a request more than everything else that is done for it. See `httpconnections` for the order of things.
 """
+
 import dataclasses
 import functools
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -17,12 +18,14 @@ if TYPE_CHECKING:
 
 Headers = Iterable[tuple[str, str]]
 
+
 class Dropped(Exception):
     """The connection is to be broken off."""
 
 
 class Response(NamedTuple):
     """An answer; its headers are those besides the length."""
+
     status: int
     body: bytes = b''
     headers: Headers = ()
@@ -30,10 +33,16 @@ class Response(NamedTuple):
 
 class Request:
     """One request with its body; there is no body (None) if it is too large."""
+
     __slots__ = ('_connection', '_fields', '_headers', 'body', 'method', 'path', 'query_string', 'version')
 
     def __init__(
-            self, connection: 'Connection', method: str, version: str, url: bytes, fields: list[tuple[bytes, bytes]],
+        self,
+        connection: 'Connection',
+        method: str,
+        version: str,
+        url: bytes,
+        fields: list[tuple[bytes, bytes]],
     ) -> None:
         if not url.startswith((b'/', b'*')) and method != 'CONNECT':  # as proxies are asked
             parts = httptools.parse_url(url)
@@ -67,8 +76,9 @@ class Request:
 
     def get_sent_headers(self) -> dict[str, str]:
         """Give the headers by their names as they were sent; the first ones of those that are repeated."""
-        return {name.decode('latin-1'): value.decode('utf-8', 'surrogateescape')
-                for name, value in reversed(self._fields)}
+        return {
+            name.decode('latin-1'): value.decode('utf-8', 'surrogateescape') for name, value in reversed(self._fields)
+        }
 
     @property
     def query(self) -> dict[str, str]:
@@ -117,6 +127,7 @@ class Service:
     :param answer_timeout: how long the client may take for its next step in reading an answer (seconds).
     :param abandons: whether the handling of requests is cancelled if their clients are gone.
     """
+
     handle: Handler
     get_max_body: Callable[[str], int]
     refuse: Callable[[int, str], Response] = refuse
@@ -131,6 +142,7 @@ class Service:
 def format_head(status: int, headers: tuple[tuple[str, str], ...]) -> bytes:
     """Make the head of an answer, but for the length and the end."""
     from http import HTTPStatus
+
     try:
         phrase = HTTPStatus(status).phrase
     except ValueError:  # made up
@@ -143,4 +155,5 @@ def format_head(status: int, headers: tuple[tuple[str, str], ...]) -> bytes:
 def format_date(seconds: int) -> bytes:
     """Make the header with the date."""
     from email.utils import formatdate
+
     return b'Date: %b\r\n' % formatdate(seconds, usegmt=True).encode()

@@ -1,6 +1,7 @@
 """
 The ports that are listened at, and the connections to them, from the first to the last.
 """
+
 import asyncio
 import functools
 import socket
@@ -34,8 +35,11 @@ class Listener:
 
     async def open(self, sockets: Iterable[socket.socket], context: ssl.SSLContext | None) -> None:
         """Accept connections at the sockets; they are closed together with this."""
-        options: dict[str, Any] = {} if context is None else {
-            'ssl': context, 'ssl_handshake_timeout': HANDSHAKE_TIMEOUT, 'ssl_shutdown_timeout': FAREWELL_TIMEOUT}
+        options: dict[str, Any] = (
+            {}
+            if context is None
+            else {'ssl': context, 'ssl_handshake_timeout': HANDSHAKE_TIMEOUT, 'ssl_shutdown_timeout': FAREWELL_TIMEOUT}
+        )
         make = functools.partial(Connection, self._service, self._connections)
         loop = asyncio.get_running_loop()
         for sock in sockets:

@@ -4,6 +4,7 @@ Making requests of the bytes that come over a connection, and refusing what are 
 The syntax is parsed by llhttp (httptools). It keeps what it has not understood yet for as long as it takes, so the
 limits of size are here. What comes out is a queue, as clients may send more requests before the first is answered.
 """
+
 from collections import deque
 from typing import TYPE_CHECKING
 

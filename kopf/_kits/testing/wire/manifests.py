@@ -1,6 +1,7 @@
 """
 Objects from files, texts and dicts: what users give to the sandbox to begin with.
 """
+
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ def read(source: Source) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _parse(place: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     import yaml
+
     try:
         documents = [document for document in yaml.safe_load_all(text) if document is not None]
     except yaml.YAMLError as error:

@@ -1,6 +1,7 @@
 """
 What names, labels and annotations may look like, with the words that a real server has for those that do not.
 """
+
 import re
 
 _SUBDOMAIN = r'[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*'
@@ -12,21 +13,31 @@ _WORD_RE = re.compile(_WORD)
 _SUBDOMAIN_RE, _LABEL_RE = re.compile(_SUBDOMAIN), re.compile(_LABEL)
 _QUALIFIED_RE, _VALUE_RE = re.compile(_QUALIFIED), re.compile(_VALUE)
 
-_SUBDOMAIN_TEXT = ("a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and "
-                   "must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation "
-                   f"is '{_SUBDOMAIN}')")
-_LABEL_TEXT = ("a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start "
-               "and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is "
-               f"'{_LABEL}')")
-_WORD_TEXT = ("a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic "
-              "character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for "
-              f"validation is '{_WORD}')")
-_QUALIFIED_TEXT = ("must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an "
-                   "alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation "
-                   f"is '{_QUALIFIED}')")
-_VALUE_TEXT = ("a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must "
-               "start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used "
-               f"for validation is '{_VALUE}')")
+_SUBDOMAIN_TEXT = (
+    "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and "
+    "must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation "
+    f"is '{_SUBDOMAIN}')"
+)
+_LABEL_TEXT = (
+    "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start "
+    "and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is "
+    f"'{_LABEL}')"
+)
+_WORD_TEXT = (
+    "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic "
+    "character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for "
+    f"validation is '{_WORD}')"
+)
+_QUALIFIED_TEXT = (
+    "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an "
+    "alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation "
+    f"is '{_QUALIFIED}')"
+)
+_VALUE_TEXT = (
+    "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must "
+    "start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used "
+    f"for validation is '{_VALUE}')"
+)
 
 
 def subdomain_problems(text: str) -> list[str]:
@@ -72,8 +83,10 @@ def label_key_problems(text: str) -> list[str]:
     """Why this cannot be the key of a label or an annotation; nothing if it can."""
     prefix, slash, name = text.rpartition('/')
     if text.count('/') > 1:
-        return [f"a valid label key {_QUALIFIED_TEXT} with an optional DNS subdomain prefix and '/' "
-                "(e.g. 'example.com/MyName')"]
+        return [
+            f"a valid label key {_QUALIFIED_TEXT} with an optional DNS subdomain prefix and '/' "
+            "(e.g. 'example.com/MyName')"
+        ]
     problems = []
     if slash and not prefix:
         problems.append('prefix part must be non-empty')

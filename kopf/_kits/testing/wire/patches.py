@@ -4,6 +4,7 @@ JSON patches (RFC 6902) and merge patches (RFC 7386), as the API server applies 
 They are written out here instead of using a library for two reasons: a patch must never touch the object that it was
 given, and the server deviates from the standard in small ways (``replace`` of an absent key adds it).
 """
+
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -63,16 +64,22 @@ def check_operations(value: Any, *, lenient: bool = False) -> list[Mapping[str, 
                 raise unread(f'json: cannot unmarshal {json_type(item)} into Go value of type jsonpatch.Operation')
         return value
     if not isinstance(value, list):
-        raise statuses.bad_request('error decoding patch: json: cannot unmarshal '
-                                   f'{json_type(value)} into Go value of type []handlers.jsonPatchOp')
+        raise statuses.bad_request(
+            'error decoding patch: json: cannot unmarshal '
+            f'{json_type(value)} into Go value of type []handlers.jsonPatchOp'
+        )
     for item in value:
         if item is not None and not isinstance(item, Mapping):
-            raise statuses.bad_request('error decoding patch: json: cannot unmarshal '
-                                       f'{json_type(item)} into Go value of type handlers.jsonPatchOp')
+            raise statuses.bad_request(
+                'error decoding patch: json: cannot unmarshal '
+                f'{json_type(item)} into Go value of type handlers.jsonPatchOp'
+            )
         for key in ('op', 'path', 'from'):
             if not isinstance(part := (item or {}).get(key), (str, type(None))):
-                raise statuses.bad_request('error decoding patch: json: cannot unmarshal '
-                                           f'{json_type(part)} into Go struct field jsonPatchOp.{key} of type string')
+                raise statuses.bad_request(
+                    'error decoding patch: json: cannot unmarshal '
+                    f'{json_type(part)} into Go struct field jsonPatchOp.{key} of type string'
+                )
     return value
 
 

@@ -5,6 +5,7 @@ Such bodies begin with a mark and an envelope that says the API version and the 
 it is two ways to write numbers, and a length before everything else. What the numbers of the fields
 mean is recorded from Kubernetes' sources (``scripts/record_protobuf.py``) and read when the first such body comes.
 """
+
 import base64
 import functools
 import struct
@@ -29,6 +30,7 @@ class ProtobufError(ValueError):
 
 class Field(NamedTuple):
     """What is known of one field: its name in JSON (empty: its own fields are those of its parent), type and shape."""
+
     name: str
     type: str
     shape: str
@@ -41,7 +43,7 @@ def loads(data: bytes) -> dict[str, Any]:
     if data == MAGIC:
         raise ProtobufError('empty body')
     try:
-        envelope = _message(data[len(MAGIC):], 'runtime.Unknown')
+        envelope = _message(data[len(MAGIC) :], 'runtime.Unknown')
         head = {key: value for key in ('apiVersion', 'kind') if (value := envelope.get(key))}
         type = _type_of(head)
         body = _message(base64.b64decode(envelope.get('raw', '')), type) if type else {}
@@ -52,8 +54,10 @@ def loads(data: bytes) -> dict[str, Any]:
 
 @functools.cache
 def _schema() -> Mapping[str, Mapping[int, Field]]:
-    return {name: {int(number): Field(*(text.split(' ') + [''])[:3]) for number, text in fields.items()}
-            for name, fields in unpack('protobuf.json.gz').items()}
+    return {
+        name: {int(number): Field(*(text.split(' ') + [''])[:3]) for number, text in fields.items()}
+        for name, fields in unpack('protobuf.json.gz').items()
+    }
 
 
 def _type_of(head: Mapping[str, str]) -> str:
@@ -136,7 +140,7 @@ def _wire(data: bytes) -> Iterator[tuple[int, int, Any]]:
             length, position = _varint(data, position)
         if position + length > end:
             raise ProtobufError('unexpected EOF')
-        yield tag >> 3, wire, data[position:position + length]
+        yield tag >> 3, wire, data[position : position + length]
         position += length
 
 
@@ -152,6 +156,7 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 # The types that are written in JSON by rules of their own.
+
 
 def _raw(fields: Mapping[str, Any]) -> Any:
     text = base64.b64decode(next(iter(fields.values()), ''))

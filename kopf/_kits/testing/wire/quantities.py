@@ -3,6 +3,7 @@ Amounts of resources, as the API writes them: ``1024Mi`` is stored and sent as `
 
 A quantity keeps its notation (decimal, binary, with an exponent) and gets the largest unit in which it is whole.
 """
+
 import re
 from collections.abc import Mapping
 from decimal import ROUND_CEILING, Decimal

@@ -4,6 +4,7 @@ The parameters of requests and the options of deletions: decoded and checked as 
 A wrong number is a bad request (400) with the words of Go; a value that is understood, but not allowed here, is
 invalid (422), and all that is invalid is told at once.
 """
+
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,7 +17,7 @@ OPTIONS = {'create': 'CreateOptions', 'update': 'UpdateOptions', 'patch': 'Patch
 POLICIES = ('Foreground', 'Background', 'Orphan')
 LONGEST_MANAGER = 128
 _DURATION = re.compile(r'[+-]?(\d+(\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)')
-_INT64 = 2 ** 63
+_INT64 = 2**63
 
 
 def check_timeout(params: Mapping[str, str]) -> None:
@@ -33,7 +34,7 @@ def check_timeout(params: Mapping[str, str]) -> None:
             if unit is not None and not missing:
                 what = f'unknown unit "{unit[1]}" in duration'
             raise statuses.bad_request(f'invalid timeout specified in the request URL - time: {what} "{text}"')
-        rest = rest[match.end():]
+        rest = rest[match.end() :]
 
 
 def check_write(verb: str, params: Mapping[str, str], *, applies: bool = False) -> None:
@@ -56,12 +57,16 @@ def _write_causes(params: Mapping[str, str]) -> Iterator[Cause]:
         yield Cause('fieldManager', 'FieldValueTooLong', f'Too long: may not be more than {LONGEST_MANAGER} bytes')
     for index, character in enumerate(manager):
         if not character.isprintable():
-            yield statuses.value_invalid('fieldManager', statuses.text(manager), 'invalid character '
-                                         f'U+{ord(character):04X} (at position {index})')
+            yield statuses.value_invalid(
+                'fieldManager',
+                statuses.text(manager),
+                f'invalid character U+{ord(character):04X} (at position {index})',
+            )
     yield from dry_run_causes([params['dryRun']] if 'dryRun' in params else [])
     if (validation := params.get('fieldValidation', '')) not in ('', 'Ignore', 'Strict', 'Warn'):
-        yield statuses.value_unsupported('fieldValidation', statuses.text(validation),
-                                         ['""', '"Ignore"', '"Strict"', '"Warn"'])
+        yield statuses.value_unsupported(
+            'fieldValidation', statuses.text(validation), ['""', '"Ignore"', '"Strict"', '"Warn"']
+        )
 
 
 def dry_run_causes(values: list[str]) -> Iterator[Cause]:
@@ -88,11 +93,17 @@ class Deletion:
     def _causes(self) -> Iterator[Cause]:
         if self.propagation is not None:
             if self.orphan is not None:
-                yield statuses.value_invalid('propagationPolicy', statuses.text(self.propagation), 'orphanDependents '
-                                             'and deletionPropagation cannot be both set')
+                yield statuses.value_invalid(
+                    'propagationPolicy',
+                    statuses.text(self.propagation),
+                    'orphanDependents and deletionPropagation cannot be both set',
+                )
             if self.propagation not in POLICIES:
-                yield statuses.value_unsupported('propagationPolicy', statuses.text(self.propagation),
-                                                 ['"Foreground"', '"Background"', '"Orphan"', '"nil"'])
+                yield statuses.value_unsupported(
+                    'propagationPolicy',
+                    statuses.text(self.propagation),
+                    ['"Foreground"', '"Background"', '"Orphan"', '"nil"'],
+                )
         yield from dry_run_causes(self.dry_run)
 
 
@@ -129,8 +140,10 @@ def _queried(params: Mapping[str, str]) -> dict[str, Any]:
 
 #: The fields of ``DeleteOptions``: what they must be in JSON, and what Go calls their type.
 _FIELDS: Mapping[str, tuple[type, str]] = {
-    'gracePeriodSeconds': (int, 'int64'), 'preconditions': (dict, 'v1.Preconditions'),
-    'orphanDependents': (bool, 'bool'), 'propagationPolicy': (str, 'v1.DeletionPropagation'),
+    'gracePeriodSeconds': (int, 'int64'),
+    'preconditions': (dict, 'v1.Preconditions'),
+    'orphanDependents': (bool, 'bool'),
+    'propagationPolicy': (str, 'v1.DeletionPropagation'),
     'dryRun': (list, '[]string'),
     'ignoreStoreReadErrorWithClusterBreakingPotential': (bool, 'bool'),
 }
@@ -141,16 +154,20 @@ def _decoded(body: Any) -> dict[str, Any]:
         raise statuses.bad_request(
             f'couldn\'t get version/kind; json parse error: json: cannot unmarshal {json_type(body)} into Go value of '
             'type struct { APIVersion string "json:\\"apiVersion,omitempty\\""; Kind string '
-            '"json:\\"kind,omitempty\\"" }')
+            '"json:\\"kind,omitempty\\"" }'
+        )
     for key, (type, name) in _FIELDS.items():
         value = body.get(key)
         if value is not None and (not isinstance(value, type) or type is int and isinstance(value, bool)):
-            raise statuses.bad_request(f'json: cannot unmarshal {json_type(value)} into Go struct field '
-                                       f'DeleteOptions.{key} of type {name}')
+            raise statuses.bad_request(
+                f'json: cannot unmarshal {json_type(value)} into Go struct field DeleteOptions.{key} of type {name}'
+            )
     for key in ('uid', 'resourceVersion'):
         value = (body.get('preconditions') or {}).get(key)
         if value is not None and not isinstance(value, str):
             name = 'types.UID' if key == 'uid' else 'string'
-            raise statuses.bad_request(f'json: cannot unmarshal {json_type(value)} into Go struct field '
-                                       f'Preconditions.preconditions.{key} of type {name}')
+            raise statuses.bad_request(
+                f'json: cannot unmarshal {json_type(value)} into Go struct field '
+                f'Preconditions.preconditions.{key} of type {name}'
+            )
     return body

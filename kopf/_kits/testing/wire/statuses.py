@@ -5,6 +5,7 @@ Clients decide by the code, the reason and the details of a ``Status``, and peop
 of them are worded here once, the way a real API server words them. Any module may raise a `Refusal`:
 the HTTP server turns it into an answer, the Python door of the sandbox raises it as it is.
 """
+
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import orjson
 
 class Cause(NamedTuple):
     """One broken rule of an object: the path of the field, the machine's reason, the text for people."""
+
     field: str
     reason: str
     message: str
@@ -29,13 +31,13 @@ class Refusal(Exception):
     __module__ = 'kopf.testing'  # it is shown by this name
 
     def __init__(
-            self,
-            code: int,
-            reason: str,
-            message: str,
-            details: Mapping[str, Any] | None = None,
-            *,
-            headers: Mapping[str, str] | None = None,
+        self,
+        code: int,
+        reason: str,
+        message: str,
+        details: Mapping[str, Any] | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
@@ -47,7 +49,11 @@ class Refusal(Exception):
     def as_status(self) -> dict[str, Any]:
         """The body of the answer: a ``Status`` of the API version v1."""
         status: dict[str, Any] = {
-            'kind': 'Status', 'apiVersion': 'v1', 'metadata': {}, 'status': 'Failure', 'message': self.message,
+            'kind': 'Status',
+            'apiVersion': 'v1',
+            'metadata': {},
+            'status': 'Failure',
+            'message': self.message,
         }
         if self.reason:
             status['reason'] = self.reason
@@ -80,7 +86,10 @@ def qualified(group: str, word: str) -> str:
 def success(group: str, plural: str, name: str, uid: str) -> dict[str, Any]:
     """What is answered when an object is gone at once."""
     return {
-        'kind': 'Status', 'apiVersion': 'v1', 'metadata': {}, 'status': 'Success',
+        'kind': 'Status',
+        'apiVersion': 'v1',
+        'metadata': {},
+        'status': 'Success',
         'details': {**about(group, plural, name), 'uid': uid},
     }
 
@@ -136,16 +145,24 @@ def exists(group: str, plural: str, name: str, *, deleting: bool = False, genera
     prefix = 'object is being deleted: ' if deleting else ''
     suffix = ', the server was not able to generate a unique name for the object' if generated else ''
     details = about(group, plural, name)
-    return Refusal(409, 'AlreadyExists', f'{prefix}{qualified(group, plural)} "{name}" already exists{suffix}',
-                   {**details, 'retryAfterSeconds': 1} if generated else details,
-                   headers={'Retry-After': '1'} if generated else {})
+    return Refusal(
+        409,
+        'AlreadyExists',
+        f'{prefix}{qualified(group, plural)} "{name}" already exists{suffix}',
+        {**details, 'retryAfterSeconds': 1} if generated else details,
+        headers={'Retry-After': '1'} if generated else {},
+    )
 
 
 def conflict(group: str, word: str, name: str, why: str = '') -> Refusal:
     """409: the object is not the one, or not in the version, that the client meant."""
     why = why or 'the object has been modified; please apply your changes to the latest version and try again'
-    return Refusal(409, 'Conflict', f'Operation cannot be fulfilled on {qualified(group, word)} "{name}": {why}',
-                   about(group, word, name))
+    return Refusal(
+        409,
+        'Conflict',
+        f'Operation cannot be fulfilled on {qualified(group, word)} "{name}": {why}',
+        about(group, word, name),
+    )
 
 
 def expired(message: str) -> Refusal:
@@ -164,8 +181,12 @@ def invalid(group: str, kind: str, name: str, causes: Iterable[Cause]) -> Refusa
     listed = list(causes)
     texts = list(dict.fromkeys(f'{cause.field}: {cause.message}' for cause in listed))
     text = texts[0] if len(texts) == 1 else f'[{", ".join(texts)}]'
-    return Refusal(422, 'Invalid', f'{qualified(group, kind)} "{name}" is invalid: {text}',
-                   {**about(group, kind, name), 'causes': _causes(listed)})
+    return Refusal(
+        422,
+        'Invalid',
+        f'{qualified(group, kind)} "{name}" is invalid: {text}',
+        {**about(group, kind, name), 'causes': _causes(listed)},
+    )
 
 
 def rejected() -> Refusal:
@@ -191,11 +212,17 @@ def not_emulated(what: str, hint: str) -> Refusal:
 def too_new(version: int, current: int, *, cached: bool = True) -> Refusal:
     """504: a version that lies in the future; the caches of a real server say when it is worth to try again."""
     details: dict[str, Any] = {
-        'causes': [{'reason': 'ResourceVersionTooLarge', 'message': 'Too large resource version'}]}
+        'causes': [{'reason': 'ResourceVersionTooLarge', 'message': 'Too large resource version'}]
+    }
     if cached:
         details['retryAfterSeconds'] = 1
-    return Refusal(504, 'Timeout', f'Timeout: Too large resource version: {version}, current: {current}', details,
-                   headers={'Retry-After': '1'} if cached else {})
+    return Refusal(
+        504,
+        'Timeout',
+        f'Timeout: Too large resource version: {version}, current: {current}',
+        details,
+        headers={'Retry-After': '1'} if cached else {},
+    )
 
 
 def value_required(field: str, text: str = '') -> Cause:
@@ -215,8 +242,9 @@ def value_mistyped(field: str, value: str, text: str) -> Cause:
 
 def value_unsupported(field: str, value: str, supported: Iterable[str]) -> Cause:
     """A field's value is none of those supported; all are given as JSON text."""
-    return Cause(field, 'FieldValueNotSupported',
-                 f'Unsupported value: {value}: supported values: {", ".join(supported)}')
+    return Cause(
+        field, 'FieldValueNotSupported', f'Unsupported value: {value}: supported values: {", ".join(supported)}'
+    )
 
 
 def value_forbidden(field: str, text: str) -> Cause:

@@ -1,6 +1,7 @@
 """
 Times as Kubernetes writes them: in UTC, whole seconds, with a Z; and durations as its tables show them.
 """
+
 import datetime
 import time
 
