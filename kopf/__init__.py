@@ -72,9 +72,12 @@ from kopf._core.engines.handling import execute
 from kopf._core.engines.posting import event, exception, info, warn
 from kopf._core.engines.stoppers import (
     AsyncDaemonStopperChecker,
+    AsyncDeletionFlag,
     DaemonStopped,
     DaemonStoppingReason,
+    DeletionFlag,
     SyncDaemonStopperChecker,
+    SyncDeletionFlag,
 )
 from kopf._core.intents.callbacks import ABSENT, PRESENT, all_, any_, none_, not_
 from kopf._core.intents.causes import Reason
@@ -119,11 +122,13 @@ __all__ = [
     'AnnotationsDiffBaseStorage',
     'AnnotationsProgressStorage',
     'AsyncDaemonStopperChecker',
+    'AsyncDeletionFlag',
     'Body',
     'BodyEssence',
     'ConnectionInfo',
     'DaemonStopped',
     'DaemonStoppingReason',
+    'DeletionFlag',
     'Diff',
     'DiffBaseStorage',
     'DiffItem',
@@ -169,6 +174,7 @@ __all__ = [
     'StatusProgressStorage',
     'Store',
     'SyncDaemonStopperChecker',
+    'SyncDeletionFlag',
     'TemporaryError',
     'UserInfo',
     'WebhookAutoServer',

@@ -182,6 +182,22 @@ async def any_daemon(stopped: kopf.DaemonStopped, **_: Any) -> None:
         await stopped.wait(1)
 
 
+@kopf.on.create('kopfexamples')
+async def install(deleting: kopf.AsyncDeletionFlag, **_: Any) -> None:
+    while not await deleting.wait(1):
+        print(deleting.is_set())
+
+
+@kopf.on.create('kopfexamples')
+def sync_install(deleting: kopf.SyncDeletionFlag, **_: Any) -> None:
+    while not deleting.wait(timeout=1):
+        print(bool(deleting), is_unneeded(deleting))
+
+
+def is_unneeded(deleting: kopf.DeletionFlag) -> bool:
+    return deleting.is_set()
+
+
 def is_deleted(stopped: kopf.DaemonStopped) -> bool:
     reason: kopf.DaemonStoppingReason | None = stopped.reason
     return reason is not None and kopf.DaemonStoppingReason.RESOURCE_DELETED in reason

@@ -37,6 +37,10 @@ DEFAULT_RETRY_DELAY = 60
 """For how many seconds a handler is delayed by `TemporaryError` if the error does not say."""
 
 
+EXTRAS = frozenset({'deleting'})
+"""The arguments that are made only for functions that name them: for ``**kwargs`` alone, they would cost too much."""
+
+
 class ErrorsMode(enum.Enum):
     """
     What an arbitrary exception of a handler means: neither `TemporaryError` nor `PermanentError`.
@@ -126,6 +130,8 @@ class Handler:
     asynchronous: bool = dataclasses.field(init=False)
     names: tuple[str, ...] | None = dataclasses.field(init=False)
     """The arguments that the function takes; ``None`` if it takes any."""
+    extras: tuple[str, ...] = dataclasses.field(init=False)
+    """Those of them that are made only for functions that name them."""
 
     kind = 'Handler'
     """How logs call it."""
@@ -136,7 +142,9 @@ class Handler:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, 'asynchronous', invocation.is_async_fn(self.fn))
-        object.__setattr__(self, 'names', invocation.read_arguments(self.fn).names)
+        arguments = invocation.read_arguments(self.fn)
+        object.__setattr__(self, 'names', arguments.names)
+        object.__setattr__(self, 'extras', tuple(name for name in arguments.explicit if name in EXTRAS))
 
     def __str__(self) -> str:
         return f"{self.kind} {self.id!r}"

@@ -63,6 +63,8 @@ class Arguments(NamedTuple):
     """``None`` if it takes any: because of ``**kwargs``, or as it is not known which ones."""
     required: tuple[str, ...] = ()
     """Those without defaults."""
+    explicit: tuple[str, ...] = ()
+    """Those that are named, also if it takes any others."""
 
 
 _UNKNOWN_ARGUMENTS = Arguments(None)
@@ -96,7 +98,7 @@ def read_arguments(fn: Callable[..., Any], positional: int = 0) -> Arguments:
     }
     is_open = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     required = tuple(key for key, each in named.items() if each.default is each.empty)
-    return Arguments(None if is_open else tuple(named), required)
+    return Arguments(None if is_open else tuple(named), required, tuple(named))
 
 
 def _read_code(fn: types.FunctionType, positional: int) -> Arguments:
@@ -108,7 +110,8 @@ def _read_code(fn: types.FunctionType, positional: int) -> Arguments:
         *(name for name in by_keyword if name not in keyword_defaults),
     )
     is_open = bool(code.co_flags & inspect.CO_VARKEYWORDS)
-    return Arguments(None if is_open else (*code.co_varnames[first:count], *by_keyword), required)
+    names = (*code.co_varnames[first:count], *by_keyword)
+    return Arguments(None if is_open else names, required, names)
 
 
 def get_parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:

@@ -9,6 +9,7 @@ Specified in the documentation's "Daemons" and "Timers".
 """
 
 import asyncio
+import functools
 import math
 import warnings
 from collections.abc import Coroutine
@@ -233,6 +234,7 @@ class Daemon:
             patch=patch,
             stopped=checker(self.stopper),
             identity=owner.identity,
+            deletion=functools.partial(spawner.host.get_deletion, owner.record) if self.handler.extras else None,
         )
 
     def _get_initial_delay(self) -> float:

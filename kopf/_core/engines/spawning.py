@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kopf._cogs.aiokits.alarms import Alarms
+from kopf._cogs.aiokits.waiters import ReasonedFlag
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody, is_older_version
 from kopf._cogs.structs.diffs import is_same
@@ -24,7 +25,7 @@ from kopf._cogs.structs.stashes import Stash, Stashes
 from kopf._core.actions.execution import Execution
 from kopf._core.actions.loggers import ObjectLogger
 from kopf._core.engines.daemons import EXIT_TIMEOUT, Daemon
-from kopf._core.engines.stoppers import DaemonStoppingReason
+from kopf._core.engines.stoppers import DaemonStoppingReason, Deletions
 from kopf._core.engines.threads import DaemonThreads
 from kopf._core.intents import filters
 from kopf._core.intents.causes import Identity, SpawningCause
@@ -57,6 +58,9 @@ class Host(Protocol):
     def tell_of_changes(self, record: Any, explanation: str, keys: Collection[HandlerId], /) -> None:
         """Warn that these handlers have changed the object in place, which is undone."""
 
+    def get_deletion(self, record: Any, /) -> ReasonedFlag[DaemonStoppingReason]:
+        """Return the flag that is raised when the object is to be deleted."""
+
     def wake(self, record: Any, /) -> None:
         """Look at the object again: its daemons have ended."""
 
@@ -73,6 +77,7 @@ class Background:
         self.context = contextvars.copy_context()
         """The context that all runs begin with: none of them sees what others have left."""
         self.alarms = Alarms(self.context)
+        self.deletions = Deletions(self.alarms)
         self.stashes = Stashes()
         """The states of all objects that have daemons or timers."""
         self.paused = False

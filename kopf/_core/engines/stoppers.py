@@ -1,13 +1,16 @@
 """
-How daemons are told to stop, and why.
+How daemons are told to stop, and why; and how handlers are told that their object is to be deleted meanwhile.
 
 A daemon gets ``stopped``: a flag that it can check and wait for, in its own manner, sync or async. There is one flag
 for all reasons, since a daemon must end whatever the reason is. Specified in the documentation's "Daemons".
 """
 
 import enum
+import weakref
+from typing import Any
 
-from kopf._cogs.aiokits.waiters import AsyncFlagWaiter, FlagWaiter, SyncFlagWaiter
+from kopf._cogs.aiokits.alarms import Alarms
+from kopf._cogs.aiokits.waiters import AsyncFlagWaiter, FlagWaiter, ReasonedFlag, SyncFlagWaiter
 
 
 class DaemonStoppingReason(enum.Flag):
@@ -38,3 +41,35 @@ class DaemonStoppingReason(enum.Flag):
 DaemonStopped = FlagWaiter[DaemonStoppingReason]
 SyncDaemonStopperChecker = SyncFlagWaiter[DaemonStoppingReason]
 AsyncDaemonStopperChecker = AsyncFlagWaiter[DaemonStoppingReason]
+
+DeletionFlag = FlagWaiter[DaemonStoppingReason]
+SyncDeletionFlag = SyncFlagWaiter[DaemonStoppingReason]
+AsyncDeletionFlag = AsyncFlagWaiter[DaemonStoppingReason]
+
+
+class _Flag(ReasonedFlag[DaemonStoppingReason]):
+    __slots__ = ('__weakref__',)
+
+
+class Deletions:
+    """The flags of the objects whose functions want to know of the deletion while they run: one an object."""
+
+    def __init__(self, alarms: Alarms) -> None:
+        self._alarms = alarms
+        # They live as long as some function has them.
+        self._flags: weakref.WeakValueDictionary[Any, _Flag] = weakref.WeakValueDictionary()
+
+    def get_flag(self, record: Any, *, raised: bool) -> ReasonedFlag[DaemonStoppingReason]:
+        """Return the flag of the object; raise it if the deletion is known already."""
+        flag = self._flags.get(record)
+        if flag is None:
+            flag = self._flags[record] = _Flag(self._alarms)
+        if raised:
+            flag.set(DaemonStoppingReason.RESOURCE_DELETED)
+        return flag
+
+    def announce(self, record: Any) -> None:
+        """Raise the flag of the object, if there is any."""
+        flag = self._flags.get(record)
+        if flag is not None:
+            flag.set(DaemonStoppingReason.RESOURCE_DELETED)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from kopf._cogs.aiokits.waiters import AsyncFlagWaiter, FlagWaiter, ReasonedFlag, SyncFlagWaiter
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawEvent
 from kopf._cogs.structs.dicts import FieldPath, resolve
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from kopf._core.intents.handlers import ResourceHandler
 
 Getters = Mapping[str, Callable[[Any], Any]]
+DeletionFlagFactory = Callable[[], ReasonedFlag[Any]]
 
 _CHANGES = frozenset({'old', 'new', 'diff'})
 _NO_INDICES: Mapping[str, Any] = {}
@@ -84,6 +86,8 @@ class Cause:
 
     GETTERS: ClassVar[Getters] = {'logger': attrgetter('logger'), 'memo': attrgetter('memo')}
     """How each of `base_kwargs` is made alone."""
+    EXTRA_GETTERS: ClassVar[Mapping[str, Callable[[Any, Any], Any]]] = {}
+    """How those are made, for a handler, that only functions get that name them."""
 
     def base_kwargs(self) -> dict[str, Any]:
         return {'logger': self.logger, 'memo': self.memo}
@@ -91,7 +95,12 @@ class Cause:
     def kwargs_for(self, handler: 'Handler', state: 'HandlerState | None' = None) -> dict[str, Any]:
         """Return the kwargs of the handler's next attempt: those that its function takes."""
         names = handler.names
-        return self.all_kwargs(handler, state) if names is None else self.pick_kwargs(names, handler, state)
+        kwargs = self.all_kwargs(handler, state) if names is None else self.pick_kwargs(names, handler, state)
+        if handler.extras and state is not None:
+            for name in handler.extras:
+                if name in self.EXTRA_GETTERS and name not in self.indices:
+                    kwargs[name] = self.EXTRA_GETTERS[name](self, handler)
+        return kwargs
 
     def kwargs_of_callback(
         self,
@@ -232,7 +241,9 @@ class DaemonCause(ResourceCause):
     stopped: Any
     identity: Identity
     """What does not change; so that nobody has to look into the body for it."""
+    deletion: DeletionFlagFactory | None = None
 
+    EXTRA_GETTERS = {'deleting': lambda cause, handler: make_deletion_waiter(cause.deletion, handler)}
     GETTERS = {
         **ResourceCause.GETTERS,
         'stopped': attrgetter('stopped'),
@@ -261,7 +272,9 @@ class ChangingCause(ResourceCause):
     diff: Diff = EMPTY
     within: FieldPath = ()
     """The field that the old and new states and the differences are of, if they are not of the whole object."""
+    deletion: DeletionFlagFactory | None = None
 
+    EXTRA_GETTERS = {'deleting': lambda cause, handler: make_deletion_waiter(cause.deletion, handler)}
     GETTERS = {**ResourceCause.GETTERS, **{name: attrgetter(name) for name in ('reason', 'old', 'new', 'diff')}}
 
     @property
@@ -307,6 +320,13 @@ class ChangingCause(ResourceCause):
 
     def reduced_diff(self, handler: 'ResourceHandler') -> Diff:
         return reduce(self.diff, handler.field) if handler.field else self.diff
+
+
+def make_deletion_waiter(factory: DeletionFlagFactory | None, handler: 'Handler') -> FlagWaiter[Any] | None:
+    """Return what the handler can wait for until its object is to be deleted; ``None`` without an operator."""
+    if factory is None:
+        return None
+    return AsyncFlagWaiter(factory()) if handler.asynchronous else SyncFlagWaiter(factory())
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)

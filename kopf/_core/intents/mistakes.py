@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from kopf._cogs.helpers.explanations import ExplainedError
+from kopf._core.actions.execution import EXTRAS
 from kopf._core.actions.invocation import get_parameters, is_marked, read_arguments
 from kopf._core.intents import causes
 from kopf._core.intents.callbacks import iter_parts
@@ -40,7 +41,8 @@ _CAUSES: Mapping[type[Any], type[causes.Cause]] = {
 }
 
 PROVIDED: Mapping[type[Any], frozenset[str]] = {
-    cls: frozenset({'param', *causes.ATTEMPT_GETTERS, *cause.GETTERS}) for cls, cause in _CAUSES.items()
+    cls: frozenset({'param', *causes.ATTEMPT_GETTERS, *cause.GETTERS, *cause.EXTRA_GETTERS})
+    for cls, cause in _CAUSES.items()
 }
 """What handlers are given, by their classes: the first one that fits. Besides it, all are given the indices."""
 
@@ -155,7 +157,7 @@ def find_missing(handler: Any, indices: Collection[str]) -> Iterator[str]:
                 yield f"{what} takes its value as {name!r}, which is the name of an argument: give it another name."
 
 
-_ONLY_OF_HANDLERS = frozenset({*causes.ATTEMPT_GETTERS, 'stopped'})
+_ONLY_OF_HANDLERS = frozenset({*causes.ATTEMPT_GETTERS, *EXTRAS, 'stopped'})
 
 
 def _find_first(fn: Any, positional: int, provided: Collection[str], indices: Collection[str]) -> str | None:

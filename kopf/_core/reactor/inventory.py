@@ -139,6 +139,17 @@ class ObjectRecord:
         """Whether something has come of its handlers that is not stored on the object yet."""
         return self.unsent is not None or (self.cycle is not None and self.cycle.state.in_memory_only)
 
+    @property
+    def is_being_deleted(self) -> bool:
+        """Whether the newest that is known of the object is its deletion."""
+        if self.pending is not None:
+            return is_deleted(orjson.loads(self.pending) if isinstance(self.pending, bytes) else self.pending)
+        if self.body is not None:
+            return is_deleted({'type': None, 'object': self.body})
+        return self.daemons is not None and (
+            self.daemons.gone or self.daemons.body.metadata.get('deletionTimestamp') is not None
+        )
+
     def change_hands(self, *, redefined: bool) -> None:
         """
         Called when another processor serves the object from now on; what is known and planned stays valid.

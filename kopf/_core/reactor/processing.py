@@ -9,9 +9,11 @@ A delayed retry holds no worker: it is a timer, and the record of the object.
 
 import asyncio
 import copy
+import functools
 from collections.abc import Collection, Mapping, Set
 from typing import Any, cast
 
+from kopf._cogs.aiokits.waiters import ReasonedFlag
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.clients.pacing import background
 from kopf._cogs.configs.configuration import OperatorSettings
@@ -105,9 +107,12 @@ class Processor(ObjectSink):
         if record.daemons is not None:
             record.daemons.renew(event['object'], asked_at=listed_since)
             if is_deleted(event):
+                self._workforce.background.deletions.announce(record)
                 record.daemons.stop(DaemonStoppingReason.RESOURCE_DELETED)  # the worker can be busy for long
             elif record.daemons.gone:
                 record.daemons.return_()
+        elif record.employed and is_deleted(event):
+            self._workforce.background.deletions.announce(record)
         if self._workforce.paused and not self._is_kept_for_later(record, event):
             return
         if not record.employed and not record.throttled and not self._needs_work(record, event):
@@ -429,6 +434,7 @@ class Processor(ObjectSink):
                 new=new,
                 diff=diff,
                 selected=self.table.label_selector is not None,
+                deletion=functools.partial(self.get_deletion, record),
             )
 
         failures: filters.Failures = {}
@@ -605,6 +611,10 @@ class Processor(ObjectSink):
 
     def get_memo(self, record: ObjectRecord) -> Any:
         return record.get_memo(self._copy_memo)
+
+    def get_deletion(self, record: ObjectRecord) -> ReasonedFlag[DaemonStoppingReason]:
+        """Return the flag that is raised when the object is to be deleted, for those who run meanwhile."""
+        return self._workforce.background.deletions.get_flag(record, raised=record.is_being_deleted)
 
     async def send(self, record: ObjectRecord, patch: Patch) -> None:
         """Apply a patch of a daemon to the freshest state of the object."""

@@ -62,7 +62,7 @@ WEBHOOK = {
     ],
 )
 def test_what_is_provided(cls, cause):
-    handler = handlers.ResourceHandler(id='x', fn=lambda **_: None)
+    handler = handlers.ResourceHandler(id='x', fn=lambda deleting=None, **_: None)
     provided = next(names for base, names in mistakes.PROVIDED.items() if issubclass(cls, base))
     assert set(cause.kwargs_for(handler, HandlerState(started=utcnow()))) == provided
 
@@ -156,6 +156,7 @@ def test_indices_are_given_to_all():
             "It is given only to the handlers themselves, not to their filters.",
         ),
         ({'when': lambda stopped: True}, "It is given only to the handlers themselves, not to their filters."),
+        ({'when': lambda deleting: True}, "It is given only to the handlers themselves, not to their filters."),
         ({'when': lambda event: True}, "asks for 'event', which it is not given. It is given to: @kopf.on.event."),
         ({'labels': {'x': lambda value, nosuch: True}}, "labels= of Handler 'x' (...) asks for 'nosuch', "),
         ({'annotations': {'x': lambda value, nosuch: True}}, "annotations= of Handler 'x' (...) asks for 'nosuch', "),
