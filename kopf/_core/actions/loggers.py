@@ -45,7 +45,7 @@ class LogFormat(enum.Enum):
     """What the lines of the log look like; the text formats are the format strings of ``logging``."""
 
     PLAIN = '%(message)s'
-    FULL = '[%(asctime)s] %(name)-20s [%(levelname)-8.8s] %(message)s'
+    FULL = '[%(asctime)s] %(name)-20.20s [%(levelname)-8.8s] %(message)s'
     JSON = '-json-'
 
 
@@ -250,7 +250,8 @@ def _make_formatter(log_format: LogFormat | str, prefix: bool | None, refkey: st
 
             return jsonlogs.JsonFormatter(refkey=refkey or DEFAULT_REFKEY, prefix=bool(prefix))
         case LogFormat.PLAIN | LogFormat.FULL:
-            return TextFormatter(log_format.value, prefix=prefix is None or prefix)
+            # The value of the format is as users know it, but what is cut off of a name is missed.
+            return TextFormatter(log_format.value.replace('-20.20s', '-20s'), prefix=prefix is None or prefix)
         case str():
             return TextFormatter(log_format, prefix=prefix is None or prefix)
         case _:
