@@ -6,7 +6,7 @@ import types
 import pytest
 
 import kopf
-from kopf._core.reactor import observation, orchestration
+from kopf._core.reactor import observation, orchestration, watches
 
 
 @pytest.fixture(autouse=True)
@@ -316,3 +316,39 @@ async def test_ambiguous_names_take_nothing_from_others(world):
         assert not world.called('ambiguous', 'b') and not world.called('ambiguous', 'c')
         await world.aio.delete('customresourcedefinitions', 'things.one.dev')
         await world.until_called('ambiguous', 1, 'c')  # there is only one of them now
+
+
+# A kind that is indexed, and cannot be listed.
+
+
+async def test_an_indexed_kind_that_cannot_be_listed_stops_only_the_users_of_its_index(world, monkeypatch):
+    monkeypatch.setattr(watches, 'MAX_BACKOFF', 0.5)
+    seen = []
+
+    @kopf.index('things', registry=world.registry, id='things')
+    def things(name, **_):
+        return name
+
+    @kopf.on.event('configmaps', registry=world.registry, id='user')
+    async def use(name, things, **_):
+        seen.append(sorted(things.get(None, ())))
+        world.note('user', name)
+
+    @kopf.on.create('kopfexamples', registry=world.registry, id='other')
+    async def handle(name, **_):  # reading the kwargs would be a use of all indices
+        world.note('other', name)
+
+    async with world.operator():
+        await world.create('before')
+        await world.handled('before')
+        world.sandbox.faults.error(500, times=None, resource='things', user_agent='kopf/')
+        await world.aio.apply(define('things'))
+        await create(world, 'things')
+        await world.until_logged("The watch-stream for things.v1.other.dev")
+        await world.aio.create({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': 'map'}})
+        await world.create('after')
+        await world.handled('after')
+        assert not world.called('user', 'map')
+        world.sandbox.faults.clear()
+        await world.until_called('user', 1, 'map')
+    assert seen[-1] == ['obj']

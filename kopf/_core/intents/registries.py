@@ -17,6 +17,7 @@ from kopf._cogs.structs.references import Resource, Selector
 from kopf._core.actions.execution import Handler
 from kopf._core.intents import filters
 from kopf._core.intents.causes import Activity, ChangingCause
+from kopf._core.intents.dependencies import find_arguments
 from kopf._core.intents.handlers import (
     ActivityHandler,
     ChangingHandler,
@@ -165,6 +166,8 @@ class HandlerTable(NamedTuple):
     """Fields that count as changes only because a handler names them, of whatever kind it is."""
     finalizing: tuple[ResourceHandler, ...] = ()
     """The change-detecting handlers for which the object must not vanish unnoticed. For daemons, see `Spawner`."""
+    arguments: frozenset[str] | None = frozenset()
+    """The arguments that the handlers can look at, besides those of indices; ``None`` if that can be any."""
     label_selector: LabelSelector | None = None
     """The selector for the server: it has to be that of all the handlers, as they share one watch."""
 
@@ -207,6 +210,7 @@ class HandlerTable(NamedTuple):
             ),
             finalizing=tuple(handler for handler in changing if handler.requires_finalizer),
             label_selector=selectors.pop() if len(selectors) == 1 else None,
+            arguments=find_arguments((*changing, *spawning, *watching)),
         )
 
 

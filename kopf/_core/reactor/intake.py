@@ -5,13 +5,15 @@ Between a watch and the `Processor` of its resource there is an `Intake`, if the
 handler of the object does not delay its indexing, only the other way round. An object that is indexed leaves nothing
 behind but its values in the indices; the exclusions by errors are remembered while they last.
 
-The `Indexation` keeps all handlers of all resources waiting until everything that is to be indexed is indexed.
+The `Indexation` keeps handlers waiting until what they can look up is indexed; at the start, all of them.
 """
 
 import asyncio
+import collections
 import copy
+import functools
 import logging
-from collections.abc import Callable, Collection, Coroutine, Hashable
+from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable
 from typing import Any
 
 from kopf._cogs.aiokits.loops import end
@@ -37,7 +39,10 @@ EXIT_TIMEOUT = 2.0
 """For how long the indexing functions may take to end when they are cancelled (in seconds)."""
 
 MAX_REFUSALS = 2
-"""How many times the API can refuse to list a resource before nobody waits for it any more."""
+"""How many times the API can refuse to list a resource before no handlers wait for it any more."""
+
+MAX_FAILURES = 2
+"""How many times a list can fail otherwise before only those handlers wait for it that can use its indices."""
 
 
 class ObjectSink(EventSink):
@@ -68,63 +73,129 @@ class ObjectSink(EventSink):
         raise NotImplementedError
 
 
+class Awaited:
+    """A list that is to come, and the objects of it that are being indexed."""
+
+    __slots__ = ('indices', 'initial', 'listing', 'objects', 'title')
+
+    def __init__(self, title: str, indices: Collection[str]) -> None:
+        self.title = title
+        self.indices = indices
+        self.initial = True
+        """Whether all handlers wait for it, not only those that can use its indices."""
+        self.listing = False
+        self.objects = 0
+
+
 class Indexation:
     """
     All the indexing that goes on in an operator, and the gate that is closed until the indices are complete.
 
-    It counts: there are lists to come, and objects of them to be indexed. For resources and namespaces that come later,
-    the gate closes again: their handlers have not seen them in the indices yet.
+    It counts: there are lists to come, and objects of them to be indexed. When the operator starts, all handlers wait
+    for all of them, as the documentation promises. For resources and namespaces that come later, and for lists that
+    fail, only those handlers wait that can use the indices: they name them, or read their kwargs. Handlers of the same
+    resource wait together.
     """
 
     def __init__(self) -> None:
         self.listeners: list[Callable[[], None]] = []
-        """Are called each time when the gate opens."""
+        """Are called each time when the gate opens for some of the handlers, or for all."""
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._lists: dict[Hashable, str] = {}
-        self._objects = 0
+        self._awaited: dict[Hashable, Awaited] = {}
+        self._initial = 0  # how many of them keep all handlers waiting
+        self._filling: collections.Counter[str] = collections.Counter()  # how many of them each index waits for
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self._reminder: asyncio.TimerHandle | None = None
 
     @property
     def is_complete(self) -> bool:
-        return not self._objects and not self._lists
+        return not self._awaited
 
-    def expect(self, key: Hashable, title: str) -> None:
-        """Wait for the list that is known by this key, and by this title in the logs."""
-        self._lists[key] = title
+    def is_open(self, arguments: frozenset[str] | None) -> bool:
+        """Check whether those handlers may run that can look at these arguments; ``None`` is for any arguments."""
+        if not self._awaited:
+            return True
+        if self._initial or arguments is None:
+            return False
+        return arguments.isdisjoint(self._filling)
+
+    def expect(self, key: Hashable, title: str, indices: Collection[str] = (), *, initial: bool = True) -> None:
+        """
+        Let handlers wait for a list, and for the objects of it.
+
+        Args:
+            key: by what the list is known.
+            title: what it is called in the logs.
+            indices: the names of the indices that are filled from it.
+            initial: whether all handlers wait for it, or only those that can use these indices.
+        """
+        awaited = self._awaited.get(key)
+        if awaited is None:
+            awaited = self._awaited[key] = Awaited(title, indices)
+            self._filling.update(awaited.indices)
+        else:
+            self._initial -= awaited.initial
+        awaited.listing, awaited.initial = True, initial
+        self._initial += initial
         if self._reminder is None:
             self._remind_later()
 
     def dismiss(self, key: Hashable) -> None:
         """Do not wait for the list any more: it is complete, or never will be."""
-        if self._lists.pop(key, None) is not None:
-            self._check()
+        if (awaited := self._awaited.get(key)) is not None and awaited.listing:
+            awaited.listing = False
+            self._check(key, awaited)
 
-    def start(self, work: Coroutine[None, None, None], *, counted: bool) -> None:
-        """Let the object be indexed in the background; if it is counted, also wait for that."""
+    def excuse(self, key: Hashable) -> bool:
+        """Let only those handlers wait for the list that can use its indices; return whether others have waited."""
+        awaited = self._awaited.get(key)
+        if awaited is None or not awaited.initial:
+            return False
+        awaited.initial = False
+        self._initial -= 1
+        self._notify(not self._initial)
+        return True
+
+    def start(self, work: Coroutine[None, None, None], key: Hashable = None) -> None:
+        """Let an object be indexed in the background; wait for that, too, if the list of this key is waited for."""
         if self._closed:
             work.close()
             return
-        self._objects += counted
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._end_counted if counted else self._end)
+        if (awaited := self._awaited.get(key)) is None:
+            task.add_done_callback(self._end)
+        else:
+            awaited.objects += 1
+            task.add_done_callback(functools.partial(self._end_counted, key, awaited))
 
-    def _end_counted(self, task: asyncio.Task[None]) -> None:
+    def _end_counted(self, key: Hashable, awaited: Awaited, task: asyncio.Task[None]) -> None:
         self._end(task)
-        self._objects -= 1
-        if not self._objects:
-            self._check()
+        awaited.objects -= 1
+        self._check(key, awaited)
 
     def _end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and not self.failure.done():
             self.failure.set_exception(error)
 
-    def _check(self) -> None:
-        if self.is_complete and not self._closed:
+    def _check(self, key: Hashable, awaited: Awaited) -> None:
+        """Open the gate for those who have waited for this, unless they wait for something else."""
+        if awaited.listing or awaited.objects:
+            return
+        del self._awaited[key]
+        self._initial -= awaited.initial
+        self._filling.subtract(awaited.indices)
+        filled = [index for index in awaited.indices if not self._filling[index]]
+        for index in filled:
+            del self._filling[index]
+        self._notify(bool(filled) or not self._awaited or (awaited.initial and not self._initial))
+
+    def _notify(self, is_opening: bool) -> None:
+        if not self._awaited:
             self._cancel_reminder()
+        if is_opening and not self._closed:
             for listener in self.listeners:
                 listener()
 
@@ -139,18 +210,30 @@ class Indexation:
         self._reminder = asyncio.get_running_loop().call_later(REMINDER_INTERVAL, self._remind)
 
     def _remind(self) -> None:
-        lists = f"the lists of {', '.join(sorted(self._lists.values()))}" if self._lists else ''
-        objects = f"{self._objects} objects being indexed" if self._objects else ''
-        logger.warning(
-            "No handlers are run until all indices are complete; still waiting for: %s.",
-            ' and '.join(filter(None, [lists, objects])),
-        )
+        titles = sorted(awaited.title for awaited in self._awaited.values() if awaited.listing)
+        count = sum(awaited.objects for awaited in self._awaited.values())
+        lists = f"the lists of {', '.join(titles)}" if titles else ''
+        objects = f"{count} objects being indexed" if count else ''
+        waiting = ' and '.join(filter(None, [lists, objects]))
+        if self._initial:
+            logger.warning("No handlers are run until all indices are complete; still waiting for: %s.", waiting)
+        else:
+            logger.warning(
+                "The handlers that can use the indices %s are not run until these are complete; still waiting for: %s.",
+                join_names(self._filling),
+                waiting,
+            )
         self._remind_later()
 
     def _cancel_reminder(self) -> None:
         if self._reminder is not None:
             self._reminder.cancel()
             self._reminder = None
+
+
+def join_names(names: Iterable[str]) -> str:
+    """Name the indices in a log."""
+    return ', '.join(map(repr, sorted(names))) or 'there'
 
 
 class IndexingState:
@@ -191,20 +274,21 @@ class Intake(ObjectSink):
         self._sink = sink
         self._resource = table.resource
         self._selected = table.label_selector is not None
+        self._names = frozenset(handler.id for handler in table.indexing)
         self._indexing = ResourceIndexing(table.indexing, indexers, make_rules(settings.execution))
         self._indices = indexers.indices
         self._settings = settings
         self._memo = memo
         self._indexation = indexation
         self._counting = True  # whether the gate waits for the objects too
-        self._refusals = 0
+        self._refusals = self._failures = 0
         self._dropped = False
         self._successor: Intake | None = None
 
-    def expect(self, title: str) -> None:
-        """Let all handlers wait until all the objects of the watch are listed and indexed."""
-        self._counting, self._refusals = True, 0
-        self._indexation.expect(self, title)
+    def expect(self, title: str, *, initial: bool = True) -> None:
+        """Let handlers wait until all the objects of the watch are listed and indexed; see `Indexation.expect`."""
+        self._counting, self._refusals, self._failures = True, 0, 0
+        self._indexation.expect(self, title, self._names, initial=initial)
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
         state = record.indexing
@@ -233,6 +317,17 @@ class Intake(ObjectSink):
             )
             self._stop_waiting()
         return self._sink.refused(watch, error)
+
+    def failed(self, watch: ResourceWatch, error: Exception) -> None:
+        self._failures += 1
+        if self._failures == MAX_FAILURES and self._indexation.excuse(self):
+            logger.error(
+                "Only the handlers that can use the indices %s wait for %s from now on, as it cannot be listed: %s",
+                join_names(self._names),
+                watch,
+                error,
+            )
+        self._sink.failed(watch, error)
 
     def paused(self, watch: ResourceWatch) -> None:
         self._sink.paused(watch)
@@ -292,7 +387,7 @@ class Intake(ObjectSink):
 
     def _start(self, record: ObjectRecord, state: IndexingState, *, counted: bool) -> None:
         state.running = True
-        self._indexation.start(self._work(record, state), counted=counted)
+        self._indexation.start(self._work(record, state), self if counted else None)
 
     async def _work(self, record: ObjectRecord, state: IndexingState) -> None:
         """Index the object until there is nothing new about it."""
@@ -346,7 +441,7 @@ class Intake(ObjectSink):
             selected=self._selected,
         )
         await self._indexing.index(record, cause, state.excluded, again=again)
-        while state.excluded and record.indexing is state:
+        while state.excluded and not self._dropped:
             delay = get_retry_delay(state.excluded)
             if delay is None:
                 return

@@ -34,7 +34,7 @@ from kopf._core.actions.lifecycles import LifeCycleFn
 from kopf._core.engines.indexing import OperatorIndexers
 from kopf._core.engines.schedules import Schedules
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry
-from kopf._core.reactor.intake import Indexation, Intake, ObjectSink
+from kopf._core.reactor.intake import MAX_FAILURES, Indexation, Intake, ObjectSink
 from kopf._core.reactor.inventory import ObjectRecord
 from kopf._core.reactor.observation import Absences, Complaints, Definitions, get_groups, resolve_tables
 from kopf._core.reactor.peerings import Peerings
@@ -99,6 +99,8 @@ class Orchestrator:
             tools.schedules.guard(self.peerings.is_overdue)
         self.admission = self._make_admission() if tools.registry.webhooks or tools.registry.conversions else None
         self._paused = False
+        self._starting = True  # whether all handlers wait for the indices of what is found
+        self._listing_namespaces = False
         self._tables: dict[Resource, HandlerTable] = {}
         self._namespaces: set[Namespace] = set()
         self._watches: dict[Scope, Watching] = {}
@@ -137,6 +139,7 @@ class Orchestrator:
         """Begin to serve what is there, and to observe what changes."""
         specific = select_specific_namespaces(self._patterns)
         self._namespaces = {None} if not self._patterns else set(specific)
+        self._listing_namespaces = bool(self._patterns) and not self._tools.settings.scanning.disabled
         with explaining():
             settled = await self._discover()
         if self._tools.settings.scanning.disabled:
@@ -150,7 +153,10 @@ class Orchestrator:
         if not settled:
             self._changed.set()
         if self._patterns:
-            self._observe(NAMESPACE, NamespaceSink(self, self._patterns, self._tools.indexation))
+            sink = NamespaceSink(self, self._patterns, self._tools.indexation)
+            if indices := {handler.id for handler in self._tools.registry.indexing}:
+                sink.expect(indices)
+            self._observe(NAMESPACE, sink)
         for resource in CRDS.select(self._resources or ()):
             self._observe(resource, DefinitionsSink(self, self._definitions))
         self._tasks.create_task(self._rediscover(), name='discovery')
@@ -269,6 +275,16 @@ class Orchestrator:
             logger.warning("These namespaces are served as soon as they exist: %s.", join_names(missing))
             self.remove_namespaces(missing)
 
+    def end_listing_namespaces(self) -> None:
+        """Called when all namespaces are known, or when they cannot be."""
+        self._listing_namespaces = False
+        self._notice_start()
+
+    def _notice_start(self) -> None:
+        """From when everything is served that was there at the start, handlers wait only for indices that they use."""
+        if not self._listing_namespaces and not self._paused and self.peerings.is_open(None):
+            self._starting = False
+
     def _adjust(self, affected: Collection[Namespace] | None = None) -> None:
         """
         Start the watches that are missing, stop those that are not needed; or pause and resume them all.
@@ -312,6 +328,7 @@ class Orchestrator:
                 for scope, leaving in self._leaving.items()
                 if leaving[3] is None or not leaving[3].done()
             }
+        self._notice_start()
 
     def _find_wanted(self, namespaces: Collection[Namespace]) -> dict[Scope, HandlerTable]:
         """Find what is to be served in these namespaces, and what is in no namespace."""
@@ -459,7 +476,7 @@ class Orchestrator:
             self._tools.client, self._tools.settings, *scope, sink, label_selector=table.label_selector
         )
         if intake is not None:
-            intake.expect(str(watch))
+            intake.expect(str(watch), initial=self._starting)
         if former is not None:
             self._take_over(watch, sink, former)
         if self._paused:
@@ -527,7 +544,11 @@ class NamespaceSink(EventSink):
         self._patterns = [pattern for pattern in patterns if pattern not in self._specific]
         self._indexation = indexation
         self._uids: dict[str, str] = {}
-        indexation.expect(self, 'namespaces')  # each of them can bring more objects to be indexed
+        self._failures = 0
+
+    def expect(self, indices: Collection[str]) -> None:
+        """Let the handlers wait for the namespaces: each of them can bring more objects to these indices."""
+        self._indexation.expect(self, 'namespaces', indices)
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
         if not self._matches(record.name):
@@ -544,10 +565,19 @@ class NamespaceSink(EventSink):
 
     def listed(self, watch: ResourceWatch) -> None:
         self._orchestrator.compare_namespaces(self._uids)
+        self._stop_waiting()
+
+    def failed(self, watch: ResourceWatch, error: Exception) -> None:
+        self._failures += 1
+        if self._failures == MAX_FAILURES:
+            self._indexation.excuse(self)
+
+    def _stop_waiting(self) -> None:
         self._indexation.dismiss(self)
+        self._orchestrator.end_listing_namespaces()
 
     def refused(self, watch: ResourceWatch, error: errors.APIError) -> bool:
-        self._indexation.dismiss(self)
+        self._stop_waiting()
         if not isinstance(error, errors.APIForbiddenError):
             return False
         logger.warning(
@@ -560,7 +590,7 @@ class NamespaceSink(EventSink):
         return True
 
     def dropped(self, watch: ResourceWatch) -> None:
-        self._indexation.dismiss(self)
+        self._stop_waiting()
 
 
 def get_place(resource: Resource, namespace: Namespace) -> Place:

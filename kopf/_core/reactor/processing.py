@@ -95,6 +95,10 @@ class Processor(ObjectSink):
     def requesting(self) -> bool:
         return self.table.managing
 
+    @property
+    def arguments(self) -> frozenset[str] | None:
+        return self.table.arguments
+
     # Receiving: in the watch, without waiting.
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:

@@ -97,6 +97,9 @@ class EventSink:
         """
         return False
 
+    def failed(self, watch: 'ResourceWatch', error: Exception) -> None:
+        """Called when the objects could not be listed for another reason, and are not listed yet: it is tried again."""
+
     def paused(self, watch: 'ResourceWatch') -> None:
         """Called when the operator pauses, or when the watch begins in a pause: others can handle the objects now."""
 
@@ -517,6 +520,8 @@ class ResourceWatch:
         if not self._complete and isinstance(error, errors.APIClientError) and error.status not in TRANSIENT_REFUSALS:
             if self._sink.refused(self, error):
                 raise RefusalAccepted from error
+        elif not self._complete:
+            self._sink.failed(self, error)
         if isinstance(error, errors.APIForbiddenError):
             logger.error(
                 "Not permitted to list or watch %s; trying again in %.0f seconds. Grant the verbs list and watch "

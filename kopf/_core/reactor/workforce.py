@@ -46,6 +46,10 @@ class Processing(Protocol):
     def requesting(self) -> bool:
         """Whether this usually comes to requests to the API."""
 
+    @property
+    def arguments(self) -> frozenset[str] | None:
+        """The arguments that the handlers can look at, indices among them; ``None`` if that can be any."""
+
     def work(self, record: ObjectRecord) -> Coroutine[Any, Any, None]:
         """Do all there is to do about the object now."""
 
@@ -54,17 +58,20 @@ class Workforce:
     """
     The workers of all the objects of an operator: at most ``settings.queueing.worker_limit`` at a time.
 
-    Those who come when there is no place wait in a queue, without a task; so do all until the indices are complete.
+    Those who come when there is no place wait in a queue, without a task. Those whose handlers need indices that are
+    not complete wait before it.
     """
 
     def __init__(self, settings: OperatorSettings, indexation: Indexation) -> None:
         self._settings = settings
         self._indexation = indexation
-        indexation.listeners.append(self._begin_all)
+        indexation.listeners.append(self._admit)
         self._tasks: dict[asyncio.Task[None], ObjectRecord] = {}
         self._beginning = 0  # how many run right now up to where they wait, and are no tasks until then
         self._calm: set[ObjectRecord] = set()  # those employed, but not urgent
         self._queue: Lanes[ObjectRecord, Processing] = Lanes()
+        # Those who wait for indices, by the arguments of their handlers.
+        self._outside: dict[frozenset[str] | None, dict[ObjectRecord, Processing]] = {}
         self._begun = 0  # how many of those have begun in this turn of the loop
         self._look: asyncio.Handle | None = None
         self._closed = False
@@ -110,7 +117,9 @@ class Workforce:
         record.employed = True
         if not urgent:
             self._calm.add(record)
-        if not self._can_begin(processor, urgent=urgent):
+        if not self._may_begin(processor):
+            self._put_outside(processor, record)
+        elif not self._can_begin(processor, urgent=urgent):
             record.fold_pending()
             self._queue.push(record, processor, urgent=urgent)
         elif at_once:
@@ -133,11 +142,7 @@ class Workforce:
 
     def _has_place(self) -> bool:
         limit = self._settings.queueing.worker_limit
-        if (
-            self.paused
-            or not self._indexation.is_complete
-            or (limit is not None and len(self._tasks) + self._beginning >= limit)
-        ):
+        if self.paused or (limit is not None and len(self._tasks) + self._beginning >= limit):
             return False
         if self._is_overdue is not None and self._is_overdue():
             self._look_soon()  # if there is no pause after all
@@ -177,7 +182,31 @@ class Workforce:
             if not relieved and not self._queue.is_urgent:
                 break
             record, processor = self._queue.pop(urgent_only=not relieved)
-            self._begin_later(processor, record)  # there can be thousands
+            if self._may_begin(processor):
+                self._begin_later(processor, record)  # there can be thousands
+            else:
+                self._put_outside(processor, record)
+
+    def _may_begin(self, processor: Processing) -> bool:
+        return self._indexation.is_complete or self._indexation.is_open(processor.arguments)
+
+    def _put_outside(self, processor: Processing, record: ObjectRecord) -> None:
+        """Let the object wait until the indices are complete that its handlers can use."""
+        record.fold_pending()
+        self._outside.setdefault(processor.arguments, {})[record] = processor
+
+    def _admit(self) -> None:
+        """Let those into the queue whose indices are complete now."""
+        for arguments in [arguments for arguments in self._outside if self._indexation.is_open(arguments)]:
+            for record, processor in self._outside.pop(arguments).items():
+                self._queue.push(record, processor, urgent=record not in self._calm)
+        self._begin_all()
+
+    def _remove_waiting(self, record: ObjectRecord) -> bool:
+        """Let the object wait no more; return whether it has waited for its worker."""
+        if self._queue.discard(record):
+            return True
+        return any(records.pop(record, None) is not None for records in self._outside.values())
 
     def _notice_relief(self) -> None:
         if self._queue and self._is_relieved():
@@ -236,7 +265,7 @@ class Workforce:
         the objects can be served again meanwhile.
         """
         for record in records:
-            if record.employed and self._queue.discard(record):
+            if record.employed and self._remove_waiting(record):
                 record.employed = False
                 self._calm.discard(record)
         mine = {id(record) for record in records}

@@ -10,6 +10,7 @@ import urllib.request
 import pytest
 
 import kopf
+from kopf._core.reactor import watches
 from kopf.testing import Sandbox
 
 PEERINGS = pathlib.Path(__file__).resolve().parents[3] / 'peering.yaml'
@@ -165,4 +166,21 @@ async def test_the_webhook_server_does_not_listen_yet(server, ask):
     await ask('/readyz', 503, "The webhook server does not listen yet.")
     await ask('/healthz', 200)
     server.listens.set()
+    await ask('/readyz', 200)
+
+
+@pytest.fixture
+def index_of_things(registry):
+    kopf.index('things', registry=registry, id='index')(lambda **_: None)
+
+
+async def test_an_index_that_cannot_be_filled(index_of_things, sandbox, ask, monkeypatch):
+    monkeypatch.setattr(watches, 'MAX_BACKOFF', 0.5)
+    await ask('/readyz', 200)
+    sandbox.faults.error(500, times=None, resource='things')
+    names = {'plural': 'things', 'kind': 'Thing'}
+    sandbox.apply({**CRD, 'metadata': {'name': 'things.kopf.dev'}, 'spec': {**CRD['spec'], 'names': names}})
+    await ask('/readyz', 503, "The indices are not complete yet.")
+    await ask('/healthz', 503, "The watch-stream for things.v1.kopf.dev")
+    sandbox.faults.clear()
     await ask('/readyz', 200)

@@ -22,6 +22,7 @@ from kopf._core.reactor.processing import Processor
 from kopf._core.reactor.watches import EventSink, ResourceWatch
 from kopf._core.reactor.workforce import Workforce
 
+SERVICES = Resource('', 'v1', 'services', kind='Service', namespaced=True)
 PODS = Resource('', 'v1', 'pods', kind='Pod', namespaced=True)
 KEXES = Resource('kopf.dev', 'v1', 'kopfexamples', kind='KopfExample', namespaced=True)
 REFUSAL = APIForbiddenError('no', status=403)
@@ -62,7 +63,7 @@ class Setup:
         self.workforce = Workforce(self.settings, self.indexation)
         self.memo = kopf.Memo()
 
-    def serve(self, resource: Resource) -> Scope:
+    def serve(self, resource: Resource, *, initial: bool = True) -> Scope:
         self.indexers.ensure(self.registry.indexing)
         selectors = {selector for selector in self.registry.iter_selectors() if selector.check(resource)}
         table = HandlerTable.build(self.registry, resource, selectors)
@@ -85,7 +86,7 @@ class Setup:
             memo=self.memo,
             indexation=self.indexation,
         )
-        intake.expect(str(resource))
+        intake.expect(str(resource), initial=initial)
         return Scope(intake, str(resource))
 
     def get(self, name: str) -> dict[Any, list[Any]]:
@@ -347,6 +348,95 @@ async def test_waiting_is_reported(setup: Setup, caplog: Any) -> None:
     warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 2
     assert all(str(PODS) in text and '1 objects' in text for text in warnings)
+
+
+# What comes later, or fails.
+
+
+def declare_users(setup: Setup, seen: list[Any]) -> None:
+    """Declare an index of pods, a user of it, and a handler of another resource that is not."""
+
+    @kopf.index('pods', registry=setup.registry, id='idx')
+    async def idx(name: str, **_: Any) -> Any:
+        return name
+
+    @kopf.on.event('kopfexamples', registry=setup.registry)
+    async def use(name: str, idx: Any, **_: Any) -> None:
+        seen.append((name, sorted(idx.get(None, ()))))
+
+    @kopf.on.event('services', registry=setup.registry)
+    async def other(name: str, **_: Any) -> None:
+        seen.append(name)
+
+
+async def test_only_users_wait_for_what_comes_later(setup: Setup) -> None:
+    seen: list[Any] = []
+    declare_users(setup, seen)
+    services, kexes, pods = setup.serve(SERVICES), setup.serve(KEXES), setup.serve(PODS, initial=False)
+    kexes.feed('kex')
+    services.feed('svc')
+    pods.feed('pod1')
+    await settle()
+    assert seen == ['svc'] and not setup.indexation.is_complete
+    pods.listed()
+    await settle()
+    assert seen == ['svc', ('kex', ['pod1'])] and setup.indexation.is_complete
+
+
+async def test_only_users_wait_for_a_list_that_fails(setup: Setup, caplog: Any) -> None:
+    seen: list[Any] = []
+    declare_users(setup, seen)
+    services, kexes, pods = setup.serve(SERVICES), setup.serve(KEXES), setup.serve(PODS)
+    kexes.feed('kex')
+    services.feed('svc')
+    pods.sink.failed(pods.watch, Exception("glitch"))
+    await settle()
+    assert seen == []  # once does not count
+    pods.sink.failed(pods.watch, Exception("boo"))
+    await settle()
+    assert seen == ['svc']
+    assert "Only the handlers that can use the indices 'idx' wait for" in caplog.text and "boo" in caplog.text
+    pods.feed('pod1')
+    pods.listed()
+    await settle()
+    assert seen == ['svc', ('kex', ['pod1'])]
+
+
+async def test_objects_that_wait_for_an_index_can_go(setup: Setup) -> None:
+    seen: list[Any] = []
+    declare_users(setup, seen)
+    kexes, pods = setup.serve(KEXES), setup.serve(PODS, initial=False)
+    record = kexes.feed('kex')
+    await setup.workforce.release([record])
+    assert not record.employed
+    pods.listed()
+    await settle()
+    assert seen == []
+
+
+async def test_those_in_the_queue_wait_when_the_gate_closes_again(setup: Setup) -> None:
+    seen: list[Any] = []
+    declare_users(setup, seen)
+    setup.settings.queueing.worker_limit = 0
+    kexes, services = setup.serve(KEXES), setup.serve(SERVICES)
+    kexes.feed('kex')
+    services.feed('svc')
+    pods = setup.serve(PODS, initial=False)
+    setup.settings.queueing.worker_limit = None
+    setup.workforce.resume()
+    await settle()
+    assert seen == ['svc']
+    pods.listed()
+    await settle()
+    assert seen == ['svc', ('kex', [])]
+
+
+@pytest.mark.looptime
+async def test_users_that_wait_are_told_of(setup: Setup, caplog: Any) -> None:
+    declare_users(setup, [])
+    setup.serve(PODS, initial=False)
+    await asyncio.sleep(31)
+    assert "The handlers that can use the indices 'idx' are not run until these are complete" in caplog.text
 
 
 @pytest.mark.looptime

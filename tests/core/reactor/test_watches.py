@@ -140,6 +140,7 @@ class Sink:
         self.objects = {}
         self.lists = 0
         self.refusals = []
+        self.failures = []
         self.poison = None
         self.news = asyncio.Event()
 
@@ -161,6 +162,10 @@ class Sink:
 
     def refused(self, watch, error):
         self.refusals.append(error.status)
+        self.news.set()
+
+    def failed(self, watch, error):
+        self.failures.append(type(error))
         self.news.set()
 
     def dropped(self, watch):
@@ -407,6 +412,19 @@ async def test_other_namespaces_need_not_find_out_again(watch, server, sink, set
         async with running(ResourceWatch(watch._client, settings, RESOURCE, 'ns', sink)):
             await sink.has(a=1, b=1)
     assert [query for query in server.queries if 'sendInitialEvents' in query] == [INITIAL]
+
+
+async def test_sinks_are_told_of_lists_that_fail_until_they_succeed(watch, server, sink):
+    server.script = [
+        Refusal(503),
+        Stream(ending='end'),
+        Refusal(403),
+        Stream(bookmark(1, end=True), failure(code=500)),
+        Stream(added('a', 2)),
+    ]
+    async with running(watch):
+        await sink.has(a=2)
+    assert sink.failures == [errors.APIServerError, watches.StreamBroken] and sink.refusals == [403]
 
 
 async def test_selectors(watch, server, sink, settings):

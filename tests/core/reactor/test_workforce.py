@@ -206,6 +206,7 @@ class Crowd:
     """Objects of an initial list, each of which makes one request of a second; in virtual time."""
 
     requesting = True
+    arguments = None
     afterwards = 0  # for how long they do something else after the request
 
     def __init__(self, number=20):
