@@ -97,6 +97,7 @@ class Membership:
         self._expiry: float | None = None
         self._unsure = False  # whether our own record can be there, though nobody has confirmed it
         self._reason: object = None
+        self._verdict = (False, False, False)  # what was told last: if it is known, if to pause, if joined
         self._nudge = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None
 
@@ -104,6 +105,11 @@ class Membership:
     def mandatory(self) -> bool:
         """Whether to wait for the peering object as long as there is none."""
         return self._settings.peering.mandatory
+
+    @property
+    def joined(self) -> bool:
+        """Whether the objects may be looked at, at least: not before our own record is there, if it must be."""
+        return self.known and (self.expiry is not None or not self.mandatory)
 
     # What is seen.
 
@@ -227,7 +233,6 @@ class Membership:
 
     def _judge(self) -> None:
         """Decide whether to pause, and why; tell about it if it has changed."""
-        was = (self.known, self.paused)
         now = read_time()
         priority = self._settings.peering.priority
         alive = [sighting.peer for sighting in self._sightings.values() if sighting.until > now]
@@ -247,7 +252,9 @@ class Membership:
             self._conclude(False, None)
         self.known = True
         self._set_alarm(now)
-        if (self.known, self.paused) != was:
+        verdict = (self.known, self.paused, self.joined)
+        if verdict != self._verdict:
+            self._verdict = verdict
             self._changed()
 
     def _conclude(self, paused: bool, reason: object, *, equal: Collection[Peer] = ()) -> None:

@@ -120,7 +120,7 @@ class Peerings:
         if self._resource is None:
             return not self._settings.peering.mandatory
         if self.oriented and namespace in self._members:
-            return self._members[namespace].membership.known
+            return self._members[namespace].membership.joined
         # In the beginning, all must be known: who pauses because of us in one namespace, does so in all of them, and
         # is to be given the time for that.
         return not self._unknown
@@ -190,7 +190,7 @@ class Peerings:
         if namespace not in self._members:
             return  # it has left meanwhile
         membership = self._members[namespace].membership
-        (self._unknown.discard if membership.known else self._unknown.add)(namespace)
+        (self._unknown.discard if membership.joined else self._unknown.add)(namespace)
         (self._pausing.add if membership.paused else self._pausing.discard)(namespace)
         was_oriented = self.oriented
         self._orient()

@@ -631,6 +631,25 @@ async def test_mandatory_peering_before_its_kind(sandbox, world):
     assert verbs.index(('kopfpeerings', 'patch')) < verbs.index(('kopfexamples', 'watch'))
 
 
+async def test_nothing_is_watched_before_the_mandatory_peering_is_joined(world):
+    await world.create('a', field='1')
+    async with world.operator('low', peering_name='default', observing=True):
+        await world.until(lambda: any('is not found; pausing until it is there' in text for text in world.says))
+        await world.aio.apply(
+            {
+                'apiVersion': 'kopf.dev/v1',
+                'kind': 'KopfPeering',
+                'metadata': {'name': 'default'},
+                'status': {'boss': {'priority': 100, 'lifetime': 60, 'lastseen': '2099-01-01'}},
+            }
+        )
+        await world.until_indexed('low', a='1')
+        await world.remove('boss')
+        await world.handled('a', field='1')
+    verbs = [(seen.resource, seen.verb) for seen in world.sandbox.requests if seen.user_agent.startswith('kopf/')]
+    assert verbs.index(('kopfpeerings', 'patch')) < verbs.index(('kopfexamples', 'watch'))
+
+
 async def test_peering_that_appears_later(world):
     async with world.operator('me'):
         await world.create('a', field='1')
