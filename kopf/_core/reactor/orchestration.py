@@ -105,6 +105,8 @@ class Orchestrator:
         self._namespaces: set[Namespace] = set()
         self._watches: dict[Scope, Watching] = {}
         self._halting: asyncio.Task[None] | None = None
+        self._saving: asyncio.Task[None] | None = None
+        self._resuming: asyncio.Task[None] | None = None
         self._observers: set[ResourceWatch] = set()
         self._complaints = Complaints()
         self._resources: Collection[Resource] | None = None
@@ -354,17 +356,26 @@ class Orchestrator:
 
     def _pause(self) -> None:
         """Let others handle the objects: go on seeing and indexing them, but do nothing about them."""
+        if self._resuming is not None:
+            self._resuming.cancel()
         self._tools.workforce.pause()
         for watch, sink, _ in self._watches.values():
             sink.paused(watch)
         if self._watches or self._tools.schedules:
-            self._halting = self._tasks.create_task(self._halt(), name='pausing')
+            # At once: the daemons can take long to end, and the pause can be over by then.
+            self._halting = self._tasks.create_task(self._halt(self._start_saving()), name='pausing')
 
-    async def _halt(self) -> None:
+    async def _halt(self, saving: asyncio.Task[None]) -> None:
+        await asyncio.wait({saving})
         await self._tools.workforce.drain()
-        await self.save()
+        await asyncio.wait({self._start_saving()})
         await self._tools.schedules.drain()
         self.peerings.halt(True)
+
+    def _start_saving(self) -> asyncio.Task[None]:
+        """Store what is only remembered of the objects, also if the pause is over meanwhile."""
+        self._saving = self._tasks.create_task(self.save(), name='saving')
+        return self._saving
 
     async def save(self) -> None:
         """Store what is only remembered of the objects: before the operator ends, or leaves them to another one."""
@@ -395,6 +406,17 @@ class Orchestrator:
         """Go on where the others have stopped."""
         if self._halting is not None:
             self._halting.cancel()
+        if self._saving is not None and not self._saving.done():
+            # What is being stored must not be forgotten before it is on the objects: it would be done twice.
+            self._resuming = self._tasks.create_task(self._resume_later(self._saving), name='resuming')
+        else:
+            self._go_on()
+
+    async def _resume_later(self, saving: asyncio.Task[None]) -> None:
+        await asyncio.wait({saving})
+        self._go_on()
+
+    def _go_on(self) -> None:
         self.peerings.halt(False)
         for scope, (watch, sink, task) in self._watches.items():
             task.cancel()

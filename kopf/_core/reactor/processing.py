@@ -509,7 +509,7 @@ class Processor(ObjectSink):
         done = state.done(decision.matching) and not decision.incomplete
         if done and decision.reason is Reason.DELETE and record.daemons is not None and record.daemons.holding:
             done = False  # what is done must not be forgotten while the object waits for its daemons
-            if step.outcomes and not patch:
+            if step.outcomes and not patch and not self._workforce.paused:
                 # They usually end soon, and then one patch is enough.
                 self._wake_later(record, DAEMONS_GRACE)
                 return False

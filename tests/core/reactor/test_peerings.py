@@ -5,6 +5,7 @@ import contextlib
 import datetime
 import logging
 import pathlib
+import random
 import signal
 import sys
 import time
@@ -14,7 +15,7 @@ from operatorworld import ReadyFlag
 
 import kopf
 from kopf._core.engines.indexing import OperatorIndexers
-from kopf.testing import Sandbox
+from kopf.testing import Refusal, Sandbox
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 CRDS = [ROOT / 'examples' / 'crd.yaml']
@@ -65,6 +66,7 @@ class World:
         self.calls = []
         self.indices = {}
         self.says = []
+        self.lingering = asyncio.Event()
         self.gate = asyncio.Event()
         self.gate.set()
         self.changed = asyncio.Event()
@@ -90,7 +92,9 @@ class World:
                 await self.changed.wait()
 
     @contextlib.asynccontextmanager
-    async def operator(self, identity, *, worker_limit=None, retrying=False, ticking=False, observing=False, **options):
+    async def operator(
+        self, identity, *, worker_limit=None, retrying=False, ticking=False, observing=False, lingering=False, **options
+    ):
         registry, settings = kopf.OperatorRegistry(), kopf.OperatorSettings()
         settings.queueing.worker_limit = worker_limit
         settings.posting.enabled = False
@@ -122,11 +126,19 @@ class World:
         @kopf.on.delete('kopfexamples', registry=registry)
         async def delete(name, **_):
             self.note(identity, 'delete', name)
+            await self.gate.wait()
 
-        @kopf.daemon('kopfexamples', registry=registry, annotations={'daemon': 'yes'})
+        @kopf.daemon(
+            'kopfexamples',
+            registry=registry,
+            annotations={'daemon': 'yes'},
+            cancellation_backoff=60 if lingering else None,
+        )
         async def daemon(name, stopped, **_):
             self.note(identity, 'daemon starts', name)
             await stopped.wait()
+            if lingering:
+                await self.lingering.wait()
             self.note(identity, 'daemon stops', name)
 
         if observing:
@@ -695,3 +707,70 @@ async def test_freezing_and_resuming_by_commands(world):
         await command(PeeringCommand('human'))
         await world.joined('me')
         await world.handled('a', field='1')
+
+
+@pytest.mark.parametrize('when', ['before', 'after'])
+async def test_a_deletion_that_waits_for_daemons_is_not_handled_twice_because_of_a_pause(world, when):
+    """The success of the deletion is only remembered at first, as the daemons usually end soon."""
+    await world.join()
+    async with world.operator('low', lingering=True):
+        await world.create('a', field='1', daemon='yes')
+        await world.until(lambda: ('low', 'daemon starts', 'a') in world.calls)
+        await world.handled('a', field='1')
+        if when == 'before':
+            world.gate.clear()
+        await world.aio.delete('kopfexamples', 'a')
+        await world.until(lambda: ('low', 'delete', 'a') in world.calls)
+        await world.put('boss')
+        await world.paused()
+        world.gate.set()
+        await world.aio.wait_for('kopfpeerings', 'default', lambda body: True)
+        await world.remove('boss')
+        await world.until(lambda: any(text.startswith('Resuming') for text in world.says))
+        world.lingering.set()
+        await world.aio.wait_gone('kopfexamples', 'a')
+    assert world.calls.count(('low', 'delete', 'a')) == 1
+
+
+@pytest.mark.parametrize("seed", [0, 16, 22])
+async def test_pauses_at_any_time_let_nothing_be_handled_twice_or_never(world, seed):
+    chance = random.Random(seed)
+    await world.join()
+    names = [f'obj{number}' for number in range(6)]
+    async with world.operator('low', lingering=True):
+        world.lingering.set()
+        for name in names:
+            await world.create(name, field='1', **({'daemon': 'yes'} if chance.random() < 0.5 else {}))
+        for name in names:
+            await world.handled(name, field='1')
+        world.sandbox.faults.delay(0.05, method='PATCH', resource='kopfexamples', times=None)  # pauses come in between
+        for step in range(30):
+            name = chance.choice(names)
+            kind = chance.choice(['pause', 'resume', 'wait', 'edit', 'delete', 'linger', 'end'])
+            match kind:
+                case 'pause':
+                    await world.put('boss')
+                case 'resume':
+                    await world.remove('boss')
+                case 'wait':
+                    await asyncio.sleep(chance.random() * 0.1)
+                case 'edit':
+                    with contextlib.suppress(Refusal):
+                        await world.aio.patch('kopfexamples', name, {'spec': {'field': f'{step}'}})
+                case 'delete':
+                    with contextlib.suppress(Refusal):
+                        await world.aio.delete('kopfexamples', name)
+                case 'linger':
+                    world.lingering.clear()
+                case 'end':
+                    world.lingering.set()
+        world.lingering.set()
+        await world.remove('boss')
+        for name in names:
+            with contextlib.suppress(Refusal):
+                await world.aio.delete('kopfexamples', name)
+        for name in names:
+            await world.aio.wait_gone('kopfexamples', name)
+    handled = [call for call in world.calls if call[1] in ('create', 'update', 'delete')]
+    assert sorted(handled) == sorted(set(handled))
+    assert {call[2] for call in handled if call[1] == 'delete'} == set(names)
