@@ -11,7 +11,7 @@ import copy
 import functools
 import logging
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 from kopf._cogs.configs import conventions, digests
 from kopf._cogs.structs import bodies, dicts, patches
@@ -36,6 +36,13 @@ class DiffBaseStorage(
     """
 
     ignored_fields: Collection[dicts.FieldSpec] = ()
+
+    _builds_own: ClassVar[bool] = False
+    """Whether `build` is overridden by developers; it is asked for with every event of every object."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._builds_own = not cls.build.__module__.startswith('kopf._cogs.')
 
     def __init__(self, ignored_fields: Iterable[dicts.FieldSpec] | None = None) -> None:
         super().__init__()
@@ -72,7 +79,7 @@ class DiffBaseStorage(
 
         Only the framework may do so. The `build` of developers' own classes is still called; with a copy of the body.
         """
-        if not type(self).build.__module__.startswith('kopf._cogs.'):
+        if self._builds_own:
             return self.build(body=bodies.Body(copy.deepcopy(dict(body))), extra_fields=extra_fields)
         return self._pick(body, extra_fields)
 

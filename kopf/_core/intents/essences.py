@@ -102,17 +102,16 @@ class Essences:
 
     def is_last(self, body: Body, essence: BodyEssence) -> bool:
         """Tell at a glance that the essence is the last handled one; if not, it can still be."""
-        if not (self._remembering and essence is self._essence and body._data() is self._raw):
-            return self._matches(body, essence)
-        if self._is_last is None:
-            self._is_last = self._matches(body, essence)
-        return self._is_last
-
-    def _matches(self, body: Body, essence: BodyEssence) -> bool:
+        is_known = self._remembering and essence is self._essence and body._data() is self._raw
+        if is_known and self._is_last is not None:
+            return self._is_last
         try:
-            return self._diffbase.matches(body=body, essence=essence)
+            is_last = self._diffbase.matches(body=body, essence=essence)
         except Exception as error:
             raise StorageError(self._diffbase, 'match', error) from error
+        if is_known:
+            self._is_last = is_last
+        return is_last
 
     def store_last(self, body: Body, essence: BodyEssence, patch: Patch) -> None:
         """Put the essence into the patch as the last handled one."""
