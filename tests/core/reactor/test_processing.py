@@ -704,7 +704,8 @@ async def test_handlers_that_have_stopped_matching_are_counted(world):
     world.declare(kopf.on.create, 'retried', does=[kopf.TemporaryError("not yet", delay=0.1)])
     async with world.operator():
         await world.create()
-        await world.until_called('once')
+        for id, times in [('once', 1), ('failed', 1), ('waiting', 1), ('retried', 2)]:
+            await world.until_called(id, times)
         await world.edit(metadata={'labels': {'done': 'yes'}})
         await world.handled()
         await world.until_logged("is processed: ")
