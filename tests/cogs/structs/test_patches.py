@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kopf._cogs.structs.bodies import Body
-from kopf._cogs.structs.patches import Patch
+from kopf._cogs.structs.patches import Patch, combine
 
 KEYS = st.sampled_from(['a', 'b', 'x/y', 'x~y', '~1', '', '0'])
 LEAVES = st.none() | st.booleans() | st.integers(-1, 2) | st.text('xy', max_size=2)
@@ -308,3 +308,14 @@ def test_parts_that_are_missing():
     with pytest.raises(KeyError, match=r"^'other'$"):
         Patch()['other']
     assert Patch().get('spec') is None and 'spec' not in Patch()
+
+
+def test_combined_patches_are_applied_in_their_order():
+    def append(letter):
+        return lambda body: body['spec'].update(text=body['spec']['text'] + letter)
+
+    older, newer = Patch({'spec': {'x': 1, 'y': 1}}, fns=[append('a')]), Patch({'spec': {'x': 2}}, fns=[append('b')])
+    both = combine(older, newer)
+    assert both.applied_to({'spec': {'text': ''}}) == {'spec': {'text': 'ab', 'x': 2, 'y': 1}}
+    assert (len(older.fns), len(newer.fns), dict(older)) == (1, 1, {'spec': {'x': 1, 'y': 1}})
+    assert combine(older, Patch()) is older and combine(Patch(), newer) is newer

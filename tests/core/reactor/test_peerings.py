@@ -435,6 +435,22 @@ async def test_takeover_waits_for_those_who_still_work(world):
     assert [call for call in world.calls if call[1] != 'resume'] == [('low', 'create', 'a')]
 
 
+async def test_takeover_waits_for_daemons_that_still_run(world):
+    await world.join()
+    async with world.operator('low', priority=1, lingering=True):
+        await world.create('a', field='1', daemon='yes')
+        await world.until(lambda: ('low', 'daemon starts', 'a') in world.calls)
+        await world.handled('a', field='1')
+        async with world.operator('high', priority=2):
+            await world.paused()
+            await asyncio.sleep(0.3)
+            assert not [call for call in world.calls if call[0] == 'high']
+            world.lingering.set()
+            await world.until(lambda: ('high', 'daemon starts', 'a') in world.calls)
+    daemons = [call[:2] for call in world.calls if 'daemon' in call[1]]
+    assert daemons[:3] == [('low', 'daemon starts'), ('low', 'daemon stops'), ('high', 'daemon starts')]
+
+
 async def test_takeover_from_the_dead(world):
     await world.join()
     await world.put('dead', priority=100, lifetime=1)

@@ -12,6 +12,7 @@ import pytest
 import kopf
 from kopf._cogs.structs.references import Resource
 from kopf._core.intents.registries import HandlerTable
+from kopf._core.reactor import processing, throttling
 from kopf._core.reactor.intake import Indexation
 from kopf._core.reactor.inventory import ObjectRecord
 from kopf._core.reactor.processing import Processor
@@ -682,6 +683,31 @@ async def test_nothing_is_left_in_the_status_when_the_deletion_is_handled(world,
 # Attempts.
 
 
+class ForgetfulStorage(kopf.ProgressStorage):
+    """Nothing is written, so that no request makes a pause between the attempts."""
+
+    def fetch(self, *, key, body):
+        return None
+
+    def store(self, *, key, record, body, patch):
+        pass
+
+    def purge(self, *, key, body, patch):
+        pass
+
+
+@pytest.mark.timeout(30)
+async def test_an_object_that_does_not_come_to_rest_leaves_time_to_others(world, monkeypatch):
+    monkeypatch.setattr(processing, 'MAX_STEPS', 20)
+    world.settings.persistence.progress_storage = ForgetfulStorage()
+    world.settings.queueing.error_delays = [999]
+    world.declare(kopf.on.create, 'create', does=kopf.TemporaryError('boo', delay=0))
+    async with world.operator():
+        await world.create()
+        await world.until_logged("The object does not come to rest in 20 steps.")
+    assert len(world.called('create')) <= 20
+
+
 async def test_retries_are_not_requested_from_the_cluster(world):
     world.declare(
         kopf.on.create, 'create', does=[kopf.TemporaryError('boo', delay=0.1), ValueError('boo'), 'result'], backoff=0.1
@@ -853,6 +879,59 @@ async def test_throttling(world, caplog):
     assert rule.times is None and len(world.called('create', 'obj')) == 1
     skipped = [record.k8s_skip for record in caplog.records if 'Throttling' in record.getMessage()]
     assert skipped and all(skipped)  # they are not posted as events
+
+
+class FailingStorage(ForgetfulStorage):
+    def store(self, *, key, record, body, patch):
+        raise RuntimeError("boo")
+
+
+async def test_the_same_failure_is_shown_with_its_traceback_once(world, caplog):
+    world.settings.queueing.error_delays = [0.01]
+    world.settings.persistence.progress_storage = FailingStorage()
+    world.declare(kopf.on.create, 'create', does=kopf.TemporaryError('boo', delay=0))
+
+    def shown():
+        return [record.exc_info is not None for record in caplog.records if 'Throttling' in record.getMessage()]
+
+    async with world.operator():
+        await world.create()
+        await world.until(lambda: len(shown()) >= 3)
+    assert shown()[:3] == [True, False, False]
+
+
+async def test_edits_hasten_the_next_attempt_but_not_before_a_pause(world, monkeypatch):
+    monkeypatch.setattr(throttling, 'RECOVERY_PAUSE', 0.5)
+    world.settings.queueing.error_delays = [999]
+    world.declare(kopf.on.create, 'create', does={'field': 'x'})
+    world.declare(kopf.on.delete, 'delete')
+    world.sandbox.faults.error(422, method='PATCH', name='obj', times=1)
+    async with world.operator():
+        await world.create(finalizers=[world.settings.persistence.finalizer])
+        await world.until_logged('Throttling for 999 seconds')
+        failed = time.monotonic()
+        await world.delete()
+        await world.gone()
+    assert time.monotonic() - failed > 0.4
+
+
+async def test_edits_that_have_come_before_the_failure_do_not_hasten_the_next_attempt(world):
+    world.settings.queueing.error_delays = [999]
+
+    async def edit(name, **_):
+        if name == 'obj':
+            await world.edit(field='edited')
+            await world.create('later')  # it comes after the edit
+            await world.until_called('seen', name='later')
+
+    world.declare(kopf.on.event, 'seen')
+    world.declare(kopf.on.create, 'create', does=edit)
+    world.sandbox.faults.error(500, method='PATCH', name='obj', times=None)
+    async with world.operator():
+        await world.create()
+        await world.until_logged('Throttling for 999 seconds')
+        await world.settled()
+    assert sum('Throttling' in text for text in world.log.texts) == 1
 
 
 async def test_edits_while_throttled(world):
