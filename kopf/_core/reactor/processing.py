@@ -110,11 +110,11 @@ class Processor(ObjectSink):
             echoes.notice_list(record, since=listed_since)
         if record.daemons is not None:
             record.daemons.renew(event['object'], asked_at=listed_since)
+            if record.daemons.gone and event['type'] != 'DELETED':
+                record.daemons.return_()
             if is_deleted(event):
                 self._workforce.background.deletions.announce(record)
                 record.daemons.stop(DaemonStoppingReason.RESOURCE_DELETED)  # the worker can be busy for long
-            elif record.daemons.gone:
-                record.daemons.return_()
         elif record.employed and is_deleted(event):
             self._workforce.background.deletions.announce(record)
         if self._workforce.paused and not self._is_kept_for_later(record, event):

@@ -30,7 +30,7 @@ class Work:
                 self.loop.call_soon_threadsafe(self._note_stop)
             self.let_go.wait(60)
             self.loop.call_soon_threadsafe(self._leave)
-            return {'key': 'result'}
+            return None if self.until_stopped else {'key': 'result'}
 
         async def async_fn(name, **kwargs):
             if name != 'obj':
@@ -45,7 +45,7 @@ class Work:
                 except asyncio.CancelledError:  # in vain, as for a thread
                     pass
             self._leave()
-            return {'key': 'result'}
+            return None if self.until_stopped else {'key': 'result'}
 
         decorator('kopfexamples', id='work', registry=self.world.registry, **options)(
             sync_fn if self.threaded else async_fn
@@ -145,6 +145,30 @@ async def test_a_daemon_starts_again_when_the_former_one_has_ended(world, rewire
         work.let_go.set()
         await world.until(lambda: work.begun == 2)
     assert work.most == 1
+
+
+async def test_an_object_that_comes_back_to_be_deleted_is_freed_when_its_daemon_ends(world):
+    world.settings.watching.label_selectors['kopfexamples'] = 'app=x'
+    work = Work(world, threaded=False, until_stopped=True)
+    work.declare(kopf.daemon)
+    world.declare(kopf.on.event, 'seen')
+    world.declare(kopf.on.delete, 'delete')
+    async with world.operator():
+        await world.create(labels={'app': 'x'})
+        await world.until(lambda: work.running)
+        await world.edit(metadata={'labels': {'app': 'y'}})
+        await world.until(lambda: work.stopped and world.called('seen')[-1]['type'] == 'DELETED')
+        await world.delete()
+        await world.edit(metadata={'labels': {'app': 'x'}})
+        await world.aio.wait_for(
+            'kopfexamples', 'obj', lambda body: any('delete' in key for key in body['metadata'].get('annotations', {}))
+        )  # its deletion is handled
+        await world.edit(field='fence')
+        await world.until(lambda: world.called('seen')[-1]['spec']['field'] == 'fence')
+        work.let_go.set()
+        await world.gone()
+    assert work.begun == 1
+    assert len(world.called('delete')) == 1
 
 
 @pytest.mark.parametrize('threaded', [False, True], ids=['async', 'sync'])
