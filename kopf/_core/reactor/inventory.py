@@ -125,8 +125,14 @@ class ObjectRecord:
 
     @property
     def in_use(self) -> bool:
-        """Whether a worker, a daemon, an index function, or a patch on its way can still have this record."""
-        return self.employed or self.daemons is not None or self.indexing is not None or self.expected is not None
+        """Whether a worker (also one of later), a daemon, an index function, or a patch can still have this record."""
+        return (
+            self.employed
+            or self.throttled
+            or self.daemons is not None
+            or self.indexing is not None
+            or self.expected is not None
+        )
 
     @property
     def is_vanishing(self) -> bool:

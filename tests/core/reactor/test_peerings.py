@@ -372,6 +372,26 @@ async def test_what_was_seen_before_the_pause_is_forgotten(world):
     assert world.calls == [('low', 'create', 'a'), ('low', 'create', 'c')]
 
 
+async def test_deletions_from_before_the_pause_are_seen_after_it(world):
+    await world.join()
+    world.gate.clear()
+    async with world.operator('low', worker_limit=1, observing=True):
+        await world.create('a', field='1', daemon='yes')
+        await world.until(lambda: ('low', 'daemon starts', 'a') in world.calls)
+        await world.create('b', field='1', finalizers=[FINALIZER])  # this one has to wait
+        for name in 'ab':
+            await world.aio.delete('kopfexamples', name)
+            await world.aio.patch('kopfexamples', name, {'metadata': {'finalizers': None}})
+            await world.aio.wait_gone('kopfexamples', name)
+        await world.until(lambda: ('low', 'daemon stops', 'a') in world.calls)  # its deletion is seen, and has to wait
+        await world.put('boss')
+        await world.paused()
+        await world.remove('boss')
+        world.gate.set()
+        await world.until(lambda: {('low', 'DELETED', name) for name in 'ab'} <= set(world.calls))
+    assert world.calls.count(('low', 'daemon starts', 'a')) == 1
+
+
 async def test_changes_that_others_have_handled_in_the_pause_are_no_part_of_the_next_ones(world):
     await world.join()
     async with world.operator('low', retrying=True):

@@ -333,3 +333,18 @@ async def test_what_comes_late_in_the_stream_is_not_handled_again(world, steps):
     assert work.begun == 1
     assert len(world.called('update')) == 1
     assert [len(world.called(f'next-{number}')) for number in range(1, steps)] == [1] * (steps - 1)
+
+
+async def test_what_could_not_be_stored_is_known_after_leaving_the_selection(world):
+    world.settings.watching.label_selectors['kopfexamples'] = 'app=x'
+    world.settings.queueing.error_delays = [0.5]
+    world.declare(kopf.on.create, 'create')
+    async with world.operator():
+        world.sandbox.faults.error(500, method='PATCH', resource='kopfexamples')
+        await world.create(labels={'app': 'x'})
+        await world.until_logged('Throttling for')
+        await world.edit(metadata={'labels': {'app': 'y'}})
+        await world.edit(metadata={'labels': {'app': 'x'}})
+        await world.handled()
+        await world.until_logged('Throttling is over')
+    assert world.ids == ['create']
