@@ -445,8 +445,8 @@ class Operator(RuleBasedStateMachine):
         assert list(annotations) == [LAST_HANDLED]
         assert look_at({'metadata': {}, **json.loads(annotations[LAST_HANDLED])}) == look_at(raw)
         [record] = self.process.watch.records.values()
-        assert record.body is record.cycle is record.unsent is record.pending is record.wakeup is None
-        assert not record.employed and not record.throttled
+        assert record.body is record.cycle is record.pending_patch is record.pending is record.wakeup is None
+        assert not record.has_worker and not record.throttled
         successes = {
             id: [seen for other, seen, _, success, _ in self.runs if other == id and success]
             for id in ('create1', 'create2', 'update1', 'update2', 'update3', 'field', 'resume')

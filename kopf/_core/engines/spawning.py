@@ -43,7 +43,16 @@ class Record(Protocol):
     uid: str
     namespace: str | None
     name: str
-    daemons: 'ObjectDaemons | None'
+
+    @property
+    def daemons(self) -> 'ObjectDaemons | None':
+        """The daemons and timers of the object, if there are any."""
+
+    def attach_daemons(self, daemons: 'ObjectDaemons', /) -> None:
+        """Called when the object has daemons or timers."""
+
+    def detach_daemons(self) -> None:
+        """Called when none of them is left."""
 
 
 class Host(Protocol):
@@ -239,7 +248,10 @@ class ObjectDaemons:
             if redefined or daemon.handler not in spawner.keys:
                 daemon.stop(DaemonStoppingReason.RESOURCE_DELETED)
         self.gone = False
-        self.record.daemons = self if self.known else None
+        if self.known:
+            self.record.attach_daemons(self)
+        else:
+            self.record.detach_daemons()
 
     def renew(self, raw: RawBody, patch: Patch | None = None, *, asked_at: float | None = None) -> bool:
         """
@@ -293,7 +305,7 @@ class ObjectDaemons:
     def _let_go(self) -> None:
         """Break what refers to each other when it is over: objects come and go, and nobody else would free it soon."""
         if self.gone and not self.alive:
-            self.record.daemons = None
+            self.record.detach_daemons()
 
     def notify(self, daemon: Daemon) -> None:
         """Let the object be looked at, as a daemon does not hold it any more: it can be freed, or get a new daemon."""
@@ -415,7 +427,7 @@ class Spawner:
         if deleted and daemons.stopping:
             await self._wait_instantly(daemons)
         if not daemons.known:
-            record.daemons = None
+            record.detach_daemons()
             return bool(survey.missing)
         known = daemons.known  # also those that have ended at once
         return any(self.keys[handler] not in known for handler in survey.missing) or daemons.holding
@@ -426,9 +438,11 @@ class Spawner:
         held = self._finalizer in (raw['metadata'].get('finalizers') or ())
         for handler in missing:
             if held or not handler.requires_finalizer:
-                if record.daemons is None:
-                    record.daemons = ObjectDaemons(self, record, raw)
-                record.daemons.spawn(handler)
+                daemons = record.daemons
+                if daemons is None:
+                    daemons = ObjectDaemons(self, record, raw)
+                    record.attach_daemons(daemons)
+                daemons.spawn(handler)
 
     async def _wait_instantly(self, daemons: ObjectDaemons) -> None:
         """Give a chance to those that end at once: then, the object is freed in one step."""

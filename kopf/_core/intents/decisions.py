@@ -84,7 +84,7 @@ class Cycle:
     """The essences that finished handlers have seen before somebody's edit; ``None`` if that is not known."""
     revived: dict[HandlerId, BodyEssence | None] = dataclasses.field(default_factory=dict)
     """The same for handlers that are due again because of it, until they are finished."""
-    hoped: tuple[BodyEssence, BodyEssence] | None = None
+    unconfirmed: tuple[BodyEssence, BodyEssence] | None = None
     """The essence, and the base, if the last patch was stored after all, though only an error came back."""
     skipping: bool = False
     """Whether filters have failed, so that it is unknown if all is done: the cycle waits for a change."""
@@ -116,12 +116,17 @@ class Decision:
     """The known essence, and the base, without what the patch changes."""
     stored: BodyEssence | None = None
     """What is stored as the last handled essence, or was already; ``None`` if the cycle is not done."""
-    heir: Cycle | None = None
+    followup: Cycle | None = None
     """The cycle that goes on when this one is done, once that is known."""
 
     @property
     def reason(self) -> Reason:
+        """Why the handlers are run, or why none are."""
         return self.cause.reason
+
+    def hold_back(self) -> None:
+        """Run no handlers now: only what has come of them before is stored."""
+        self.due = ()
 
     @property
     def is_outdated(self) -> bool:
@@ -163,32 +168,39 @@ class Decider:
         make_cause: MakeCause,
         *,
         initial: bool,
-        released: bool,
+        deletion_handled: bool,
         holding: bool,
         now: datetime.datetime,
-        unkept: str | None = None,
+        handled_digest: str | None = None,
         failures: filters.Failures | None = None,
-        lacking: frozenset[FieldPath] = NO_FIELDS,
+        missing_fields: frozenset[FieldPath] = NO_FIELDS,
     ) -> Decision | None:
         """
         Decide what is to be done about the object now; ``None`` if it is none of our business.
 
-        ``initial`` means that this process has not resumed the object yet; ``released``, that its deletion is handled;
-        ``holding``, that something else needs the object to stay, such as a running daemon. ``unkept`` is what was
-        handled, but could not be stored: see `find_unkept`. ``lacking`` are the fields that it did not have when no
-        handler matched it: see `find_lacking`. The handlers that would be due if their filters did not fail are added
-        to the ``failures``.
+        Args:
+            body: the newest state of the object.
+            cycle: what is remembered of the change that is being handled, if there is one.
+            make_cause: makes the cause of what is found out.
+            initial: whether this process has not resumed the object yet.
+            deletion_handled: whether its deletion is handled, and only the finalizer is to be removed.
+            holding: whether something else needs the object to stay, such as a running daemon.
+            now: the time.
+            handled_digest: what was handled, but could not be stored: see `find_handled_digest`.
+            failures: where the handlers are added that would be due if their filters did not fail.
+            missing_fields: the fields that the object did not have when no handler matched it: see
+                `find_missing_fields`.
         """
         metadata = body['metadata']
         deleting = metadata.get('deletionTimestamp') is not None
         held = self.finalizer in (metadata.get('finalizers') or ())
         essence = self.essences.of(body)
-        last = self.essences.fetch_last(body, essence, unkept)
+        last = self.essences.fetch_last(body, essence, handled_digest)
         recalled: BodyEssence | None = None
         if last is None and cycle is not None:
             last = cycle.assumed
-        elif last is None and lacking and not deleting:
-            recalled, is_update = self._recall(essence, lacking, make_cause)
+        elif last is None and missing_fields and not deleting:
+            recalled, is_update = self._recall(essence, missing_fields, make_cause)
             last = recalled if is_update else None
 
         reason, changes = self._detect(body, cycle, essence, last, deleting=deleting, held=held, initial=initial)
@@ -222,7 +234,7 @@ class Decider:
             add_finalizer=needed and not held and not deleting,
             remove_finalizer=not needed and not unsure and held and not deleting,
         )
-        if decision.add_finalizer or reason is Reason.FREE or (released and deleting):
+        if decision.add_finalizer or reason is Reason.FREE or (deletion_handled and deleting):
             return decision  # the object must not vanish unnoticed once its handlers have begun
 
         matching = filters.sift(relevant, cause, filters.match_change, failed)
@@ -246,15 +258,15 @@ class Decider:
             skipped.update(due)
         return bool(due)
 
-    def find_lacking(self, body: Body, make_cause: MakeCause) -> frozenset[FieldPath]:
+    def find_missing_fields(self, body: Body, make_cause: MakeCause) -> frozenset[FieldPath]:
         """Return the fields which would make the object match handlers of updates, if it had them."""
         if not self._awaiting_fields or body['metadata'].get('deletionTimestamp') is not None:
             return NO_FIELDS
         cause = make_cause(reason=Reason.NOOP, initial=False, old=None, new=self.essences.of(body), diff=EMPTY)
-        lacking = filters.sift(self._awaiting_fields, cause, filters.lacks_field, {})
-        return frozenset(handler.field for handler in lacking if handler.field)
+        missing_fields = filters.sift(self._awaiting_fields, cause, filters.lacks_field, {})
+        return frozenset(handler.field for handler in missing_fields if handler.field)
 
-    def find_unkept(self, decision: Decision, body: Body) -> str | None:
+    def find_handled_digest(self, decision: Decision, body: Body) -> str | None:
         """
         Give the digest of the state that was handled if the object is in it, but does not say so after our patch.
 
@@ -287,7 +299,7 @@ class Decider:
             return EMPTY
         return diff(decision.stored, essence)
 
-    def is_settled(self, body: Body, *, holding: bool = False, unkept: str | None = None) -> bool:
+    def is_settled(self, body: Body, *, holding: bool = False, handled_digest: str | None = None) -> bool:
         """Tell at a glance that there is nothing to do about the object; in doubt, do not."""
         metadata = body['metadata']
         needed = holding or self._held_if_settled
@@ -299,7 +311,7 @@ class Decider:
             return True
         essence = self.essences.of(body)
         if not self.essences.is_last(body, essence):
-            last = self.essences.fetch_last(body, essence, unkept, again=True)
+            last = self.essences.fetch_last(body, essence, handled_digest, again=True)
             if last is None or not is_same(last, essence):
                 return False
         return not self.records.fetch_all(self.table.changing_ids, body)
@@ -328,7 +340,7 @@ class Decider:
     def _recall(
         self,
         essence: BodyEssence,
-        lacking: frozenset[FieldPath],
+        missing_fields: frozenset[FieldPath],
         make_cause: MakeCause,
     ) -> tuple[BodyEssence | None, bool]:
         """
@@ -336,7 +348,7 @@ class Decider:
 
         If it is a creation, the update follows; but not of the fields that handlers of the creation are for, too.
         """
-        added = {field for field in lacking if resolve(essence, field, None) is not None}
+        added = {field for field in missing_fields if resolve(essence, field, None) is not None}
         if not added:
             return None, False
         cause = make_cause(reason=Reason.CREATE, initial=False, old=None, new=essence, diff=diff(None, essence))
@@ -373,14 +385,14 @@ class Decider:
         if cycle.patched is not None:
             self._adjust(cycle, essence, cycle.patched)
             cycle.patched = None
-        if cycle.hoped is not None:
-            hoped, base = cycle.hoped
-            # If both the patch is stored and there are edits, then there are fewer differences to what was hoped for.
-            if is_same(essence, hoped) or (
-                not is_same(essence, cycle.known) and len(diff(hoped, essence)) < len(diff(cycle.known, essence))
+        if cycle.unconfirmed is not None:
+            unconfirmed, base = cycle.unconfirmed
+            # If the patch was stored, and there are edits too, there are fewer differences to what it has made.
+            if is_same(essence, unconfirmed) or (
+                not is_same(essence, cycle.known) and len(diff(unconfirmed, essence)) < len(diff(cycle.known, essence))
             ):
-                cycle.known, cycle.base = hoped, base
-                cycle.hoped = None
+                cycle.known, cycle.base = unconfirmed, base
+                cycle.unconfirmed = None
         if not is_same(essence, cycle.known):
             self._notice_edit(cycle, essence)
         return cycle
@@ -488,6 +500,14 @@ class Decider:
         chosen.update(handler for handler in relevant if handler.id in cycle.revived and _is_for_updates(handler))
         return [handler for handler in relevant if handler in chosen]
 
+    def revert(self, decision: Decision, original: RawBody) -> None:
+        """Go on with the decision about the object as it was before its handlers have changed it in place."""
+        body, cycle, changed = decision.cause.body, decision.cycle, decision.essence
+        body._replace_with(original)
+        decision.essence = self.essences.of(body)
+        cycle.known = decision.essence if cycle.known is changed else cycle.known
+        cycle.base = decision.essence if cycle.base is changed else cycle.base
+
     def conclude(self, decision: Decision, patch: Patch, conclusion: Patch, *, done: bool) -> None:
         """Put into the conclusion what is to be stored with the patch: the progress, or the end of the cycle."""
         cycle, body, reason = decision.cycle, decision.cause.body, decision.reason
@@ -495,9 +515,9 @@ class Decider:
             return
         if done:
             cycle.state.purge(storage=self.records, body=body, patch=conclusion)
-            decision.heir = self._follow(decision)
-            if decision.heir is not None:
-                decision.heir.state.store(storage=self.records, body=body, patch=conclusion)
+            decision.followup = self._follow(decision)
+            if decision.followup is not None:
+                decision.followup.state.store(storage=self.records, body=body, patch=conclusion)
             decision.stored = cycle.base if reason is Reason.CREATE else decision.essence
             if decision.relevant and reason in _STORING and not is_same(decision.stored, decision.last):
                 self.essences.store_last(body, decision.stored, conclusion)
@@ -509,7 +529,6 @@ class Decider:
             elif cycle.assumed is not None and cycle.assumed is decision.last:
                 # Otherwise, a restarted operator would take the update for a creation.
                 self.essences.store_last(body, cycle.assumed, conclusion)
-        self.records.flush()
 
     def _follow(self, decision: Decision) -> Cycle | None:
         """
@@ -538,7 +557,7 @@ class Decider:
     def _move_along(self, decision: Decision, patch: Patch) -> None:
         """Let all the handlers count as having seen what the patch changes."""
         cycle = decision.cycle
-        decision.before, cycle.hoped = (cycle.known, cycle.base), None
+        decision.before, cycle.unconfirmed = (cycle.known, cycle.base), None
         self._move(decision, patch)
         creating = cycle.state.purpose == Reason.CREATE and bool(self._updating)
         if creating and not cycle.edited and self._is_put_off(cycle, decision.cause.body):
@@ -565,10 +584,10 @@ class Decider:
         cycle = decision.cycle
         if decision.before is None:
             return
-        hoped = cycle.known, cycle.base
+        unconfirmed = cycle.known, cycle.base
         cycle.known, cycle.base = decision.before
         if stored is None:
-            cycle.hoped = None if all(map(is_same, hoped, decision.before)) else hoped
+            cycle.unconfirmed = None if all(map(is_same, unconfirmed, decision.before)) else unconfirmed
         elif stored:
             self._move(decision, stored)
 

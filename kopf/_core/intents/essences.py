@@ -76,16 +76,16 @@ class Essences:
         self,
         body: Body,
         essence: BodyEssence,
-        unkept: str | None = None,
+        handled_digest: str | None = None,
         *,
         again: bool = False,
     ) -> BodyEssence | None:
         """
-        Give the last handled essence of the object; the present one is it if its digest is the ``unkept`` one.
+        Give the last handled essence of the object; the present one is it if its digest is the ``handled_digest`` one.
 
         If it is to be fetched ``again``, it is remembered until then; but not longer, as then handlers get it.
         """
-        if unkept is not None and unkept == digest_essence(essence):
+        if handled_digest is not None and handled_digest == digest_essence(essence):
             return essence
         known = self._remembering and body._data() is self._raw
         if known and self._fetched is not None:

@@ -67,25 +67,26 @@ class Applier:
             self.keep_unsaved(record, decision, patch)
             return Application(False, CONFLICT_DELAYS[-1])
         if result.gone:
-            record.body = record.cycle = record.unsent = None
-            record.again = False
+            record.forget_state()
+            record.cancel_requeue()
             return Application(True)
         stored = patch
         if result.remaining_fns:
             stored = Patch(dict(patch)) if result.body is not None else Patch()
             self.keep_unsaved(record, decision, Patch(fns=patch.fns), stored)
         else:
-            record.unsent = None
+            record.keep_patch(None)
         if result.body is not None:
             self._accept(record, result.body, patch, asked_at)
             if decision is not None and record.cycle is not None:
                 self._decider.notice_patched(decision, stored, Body(result.body))
-            record.again = record.again or (self._decider.table.managing and not result.remaining_fns)
-        if record.again or not result.remaining_fns:
+            if self._decider.table.managing and not result.remaining_fns:
+                record.requeue()
+        if record.requeued or not result.remaining_fns:
             return Application(not result.remaining_fns)
         # Usually, an event brings the state that they fit to. If it is late, or if there was another reason for
         # the refusal, then the state is asked for: otherwise, the same patch would be refused again and again.
-        record.outdated = True
+        record.mark_outdated()
         return Application(False, CONFLICT_DELAYS[-1])
 
     async def apply_of_daemon(
@@ -104,10 +105,10 @@ class Applier:
             if result.body is not None and not record.daemons.gone:
                 at_rest = record.body is None
                 self._accept(record, result.body, patch, asked_at)
-                if record.employed or not is_settled(record, cast(RawBody, record.body)):
+                if record.has_worker or not is_settled(record, cast(RawBody, record.body)):
                     resume(record)
                 elif at_rest:
-                    record.body = None
+                    record.drop_body()
             if not result.remaining_fns:
                 return
             patch, raw = Patch(fns=patch.fns), None
@@ -118,7 +119,7 @@ class Applier:
 
     async def reload(self, record: ObjectRecord, known: RawBody) -> None:
         """Ask for the state of the object, as no event brings it."""
-        record.outdated = False
+        record.clear_outdated()
         resource = self._decider.table.resource
         url = resource.get_url(namespace=record.namespace, name=record.name)
         asked_at = time.monotonic()
@@ -131,7 +132,7 @@ class Applier:
         if raw is not None and raw['metadata'].get('uid') == known['metadata'].get('uid'):
             self._accept(record, raw, Patch(), asked_at)
         else:  # gone: what is to be done about that, is done when it is seen in the stream
-            record.body = record.cycle = record.unsent = None
+            record.forget_state()
 
     async def _send(
         self,
@@ -162,7 +163,7 @@ class Applier:
         stored: Patch | None = None,
     ) -> None:
         """Remember what could not be stored: for the next attempt, or for those who serve the object after us."""
-        record.unsent = patch if patch else None
+        record.keep_patch(patch)
         if record.cycle is not None:
             record.cycle.state.mark_unsaved()
             if decision is not None:
@@ -173,15 +174,15 @@ class Applier:
         if record.daemons is not None:
             if not record.daemons.renew(raw, patch, asked_at=asked_at):
                 raw = record.daemons.stash.copy()  # a newer one is here: from a daemon's patch, or from the stream
-        record.body = raw
+        record.accept(raw)
         echoes.expect(record, raw, timeout=self._settings.persistence.consistency_timeout)
 
 
 def complete(record: ObjectRecord, patch: Patch, log: AnyLogger) -> None:
     """Add to what the handlers want now what they have wanted before, and could not get."""
     patching.discard_unstorable(patch, log)
-    if record.unsent is not None:
-        _merge(patch, record.unsent)
+    if record.pending_patch is not None:
+        _merge(patch, record.pending_patch)
 
 
 def _merge(patch: Patch, older: Patch) -> None:

@@ -41,11 +41,11 @@ def expect(record: ObjectRecord, raw: RawBody, *, timeout: float) -> None:
     """Expect the state that has come of our patch, for some time (in seconds; zero is not to expect anything)."""
     version = raw['metadata'].get('resourceVersion')
     if version is None or timeout <= 0:
-        record.expected = None
+        record.expect(None)
         return
     unsure = record.expected.unsure if record.expected is not None else None
     now = time.monotonic()
-    record.expected = Expectation(version, made_at=now, deadline=now + timeout, unsure=unsure)
+    record.expect(Expectation(version, made_at=now, deadline=now + timeout, unsure=unsure))
 
 
 def outlive(record: ObjectRecord, event: RawEvent) -> None:
@@ -55,21 +55,23 @@ def outlive(record: ObjectRecord, event: RawEvent) -> None:
     This is so if the patch was made after the object had left: then it has only left the selection of the watch, and
     what comes next in the stream can be older than the patch. The echo of the patch is news, as nothing is known else.
     """
-    expected, record.expected = record.expected, None
+    expected = record.expected
+    record.expect(None)
     version = event['object']['metadata'].get('resourceVersion')
     if expected is None or version is None or not (version.isdecimal() and expected.version.isdecimal()):
         return
     if int(version) < int(expected.version):
-        record.expected = expected = Expectation(
+        expected = Expectation(
             str(int(expected.version) - 1), made_at=expected.made_at, deadline=expected.deadline, unsure=None
         )
+        record.expect(expected)
         delay = max(0.0, expected.deadline - time.monotonic())
         asyncio.get_running_loop().call_later(delay, _expire, record, expected)
 
 
 def _expire(record: ObjectRecord, expected: Expectation) -> None:
     if record.expected is expected:
-        record.expected = None
+        record.expect(None)
 
 
 def notice_list(record: ObjectRecord, *, since: float) -> None:
@@ -78,16 +80,17 @@ def notice_list(record: ObjectRecord, *, since: float) -> None:
     if expected is None:
         return
     if since > expected.deadline:
-        record.expected = None
+        record.expect(None)
     elif since > expected.made_at:
         expected.doubted = True
 
 
-def is_stale(record: ObjectRecord, event: RawEvent, receive: Receive) -> bool:
+def sift(record: ObjectRecord, event: RawEvent, receive: Receive) -> bool:
     """
-    Tell whether this state is from before our own last patch, or is the echo of it.
+    Compare the event with what is expected, and return whether it is to be dropped.
 
-    What can be either is held back as if it were stale, and given to the function when it turns out to be new.
+    It is if it is from before our own last patch, or is the echo of it. What can be either is held back as if it
+    were stale, and given to the function when it turns out to be new. What is new ends the expectation.
     """
     expected = record.expected
     if expected is None:
@@ -97,13 +100,13 @@ def is_stale(record: ObjectRecord, event: RawEvent, receive: Receive) -> bool:
     if version == expected.version:
         expected.unsure = None
         if not comparable:
-            record.expected = None  # all that follows is newer
+            record.expect(None)  # all that follows is newer
         return True
     older = not comparable or int(version or '') < int(expected.version)
     certain = comparable and not expected.doubted
     stale = older and (certain or time.monotonic() < expected.deadline)
     if not stale:
-        record.expected = None
+        record.expect(None)
     elif not certain:
         waiting, expected.unsure = expected.unsure is not None, event
         if not waiting:

@@ -297,7 +297,8 @@ class Intake(ObjectSink):
             self._sink.receive(record, event, listed_since=listed_since)
             return
         if state is None:
-            state = record.indexing = IndexingState()
+            state = IndexingState()
+            record.begin_indexing(state)
         state.event, state.listed_since = event, listed_since
         if not state.running:
             self._start(record, state, counted=self._counting)
@@ -383,7 +384,7 @@ class Intake(ObjectSink):
         self._indexing.discard(record)
         if record.indexing is not None:
             record.indexing.cancel_timer()
-            record.indexing = None
+            record.end_indexing()
 
     def _start(self, record: ObjectRecord, state: IndexingState, *, counted: bool) -> None:
         state.running = True
@@ -410,14 +411,14 @@ class Intake(ObjectSink):
                 if self._successor is not None and state.event is not None:
                     self._successor.resume_indexing(record, state)
             elif not state.excluded and record.indexing is state:
-                record.indexing = None
+                record.end_indexing()
 
     def _is_over(self) -> bool:
         return self._dropped
 
     def resume_indexing(self, record: ObjectRecord, state: IndexingState) -> None:
         """Called when a function of the former sink has ended, and there is a newer event of the object."""
-        record.indexing = state
+        record.begin_indexing(state)
         self._start(record, state, counted=self._counting)
 
     async def _index(

@@ -33,31 +33,35 @@ _UNSET: Any = object()
 
 
 class ObjectRecord:
-    """One object, as long as it is there."""
+    """
+    One object, as long as it is there: its identity, what is known and planned while there is work, and a few flags.
+
+    Only this class assigns its attributes; the other modules call the transitions, each of which has a name.
+    """
 
     __slots__ = (
         '__weakref__',
-        'again',
         'body',
         'cycle',
         'daemons',
-        'employed',
+        'deletion_handled',
         'expected',
+        'handled_digest',
+        'has_worker',
         'indexing',
         'initial',
-        'lacking',
         'memo',
+        'missing_fields',
         'name',
         'namespace',
         'outdated',
         'pending',
-        'released',
+        'pending_patch',
+        'requeued',
         'selftriggering',
         'throttle',
         'throttled',
         'uid',
-        'unkept',
-        'unsent',
         'wakeup',
     )
 
@@ -66,7 +70,7 @@ class ObjectRecord:
         self.namespace = sys.intern(namespace) if type(namespace) is str else namespace  # there are few of them
         self.name = name
         self.initial = initial
-        """It was there before this process has begun to watch, and is not resumed yet."""
+        """The object was there before this process has begun to watch, and is not resumed yet."""
 
         self.expected: Expectation | None = None
         """The state that our own last patch has made, until something newer is seen in the stream."""
@@ -74,60 +78,46 @@ class ObjectRecord:
         self.pending: RawEvent | bytes | None = None
         """The newest event that is not looked at yet; as a text if it has to wait for long. See `take_pending`."""
         self.body: RawBody | None = None
-        """The newest state known, while there is something to be done about it."""
+        """The newest state known, while there is something to be done about the object."""
         self.outdated = False
         """That state is known to be not the newest, as our patch did not fit to it."""
-        self.again = False
+        self.requeued = False
         """There is something to be done now, event or not."""
-        self.employed = False
-        """It has a worker, or waits for one."""
+        self.has_worker = False
+        """A worker has the object, or the object waits for one."""
         self.wakeup: asyncio.TimerHandle | None = None
         self.throttle: Throttle | None = None
         """What is known of the failures while the framework fails to handle the object."""
         self.throttled = False
-        """It is left alone until its next attempt."""
+        """The object is left alone until its next attempt."""
 
         self.cycle: Cycle | None = None
         """The change that is being handled."""
-        self.released = False
-        """Its deletion is handled: only our finalizer is to be removed."""
-        self.unkept: str | None = None
-        """The digest of the state that was handled last, if it cannot be stored on the object."""
-        self.lacking: frozenset[FieldPath] = NO_FIELDS
-        """The fields without which it matches no handlers: their addition is an update."""
+        self.deletion_handled = False
+        """The deletion is handled: only our finalizer is to be removed."""
+        self.handled_digest: str | None = None
+        """The digest of the state that was handled last, if that state cannot be stored on the object."""
+        self.missing_fields: frozenset[FieldPath] = NO_FIELDS
+        """The fields without which the object matches no handlers: their addition is an update."""
         self.selftriggering: SelfTriggering | None = None
-        """What is known of updates that its handlers cause themselves, while they do."""
-        self.unsent: Patch | None = None
+        """What is known of updates that the object's handlers cause themselves, while they do."""
+        self.pending_patch: Patch | None = None
         """What handlers have wanted of the object, and could not be applied to it yet."""
         self.indexing: IndexingState | None = None
-        """What goes on with its indexing, if anything does."""
+        """What goes on with the indexing of the object, if anything does."""
         self.memo: Any = _UNSET
         self.daemons: Any = None
 
     def __repr__(self) -> str:
         return f"<{self.namespace}/{self.name}>" if self.namespace else f"<{self.name}>"
 
-    def get_memo(self, factory: Callable[[], Any]) -> Any:
-        if self.memo is _UNSET:
-            self.memo = factory()
-        return self.memo
-
-    def fold_pending(self) -> None:
-        """Keep the event as a text, a fifth as large: it has to wait, as thousands of others do."""
-        if self.pending is not None and not isinstance(self.pending, bytes):
-            with contextlib.suppress(TypeError):  # of huge numbers, or of halves of characters
-                self.pending = dump_tightly(self.pending)
-
-    def take_pending(self) -> RawEvent | None:
-        """Give the event, if there is any: it is looked at now."""
-        event, self.pending = self.pending, None
-        return orjson.loads(event) if isinstance(event, bytes) else event
+    # Questions.
 
     @property
     def in_use(self) -> bool:
         """Whether a worker (also one of later), a daemon, an index function, or a patch can still have this record."""
         return (
-            self.employed
+            self.has_worker
             or self.throttled
             or self.daemons is not None
             or self.indexing is not None
@@ -136,14 +126,14 @@ class ObjectRecord:
 
     @property
     def is_vanishing(self) -> bool:
-        """Whether it is known to be deleted, but that is not handled yet."""
+        """Whether the object is known to be deleted, but that is not handled yet."""
         pending: RawEvent | None = orjson.loads(self.pending) if isinstance(self.pending, bytes) else self.pending
         return pending is not None and pending['type'] == 'DELETED'
 
     @property
     def in_memory_only(self) -> bool:
-        """Whether something has come of its handlers that is not stored on the object yet."""
-        return self.unsent is not None or (self.cycle is not None and self.cycle.state.in_memory_only)
+        """Whether something has come of the object's handlers that is not stored on the object yet."""
+        return self.pending_patch is not None or (self.cycle is not None and self.cycle.state.in_memory_only)
 
     @property
     def is_being_deleted(self) -> bool:
@@ -155,6 +145,196 @@ class ObjectRecord:
         return self.daemons is not None and (
             self.daemons.gone or self.daemons.body.metadata.get('deletionTimestamp') is not None
         )
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something to be done about the object now."""
+        return self.pending is not None or self.requeued
+
+    # What is shared by all handlers of the object.
+
+    def get_memo(self, factory: Callable[[], Any]) -> Any:
+        """Return the memo; the first time, it is made by the factory."""
+        if self.memo is _UNSET:
+            self.memo = factory()
+        return self.memo
+
+    # Events.
+
+    def put_pending(self, event: RawEvent) -> None:
+        """Keep the event for the worker, in place of an older one."""
+        self.pending = event
+
+    def fold_pending(self) -> None:
+        """Keep the event as a text, a fifth as large: it has to wait, as thousands of others do."""
+        if self.pending is not None and not isinstance(self.pending, bytes):
+            with contextlib.suppress(TypeError):  # of huge numbers, or of halves of characters
+                self.pending = dump_tightly(self.pending)
+
+    def take_pending(self) -> RawEvent | None:
+        """Return the event, if there is any: it is looked at now."""
+        event, self.pending = self.pending, None
+        return orjson.loads(event) if isinstance(event, bytes) else event
+
+    def expect(self, expectation: 'Expectation | None') -> None:
+        """Expect this state in the stream; ``None`` if there is nothing to wait for any more."""
+        self.expected = expectation
+
+    def mark_initial(self) -> None:
+        """Count the object among those that were there before this process."""
+        self.initial = True
+
+    # The queue of workers.
+
+    def requeue(self) -> None:
+        """Have the object looked at again, event or not."""
+        self.requeued = True
+
+    def cancel_requeue(self) -> None:
+        """Look at the object only when something happens."""
+        self.requeued = False
+
+    def take_requeue(self) -> bool:
+        """Return whether the object was requeued: it is looked at now."""
+        requeued, self.requeued = self.requeued, False
+        return requeued
+
+    def assign_worker(self) -> None:
+        """Called when the object gets a worker, or a place in the queue for one."""
+        self.has_worker = True
+
+    def free_worker(self) -> None:
+        """Called when the worker has ended, or is not needed any more."""
+        self.has_worker = False
+
+    def wake_by(self, timer: asyncio.TimerHandle) -> None:
+        """Be woken up by this timer, and by no other."""
+        self.cancel_wakeup()
+        self.wakeup = timer
+
+    def cancel_wakeup(self) -> None:
+        """Be woken up by events only."""
+        if self.wakeup is not None:
+            self.wakeup.cancel()
+            self.wakeup = None
+
+    def wake(self) -> None:
+        """Called when the time has come: the object is not left alone any more."""
+        self.wakeup, self.throttled = None, False
+
+    # Failures of the framework.
+
+    def hold_off(self, throttle: 'Throttle') -> None:
+        """Leave the object alone until the next attempt."""
+        self.throttle, self.throttled = throttle, True
+
+    def end_throttling(self) -> None:
+        """Called when the object could be handled after all."""
+        self.throttle = None
+
+    def watch_selftriggering(self, triggering: 'SelfTriggering | None') -> None:
+        """Remember the updates that the handlers cause themselves; ``None`` when they do not any more."""
+        self.selftriggering = triggering
+
+    # The state, and what is done about it.
+
+    def accept(self, raw: RawBody) -> None:
+        """Go on with this state, which is the newest one."""
+        self.body, self.outdated = raw, False
+
+    def adopt(self, raw: RawBody) -> None:
+        """Go on with this state if no other one is known."""
+        if self.body is None:
+            self.body = raw
+
+    def restore(self, original: RawBody) -> None:
+        """Go on with the state as it was before handlers have changed it in place."""
+        self.body = original
+
+    def mark_outdated(self) -> None:
+        """Called when the state is known to be not the newest."""
+        self.outdated = True
+
+    def clear_outdated(self) -> None:
+        """Called when the newest state is asked for."""
+        self.outdated = False
+
+    def drop_body(self) -> None:
+        """Called when the object comes to rest: its state is not kept."""
+        self.body = None
+
+    def begin_cycle(self, cycle: 'Cycle') -> None:
+        """Go on with this cycle: a new one, or the same as before."""
+        self.cycle = cycle
+
+    def end_cycle(self, followup: 'Cycle | None') -> None:
+        """Called when the change is handled, so that the object is resumed too; another change can follow it."""
+        self.cycle, self.initial = followup, False
+
+    def leave_cycle(self) -> None:
+        """Called when the object is none of our business; if it is ever again, the progress is on the object."""
+        self.cycle = None
+
+    def note_missing_fields(self, fields: frozenset[FieldPath]) -> None:
+        """Remember the fields without which the object matches no handlers."""
+        self.missing_fields = fields
+
+    def note_handled(self, digest: str | None) -> None:
+        """Remember the state that was handled, if it cannot be stored on the object."""
+        self.handled_digest = digest
+
+    def note_deletion_handled(self) -> None:
+        """Called when there is nothing to do about the deletion but to remove our finalizer."""
+        self.deletion_handled = True
+
+    def keep_patch(self, patch: Patch | None) -> None:
+        """Remember what could not be applied; ``None`` or an empty patch if nothing is left."""
+        self.pending_patch = patch if patch else None
+
+    def give_up(self) -> None:
+        """Forget what was refused, and run the handlers again."""
+        self.pending_patch = self.cycle = None
+
+    # Indexing and daemons.
+
+    def begin_indexing(self, state: 'IndexingState') -> None:
+        """Called when the object is to be indexed, or is excluded from an index."""
+        self.indexing = state
+
+    def end_indexing(self) -> None:
+        """Called when nothing goes on with the indexing."""
+        self.indexing = None
+
+    def attach_daemons(self, daemons: Any) -> None:
+        """Called when the object has daemons or timers."""
+        self.daemons = daemons
+
+    def detach_daemons(self) -> None:
+        """Called when none of them is left."""
+        self.daemons = None
+
+    # The end.
+
+    def forget_state(self) -> None:
+        """Called when the object is gone: nothing is to be done about its last state."""
+        self.body = self.cycle = self.pending_patch = None
+
+    def forget_plans(self) -> None:
+        """Forget what is known and planned: others could have handled the object, only the object itself tells."""
+        self.cancel_wakeup()
+        self.throttled = self.requeued = False
+        self.cycle = self.pending_patch = self.expected = self.pending = None
+
+    def abandon(self) -> None:
+        """Called when the object is not served any more: a step that has begun may end, no other one begins."""
+        self.cancel_wakeup()
+        self.requeued = self.throttled = False
+        self.pending = self.expected = None
+
+    def discard_work(self) -> None:
+        """Called when the worker ends in a processor that has been dropped."""
+        self.cancel_wakeup()
+        self.pending, self.requeued = None, False
 
     def change_hands(self, *, redefined: bool) -> None:
         """
@@ -168,11 +348,6 @@ class ObjectRecord:
             self.cancel_wakeup()
         if redefined and not self.is_vanishing:
             self.pending = None
-
-    def cancel_wakeup(self) -> None:
-        if self.wakeup is not None:
-            self.wakeup.cancel()
-            self.wakeup = None
 
 
 def make_logger(

@@ -115,17 +115,17 @@ class Processor(ObjectSink):
             if is_deleted(event):
                 self._workforce.background.deletions.announce(record)
                 record.daemons.stop(DaemonStoppingReason.RESOURCE_DELETED)  # the worker can be busy for long
-        elif record.employed and is_deleted(event):
+        elif record.has_worker and is_deleted(event):
             self._workforce.background.deletions.announce(record)
         if self._workforce.paused and not self._is_kept_for_later(record, event):
             return
-        if not record.employed and not record.throttled and not self._needs_work(record, event):
+        if not record.has_worker and not record.throttled and not self._needs_work(record, event):
             return
-        record.pending = event
+        record.put_pending(event)
         if not record.throttled:
             self._workforce.start(self, record, urgent=listed_since is None)
         else:
-            delay = self._throttling.notice(record, event, is_stale=lambda: self._is_stale(record, event))
+            delay = self._throttling.hasten(record, event, is_stale=lambda: self._sift(record, event))
             if delay is not None:
                 self._wake_later(record, delay)
 
@@ -138,7 +138,7 @@ class Processor(ObjectSink):
         """
         if record.uid in self._known:
             return event['type'] == 'DELETED'
-        record.initial = True
+        record.mark_initial()
         return False
 
     def paused(self, watch: ResourceWatch) -> None:
@@ -148,9 +148,7 @@ class Processor(ObjectSink):
     def resumed(self, watch: ResourceWatch) -> None:
         """Forget what has been known and planned: others could have handled it, only the objects themselves tell."""
         for record in watch.records.values():  # not those that are gone: that is still to be reported
-            record.cancel_wakeup()
-            record.throttled = record.again = False
-            record.cycle = record.unsent = record.expected = record.pending = None
+            record.forget_plans()
         self._known = frozenset()
 
     def revise(self, table: HandlerTable) -> None:
@@ -164,9 +162,7 @@ class Processor(ObjectSink):
         """There are no objects to process any more; or others do that. What has begun may finish its step."""
         self._dropped = True
         for record in watch.get_known():
-            record.cancel_wakeup()
-            record.again = record.throttled = False
-            record.pending = record.expected = None
+            record.abandon()
             if record.daemons is not None:
                 record.daemons.forget()
 
@@ -175,7 +171,7 @@ class Processor(ObjectSink):
         self._spawner = None
         for record in watch.get_known():
             if record.daemons is not None and not record.daemons.alive:
-                record.daemons = None
+                record.detach_daemons()
 
     @property
     def processor(self) -> 'Processor':
@@ -201,7 +197,7 @@ class Processor(ObjectSink):
             return False
         if self._observing or record.body is not None or record.cycle is not None or event['type'] == 'DELETED':
             return True
-        if not self._managing or self._is_stale(record, event):
+        if not self._managing or self._sift(record, event):
             return False
         return not self._is_settled(record, event['object'])
 
@@ -215,12 +211,12 @@ class Processor(ObjectSink):
                 if survey.missing or survey.excess or survey.failures:
                     return False
                 holding = survey.holding
-            return self._decider.is_settled(Body(raw), holding=holding, unkept=record.unkept)
+            return self._decider.is_settled(Body(raw), holding=holding, handled_digest=record.handled_digest)
         except Exception:  # of filters or storages; it is reported, and retried, where the object is handled
             return False
 
-    def _is_stale(self, record: ObjectRecord, event: RawEvent) -> bool:
-        return echoes.is_stale(record, event, self._receive_again)
+    def _sift(self, record: ObjectRecord, event: RawEvent) -> bool:
+        return echoes.sift(record, event, self._receive_again)
 
     def _receive_again(self, record: ObjectRecord, event: RawEvent) -> None:
         self.receive(record, event, listed_since=None)
@@ -233,7 +229,7 @@ class Processor(ObjectSink):
             await self._successor.work(record)
             return
         steps = 0
-        while (record.pending is not None or record.again) and not self._workforce.halted and not self._dropped:
+        while record.has_work and not self._workforce.halted and not self._dropped:
             if steps and record.pending is not None and self._workforce.is_crowded:
                 return  # whatever changes all the time must not keep the place for ever
             event = record.take_pending()
@@ -251,13 +247,12 @@ class Processor(ObjectSink):
         if self._has_successor():
             return  # the record goes there as it is
         if self._dropped:
-            record.cancel_wakeup()
-            record.pending, record.again = None, False
-        if record.wakeup is None and record.cycle is None and record.unsent is None:
-            record.body = None
+            record.discard_work()
+        if record.wakeup is None and record.cycle is None and record.pending_patch is None:
+            record.drop_body()
 
     async def _process(self, record: ObjectRecord, event: RawEvent | None) -> None:
-        again, record.again = record.again, False
+        requeued = record.take_requeue()
         if event is None:
             if record.body is not None and (record.outdated or self._is_foreign(record.body)):
                 await self._applier.reload(record, record.body)
@@ -279,14 +274,14 @@ class Processor(ObjectSink):
             return
         if not self._managing and not patch and record.body is None:
             return
-        stale = self._is_stale(record, event)
+        stale = self._sift(record, event)
         if not stale:
-            record.body, record.outdated = event['object'], False
+            record.accept(event['object'])
         elif record.body is not None and self._is_foreign(record.body):
             await self._applier.reload(record, record.body)
-        if patch or again or not stale:
+        if patch or requeued or not stale:
             deciding = record.body is not None
-            record.body = record.body or event['object']
+            record.adopt(event['object'])
             await self._step(record, patch, deciding=deciding)
 
     def _has_successor(self) -> bool:
@@ -326,7 +321,7 @@ class Processor(ObjectSink):
         if self._managing:
             ObjectLogger(body=body, settings=self._settings).debug("Deleted, really deleted, and we are notified.")
         record.cancel_wakeup()
-        record.body = record.cycle = record.unsent = None
+        record.forget_state()
         echoes.outlive(record, event)
         if record.daemons is not None:
             record.daemons.forget()
@@ -337,7 +332,7 @@ class Processor(ObjectSink):
         holding = False
         if deciding and self._spawner is not None:
             holding = await self._spawner.adjust(record, cast(RawBody, record.body))
-            record.again = False  # those that have just ended are taken into account
+            record.cancel_requeue()  # those that have just ended are taken into account
         body = Body(cast(RawBody, record.body))
         pause = self._get_pause(record, body) if deciding else 0
         deciding_now = deciding and self._managing and not pause
@@ -355,25 +350,27 @@ class Processor(ObjectSink):
                 self._wake_later(record, delay)
             if not applied:
                 return
-        record.unsent = None
+        record.keep_patch(None)
         if decision is None and deciding:
-            record.cycle = None  # none of our business any more; if it is ever again, the records are on the object
+            record.leave_cycle()
         elif decision is not None and not decision.add_finalizer:
             if done:
-                record.cycle, record.initial = decision.heir, False
+                record.end_cycle(decision.followup)
                 # An update follows an edited creation, also if there was nothing to be stored, and so no event comes.
-                record.again = record.again or decision.is_outdated
+                if decision.is_outdated:
+                    record.requeue()
                 if decision.reason in (Reason.CREATE, Reason.UPDATE):
-                    record.lacking = NO_FIELDS if decision.relevant else record.lacking
-                    record.unkept = self._find_unkept(record, decision)
+                    if decision.relevant:
+                        record.note_missing_fields(NO_FIELDS)
+                    record.note_handled(self._find_handled_digest(record, decision))
                     pause = self._notice_trigger(record, decision, patch)
-            elif not record.again and record.body is not None:
+            elif not record.requeued and record.body is not None:
                 self._sleep(record, decision)
         if pause:
-            record.again = False
+            record.cancel_requeue()
             self._wake_later(record, pause)
-        elif record.again and record.cycle is None and self._is_settled(record, cast(RawBody, record.body)):
-            record.again = False
+        elif record.requeued and record.cycle is None and self._is_settled(record, cast(RawBody, record.body)):
+            record.cancel_requeue()
 
     def _get_pause(self, record: ObjectRecord, body: Body) -> float:
         """Return for how long (in seconds) the object is not to be updated, as its handlers cause that themselves."""
@@ -381,7 +378,7 @@ class Processor(ObjectSink):
         if triggering is None or record.cycle is not None:
             return 0
         if body['metadata'].get('deletionTimestamp') is not None or triggering.is_over(self._decider.essences.of(body)):
-            record.selftriggering = None
+            record.watch_selftriggering(None)
             return 0
         return triggering.get_pause()
 
@@ -389,9 +386,10 @@ class Processor(ObjectSink):
         """Notice updates that follow the handlers' own patches; return the pause before the next one (in seconds)."""
         changes = self._decider.find_own_changes(decision, patch, record.body) if record.cycle is None else EMPTY
         if not changes:
-            record.selftriggering = None
+            record.watch_selftriggering(None)
             return 0
-        triggering = record.selftriggering = record.selftriggering or SelfTriggering()
+        triggering = record.selftriggering or SelfTriggering()
+        record.watch_selftriggering(triggering)
         pause = triggering.note(self._decider.essences.of(Body(cast(RawBody, record.body))))
         keys = frozenset(handler.id for handler in decision.matching)
         if pause and keys not in self._looping:
@@ -407,11 +405,11 @@ class Processor(ObjectSink):
             )
         return pause
 
-    def _find_unkept(self, record: ObjectRecord, decision: Decision) -> str | None:
+    def _find_handled_digest(self, record: ObjectRecord, decision: Decision) -> str | None:
         # It is gone, or another cycle goes on with what is stored of this one.
         if record.body is None or record.cycle is not None:
             return None
-        return self._decider.find_unkept(decision, Body(record.body))
+        return self._decider.find_handled_digest(decision, Body(record.body))
 
     def _decide(self, record: ObjectRecord, body: Body, patch: Patch, *, holding: bool) -> Decision | None:
         if not self.table.changing and self._decider.is_settled(body, holding=holding):
@@ -447,11 +445,11 @@ class Processor(ObjectSink):
             record.cycle,
             make_cause,
             initial=record.initial,
-            released=record.released,
+            deletion_handled=record.deletion_handled,
             holding=holding,
             now=utcnow(),
-            unkept=record.unkept,
-            lacking=record.lacking,
+            handled_digest=record.handled_digest,
+            missing_fields=record.missing_fields,
             failures=failures,
         )
         if failures:
@@ -459,7 +457,7 @@ class Processor(ObjectSink):
                 failures, make_cause(reason=Reason.NOOP, initial=False, old=None, new=None, diff=EMPTY)
             )
         if not failures and (decision is None or not decision.relevant):
-            record.lacking = self._decider.find_lacking(body, make_cause)
+            record.note_missing_fields(self._decider.find_missing_fields(body, make_cause))
         return decision
 
     async def _handle(self, record: ObjectRecord, decision: Decision, patch: Patch, conclusion: Patch) -> bool:
@@ -484,7 +482,7 @@ class Processor(ObjectSink):
                 failed,
                 len(record.cycle.state) - succeeded - failed,
             )
-        record.cycle = decision.cycle
+        record.begin_cycle(decision.cycle)
         step = Step(cause, state, self._rules, self._lifecycle)
         if decision.reason is Reason.FREE:
             log.debug("It is being deleted, and is not held by this operator any more: there is nothing to do.")
@@ -503,7 +501,7 @@ class Processor(ObjectSink):
                 raise
             if seal.is_broken:
                 self.restore(record, seal, step.outcomes)
-                self._revert(decision, seal)
+                self._decider.revert(decision, seal.original)
         deliver_results(step.outcomes, patch)
         complete(record, patch, log)
         done = state.done(decision.matching) and not decision.incomplete
@@ -519,6 +517,7 @@ class Processor(ObjectSink):
                 log.info("%s is processed: %d succeeded; %d failed.", title, *counts)
         try:
             self._decider.conclude(decision, patch, conclusion, done=done)
+            self._decider.records.flush()
         except StorageError:
             self._applier.keep_unsaved(record, decision, patch, Patch())
             raise
@@ -530,7 +529,7 @@ class Processor(ObjectSink):
         if step.outcomes:
             deliver_results(step.outcomes, patch)
             complete(record, patch, step.cause.logger)
-            record.unsent = patch if patch else None
+            record.keep_patch(patch)
 
     async def save(self, record: ObjectRecord) -> None:
         """Store what is only remembered of the object, without running any handlers."""
@@ -545,7 +544,7 @@ class Processor(ObjectSink):
         holding = self._spawner is not None and self._spawner.survey(record, record.body).holding
         decision = self._decide(record, body, patch, holding=holding) if self._managing else None
         if decision is not None and decision.cycle is record.cycle:
-            decision.due = ()
+            decision.hold_back()
             await self._handle(record, decision, patch, conclusion)
         else:
             decision = None
@@ -565,20 +564,12 @@ class Processor(ObjectSink):
                     "The object is gone, and what its handlers have come to can't be stored: %r", error
                 )
 
-    def _revert(self, decision: Decision, seal: Seal) -> None:
-        """Go on with the decision about the object as it was before the handlers have changed it in place."""
-        body, cycle, changed = decision.cause.body, decision.cycle, decision.essence
-        body._replace_with(seal.original)
-        decision.essence = self._decider.essences.of(body)
-        cycle.known = decision.essence if cycle.known is changed else cycle.known
-        cycle.base = decision.essence if cycle.base is changed else cycle.base
-
     def _release(self, record: ObjectRecord, decision: Decision, conclusion: Patch, *, done: bool) -> None:
         """Take the finalizer away if it is not needed any more."""
         if decision.reason is Reason.DELETE:
             if not done:
                 return
-            record.released = True
+            record.note_deletion_handled()
             decision.cause.logger.debug("Removing the finalizer, thus allowing the actual deletion.")
         elif decision.remove_finalizer:
             decision.cause.logger.debug("Removing the finalizer, as there are no handlers requiring it.")
@@ -592,23 +583,21 @@ class Processor(ObjectSink):
         if delay is None:
             return
         if delay <= 0:
-            record.again = True
+            record.requeue()
             return
         decision.cause.logger.debug("Sleeping for %s seconds for the delayed handlers.", delay)
         self._wake_later(record, delay)
 
     def _wake_later(self, record: ObjectRecord, delay: float) -> None:
-        record.cancel_wakeup()
-        record.wakeup = asyncio.get_running_loop().call_later(delay, self._wake, record)
+        record.wake_by(asyncio.get_running_loop().call_later(delay, self._wake, record))
 
     def _wake(self, record: ObjectRecord) -> None:
         if self._successor is not None:
             self._successor._wake(record)
             return
-        record.wakeup = None
-        record.throttled = False
+        record.wake()
         if record.body is not None or record.pending is not None:
-            record.again = True
+            record.requeue()
             self._workforce.start(self, record)
 
     # Hosting the daemons.
@@ -628,7 +617,7 @@ class Processor(ObjectSink):
         """Forget what these handlers have changed in place, and tell of it: nobody else must see it."""
         self.tell_of_changes(record, seal.explain(), keys)
         if record.body is seal.raw:
-            record.body = seal.original
+            record.restore(seal.original)
 
     def tell_of_changes(self, record: ObjectRecord, explanation: str, keys: Collection[HandlerId]) -> None:
         """Warn once that these handlers have changed the object in place, which is undone."""
@@ -645,8 +634,8 @@ class Processor(ObjectSink):
         if self._dropped:
             return
         if record.body is None:
-            record.body = record.daemons.stash.copy()
-        record.again = True
+            record.accept(record.daemons.stash.copy())
+        record.requeue()
         if not record.throttled:
             self._workforce.start(self, record, at_once=False)  # whoever has ended, can be in the middle of receiving
 

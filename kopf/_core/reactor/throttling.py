@@ -77,9 +77,8 @@ class Throttling:
 
     def fail(self, record: ObjectRecord, error: Exception) -> float:
         """Know that the framework, or the API, can't handle the object now; give the delay to leave it alone."""
-        if record.throttle is None:
-            record.throttle = Throttle(self._settings.queueing.error_delays)
-        delay, is_new = record.throttle.fail(error)
+        throttle = record.throttle or Throttle(self._settings.queueing.error_delays)
+        delay, is_new = throttle.fail(error)
         log, refused = self._make_logger(record), is_refusal(error)
         log.error(
             "Throttling for %s seconds due to an unexpected error: %r",
@@ -88,31 +87,38 @@ class Throttling:
             exc_info=error if is_new and not refused else None,
         )
         if refused:
-            self._note_refusal(record, record.throttle, error)
+            self._note_refusal(record, throttle, error)
             if is_new:
                 posted = self._make_logger(record, ObjectLogger)
-                posted.error("%s", explain_refusal(error, is_users_fault=record.throttle.is_users_fault))
-        record.throttled = True
+                posted.error("%s", explain_refusal(error, is_users_fault=throttle.is_users_fault))
+        record.hold_off(throttle)
         return delay
 
     def succeed(self, record: ObjectRecord) -> None:
         """Know that the object could be handled after all."""
         if record.throttle is not None:
-            record.throttle = None
+            record.end_throttling()
             self._make_logger(record).info("Throttling is over. Switching back to normal operations.")
 
-    def notice(self, record: ObjectRecord, event: RawEvent, *, is_stale: Callable[[], bool]) -> float | None:
-        """Give another delay if the object has changed so that it can be handled now, though it could not before."""
+    def hasten(self, record: ObjectRecord, event: RawEvent, *, is_stale: Callable[[], bool]) -> float | None:
+        """
+        Let the object be tried again soon if it has changed so that it can be handled now, though it could not before.
+
+        What the API has refused of the handlers' wishes is given up then, as the handlers will have other ones.
+
+        Returns:
+            The delay until the next attempt (in seconds); ``None`` to wait as long as it was planned.
+        """
         throttle = record.throttle
         if throttle is None or throttle.hastened or not self._is_changed(record, throttle, event, is_stale):
             return None
         throttle.hastened = True
-        if throttle.is_users_fault and record.unsent is not None:
+        if throttle.is_users_fault and record.pending_patch is not None:
             self._make_logger(record, ObjectLogger).info(
                 "The object has changed: what was refused is given up, and its handlers are run again: %r",
-                record.unsent,
+                record.pending_patch,
             )
-            record.unsent = record.cycle = None
+            record.give_up()
         return throttle.get_pause()
 
     def _is_changed(
@@ -134,7 +140,7 @@ class Throttling:
         return is_edited(throttle.essence, essence, throttle.refused)
 
     def _note_refusal(self, record: ObjectRecord, throttle: Throttle, error: Exception) -> None:
-        wanted = record.unsent if record.unsent is not None else Patch()
+        wanted = record.pending_patch if record.pending_patch is not None else Patch()
         throttle.refused, throttle.is_users_fault = wanted, is_fault_of(wanted, error)
         if record.body is not None:
             with contextlib.suppress(StorageError):

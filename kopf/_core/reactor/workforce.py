@@ -106,7 +106,7 @@ class Workforce:
 
         It begins before this returns, if there is a place, unless it is not to begin ``at_once``.
         """
-        if record.employed:
+        if record.has_worker:
             if urgent and record in self._calm:
                 self._calm.discard(record)
                 self._queue.hurry(record)
@@ -114,7 +114,7 @@ class Workforce:
             return
         if self._closed:
             return
-        record.employed = True
+        record.assign_worker()
         if not urgent:
             self._calm.add(record)
         if not self._may_begin(processor):
@@ -250,11 +250,11 @@ class Workforce:
 
     def _conclude(self, processor: Processing, record: ObjectRecord) -> None:
         """Give the place to others, or to the object itself for what has come just now."""
-        record.employed = False
+        record.free_worker()
         self._calm.discard(record)
         if self._queue:
             self._begin_all()
-        if (record.pending is not None or record.again) and not record.throttled:
+        if record.has_work and not record.throttled:
             self.start(processor, record)
 
     async def release(self, records: Collection[ObjectRecord]) -> None:
@@ -265,8 +265,8 @@ class Workforce:
         the objects can be served again meanwhile.
         """
         for record in records:
-            if record.employed and self._remove_waiting(record):
-                record.employed = False
+            if record.has_worker and self._remove_waiting(record):
+                record.free_worker()
                 self._calm.discard(record)
         mine = {id(record) for record in records}
         while True:

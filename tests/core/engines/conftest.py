@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import json
-import types
 import weakref
 
 import pytest
@@ -16,6 +15,7 @@ from kopf._core.actions.execution import PermanentError
 from kopf._core.engines.spawning import Background, Spawner
 from kopf._core.intents.decisions import Decider
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry
+from kopf._core.reactor.inventory import ObjectRecord
 
 RESOURCE = Resource('kopf.dev', 'v1', 'kopfpeerings', kind='KopfPeering', namespaced=True)
 
@@ -79,7 +79,7 @@ class DaemonsHost:
     def __init__(self, settings):
         self.settings = settings
         self.registry = OperatorRegistry()
-        self.record = types.SimpleNamespace(daemons=None, uid='uid', namespace='ns', name='obj')
+        self.record = ObjectRecord('uid', 'ns', 'obj', initial=False)
         self.raw = {
             'apiVersion': 'kopf.dev/v1',
             'kind': 'KopfExample',

@@ -11,7 +11,6 @@ import math
 import threading
 import time
 import tracemalloc
-import types
 import warnings
 from contextvars import ContextVar
 
@@ -20,6 +19,7 @@ import pytest
 import kopf
 from kopf import DaemonStoppingReason as Reason
 from kopf._cogs.clients.errors import APIServerError, APIUnprocessableError
+from kopf._core.reactor.inventory import ObjectRecord
 
 pytestmark = pytest.mark.looptime
 
@@ -875,9 +875,7 @@ async def test_thousands_of_idle_daemons_are_cheap(host, caplog):
 
     count = 2_000
     raws = [{**host.raw, 'metadata': {**host.raw['metadata'], 'uid': str(number)}} for number in range(count)]
-    records = [
-        types.SimpleNamespace(daemons=None, uid=raw['metadata']['uid'], namespace='ns', name='obj') for raw in raws
-    ]
+    records = [ObjectRecord(raw['metadata']['uid'], 'ns', 'obj', initial=False) for raw in raws]
     tracemalloc.start()
     try:
         for record, raw in zip(records, raws, strict=True):

@@ -63,7 +63,7 @@ class Simulation:
         self.raw = {'metadata': {'name': 'obj', 'uid': 'uid1'}, 'spec': spec or {'a': 0, 'b': 0}}
         self.cycle = None
         self.initial = False
-        self.released = False
+        self.deletion_handled = False
         self.now = START
         self.unsent = Patch()
         self.runs: list[tuple[str, str, dict, bool]] = []  # the id, the reason, the spec seen, the success
@@ -104,7 +104,7 @@ class Simulation:
         self.raw = {**self.raw, 'metadata': {**self.raw['metadata'], 'deletionTimestamp': '2030-01-01T00:00:00Z'}}
 
     def restart(self) -> None:
-        self.cycle, self.initial, self.released = None, True, False
+        self.cycle, self.initial, self.deletion_handled = None, True, False
 
     def decide(self):
         body, patch = Body(self.raw), Patch()
@@ -124,7 +124,13 @@ class Simulation:
             )
 
         return self.decider.decide(
-            body, self.cycle, make_cause, initial=self.initial, released=self.released, holding=False, now=self.now
+            body,
+            self.cycle,
+            make_cause,
+            initial=self.initial,
+            deletion_handled=self.deletion_handled,
+            holding=False,
+            now=self.now,
         )
 
     def step(
@@ -164,6 +170,7 @@ class Simulation:
             state.conclude(handler.id, outcome, self.now)
         done = state.done(decision.matching)
         self.decider.conclude(decision, patch, conclusion, done=done)
+        self.decider.records.flush()
         if error is not None:
             self.unsent = patch
             state.mark_unsaved()
@@ -184,7 +191,7 @@ class Simulation:
         if patch and not done:
             self.decider.notice_patched(decision, patch, Body(self.raw))
         if done:
-            self.cycle, self.initial = decision.heir, False
+            self.cycle, self.initial = decision.followup, False
             if decision.reason is Reason.DELETE or decision.remove_finalizer:
                 finalizers = [
                     item for item in self.raw['metadata'].get('finalizers', ()) if item != self.decider.finalizer
@@ -492,11 +499,11 @@ def test_a_deletion_supersedes_what_goes_on():
     assert 'kopf.zalando.org/create' not in sim.raw['metadata']['annotations']
 
 
-def test_a_released_object_is_not_handled_again():
+def test_a_deletion_handled_object_is_not_handled_again():
     sim = Simulation(make_handler('delete', reason=Reason.DELETE, requires_finalizer=True))
     sim.settle()
     sim.delete()
-    sim.released = True
+    sim.deletion_handled = True
     decision = sim.decide()
     assert not decision.due and decision.reason is Reason.DELETE
 

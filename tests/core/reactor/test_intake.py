@@ -408,7 +408,7 @@ async def test_objects_that_wait_for_an_index_can_go(setup: Setup) -> None:
     kexes, pods = setup.serve(KEXES), setup.serve(PODS, initial=False)
     record = kexes.feed('kex')
     await setup.workforce.release([record])
-    assert not record.employed
+    assert not record.has_worker
     pods.listed()
     await settle()
     assert seen == []

@@ -1078,7 +1078,7 @@ async def opaque(world):
 
     async def rest():
         await asyncio.sleep(0)
-        while record.employed:
+        while record.has_worker:
             await asyncio.sleep(0)
 
     yield types.SimpleNamespace(

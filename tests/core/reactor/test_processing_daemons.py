@@ -381,7 +381,7 @@ async def test_an_object_that_vanishes_ends_its_daemons(scene):
     await scene.run(3)
     assert reasons == [(kopf.DaemonStoppingReason.RESOURCE_DELETED, {'field': 'value'})]
     assert len(scene.workforce.background) == 0
-    assert not scene.record.employed
+    assert not scene.record.has_worker
 
 
 async def test_daemons_see_what_others_change(scene):

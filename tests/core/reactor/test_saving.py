@@ -49,6 +49,10 @@ async def test_deletion_handlers_are_not_repeated_by_those_who_take_over(world):
         await world.aio.patch(
             'clusterkopfpeerings', 'default', {'status': {'other': {'priority': 100, 'lastseen': now, 'lifetime': 60}}}
         )
+        await world.aio.wait_for(
+            'kopfexamples', 'obj', lambda obj: 'kopf.zalando.org/delete' in obj['metadata']['annotations']
+        )
+        await world.aio.patch('clusterkopfpeerings', 'default', {'status': {'other': None}})
         await world.gone()
     assert len(world.called('delete')) == 1
 

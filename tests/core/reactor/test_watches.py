@@ -712,7 +712,8 @@ async def test_objects_that_come_back_while_they_are_worked_on_are_the_same_ones
     records, receive = [], sink.receive
 
     def employ(record, event, **kwargs):
-        record.employed = record.name != 'idle'
+        if record.name != 'idle':
+            record.assign_worker()
         records.append(record)
         receive(record, event, **kwargs)
 
@@ -729,7 +730,7 @@ async def test_objects_that_come_back_while_they_are_worked_on_are_the_same_ones
 
 async def test_what_is_gone_is_freed_when_its_work_ends(watch, server, sink):
     def employ(record, event, **kwargs):
-        record.employed = True
+        record.assign_worker()
         sink.kept = record
         sink.news.set()
 

@@ -358,7 +358,7 @@ async def test_all_begin_when_the_indices_are_complete(few):
     await asyncio.sleep(0.5)
     assert 3 <= len(crowd.begun) <= MOST
     await asyncio.sleep(20)
-    assert crowd.ended == list(range(20)) and not any(record.employed for record in records)
+    assert crowd.ended == list(range(20)) and not any(record.has_worker for record in records)
 
 
 @pytest.mark.looptime
@@ -376,7 +376,7 @@ async def test_those_who_are_released_do_not_begin_any_more(few):
     began = len(crowd.begun)
     assert began <= MOST
     await crowd.workforce.release(crowd.records[:10])
-    assert not any(record.employed for record in crowd.records[:10])
+    assert not any(record.has_worker for record in crowd.records[:10])
     await asyncio.sleep(20)
     assert crowd.begun == [*range(began), *range(10, 20)]
     assert crowd.ended[-10:] == [*range(10, 20)]
