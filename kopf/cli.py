@@ -16,6 +16,7 @@ import gc
 import logging
 import os
 import re
+import shlex
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ import click
 from kopf._cogs.aiokits import loops
 from kopf._cogs.aiokits.flags import Flag
 from kopf._cogs.helpers import allocators, loaders, versions
-from kopf._cogs.helpers.explanations import ExplainedError
+from kopf._cogs.helpers.explanations import ExplainedError, name_error
 from kopf._cogs.structs import credentials
 from kopf._core.actions import loggers
 from kopf._core.intents import causes, registries
@@ -157,7 +158,7 @@ def _failing_shortly(*, debug: bool) -> Iterator[None]:
         logger.critical("%s", _summarise(exc), exc_info=debug)
         raise SystemExit(exc.exit_code) from exc
     except Exception as exc:
-        logger.critical("The operator has failed unexpectedly: %s", _summarise(exc), exc_info=True)
+        logger.critical("The operator has failed unexpectedly: %s", name_error(exc), exc_info=True)
         raise SystemExit(1) from exc
 
 
@@ -193,9 +194,13 @@ def _check_scope(namespaces: tuple[str, ...], *, clusterwide: bool) -> None:
     if namespaces and clusterwide:
         raise click.UsageError("Either --namespace or --all-namespaces can be used, not both.")
     if wrong := [name for name in namespaces if not re.fullmatch(r'[-a-z0-9*?!\[\],\s]*[a-z0-9*?\]],?\s*', name)]:
-        raise click.UsageError(
-            f"No namespace can be named {wrong[0]!r}. For all of them, use --all-namespaces instead of --namespace."
+        pattern = wrong[0].replace('.*', '*').strip('^$')
+        hint = (
+            f"In patterns, * stands for any characters: --namespace={pattern!r}."
+            if pattern != wrong[0] and pattern != '*'
+            else "For all of them, use --all-namespaces instead of --namespace."
         )
+        raise click.UsageError(f"No namespace can be named {wrong[0]!r}. {hint}")
 
 
 def _check_endpoint(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -210,7 +215,18 @@ def _check_endpoint(ctx: click.Context, param: click.Parameter, value: str | Non
     return value
 
 
-@click.group(name='kopf', context_settings={'auto_envvar_prefix': 'KOPF'})
+class _Commands(click.Group):
+    """The commands, with a hint for those who forget `run`."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and self.get_command(ctx, args[0]) is None and args[0].endswith('.py'):
+            raise click.UsageError(f"No such command {args[0]!r}. Did you mean: kopf run {shlex.join(args)}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(name='kopf', cls=_Commands, context_settings={'auto_envvar_prefix': 'KOPF'})
 @click.version_option(
     versions.version, prog_name='kopf', message=f'%(prog)s, version %(version)s ({versions.compatibility})'
 )

@@ -118,6 +118,11 @@ class WebhookServer(WebhookContextManager):
         file_check_interval: float = 60.0,
     ) -> None:
         super().__init__()
+        for option, value in {'addr': addr, 'path': path, 'host': host}.items():
+            if not isinstance(value, str | None):
+                raise TypeError(f"{type(self).__name__}: {option}= must be a string, not {value!r}.")
+        if not isinstance(port, int | None):
+            raise TypeError(f"{type(self).__name__}: port= must be a number, not {port!r}.")
         self.addr = addr
         self.port = port
         self.path = path

@@ -115,6 +115,8 @@ def test_version(invoke):
         (['run', '--nonsense'], '--nonsense'),
         (['run', '-A', '-n', 'x'], '--all-namespaces'),
         (['run', '-n', ''], "No namespace can be named ''"),
+        (['handlers.py', '-A'], "No such command 'handlers.py'. Did you mean: kopf run handlers.py -A"),
+        (['run', '-n', 'team-.*'], "In patterns, * stands for any characters: --namespace='team-*'."),
         (['run', '-n', 'Team_X'], "No namespace can be named 'Team_X'"),
         (['run', '--log-format=xml'], 'xml'),
         (['run', '-p', 'high'], 'high'),

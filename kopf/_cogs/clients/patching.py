@@ -105,7 +105,7 @@ def discard_unstorable(patch: patches.Patch, logger: api.AnyLogger) -> None:
         pass
     for path, value in list(_find_unstorable((), patch)):
         dicts.remove(patch, path)
-        name = repr(value) if isinstance(value, float) else type(value).__name__
+        name = repr(value) if isinstance(value, float) else type(value).__name__.lstrip('_')
         logger.error(
             "%s cannot be stored, and is left out: JSON cannot express this %s. %sReturn from handlers, and "
             "put into patches, only dicts with strings as keys, lists, strings, numbers, booleans, None.",
@@ -115,16 +115,28 @@ def discard_unstorable(patch: patches.Patch, logger: api.AnyLogger) -> None:
         )
 
 
+class _Loop:
+    """Stands for what is inside of itself."""
+
+
 _REMEDIES: tuple[tuple[Any, str], ...] = (
     (set | frozenset, "Use sorted(...). "),
     (bytes | bytearray, "Use .decode(), or base64. "),
+    (_Loop, "It contains itself. If it is the patch: do not return it, it is applied anyway. "),
 )
 
 
-def _find_unstorable(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _find_unstorable(
+    path: tuple[str, ...],
+    value: Any,
+    around: tuple[int, ...] = (),
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if id(value) in around:  # e.g. a handler has returned its patch, which gets the results
+        yield path, _Loop()
+        return
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         for key, child in value.items():
-            yield from _find_unstorable((*path, key), child)
+            yield from _find_unstorable((*path, key), child, (*around, id(value)))
         return
     try:
         api.encode(value)

@@ -30,6 +30,8 @@ class _Group:
                 raise self._explain_missing(name)
             if isinstance(value, str | datetime.timedelta):
                 value = self._to_number(name, value)
+            else:
+                self._check_type(name, value)
             object.__setattr__(self, name, value)
 
         def __getattr__(self, name: str) -> object:
@@ -42,6 +44,21 @@ class _Group:
         names = difflib.get_close_matches(name, known, n=1)
         hint = f"Did you mean {names[0]!r}?" if names else "See the list of settings in the documentation."
         return AttributeError(f"There is no {name!r} in {type(self).__name__}. {hint}")
+
+    def _check_type(self, name: str, value: object) -> None:
+        """Raise `TypeError` for what would fail later, and far from where it is set."""
+        field = self.__dataclass_fields__.get(name)  # type: ignore[attr-defined]
+        wanted = getattr(field, 'type', None)
+        where = f"{name!r} in {type(self).__name__}"
+        if isinstance(wanted, type) and issubclass(wanted, _Group):
+            if not isinstance(value, wanted):
+                raise TypeError(
+                    f"{where} is a group of settings: set them one by one, instead of setting it to {value!r}."
+                )
+        elif isinstance(value, type):
+            raise TypeError(f"{where} must be an object, not a class: write {value.__name__}(...).")
+        elif wanted is str or (wanted == str | None and value is not None):
+            raise TypeError(f"{where} must be a string, not {value!r}.")
 
     def _to_number(self, name: str, value: Any) -> Any:
         """Take texts, as of environment variables, for numbers where these are needed, or refuse them at once."""

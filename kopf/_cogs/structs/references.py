@@ -15,6 +15,8 @@ import urllib.parse
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from kopf._cogs.helpers.explanations import ExplainedError, name_error
+
 NamespaceName = str
 """The name of a specific namespace."""
 
@@ -23,6 +25,10 @@ Namespace = NamespaceName | None
 
 NamespacePattern = str | re.Pattern[str]
 """A name of a namespace, or globs for such names (see `match_namespace`), or a regular expression for a whole name."""
+
+
+class SelectorError(ExplainedError):
+    """It is unknown which resources are meant, as the user's function for that has failed."""
 
 
 class Marker(enum.Enum):
@@ -234,10 +240,23 @@ class Selector:
         if self.version is not None and self.version != resource.version:
             return False
         if self.fn is not None:
-            return not _is_event(resource) and bool(self.fn(resource))
+            return not _is_event(resource) and self._call(self.fn, resource)
         if self.version is None and not resource.preferred:
             return False
         return self._check_name(resource)
+
+    @staticmethod
+    def _call(fn: Callable[[Resource], bool], resource: Resource) -> bool:
+        try:
+            return bool(fn(resource))
+        except Exception as error:
+            code = getattr(fn, '__code__', None)
+            place = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
+            name = getattr(fn, '__name__', None) or repr(fn)
+            raise SelectorError(
+                f"The function {name!r}{place}, which selects the resources of handlers, failed for {resource}: "
+                f"{name_error(error)}. It is called with each kopf.Resource of the cluster."
+            ) from error
 
     def _check_name(self, resource: Resource) -> bool:
         if self.any_name is EVERYTHING:

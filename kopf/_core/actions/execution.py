@@ -366,9 +366,34 @@ def _begin_in_users_code(error: BaseException) -> BaseException | ExcInfo | None
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         last, trace = trace, trace.tb_next
     if trace is not None:
-        return type(error), error, trace
+        return type(error), error, _leave_out_views(trace)
     is_call = last is not None and last.tb_frame.f_code.co_filename == invocation.__file__
     return None if is_call else error
+
+
+_VIEWS = (
+    __file__,
+    *(
+        os.path.join(_PACKAGE, *names)
+        for names in [('_cogs', 'structs', ''), ('_cogs', 'configs', ''), ('_kits', 'webhooks.py'), ('__init__.py',)]
+    ),
+)
+"""Where the framework raises errors about what users do with its values: those of mappings, settings, exceptions."""
+
+
+def _leave_out_views(trace: TracebackType) -> TracebackType:
+    """Leave out how mappings and settings of the framework have come to raise it: for users, they are values."""
+    entries = [trace]
+    while entries[-1].tb_next is not None:
+        entries.append(entries[-1].tb_next)
+    if not entries[-1].tb_frame.f_code.co_filename.startswith(_VIEWS):
+        return trace
+    while len(entries) > 1 and entries[-1].tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        entries.pop()
+    last = None
+    for entry in reversed(entries):
+        last = TracebackType(last, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return last or trace
 
 
 class running:

@@ -32,6 +32,7 @@ MAX_MESSAGE = 500
 """How long the framework's own messages are in the lines for people; in JSON, they are whole."""
 
 _MAX_TAIL = 150
+_MIN_CUT = 50
 _PACKAGE = str(pathlib.Path(__file__).parents[2]) + os.sep
 
 _NO_CALLERS = frozenset({logging.Logger.log.__code__.co_filename, (lambda: None).__code__.co_filename})
@@ -180,6 +181,8 @@ def shorten_message(message: str, record: logging.LogRecord) -> str:
     if not logging.DEBUG < record.levelno < logging.CRITICAL or not record.pathname.startswith(_PACKAGE):
         return message
     cut = len(message) - MAX_MESSAGE
+    if cut <= _MIN_CUT:  # the note of it would be as long
+        return message
     return f'{message[: MAX_MESSAGE - _MAX_TAIL]}...({cut} characters)...{message[-_MAX_TAIL:]}'
 
 

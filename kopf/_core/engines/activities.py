@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from kopf._cogs.configs import configuration
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.credentials import (
@@ -125,7 +126,8 @@ def find_mistake(handler: Handler, error: BaseException) -> str | None:
     if handler.retries is not None or handler.timeout is not None:
         return None
     if not isinstance(error, _MISTAKES) or 'NoneType' in str(error):
-        return None
+        if not _is_refused_setting(error):
+            return None
     own, _, first = mistakes.locate(handler.fn).rpartition(':')
     places = [(own, int(first))] if first.isdecimal() else []
     for frame, line in traceback.walk_tb(error.__traceback__):
@@ -138,6 +140,11 @@ def find_mistake(handler: Handler, error: BaseException) -> str | None:
         return None
     path, line = places[-1]
     return f'{os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path}:{line}'
+
+
+def _is_refused_setting(error: BaseException) -> bool:
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].f_code.co_filename == configuration.__file__
 
 
 def _get_libraries() -> list[str]:

@@ -314,6 +314,12 @@ class Reviewer(Respondent):
                 f"has returned {result!r}, which refuses nothing: results of webhooks are ignored. "
                 f"To refuse the object, raise kopf.AdmissionError({result or 'the reason'!r})."
             )
+        elif isinstance(result, Mapping) and result is not cause.patch:
+            text = "has returned a mapping, which changes nothing: results of webhooks are ignored. " + (
+                "To change the object, use the argument patch."
+                if handler.type is WebhookType.MUTATING
+                else "To refuse the object, raise kopf.AdmissionError('the reason')."
+            )
         elif handler.type is WebhookType.VALIDATING and cause.patch and not was_patched:
             text = "has changed its patch, which has no effect: only handlers of @kopf.on.mutate can change objects."
         else:

@@ -25,6 +25,7 @@ from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.execution import Outcome, run_handler, utcnow
 from kopf._core.actions.progression import HandlerState
 from kopf._core.engines.stoppers import DaemonStoppingReason
+from kopf._core.intents import filters
 from kopf._core.intents.causes import DaemonCause
 from kopf._core.intents.decisions import deliver_results
 from kopf._core.intents.handlers import DaemonHandler, SpawningHandler, TimerHandler
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 EXIT_TIMEOUT, EXIT_CANCELLATION_TIMEOUT = 5.0, 1.0
 """For daemons without limits of their own: how long an exiting operator waits before it cancels them, and after."""
+
+PATIENCE = 5.0
+"""How long (in seconds) a daemon that nothing forces to end can take before a warning says that it is waited for."""
 
 HALTED_DELAY = 0.1
 """When to look again whether the operator goes on, if it must pause but has not done so yet (in seconds)."""
@@ -244,8 +248,9 @@ class Daemon:
         try:
             cause = self._make_cause(Patch(body=self.owner.body))
             return delay(**cause.kwargs_of_callback(delay, self.handler)) or 0
-        except Exception:
-            self.owner.logger.exception("The function of initial_delay= has failed; %s begins at once.", self.handler)
+        except Exception as error:
+            reason = filters.FilterError(delay, error).explain(self.handler)
+            self.owner.logger.error("%s. %s begins at once.", reason, self.handler)
             return 0
 
     # Stopping.
@@ -267,7 +272,7 @@ class Daemon:
             self.stopper.set(DaemonStoppingReason.DAEMON_SIGNALLED)
             self.owner.logger.debug("%s is signalled to exit gracefully.", self.handler)
         # Even without a back-off, those that only wait for the flag end in the meantime.
-        self._set_alarm(backoff, self._remind if timeout is None else self._force)
+        self._set_alarm(backoff, self._begin_waiting if timeout is None else self._force)
 
     def _get_limits(self) -> tuple[float, float | None]:
         """For how long to wait for it to end by itself, and then by force; ``None`` is to use no force."""
@@ -290,20 +295,48 @@ class Daemon:
             self.task.cancel()
         self._set_alarm(self._get_limits()[1] or 0, self._abandon)
 
+    def _begin_waiting(self) -> None:
+        delay = self._report_waiting()
+        self._set_alarm(min(PATIENCE, delay), self._warn)
+
+    def _warn(self) -> None:
+        """Say once, while the user still looks at an object that is not deleted, what it waits for."""
+        self.owner.logger.warning(
+            "%s still runs, though it was told to stop. It is waited for; if its object is being deleted, the object "
+            "stays until then. %s",
+            self.handler,
+            self._get_remedy(),
+        )
+        self._set_alarm(max(0.0, self._get_polling_interval() - PATIENCE), self._remind)
+
     def _remind(self) -> None:
-        delay = self.handler.cancellation_polling if isinstance(self.handler, DaemonHandler) else None
-        if delay is None:
-            delay = self.owner.spawner.settings.background.cancellation_polling
-        self.owner.logger.debug("%s is still exiting. The next check is in %s seconds.", self.handler, delay)
+        delay = self._report_waiting()
         self._set_alarm(delay, self._remind)
+
+    def _report_waiting(self) -> float:
+        delay = self._get_polling_interval()
+        self.owner.logger.debug("%s is still exiting. The next check is in %s seconds.", self.handler, delay)
+        return delay
+
+    def _get_polling_interval(self) -> float:
+        delay = self.handler.cancellation_polling if isinstance(self.handler, DaemonHandler) else None
+        return self.owner.spawner.settings.background.cancellation_polling if delay is None else delay
 
     def _abandon(self) -> None:
         self.abandoned = True
         self.stopper.set(DaemonStoppingReason.DAEMON_ABANDONED)
         self.owner.logger.warning("%s did not exit in time. Leaving it orphaned.", self.handler)
+        self.owner.logger.warning("%s goes on in vain. %s", self.handler, self._get_remedy())
         self.owner.spawner.background.discard(self)
         self.owner.notify(self)
         warnings.warn(f"{self.handler} did not exit in time. Leaving it orphaned.", ResourceWarning, stacklevel=2)
+
+    def _get_remedy(self) -> str:
+        if not isinstance(self.handler, DaemonHandler):
+            return "Let its function end sooner."
+        if self.handler.asynchronous:
+            return "Let its loop end when `stopped` is set, or when asyncio.CancelledError is raised in it."
+        return "Let its loop end when `stopped` is set: while not stopped: ...; stopped.wait(10)"
 
     def _finish(self) -> None:
         if self._alarm is not None:

@@ -256,6 +256,9 @@ class Decider:
         }
         if skipped is not None:
             skipped.update(due)
+            if cause.body['metadata'].get('deletionTimestamp') is None:
+                # They are not due yet, but what is unknown of them is whether the object needs the finalizer.
+                skipped.update((handler, failed[handler]) for handler in self.table.finalizing if handler in failed)
         return bool(due)
 
     def find_missing_fields(self, body: Body, make_cause: MakeCause) -> frozenset[FieldPath]:

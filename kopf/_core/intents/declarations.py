@@ -237,13 +237,7 @@ def declare(
         mistakes.check_handler(name, fn)
         handler, handlers = make(fn, None), _registry_of(registry, cls)
         if handler.exclusive and (namesake := mistakes.find_namesake(iter(handlers), handler)) is not None:
-            logger.warning(
-                "%s is declared twice for the same: in %s and in %s. Only one of the functions will be "
-                "called for an object. Rename one of them, or give it another id=.",
-                handler,
-                mistakes.locate(namesake.fn),
-                mistakes.locate(fn),
-            )
+            logger.warning("%s", mistakes.explain_namesake(handler, namesake))
         for warning in mistakes.find_doubts(handler):
             logger.warning("%s", warning)
         handlers.append(handler)

@@ -229,7 +229,7 @@ def _call(fn: Callable[..., Any], kwargs: Mapping[str, Any], *args: Any) -> bool
 
 
 def _name_option(handler: ResourceHandler, fn: Callable[..., Any]) -> str:
-    for option in ('when', 'value', 'old', 'new'):
+    for option in ('when', 'value', 'old', 'new', 'initial_delay'):
         if getattr(handler, option, None) is fn:
             return f'{option}='
     for option in ('labels', 'annotations'):

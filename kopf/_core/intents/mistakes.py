@@ -9,7 +9,7 @@ again and again; or never. The texts say what is wrong, where it is, and what to
 import functools
 import inspect
 import os.path
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from kopf._cogs.helpers.explanations import ExplainedError
@@ -212,6 +212,20 @@ def find_namesake(handlers: Iterator[Any], new: ResourceHandler) -> ResourceHand
     )
 
 
+def explain_namesake(new: ResourceHandler, old: ResourceHandler) -> str:
+    """Return what is wrong with two handlers of the same id, and what to do about it."""
+    places = locate(old.fn), locate(new.fn)
+    if places[0] == places[1]:  # a decorator inside of a function that is called for each object
+        return (
+            f"{new} is declared again by the function around it (in {places[1]}). Only one of the declarations will "
+            f"have an effect for an object. Declare it outside of functions; or use @kopf.subhandler() in a handler."
+        )
+    return (
+        f"{new} is declared twice for the same: in {places[0]} and in {places[1]}. Only one of the functions will be "
+        f"called for an object. Rename one of them, or give it another id=."
+    )
+
+
 def find_doubts(handler: ResourceHandler) -> Iterator[str]:
     """Yield what is permitted in the declaration of a handler, and is most probably not what is meant."""
     place = f"{handler} ({locate(handler.fn)})"
@@ -222,11 +236,25 @@ def find_doubts(handler: ResourceHandler) -> Iterator[str]:
             f"{place} has neither interval= nor idle=, so it is run only once for an object. Add interval= (in "
             f"seconds); or use @kopf.on.create and @kopf.on.resume for what is done once."
         )
+    if handler.field and (doubt := _doubt_field(handler.field)):
+        yield f"{place} has field={'.'.join(handler.field)!r}, which no object has. {doubt}"
     if isinstance(handler, IndexingHandler) and handler.id in frozenset().union(*PROVIDED.values()):
         yield (
             f"{place} has the name of an argument, so handlers get the index instead of {handler.id!r}. "
             f"Rename the function, or give it another id=."
         )
+
+
+def _doubt_field(field: Sequence[str]) -> str | None:
+    if '[' in ''.join(field):
+        return "Items of lists have no fields: use the field of the whole list."
+    if field[0].startswith('$'):
+        return "Write the names with dots between them, such as 'spec.field'."
+    if '/' in field[0]:
+        return f"Did you mean {'.'.join(field).replace('/', '.')!r}?"
+    if field[0] == 'metadata' and field[1:2] in [('annotations',), ('labels',)] and len(field) > 3:
+        return f"For names with dots in them, use a tuple: field={(*field[:2], '.'.join(field[2:]))!r}."
+    return None
 
 
 def suggest(option: str, allowed: Collection[str], suffix: str = '=') -> str:

@@ -80,17 +80,17 @@ class Throttling:
         throttle = record.throttle or Throttle(self._settings.queueing.error_delays)
         delay, is_new = throttle.fail(error)
         log, refused = self._make_logger(record), is_refusal(error)
+        if refused:
+            self._note_refusal(record, throttle, error)
+            if is_new:  # before the raw error: what is read first should say what to do
+                posted = self._make_logger(record, ObjectLogger)
+                posted.error("%s", explain_refusal(error, is_users_fault=throttle.is_users_fault))
         log.error(
             "Throttling for %s seconds due to an unexpected error: %r",
             delay,
             error,
             exc_info=error if is_new and not refused else None,
         )
-        if refused:
-            self._note_refusal(record, throttle, error)
-            if is_new:
-                posted = self._make_logger(record, ObjectLogger)
-                posted.error("%s", explain_refusal(error, is_users_fault=throttle.is_users_fault))
         record.hold_off(throttle)
         return delay
 

@@ -731,6 +731,7 @@ async def test_errors_are_freed_without_the_garbage_collector(
     'result, text',
     [
         (False, "Webhook 'fn' has returned False, which refuses nothing"),
+        ({'spec': {}}, "Webhook 'fn' has returned a mapping, which changes nothing"),
         ("No!", "raise kopf.AdmissionError('No!')"),
         (True, None),
         (None, None),

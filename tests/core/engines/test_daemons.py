@@ -8,6 +8,7 @@ import contextlib
 import gc
 import logging
 import math
+import re
 import threading
 import time
 import tracemalloc
@@ -175,7 +176,12 @@ async def test_a_failing_function_of_the_initial_delay_is_reported(host, caplog)
     await host.look()
     await let_it_run()
     assert host.memo.called
-    assert any(record.exc_info and 'initial_delay' in record.message for record in caplog.records)
+    [message] = [message for message in caplog.messages if 'initial_delay' in message]
+    assert re.fullmatch(
+        r"initial_delay= of daemon 'fn' \(\S*test_daemons.py:\d+\) failed: ZeroDivisionError: division by zero. "
+        r"Daemon 'fn' begins at once.",
+        message,
+    )
 
 
 async def test_errors_are_handled_as_those_of_all_handlers(host, clock):
@@ -470,6 +476,12 @@ async def test_a_daemon_without_limits_is_waited_for_and_reminded_of(host, caplo
     await let_it_run(34)
     assert await host.look()
     assert caplog.messages.count("Daemon 'fn' is still exiting. The next check is in 10 seconds.") == 4
+    [warning] = [record.message for record in caplog.records if record.levelname == 'WARNING']
+    assert warning == (
+        "Daemon 'fn' still runs, though it was told to stop. It is waited for; if its object is being deleted, the "
+        "object stays until then. Let its loop end when `stopped` is set, or when asyncio.CancelledError is raised in "
+        "it."
+    )
     await let_it_run(2)
     assert not await host.look()
 
