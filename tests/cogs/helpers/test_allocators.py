@@ -20,6 +20,8 @@ SCRIPT = textwrap.dedent("""
     for _ in range(3):
         block = b'x' * 300_000
         del block  # from now on, the allocator believes that such blocks come again
+    # What is free inside already must not take the small ones: they are to be between the large ones.
+    filling = [b'%d' % number * 7_000 for number in range(100, 600)]
     before, large, small = measure(), [], []
     for number in range(100, 300):
         large.append(b'%d' % number * 100_000)
