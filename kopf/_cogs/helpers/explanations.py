@@ -5,6 +5,8 @@ The command line shows nothing but the text of them. Whoever raises one derives 
 does not have to know, nor to import, all those who can fail.
 """
 
+import collections.abc
+
 
 class ExplainedError(Exception):
     """An error whose text is all that its reader needs."""
@@ -15,8 +17,17 @@ class ExplainedError(Exception):
 
 def name_error(error: BaseException) -> str:
     """Return the type of the error and its text; only the type if there is no text."""
-    text = str(error)
+    text = f"{error}{_find_hint(error)}"
     return f"{type(error).__name__}: {text}" if text and text != 'None' else f"{type(error).__name__}()"
+
+
+def _find_hint(error: BaseException) -> str:
+    # A method of the mappings could say this, too; but one for absent attributes makes all attributes slower.
+    if not isinstance(error, AttributeError) or not isinstance(error.obj, collections.abc.Mapping):
+        return ''
+    if not error.name or error.name.startswith('_') or 'it is a mapping' in str(error):
+        return ''
+    return f": it is a mapping, use [{error.name!r}] or .get({error.name!r})"
 
 
 def quote_error(error: BaseException) -> str:

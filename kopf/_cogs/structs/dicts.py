@@ -181,12 +181,6 @@ class MappingView(Mapping[_K, _V], Generic[_K, _V]):
     def __repr__(self) -> str:
         return repr(dict(self._data()))
 
-    if not TYPE_CHECKING:  # or else any name would do for those who check types
-
-        def __getattr__(self, name: str) -> object:
-            hint = '' if name.startswith('_') else f": it is a mapping, use [{name!r}] or .get({name!r})"
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
-
     def __len__(self) -> int:
         return len(self._data())
 
