@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import datetime
 import json
 
 import pytest
@@ -346,3 +347,55 @@ async def test_a_peering_of_a_restored_cluster_is_obeyed(world):
             {'status': {'boss': {'priority': 100, 'lifetime': 60, 'lastseen': '2100-01-01T00:00:00+00:00'}}},
         )
         await world.until_logged('Pausing operations')
+
+
+# Namespaces that are being deleted, and have lost their peering objects first.
+
+
+async def lose_peering(world):
+    """Delete the namespace, so that only the objects are left in it that are held."""
+    await world.aio.delete('namespace', 'one')
+    await world.aio.wait_gone('kopfpeerings', 'default', namespace='one')
+
+
+@pytest.fixture
+async def peered(world):
+    """Two namespaces with peerings, and a held object in one of them."""
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.delete, 'delete')
+    await world.aio.apply(world.root / 'peering.yaml')
+    for name in ['one', 'two']:
+        await world.aio.create(make_namespace(name))
+        await world.aio.create({**PEERING, 'metadata': {'name': 'default', 'namespace': name}})
+    await world.create('a', namespace='one', finalizers=['kopf.zalando.org/KopfFinalizerMarker'])
+    return world
+
+
+@pytest.mark.parametrize('pattern', ['one', 'on*'])
+@pytest.mark.parametrize('started', [True, False], ids=['before', 'after'])
+async def test_objects_are_let_go_without_the_mandatory_peering_of_their_namespace(peered, pattern, started):
+    world, options = peered, {'standalone': False, 'peering_name': 'default', 'identity': 'me'}
+    async with contextlib.AsyncExitStack() as stack:
+        if not started:
+            await lose_peering(world)
+        await stack.enter_async_context(world.operator(namespaces=[pattern, 'two'], **options))
+        if started:
+            await world.until_called('create', name='a')
+            await lose_peering(world)
+        await world.aio.wait_gone('namespace', 'one')
+        await world.create('b', namespace='two')
+        await world.until_called('create', name='b')
+    assert [call.id for call in world.calls if call.name == 'a'] == ['create', 'delete'][not started :]
+
+
+async def test_paused_operators_do_not_take_over_a_namespace_that_is_being_deleted(peered):
+    world, options = peered, {'standalone': False, 'identity': 'low'}
+    boss = {'priority': 100, 'lifetime': 60, 'lastseen': datetime.datetime.now(datetime.UTC).isoformat()}
+    await world.aio.patch('kopfpeerings', 'default', {'status': {'boss': boss}}, namespace='one')
+    async with world.operator(namespaces=['one', 'two'], **options):
+        await world.until_logged('Pausing operations')
+        async with world.gap():
+            await lose_peering(world)
+        await streaming(world, 'kopfpeerings')
+        await asyncio.sleep(0.3)  # nothing is to happen
+    assert not world.calls

@@ -85,6 +85,7 @@ class Membership:
         self._present: bool | None = None
         self._version: str | None = None
         self._seen_at = 0.0  # when that version was received
+        self._ending = False  # whether the namespace is being deleted
         self._sightings: dict[str, Sighting] = {}
         self._halted = False
         self._told: frozenset[str] = frozenset()
@@ -109,7 +110,7 @@ class Membership:
     @property
     def joined(self) -> bool:
         """Whether the objects may be looked at, at least: not before our own record is there, if it must be."""
-        return self.known and (self.expiry is not None or not self.mandatory)
+        return self.known and (self.expiry is not None or not self.mandatory or self._is_over())
 
     # What is seen.
 
@@ -122,17 +123,29 @@ class Membership:
         """
         if body is None:
             self._present, self._version, self._listed = False, None, False
-            self._sightings.clear()
             self._expiry = None
             self._renewal = 0.0
         elif (asked_at is not None and asked_at > self._seen_at) or not self._is_outdated(body):
             first = not self._present
+            if first:
+                self._sightings.clear()
             self._present = True
             self._version = (body.get('metadata') or {}).get('resourceVersion')
             self._seen_at = time.monotonic()
             status = body.get('status')
             self._read(status if isinstance(status, Mapping) else {}, first=first)
         self._reconsider()
+
+    def note_ending(self, ending: bool) -> None:
+        """Called when the namespace is being deleted: the peering object can be gone before the other objects are."""
+        if ending is not self._ending:
+            self._ending = ending
+            self._reconsider()
+
+    def _is_over(self) -> bool:
+        # No operator can join any more, nor tell that it is alive: what is known of the others holds as long as their
+        # records would have. If all operators waited for the object, nothing could free what is left in the namespace.
+        return self._ending and not self._present
 
     def settle(self) -> None:
         """Know that everything has been seen: if there was no such object, then there is none."""
@@ -202,7 +215,7 @@ class Membership:
         ends = [sighting.until for sighting in self._sightings.values()]
         if self._expiry is not None:
             ends.append(self._expiry)
-        end = min((end for end in ends if self._present and end > now), default=None)
+        end = min((end for end in ends if (self._present or self._ending) and end > now), default=None)
         self._alarm = (
             None if end is None else asyncio.get_running_loop().call_at(end - get_suspended_time(), self._note_end, end)
         )
@@ -238,11 +251,11 @@ class Membership:
         alive = [sighting.peer for sighting in self._sightings.values() if sighting.until > now]
         higher = [peer for peer in alive if peer.priority > priority]
         equal = [peer for peer in alive if peer.priority == priority]
-        if not self._present:
+        if not self._present and not self._ending:
             self._conclude(self.mandatory, 'absent')
         elif self._expiry is not None and self._expiry <= now:
             self._conclude(True, 'expired')
-        elif self._expiry is None and self.mandatory:
+        elif self._expiry is None and self.mandatory and self._present:
             self._conclude(True, 'unannounced')
         elif higher:
             self._conclude(True, higher)

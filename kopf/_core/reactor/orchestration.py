@@ -35,7 +35,7 @@ from kopf._core.engines.indexing import OperatorIndexers
 from kopf._core.engines.schedules import Schedules
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry
 from kopf._core.reactor.intake import MAX_FAILURES, Indexation, Intake, ObjectSink
-from kopf._core.reactor.inventory import ObjectRecord
+from kopf._core.reactor.inventory import ObjectRecord, is_deleted
 from kopf._core.reactor.observation import Absences, Complaints, Definitions, get_groups, resolve_tables
 from kopf._core.reactor.peerings import Peerings
 from kopf._core.reactor.processing import Processor
@@ -260,13 +260,16 @@ class Orchestrator:
         if self.admission is not None:
             self.admission.recheck()
 
-    def add_namespace(self, name: str) -> None:
+    def add_namespace(self, name: str, *, ending: bool = False) -> None:
+        self.peerings.note_ending(name, ending)
         if name not in self._namespaces:
             self._namespaces.add(name)
             self._adjust([name])
 
     def remove_namespaces(self, names: Collection[Namespace]) -> None:
         gone = [name for name in names if name in self._namespaces]
+        for name in gone:
+            self.peerings.note_ending(name, False)
         self._namespaces.difference_update(gone)
         if gone:
             self._adjust(gone)
@@ -577,7 +580,7 @@ class NamespaceSink(EventSink):
             return
         if event['type'] != 'DELETED':
             self._uids[record.name] = record.uid
-            self._orchestrator.add_namespace(record.name)
+            self._orchestrator.add_namespace(record.name, ending=is_deleted(event))
         elif self._uids.get(record.name) == record.uid:  # otherwise, it has got a successor already
             del self._uids[record.name]
             self._orchestrator.remove_namespaces({record.name})

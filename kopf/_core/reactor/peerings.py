@@ -72,6 +72,7 @@ class Peerings:
         # With hundreds of namespaces, all the members cannot be asked each time when one of them has changed.
         self._unknown: set[Namespace] = set()  # the members that do not know yet what to do
         self._pausing: set[Namespace] = set()  # the members because of which the operator pauses
+        self._ending: set[Namespace] = set()  # the namespaces that are being deleted
 
     @property
     def enabled(self) -> bool:
@@ -125,6 +126,13 @@ class Peerings:
         # is to be given the time for that.
         return not self._unknown
 
+    def note_ending(self, namespace: Namespace, ending: bool) -> None:
+        """Know whether the namespace is being deleted: its peering object is not to be waited for then."""
+        if ending is not (namespace in self._ending):
+            (self._ending.add if ending else self._ending.discard)(namespace)
+            if namespace in self._members:
+                self._members[namespace].membership.note_ending(ending)
+
     def halt(self, halted: bool) -> None:
         """Know whether the operator has stopped all its work since it is paused, or works again."""
         for member in self._members.values():
@@ -175,6 +183,7 @@ class Peerings:
             changed=functools.partial(self._note, namespace),
         )
         watch = ResourceWatch(self._client, self._settings, resource, namespace, PeeringSink(member), selective=False)
+        member.note_ending(namespace in self._ending)
         self._unknown.add(namespace)
         self._members[namespace] = Member(
             member,
