@@ -291,8 +291,8 @@ class Daemon:
     def _force(self) -> None:
         self.stopper.set(DaemonStoppingReason.DAEMON_CANCELLED)
         self.owner.logger.debug("%s is signalled to exit by force.", self.handler)
-        if self.task is not None and (self.handler.asynchronous or self._sending):
-            self.task.cancel()
+        if self.task is not None and self.handler.asynchronous and not self._sending:
+            self.task.cancel()  # but not its last patch, for which the function has ended in time
         self._set_alarm(self._get_limits()[1] or 0, self._abandon)
 
     def _begin_waiting(self) -> None:

@@ -95,6 +95,7 @@ class DaemonsHost:
         self.memo = Memo()
         self.patches = []
         self.failures = []  # what sending fails with, one after another
+        self.latency = 0  # how long sending takes, in seconds
         self.failed = None
         self.wakeups = 0
         self._spawner = None
@@ -105,6 +106,8 @@ class DaemonsHost:
         return self.memo
 
     async def send(self, record, patch):
+        if self.latency:
+            await asyncio.sleep(self.latency)
         if self.failures:
             raise self.failures.pop(0)
         self.patches.append(dict(patch))

@@ -343,6 +343,54 @@ async def test_what_a_cancelled_daemon_wants_is_applied(host):
     assert host.patches == [{'status': {'ended': True}}]
 
 
+@pytest.mark.parametrize('backoff', [None, 1])
+async def test_the_last_patch_of_a_daemon_is_not_cancelled(host, backoff):
+    @kopf.daemon('kopfexamples', id='fn', registry=host.registry, cancellation_backoff=backoff, cancellation_timeout=5)
+    async def fn(stopped, patch, **_):
+        await stopped.wait()
+        patch.status['ended'] = True
+
+    host.latency = 2
+    await host.look()
+    await let_it_run(1)
+    await host.delete()
+    await let_it_run(3)
+    assert host.patches == [{'status': {'ended': True}}]
+    assert not await host.look()
+
+
+async def test_the_last_patch_of_a_sync_daemon_is_not_cancelled(host):
+    @kopf.daemon('kopfexamples', id='fn', registry=host.registry, cancellation_backoff=1, cancellation_timeout=5)
+    def fn(stopped, patch, **_):
+        stopped.wait()
+        patch.status['ended'] = True
+
+    host.latency = 2
+    await host.look()
+    await let_it_run(1)
+    await host.delete()
+    await until(lambda: host.patches)
+    assert host.patches == [{'status': {'ended': True}}]
+    assert not await host.look()
+
+
+async def test_a_last_patch_that_hangs_does_not_hold_the_object(host, caplog):
+    @kopf.daemon('kopfexamples', id='fn', registry=host.registry, cancellation_timeout=5)
+    async def fn(stopped, patch, **_):
+        await stopped.wait()
+        patch.status['ended'] = True
+
+    host.latency = 1000
+    await host.look()
+    await let_it_run(1)
+    await host.delete()
+    await let_it_run(4)
+    assert await host.look()
+    await let_it_run(2)
+    assert not await host.look()
+    assert "Daemon 'fn' did not exit in time. Leaving it orphaned." in caplog.messages
+
+
 # ---------------------------------------------------------------- stopping
 
 
