@@ -2,10 +2,17 @@
 
 import collections
 import csv
+import itertools
 import json
 import pathlib
 import statistics
 import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
+
+Metrics: TypeAlias = dict[str, float]
+Result: TypeAlias = dict[str, Any]
+Rows: TypeAlias = collections.defaultdict[tuple[str, str], collections.defaultdict[str, list[float]]]
 
 # The rows of docs/performance.rst: what, the measurement (of --scale full), its metric, the unit.
 PAGE = [
@@ -51,25 +58,27 @@ PAGE = [
 ]
 
 
-def load(files):
+def load(files: Iterable[str]) -> tuple[list[Result], list[str]]:
     """Read the results of one or more runs; give them, and the names of the environments."""
     runs = [json.loads(pathlib.Path(file).read_text()) for file in files]
     runners = list(dict.fromkeys(name for run in runs for name in run["runners"]))
     return [result for run in runs for result in run["results"]], runners
 
 
-def collect(results):
+def collect(results: list[Result]) -> Rows:
     """All values by measurement (its case and variant), metric, and environment."""
-    rows = collections.defaultdict(lambda: collections.defaultdict(list))
+    rows: Rows = collections.defaultdict(lambda: collections.defaultdict(list))
     for result in [*results, *growth(results)]:
         for metric, value in result["metrics"].items():
             rows[f"{result['case']}:{result['variant']}", metric][result["runner"]].append(value)
     return rows
 
 
-def growth(results):
+def growth(results: list[Result]) -> Iterator[Result]:
     """Derive how much memory one more object takes, from the same case with different numbers of objects."""
-    points = collections.defaultdict(lambda: collections.defaultdict(list))
+    points: dict[tuple[str, str], dict[int, list[Metrics]]] = collections.defaultdict(
+        lambda: collections.defaultdict(list)
+    )
     for result in results:
         if result["case"] in ("ingest", "index") and result["variant"].startswith("N="):
             points[result["case"], result["runner"]][int(result["variant"][2:])].append(result["metrics"])
@@ -79,15 +88,21 @@ def growth(results):
         "cpu us/object": ("cpu settled s", 1e6),
     }
     for (case, runner), sizes in points.items():
-        for small, large in zip(sorted(sizes), sorted(sizes)[1:]):
+        for small, large in itertools.pairwise(sorted(sizes)):
             metrics = {}
             for name, (key, unit) in derived.items():
                 low, high = (statistics.median(each[key] for each in sizes[size]) for size in (small, large))
                 metrics[name] = (high - low) * unit / (large - small)
-            yield dict(case=case, variant=f"growth {small}–{large}", runner=runner, repeat=0, metrics=metrics)
+            yield {
+                "case": case,
+                "variant": f"growth {small}–{large}",
+                "runner": runner,
+                "repeat": 0,
+                "metrics": metrics,
+            }
 
 
-def ratios(results, base, other):
+def ratios(results: list[Result], base: str, other: str) -> dict[tuple[str, str], float]:
     """The ratios of the medians of all metrics, where both environments were measured."""
     return {
         key: statistics.median(values[other]) / median
@@ -96,7 +111,7 @@ def ratios(results, base, other):
     }
 
 
-def number(value):
+def number(value: float) -> str:
     return (
         f"{value:.0f}"
         if abs(value) >= 100
@@ -108,7 +123,7 @@ def number(value):
     )
 
 
-def print_table(results, runners):
+def print_table(results: list[Result], runners: list[str]) -> None:
     """Markdown: the median, the range if repeated, and the ratio to the first environment."""
     order = list(dict.fromkeys(result["case"] for result in results))
     print("| case | metric |", " | ".join(runners), "|")
@@ -131,13 +146,12 @@ def print_table(results, runners):
         print(f"| {label.replace(':', ' ')} | {metric} |", " | ".join(cells), "|")
 
 
-def print_page(results, runners):
+def print_page(results: list[Result], runners: list[str]) -> None:
     """CSV: the rows of docs/performance.rst, of the first two environments."""
     rows, writer = collect(results), csv.writer(sys.stdout, lineterminator="\n")
     for title, label, metric, unit in PAGE:
-        medians = [
-            statistics.median(values) if (values := rows[label, metric][runner]) else None for runner in runners[:2]
-        ]
+        measured = [rows[label, metric][runner] for runner in runners[:2]]
+        medians = [statistics.median(values) if values else None for values in measured]
         if not any(medians):
             continue
         texts = ["–" if median is None else f"{number(median)} {unit}".strip() for median in medians]

@@ -1,7 +1,8 @@
 """Counts the raw watch events of several kinds, of one object each."""
 
-import kopf
 from common import RESOURCE, report
+
+import kopf
 
 plurals = set(RESOURCE[2].split(","))
 

@@ -1,0 +1,142 @@
+"""
+The processes of the operators under test: started, watched, stopped.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import queue
+import re
+import subprocess
+import threading
+import time
+from typing import Any
+
+from clusters import HERE, Cluster
+
+
+@dataclasses.dataclass
+class Runner:
+    name: str
+    kind: str  # kopf, go or limit
+    program: str
+    options: str = ""
+
+    @classmethod
+    def parse(cls, kind: str, text: str) -> 'Runner':
+        name, _, program = text.partition("=")
+        program, _, options = program.partition("+")
+        return cls(name, kind, program, options)
+
+    def command(self, operator: str, scope: str = '--all-namespaces') -> list[str]:
+        return {
+            "kopf": [self.program, "-m", "kopf", "run", scope, f"{HERE}/operators/{operator}.py"],
+            "go": [self.program, operator],
+            "limit": [self.program, f"{HERE}/operators/limit.py", operator],
+        }[self.kind]
+
+
+class Operator:
+    """An operator under test. It reports events as JSON lines through a pipe."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        runner: Runner,
+        operator: str,
+        plural: str,
+        total: int,
+        options: str = '',
+        *,
+        scope: str = '--all-namespaces',
+        **env: str,
+    ) -> None:
+        self.cluster, self.offset = cluster, cluster.audit_size()
+        read, write = os.pipe()
+        env = {
+            **os.environ,
+            "KUBECONFIG": str(cluster.directory / "kubeconfig-operator"),
+            "BENCH_FD": str(write),
+            "BENCH_PLURAL": plural,
+            "BENCH_N": str(total),
+            "BENCH_OPTIONS": f"{options},{runner.options}",
+            "PYTHONPATH": str(HERE / "operators"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **env,
+        }
+        self.log = cluster.directory / "operator.log"
+        self.began = time.time_ns()
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                runner.command(operator, scope),
+                pass_fds=[write],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=HERE,
+            )  # not the repository: its package would be taken
+        os.close(write)
+        self.reports: queue.Queue[Any] = queue.Queue()
+        threading.Thread(target=self._read, args=[read], daemon=True).start()
+        self.wait("start")
+        self.base_cpu, self.base_rss = self.cpu(), self.memory()["rss"]
+
+    def __enter__(self) -> 'Operator':
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _read(self, fd: int) -> None:
+        with open(fd) as file:
+            for line in file:
+                self.reports.put(json.loads(line))
+        self.reports.put(None)
+
+    def wait(self, event: str, timeout: float = 300) -> Any:
+        """Wait for a report; earlier ones of other kinds are dropped."""
+        end = time.monotonic() + timeout
+        while time.monotonic() < end:
+            with contextlib.suppress(queue.Empty):
+                report = self.reports.get(timeout=max(0.0, end - time.monotonic()))
+                if report is None:
+                    break
+                if report["event"] == event:
+                    return report
+        tail = self.log.read_bytes()[-1500:].decode(errors="replace")
+        self.stop()
+        raise RuntimeError(f"no report {event!r} from the operator; its log ends with:\n{tail}")
+
+    def cpu(self) -> float:
+        """CPU seconds of the process, all threads, user and system."""
+        return time.clock_gettime(~self.process.pid << 3 | 2)
+
+    def memory(self) -> dict[str, float]:
+        """Megabytes."""
+        proc = f"/proc/{self.process.pid}/"
+        text = pathlib.Path(proc, "status").read_text() + pathlib.Path(proc, "smaps_rollup").read_text()
+        return {
+            name: int(re.findall(rf"^{key}:\s+(\d+)", text, re.M)[0]) / 1024
+            for name, key in [("rss", "VmRSS"), ("peak", "VmHWM"), ("pss", "Pss")]
+        }
+
+    def stop(self) -> float:
+        """Stop it as Kubernetes does; return how long that took."""
+        begin = time.monotonic()
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(60)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        return time.monotonic() - begin
+
+    def requests(self, since: int, until: int) -> collections.Counter[str]:
+        """API requests in a period; to be called after stop(), as watches are logged when they end."""
+        time.sleep(0.5)
+        return self.cluster.requests(self.offset, since, until)
