@@ -31,7 +31,7 @@ from kopf._cogs.structs.references import Resource
 from kopf._core.actions import execution
 from kopf._core.engines import handling, spawning
 from kopf._core.intents.registries import HandlerTable
-from kopf._core.reactor import applying, echoes, processing, throttling, watches
+from kopf._core.reactor import applying, echoes, reconciling, throttling, watches
 from kopf._core.reactor.intake import Indexation
 from kopf._core.reactor.processing import Processor
 from kopf._core.reactor.watches import ResourceWatch
@@ -249,7 +249,7 @@ class Operator(RuleBasedStateMachine):
         for module in (applying, echoes, spawning, throttling, watches):
             patching.setattr(module, 'time', types.SimpleNamespace(monotonic=self.loop.time))
         self.retries = {}  # when the handlers may run again at the earliest
-        for module in (execution, processing, handling):
+        for module in (execution, reconciling, handling):
             patching.setattr(module, 'utcnow', self.now)
 
     def now(self):

@@ -366,6 +366,10 @@ class Spawner:
         if all(filters.is_unconditional(handler) for handler in table.spawning):
             self._always = list(filters.deduplicate(table.spawning))
 
+    def revise(self, table: HandlerTable) -> None:
+        """Go on with the resource as it is defined now, with the same handlers."""
+        self.table = table
+
     def find_key(self, handler: SpawningHandler) -> SpawningHandler | None:
         """Return the handler that is the same function under the same id as one of another spawner, if there is any."""
         return self._firsts.get((handler.id, id(handler.fn)))

@@ -1,0 +1,123 @@
+"""
+What the handlers and the daemons of an object share: its memo, the flag of its deletion, its patches.
+
+The daemons run beside the processing of their object. What they need of it goes through their host: their patches are
+applied to the freshest state of the object, and the object is looked at again when they have ended.
+"""
+
+import copy
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol
+
+from kopf._cogs.aiokits.waiters import ReasonedFlag
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.bodies import RawBody
+from kopf._cogs.structs.ids import HandlerId
+from kopf._cogs.structs.patches import Patch
+from kopf._cogs.structs.seals import Seal
+from kopf._core.engines.spawning import Spawner
+from kopf._core.engines.stoppers import DaemonStoppingReason
+from kopf._core.intents.decisions import Decider
+from kopf._core.intents.registries import HandlerTable
+from kopf._core.reactor.applying import Applier
+from kopf._core.reactor.inventory import ObjectRecord, make_logger
+from kopf._core.reactor.workforce import Workforce
+
+
+class Owner(Protocol):
+    """The processor of the objects, which their daemons run beside."""
+
+    def wake(self, record: ObjectRecord, /) -> None:
+        """Look at the object again, event or not."""
+
+    def is_settled(self, record: ObjectRecord, raw: RawBody, /) -> bool:
+        """Check whether there is nothing to be done about the object in this state."""
+
+
+class ObjectHost:
+    """Hosts the daemons of all the objects of one resource, and keeps what other handlers share with them."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        *,
+        settings: OperatorSettings,
+        decider: Decider,
+        applier: Applier,
+        workforce: Workforce,
+        memo: Any,
+        indices: Mapping[str, Any],
+    ) -> None:
+        self._owner: Owner | None = owner
+        self._settings = settings
+        self._decider = decider
+        self._applier = applier
+        self._workforce = workforce
+        self._memo = memo
+        self._told: set[HandlerId] = set()
+        self.spawner: Spawner | None = None
+        """Starts and stops the daemons; ``None`` if no handlers ask for any."""
+        if decider.table.spawning:
+            self.spawner = Spawner(self, decider.table, decider, workforce.background, indices)
+
+    def revise(self, table: HandlerTable) -> None:
+        """Go on with the resource as it is defined now, with the same handlers."""
+        if self.spawner is not None:
+            self.spawner.revise(table)
+
+    def take_over(self, record: ObjectRecord, *, redefined: bool) -> None:
+        """Go on with the daemons of an object that another processor has had."""
+        if record.daemons is None:
+            return
+        if self.spawner is None:
+            record.daemons.forget()
+        else:
+            record.daemons.move(self.spawner, redefined=redefined)
+
+    def release(self, successor: Owner | None) -> None:
+        """
+        Called when the objects are not served here any more: break the references in both directions.
+
+        Daemons that do not end can still come here: then, what they want is for the successor, if there is any.
+        """
+        self.spawner, self._owner = None, successor
+
+    def get_memo(self, record: ObjectRecord) -> Any:
+        """Return the memo of the object."""
+        return record.get_memo(self._copy_memo)
+
+    def _copy_memo(self) -> Any:
+        return copy.copy(self._memo)
+
+    def get_deletion(self, record: ObjectRecord) -> ReasonedFlag[DaemonStoppingReason]:
+        """Return the flag that is raised when the object is to be deleted, for those who run meanwhile."""
+        return self._workforce.background.deletions.get_flag(record, raised=record.is_being_deleted)
+
+    async def send(self, record: ObjectRecord, patch: Patch) -> None:
+        """Apply a patch of a daemon to the freshest state of the object."""
+        await self._applier.apply_of_daemon(record, patch, is_settled=self._is_settled, resume=self.wake)
+
+    def _is_settled(self, record: ObjectRecord, raw: RawBody) -> bool:
+        return self._owner is None or self._owner.is_settled(record, raw)
+
+    def wake(self, record: ObjectRecord) -> None:
+        """Look at the object again, as its daemons have ended, or have patched it."""
+        if self._owner is not None:
+            self._owner.wake(record)
+
+    def restore(self, record: ObjectRecord, seal: Seal, keys: Collection[HandlerId]) -> None:
+        """Forget what these handlers have changed in place, and tell of it: nobody else must see it."""
+        self.tell_of_changes(record, seal.explain(), keys)
+        if record.body is seal.raw:
+            record.restore(seal.original)
+
+    def tell_of_changes(self, record: ObjectRecord, explanation: str, keys: Collection[HandlerId]) -> None:
+        """Warn once that these handlers have changed the object in place, which is undone."""
+        if not self._told.issuperset(keys):
+            self._told.update(keys)
+            log = make_logger(record, self._decider.table.resource, self._settings)
+            log.warning("%s: %s", ", ".join(f"Handler {key!r}" for key in keys), explanation)
+
+    def fail(self, error: Exception) -> None:
+        """End the operator because of the error."""
+        self._workforce.fail(error)
