@@ -133,6 +133,9 @@ class KopfRunner:
         failure = self.exception
         if self.reraise and failure is not None:
             # An operator that has failed is usually the reason why the test does too.
+            if isinstance(failure, SystemExit) and self.output:
+                failure = failure.with_traceback(None)  # it is of the command line, and says less than the output
+                failure.add_note(self.output)
             raise failure from error if error is not None else failure.__cause__
 
     def _run(self, future: 'concurrent.futures.Future[Result]') -> None:

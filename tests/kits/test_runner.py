@@ -230,6 +230,12 @@ def test_wrong_usage(sandbox):
     assert '--nonsense' in runner.output
 
 
+def test_wrong_usage_is_raised_with_the_words_of_the_command(sandbox):
+    with pytest.raises(SystemExit) as error, KopfRunner(['--nonsense'], timeout=60):
+        pass
+    assert any('No such option' in note for note in error.value.__notes__)
+
+
 def test_error_of_the_test(sandbox):
     with pytest.raises(ZeroDivisionError):
         with KopfRunner(['run', '-n', 'default', 'handlers.py'], timeout=60) as runner:

@@ -165,6 +165,16 @@ def test_bad_manifests(run_kopf, command):
         assert part in output
 
 
+@pytest.mark.parametrize("command", [["sandbox"], ["run", "--sandbox", "handlers.py"]])
+def test_objects_without_their_kinds(run_kopf, command):
+    code, output = run_kopf(*command, "--load", "good.yaml")
+    assert code == 1
+    assert (
+        'no matches for kind "Note" in version "example.dev/v1". Put the CRD of this kind there first, by --crd.'
+        in (output.replace("\n", " "))
+    )
+
+
 def test_absent_manifests(run_kopf):
     code, output = run_kopf("sandbox", "--crd", "absent.yaml")
     assert code == 2

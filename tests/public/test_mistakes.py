@@ -231,6 +231,19 @@ WARNED = {
         "@kopf.timer('kopfexamples', interval=9, initial_delay=lambda spec, **_: spec['nosuch'])\ndef fn(**_): pass",
         "initial_delay= of timer 'fn' (handlers.py:2) failed: KeyError: 'nosuch'. Timer 'fn' begins at once.",
     ),
+    "a patch in an index": (
+        "@kopf.index('kopfexamples')\ndef fn(patch, **_): patch.status['seen'] = True",
+        "Indexer 'fn' has changed its patch, which has no effect: indexing functions cannot change objects.",
+    ),
+    "an event about a name": (
+        CREATE + "def fn(name, **_): kopf.info(name, reason='Created')",
+        "TypeError: Events are posted about bodies of objects, got 'kopf-example-1'. Use the argument body.",
+    ),
+    "an operator in the file": (
+        "import threading\nflag = threading.Event()\nflag.set()\nkopf.run(stop_flag=flag, clusterwide=True)",
+        "handlers.py runs an operator while it is loaded: the operator of the command line begins only when that "
+        "one has ended. Remove it from the file, or put it below: if __name__ == '__main__':",
+    ),
     "an interval of zero": (
         "@kopf.timer('kopfexamples', interval=0, labels={'no': 'such'})\ndef fn(**_): pass",
         "Timer 'fn' (...) has interval=0, so it is run again and again without a pause. Use an interval in seconds.",

@@ -62,3 +62,8 @@ def test_last_words_are_heard(kopf_sandbox):
     operator = Ending(kopf_sandbox)
     assert operator.wait_for_output("last words")
     operator.stop()
+
+
+def test_an_operator_that_is_not_started_says_nothing(kopf_sandbox, kopf_operator):
+    with pytest.raises(OperatorFailed, match="it is not started: use it in a with statement"):
+        kopf_operator('handlers.py').wait_for_output('something', timeout=0.05)

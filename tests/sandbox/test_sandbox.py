@@ -103,6 +103,41 @@ def test_what_the_predicate_does_not_find_is_not_there_yet(notes, predicate, fai
     assert f"is not as expected after 0.05 s (the predicate has failed: {failure}); it is: {{" in str(error.value)
 
 
+def test_a_predicate_that_never_decides_is_named(notes):
+    notes.create({**NOTE, "text": "a"})
+    with pytest.raises(WaitTimeout, match="the predicate has returned None: is there no return in it"):
+        notes.wait_for("notes", "n", lambda body: None, timeout=0.05)
+    with pytest.raises(WaitTimeout, match="is not as expected after 0.05 s; it is"):
+        notes.wait_for("notes", "n", lambda body: False, timeout=0.05)
+
+
+def test_a_wait_for_a_kind_that_there_is_not_says_so(notes):
+    with pytest.raises(WaitTimeout, match="nosuches 'n' is not there after 0.05 s: there is no kind 'nosuches'"):
+        notes.wait_for("nosuches", "n", timeout=0.05)
+
+
+async def _asynchronous(body):
+    return False
+
+
+@pytest.mark.parametrize(
+    "predicate, message",
+    [
+        (True, "the predicate must be a function of the object, not True"),
+        (_asynchronous, "the predicate must not be an async function: its result is needed at once"),
+        (
+            lambda: True,
+            r"the predicate cannot be called with the object: .*takes 0 positional arguments but 1 was given",
+        ),
+    ],
+)
+def test_what_is_no_predicate_is_refused_where_it_is_used(notes, predicate, message):
+    notes.create({**NOTE, "text": "a"})
+    with pytest.raises(TypeError, match=message) as error:
+        notes.wait_for("notes", "n", predicate, timeout=5)
+    assert {entry.path.name for entry in error.traceback[:-2]} <= {"test_sandbox.py"}
+
+
 async def test_what_the_predicate_finds_at_last_was_only_not_there_yet(notes):
     waiting = asyncio.create_task(notes.aio.wait_for("notes", "n", lambda body: body["items"][0] == 1))
     await notes.aio.create(NOTE)

@@ -8,6 +8,7 @@ the traceback, without the way that led there through the framework and the impo
 """
 
 import contextlib
+import contextvars
 import errno
 import functools
 import importlib
@@ -24,6 +25,14 @@ from kopf._cogs.helpers.explanations import ExplainedError
 _PACKAGE = str(pathlib.Path(__file__).parents[2]) + os.sep
 _SCRIPT_PREFIX = '__kopf_script_'
 _MACHINERY = (_PACKAGE, '<frozen importlib', str(importlib.__file__))
+
+
+_loading_var: contextvars.ContextVar[str | None] = contextvars.ContextVar('_loading_var', default=None)
+
+
+def get_loading() -> str | None:
+    """Return the path of the file that is being loaded now, if any is."""
+    return _loading_var.get()
 
 
 class LoadError(ExplainedError):
@@ -69,11 +78,14 @@ def _load_file(path: str | os.PathLike[str], file: pathlib.Path, name: str) -> N
     module = importlib.util.module_from_spec(spec)
     # Dataclasses, pickling and typing look for the modules of classes there.
     sys.modules[name] = module
+    token = _loading_var.set(os.fspath(path))
     try:
         loader.exec_module(module)
     except Exception as exc:
         del sys.modules[name]
         raise LoadError(_explain_failure(os.fspath(path), exc)) from exc
+    finally:
+        _loading_var.reset(token)
 
 
 def _load_module(name: str) -> None:

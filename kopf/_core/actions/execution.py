@@ -375,7 +375,13 @@ _VIEWS = (
     __file__,
     *(
         os.path.join(_PACKAGE, *names)
-        for names in [('_cogs', 'structs', ''), ('_cogs', 'configs', ''), ('_kits', 'webhooks.py'), ('__init__.py',)]
+        for names in [
+            ('_cogs', 'structs', ''),
+            ('_cogs', 'configs', ''),
+            ('_core', 'engines', 'posting.py'),
+            ('_kits', 'webhooks.py'),
+            ('__init__.py',),
+        ]
     ),
 )
 """Where the framework raises errors about what users do with its values: those of mappings, settings, exceptions."""

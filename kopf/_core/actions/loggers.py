@@ -8,6 +8,7 @@ Lines are written often. So a format is one pass over the record, and the parts 
 second, are kept. The lines of JSON are in `jsonlogs`.
 """
 
+import contextlib
 import enum
 import logging
 import os
@@ -17,6 +18,7 @@ import time
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, TextIO
 
+from kopf._cogs.helpers.explanations import name_error
 from kopf._cogs.structs import bodies
 from kopf._core.actions.logrecords import make_record
 
@@ -209,6 +211,27 @@ class _KopfStreamHandler(logging.StreamHandler[TextIO]):
             raise
         except Exception:
             self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = explain_bad_message(record)
+        if error is None:
+            super().handleError(record)
+        elif logging.raiseExceptions:
+            # In the place of what was meant, without the frames of logging and of the framework.
+            with contextlib.suppress(Exception):
+                self.stream.write(f'{error}\n')
+
+
+def explain_bad_message(record: logging.LogRecord) -> str | None:
+    """Return what is wrong with a message whose arguments do not fit its format; ``None`` if nothing is."""
+    try:
+        record.getMessage()
+    except Exception as error:
+        return (
+            f'A message cannot be logged ({record.pathname}:{record.lineno}): {record.msg!r} with {record.args!r}: '
+            f'{name_error(error)}. Each argument needs a %s in the message; or use an f-string without arguments.'
+        )
+    return None
 
 
 def configure(

@@ -7,13 +7,14 @@ kept in memory: an operator that is restarted starts anew. Specified in the docu
 """
 
 import asyncio
+import contextlib
 import datetime
 import itertools
 import logging
 import os
 import pathlib
 import traceback
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kopf._cogs.configs import configuration
@@ -44,6 +45,9 @@ from kopf._core.intents.causes import Activity, ActivityCause
 from kopf._core.intents.handlers import ActivityHandler
 
 Credentials = ConnectionInfo | AiohttpSession
+
+PATIENCE = 10.0
+"""How long (in seconds) one call of a startup or cleanup handler can take before a warning says what waits for it."""
 
 
 class ActivityError(ExplainedError):
@@ -88,7 +92,8 @@ async def run_activity(
             for handler, state in states.items():
                 if not state.is_due(utcnow()):
                     continue
-                outcome = await run_handler(handler, cause, state, make_rules(settings, activity))
+                with _reported_if_slow(handler, cause):
+                    outcome = await run_handler(handler, cause, state, make_rules(settings, activity))
                 states[handler] = state.with_outcome(outcome, utcnow())
                 if outcome.final:
                     outcomes[_make_unique(handler.id, outcomes)] = outcome
@@ -97,6 +102,26 @@ async def run_activity(
         return outcomes
     finally:
         del outcomes  # see `Outcome.without_exception`
+
+
+_EFFECTS_OF_SLOWNESS = {
+    Activity.STARTUP: "Until it ends, no objects are handled.",
+    Activity.CLEANUP: "Until it ends, the operator does not end. A second signal, such as Ctrl-C, ends it at once.",
+}
+
+
+@contextlib.contextmanager
+def _reported_if_slow(handler: ActivityHandler, cause: ActivityCause) -> Iterator[None]:
+    effect = _EFFECTS_OF_SLOWNESS.get(cause.activity)
+    if effect is None:
+        yield
+        return
+    text = f"{handler} ({mistakes.locate(handler.fn)}) still runs after {PATIENCE:g} seconds. {effect}"
+    alarm = asyncio.get_running_loop().call_later(PATIENCE, cause.logger.warning, "%s", text)
+    try:
+        yield
+    finally:
+        alarm.cancel()
 
 
 def make_rules(settings: OperatorSettings, activity: Activity) -> Execution:

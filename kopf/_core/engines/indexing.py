@@ -173,6 +173,7 @@ class ResourceIndexing:
         self._groups = [(id, indexers[id], group) for id, group in groups.items()]
         self._rules = rules
         self._reports = filters.FailureReports()
+        self._warned: set[IndexingHandler] = set()
 
     def discard(self, obj: Hashable) -> None:
         """Remove the object from all the indices."""
@@ -211,6 +212,8 @@ class ResourceIndexing:
             if state is None:
                 state = HandlerState(started=utcnow())
             outcome = await self._run(handler, cause, state)
+            if len(cause.patch):
+                self._drop_patch(handler, cause)
             if outcome.exception is not None:
                 indexer.discard(obj)
                 excluded[id] = _exclude(state, outcome)
@@ -220,6 +223,14 @@ class ResourceIndexing:
                 excluded.pop(id, None)
             if outcome.result is not None:
                 indexer.replace(obj, outcome.result)
+
+    def _drop_patch(self, handler: IndexingHandler, cause: IndexingCause) -> None:
+        cause.patch.clear()
+        if handler not in self._warned:
+            self._warned.add(handler)
+            cause.logger.warning(
+                "%s has changed its patch, which has no effect: indexing functions cannot change objects.", handler
+            )
 
     async def _run(self, handler: IndexingHandler, cause: IndexingCause, state: HandlerState) -> Outcome:
         return await execution.run_handler(handler, cause, state, self._rules)

@@ -271,7 +271,8 @@ class K8sPoster(logging.Handler):
                     )
                 )
         except Exception:
-            self.handleError(record)
+            if loggers.explain_bad_message(record) is None:  # it is said by those who write the log
+                self.handleError(record)
 
 
 loggers.objects_logger.addHandler(K8sPoster())
@@ -362,11 +363,11 @@ def exception(
 def _iterate(objs: bodies.Body | Iterable[bodies.Body]) -> Iterator[bodies.Body]:
     # Plain dicts, as other clients have them, serve as well as our bodies.
     objects: Any = objs
-    if isinstance(objects, Mapping) or not isinstance(objects, Iterable):
+    if isinstance(objects, Mapping | str) or not isinstance(objects, Iterable):
         objects = [objs]
     for obj in objects:
         if not isinstance(obj, Mapping):
-            raise TypeError(f"Events are posted about bodies of objects, got {obj!r}.")
+            raise TypeError(f"Events are posted about bodies of objects, got {obj!r}. Use the argument body.")
         yield obj  # type: ignore[misc]
 
 

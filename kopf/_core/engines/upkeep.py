@@ -77,7 +77,7 @@ class Upkeep(ABC):
             except errors.APIError as error:
                 delay = RETRY_DELAYS[min(failures, len(RETRY_DELAYS) - 1)]
                 failures += 1
-                hint = f" It needs the permission {self.rule}." if isinstance(error, errors.APIForbiddenError) else ""
+                hint = f". It needs the permission {self.rule}." if isinstance(error, errors.APIForbiddenError) else ""
                 logger.error("The %s cannot be written; trying again in %s s: %s%s", self.title, delay, error, hint)
                 await asyncio.sleep(delay)
                 self._changed.set()

@@ -22,6 +22,7 @@ from typing import Any, TypedDict, Unpack
 
 from kopf._cogs.aiokits.flags import Flag
 from kopf._cogs.aiokits.loops import find_tasks, finishing, outwait
+from kopf._cogs.helpers import loaders
 from kopf._core.reactor.operators import Operator, OperatorOptions
 
 logger = logging.getLogger(__name__)
@@ -105,7 +106,14 @@ async def operator(**options: Unpack[RunOptions]) -> None:
     :raises kopf.LoginError: if there are no credentials, or none are accepted.
     :raises Exception: what the startup or cleanup handlers, or the framework's own tasks have failed with.
     """
-    await _run(Operator(_parse_options(dict(options))))
+    instance = Operator(_parse_options(dict(options)))
+    if (path := loaders.get_loading()) is not None:
+        logger.warning(
+            "%s runs an operator while it is loaded: the operator of the command line begins only when that one has "
+            "ended. Remove it from the file, or put it below: if __name__ == '__main__':",
+            path,
+        )
+    await _run(instance)
 
 
 async def _run(instance: Operator) -> None:

@@ -20,7 +20,7 @@ import orjson
 from kopf._kits.testing.controllers.workloads import Workloads
 from kopf._kits.testing.serving.listeners import Door
 from kopf._kits.testing.serving.server import Server
-from kopf._kits.testing.serving.waits import WaitTimeout
+from kopf._kits.testing.serving.waits import PredicateError, WaitTimeout
 from kopf._kits.testing.storing.states import State
 from kopf._kits.testing.wire.manifests import ManifestError, Source
 from kopf._kits.testing.wire.statuses import Refusal
@@ -225,7 +225,7 @@ def _shorten(error: BaseException) -> BaseException:
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN):
         trace = trace.tb_next
-    if trace is None and not isinstance(error, Refusal | WaitTimeout | ManifestError):
+    if trace is None and not isinstance(error, Refusal | WaitTimeout | PredicateError | ManifestError):
         return error  # a defect of the sandbox
     return error.with_traceback(trace)
 

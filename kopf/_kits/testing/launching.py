@@ -92,7 +92,7 @@ class Launched:
             try:
                 self._sandbox.apply(source)
             except ManifestError as error:
-                raise click.ClickException(f'The sandbox does not start: {error}') from error
+                raise click.ClickException(f'The sandbox does not start: {_add_hint(str(error))}') from error
 
     def load_checked(self, webhooks: Collection[str], settings: OperatorSettings, ready: Flag) -> None:
         """Apply the objects as soon as there are webhooks of the operator in these resources to check them."""
@@ -132,7 +132,7 @@ def _started(sandbox: Sandbox, state: str | None = None) -> Iterator[Sandbox]:
             stack.enter_context(sandbox)
         except (CertificatesUnavailable, ManifestError, OSError, StateError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-            raise click.ClickException(f'The sandbox does not start: {reason}') from error
+            raise click.ClickException(f'The sandbox does not start: {_add_hint(str(reason))}') from error
         kept = f'All that is in it is kept in {state}.' if state else 'All that is in it is lost when it ends.'
         click.echo(
             f'The sandbox is at {sandbox.url}: an emulated Kubernetes API in memory, for development and tests '
@@ -198,3 +198,7 @@ def _ended_by_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _add_hint(reason: str) -> str:
+    return f'{reason}. Put the CRD of this kind there first, by --crd.' if 'no matches for kind' in reason else reason

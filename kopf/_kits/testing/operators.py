@@ -118,7 +118,8 @@ class Operator:
             if match := re.search(pattern, self.output, re.MULTILINE):
                 return match
             if is_over:
-                raise OperatorFailed(f'nothing in the output matches {pattern!r}:\n{self._tail()}')
+                hint = '' if self._process is not None else ' (it is not started: use it in a with statement)'
+                raise OperatorFailed(f'nothing in the output matches {pattern!r}{hint}:\n{self._tail()}')
             time.sleep(0.02)
 
     def stop(self, *, timeout: float = 30.0) -> int | None:

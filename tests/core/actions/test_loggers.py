@@ -107,6 +107,19 @@ def test_messages_of_users_are_not_cut(logger, lines, log_format):
     assert 'x' * 2000 in lines()[0]
 
 
+@pytest.mark.parametrize('log_format', [LogFormat.PLAIN, LogFormat.FULL, LogFormat.JSON])
+def test_messages_that_do_not_fit_their_arguments_are_explained_in_one_line(logger, lines, log_format):
+    logging.getLogger().handlers.clear()  # those of pytest raise the errors instead
+    configure(log_format=log_format)
+    logger.info("value", 5)  # noqa: PLE1205
+    [line] = lines()
+    assert line.startswith("A message cannot be logged (") and "test_loggers.py:" in line
+    assert line.endswith(
+        "): 'value' with (5,): TypeError: not all arguments converted during string formatting. Each argument needs a "
+        "%s in the message; or use an f-string without arguments."
+    )
+
+
 def test_names_of_loggers_are_not_cut(lines):
     configure(log_format=LogFormat.FULL)
     logging.getLogger('kopf.activities.authentication').warning("hello")

@@ -3,6 +3,7 @@
 import asyncio
 import datetime
 import json
+import re
 import sys
 
 import pytest
@@ -54,6 +55,35 @@ async def test_all_in_order(registry, run):
     outcomes = await run()
     assert calls == [0, 1, 2]
     assert {key: outcome.result for key, outcome in outcomes.items()} == {'id0': 0, 'id1': 1, 'id2': 2}
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    'activity, effect',
+    [
+        (Activity.STARTUP, "Until it ends, no objects are handled."),
+        (
+            Activity.CLEANUP,
+            "Until it ends, the operator does not end. A second signal, such as Ctrl-C, ends it at once.",
+        ),
+    ],
+)
+async def test_what_takes_long_is_named_once(registry, run, caplog, activity, effect):
+    decorator = kopf.on.startup if activity is Activity.STARTUP else kopf.on.cleanup
+
+    @decorator(registry=registry, id='quick')
+    async def quick():
+        await asyncio.sleep(9)
+
+    @decorator(registry=registry, id='slow')
+    async def slow():
+        await asyncio.sleep(100)
+
+    await run(activity)
+    [message] = [record.message for record in caplog.records if record.levelname == 'WARNING']
+    assert re.fullmatch(
+        rf"Activity 'slow' \(\S*test_activities.py:\d+\) still runs after 10 seconds. {re.escape(effect)}", message
+    )
 
 
 @pytest.mark.looptime

@@ -6,6 +6,7 @@ error knows the Events of the object, and the logs of the operators, which the p
 """
 
 import asyncio
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,12 @@ class WaitTimeout(TimeoutError):
         self.logs: list[str] = []
 
 
+class PredicateError(TypeError):
+    """What is given as a predicate is no function of the object."""
+
+    __module__ = 'kopf.testing'
+
+
 class Wait:
     """Waiting for one object, with or without a predicate."""
 
@@ -44,6 +51,12 @@ class Wait:
         self._predicate = predicate
         self._last: Body | None = None
         self._failure: Exception | None = None
+        self._is_served = False
+        self._has_decided = False
+        if predicate is not None and not callable(predicate):
+            raise PredicateError(f'the predicate must be a function of the object, not {predicate!r}')
+        if inspect.iscoroutinefunction(predicate):
+            raise PredicateError('the predicate must not be an async function: its result is needed at once')
 
     async def until_there(self, timeout: float) -> Body:
         """Wait until the object is there, and the predicate is true of it; return the object."""
@@ -61,6 +74,7 @@ class Wait:
             async with limit:
                 while True:
                     kind = await self._served()
+                    self._is_served = True
                     table = kind.store
                     record = table.get(self._place(kind), self._name)
                     await kind.ready(*[record] if record is not None else [])
@@ -83,10 +97,14 @@ class Wait:
         if self._predicate is None:
             return True
         try:
-            return bool(self._predicate(body))
+            result = self._predicate(body)
+            self._has_decided = self._has_decided or result is not None
+            return bool(result)
         except (LookupError, StopIteration) as error:
             self._failure = error
         except (AttributeError, TypeError) as error:
+            if error.__traceback__ is not None and error.__traceback__.tb_next is None:
+                raise PredicateError(f'the predicate cannot be called with the object: {error}') from None
             if 'NoneType' not in str(error):
                 raise
             self._failure = error
@@ -103,7 +121,16 @@ class Wait:
         return (self._namespace or 'default') if kind.namespaced else ''
 
     def _explain(self, wanted: str, timeout: float) -> str:
-        failure = f' (the predicate has failed: {_describe(self._failure)})' if self._failure is not None else ''
+        if not self._is_served:
+            return (
+                f'{self._resource} {self._name!r} is not {wanted} after {timeout} s: '
+                f'there is no kind {self._resource!r}'
+            )
+        failure = ''
+        if self._failure is not None:
+            failure = f' (the predicate has failed: {_describe(self._failure)})'
+        elif self._predicate is not None and self._last is not None and not self._has_decided:
+            failure = ' (the predicate has returned None: is there no return in it?)'
         state = 'absent' if self._last is None else orjson.dumps(_tidy(self._last), option=orjson.OPT_INDENT_2).decode()
         return f'{self._resource} {self._name!r} is not {wanted} after {timeout} s{failure}; it is: {state}'
 
