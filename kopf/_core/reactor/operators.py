@@ -239,7 +239,7 @@ class Operator:
                 tasks=tasks,
             )
             stack.callback(orchestrator.close)
-            stack.push_async_callback(orchestrator.peerings.leave)
+            stack.push_async_callback(orchestrator.coordinator.leave)
             stack.push_async_callback(orchestrator.save)
             stack.push_async_callback(workforce.close)
             stack.push_async_callback(indexation.close)

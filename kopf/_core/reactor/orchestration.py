@@ -23,7 +23,6 @@ from kopf._cogs.structs.bodies import RawEvent
 from kopf._cogs.structs.credentials import Vault
 from kopf._cogs.structs.references import (
     CRDS,
-    PEERING_GROUPS,
     Namespace,
     NamespacePattern,
     Resource,
@@ -34,10 +33,10 @@ from kopf._core.actions.lifecycles import LifeCycleFn
 from kopf._core.engines.indexing import OperatorIndexers
 from kopf._core.engines.schedules import Schedules
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry
+from kopf._core.reactor.coordination import make_coordinator
 from kopf._core.reactor.intake import MAX_FAILURES, Indexation, Intake, ObjectSink
 from kopf._core.reactor.inventory import ObjectRecord, is_deleted
 from kopf._core.reactor.observation import Absences, Complaints, Definitions, get_groups, resolve_tables
-from kopf._core.reactor.peerings import Peerings
 from kopf._core.reactor.processing import Processor
 from kopf._core.reactor.watches import EventSink, ResourceWatch, WatchState
 from kopf._core.reactor.workforce import Workforce
@@ -93,10 +92,12 @@ class Orchestrator:
         self._tools = tools
         self._patterns = patterns
         self._tasks = tasks
-        self.peerings = Peerings(tools.client, tools.settings, identity=identity, tasks=tasks, changed=self._adjust)
-        if self.peerings.enabled:
-            tools.workforce.guard(self.peerings.is_overdue)
-            tools.schedules.guard(self.peerings.is_overdue)
+        self.coordinator = make_coordinator(
+            tools.client, tools.settings, identity=identity, tasks=tasks, changed=self._adjust
+        )
+        if (guard := self.coordinator.guard) is not None:
+            tools.workforce.guard(guard)
+            tools.schedules.guard(guard)
         self.admission = self._make_admission() if tools.registry.webhooks or tools.registry.conversions else None
         self._paused = False
         self._starting = True  # whether all handlers wait for the indices of what is found
@@ -179,7 +180,7 @@ class Orchestrator:
         registry = self._tools.registry
         groups = get_groups(registry)
         if groups is not None:
-            groups |= {'apiextensions.k8s.io', *(PEERING_GROUPS if self.peerings.enabled else ())}
+            groups |= {'apiextensions.k8s.io', *self.coordinator.groups}
         discovery = await discover(self._tools.client, groups)
         hidden = {resource for resource in self._resources or () if resource.group in discovery.failed_groups}
         self._tools.indexers.ensure(registry.indexing)
@@ -189,7 +190,7 @@ class Orchestrator:
         complaints = complaints.about_groups(discovery.failed_groups, hidden)
         complaints.log(self._complaints)
         self._complaints = complaints
-        self.peerings.rediscover(self._resources)
+        self.coordinator.rediscover(self._resources)
         unresolved = complaints.unresolved
         if self.admission is not None:
             unresolved |= self.admission.rediscover(self._resources)
@@ -211,7 +212,7 @@ class Orchestrator:
         """Tell what has been failing for long."""
         limit = self._tools.settings.probing.failing_watch_limit
         watches = [watch for watch, _, _ in list(self._watches.values())]
-        for watch in [*list(self._observers), *self.peerings.watches, *watches]:
+        for watch in [*list(self._observers), *self.coordinator.watches, *watches]:
             if limit is not None and watch.failing_for > limit:
                 yield f"The watch-stream for {watch} has been failing for {watch.failing_for:.0f} s: {watch.failure}"
         if limit is not None and self._tools.vault.failing_for > limit:
@@ -224,7 +225,7 @@ class Orchestrator:
         if self.admission is not None and not self.admission.listening:
             yield "The webhook server does not listen yet."
         watches = [] if self._paused else [watch for watch, _, _ in list(self._watches.values())]
-        for watch in [*list(self._observers), *self.peerings.watches, *watches]:
+        for watch in [*list(self._observers), *self.coordinator.watches, *watches]:
             if not watch.complete:
                 yield f"The list of {watch} is not complete yet{f': {watch.failure}' if watch.failure else '.'}"
         if not self._paused and not self._tools.indexation.is_complete:
@@ -261,7 +262,7 @@ class Orchestrator:
             self.admission.recheck()
 
     def add_namespace(self, name: str, *, ending: bool = False) -> None:
-        self.peerings.note_ending(name, ending)
+        self.coordinator.note_ending(name, ending)
         if name not in self._namespaces:
             self._namespaces.add(name)
             self._adjust([name])
@@ -269,7 +270,7 @@ class Orchestrator:
     def remove_namespaces(self, names: Collection[Namespace]) -> None:
         gone = [name for name in names if name in self._namespaces]
         for name in gone:
-            self.peerings.note_ending(name, False)
+            self.coordinator.note_ending(name, False)
         self._namespaces.difference_update(gone)
         if gone:
             self._adjust(gone)
@@ -287,7 +288,7 @@ class Orchestrator:
 
     def _notice_start(self) -> None:
         """From when everything is served that was there at the start, handlers wait only for indices that they use."""
-        if not self._listing_namespaces and not self._paused and self.peerings.is_open(None):
+        if not self._listing_namespaces and not self._paused and self.coordinator.is_open(None):
             self._starting = False
 
     def _adjust(self, affected: Collection[Namespace] | None = None) -> None:
@@ -298,9 +299,8 @@ class Orchestrator:
             affected: the namespaces that have come or gone, or that can be served now; by default, all of them. With
                 hundreds of namespaces, it takes too long to look at all of them whenever one of them changes.
         """
-        was_oriented = self.peerings.oriented
-        self.peerings.adjust(self._namespaces, affected)
-        if self.peerings.paused != self._paused or self.peerings.oriented != was_oriented:
+        affected = self.coordinator.adjust(self._namespaces, affected)
+        if self.coordinator.paused != self._paused:
             affected = None
         wanted = self._find_wanted(self._namespaces if affected is None else self._namespaces.intersection(affected))
         looked_at = list(self._watches) if affected is None else self._find_scopes(affected)
@@ -311,16 +311,16 @@ class Orchestrator:
             if not self._is_gone(*scope):
                 task.cancel()
             self._leaving[scope] = watch, sink, task, None
-        if self.peerings.paused != self._paused:
-            self._paused = self.peerings.paused
+        if self.coordinator.paused != self._paused:
+            self._paused = self.coordinator.paused
             if self._paused:
                 self._pause()
             else:
                 self._resume()
-        self._tools.schedules.permit(not self._paused and self.peerings.is_open(None))
+        self._tools.schedules.permit(not self._paused and self.coordinator.is_open(None))
         predecessors = {get_place(*scope): scope for scope in self._leaving if scope not in wanted}
         for scope, table in wanted.items():
-            if scope not in self._watches and self.peerings.is_open(scope[1]):
+            if scope not in self._watches and self.coordinator.is_open(scope[1]):
                 former = scope if scope in self._leaving else predecessors.pop(get_place(*scope), None)
                 self._watches[scope] = self._start_watch(scope, table, former and self._leaving.pop(former))
                 self._served[scope] = table
@@ -373,7 +373,7 @@ class Orchestrator:
         await self._tools.workforce.drain()
         await asyncio.wait({self._start_saving()})
         await self._tools.schedules.drain()
-        self.peerings.halt(True)
+        self.coordinator.halt(True)
 
     def _start_saving(self) -> asyncio.Task[None]:
         """Store what is only remembered of the objects, also if the pause is over meanwhile."""
@@ -420,7 +420,7 @@ class Orchestrator:
         self._go_on()
 
     def _go_on(self) -> None:
-        self.peerings.halt(False)
+        self.coordinator.halt(False)
         for scope, (watch, sink, task) in self._watches.items():
             task.cancel()
             watch.restart()

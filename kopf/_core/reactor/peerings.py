@@ -15,7 +15,7 @@ from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.clients.errors import APIError, APIForbiddenError
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import RawEvent
-from kopf._cogs.structs.references import Namespace, Resource, select_peerings
+from kopf._cogs.structs.references import PEERING_GROUPS, Namespace, Resource, select_peerings
 from kopf._core.reactor.inventory import ObjectRecord
 from kopf._core.reactor.watches import EventSink, ResourceWatch
 
@@ -37,7 +37,7 @@ class Member(NamedTuple):
 
 
 class Peerings:
-    """All memberships of one operator."""
+    """All memberships of one operator: a coordinator, see `coordination.Coordinator`."""
 
     def __init__(
         self,
@@ -66,8 +66,7 @@ class Peerings:
         self._resource: Resource | None = None
         self._members: dict[Namespace, Member] = {}
         self._complained = False
-        self.oriented = False
-        """Whether it was known once what to do in all the namespaces that there were."""
+        self._oriented = False  # whether it was known once what to do in all the namespaces that there were
         self._safe_until = 0.0
         # With hundreds of namespaces, all the members cannot be asked each time when one of them has changed.
         self._unknown: set[Namespace] = set()  # the members that do not know yet what to do
@@ -75,19 +74,20 @@ class Peerings:
         self._ending: set[Namespace] = set()  # the namespaces that are being deleted
 
     @property
-    def enabled(self) -> bool:
-        return not self._settings.peering.standalone
+    def groups(self) -> Collection[str]:
+        return PEERING_GROUPS
 
     @property
     def paused(self) -> bool:
-        """Whether the operator has to leave the work to others, or to wait."""
-        if not self.enabled:
-            return False
         if self._resource is None:
             return self._settings.peering.mandatory
         return bool(self._pausing)
 
-    def is_overdue(self) -> bool:
+    @property
+    def guard(self) -> Callable[[], bool]:
+        return self._check_overdue
+
+    def _check_overdue(self) -> bool:
         """
         Return whether our own record has not been renewed in time, by the clock, and have the operator paused if so.
 
@@ -111,37 +111,29 @@ class Peerings:
 
     @property
     def watches(self) -> list[ResourceWatch]:
-        """The watches of the peering objects that are going on."""
         return [member.watch for member in list(self._members.values()) if not member.tasks[0].done()]
 
     def is_open(self, namespace: Namespace) -> bool:
-        """Tell if it is known that the objects of this namespace may be handled; or of all of them."""
-        if not self.enabled:
-            return True
         if self._resource is None:
             return not self._settings.peering.mandatory
-        if self.oriented and namespace in self._members:
+        if self._oriented and namespace in self._members:
             return self._members[namespace].membership.joined
         # In the beginning, all must be known: who pauses because of us in one namespace, does so in all of them, and
         # is to be given the time for that.
         return not self._unknown
 
     def note_ending(self, namespace: Namespace, ending: bool) -> None:
-        """Know whether the namespace is being deleted: its peering object is not to be waited for then."""
+        # The peering object of a namespace that is being deleted is not to be waited for.
         if ending is not (namespace in self._ending):
             (self._ending.add if ending else self._ending.discard)(namespace)
             if namespace in self._members:
                 self._members[namespace].membership.note_ending(ending)
 
     def halt(self, halted: bool) -> None:
-        """Know whether the operator has stopped all its work since it is paused, or works again."""
         for member in self._members.values():
             member.membership.halt(halted)
 
     def rediscover(self, resources: Collection[Resource]) -> None:
-        """Find the kind of the peering objects among the resources that there are now."""
-        if not self.enabled:
-            return
         resource = select_peerings(resources, clusterwide=self._settings.peering.clusterwide)
         if resource != self._resource:
             self._stop(list(self._members))
@@ -150,16 +142,23 @@ class Peerings:
             logger.warning("The cluster has no peering objects: their CRD is absent. Pausing until it is there.")
         self._complained = resource is None
 
-    def adjust(self, namespaces: Set[Namespace], affected: Collection[Namespace] | None = None) -> None:
-        """
-        Join the peerings of these namespaces, or the only one; leave those of other namespaces.
+    def adjust(
+        self,
+        namespaces: Set[Namespace],
+        affected: Collection[Namespace] | None = None,
+    ) -> Collection[Namespace] | None:
+        """Join the peerings of these namespaces, or the only one; stop meeting the peers in other namespaces."""
+        was_oriented = self._oriented
+        if self._resource is not None:
+            self._adjust(self._resource, namespaces, affected)
+        return affected if self._oriented == was_oriented else None
 
-        Args:
-            namespaces: all the namespaces that are served.
-            affected: those that can have come or gone since the last time; by default, all of them.
-        """
-        if self._resource is None:
-            return
+    def _adjust(
+        self,
+        resource: Resource,
+        namespaces: Set[Namespace],
+        affected: Collection[Namespace] | None,
+    ) -> None:
         if self._settings.peering.clusterwide:
             namespaces, affected = {None}, [None]
         changed = set(namespaces | self._members.keys() if affected is None else affected)
@@ -167,7 +166,7 @@ class Peerings:
             changed.discard(None)
         self._stop([namespace for namespace in changed - namespaces if namespace in self._members])
         for namespace in [name for name in changed & namespaces if name not in self._members]:
-            self._join(self._resource, namespace)
+            self._join(resource, namespace)
 
     def _join(self, resource: Resource, namespace: Namespace) -> None:
         from kopf._core.engines.membership import Membership
@@ -201,13 +200,13 @@ class Peerings:
         membership = self._members[namespace].membership
         (self._unknown.discard if membership.joined else self._unknown.add)(namespace)
         (self._pausing.add if membership.paused else self._pausing.discard)(namespace)
-        was_oriented = self.oriented
+        was_oriented = self._oriented
         self._orient()
-        self._changed([namespace] if namespace is not None and self.oriented == was_oriented else None)
+        self._changed([namespace] if namespace is not None and self._oriented == was_oriented else None)
 
     def _orient(self) -> None:
         if self._members and not self._unknown:
-            self.oriented = True
+            self._oriented = True
 
     def _stop(self, namespaces: Collection[Namespace]) -> None:
         # The records are not removed: either there is nothing to remove them from, or they die soon.
@@ -219,7 +218,7 @@ class Peerings:
         self._orient()
 
     async def leave(self) -> None:
-        """Tell the others that we are gone. To be done when nothing is being handled any more."""
+        """Remove our records, so that the peers take over at once."""
         await asyncio.gather(*(member.membership.leave() for member in self._members.values()))
 
 

@@ -1,0 +1,204 @@
+"""Several ways to agree with other operators at once: the operator works where all of them permit it."""
+
+import datetime
+
+import pytest
+
+import kopf
+from kopf._core.reactor import orchestration
+from kopf._core.reactor.coordination import Unanimity, make_coordinator
+
+MINUTE = 60
+
+
+class Switch:
+    """A coordinator that a test decides for."""
+
+    groups = ('switches.dev',)
+    watches = ()
+
+    def __init__(self, changed=lambda affected: None, noticed=lambda: None):
+        self.changed = changed
+        self.noticed = noticed
+        self.paused = False
+        self.overdue = False
+        self.closed = set()
+        self.asked = 0
+        self.seen = []
+        self.widening = False
+        self.error = None
+
+    @property
+    def guard(self):
+        return self._check
+
+    def _check(self):
+        self.asked += 1
+        self.noticed()
+        return self.overdue
+
+    def is_open(self, namespace):
+        return namespace not in self.closed
+
+    def rediscover(self, resources):
+        self.seen.append(('rediscover', resources))
+
+    def adjust(self, namespaces, affected=None):
+        self.seen.append(('adjust', namespaces, affected))
+        return None if self.widening else affected
+
+    def note_ending(self, namespace, ending):
+        self.seen.append(('ending', namespace, ending))
+
+    def halt(self, halted):
+        self.seen.append(('halt', halted))
+
+    async def leave(self):
+        self.seen.append(('leave',))
+        if self.error is not None:
+            raise self.error
+
+    def pause(self, paused):
+        self.paused = paused
+        self.changed(None)
+
+
+@pytest.fixture
+def pair():
+    return Switch(), Switch()
+
+
+def test_one_that_pauses_is_enough(pair):
+    both = Unanimity(pair)
+    assert not both.paused
+    pair[1].paused = True
+    assert both.paused
+
+
+def test_work_may_begin_where_all_permit_it(pair):
+    both = Unanimity(pair)
+    pair[0].closed, pair[1].closed = {'ns1'}, {'ns2'}
+    assert [both.is_open(name) for name in ['ns1', 'ns2', 'ns3', None]] == [False, False, True, True]
+
+
+def test_all_guards_are_asked_although_one_is_enough(pair):
+    both = Unanimity(pair)
+    assert not both.guard()
+    pair[0].overdue = True
+    assert both.guard()
+    assert [each.asked for each in pair] == [2, 2]
+
+
+def test_a_single_guard_is_asked_directly(pair):
+    unguarded, guarded = pair
+    unguarded.__class__ = type('Unguarded', (Switch,), {'guard': None})
+    assert Unanimity([unguarded, guarded]).guard == guarded.guard
+
+
+def test_everything_is_passed_on_to_all(pair):
+    both = Unanimity(pair)
+    both.rediscover(['resource'])
+    both.adjust({'ns1'}, ['ns1'])
+    both.note_ending('ns1', True)
+    both.halt(True)
+    expected = [('rediscover', ['resource']), ('adjust', {'ns1'}, ['ns1']), ('ending', 'ns1', True), ('halt', True)]
+    assert [each.seen for each in pair] == [expected, expected]
+    assert both.groups == {'switches.dev'}
+
+
+def test_all_namespaces_are_affected_if_they_are_for_one(pair):
+    both = Unanimity(pair)
+    assert both.adjust({'ns1', 'ns2'}, ['ns1']) == ['ns1']
+    pair[0].widening = True
+    assert both.adjust({'ns1', 'ns2'}, ['ns1']) is None
+    assert pair[1].seen[-1] == ('adjust', {'ns1', 'ns2'}, ['ns1'])
+
+
+async def test_all_leave_although_one_fails(pair):
+    pair[0].error = ValueError("no")
+    with pytest.raises(ValueError, match="no"):
+        await Unanimity(pair).leave()
+    assert pair[1].seen == [('leave',)]
+
+
+async def test_without_any_the_operator_always_works():
+    none = Unanimity([])
+    assert not none.paused and none.is_open(None) and none.is_open('ns1') and none.guard is None
+    assert not none.groups and not none.watches
+    assert none.adjust({'ns1'}, ['ns1']) == ['ns1']
+    await none.leave()
+
+
+@pytest.fixture
+def switches(monkeypatch, world):
+    """The second coordinators of all operators, beside their peerings."""
+    switches = []
+
+    def make_both(client, settings, *, identity, tasks, changed):
+        switches.append(Switch(changed, world.changed.set))
+        peering = make_coordinator(client, settings, identity=identity, tasks=tasks, changed=changed)
+        return Unanimity([peering, switches[-1]])
+
+    monkeypatch.setattr(orchestration, 'make_coordinator', make_both)
+    return switches
+
+
+@pytest.fixture
+async def peered(world):
+    """A cluster with a peering, and an operator's handlers; the index shows what is seen during pauses."""
+    world.sandbox.apply(world.root / 'peering.yaml')
+    await world.aio.create({'apiVersion': 'kopf.dev/v1', 'kind': 'ClusterKopfPeering', 'metadata': {'name': 'default'}})
+    world.declare(kopf.index, 'index')
+    world.declare(kopf.on.create, 'create')
+    return world
+
+
+async def put_boss(world, *, present):
+    now = datetime.datetime.now(datetime.UTC).isoformat()
+    record = {'priority': 100, 'lastseen': now, 'lifetime': MINUTE} if present else None
+    await world.aio.patch('clusterkopfpeerings', 'default', {'status': {'boss': record}})
+
+
+async def test_an_operator_works_only_if_its_peers_and_the_other_coordinator_permit_it(peered, switches):
+    world = peered
+    async with world.operator(standalone=False, clusterwide=True, identity='me'):
+        [switch] = switches
+        await world.create('first')
+        await world.until_called('create')
+        switch.pause(True)
+        await world.create('second')
+        await world.until(lambda: world.called('index', 'second'))
+        await put_boss(world, present=True)
+        await world.until_logged("boss")
+        switch.pause(False)
+        await world.create('third')
+        await world.until(lambda: world.called('index', 'third'))
+        assert [call.name for call in world.calls if call.id == 'create'] == ['first']
+        assert ('halt', True) in switch.seen and ('halt', False) not in switch.seen
+        await put_boss(world, present=False)
+        await world.until(lambda: len(world.called('create')) == 3)
+        assert ('leave',) not in switch.seen
+    assert switch.seen[-1] == ('leave',)
+    assert not (await world.aio.get('clusterkopfpeerings', 'default')).get('status')
+
+
+async def test_nothing_begins_while_the_other_coordinator_is_overdue(peered, switches):
+    world = peered
+    async with world.operator(standalone=False, clusterwide=True, identity='me'):
+        [switch] = switches
+        switch.overdue = True
+        await world.create('obj')
+        await world.until(lambda: world.called('index', 'obj'))
+        asked = switch.asked
+        await world.until(lambda: switch.asked > asked)
+        assert not world.called('create')
+        switch.overdue = False
+        await world.until_called('create')
+
+
+async def test_a_standalone_operator_asks_no_one(world):
+    world.declare(kopf.on.create, 'create')
+    async with world.operator():
+        await world.create()
+        await world.until_called('create')
+    assert not [seen for seen in world.sandbox.requests if 'peering' in seen.path]
