@@ -1,5 +1,5 @@
 """
-The cogs: Kubernetes and Python building blocks that know nothing about operators and handlers.
+The cogs: building blocks for Kubernetes and Python, independent of operators and handlers.
 
 The packages are layered too: clients > configs > structs > aiokits > helpers; each imports only those to its right.
 """

@@ -1,8 +1,9 @@
 """
-Alarms of thousands: those that are due at nearly the same time go off together.
+Timers for thousands of objects: alarms that are due at nearly the same time go off together, in one round.
 
-To wake up costs an event loop more than a short function that is called then; so do timers of one's own, one an alarm.
-So alarms that are not soon are put off until the next of the rounds, and only the rounds have timers.
+Why not simply `loop.call_at` for each alarm? A wake-up of the event loop costs more than the short function it calls,
+and a heap of thousands of timers costs even more. So an alarm that is not due soon waits for the next round.
+Only the rounds have timers of the event loop.
 """
 
 import asyncio
@@ -11,13 +12,13 @@ import math
 from collections.abc import Callable
 
 RATE = 50
-"""How many rounds there are in a second: alarms can be late by the time between two of them."""
+"""The number of rounds in a second. An alarm can be late by the time between two rounds."""
 
 SOON = 0.5
-"""Alarms of the nearest time (in seconds) have timers of their own, and are not late."""
+"""The time (in seconds) within which alarms get timers of their own, and so are not late."""
 
 TOLERANCE = 0.001
-"""How much too early an alarm may be (in seconds), so that errors of rounding do not put it off for a whole round."""
+"""The time (in seconds) by which an alarm may be early, so that a rounding error does not delay it by a round."""
 
 
 class Alarm:
@@ -31,15 +32,17 @@ class Alarm:
         self.fn: Callable[[], None] | None = fn
 
     def cancel(self) -> None:
+        """Cancel the alarm: its function is not called."""
         self.fn = None
         self._alarms._discard(self._number, self)
 
 
 class Alarms:
     """
-    All the alarms of somebody, in the running event loop.
+    A set of alarms in the running event loop.
 
-    :param context: what the functions are called in.
+    Args:
+        context: the context in which the functions are called.
     """
 
     def __init__(self, context: contextvars.Context) -> None:
@@ -61,10 +64,10 @@ class Alarms:
 
     def _ring(self, number: int) -> None:
         for alarm in self._rounds.pop(number).alarms:
-            if alarm.fn is not None:  # it can be cancelled by those before it
+            if alarm.fn is not None:  # an earlier alarm of the same round can have cancelled it
                 try:
                     alarm.fn()
-                except Exception as error:  # the others do not have to suffer from it
+                except Exception as error:  # the other alarms of the round must go off nevertheless
                     asyncio.get_running_loop().call_exception_handler(
                         {'message': f"Exception in the alarm {alarm.fn!r}", 'exception': error}
                     )

@@ -1,15 +1,15 @@
 """
-Delays between attempts, as users give them: any iterable of seconds, of which the last one is repeated.
+Delays between attempts, as users set them: any iterable of seconds, whose last item is repeated.
 
-Whoever wants no delays does not want to flood the API either: what fails at once would be repeated thousands of times
-a second. So zeros are taken for as little as is still sane.
+Zeros are replaced by short growing delays. Without any delay, a request that fails at once would be repeated
+thousands of times a second, and would flood the API server.
 """
 
 from collections.abc import Iterable
 from typing import Final
 
 LEAST: Final = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-"""The delays in place of zeros (in seconds)."""
+"""The delays (in seconds) that replace zeros."""
 
 
 class Delays:
@@ -21,7 +21,7 @@ class Delays:
         self._delays, self._last, self._zeros = iter(delays), 0.0, 0
 
     def next(self) -> float:
-        """Give the next delay (in seconds)."""
+        """Return the next delay (in seconds)."""
         self._last = next(self._delays, self._last)
         if self._last > 0:
             return self._last

@@ -1,8 +1,8 @@
 """
-Tasks that begin at once: they cost a third of usual ones if they end without waiting, as most of them do.
+Eager tasks: they begin at once, and cost a third of usual tasks if they end without waiting, as most of them do.
 
-Python has them since 3.12. Before, they are usual tasks, which begin in the next turn of the event loop. Stepping the
-coroutines by asyncio's private functions was tried for 3.11: it costs twice as much as a usual task there.
+Python has them since 3.12. On 3.11, usual tasks are created, which begin in the next iteration of the event loop.
+Why not simply step the coroutines by asyncio's private functions on 3.11? It costs twice as much as a usual task.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ T = TypeVar('T')
 
 
 def create_eager_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Start the coroutine in a task, at once where Python can do that; the task can be done on return."""
+    """Start the coroutine in an eager task where Python supports that; the task can be done on return."""
     loop = asyncio.get_running_loop()
     if sys.version_info >= (3, 12):
         return asyncio.Task(work, loop=loop, eager_start=True)

@@ -1,7 +1,7 @@
 """
-Flags of any make, awaited and raised from a coroutine.
+Flags of any type, awaited and raised from a coroutine.
 
-Those who embed an operator signal to it with what they have: an event or a future, of asyncio or of threads.
+An application that embeds an operator can signal to it by any of these: an event or a future, of asyncio or of threads.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ Flag = asyncio.Future[Any] | asyncio.Event | concurrent.futures.Future[Any] | th
 
 class ServingFlag:
     """
-    The mark of ready-flags that an operator raises only when it serves: when its webhooks and watches have begun.
+    Marks a ready-flag that an operator raises only when it serves: when its webhooks and watches have started.
 
-    Others are raised as soon as the startup handlers have succeeded, as upstream does it, or when the operator ends.
-    For tests that is too early: what they create first would miss the webhooks.
+    Other ready-flags are raised as soon as the startup handlers have succeeded, as in upstream, or when the operator
+    ends. That is too early for tests: the first objects that they create would bypass the webhooks.
     """
 
 
@@ -55,7 +55,7 @@ async def raise_flag(flag: Flag) -> None:
 
 
 async def _wait_foreign(flag: concurrent.futures.Future[Any]) -> Any:
-    # Neither wrapped nor shielded: giving up must not cancel the flag, and the flag can outlive the loop.
+    # Why not simply asyncio.wrap_future()? Its cancellation would cancel the flag, and the flag can outlive the loop.
     loop, raised = asyncio.get_running_loop(), asyncio.Event()
     flag.add_done_callback(lambda _: _call_in_loop(loop, raised.set))
     await raised.wait()
@@ -72,7 +72,7 @@ async def _wait_in_thread(flag: threading.Event) -> bool:
                 _call_in_loop(loop, raised.set)
                 return
 
-    # A thread of its own, and a daemon: it must hold neither a worker of the handlers nor the end of the process.
+    # Why not simply run_in_executor()? It would occupy a thread of sync handlers and delay the exit of the process.
     threading.Thread(target=wait, name='kopf-flag', daemon=True).start()
     try:
         return await raised.wait()
@@ -81,5 +81,5 @@ async def _wait_in_thread(flag: threading.Event) -> bool:
 
 
 def _call_in_loop(loop: asyncio.AbstractEventLoop, fn: Callable[[], object]) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed already: nobody waits
+    with contextlib.suppress(RuntimeError):  # the loop is closed already, so no task waits for it
         loop.call_soon_threadsafe(fn)

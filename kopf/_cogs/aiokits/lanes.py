@@ -1,9 +1,9 @@
 """
-A queue with two lanes: what is urgent goes first, but what is not is never stuck.
+A queue with two lanes: urgent values go first, but the common ones never starve.
 
-If only the urgent were taken as long as there is any, then a busy cluster would keep the others waiting for ever. So
-each `SHARE`-th place is theirs. Everything is done in constant time, for tens of thousands can wait: both removal
-from the middle and the change of the lane.
+If urgent values always went first, the common ones could wait forever in a busy cluster. So each `SHARE`-th turn
+belongs to the common lane. All operations take constant time, since tens of thousands of values can be queued.
+This includes removal from the middle and the change of the lane, for which a heap or a deque would need a search.
 """
 
 from collections import OrderedDict
@@ -14,29 +14,29 @@ KeyT = TypeVar('KeyT', bound=Hashable)
 ValueT = TypeVar('ValueT')
 
 SHARE = 8
-"""Of so many places, one is given to those who are not urgent, if there are both."""
+"""The number of turns of which one goes to the common lane, if both lanes have values."""
 
 
 class Lanes(Generic[KeyT, ValueT]):
-    """The values in two lanes, each under its key, in the order in which they have come."""
+    """A queue of values in two lanes, each value under its key; each lane is in the order of arrival."""
 
     __slots__ = ('_common', '_count', '_urgent')
 
     def __init__(self) -> None:
         self._urgent: OrderedDict[KeyT, ValueT] = OrderedDict()
         self._common: OrderedDict[KeyT, ValueT] = OrderedDict()
-        self._count = 0  # of those taken while there were both
+        self._count = 0  # the turns taken while both lanes had values
 
     def __len__(self) -> int:
         return len(self._urgent) + len(self._common)
 
     @property
     def is_urgent(self) -> bool:
-        """Whether any of the values are urgent."""
+        """True if any of the values are urgent."""
         return bool(self._urgent)
 
     def push(self, key: KeyT, value: ValueT, *, urgent: bool) -> None:
-        """Put the value to the end of its lane."""
+        """Add the value to the end of its lane."""
         (self._urgent if urgent else self._common)[key] = value
 
     def hurry(self, key: KeyT) -> None:
@@ -45,7 +45,7 @@ class Lanes(Generic[KeyT, ValueT]):
             self._urgent[key] = self._common.pop(key)
 
     def discard(self, key: KeyT) -> bool:
-        """Take the value out of the queue; tell if it was there."""
+        """Remove the value from the queue; return true if it was there."""
         for lane in (self._urgent, self._common):
             if key in lane:
                 del lane[key]
@@ -53,7 +53,12 @@ class Lanes(Generic[KeyT, ValueT]):
         return False
 
     def pop(self, *, urgent_only: bool = False) -> tuple[KeyT, ValueT]:
-        """Take the next value with its key; `KeyError` if there are none."""
+        """
+        Remove and return the next key and its value.
+
+        Raises:
+            KeyError: if there are no values.
+        """
         urgent = urgent_only or bool(self._urgent)
         if urgent and self._common and not urgent_only:
             self._count += 1

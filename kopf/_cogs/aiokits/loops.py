@@ -1,8 +1,8 @@
 """
-Ending an event loop, and what runs in it: in time, and without anything that is lost by that.
+Closing an event loop and its tasks within a limited time.
 
-Asyncio's own way waits for the cancelled tasks for as long as they take: one that swallows its cancellation would hang
-the whole process. Here they are waited for a limited time, then named and left.
+Why not simply `asyncio.run`? It waits for the cancelled tasks without a limit. One task that swallows its cancellation
+would hang the whole process. Here the tasks get a limited time; then they are named in the log and abandoned.
 """
 
 import asyncio
@@ -25,13 +25,15 @@ _abandoned: list[asyncio.Task[Any]] = []
 @contextlib.contextmanager
 def finishing(loop: asyncio.AbstractEventLoop, *, timeout: float = 5.0) -> Iterator[asyncio.AbstractEventLoop]:
     """
-    Give the new loop to be used, and close it in the end.
+    Enter with a new loop; on exit, cancel its remaining tasks and close it.
 
-    :param timeout: for how long (in seconds) to wait for the tasks that are left after they are cancelled.
+    Args:
+        loop: the new event loop.
+        timeout: how long to wait for the remaining tasks after their cancellation (in seconds).
     """
     from kopf._cogs.aiokits.pools import DaemonicThreadPool
 
-    loop.set_default_executor(DaemonicThreadPool())  # threads of users that hang must not keep the process either
+    loop.set_default_executor(DaemonicThreadPool())  # hung threads of users must not keep the process alive either
     try:
         yield loop
     finally:
@@ -57,10 +59,12 @@ async def _finish(timeout: float) -> None:
 
 async def end(tasks: Tasks, *, timeout: float | None, what: str) -> None:
     """
-    Cancel the tasks, and return when they have ended; but those that do not, are named and left.
+    Cancel the tasks and wait until they end; tasks that do not end in time are named in the log and abandoned.
 
-    :param timeout: for how long (in seconds) to wait for them after they are cancelled; `None` is forever.
-    :param what: how logs call those that are left.
+    Args:
+        tasks: the tasks to cancel.
+        timeout: how long to wait for the tasks after their cancellation (in seconds); ``None`` is forever.
+        what: the name of the abandoned tasks in the log.
     """
     for task in tasks:
         task.cancel()
@@ -74,10 +78,12 @@ async def end(tasks: Tasks, *, timeout: float | None, what: str) -> None:
 
 async def outwait(tasks: Tasks, *, patience: float | None, timeout: float) -> None:
     """
-    Wait until the tasks end by themselves; then cancel and name those that do not.
+    Wait until the tasks end by themselves; cancel the tasks that do not, and name them in the log.
 
-    :param patience: for how long (in seconds) to wait for them; `None` is forever.
-    :param timeout: for how long (in seconds) to wait for them after they are cancelled.
+    Args:
+        tasks: the tasks to wait for.
+        patience: how long to wait before the cancellation (in seconds); ``None`` is forever.
+        timeout: how long to wait after the cancellation (in seconds).
     """
     if not tasks:
         return
@@ -93,7 +99,7 @@ async def outwait(tasks: Tasks, *, patience: float | None, timeout: float) -> No
 
 
 def find_tasks(var: contextvars.ContextVar[Any], value: object) -> set[asyncio.Task[Any]]:
-    """Return the tasks that were created, at any depth, where the variable had this value; but not the current one."""
+    """Return the tasks whose context has this value of the variable, inherited at any depth; except the current one."""
     tasks = asyncio.all_tasks() - {asyncio.current_task(), *_abandoned}
     return {task for task in tasks if _get_context(task).get(var) is value}
 
@@ -107,12 +113,14 @@ def _get_context(task: asyncio.Task[Any]) -> contextvars.Context:
 
 async def complete(coro: Coroutine[Any, Any, T], *, patience: float) -> T:
     """
-    Await the coroutine; when cancelled, let it come to its end before that, but only if this does not take long.
+    Await the coroutine; if the caller is cancelled, let the coroutine end first, but only for a limited time.
 
-    This is for requests that others are to follow: the server can carry out a request that nobody waits for any more,
-    and later than the next one.
+    It is needed for requests that other requests follow. The server can execute an abandoned request later than
+    the next one, so the order would be lost.
 
-    :param patience: for how long (in seconds) to wait after the cancellation.
+    Args:
+        coro: the coroutine to complete, e.g. a request.
+        patience: how long the coroutine may run after the cancellation (in seconds).
     """
     task = asyncio.create_task(coro)
     try:
@@ -127,10 +135,10 @@ async def complete(coro: Coroutine[Any, Any, T], *, patience: float) -> T:
 
 
 def abandon(tasks: Tasks) -> None:
-    """Let the tasks be what they are until the end of the process, without any more complaints about them."""
+    """Keep the tasks until the end of the process, without further warnings about them."""
     for task in tasks:
-        task._log_destroy_pending = False  # type: ignore[attr-defined]  # they are named already
-    # Without a reference, they would be closed in the middle of something else.
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # the log names them already
+    # Without a reference, the garbage collector would close their coroutines in the middle of other code.
     _abandoned.extend(tasks)
 
 

@@ -1,9 +1,9 @@
 """
-A pool of threads for sync handlers that never holds up the end of the process.
+A pool of threads for sync handlers that never delays the exit of the process.
 
-The interpreter waits for the threads of the standard pool when it exits, however long they take: a handler that hangs
-in a socket would keep a stopped operator alive for as long. These threads are daemonic: what has not ended in the time
-that the operator gives to its handlers, is left.
+Why not simply `ThreadPoolExecutor`? The interpreter waits for its threads on exit without a limit, so a handler that
+hangs in a socket would keep a stopped operator alive. These threads are daemonic. The operator gives its handlers
+a limited time to end, and abandons the threads that still run after that.
 """
 
 import itertools
@@ -25,9 +25,11 @@ _numbers = itertools.count()
 
 class DaemonicThreadPool(ThreadPoolExecutor):
     """
-    The same as the standard pool from outside; threads are made as they are needed, and stay until the shutdown.
+    A pool with the interface of the standard one; threads are started on demand, and stay until the shutdown.
 
-    When a function has to wait for a thread for the first time, ``on_full`` is called with the number of threads.
+    Args:
+        max_workers: the largest number of threads.
+        on_full: called with the number of threads when a function has to wait for a thread for the first time.
     """
 
     def __init__(self, max_workers: int | None = None, *, on_full: Callable[[int], None] | None = None) -> None:
@@ -38,11 +40,16 @@ class DaemonicThreadPool(ThreadPoolExecutor):
         self._workers: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._closed = False
-        # The threads know only the queue, so that a forgotten pool ends them too.
+        # The threads refer only to the queue, not to the pool: a pool that is garbage-collected ends them too.
         weakref.finalize(self, self._jobs.put, None).atexit = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run the function in a thread, now or when there is a free one; `RuntimeError` after the shutdown."""
+        """
+        Run the function in a thread as soon as one is free.
+
+        Raises:
+            RuntimeError: if the pool is shut down.
+        """
         future: Future[T] = Future()
         with self._lock:
             if self._closed:
@@ -67,7 +74,7 @@ class DaemonicThreadPool(ThreadPoolExecutor):
         thread.start()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more functions; wait for those that are taken, unless told otherwise."""
+        """Stop accepting functions; wait until the accepted ones end, if ``wait`` is true."""
         with self._lock:
             self._closed = True
             while cancel_futures and not self._jobs.empty():
@@ -79,7 +86,7 @@ class DaemonicThreadPool(ThreadPoolExecutor):
 
 
 class _Places:
-    """How many threads are free; less than zero if functions wait for some."""
+    """The number of free threads; negative if functions are queued."""
 
     __slots__ = ('_free', '_lock')
 
@@ -107,9 +114,9 @@ def _do(future: Future[Any], fn: Callable[[], Any], places: _Places) -> None:
     try:
         result = fn()
     except BaseException as error:
-        places.change(+1)  # before anybody is told: who calls again at once finds the thread free
+        places.change(+1)  # before the result is set: a caller that submits again at once must find the thread free
         future.set_exception(error)
-        del future  # this frame is in the traceback of what the future has: a cycle for the garbage collector
+        del future  # the error's traceback refers to this frame: otherwise, it is a cycle for the garbage collector
     else:
         places.change(+1)
         future.set_result(result)

@@ -1,11 +1,14 @@
 """
-Watching from a thread whether an event loop goes on, and who keeps it from that.
+The monitor of an event loop: a thread that notices when the loop is blocked, and by which task.
 
-It is looked twice a second whether a task runs in the loop. If so, the loop is asked to answer, and as long as it
-does, that is all there is: nothing is counted or remembered in the loop itself. If it does not answer, it is looked
-at several times what runs there. Only one task (or callback) that is there all the time is blocking it; a loop with
-very many short tasks is only busy. When nothing runs, the thread dozes: who begins something that can block, or who
-wants to know whether the loop is blocked, says so by `rouse`, and that costs next to nothing for all the others.
+Twice a second, the thread checks whether a task runs in the loop. If so, it asks the loop to call a function.
+While the loop does so in time, nothing else happens: the loop itself counts and remembers nothing.
+
+If the loop does not answer, the thread samples the running task several times. The loop is blocked only if it is
+the same task (or callback) in all samples; a loop with very many short tasks is merely busy.
+
+When no tasks run, the thread dozes. Code that starts something that can block calls `rouse`, and so does code that
+asks whether the loop is blocked. This is cheaper than waking up the thread twice a second in an idle operator.
 """
 
 import asyncio
@@ -16,19 +19,19 @@ from types import FrameType, TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 INTERVAL = 0.5
-"""How often it is looked whether the loop is busy (in seconds)."""
+"""The interval (in seconds) between two checks whether the loop is busy."""
 
 MAX_IDLE_LOOKS = 5
-"""After so many looks at an idle loop, the thread dozes."""
+"""The number of checks that find the loop idle, after which the thread dozes."""
 
 DOZE = 60.0
-"""For how long (in seconds), unless it is roused; then the loop is asked all the same, as callbacks are no tasks."""
+"""The longest doze (in seconds). Then the loop is asked even if it seems idle: callbacks block it without a task."""
 
 STEPS = 8
-"""How many times the stack is looked at within the limit."""
+"""The number of samples of the running task within the limit."""
 
 PATIENCE = 10.0
-"""When to report what is not over yet (in limits)."""
+"""The time (in limits) after which a block is reported although it is not over yet."""
 
 Task = asyncio.Task[Any]
 
@@ -36,23 +39,23 @@ T = TypeVar('T')
 
 
 class Inspector(Protocol[T]):
-    """Who knows what to make of blocks. It is called in the watching thread."""
+    """Explains and reports what blocks the loop. It is called in the monitoring thread."""
 
     def get_limit(self) -> float | None:
-        """Give the time (in seconds) after which a block is of interest; ``None`` if none are."""
+        """Return the time (in seconds) after which a block is to be reported; ``None`` disables the reports."""
 
     def find(self, frame: FrameType, task: Task | None) -> T | None:
-        """Tell what blocks the loop: this task, if any, with this stack; ``None`` if that is of no interest."""
+        """Return what blocks the loop: the task, if any, with this stack; ``None`` if it is not to be reported."""
 
     def report(self, culprit: T, seconds: float, *, is_over: bool) -> None:
-        """Know for how long it has blocked the loop by now, or in all."""
+        """Called with the time (in seconds) for which the culprit has blocked the loop: so far, or in total."""
 
 
 _dozing: 'set[Pulse[Any]]' = set()
 
 
 def rouse() -> None:
-    """Let the loops be looked at again, as something begins there; from any thread."""
+    """Wake up the dozing monitors, because something starts in a loop; callable from any thread."""
     if _dozing:
         for pulse in list(_dozing):
             pulse._roused.set()
@@ -60,9 +63,10 @@ def rouse() -> None:
 
 class Pulse(Generic[T]):
     """
-    Watches the running event loop; an async context manager.
+    Monitors the running event loop; an async context manager.
 
-    :param inspector: who is told of what blocks the loop.
+    Args:
+        inspector: explains and reports what blocks the loop.
     """
 
     def __init__(self, inspector: Inspector[T]) -> None:
@@ -71,7 +75,7 @@ class Pulse(Generic[T]):
         self._roused = threading.Event()
         self._asked_at: float | None = None
         self.culprit: T | None = None
-        """What blocks the loop now, if that is known."""
+        """The object that blocks the loop now, as found by the inspector; ``None`` if it is not blocked."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread_id = 0
 
@@ -87,15 +91,15 @@ class Pulse(Generic[T]):
         traceback: TracebackType | None,
     ) -> None:
         self._closed.set()
-        self._roused.set()  # the thread ends soon; nobody needs to wait for it
+        self._roused.set()  # the thread ends soon by itself; joining it here would block the loop
 
     @property
     def silence(self) -> float:
-        """For how long (in seconds) the loop has not answered."""
+        """The time (in seconds) for which the loop has not answered."""
         asked_at = self._asked_at
         return 0.0 if asked_at is None else time.monotonic() - asked_at
 
-    # In the thread.
+    # The methods below are called in the thread.
 
     def _run(self) -> None:
         idle_looks = 0
@@ -114,7 +118,7 @@ class Pulse(Generic[T]):
                 return
 
     def _ask(self) -> bool:
-        """Let the loop answer; tell if it is still to be watched."""
+        """Ask the loop and wait for its answer; return false if the monitoring is to end."""
         if self._closed.is_set():
             return False
         answered = threading.Event()
@@ -126,22 +130,22 @@ class Pulse(Generic[T]):
         try:
             self._wait(answered)
         finally:
-            self._asked_at = None  # if the inspector fails, nobody watches any more, but nobody is blamed either
+            self._asked_at = None  # if the inspector fails, the monitoring ends, and the loop must not look blocked
         return True
 
     def _doze(self) -> bool:
-        """Sleep for long; tell if it was roused from that."""
+        """Sleep until roused or for a long time; return true if it was roused."""
         self._roused.clear()
         _dozing.add(self)
         try:
-            # What has begun before it was added, has roused nobody.
+            # A task that started before this monitor was added to the set did not rouse it.
             begun = asyncio.current_task(self._get_loop()) is not None
             return begun or self._closed.is_set() or self._roused.wait(DOZE)
         finally:
             _dozing.discard(self)
 
     def _wait(self, answered: threading.Event) -> None:
-        """Wait for the answer, and look at what goes on meanwhile."""
+        """Wait for the answer, and sample the running task meanwhile."""
         limit = self._inspector.get_limit()
         step = INTERVAL if limit is None else limit / STEPS
         suspect: Task | None = None
@@ -152,10 +156,10 @@ class Pulse(Generic[T]):
                 continue
             task = asyncio.current_task(self._get_loop())
             if task is not suspect:
-                if self.culprit is not None and not reported:  # it has ended just now, before the loop could answer
+                if self.culprit is not None and not reported:  # it ended just now, before the loop could answer
                     self._inspector.report(self.culprit, blocked, is_over=True)
                 suspect, blocked, reported, self.culprit = task, 0.0, False, None
-            # If this thread was not run in time either, it is the machine that is slow, or was asleep.
+            # If this thread did not run in time either, the machine is slow or was suspended, not the task.
             blocked += min(at - previous, 2 * step)
             if self.culprit is None and blocked >= limit:
                 self.culprit = self._look(suspect)

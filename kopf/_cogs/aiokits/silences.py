@@ -1,8 +1,8 @@
 """
-Limits of how long something may be silent.
+Limits on silence, i.e. on the time between two signs of life of a connection.
 
-Unlike `asyncio.timeout`, which has to be made anew for each sign of life, with a timer each time, one limit is for
-all of them: a sign of life is a number written down, and the only timer looks at it when it is time to.
+Why not simply `asyncio.timeout`? It would need a new timer for each sign of life, e.g. for each chunk of a watch.
+Here, a sign of life only stores the time. The single timer checks it when the limit could be exceeded.
 """
 
 import asyncio
@@ -12,9 +12,10 @@ from typing import Self
 
 class SilenceLimit:
     """
-    Raises `TimeoutError` in its block when there was no sign of life for too long; an async context manager.
+    Raises `TimeoutError` in its block when there were no signs of life for too long; an async context manager.
 
-    :param limit: how long the silence may last (in seconds); ``None`` is for ever.
+    Args:
+        limit: the longest permitted silence (in seconds); ``None`` is unlimited.
     """
 
     __slots__ = ('_heard_at', '_limit', '_loop', '_timeout', '_timer')
@@ -43,11 +44,11 @@ class SilenceLimit:
         await timeout.__aexit__(type_, error, traceback)
 
     def renew(self) -> None:
-        """Know that there is a sign of life: the time begins anew."""
+        """Restart the time. Called at each sign of life."""
         self._heard_at = self._loop.time()
 
     def relax(self, limit: float | None) -> None:
-        """Allow longer silences from now on: of this length (in seconds), or any if it is ``None``."""
+        """Change the limit (in seconds; ``None`` is unlimited) and restart the time."""
         self._limit = limit
         self.renew()
 

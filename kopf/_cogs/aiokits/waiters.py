@@ -1,9 +1,9 @@
 """
-Flags that are raised with reasons, and that are waited for both in coroutines and in threads.
+Flags that are raised with reasons, and can be awaited both in coroutines and in threads.
 
-One flag costs almost nothing while nobody waits for it: neither an event of asyncio nor one of threads is made before
-somebody does, as there can be tens of thousands of flags. Those who raise a flag have the flag; those who wait for it
-have one of its waiters, which can do nothing else.
+There can be tens of thousands of flags, so an unawaited flag costs almost nothing. A future of asyncio or an event of
+threads is created only when a coroutine or a thread starts to wait. The code that raises a flag holds the flag itself;
+the code that waits for it, e.g. a daemon, gets one of its waiters, which cannot raise it.
 """
 
 import asyncio
@@ -18,14 +18,15 @@ from kopf._cogs.aiokits.pulses import rouse
 
 ReasonT = TypeVar('ReasonT', bound=enum.Flag)
 
-_lock = threading.Lock()  # one for all flags: it is held for some instructions only
+_lock = threading.Lock()  # one for all flags: it is held for a few instructions only, and a lock per flag costs memory
 
 
 class ReasonedFlag(Generic[ReasonT]):
     """
     A flag that is raised in the event loop, and is never lowered. Further reasons are added to the first one.
 
-    :param alarms: what measures the time of those who wait in coroutines.
+    Args:
+        alarms: the timers for the time-outs of coroutines.
     """
 
     __slots__ = ('_alarms', '_event', '_futures', 'reason')
@@ -37,6 +38,7 @@ class ReasonedFlag(Generic[ReasonT]):
         self._futures: tuple[asyncio.Future[None], ...] = ()
 
     def set(self, reason: ReasonT) -> None:
+        """Raise the flag, or add one more reason to a raised one."""
         with _lock:
             self.reason = reason if self.reason is None else self.reason | reason
             event = self._event
@@ -46,9 +48,11 @@ class ReasonedFlag(Generic[ReasonT]):
             _release(future)
 
     def is_set(self) -> bool:
+        """Check whether the flag is raised."""
         return self.reason is not None
 
     def wait_in_thread(self, timeout: float | None) -> None:
+        """Block the thread until the flag is raised, at most for the time-out (in seconds)."""
         with _lock:
             if self.reason is not None:
                 return
@@ -58,7 +62,7 @@ class ReasonedFlag(Generic[ReasonT]):
 
 class FlagWaiter(Generic[ReasonT]):
     """
-    A flag as it is seen by those who are told something by it: true when it is raised.
+    A read-only flag, as handlers get it: true when it is raised.
 
     See `SyncFlagWaiter` and `AsyncFlagWaiter` for waiting.
     """
@@ -75,15 +79,15 @@ class FlagWaiter(Generic[ReasonT]):
         return self._flag.is_set()
 
     def is_set(self) -> bool:
-        """Tell whether the flag is raised; the same as the truth of the object."""
+        """Check whether the flag is raised; the same as the truth value of this object."""
         return self._flag.is_set()
 
     @property
     def reason(self) -> ReasonT | None:
-        """Why it is raised: all the reasons so far. ``None`` if it is not."""
+        """All the reasons for which it was raised so far; ``None`` if it is not raised."""
         return self._flag.reason
 
-    if TYPE_CHECKING:  # there is one in each kind, for handlers that do not say in which of them they wait
+    if TYPE_CHECKING:  # each subclass has its own; this one is for handlers that annotate the base class
 
         def wait(self, timeout: float | None = None) -> Any: ...
 
@@ -95,9 +99,10 @@ class SyncFlagWaiter(FlagWaiter[ReasonT], Generic[ReasonT]):
 
     def wait(self, timeout: float | None = None) -> 'SyncFlagWaiter[ReasonT]':
         """
-        Wait until the flag is raised, but not longer than the ``timeout`` (in seconds; ``None`` is for ever).
+        Wait until the flag is raised, but not longer than the ``timeout`` (in seconds; ``None`` is forever).
 
-        It returns itself: to be checked at once, as in ``while not stopped.wait(10): …``.
+        Returns:
+            This same object, to be checked at once: ``while not stopped.wait(10): …``.
         """
         self._flag.wait_in_thread(timeout)
         return self
@@ -110,13 +115,14 @@ class AsyncFlagWaiter(FlagWaiter[ReasonT], Generic[ReasonT]):
 
     async def wait(self, timeout: float | None = None) -> 'AsyncFlagWaiter[ReasonT]':
         """
-        Wait until the flag is raised, but not longer than the ``timeout`` (in seconds; ``None`` is for ever).
+        Wait until the flag is raised, but not longer than the ``timeout`` (in seconds; ``None`` is forever).
 
-        It returns itself: to be checked at once, as in ``while not await stopped.wait(10): …``.
+        Returns:
+            This same object, to be checked at once: ``while not await stopped.wait(10): …``.
         """
         flag = self._flag
         if flag.reason is not None:
-            await asyncio.sleep(0)  # a cycle that ignores the flag must not block the others
+            await asyncio.sleep(0)  # a loop in a daemon that ignores the flag must not block the event loop
             return self
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
@@ -130,7 +136,7 @@ class AsyncFlagWaiter(FlagWaiter[ReasonT], Generic[ReasonT]):
             flag._futures = tuple(other for other in flag._futures if other is not future)
             if alarm is not None:
                 alarm.cancel()
-            rouse()  # what follows can block
+            rouse()  # the code of the handler that follows can block the event loop
         return self
 
 

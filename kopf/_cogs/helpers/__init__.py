@@ -1,4 +1,5 @@
-"""The Python world around the framework: modules to load, versions, names of hosts.
+"""
+Helpers of plain Python: loading of modules, versions, host names, JSON, clocks.
 
-Nothing here knows about Kubernetes or asyncio, so that every other package may use it.
+They depend on neither Kubernetes nor asyncio, so that every other package may import them.
 """

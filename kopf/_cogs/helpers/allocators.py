@@ -1,25 +1,28 @@
 """
-How the process gets memory from the system, and gives it back.
+The memory allocator of the process: how large blocks return to the system.
 
-The allocator of glibc learns from the first large block that is freed: blocks of that size, such as the buffers of TLS,
-or a page of a list, do not go back to the system any more. They leave holes among what stays, so that an operator,
-whose connections come and go, grows for hours. With a fixed limit, large blocks are always given back at once.
+The allocator of glibc raises its limit when a large block is freed: later blocks of that size, such as buffers of TLS
+or pages of a list, do not return to the system. They leave holes between long-lived objects, so that an operator
+grows for hours as its connections open and close. With a fixed limit, large blocks return to the system when freed.
 """
 
 import contextlib
 import sys
 
 _M_MMAP_THRESHOLD = -3  # of malloc.h
-# The buffers of TLS have exactly this size (bytes). New pages of memory cost time, so what is read from streams, and
-# is usually smaller, should not be affected.
 _LARGE = 256 * 1024
+"""
+The size (in bytes) from which blocks are large: that of the buffers of TLS.
+
+Why not smaller? Each large block needs new pages from the system, which takes time; chunks of streams are smaller.
+"""
 
 
 def give_back_large_blocks() -> None:
-    """Let the system have large blocks of memory as soon as they are free; only where there is glibc."""
+    """Make the allocator return large blocks to the system as soon as they are freed; only with glibc."""
     if sys.platform != 'linux':
         return
     import ctypes
 
-    with contextlib.suppress(OSError, AttributeError):  # other libraries have no such function, and no such need
+    with contextlib.suppress(OSError, AttributeError):  # other C libraries have neither the function nor the problem
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE)

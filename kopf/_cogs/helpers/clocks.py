@@ -1,9 +1,9 @@
 """
-The time as handlers and their records see it: it goes on evenly while the process lives, whatever is done to the clock.
+The clock for handlers and their progress records: it runs evenly, even when the wall clock of the machine is changed.
 
-The wall clock of a machine can be set at any time, also by hours. Delays and time-outs must not become longer or
-shorter by that. So it is read once, when the process starts, and from then on the seconds are counted. What is stored
-is for other processes, which have other clocks: it is shifted to the wall clock as it is when it is stored, and back.
+The wall clock can be changed at any time, also by hours, and this must not change delays and time-outs. So the wall
+clock is read once, when the process starts; then the seconds of a monotonic clock are counted. Stored timestamps are
+for other processes with other clocks, so they are shifted to the current wall clock when stored, and back when loaded.
 """
 
 import datetime
@@ -12,10 +12,11 @@ from typing import Final
 
 NO_SHIFT: Final = datetime.timedelta(0)
 MIN_SHIFT: Final = datetime.timedelta(seconds=1)
-"""Smaller shifts are the usual corrections, and are not worth to be looked at."""
+"""The least shift that matters. Smaller ones are the usual corrections by NTP, and are ignored."""
 
 
 def read_wall_clock() -> datetime.datetime:
+    """Return the current time of the machine."""
     return datetime.datetime.now(datetime.UTC)
 
 
@@ -23,8 +24,8 @@ _started_at: Final = read_wall_clock()
 _origin: Final = time.monotonic()
 
 
-# On Linux, and elsewhere: the clocks that go on while the machine is suspended. Python's monotonic one does not.
 _CLOCK: Final[int | None] = getattr(time, 'CLOCK_BOOTTIME', getattr(time, 'CLOCK_MONOTONIC', None))
+"""The clock that runs while the machine is suspended (of Linux, or of other systems); Python's monotonic one stops."""
 
 
 def _measure_suspensions() -> float:
@@ -36,19 +37,19 @@ _suspensions: Final = _measure_suspensions()
 
 def get_suspended_time() -> float:
     """
-    Return for how long (in seconds) the machine was suspended since the process has started.
+    Return the time (in seconds) for which the machine was suspended since the process started.
 
-    Event loops do not know of it: their clocks do not go on meanwhile.
+    The clocks of event loops stop meanwhile.
     """
-    return max(0.0, round(_measure_suspensions() - _suspensions, 1))  # the two clocks are not read at the same moment
+    return max(0.0, round(_measure_suspensions() - _suspensions, 1))  # rounded: the clocks are read one after another
 
 
 def utcnow() -> datetime.datetime:
-    """The current time, as it would be if nobody had set the clock since the process has started."""
+    """Return the current time, as if the wall clock had not been changed since the process started."""
     return _started_at + datetime.timedelta(seconds=time.monotonic() - _origin)
 
 
 def get_shift() -> datetime.timedelta:
-    """By how much the wall clock is ahead of `utcnow`, as it was set meanwhile, or as the machine was suspended."""
+    """Return the time by which the wall clock is ahead of `utcnow`: if it was changed, or the machine was suspended."""
     shift = read_wall_clock() - utcnow()
     return shift if abs(shift) >= MIN_SHIFT else NO_SHIFT

@@ -1,18 +1,18 @@
 """
-Errors that are made for people: their texts say what is wrong, where, and what to do about it.
+Errors for users: their texts say what is wrong, where, and what to do about it.
 
-The command line shows nothing but the text of them. Whoever raises one derives it from here, so that the command line
-does not have to know, nor to import, all those who can fail.
+The command line shows only the text of such an error, without a traceback. Each module derives its own errors from
+the base class here, so that the command line needs to import none of these modules.
 """
 
 import collections.abc
 
 
 class ExplainedError(Exception):
-    """An error whose text is all that its reader needs."""
+    """An error whose text is sufficient for the user, without a traceback."""
 
     exit_code = 1
-    """What the command ends with if it fails because of this error."""
+    """The exit code of a command that fails because of this error."""
 
 
 def name_error(error: BaseException) -> str:
@@ -32,9 +32,9 @@ def _find_hint(error: BaseException) -> str:
 
 def quote_error(error: BaseException) -> str:
     """
-    Return the text of an error for those who do not know the code: with the type unless it was written for them.
+    Return the text of an error for users who do not know the code: with the type, unless the text was written for them.
 
-    Of most types, the texts alone say little: ``'field'`` of a `KeyError`.
+    The texts of most types say little without the type, e.g. ``'field'`` of a `KeyError`.
     """
     is_written = isinstance(error, ValueError | RuntimeError | ExplainedError) or type(error) is Exception
     return str(error) if is_written and str(error) else name_error(error)

@@ -1,21 +1,22 @@
-"""The name of this machine as people would recognise it, for the identities of operators.
+"""
+The name of this machine as people would recognise it, for the identities of operators.
 
-A machine has many names, and the easiest to get are often the worst: ``localhost``, an IP address, a reverse record
-such as ``1.0.0.127.in-addr.arpa``. Inside of a cluster the plain host name is the name of the pod: good enough.
+A machine has many names, and the first ones found are often useless: ``localhost``, an IP address, a reverse record
+such as ``1.0.0.127.in-addr.arpa``. Inside a cluster, the plain host name is the name of the pod, which is good enough.
 
-The choice is the same as upstream's: a record that is put into a peering by ``kopf freeze`` of one package must be
-found by ``kopf resume`` of the other.
+The choice is the same as upstream's: ``kopf resume`` of one package must find the peering record that ``kopf freeze``
+of the other package has created.
 """
 
 import ipaddress
 import socket
 
 _SUFFIXES = ('.local', '.localdomain')
-"""What says only that the network of the machine has no name of its own."""
+"""The suffixes of machines in networks without a domain name of their own; they are cut off."""
 
 
 def get_descriptive_hostname() -> str:
-    """Return the most telling name of this host: the first with a domain, else the first, else the plain one."""
+    """Return the most descriptive name of this host: the first with a domain, else the first, else the plain one."""
     hostname = socket.gethostname()
     try:
         name, aliases, addresses = socket.gethostbyaddr(hostname)

@@ -1,8 +1,8 @@
 """
-JSON texts: those that are kept for a while, and those with halves of characters.
+JSON texts that are kept for a while, and texts with lone surrogates.
 
-What `orjson` gives has room for much more: 4 KB even for a text of some bytes. That does not matter for what is sent at
-once. But there can be thousands of patches that wait for their turn, and of objects that are kept as texts.
+The results of `orjson` occupy more memory than they need: 4 KB even for a few bytes. It does not matter for requests
+that are sent at once. But thousands of patches can be queued, and thousands of objects can be stored as JSON.
 """
 
 from collections.abc import Callable
@@ -12,10 +12,10 @@ import orjson
 
 
 def dump_tightly(data: Any, default: Callable[[Any], Any] | None = None) -> bytes:
-    """Give the text in no more memory than it needs; the same as `orjson.dumps` otherwise."""
+    """Return the same as `orjson.dumps`, but in no more memory than the text needs."""
     return bytes(memoryview(orjson.dumps(data, default=default)))
 
 
 def replace_halves(text: str) -> str:
-    """Give the text with U+FFFD for halves of characters (lone surrogates), which UTF-8 cannot express."""
+    """Return the text with U+FFFD instead of lone surrogates (halves of characters), which UTF-8 cannot express."""
     return text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')

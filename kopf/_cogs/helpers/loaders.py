@@ -1,10 +1,11 @@
-"""Loading of the user's files and modules, so that the handlers declared there become known.
+"""
+Loading of the user's files and modules, so that the handlers declared there are registered.
 
-Files are imported the way Python runs a script: siblings can be imported, but the file itself gets a name of its own
-in ``sys.modules``, so that neither ``operator.py`` nor any other name hides a module that somebody else imports.
+Files are imported as Python runs a script: the modules next to a file can be imported. The file itself gets a unique
+name in ``sys.modules``, so that a file such as ``operator.py`` does not hide a module that other code imports.
 
-When it fails, the user has to mend their own code: the error says where and why, and shows only the user's part of
-the traceback, without the way that led there through the framework and the import system.
+When loading fails, the user has to fix their own code. So the error says where and why. It shows only the user's part
+of the traceback, without the frames of the framework and of the import system.
 """
 
 import contextlib
@@ -40,9 +41,13 @@ class LoadError(ExplainedError):
 
 
 def preload(paths: Iterable[str | os.PathLike[str]], modules: Iterable[str]) -> None:
-    """Import the files first and then the modules, each in the given order; the same file is imported once.
+    """
+    Import the files first and then the modules, each in the given order; the same file is imported once.
 
-    Raises ``LoadError`` for what is missing or fails at import. ``SystemExit`` and ``KeyboardInterrupt`` pass through.
+    ``SystemExit`` and ``KeyboardInterrupt`` are passed through.
+
+    Raises:
+        LoadError: if a file or a module is missing, or fails at import.
     """
     loaded: set[pathlib.Path] = set()
     for path in paths:
@@ -55,7 +60,7 @@ def preload(paths: Iterable[str | os.PathLike[str]], modules: Iterable[str]) -> 
 
 
 def is_of_script(fn: object) -> bool:
-    """Check whether the function is from a file given by its path: such files are executed anew by each `preload`."""
+    """Check whether the function is from a file given by its path: each `preload` executes such files again."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return str(getattr(fn, '__module__', '')).startswith(_SCRIPT_PREFIX)
@@ -64,7 +69,7 @@ def is_of_script(fn: object) -> bool:
 def _load_file(path: str | os.PathLike[str], file: pathlib.Path, name: str) -> None:
     if not file.is_file():
         code = errno.EISDIR if file.is_dir() else errno.ENOENT
-        cause = OSError(code, os.strerror(code), os.fspath(path))  # of a fitting class, by the code
+        cause = OSError(code, os.strerror(code), os.fspath(path))  # Python selects the subclass by the code
         raise LoadError(f"Cannot load {os.fspath(path)}: {_explain_missing_file(file)}") from cause
     if file.suffix in ('.yaml', '.yml', '.json'):
         raise LoadError(
@@ -74,9 +79,9 @@ def _load_file(path: str | os.PathLike[str], file: pathlib.Path, name: str) -> N
     _expose(file.parent)
     loader = importlib.machinery.SourceFileLoader(name, str(file))
     spec = importlib.util.spec_from_loader(name, loader)
-    assert spec is not None  # always so with a loader given.
+    assert spec is not None  # it is never None if a loader is given
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses, pickling and typing look for the modules of classes there.
+    # Dataclasses, pickling and typing find the modules of classes there.
     sys.modules[name] = module
     token = _loading_var.set(os.fspath(path))
     try:
@@ -89,7 +94,7 @@ def _load_file(path: str | os.PathLike[str], file: pathlib.Path, name: str) -> N
 
 
 def _load_module(name: str) -> None:
-    # As ``python -m`` does; the console script alone would not find what lies in the current directory.
+    # As `python -m` does; the console script alone would not find the modules of the current directory.
     _expose(pathlib.Path.cwd())
     try:
         importlib.import_module(name)
@@ -102,13 +107,13 @@ def _load_module(name: str) -> None:
 
 
 def _expose(directory: pathlib.Path) -> None:
-    """Let the modules of the directory be imported, except for those that would hide the standard library's."""
+    """Make the modules of the directory importable, except for those that would hide the standard library's."""
     if str(directory) in sys.path:
         return
     with contextlib.suppress(OSError):
         for name in sorted({entry.name.partition('.')[0] for entry in os.scandir(directory)}):
             if name in sys.stdlib_module_names and name not in sys.modules:
-                # Whichever is imported first is found by everybody later. Some are not there on this system.
+                # The module that is imported first wins later too. Some modules do not exist on this system.
                 with contextlib.suppress(ImportError):
                     importlib.import_module(name)
     sys.path.insert(0, str(directory))
@@ -152,7 +157,7 @@ def _explain_failure(what: str, exc: Exception) -> str:
 
 
 def _is_complaint(exc: Exception) -> bool:
-    """Tell if it is the framework that complains of what it was told; then all is in its text and in its place."""
+    """Check whether the framework itself rejects a declaration; then the text and the line are sufficient."""
     trace = exc.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -169,7 +174,7 @@ def _user_frames(exc: BaseException) -> list[traceback.FrameSummary]:
 
 
 def _locate(frames: list[traceback.FrameSummary]) -> str | None:
-    """Name the line to be mended: the innermost one that is not in an installed library, if there is any."""
+    """Return the file and line to be fixed: the innermost ones outside of installed libraries, if there are any."""
     import sysconfig
 
     installed = tuple(sysconfig.get_path(name) + os.sep for name in ('stdlib', 'platstdlib', 'purelib', 'platlib'))

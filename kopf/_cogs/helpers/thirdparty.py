@@ -1,9 +1,9 @@
 """
-Objects of Kubernetes as other libraries have them: pykube-ng, kubernetes, kubernetes_asyncio, kr8s, lightkube.
+Kubernetes objects of other client libraries: pykube-ng, kubernetes, kubernetes_asyncio, kr8s, lightkube.
 
-All of them, and plain dicts too, are seen through `Fields`: by the names that the fields have in the API. None of the
-libraries is ever imported here: whoever has an object of a library has imported it already, and the object's own class
-tells all that is needed.
+All of them, and plain dicts too, are accessed through `Fields`, by the names of fields in the API. Why not simply
+import the libraries and use `isinstance`? They are optional and slow to import. If the user has an object of a library,
+the library is imported already, and the object's class is sufficient.
 """
 
 import functools
@@ -15,21 +15,21 @@ from typing import Any, Protocol
 
 
 class PykubeObject(Protocol):
-    """An ``APIObject`` of pykube-ng: a dict inside of it is the object."""
+    """An ``APIObject`` of pykube-ng: a wrapper of a dict."""
 
     @property
     def obj(self) -> Any: ...
 
 
 class Kr8sObject(Protocol):
-    """An ``APIObject`` of kr8s, synchronous or not: a dict inside of it is the object."""
+    """An ``APIObject`` of kr8s, synchronous or not: a wrapper of a dict."""
 
     @property
     def raw(self) -> Any: ...
 
 
 class KubernetesModel(Protocol):
-    """A model of the official client, or of its asynchronous twin: typed attributes in their own spelling."""
+    """A model of the official client, or of its asynchronous sibling: typed attributes in snake case."""
 
     @property
     def openapi_types(self) -> Any: ...
@@ -44,25 +44,25 @@ class LightkubeModel(Protocol):
 
 
 class Fields(Protocol):
-    """Some structure with fields: an object as a whole, its metadata, a template of other objects."""
+    """A structure with fields: a whole object, its metadata, or a template of other objects."""
 
     def get(self, name: str) -> Any:
-        """Give the value of the field, ``None`` if there is none."""
+        """Return the value of the field; ``None`` if it is absent."""
 
     def set(self, name: str, value: Any) -> None: ...
 
     def remove(self, name: str) -> None:
-        """Make the field absent."""
+        """Remove the field."""
 
     def make(self, name: str) -> Any:
-        """Give the structure in the field; put an empty one there if there is none."""
+        """Return the structure in the field; create an empty one if the field is absent."""
 
     def make_item(self, name: str, values: dict[str, Any]) -> Any:
-        """Give a new item for the list in the field, of the type that belongs there."""
+        """Create an item for the list in the field, of the type of its items."""
 
 
 class MappingFields:
-    """The fields of a dict, or of something like it."""
+    """The fields of a dict, or of another mutable mapping."""
 
     __slots__ = ('_obj',)
 
@@ -88,7 +88,7 @@ class MappingFields:
 
 
 class AttributeFields:
-    """The fields of a model: its attributes, whose types and spelling the subclasses know."""
+    """The fields of a model: its attributes. The subclasses define their types and spelling."""
 
     __slots__ = ('_obj',)
 
@@ -121,12 +121,12 @@ class AttributeFields:
 
     @staticmethod
     def _find_type(cls: type[Any], name: str) -> type[Any]:
-        """Give the class of the field's values; of its items if it is a list."""
+        """Return the class of the field's values, or of its items if it is a list."""
         raise NotImplementedError
 
 
 class KubernetesFields(AttributeFields):
-    """The fields of a `KubernetesModel`: the types are named by texts, such as ``list[V1OwnerReference]``."""
+    """The fields of a `KubernetesModel`: the types are strings, such as ``list[V1OwnerReference]``."""
 
     __slots__ = ()
 
@@ -163,7 +163,7 @@ _MODELS = ('kubernetes', 'kubernetes_asyncio')
 
 
 def access(obj: object) -> Fields | None:
-    """Give the fields of an object or of a part of it; ``None`` if it is nothing known."""
+    """Return the fields of an object or of a part of it; ``None`` if its type is not supported."""
     if isinstance(obj, MutableMapping):
         return MappingFields(obj)
     return _access_library(obj, _find_library(type(obj).__mro__))
@@ -183,7 +183,7 @@ def _access_library(obj: Any, library: str | None) -> Fields | None:
 
 @functools.cache
 def _find_library(classes: tuple[type[Any], ...]) -> str | None:
-    """Give the library that some of the classes is from: of the object's class and those it is derived from."""
+    """Return the name of the library that the object's class or one of its base classes is from."""
     for base in classes:
         library = base.__module__.partition('.')[0]
         if library in ('kubernetes', 'kubernetes_asyncio', 'pykube', 'kr8s', 'lightkube'):

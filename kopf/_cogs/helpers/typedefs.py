@@ -1,11 +1,11 @@
 """
 Types that are too small for modules of their own.
 
-Operators out there annotate their arguments with them by the path of this module; they are public in `kopf`.
+Existing operators import them from this module to annotate their arguments; they are public in `kopf`, too.
 """
 
 import logging
 from typing import Any, TypeAlias
 
 Logger: TypeAlias = logging.Logger | logging.LoggerAdapter[Any]
-"""What handlers are given to log: with the name of the object before the messages."""
+"""The type of the loggers passed to handlers; they put the name of the object before the messages."""
