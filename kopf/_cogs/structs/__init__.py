@@ -1,5 +1,5 @@
 """
-Data structures without behaviour of an operator: bodies and their views, diffs, patches, references, reviews.
+Data structures: bodies and their views, diffs, patches, references, reviews, credentials.
 
-Nothing here does I/O, sleeps or looks at the clock; so everything here is safe on the hot path and easy to test.
+The structures of objects do no I/O and depend on no clock, so they are safe on the hot path and easy to test.
 """

@@ -1,9 +1,9 @@
 """
-Objects of Kubernetes: as they come from the API (raw), as handlers see them (views), and what is essential in them.
+Kubernetes objects: as they come from the API (raw), as handlers see them (views), and their essential parts.
 
-The raw forms are typed dicts, i.e. only for type checkers: at runtime, they are what the JSON parser has made.
+The raw forms are typed dicts, i.e. only for type checkers; at runtime, they are dicts of the JSON parser.
 `Body` and its parts are live views of the raw form: daemons hold them as long as the object lives & see its new states.
-A body costs next to nothing until its parts are looked at, as most of bodies are only matched and forgotten.
+The parts of a body are created on the first access, because most bodies are only matched and dropped.
 """
 
 from collections.abc import Mapping
@@ -56,28 +56,28 @@ class RawError(TypedDict, total=False):
 
 
 class RawInput(TypedDict):
-    """Anything that a watch-stream can bring."""
+    """Any item of a watch-stream."""
 
     type: RawInputType
     object: RawBody | RawError
 
 
 class RawEvent(TypedDict):
-    """An event about an object; the type is ``None`` for the objects that were there before the watching began."""
+    """An event about an object; the type is ``None`` for objects of the initial list."""
 
     type: RawEventType
     object: RawBody
 
 
 class MetaEssence(TypedDict, total=False):
-    """The metadata that matters for noticing changes."""
+    """The part of the metadata that is compared to detect changes."""
 
     labels: dict[str, str]
     annotations: dict[str, str]
 
 
 class BodyEssence(TypedDict, total=False):
-    """The part of an object that matters for noticing changes: without what the system and operators write to it."""
+    """The part of an object that is compared to detect changes: without the fields that systems and operators write."""
 
     metadata: MetaEssence
     spec: dict[str, Any]
@@ -85,7 +85,7 @@ class BodyEssence(TypedDict, total=False):
 
 
 class ObjectReference(TypedDict, total=False):
-    """How Events refer to the objects they are about."""
+    """A reference from an Event to the object that it is about."""
 
     apiVersion: str
     kind: str
@@ -95,7 +95,7 @@ class ObjectReference(TypedDict, total=False):
 
 
 class OwnerReference(TypedDict, total=False):
-    """How children refer to their owners for the garbage collection."""
+    """A reference from a child to its owner, for the garbage collection."""
 
     controller: bool
     blockOwnerDeletion: bool
@@ -162,12 +162,12 @@ class Meta(_Part):
 
     @property
     def uid(self) -> str | None:
-        """The unique id of this very object, different from its namesakes before and after."""
+        """The unique id of the object; it differs from that of a deleted object with the same name."""
         return self._data().get('uid')
 
     @property
     def name(self) -> str | None:
-        """The name; absent only before the creation, if it is to be generated."""
+        """The name; absent only before the creation, if the API server generates it."""
         return self._data().get('name')
 
     @property
@@ -182,7 +182,7 @@ class Meta(_Part):
 
     @property
     def deletion_timestamp(self) -> str | None:
-        """The time when the deletion was requested, as the API shows it: ISO 8601; absent if it was not."""
+        """The time when the deletion was requested, as the API shows it: ISO 8601; absent if it was not requested."""
         return self._data().get('deletionTimestamp')
 
 
@@ -192,13 +192,13 @@ class Body(dicts.ReplaceableMappingView[str, Any]):
     __slots__ = ('_meta', '_spec', '_status')
 
     def __init__(self, src: Mapping[str, Any] | RawBody | BodyEssence, /) -> None:
-        self._cell = [src]  # not via super(): a body is made for every event
+        self._cell = [src]  # why not super()? a body is created for every event, and the call would cost more
         self._path = ()
         self._meta: Meta | None = None
         self._spec: Spec | None = None
         self._status: Status | None = None
 
-    # There is no path to follow, and these are what is used most.
+    # The same as the inherited methods, but faster: a body has no path to follow, and these are used most.
     def _data(self) -> Mapping[str, Any]:
         return self._cell[0]
 
@@ -216,7 +216,7 @@ class Body(dicts.ReplaceableMappingView[str, Any]):
 
     @classmethod
     def living_in(cls, cell: dicts.Cell, /) -> 'Body':
-        """Give the body of whatever state is in the cell."""
+        """Create a body that always shows the current state in the cell."""
         body = cls({})
         body._cell = cell
         return body
@@ -252,22 +252,18 @@ class Body(dicts.ReplaceableMappingView[str, Any]):
 
 
 def is_older_version(version: str, other: str | None) -> bool:
-    """Check whether a resource version is older than another one; if they cannot be compared, it is not."""
+    """Check whether a resource version is older than another one; false if they cannot be compared."""
     return other is not None and version.isdecimal() and other.isdecimal() and int(version) < int(other)
 
 
 def build_object_reference(body: Body) -> ObjectReference:
-    """
-    Build a reference to the object, e.g. for Events about it. What is not known is left out.
-    """
+    """Build a reference to the object, e.g. for Events about it, without unknown fields."""
     return shorten_reference(build_full_reference(body))
 
 
 def build_full_reference(body: Body) -> Mapping[str, str | None]:
-    """
-    Build a reference to the object for the log: always with the same keys, so that they can be relied on.
-    """
-    data = body._data() if type(body) is Body else body  # it is done for nearly each event
+    """Build a reference to the object for the log: always with the same keys, so that log parsers can rely on them."""
+    data = body._data() if type(body) is Body else body  # a shortcut, as it is called for nearly each event
     meta = data.get('metadata') or {}
     return {
         'apiVersion': data.get('apiVersion'),
@@ -279,9 +275,7 @@ def build_full_reference(body: Body) -> Mapping[str, str | None]:
 
 
 def shorten_reference(ref: Mapping[str, str | None]) -> ObjectReference:
-    """
-    Leave out of a reference what is not known.
-    """
+    """Remove unknown fields from a reference."""
     return cast(ObjectReference, ref if all(ref.values()) else {key: val for key, val in ref.items() if val})
 
 
@@ -294,8 +288,10 @@ def build_owner_reference(
     """
     Build a reference to the object as an owner of its children, for their ``metadata.ownerReferences``.
 
-    :param controller: Whether the owner is the one managing controller of the child; ``None`` leaves it unsaid.
-    :param block_owner_deletion: Whether the child blocks the owner's foreground deletion; ``None`` leaves it unsaid.
+    Args:
+        body: the owner.
+        controller: whether the owner is the managing controller of the child; ``None`` omits the field.
+        block_owner_deletion: whether the child blocks the owner's foreground deletion; ``None`` omits the field.
     """
     meta = body.get('metadata') or {}
     ref = {

@@ -1,9 +1,9 @@
 """
 Credentials of the Kubernetes API and the vault that keeps them.
 
-Login handlers know where credentials come from and the API client how to use them; the vault
-stands between them, so that neither waits for nor knows of the other. It belongs to the operator,
-not to the client: it outlives sessions and is accepted from outside when embedding.
+Login handlers provide credentials, and the API client uses them. The vault stands between them, so that they do not
+depend on each other. It belongs to the operator, not to the client: it outlives sessions, and an application that
+embeds the operator can pass its own vault.
 """
 
 import asyncio
@@ -34,31 +34,34 @@ logger = logging.getLogger(__name__)
 
 AnyPath: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
-# How many bad credentials a login handler is remembered for. It is only a guard against endless
-# loops: who rotates through more tokens than this, is rather rotating than looping.
 _REMEMBERED = 100
+"""
+The number of refused credentials that are remembered for each login handler.
 
-# For how long the login handlers may take to end when they are cancelled (seconds).
+It only prevents endless loops: a handler that alternates between more tokens does rotate them.
+"""
+
 _EXIT_TIMEOUT = 2.0
+"""The time that cancelled login handlers have to end (in seconds)."""
 
-
-# The pauses between failing logins if credentials were accepted before (seconds); the last one is repeated.
 _FAILURE_PAUSES = (1, 2, 4, 8, 15, 30)
+"""The pauses between failing logins if credentials were accepted before (in seconds); the last one is repeated."""
 
-# Credentials that are accepted by some requests and refused to others as soon as that (seconds) are worth a pause
-# after a few times: a part of the API can refuse everything.
 _SHORT_LIFE = 10.0
+"""The age (in seconds) up to which refused credentials count as short-lived, though they were accepted before."""
+
 _SHORT_LIVES = 5
+"""The number of short-lived credentials in a row before logins are slowed down: a part of the API can refuse all."""
 
-# How many times to log in again if that brings nothing at all, or what is expired already.
 _FRUITLESS_LOGINS = 3
+"""The number of repeated logins if the login handlers return nothing, or only expired credentials."""
 
-# The pauses between logins because of untrusted certificates (seconds); the last one is repeated.
 _DISTRUST_PAUSES = (1, 2, 5, 10, 20, 60)
+"""The pauses between logins because of untrusted certificates (in seconds); the last one is repeated."""
 
 
 class LoginError(ExplainedError):
-    """There is nothing (more) to log in with."""
+    """There are no (more) credentials to log in with."""
 
 
 class PassingLoginError(LoginError):
@@ -66,23 +69,23 @@ class PassingLoginError(LoginError):
 
 
 class FinalLoginError(LoginError):
-    """A login handler has said that it is of no use to try again."""
+    """A login handler has requested not to try again."""
 
 
 class _FruitlessLoginError(LoginError):
-    """The login handlers have not failed, but there is nothing to be used in what they have returned."""
+    """The login handlers have not failed, but have returned no usable credentials."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KubeContext:
     """
-    Anything that one can talk to a cluster with.
+    The means to access a cluster: the base class of credentials.
 
     Args:
-        server: the URL of the API server, maybe with a path.
-        priority: the higher, the more preferred; among the equal, a random one is used.
-        default_namespace: the namespace where the context is, e.g. that of the pod.
-        expiration: when it is to be renewed; without a timezone it is UTC.
+        server: the URL of the API server, possibly with a path.
+        priority: the preference; the credentials of the highest priority are used, in random order.
+        default_namespace: the namespace of the context, e.g. that of the pod.
+        expiration: the time when the credentials are to be renewed; in UTC if it has no timezone.
     """
 
     server: str
@@ -94,9 +97,9 @@ class KubeContext:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AiohttpSession(KubeContext):
     """
-    An HTTP session made by the operator's developer: it brings all of TLS, headers, proxies, etc.
+    An HTTP session of the operator's developer, with its own TLS, headers, proxies, etc.
 
-    The session is used as it is, and is closed when the operator ends: it is given away to the operator.
+    The session is used as it is. The operator owns it from then on, and closes it in the end.
     """
 
     aiohttp_session: 'aiohttp.ClientSession'
@@ -107,24 +110,27 @@ class ConnectionInfo(KubeContext):
     """
     An endpoint and credentials of a cluster, to be returned by login handlers.
 
-    Certificates and keys can be given by path or by data: in PEM, or in base64 of it. Raises ``ValueError`` for both.
+    Certificates and keys can be set by path or by data, i.e. PEM or base64 of PEM.
 
     Args:
         ca_path: a file with the certificates of authorities to trust instead of the system's ones.
-        ca_data: the same by value.
-        insecure: do not verify the server's certificate at all.
-        username: for the basic authentication (with a password); wins over the token.
-        password: for the basic authentication (with a username).
-        scheme: of the ``Authorization`` header; ``Bearer`` if there is a token.
-        token: of the ``Authorization`` header.
-        token_path: a file with the token, read again and again while in use; wins over the token.
+        ca_data: the same as data.
+        insecure: whether to skip the verification of the server's certificate.
+        username: the name for the basic authentication (with a password); preferred to the token.
+        password: the password for the basic authentication (with a username).
+        scheme: the scheme of the ``Authorization`` header; ``Bearer`` if there is a token.
+        token: the token of the ``Authorization`` header.
+        token_path: a file with the token, re-read while in use; preferred to the token.
         certificate_path: a file with the client's certificate; ``~`` is the home directory.
-        certificate_data: the same by value.
+        certificate_data: the same as data.
         private_key_path: a file with the private key of the client's certificate.
-        private_key_data: the same by value.
-        tls_server_name: the name to expect in the server's certificate, if not the one in the URL.
+        private_key_data: the same as data.
+        tls_server_name: the name expected in the server's certificate, if not the one in the URL.
         proxy_url: the HTTP proxy for all requests.
-        trust_env: take proxies and passwords from the environment and from ``~/.netrc``.
+        trust_env: whether to take proxies and passwords from the environment and from ``~/.netrc``.
+
+    Raises:
+        ValueError: if a certificate or a key is set both by path and by data.
     """
 
     ca_path: AnyPath | None = None
@@ -150,7 +156,9 @@ class ConnectionInfo(KubeContext):
 
     def as_aiohttp_basic_auth(self) -> 'aiohttp.BasicAuth | None':
         """
-        Get nothing: the name and the password are in `as_http_headers`, and aiohttp refuses to have both. Deprecated.
+        Return ``None``. Deprecated.
+
+        The name and the password are in `as_http_headers`; aiohttp refuses requests that have both.
         """
         warnings.warn(
             "as_aiohttp_basic_auth() is deprecated, do not call it: as_http_headers() has all that it had.",
@@ -161,7 +169,7 @@ class ConnectionInfo(KubeContext):
 
     def as_http_headers(self) -> dict[str, str]:
         """
-        Get the HTTP headers that identify the client; maybe none.
+        Return the HTTP headers that authenticate the client; possibly none.
 
         Raises:
             OSError: if the file with the token cannot be read.
@@ -178,17 +186,17 @@ class ConnectionInfo(KubeContext):
 
     def as_ssl_context(self) -> ssl.SSLContext:
         """
-        Make a TLS context with the authorities and certificates. It takes milliseconds: do it once.
+        Create a TLS context with the authorities and certificates. It takes milliseconds, so it is to be reused.
 
         Raises:
-            ValueError: if something is neither PEM nor base64.
+            ValueError: if the data of a certificate or a key are neither PEM nor base64.
             OSError: if a file cannot be read, or is not a certificate.
         """
         context = ssl.create_default_context(
             cafile=_find(self.ca_path) if self.ca_path else None,
             cadata=_decode_pem(self.ca_data) if self.ca_data else None,
         )
-        # Clusters sign for themselves, often without the key identifiers that are demanded since Python 3.13.
+        # Clusters have their own authorities, often without the key identifiers that Python requires since 3.13.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if self.insecure:
             context.check_hostname = False
@@ -222,43 +230,42 @@ class Vault:
     """
     The owner of all credentials of an operator.
 
-    Requests take credentials by `select` and give them back by `invalidate` if they are refused.
-    When there is nothing left, the first who notices starts the one and only re-authentication,
-    and everybody waits for it. It runs in a task of its own, so that a request which is cancelled or
-    timed out does not cancel the login of others; the task ends by itself or with `close`.
+    Requests take credentials by `select`, and report refused ones by `invalidate`. When there are none left, the first
+    request starts a single re-authentication, and all requests wait for it. Why not log in within that request?
+    Its cancellation or time-out would cancel the login for all of them. So the login runs in a separate task,
+    which ends by itself or by `close`.
 
-    A refusal can be the server's own fault: of one that restarts, or that cannot ask the owner of the tokens.
-    So, if the login handlers have nothing else, the refused credentials get more chances, later and later;
-    but only one chance if none have ever been accepted, as they are then most likely wrong. The same goes for
-    credentials that are new each time, and refused each time: logins must not follow each other without a pause.
+    A refusal can be a failure of the server: while it restarts, or cannot reach the issuer of the tokens. So, if the
+    login handlers have no other credentials, the refused ones are retried with growing delays. If no credentials
+    were accepted before, they are retried only once, as they are most likely wrong. The same applies to credentials
+    that are new each time and refused each time: logins must not follow each other without a pause.
 
-    A login that fails is repeated, too, for as long as it takes, if there were accepted credentials before: meanwhile,
-    the operator does what needs no requests, and the requests wait. It ends only if a login handler says that it is of
-    no use. Before the first success, the operator has nothing to lose, and its user wants to know the reason at once:
-    only failures that can pass by themselves are tried once more.
+    If credentials were accepted before, a failing login is retried endlessly, unless a login handler forbids it.
+    Meanwhile, the requests wait, and the operator continues its work that needs no requests. Before the first success,
+    the user needs to know the reason at once. So only temporary failures are retried then, and only once.
 
     Args:
-        src: the credentials to begin with, by login handler.
+        src: the initial credentials, by login handler.
     """
 
     authenticate: Authenticator | None
-    """What gets the credentials of all login handlers; to be set by the operator."""
+    """The function that calls all login handlers and returns their credentials; set by the operator."""
 
     def __init__(self, src: Mapping[ids.HandlerId, KubeContext] | None = None, /) -> None:
         self.authenticate = None
         self._current: dict[VaultKey, KubeContext] = {}
         self._refused: dict[VaultKey, collections.deque[KubeContext]] = {}
         self._best: list[tuple[VaultKey, KubeContext]] = []
-        self._chances: Iterator[float] | None = None  # since the first refusal with no success after it
+        self._chances: Iterator[float] | None = None  # the delays of retries; from the first refusal to a success
         self._refusals = 0
-        self._renewed = False  # whether others came after the last refusal, so that the next login has to wait
-        self._lenient = False  # whether there was a pause after it, so that the refused ones can be tried again
-        self._short_lives = 0  # of credentials in a row
+        self._renewed = False  # true if others came after the last refusal, so that the next login has to wait
+        self._lenient = False  # true if there was a pause after it, so that the refused ones can be retried
+        self._short_lives = 0  # the number of short-lived credentials in a row
         self._born_at = 0.0
-        self._distrust: Delays | None = None  # since the first untrusted certificate with no success after it
+        self._distrust: Delays | None = None  # from the first untrusted certificate to a success
         self._distrusted_until = 0.0
-        self._unusable: LoginError | None = None  # why the last credentials cannot be used at all
-        self._pauses: Delays | None = None  # since the first failure of a login with no success after it
+        self._unusable: LoginError | None = None  # the reason why the last credentials are malformed
+        self._pauses: Delays | None = None  # from the first failure of a login to a success
         self._failures = 0
         self._failing_since: float | None = None
         self._proven = False
@@ -270,21 +277,21 @@ class Vault:
         return f"<{type(self).__name__}: {self._current!r}>"
 
     def is_empty(self) -> bool:
-        """Check if the next `select` will have to log in."""
+        """Check whether the next `select` has to log in."""
         self._drop_expired()
         return not self._best
 
     @property
     def failing_for(self) -> float:
-        """For how long (in seconds) the logins have been failing."""
+        """The time (in seconds) for which the logins have been failing."""
         return 0.0 if self._failing_since is None else time.monotonic() - self._failing_since
 
     async def select(self) -> tuple[VaultKey, KubeContext]:
         """
-        Get credentials to use now: random ones of the highest priority.
+        Return credentials to use now: random ones of the highest priority; log in if there are none.
 
         Raises:
-            LoginError: if there are none, and the login handlers give nothing new.
+            LoginError: if there are none, and the login handlers return no new ones.
         """
         if self._expiring:
             self._drop_expired()
@@ -301,16 +308,16 @@ class Vault:
         backoffs: Iterable[float] = (),
     ) -> None:
         """
-        Give up the credentials that are refused by the server; take them again only if there are no others.
+        Drop the credentials that the server has refused, and wait until there are credentials to try.
 
-        It returns when there are credentials to try. If the credentials are already replaced,
-        it does nothing: many requests are usually refused at once.
+        The same credentials are retried only if there are no others. If they are replaced already, nothing is dropped:
+        the server usually refuses many requests at once.
 
         Args:
-            key: where the credentials are from.
+            key: the key of the credentials, as they were selected.
             info: the credentials, as they were selected.
-            exc: the refusal; or a `LoginError` if they cannot even be shown to the server.
-            backoffs: how long to wait (seconds) before each next attempt with credentials that were refused.
+            exc: the refusal; or a `LoginError` if the credentials are malformed, and cannot be sent to the server.
+            backoffs: the delays (in seconds) before each next attempt with the refused credentials.
 
         Raises:
             LoginError: if there are no other credentials, and no more attempts; caused by `exc`.
@@ -325,7 +332,7 @@ class Vault:
         try:
             await self.select()
         except LoginError as e:
-            if isinstance(exc, LoginError):  # it is the credentials themselves that make no sense
+            if isinstance(exc, LoginError):  # the credentials are malformed, and this is the actual reason
                 raise exc from exc.__cause__
             raise e from exc
 
@@ -339,10 +346,10 @@ class Vault:
 
     def distrust(self, key: VaultKey, info: KubeContext) -> bool:
         """
-        Give up the credentials, as the server's certificate does not fit to them any more; return whether this is done.
+        Drop the credentials because the server's certificate is not trusted any more; return true if they are dropped.
 
-        Certificate authorities of clusters are rotated: then, only another login brings the new ones. It is not done
-        too often, and only if the server was trusted before: otherwise, most likely, it is the wrong server.
+        When certificate authorities of a cluster are rotated, only another login brings the new ones. This is limited
+        in rate, and is done only if the server was trusted before; otherwise, it is most likely the wrong server.
         """
         now = time.monotonic()
         if (
@@ -359,7 +366,7 @@ class Vault:
         return True
 
     def approve(self, key: VaultKey, info: KubeContext) -> None:
-        """Know that the server has accepted the credentials: if they were refused before, it was not their fault."""
+        """Called when the server has accepted the credentials. Their earlier refusals are forgotten."""
         self._proven = True
         if self._current.get(key) is info:
             self._chances, self._refusals = None, 0
@@ -370,9 +377,9 @@ class Vault:
 
     async def close(self) -> None:
         """
-        Stop the login if it is going on, and start no other one until `authenticate` is set again.
+        Stop the current login, if any, and start no other one until `authenticate` is set again.
 
-        Login handlers that do not stop in time are named in the logs and left.
+        Login handlers that do not stop in time are named in the log and abandoned.
         """
         self.authenticate = None
         task = self._login
@@ -381,7 +388,7 @@ class Vault:
 
     async def _renew(self) -> None:
         if self._login is None:
-            # Login handlers see nothing of the request or the handler that has caused the login.
+            # An empty context: login handlers must not see the variables of the request or the handler that waits.
             self._login = asyncio.create_task(self._authenticate(), name="login", context=contextvars.Context())
         task = self._login
         await asyncio.wait([task])
@@ -391,14 +398,14 @@ class Vault:
             raise LoginError("The login was cancelled before it brought any credentials.")
         error = task.result()
         if isinstance(error, LoginError):
-            own = LoginError(*error.args)  # each of those who wait needs one, as it gets a traceback
+            own = LoginError(*error.args)  # each waiting request needs its own, as raising adds a traceback to it
             own.exit_code = error.exit_code
             raise own from error.__cause__
         if error is not None:
             raise LoginError(f"The login has failed: {error!r}") from error
 
     async def _authenticate(self) -> Exception | None:
-        # The error is returned, not raised: there can be many to raise it, or nobody at all.
+        # Why not simply raise the error? Several requests can raise it, or none, if all are cancelled meanwhile.
         if self._short_lives >= _SHORT_LIVES:
             await self._pause_after_short_lives()
         error: Exception | None
@@ -439,7 +446,7 @@ class Vault:
         await asyncio.sleep(delay)
 
     async def _log_in(self) -> Exception | None:
-        """Log in once, after a pause if that is needed; return why it has failed for now, or raise why for good."""
+        """Log in once, after a pause if needed; return the error if it can be retried, raise it otherwise."""
         if self.authenticate is None:
             raise LoginError("There are no credentials, and nothing to get them with.")
         if self._chances is not None and self._renewed:
@@ -531,7 +538,7 @@ def _join(keys: Iterable[str]) -> str:
 
 
 def _reduce(info: KubeContext) -> KubeContext:
-    # A refused token is refused with any other promise of its lifetime too.
+    # A refused token stays refused if only its metadata differ, e.g. the expiration.
     return dataclasses.replace(info, priority=0, default_namespace=None, expiration=None)
 
 
@@ -557,7 +564,7 @@ def _expand(path: AnyPath) -> str:
 
 
 def _find(path: AnyPath) -> str:
-    # The errors of the TLS library do not name the file.
+    # The file is opened for the sake of the error: those of the TLS library do not name the file.
     expanded = _expand(path)
     with open(expanded, 'rb'):
         return expanded

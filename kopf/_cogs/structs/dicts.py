@@ -1,10 +1,10 @@
 """
-Nested dictionaries: addressing their fields by paths, and looking at their parts through live views.
+Nested dictionaries: access to their fields by paths, and live views of their parts.
 
-Objects of Kubernetes are plain dicts, and they stay so here: copying them or wrapping them in models would cost more
-than everything else that is done about an event. Instead, a view remembers the root and a path, and looks again on
-every use. The root is kept in a one-item list (a cell), which all views of one root share: replacing the root is seen
-through all of them, and the views do not refer to each other in cycles. See `stashes` for cells of other kinds.
+Kubernetes objects are plain dicts, and they stay so here. Why not copy them or wrap them in models? It would cost more
+than the rest of the processing of an event. Instead, a view stores the root and a path, and resolves it on every use.
+The root is in a one-item list (a cell), which all views of one root share. When the root is replaced, all of them show
+the new one, and the views do not refer to each other in cycles. See `stashes` for other types of cells.
 """
 
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, MutableMapping, ValuesView
@@ -17,8 +17,8 @@ _T = TypeVar('_T')
 _K = TypeVar('_K')
 _V = TypeVar('_V')
 
-_UNSET: Final[Any] = object()  # no default is given
-_ABSENT: Final[Any] = object()  # no such key
+_UNSET: Final[Any] = object()  # there is no default
+_ABSENT: Final[Any] = object()  # there is no such key
 _EMPTY: Final[Mapping[Any, Any]] = {}
 _STR: Final = frozenset({str})
 
@@ -30,7 +30,8 @@ def parse_field(field: FieldSpec) -> FieldPath:
     ``None`` is the root, i.e. the empty path; strings are split by dots; lists and tuples of strings are taken as is
     (the only way to address keys with dots inside, such as annotations).
 
-    Raises ``ValueError`` for anything else.
+    Raises:
+        ValueError: if it is anything else.
     """
     match field:
         case None:
@@ -53,12 +54,14 @@ def resolve(d: Mapping[Any, Any] | None, field: FieldSpec, default: _T) -> Any |
 
 def resolve(d: Mapping[Any, Any] | None, field: FieldSpec, default: Any = _UNSET) -> Any:
     """
-    Get the value of a nested field.
+    Return the value of a nested field.
 
-    With a default, everything that has no such field counts as its absence: a missing key at any level, ``None``,
-    a scalar or a list in the middle of the path. A present ``None`` at the end of the path is a value, and is returned.
+    With a default, the field is absent in all these cases: a missing key at any level, or ``None``, a scalar or a list
+    in the middle of the path. ``None`` at the end of the path is a value, and is returned.
 
-    Raises (only without a default) ``KeyError`` if a key is absent, ``TypeError`` if there is no mapping to look in.
+    Raises:
+        KeyError: if a key is absent, and there is no default.
+        TypeError: if one of the parents is not a mapping, and there is no default.
     """
     value: Any = d
     for key in field if type(field) is tuple else parse_field(field):
@@ -78,7 +81,9 @@ def ensure(d: MutableMapping[Any, Any], field: FieldSpec, value: Any) -> None:
     """
     Set the value of a nested field; create the missing parents.
 
-    Raises ``ValueError`` for the root, ``TypeError`` if one of the parents is present and is not a mutable mapping.
+    Raises:
+        ValueError: if the field is the root.
+        TypeError: if one of the parents is present and is not a mutable mapping.
     """
     *parents, key = _parse_nested(field)
     _ensure_mapping(d, parents)[key] = value
@@ -86,9 +91,10 @@ def ensure(d: MutableMapping[Any, Any], field: FieldSpec, value: Any) -> None:
 
 def remove(d: MutableMapping[Any, Any], field: FieldSpec) -> None:
     """
-    Remove a nested field, and then those of its parents that are left empty. An absent field is fine.
+    Remove a nested field, and then its parents that are left empty. An absent field is not an error.
 
-    Raises ``ValueError`` for the root.
+    Raises:
+        ValueError: if the field is the root.
     """
     key, *rest = _parse_nested(field)
     child = d.get(key)
@@ -102,9 +108,11 @@ def remove(d: MutableMapping[Any, Any], field: FieldSpec) -> None:
 
 def cherrypick(src: Mapping[Any, Any], dst: MutableMapping[Any, Any], fields: Iterable[FieldSpec] | None) -> None:
     """
-    Set the fields of one mapping from another one; those absent in the source are skipped. The values are shared.
+    Copy the fields from one mapping to another; the fields absent in the source are skipped. The values are shared.
 
-    Raises as `ensure` does.
+    Raises:
+        ValueError: if a field is the root.
+        TypeError: if a parent in the destination is not a mutable mapping.
     """
     for field in fields or ():
         value = resolve(src, field, _ABSENT)
@@ -122,7 +130,7 @@ def _parse_nested(field: FieldSpec) -> FieldPath:
 def _ensure_mapping(d: MutableMapping[Any, Any], path: Iterable[str]) -> MutableMapping[Any, Any]:
     for key in path:
         child = d.get(key)
-        if child is None:  # a null is an absence, as everywhere in Kubernetes
+        if child is None:  # null is the same as absence, as everywhere in Kubernetes
             child = d[key] = {}
         elif type(child) is not dict and not isinstance(child, MutableMapping):
             raise TypeError(f"Cannot set a field inside of {key!r}: it is not a mapping, but {child!r}")
@@ -131,7 +139,7 @@ def _ensure_mapping(d: MutableMapping[Any, Any], path: Iterable[str]) -> Mutable
 
 
 class Cell(Protocol):
-    """Where the root of views is: its only item. Usually, it is a list."""
+    """A container of the root of views as its only item. Usually, it is a list."""
 
     def __getitem__(self, index: int, /) -> Mapping[Any, Any]: ...
 
@@ -142,10 +150,11 @@ class MappingView(Mapping[_K, _V], Generic[_K, _V]):
     """
     A read-only live view of one field of a mapping, the root by default.
 
-    It shows what is there at the moment of use. An absent field, ``None``, and whatever is not a mapping look empty.
-    A view of a view looks directly into the root of the latter. Copies and pickles are detached from the root.
+    It shows the state at the moment of use. An absent field, ``None``, and a value that is not a mapping look empty.
+    A view of a view refers directly to the root of the latter. Copies and pickles are detached from the root.
 
-    Raises ``ValueError`` if the path is not a path.
+    Raises:
+        ValueError: if the path is malformed.
     """
 
     __slots__ = ('_cell', '_path')
@@ -165,7 +174,7 @@ class MappingView(Mapping[_K, _V], Generic[_K, _V]):
 
     @classmethod
     def _of(cls, cell: Cell, path: FieldPath) -> Self:
-        """Make a view of what is known to be right: bodies make many of them."""
+        """Create a view without checks of the arguments, which is faster: bodies create many of them."""
         view = cls.__new__(cls)
         view._cell, view._path = cell, path
         return view
@@ -228,7 +237,7 @@ class MappingView(Mapping[_K, _V], Generic[_K, _V]):
     def items(self) -> ItemsView[_K, _V]:
         return self._data().items()
 
-    if not TYPE_CHECKING:  # for those who do not check types, or else they would be told less than before
+    if not TYPE_CHECKING:  # at runtime only: type checkers must see a read-only mapping
 
         def __setitem__(self, key: object, value: object, /) -> None:
             raise TypeError(self._explain_frozen(key))
@@ -238,7 +247,7 @@ class MappingView(Mapping[_K, _V], Generic[_K, _V]):
 
     def _explain_frozen(self, key: object) -> str:
         path = ''.join(f'[{part!r}]' for part in (*self._path, key))
-        target = '.'.join(['patch', *self._path])  # these make what is missing; items of the patch have to be there
+        target = '.'.join(['patch', *self._path])  # attributes create missing parents; items of the patch do not
         return (
             f"The object cannot be changed in place: {path} belongs to what was read from the cluster. "
             f"Change it by the argument patch: {target}[{key!r}] = ..., where None removes it."
@@ -249,7 +258,7 @@ class MutableMappingView(MappingView[_K, _V], MutableMapping[_K, _V]):
     """
     A live view that can also be written to. The missing parents are created on the first write, never on reading.
 
-    Raises on writing ``TypeError`` if there is something on the path which is not a mutable mapping.
+    Writing raises `TypeError` if one of the parents is not a mutable mapping.
     """
 
     __slots__ = ()
@@ -273,19 +282,17 @@ class MutableMappingView(MappingView[_K, _V], MutableMapping[_K, _V]):
         del data[key]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # There is nothing to write to once detached: a copy is merely the data.
+        # A detached view has no root to write to, so a copy is a plain dict.
         return dict, (dict(self._data()),)
 
 
 class ReplaceableMappingView(MappingView[_K, _V]):
-    """
-    A view of the whole mapping which can be replaced by another mapping: for itself and for all views made of this one.
-    """
+    """A view of a whole mapping, which can be replaced with another one: in this view and in all views of its parts."""
 
     __slots__ = ()
 
     def __init__(self, src: Mapping[_K, _V], /) -> None:
-        # Always a cell of its own (even for a view of a view): replacing must not be seen from the other root.
+        # Always a new cell, even for a view of a view: a replacement must not affect the other root.
         self._cell = [src]
         self._path = ()
 

@@ -1,9 +1,9 @@
 """
-What has changed between two states of an object or of its field, in the form that handlers get it.
+Changes between two states of an object or of its field, in the form passed to handlers.
 
-``None`` means absence here, as it does in Kubernetes: a field that is null and a field that is not there are the same.
+``None`` means absence, as it does in Kubernetes: a null field and an absent field are the same.
 Values are compared as JSON, where 1, 1.0 and true are different, though they are equal in Python. Only mappings are
-looked into; lists have no keys to match their items by, so they are compared and reported as a whole.
+compared by key; lists have no keys to match their items by, so they are compared and reported as a whole.
 """
 
 import enum
@@ -16,7 +16,7 @@ from kopf._cogs.structs import dicts
 
 
 class DiffOperation(enum.StrEnum):
-    """What has happened to a field."""
+    """The type of a change of a field."""
 
     ADD = 'add'
     CHANGE = 'change'
@@ -27,9 +27,7 @@ class DiffOperation(enum.StrEnum):
 
 
 class DiffItem(NamedTuple):
-    """
-    One changed field: the operation, the path of the field, the old & new values (``None`` where there was or is none).
-    """
+    """One changed field: the operation, the path of the field, the old and new values (``None`` if absent)."""
 
     operation: DiffOperation
     field: dicts.FieldPath
@@ -39,7 +37,7 @@ class DiffItem(NamedTuple):
     def __repr__(self) -> str:
         return repr(tuple(self))
 
-    # Tests of operators compare items with lists, as they come from JSON or YAML.
+    # Existing tests of operators compare items with lists from JSON or YAML.
     def __eq__(self, other: object) -> bool:
         return tuple.__eq__(self, tuple(other) if isinstance(other, list) else other)
 
@@ -59,7 +57,10 @@ class Diff(Sequence[DiffItem]):
     """
     An immutable list of changes. It equals any list or tuple of the same items, and is falsy if nothing has changed.
 
-    Items can be given as plain 4-tuples. Raises ``ValueError`` if an operation is unknown.
+    Items can be plain 4-tuples.
+
+    Raises:
+        ValueError: if an operation is unknown.
     """
 
     __slots__ = ('_items',)
@@ -104,7 +105,7 @@ EMPTY: Final = Diff()
 
 def diff(a: Any, b: Any, /) -> Diff:
     """
-    Compare the old and the new states: of any types, usually mappings.
+    Compare the old and the new state: of any types, usually mappings.
 
     The order is the same for the same inputs: on every level, first what was added, then what was removed,
     then what was changed or has changes inside; each in the order of keys.
@@ -118,14 +119,14 @@ def diff(a: Any, b: Any, /) -> Diff:
 
 def is_same(a: Any, b: Any, /, *, exact: bool = True) -> bool:
     """
-    Check whether both are the same JSON. If it is not to be ``exact``, 1 and 1.0 are the same number.
+    Check whether both are the same JSON. Unless ``exact``, 1 and 1.0 are the same number.
 
-    The API can write a number in another way than a client has sent it, so what is wanted is compared with what is
-    there inexactly. Two states that are both of the API are compared exactly.
+    The API can write a number in another way than a client has sent it. So a desired value and the actual value are
+    compared inexactly. Two states from the API are compared exactly.
     """
     if a is b:
         return True
-    if not bool(a == b):  # nothing in Python finds differences faster; most comparisons are those of equal dicts
+    if not bool(a == b):  # the fastest way to find a difference in Python; but it takes 1, 1.0 and True as equal
         return False
     return type(a) is str or _is_same_inside(a, b, exact)
 
@@ -134,15 +135,15 @@ def reduce(d: Diff, path: dicts.FieldPath, /) -> Diff:
     """
     Narrow the diff to one field: only the changes of this field, with paths relative to it.
 
-    If one of the parents was added, removed or changed as a whole, it is only what that means for the field.
+    If one of the parents was added, removed or changed as a whole, only the part about the field is returned.
     """
     return Diff(_iter_reduced(d, path)) if d and path else d
 
 
 def _is_same_inside(a: Any, b: Any, exact: bool) -> bool:
-    """Check whether both, which are equal in Python, are also equal in JSON."""
+    """Check whether two values that are equal in Python are also equal in JSON."""
     if type(a) is dict is type(b):
-        try:  # the texts are made several times faster than Python can look into dicts
+        try:  # serializing both is several times faster than iterating over dicts in Python
             if orjson.dumps(a) == orjson.dumps(b):
                 return True
         except TypeError:

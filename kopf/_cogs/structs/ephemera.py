@@ -1,7 +1,7 @@
 """
-What an operator keeps in memory only, on behalf of its developer: memos and indices.
+Memos and indices: data of the developer that an operator keeps in memory only.
 
-Here is only what handlers see of them. Indices are abstract and read-only: it is the indexing that fills them.
+These are the types for handlers. Indices are abstract and read-only here; the indexing engine implements them.
 """
 
 from collections.abc import Collection, Mapping
@@ -10,13 +10,13 @@ from typing import Any, Generic, TypeAlias, TypeVar
 _K = TypeVar('_K')
 _V = TypeVar('_V', covariant=True)
 
-# Developers can bring any object as the operator's memo; only their code knows what is in it.
 AnyMemo: TypeAlias = object
+"""The type of memos: developers can pass any object as the operator's memo."""
 
 
 class Memo(dict[Any, Any]):
     """
-    Arbitrary values kept for an object or for the operator, by keys or, the same, by attributes.
+    Arbitrary values kept for an object or for the operator, accessible both as items and as attributes.
 
     >>> memo = Memo()
     >>> memo.counter = 1
@@ -43,16 +43,12 @@ class Memo(dict[Any, Any]):
 
 
 class Store(Collection[_V], Generic[_V]):
-    """
-    All values of one key of an index, in no specific order. One value for every object that has brought this key.
-    """
+    """All values of one key of an index, in no specific order: one value for every object with this key."""
 
     __slots__ = ()
 
 
 class Index(Mapping[_K, Store[_V]], Generic[_K, _V]):
-    """
-    A read-only live mapping of keys to stores of values, all of them calculated from objects by an indexing handler.
-    """
+    """A read-only live mapping of keys to stores of values, all of them returned for objects by an indexing handler."""
 
     __slots__ = ()

@@ -1,9 +1,9 @@
 """
-Finalizers of an object: by ours, it waits with its deletion until the handlers are done.
+Finalizers of an object: the operator's finalizer delays the deletion until the deletion handlers have succeeded.
 
-They are a list, which a merge patch can only replace as a whole, with what others have put there in the meantime. So
-they are changed by functions of patches. As this is done for each object that has a finalizer, the functions are
-`patches.Replacing`: they do not need a copy of the object.
+Why not simply a merge patch? It can replace the list only as a whole, and would lose the finalizers that other clients
+add meanwhile. So the list is changed by functions of patches. The functions are `patches.Replacing`, which need
+no copy of the object, as nearly each handled object gets and loses a finalizer.
 """
 
 import functools
@@ -12,12 +12,12 @@ from kopf._cogs.structs import bodies, patches
 
 
 def append_finalizer(finalizer: str) -> patches.Replacing:
-    """Make the function that lets the object be held by the finalizer, unless it is being deleted already."""
+    """Return a patch function that adds the finalizer to the object, unless it is being deleted already."""
     return patches.Replacing(functools.partial(_append, finalizer=finalizer))
 
 
 def remove_finalizer(finalizer: str) -> patches.Replacing:
-    """Make the function that lets the object not be held by the finalizer."""
+    """Return a patch function that removes the finalizer from the object."""
     return patches.Replacing(functools.partial(_remove, finalizer=finalizer))
 
 

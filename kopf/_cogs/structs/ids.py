@@ -1,8 +1,8 @@
 """
-Identifiers that travel between the layers.
+Identifiers that several layers use.
 
-Only the type is here: how an id is made of a function and its field is known where handlers are declared,
-and how it becomes a key of an annotation is known where it is stored.
+Only the type is here. The declaration of handlers makes an id of a function and its field; the storages convert it
+to a key of an annotation.
 """
 
 from typing import NewType

@@ -1,6 +1,4 @@
-"""
-Label selectors as texts, as `kubectl -l` takes them: for the API, and for objects that are here already.
-"""
+"""Label selectors as texts, as in `kubectl -l`: for requests to the API, and for objects in memory."""
 
 import dataclasses
 import re
@@ -61,7 +59,7 @@ class LabelSelector:
     @classmethod
     def parse(cls, text: str) -> Self:
         """
-        Read the text of a selector, such as ``app=x,env notin (test,dev),!hidden``.
+        Parse the text of a selector, such as ``app=x,env notin (test,dev),!hidden``.
 
         Raises:
             ValueError: if it is not a selector, or has no terms.
@@ -85,7 +83,7 @@ class LabelSelector:
         return ','.join(str(term) for term in sorted(self.terms))
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Check whether an object with these labels is selected."""
+        """Check whether the selector selects an object with these labels."""
         return all(term.matches(labels) for term in self.terms)
 
 

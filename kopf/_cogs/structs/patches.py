@@ -1,9 +1,9 @@
 """
-Changes that handlers want to make to the object.
+Changes that handlers make to the object.
 
-A patch is a dict of new values, where ``None`` removes a field; it is sent as a JSON merge patch: those never conflict.
-What a merge cannot express (e.g. an item of a list) is done by functions: they get the freshest body and modify it
-in place, as often as needed until it fits; their effect is sent as a JSON patch.
+A patch is a dict of new values, where ``None`` removes a field. It is sent as a JSON merge patch, which never
+conflicts. Changes that a merge cannot express (e.g. of an item of a list) are made by functions. They get the newest
+body and modify it in place. Their effect is sent as a JSON patch; they are called again if it conflicts.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -46,7 +46,7 @@ class StatusPatch(dicts.MutableMappingView[str, Any]):
 
 
 class StringsPatch(dicts.MutableMappingView[str, str | None]):
-    """The changes of labels or annotations: the API refuses the whole patch if one of the values is no string."""
+    """The changes of labels or annotations; only strings, as the API refuses the whole patch for any other value."""
 
     __slots__ = ()
 
@@ -79,9 +79,9 @@ class MetaPatch(dicts.MutableMappingView[str, Any]):
 
 class Replacing:
     """
-    A function of a patch that replaces what it changes, with its parents, and modifies nothing in place.
+    A function of a patch that replaces the changed values and their parents, and modifies no nested value in place.
 
-    With such functions only, the body does not have to be copied for them: that costs more than all of the patch.
+    If all functions of a patch are such, the body is not copied for them: a copy costs more than the whole patch.
     """
 
     __slots__ = ('_fn',)
@@ -98,11 +98,12 @@ class Replacing:
 
 class Patch(dict[str, Any]):
     """
-    The changes to be made to the object, as a dict (nested) and as functions. Falsy if there is nothing to change.
+    The changes to be made to the object, as a nested dict and as functions. Falsy if there are no changes.
 
-    :param src: The initial changes. If it is a patch, its functions are taken over too.
-    :param body: The object to be patched; the JSON patch is built against it by default.
-    :param fns: Functions that modify the raw body in place. They can be called several times and must tolerate that.
+    Args:
+        src: the initial changes; if it is a patch, its functions are copied, too.
+        body: the object to be patched; the JSON patch is built against it by default.
+        fns: functions that modify the raw body in place; they must tolerate several calls.
     """
 
     __slots__ = ('_body', '_fns')
@@ -136,10 +137,10 @@ class Patch(dict[str, Any]):
 
     @property
     def fns(self) -> list[PatchFn]:
-        """The functions that modify the raw body in place. Add yours here."""
+        """The functions that modify the raw body in place; handlers append their own ones to this list."""
         return self._fns
 
-    # The views are not cached: they refer to the patch, and such a cycle would live until the garbage collection.
+    # Why not cache the views? They refer to the patch, and such a cycle would live until the garbage collection.
     @property
     def metadata(self) -> MetaPatch:
         """The changes of the metadata."""
@@ -161,16 +162,16 @@ class Patch(dict[str, Any]):
         return StatusPatch(self)
 
     def clear(self) -> None:
-        """Forget all the changes, including the functions."""
+        """Remove all the changes, including the functions."""
         super().clear()
         self._fns.clear()
 
     def applied_to(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """
-        Give the body as it is with the changes made; the body itself is not modified.
+        Return a copy of the body with the changes made; the body itself is not modified.
 
-        The dict is merged as the API would do (RFC 7386), except that removals from where nothing is create no parents.
-        Then the functions are applied. Raises whatever the functions raise.
+        The dict is merged as the API does (RFC 7386), except that removals of absent fields create no parents.
+        Then the functions are called; their errors are raised as they are.
         """
         new: dict[str, Any] = _merge(dict(body), self)
         if not all(type(fn) is Replacing for fn in self._fns):
@@ -180,7 +181,7 @@ class Patch(dict[str, Any]):
         return new
 
     def apply_to(self, body: bodies.RawBody) -> None:
-        """Make the changes in the body itself, as a function of another patch. See `applied_to` for the rules."""
+        """Apply the changes to the body itself, as a function of another patch does. See `applied_to` for the rules."""
         raw = cast(dict[str, Any], body)
         new = self.applied_to(raw)
         raw.clear()
@@ -188,11 +189,12 @@ class Patch(dict[str, Any]):
 
     def as_json_patch(self, body: bodies.Body | bodies.RawBody | None = None) -> list[JSONPatchItem]:
         """
-        Express the changes as a JSON patch (RFC 6902) of the given body, or of the one that the patch was made for.
+        Convert the changes to a JSON patch (RFC 6902) of the given body, or of the body that the patch was made for.
 
-        What already is as wanted makes no operations. See `applied_to` for the rules.
+        Fields that have the desired values already cause no operations. See `applied_to` for the rules.
 
-        Raises ``ValueError`` if there are changes, but no body to compare with; and whatever the functions raise.
+        Raises:
+            ValueError: if there are changes, but no body to compare with.
         """
         if not self:
             return []
@@ -203,7 +205,7 @@ class Patch(dict[str, Any]):
 
 
 def combine(patch: Patch, newer: Patch) -> Patch:
-    """Give both as one: the newer values win, the newer functions go last; neither of them is modified."""
+    """Merge two patches: the newer values win, the newer functions go last; neither patch is modified."""
     if not newer:
         return patch
     if not patch:
@@ -212,7 +214,7 @@ def combine(patch: Patch, newer: Patch) -> Patch:
 
 
 def combine_values(older: Mapping[str, Any], newer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Give the values of both merge patches as one; the newer ones win."""
+    """Merge the values of two merge patches; the newer ones win."""
     if not len(newer):
         return older
     result = dict(older)
@@ -240,7 +242,7 @@ def _merge(old: Any, changes: Any) -> Any:
 
 
 def _clone(value: Any) -> Any:
-    # Mostly strings; checks of abstract classes are several times slower than all the others.
+    # Most values are strings, so they go first; checks of abstract classes are several times slower.
     if type(value) is str:
         return value
     if type(value) is dict or isinstance(value, Mapping):
@@ -269,7 +271,7 @@ def _iter_ops(path: str, old: Any, new: Any) -> Iterator[JSONPatchItem]:
 
 
 def _iter_list_ops(path: str, old: list[Any], new: list[Any]) -> Iterator[JSONPatchItem]:
-    # The same tail is left alone, so that one item added or removed is one operation wherever it is.
+    # The common tail is skipped, so that one item added or removed at any position is one operation.
     old_end, new_end = len(old), len(new)
     while old_end and new_end and _is_same(old[old_end - 1], new[new_end - 1]):
         old_end -= 1

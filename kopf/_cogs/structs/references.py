@@ -1,9 +1,9 @@
 """
-What kinds of resources exist in a cluster, and which of them are meant.
+Resources of a cluster, and their selectors.
 
 A `Resource` is a fact, discovered in the cluster: one kind in one version of one API group. A `Selector` is an intent,
-declared in the code before anything is discovered: by which names, groups, versions, or predicates the resources are
-to be found. Namespaces go the same way: names are facts, patterns are intents.
+declared in the code before the discovery: the names, groups, versions, or predicates by which to find resources.
+Namespaces are similar: names are facts, patterns are intents.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ NamespacePattern = str | re.Pattern[str]
 
 
 class SelectorError(ExplainedError):
-    """It is unknown which resources are meant, as the user's function for that has failed."""
+    """The user's function that selects resources has failed."""
 
 
 class Marker(enum.Enum):
@@ -44,11 +44,10 @@ EVERYTHING = Marker.EVERYTHING
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Resource:
     """
-    A specific kind of resources in a specific version of the API, be it custom or built-in.
+    A kind of resources in a specific version of the API, either custom or built-in.
 
-    The group, the version and the plural name are what the API needs for its URLs, and what makes resources equal.
-    Everything else is remembered for matching with the selectors, for checks of what is possible with the resource,
-    and for information.
+    The group, the version and the plural name make the URLs of the API, and identify the resource: resources are equal
+    if these are equal. The other fields are for selectors, for checks of supported operations, and for information.
     """
 
     group: str
@@ -58,7 +57,7 @@ class Resource:
     """The API version, e.g. ``"v1"``, ``"v1beta1"``."""
 
     plural: str
-    """The plural name, e.g. ``"pods"``, ``"kopfexamples"``: it is used in URLs."""
+    """The plural name, e.g. ``"pods"``, ``"kopfexamples"``, as in URLs."""
 
     kind: str | None = None
     """The kind as in YAML manifests, e.g. ``"Pod"``, ``"KopfExample"``."""
@@ -76,13 +75,13 @@ class Resource:
     """The names of subresources, e.g. ``{"status", "scale"}``."""
 
     namespaced: bool | None = None
-    """Whether the objects live in namespaces (``True``) or are cluster-scoped (``False``)."""
+    """The scope of the objects: ``True`` if they belong to namespaces, ``False`` if they are cluster-scoped."""
 
     preferred: bool = True
-    """Whether this is the preferred version of the API group: the one to serve if no version is asked for."""
+    """True if this is the preferred version of the API group, which is used if a selector has no version."""
 
     verbs: frozenset[str] = frozenset()
-    """What can be done with the resource, e.g. ``{"list", "watch", "patch"}``: by the API, not by RBAC permissions."""
+    """The operations that the API supports, e.g. ``{"list", "watch", "patch"}``, regardless of RBAC permissions."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Resource):
@@ -95,15 +94,15 @@ class Resource:
         return hash((self.group, self.version, self.plural))
 
     def is_same(self, other: 'Resource') -> bool:
-        """Tell whether all is equal: not only the identity, but also what is possible with the resource."""
-        # `dataclasses.astuple` would copy everything deeply.
+        """Check whether all fields are equal: not only the identity, but also e.g. the verbs."""
+        # Why not `dataclasses.astuple`? It copies all values deeply.
         return self is other or all(getattr(self, name) == getattr(other, name) for name in _RESOURCE_FIELDS)
 
     def __repr__(self) -> str:
         return f'{self.plural}.{self.version}.{self.group}'.strip('.')
 
     def __iter__(self) -> Iterator[str]:
-        """Unpack as ``group, version, plural = resource``."""
+        """Iterate over the identity, as in ``group, version, plural = resource``."""
         return iter((self.group, self.version, self.plural))
 
     def get_url(
@@ -118,13 +117,16 @@ class Resource:
         """
         Build the URL of an object, or of a list of objects if there is no name.
 
-        :param server: the root URL of the API; if absent, only the path is returned.
-        :param namespace: the namespace; if absent, the URL is cluster-wide.
-        :param name: the name of the object.
-        :param subresource: the subresource of the named object, whether it is known or not.
-        :param params: the query parameters.
-        :raises ValueError: if such a URL is impossible: a namespace for a cluster-scoped resource, a name without
-            a namespace for a namespaced one, a subresource without a name.
+        Args:
+            server: the root URL of the API; if absent, only the path is returned.
+            namespace: the namespace; if absent, the URL is cluster-wide.
+            name: the name of the object.
+            subresource: the subresource of the named object; it is not checked to exist.
+            params: the query parameters.
+
+        Raises:
+            ValueError: if such a URL is impossible: a namespace for a cluster-scoped resource, a name without
+                a namespace for a namespaced one, a subresource without a name.
         """
         if namespace is not None and not self.namespaced:
             raise ValueError(f"{self} are not namespaced, but the namespace {namespace!r} is requested.")
@@ -148,7 +150,7 @@ _RESOURCE_FIELDS = tuple(field.name for field in dataclasses.fields(Resource))
 
 
 def _quote(name: str) -> str:
-    if name.isascii() and name.replace('-', '').replace('.', '').isalnum():  # all of them, in fact
+    if name.isascii() and name.replace('-', '').replace('.', '').isalnum():  # a fast check, true for nearly all names
         return name
     return urllib.parse.quote(name, safe=':@')  # e.g. "system:node" is a valid name; so is "a#b" in RBAC
 
@@ -164,10 +166,10 @@ _EVENT_GROUPS = frozenset({'', 'events.k8s.io'})
 @dataclasses.dataclass(frozen=True, repr=False, init=False)
 class Selector:
     """
-    A declaration of which resources are meant: by a name of any sort, by category, by a predicate, or all of them.
+    A declaration that selects resources: by a name of any type, by category, by a predicate, or all of them.
 
-    The name is always the rightmost positional argument. To the left of it go the API group and version: as two strings
-    or as one (``"group/version"``), or the group alone, or ``"v1"`` for the legacy core API. The kubectl's notation
+    The name is always the rightmost positional argument. The API group and version go before it: as two strings
+    or as one (``"group/version"``), or the group alone, or ``"v1"`` for the legacy core API. The notation of kubectl
     is also accepted: ``"pods.v1"``, ``"deployments.apps"``, ``"deployments.v1.apps"``.
     """
 
@@ -197,7 +199,10 @@ class Selector:
         category: str | None = None,
     ) -> None:
         """
-        :raises TypeError: if the arguments contradict each other, or name nothing, or cannot match anything ever.
+        Parse and check the arguments.
+
+        Raises:
+            TypeError: if the arguments contradict each other, name no resource, or can never match any resource.
         """
         if args:
             raise TypeError("Too many positional arguments for a resource: at most a group, a version, and a name.")
@@ -225,15 +230,15 @@ class Selector:
 
     @property
     def is_specific(self) -> bool:
-        """Whether one resource is meant, so that several ones are an ambiguity; otherwise, all that match are meant."""
+        """True if it selects one resource, so that several matches are ambiguous; otherwise, it selects all matches."""
         return self.fn is None and self.category is None and self.any_name is not EVERYTHING
 
     def check(self, resource: Resource) -> bool:
         """
-        Check if the resource matches, regardless of other resources.
+        Check whether the resource matches, regardless of other resources.
 
-        With no version asked for, only the preferred versions match — except for predicates, which decide on their own.
-        Events match only by their names: they appear when anything else is handled, so serving them would never end.
+        Without a version in the selector, only the preferred versions match; predicates are called for all versions.
+        Events match only by their names: handling of any object creates more events, so it would never end.
         """
         if self.group is not None and self.group != resource.group:
             return False
@@ -276,10 +281,10 @@ class Selector:
 
     def select(self, resources: Collection[Resource]) -> frozenset[Resource]:
         """
-        Pick the resources that are meant from those that exist.
+        Select the matching resources of the existing ones.
 
-        For a specific name, the legacy core API has priority over all other groups, as it has in kubectl: "pods" are
-        pods, not their metrics. If several groups are still left for it, that is ambiguous, and is up to the caller.
+        For a specific name, the legacy core API has priority over all other groups, as in kubectl: "pods" are pods,
+        not their metrics. If resources of several groups remain, the selector is ambiguous; the caller handles that.
         """
         found = frozenset(resource for resource in resources if self.check(resource))
         if self.is_specific:
@@ -376,11 +381,11 @@ def _parse_globs(pattern: str) -> tuple[tuple[bool, re.Pattern[str]], ...]:
 
 def match_namespace(name: NamespaceName, pattern: NamespacePattern) -> bool:
     """
-    Check if the namespace is one of those meant by the pattern.
+    Check whether the pattern matches the namespace.
 
     A string pattern is a comma-separated list of globs (``*``, ``?``), possibly negated (``!``). The first glob
-    is decisive: what does not match it, does not match at all; if it is negated, all other namespaces match initially.
-    Of the rest, the rightmost glob that matches wins. A regular expression must match the whole name.
+    is decisive: a namespace must match it to match at all; if it is negated, all other namespaces match initially.
+    Of the other globs, the rightmost one that matches wins. A regular expression must match the whole name.
     """
     if isinstance(pattern, re.Pattern):
         return pattern.fullmatch(name) is not None
@@ -396,7 +401,7 @@ def match_namespace(name: NamespaceName, pattern: NamespacePattern) -> bool:
 
 
 def select_specific_namespaces(patterns: Iterable[NamespacePattern]) -> frozenset[NamespaceName]:
-    """Pick those of the patterns that are plain names: they can be served without seeing which namespaces exist."""
+    """Return the patterns that are plain names: these can be served without listing the existing namespaces."""
     return frozenset(pattern for pattern in patterns if isinstance(pattern, str) and not set(pattern) & set(',*?!'))
 
 
@@ -405,16 +410,18 @@ CRDS = Selector('apiextensions.k8s.io', 'customresourcedefinitions')
 MUTATING_WEBHOOK = Selector('admissionregistration.k8s.io', 'mutatingwebhookconfigurations')
 VALIDATING_WEBHOOK = Selector('admissionregistration.k8s.io', 'validatingwebhookconfigurations')
 
-# The first group that exists in the cluster is used; the second one is where the peerings once were.
 CLUSTER_PEERINGS = (Selector('kopf.dev/v1', 'clusterkopfpeerings'), Selector('zalando.org/v1', 'clusterkopfpeerings'))
+"""The peerings of the whole cluster. The first that exists is used; the second one has the former API group."""
+
 NAMESPACED_PEERINGS = (Selector('kopf.dev/v1', 'kopfpeerings'), Selector('zalando.org/v1', 'kopfpeerings'))
+"""The peerings of namespaces, in the same order."""
 
 PEERING_GROUPS = frozenset({'kopf.dev', 'zalando.org'})
 """The API groups of the peering objects."""
 
 
 def select_peerings(resources: Collection[Resource], *, clusterwide: bool) -> Resource | None:
-    """Give the kind of peering objects that the cluster has, if any; the newer one, if it has both."""
+    """Return the resource of peering objects that exists in the cluster, if any; the newer one if both exist."""
     for selector in CLUSTER_PEERINGS if clusterwide else NAMESPACED_PEERINGS:
         for resource in selector.select(resources):
             return resource

@@ -1,8 +1,8 @@
 """
-Admission and conversion reviews: what the Kubernetes API asks of webhooks, what it gets in return, and who brings it.
+Admission and conversion reviews: the requests of the Kubernetes API to webhooks, the responses, and webhook servers.
 
-Webhook servers are replaceable by developers, so these types are the protocol between such a server and the framework:
-the server gets a function to call with every request, and yields the client configs by which the API can reach it.
+Developers can replace webhook servers, so these types are the protocol between such a server and the framework.
+The server gets a function to call with every request, and yields the client configs by which the API can reach it.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -35,7 +35,7 @@ class RequestResource(TypedDict):
 
 
 class UserInfo(TypedDict):
-    """Who has requested the change."""
+    """The user that has requested the change."""
 
     username: str
     uid: str
@@ -43,28 +43,28 @@ class UserInfo(TypedDict):
 
 
 class CreateOptions(TypedDict, total=False):
-    """How the creation was requested."""
+    """The options of the creation request."""
 
     apiVersion: Literal['meta.k8s.io/v1']
     kind: Literal['CreateOptions']
 
 
 class UpdateOptions(TypedDict, total=False):
-    """How the update was requested."""
+    """The options of the update request."""
 
     apiVersion: Literal['meta.k8s.io/v1']
     kind: Literal['UpdateOptions']
 
 
 class DeleteOptions(TypedDict, total=False):
-    """How the deletion was requested."""
+    """The options of the deletion request."""
 
     apiVersion: Literal['meta.k8s.io/v1']
     kind: Literal['DeleteOptions']
 
 
 class RequestPayload(TypedDict):
-    """The change to be reviewed. There is no old object on creation, and no (i.e. a null) new one on deletion."""
+    """The change to be reviewed. The old object is null on creation, and the new one is null on deletion."""
 
     uid: str
     kind: RequestKind
@@ -92,14 +92,14 @@ class Request(TypedDict):
 
 
 class ResponseStatus(TypedDict, total=False):
-    """Why the change was rejected."""
+    """The reason why the change is denied."""
 
     code: int
     message: str
 
 
 class ResponsePayload(TypedDict, total=False):
-    """The verdict; the patch is a JSON patch in Base64."""
+    """The response to a review; the patch is a JSON patch in Base64."""
 
     uid: str
     allowed: bool
@@ -118,7 +118,7 @@ class Response(TypedDict):
 
 
 class ConversionRequestPayload(TypedDict):
-    """The objects to be converted, and the API group and version that they are wanted in."""
+    """The objects to be converted, and the API group and version to convert them to."""
 
     uid: str
     desiredAPIVersion: str
@@ -134,14 +134,14 @@ class ConversionRequest(TypedDict):
 
 
 class ConversionResult(TypedDict, total=False):
-    """Whether the objects are converted, or why not."""
+    """The result of a conversion: a success, or a failure with its reason."""
 
     status: Literal['Success', 'Failed']
     message: str
 
 
 class ConversionResponsePayload(TypedDict, total=False):
-    """The converted objects in the order in which they came; none if any has failed."""
+    """The converted objects in the order of the request; none if any has failed."""
 
     uid: str
     convertedObjects: list[bodies.RawBody]
@@ -157,7 +157,7 @@ class ConversionResponse(TypedDict):
 
 
 class WebhookClientConfigService(TypedDict, total=False):
-    """A service in the cluster, by which the API reaches the webhook server."""
+    """The service in the cluster through which the API reaches the webhook server."""
 
     namespace: str | None
     name: str | None
@@ -166,7 +166,7 @@ class WebhookClientConfigService(TypedDict, total=False):
 
 
 class WebhookClientConfig(TypedDict, total=False):
-    """How the API reaches the webhook server: by the URL or by the service; and the CA to trust (Base64 of PEM)."""
+    """The address of the webhook server for the API: a URL or a service; and the CA to trust (Base64 of PEM)."""
 
     caBundle: str | None
     url: str | None
@@ -185,12 +185,13 @@ class WebhookFn(Protocol):
         sslpeer: SSLPeer | None = None,
     ) -> Awaitable[Response]:
         """
-        Review one request, or convert the objects of it: the request tells by itself which of the two is wanted.
+        Review one request, or convert its objects, depending on the kind of the request.
 
-        :param request: The parsed body of the HTTP request.
-        :param webhook: The id of the handler to call, normally from the URL; all suitable handlers if absent.
-        :param headers: The headers of the HTTP request.
-        :param sslpeer: The certificate of the client, as `ssl.SSLSocket.getpeercert` shows it.
+        Args:
+            request: the parsed body of the HTTP request.
+            webhook: the id of the handler to call, normally from the URL; all suitable handlers if absent.
+            headers: the headers of the HTTP request.
+            sslpeer: the certificate of the client, as `ssl.SSLSocket.getpeercert` returns it.
         """
 
 
@@ -198,7 +199,7 @@ WebhookServerProtocol: TypeAlias = Callable[[WebhookFn], AsyncIterator[WebhookCl
 
 time_limit_var: ContextVar[float] = ContextVar('time_limit_var', default=29.0)
 """
-For how many seconds the API waits for the answer to the review that is being asked for.
+The time (in seconds) for which the API waits for the response to the current review.
 
-It is set by servers that know. The default is a little less than the longest time that the API permits at all.
+Webhook servers set it if they know it. The default is slightly less than the longest time that the API permits.
 """

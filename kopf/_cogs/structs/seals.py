@@ -1,9 +1,9 @@
 """
-Seals: whether somebody has changed the state of an object in place, and what it was before.
+Detection of handlers that change an object in place, with its original state.
 
-Handlers get the object as it is, not a copy of it: for many events, a copy would cost more than everything else. Views
-let nobody change the object itself, but the lists and dicts inside of it are those of the JSON parser. A text of the
-object is made at a fraction of the cost, and tells as much.
+Handlers get the object itself. Why not a deep copy? For many events, it would cost more than all other processing.
+The views reject changes of the object, but handlers can change the lists and dicts in it, which the JSON parser made.
+Serializing the object costs a fraction of a copy, and is sufficient to detect and undo such changes.
 """
 
 import copy
@@ -18,7 +18,7 @@ from kopf._cogs.structs.bodies import RawBody
 
 
 class Seal:
-    """A state of an object as it was when it was sealed."""
+    """A detector of changes made in place to one state of an object after its creation."""
 
     __slots__ = ('_copy', '_text', 'raw')
 
@@ -27,12 +27,12 @@ class Seal:
         self._copy: RawBody | None = None
         try:
             self._text = dump_tightly(raw)
-        except TypeError:  # there are numbers in JSON that are too large for this library
+        except TypeError:  # some numbers in JSON are too large for this library
             self._copy = copy.deepcopy(raw)
 
     @property
     def is_broken(self) -> bool:
-        """Whether the state was changed since then."""
+        """True if the state was changed since then."""
         if self._copy is not None:
             return not diffs.is_same(self._copy, self.raw)
         try:
@@ -42,16 +42,16 @@ class Seal:
 
     @property
     def original(self) -> RawBody:
-        """The state as it was, with nothing in it that anybody else has."""
+        """The original state, as a new object that shares no values with others."""
         return cast(RawBody, orjson.loads(self._text)) if self._copy is None else copy.deepcopy(self._copy)
 
     def explain(self) -> str:
-        """Tell what was changed, and what to do instead."""
+        """Return a message on the changed fields, and on what to do instead."""
         return explain_changes(self.original, self.raw)
 
 
 def explain_changes(original: Mapping[str, Any], changed: Mapping[str, Any]) -> str:
-    """Tell what was changed in place, and what to do instead."""
+    """Return a message on the fields changed in place, and on what to do instead."""
     fields = ['.'.join(map(str, item.field)) for item in diffs.diff(original, changed)]
     return (
         f"The object was changed in place: {', '.join(fields)}. By itself, that changes nothing in the cluster, "

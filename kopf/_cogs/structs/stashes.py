@@ -1,8 +1,8 @@
 """
-States of objects that are kept for long, but looked at rarely: as texts, a fifth as large as what is parsed of them.
+Packed objects: states that are kept for long but used rarely, stored as JSON, which is five times smaller than dicts.
 
-A stash stands in for the root of live views (see `dicts`): the first look parses the text. The states that were looked
-at last stay parsed, but only so many of them, whatever the number of objects is. What is changed in place stays so.
+A packed object is a cell for the root of live views (see `dicts`): the first access parses the JSON. The states used
+last stay parsed, but only a fixed number of them, regardless of the number of objects. Changes made in place are kept.
 """
 
 import copy
@@ -17,16 +17,16 @@ import orjson
 from kopf._cogs.helpers.jsontexts import dump_tightly
 
 MAX_PARSED = 100
-"""How many states stay parsed: those of a small operator, with daemons that look at them all the time."""
+"""The number of states that stay parsed: enough for a small operator whose daemons use them all the time."""
 
 
 class Stashes:
-    """All the stashes of an operator. They can be looked at from any thread."""
+    """All packed objects of an operator. They can be used from any thread."""
 
     __slots__ = ('_lock', '_parsed')
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # what is collected as garbage meanwhile can look at states, too
+        self._lock = threading.RLock()  # reentrant: finalizers of garbage collected meanwhile can use states, too
         self._parsed: deque[Stash] = deque()
 
     def _note_parsed(self, stash: 'Stash') -> None:
@@ -36,7 +36,7 @@ class Stashes:
 
 
 class Stash:
-    """One state of an object, replaceable by others; it can be what views look into."""
+    """One packed state of an object, replaceable by others; it can be the root of views."""
 
     __slots__ = ('_data', '_stashes', '_text')
 
@@ -64,7 +64,7 @@ class Stash:
 
     @property
     def text(self) -> str | bytes | None:
-        """The state as it is now; ``None`` if something was put into it that JSON cannot express."""
+        """The current state as JSON; ``None`` if it has values that JSON cannot express."""
         with self._stashes._lock:
             return self._text if self._data is None else _pack(self._data)
 
@@ -74,7 +74,7 @@ class Stash:
             self._text, self._data = text, None
 
     def copy(self) -> dict[str, Any]:
-        """Give the state as it is now, with nothing in it that anybody else has."""
+        """Return the current state as a new dict that shares no values with others."""
         text = self.text
         return copy.deepcopy(dict(self[0])) if text is None else _unpack(text)
 
@@ -89,7 +89,7 @@ def _pack(data: Mapping[str, Any]) -> str | bytes | None:
     try:
         return dump_tightly(data)
     except TypeError:
-        try:  # there are numbers in JSON that are too large for the fast library
+        try:  # some numbers in JSON are too large for the fast library
             return json.dumps(data)
         except (TypeError, ValueError):
             return None
