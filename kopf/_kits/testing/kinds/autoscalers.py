@@ -1,7 +1,7 @@
 """
-HorizontalPodAutoscalers in their two versions: stored in the newer one, in which the older one is a special case.
+Conversion of HorizontalPodAutoscalers between ``v1`` and ``v2``: they are stored in ``v2``, which covers ``v1``.
 
-What the older version cannot say, it keeps in an annotation, as on a real server.
+Fields that ``v1`` does not have are kept in an annotation, as on a real server.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ OLD_TARGETS = {'averageUtilization': 'targetAverageUtilization', 'averageValue':
 
 
 def outward(body: Body) -> Body:
-    """An object of ``v2`` as one of ``v1``."""
+    """Return an object of ``v2`` as one of ``v1``."""
     spec, status = dict(body.get('spec') or {}), dict(body.get('status') or {})
     others = []
     for metric in spec.pop('metrics', None) or ():
@@ -38,7 +38,7 @@ def outward(body: Body) -> Body:
 
 
 def inward(body: Body) -> Body:
-    """An object of ``v1`` as one of ``v2``."""
+    """Return an object of ``v1`` as one of ``v2``."""
     spec, meta = dict(body.get('spec') or {}), dict(body['metadata'])
     spec.setdefault('minReplicas', 1)
     metrics: list[Mapping[str, Any]] = []
@@ -73,7 +73,7 @@ def _percentage(metric: Mapping[str, Any]) -> int | None:
 
 
 def _old(metric: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A metric as the annotation says it; only those of resources differ enough to be worth it."""
+    """Return a metric as the annotation has it; only metrics of resources differ from ``v2`` enough to be converted."""
     resource = metric.get('resource')
     if metric.get('type') != 'Resource' or not resource:
         return metric

@@ -1,8 +1,8 @@
 """
 The cells of built-in kinds in tables: what ``kubectl get`` shows of an object, by the names of the columns.
 
-They are those of the real server's printers, down to ``<none>``, ``<unset>`` and ``<unknown>``, and to which of the
-numbers are texts.
+They are the same as those of the real server's printers, including ``<none>``, ``<unset>``, ``<unknown>``, and which
+numbers are strings.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +19,7 @@ _MODES = {'ReadWriteOnce': 'RWO', 'ReadOnlyMany': 'ROX', 'ReadWriteMany': 'RWX',
 
 
 def of(plural: str, column: str) -> Cell:
-    """How to get that cell of an object of that kind."""
+    """Return the function that computes the cell of this column for objects of this resource."""
     return BUILTINS.get(plural, {}).get(column) or COMMON.get(column) or (lambda body: NONE)
 
 
@@ -271,7 +271,6 @@ def _role(body: Body) -> str:
     return f'{_first(body, ".roleRef.kind")}/{_first(body, ".roleRef.name")}'
 
 
-#: The cells that mean the same in many kinds.
 COMMON: Mapping[str, Cell] = {
     'Name': _at('.metadata.name', ''),
     'Age': _age,
@@ -282,6 +281,7 @@ COMMON: Mapping[str, Cell] = {
     'Webhooks': _count('.webhooks'),
     'Ready': _ready,
 }
+"""The cells with the same meaning for many kinds."""
 _SETS: Mapping[str, Cell] = {
     'Desired': _number('.spec.replicas'),
     'Current': _number('.status.replicas'),
@@ -295,7 +295,6 @@ _BINDINGS: Mapping[str, Cell] = {
 }
 _CLASS = _text('.spec.volumeAttributesClassName', UNSET)
 
-#: The others by kind.
 BUILTINS: Mapping[str, Mapping[str, Cell]] = {
     'namespaces': {'Status': _at('.status.phase', '')},
     'scales': {'Desired': _number('.spec.replicas'), 'Available': _number('.status.replicas')},
@@ -440,3 +439,4 @@ BUILTINS: Mapping[str, Mapping[str, Cell]] = {
         'Count': lambda body: body.get('count') or body.get('deprecatedCount') or 1,
     },
 }
+"""All other cells by kind."""

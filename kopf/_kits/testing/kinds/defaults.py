@@ -1,6 +1,4 @@
-"""
-Objects of which nothing is known but their kind: bookmarks are about such ones.
-"""
+"""Empty objects of kinds, as bookmarks contain them."""
 
 import functools
 from collections.abc import Mapping
@@ -8,7 +6,6 @@ from typing import Any
 
 from kopf._kits.testing.kinds.kinds import Kind
 
-#: What is there besides what all objects of these kinds have: it is never left out once it has been decided.
 _MORE: Mapping[str, Mapping[str, Any]] = {
     'deployments': {'spec': {'replicas': 0, 'selector': None}},
     'statefulsets': {
@@ -33,11 +30,12 @@ _MORE: Mapping[str, Mapping[str, Any]] = {
     'priorityclasses': {'value': 0},
     'endpointslices': {'endpoints': None, 'ports': None},
 }
+"""The fields that a real server always writes for these kinds, besides the common ones, even if they are empty."""
 
 
 @functools.lru_cache(maxsize=100)
 def of(kind: Kind) -> Mapping[str, Any]:
-    """All that a real server says of an object that is empty, but for its metadata."""
+    """Return all that a real server writes of an empty object, except its metadata."""
     if kind.custom:
         return {}
     body = {key: value for key, value in kind.shape.new().items() if key != 'metadata'}

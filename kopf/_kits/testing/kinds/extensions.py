@@ -1,6 +1,4 @@
-"""
-How schemas say what JSON Schema has no words for.
-"""
+"""The names of Kubernetes' extensions of JSON Schema."""
 
 PRESERVE = 'x-kubernetes-preserve-unknown-fields'
 EMBEDDED = 'x-kubernetes-embedded-resource'

@@ -1,6 +1,4 @@
-"""
-The paths of printer columns and scales: as much of JSONPath as kinds use, over decoded objects.
-"""
+"""JSONPath over decoded objects: the subset that printer columns and scales use."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -8,7 +6,11 @@ from typing import Any
 
 
 def find(body: Any, path: str) -> Iterator[Any]:
-    """What is at a JSON path of an object: ``.a.b``, ``['a']``, ``[0]``, ``[*]``, ``[?(@.type=="Ready")]``."""
+    """
+    Yield the values at a path of an object.
+
+    Paths consist of steps such as ``.a.b``, ``['a']``, ``[0]``, ``[*]``, ``[?(@.type=="Ready")]``.
+    """
     nodes = [body]
     for field, quoted, index, filter in _PATH.findall(path.strip('{}')):
         name = field or quoted

@@ -1,9 +1,9 @@
 """
-What the API serves: kinds of objects in their groups and versions, the built-in ones and those of CRDs.
+The kinds that the API serves, in their groups and versions: the built-in ones and those of CRDs.
 
-A `Kind` is one version of one resource, with everything that the other modules need to know about it. The `Catalog`
-finds them by the parts of a URL, or by the words that people use for them. Built-in kinds are a plain table, because
-that is all they differ in here: they have no schemas, so the sandbox stores of them whatever it is given.
+A `Kind` is one version of one resource, with everything that other modules need to know about it. The `Catalog` finds
+kinds by the parts of a URL, or by the names that people use for them. Built-in kinds are rows of a table, because they
+differ in nothing else here.
 """
 
 import dataclasses
@@ -20,9 +20,6 @@ from kopf._kits.testing.wire import statuses
 
 VERBS = ('create', 'delete', 'deletecollection', 'get', 'list', 'patch', 'update', 'watch')
 
-#: Group and version; then in each line: plural, kind, scope, short names, categories, subresources, "generation" for
-#: those whose specifications are counted, "review" for those that are only answered and never stored, "absent" for
-#: those that are only known to discovery.
 BUILTINS = '''
 v1
     bindings Binding namespaced - - - absent
@@ -105,8 +102,14 @@ node.k8s.io/v1
 discovery.k8s.io/v1
     endpointslices EndpointSlice namespaced - - - generation
 '''
+"""
+The built-in kinds: a line with the group and version, then a line for each kind.
 
-#: The subresources of pods.
+Each line has the plural, the kind, the scope, short names, categories, and subresources. The word "generation" marks
+kinds whose ``metadata.generation`` is counted, "review" kinds that are answered but never stored, "absent" kinds that
+are only listed in discovery.
+"""
+
 POD = (
     'attach',
     'binding',
@@ -119,12 +122,13 @@ POD = (
     'resize',
     'status',
 )
+"""The subresources of pods."""
 
-#: The kinds of which there are no objects here.
 ABSENT = frozenset({'bindings', 'componentstatuses'})
+"""The kinds of which the sandbox has no objects."""
 
-#: What clients of some kinds are told with every answer.
 WARNINGS = {('', 'endpoints'): 'v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice'}
+"""The warnings that a real server sends with every response about these kinds."""
 
 Body = dict[str, Any]
 View = Callable[[Body], Body]
@@ -133,30 +137,30 @@ Schemas = Mapping[str, Mapping[str, Any]]
 
 
 class Conversion(Protocol):
-    """Between one version of a resource and those that objects are stored in; see its module, `conversions`."""
+    """A converter between one version of a resource and the stored versions of its objects; see `conversions`."""
 
     async def prepare(self, records: Iterable[Record], fresh: bool = False) -> None:
-        """Make `outward` possible for these; without ``fresh``, what was converted before will do."""
+        """Convert these records for `outward`; without ``fresh``, earlier results are used again."""
 
     def outward(self, record: Record) -> Body:
-        """The object in this version; the caller may change it."""
+        """Return the object in this version; the caller may change it."""
         ...
 
     async def inward(self, body: Body) -> Body:
-        """The object as it is to be stored: another dict."""
+        """Return the object as it is to be stored, in a new dict."""
         ...
 
     async def back(self, stored: Body) -> Body:
-        """The object in this version as it would be after `inward`."""
+        """Return the object in this version as it would be after `inward`."""
         ...
 
 
-#: From a CRD, an API version, the schemas of all its versions, and whether nothing is stored that is to be converted.
 ConversionFactory = Callable[[Body, str, Schemas, bool], Conversion]
+"""Creates a conversion from a CRD, an API version, all schemas, and whether no stored object needs it."""
 
 
 class Service:
-    """Whether what is served is still what was served when it was asked for."""
+    """Whether a resource is still served in the form in which a request has found it."""
 
     __slots__ = ('ended',)
 
@@ -166,7 +170,7 @@ class Service:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Kind:
-    """One version of one resource: its names, what can be done to it, and how its objects look in that version."""
+    """One version of one resource: its names, its verbs, and how its objects look in that version."""
 
     group: str
     version: str
@@ -188,13 +192,13 @@ class Kind:
     selectable: tuple[str, ...] = ()
     warning: str = ''
     stored_version: str = ''
-    #: How a stored object becomes one of this kind and back; None if only the name of the version differs.
     outward: Callable[[Body], Body] | None = None
+    """How a stored object becomes one of this kind and back; None if only the name of the version differs."""
     inward: Callable[[Body], Body] | None = None
-    #: The same for kinds that can be stored in several versions.
     conversion: Conversion | None = None
-    #: Shared by all versions of a resource, until its definition changes.
+    """The same for kinds that can be stored in several versions."""
     service: Service = dataclasses.field(default_factory=Service)
+    """Shared by all versions of a resource, until its definition changes."""
 
     @functools.cached_property
     def api_version(self) -> str:
@@ -203,7 +207,7 @@ class Kind:
 
     @functools.cached_property
     def storage_api_version(self) -> str:
-        """The group and version that objects are written in."""
+        """The group and version in which objects are stored."""
         return f'{self.group}/{self.stored_version}' if self.group else self.stored_version
 
     @functools.cached_property
@@ -213,37 +217,37 @@ class Kind:
 
     @functools.cached_property
     def package(self) -> str:
-        """The name of the package in Go that the objects are known by."""
+        """The name of the kind's package in Go."""
         packages = {'events.k8s.io': 'core', 'rbac.authorization.k8s.io': 'rbac'}
         return packages.get(self.group) or self.group.partition('.')[0] or 'core'
 
     @functools.cached_property
     def prefix(self) -> bytes:
-        """How the JSON of every object of this kind begins."""
+        """The first bytes of the JSON of every object of this kind."""
         return b'{"apiVersion":%s,"kind":%s,' % (orjson.dumps(self.api_version), orjson.dumps(self.name))
 
     @functools.cached_property
     def shape(self) -> shapes.Shape:
-        """What the objects consist of."""
+        """The shape of the objects."""
         if self.custom:
             return shapes.custom(self.schema or {})
         return shapes.builtin(self.group, self.version, self.name)
 
     @property
     def store(self) -> Table:
-        """The table with the objects; 405 for kinds that are never stored."""
+        """The table of the objects; raises 405 for kinds that are never stored."""
         if self.table is None:
             raise statuses.no_method()
         return self.table
 
     def raw(self, record: Record) -> bytes:
-        """A stored object as JSON of this version."""
+        """Return a stored object as JSON of this version."""
         if self.outward is None and (self.conversion is None or record.stored == self.api_version):
             return self.prefix + record.rest
         return orjson.dumps(self.body(record))
 
     def body(self, record: Record) -> Body:
-        """A stored object as one of this version; the caller may change it."""
+        """Return a stored object as one of this version; the caller may change it."""
         if self.conversion is not None and record.stored != self.api_version:
             body = self.conversion.outward(record)
         else:
@@ -253,19 +257,19 @@ class Kind:
         return {**body, 'apiVersion': self.api_version, 'kind': self.name}
 
     async def ready(self, *records: Record, fresh: bool = False) -> None:
-        """Convert these, so that they can be had in this version; 500 if somebody else cannot convert them."""
+        """Convert these records for reading in this version; raise a 500 if the conversion webhook fails."""
         if self.conversion is not None:
             await self.conversion.prepare(records, fresh)
 
     async def stored(self, body: Body) -> Body:
-        """An object of this version as it is to be stored."""
+        """Return an object of this version as it is to be stored."""
         if self.conversion is not None:
             return await self.conversion.inward(body)
         return self.inward(body) if self.inward is not None else body
 
 
 class Catalog:
-    """All kinds that are served at the moment; ``revision`` moves whenever they change."""
+    """All kinds that are served at the moment; ``revision`` increases with every change of them."""
 
     def __init__(self) -> None:
         self.revision = 0
@@ -276,19 +280,19 @@ class Catalog:
             yield from resources.values()
 
     def add(self, kind: Kind) -> None:
-        """Serve one more kind, or another description of one."""
+        """Start to serve a kind, or replace its description."""
         self._kinds.setdefault((kind.group, kind.version), {})[kind.plural] = kind
         self.revision += 1
 
     def remove(self, group: str, plural: str) -> None:
-        """Serve the resource no more, in none of its versions."""
+        """Stop serving a resource, in all of its versions."""
         for place, resources in list(self._kinds.items()):
             if place[0] == group and resources.pop(plural, None) is not None and not resources:
                 del self._kinds[place]
         self.revision += 1
 
     def find(self, group: str, version: str, plural: str) -> Kind:
-        """The kind at that place of the URL; 404 in the form of a real server otherwise."""
+        """Return the kind at that place of the URL; otherwise, raise a 404 in the form of a real server."""
         resources = self._kinds.get((group, version))
         if resources is None:
             if any(
@@ -304,19 +308,19 @@ class Catalog:
         return kind
 
     def groups(self) -> dict[str, list[str]]:
-        """The groups, the core group first, and their versions, the preferred one first."""
+        """Return the groups with their versions: the core group and the preferred versions first."""
         groups: dict[str, list[str]] = {}
         for group, version in self._kinds:
             groups.setdefault(group, []).append(version)
         return {group: sorted(versions, key=priority) for group, versions in groups.items()}
 
     def resources(self, group: str, version: str) -> list[Kind]:
-        """All kinds of one group and version by name; empty if there is no such version."""
+        """Return all kinds of one group and version by name; empty if there is no such version."""
         kinds = self._kinds.get((group, version), {})
         return [kinds[plural] for plural in sorted(kinds)]
 
     def of_object(self, api_version: str, name: str) -> Kind:
-        """The kind that an object says it is of; 404 if it is not served."""
+        """Return the kind that an object claims to be of; raise a 404 if it is not served."""
         group, _, version = api_version.rpartition('/')
         for kind in self._kinds.get((group, version), {}).values():
             if kind.name == name:
@@ -324,7 +328,7 @@ class Catalog:
         raise statuses.Refusal(404, 'NotFound', f'no matches for kind "{name}" in version "{api_version}"')
 
     def named(self, word: str) -> Kind:
-        """The kind for ``plural``, ``singular``, ``Kind`` or a short name, with ``.group`` or ``.version.group``."""
+        """Return the kind of a plural, singular, kind or short name; ``.group`` or ``.version.group`` can follow."""
         name, _, rest = word.partition('.')
         for group, versions in self.groups().items():
             for version in versions:
@@ -336,7 +340,7 @@ class Catalog:
 
 
 def builtin_kinds(open_table: Callable[[str, str], Table]) -> Iterator[Kind]:
-    """The kinds that are always there; ``open_table`` gives the table for a group and a plural."""
+    """Yield the kinds that are always served; ``open_table`` returns the table for a group and a plural."""
     group = version = ''
     for line in filter(None, BUILTINS.splitlines()):
         if not line.startswith(' '):
@@ -367,7 +371,7 @@ def builtin_kinds(open_table: Callable[[str, str], Table]) -> Iterator[Kind]:
 
 
 def other_views(group: str, version: str, plural: str) -> tuple[View | None, View | None]:
-    """How objects of a version are read and written, where it is not the one that they are stored in."""
+    """Return the functions that convert from and to the stored version; None if only its name differs."""
     if group == 'events.k8s.io':
         return event_outward, event_inward
     if (version, plural) == ('v1', 'horizontalpodautoscalers'):
@@ -378,14 +382,13 @@ def other_views(group: str, version: str, plural: str) -> tuple[View | None, Vie
 
 
 def priority(version: str) -> tuple[int, int, int, str]:
-    """The order of versions in a group: v2, v1, v1beta2, v1beta1, v1alpha1, and then whatever is named otherwise."""
+    """Return the sort key of versions in a group: v2, v1, v1beta2, v1beta1, v1alpha1, and then all other names."""
     if (match := re.fullmatch(r'v(\d+)(?:(alpha|beta)(\d+))?', version)) is None:
         return 3, 0, 0, version
     stage = {None: 0, 'beta': 1, 'alpha': 2}[match[2]]
     return stage, -int(match[1]), -int(match[3] or 0), version
 
 
-#: Events are one resource in two groups, which call the same things by different names.
 EVENT_FIELDS = {
     'involvedObject': 'regarding',
     'message': 'note',
@@ -395,10 +398,11 @@ EVENT_FIELDS = {
     'lastTimestamp': 'deprecatedLastTimestamp',
     'count': 'deprecatedCount',
 }
+"""The fields of core Events and their names in ``events.k8s.io``: it is one resource in two groups."""
 
 
 def event_outward(body: Body) -> Body:
-    """A core Event as one of ``events.k8s.io``."""
+    """Return a core Event as one of ``events.k8s.io``."""
     return {
         EVENT_FIELDS.get(key, key): value
         for key, value in body.items()
@@ -407,7 +411,7 @@ def event_outward(body: Body) -> Body:
 
 
 def event_inward(body: Body) -> Body:
-    """An Event of ``events.k8s.io`` as a core one."""
+    """Return an Event of ``events.k8s.io`` as a core one."""
     names = {new: old for old, new in EVENT_FIELDS.items()}
     return {names.get(key, key): value for key, value in body.items()}
 

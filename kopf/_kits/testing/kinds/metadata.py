@@ -1,7 +1,7 @@
 """
-The metadata of objects: their types as Go decodes them, and all the rules that they can break.
+The metadata of objects: their types as Go decodes them, and their validation.
 
-Clients see the words of two libraries here: of the decoder (400) and of the validation (422); the former names the
+Clients see the messages of two libraries: those of the decoder (400) and of the validation (422). The decoder names the
 field with its path for built-in kinds, and without it for custom ones.
 """
 
@@ -14,7 +14,6 @@ from kopf._kits.testing.wire import names, statuses
 from kopf._kits.testing.wire.patches import json_type
 from kopf._kits.testing.wire.statuses import Cause, text
 
-#: The fields that are texts or numbers, and how Go calls their types.
 _TEXTS = {
     'name': 'string',
     'generateName': 'string',
@@ -25,6 +24,7 @@ _TEXTS = {
     'creationTimestamp': 'string',
     'deletionTimestamp': 'string',
 }
+"""The fields that are strings or numbers, and the names of their types in Go."""
 _NUMBERS = ('generation', 'deletionGracePeriodSeconds')
 _TIMES = ('creationTimestamp', 'deletionTimestamp')
 _TIME = re.compile(r'\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)')
@@ -35,9 +35,12 @@ _LAYOUT = '2006-01-02T15:04:05Z07:00'
 
 def check_types(meta: Any, kind: Kind) -> None:
     """
-    Check the types as Go would when decoding; TypeError with Go's words.
+    Check the types as Go's decoder does.
 
-    Nulls in place of texts become empty texts, as there.
+    Nulls in place of strings become empty strings, as in Go.
+
+    Raises:
+        TypeError: A field has a wrong type; the message is Go's.
     """
     if not isinstance(meta, dict):
         place = 'Go value' if kind.custom else f'Go struct field {kind.name}.metadata'
@@ -90,12 +93,12 @@ def _check_time(value: str) -> None:
 
 
 def repeated_problems(meta: Mapping[str, Any]) -> list[Cause]:
-    """What is looked at again at each update, with all changes."""
+    """Return the errors of the checks that a real server repeats at each update, for all changes together."""
     return [*_label_problems(meta), *_annotation_problems(meta), *_owner_problems(meta.get('ownerReferences') or ())]
 
 
 def problems(meta: Mapping[str, Any], *, custom: bool) -> Iterator[Cause]:
-    """Everything that is wrong with metadata in themselves, but for the name."""
+    """Yield all errors of the metadata, except those of the name."""
     if isinstance(generation := meta.get('generation'), int) and generation < 0:
         yield statuses.value_invalid('metadata.generation', text(generation), 'must be greater than or equal to 0')
     yield from _label_problems(meta)
@@ -163,6 +166,6 @@ def _owner_problems(owners: Any) -> Iterator[Cause]:
 
 
 def _in_order(owner: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a reference in their order in Go."""
+    """Return an owner reference with its fields in the order of Go's structure."""
     first = {key: owner.get(key, '') for key in ('apiVersion', 'kind', 'name', 'uid')}
     return first | {key: owner[key] for key in ('controller', 'blockOwnerDeletion') if key in owner}

@@ -1,8 +1,9 @@
 """
-What a real control plane says of its built-in kinds: their OpenAPI schemas, recorded by ``scripts/record_openapi.py``.
+The OpenAPI schemas of built-in kinds, recorded from a real control plane by ``scripts/record_openapi.py``.
 
-The recording of each version of Kubernetes is one packed file, without descriptions. It is read when a built-in kind
-is first written or explained, which takes some milliseconds; who uses custom resources only never pays for it.
+The recording of each version of Kubernetes is one packed file, without descriptions. Why not load it at the start? It
+takes some milliseconds, and many tests use custom resources only; so it waits for the first write or explanation of a
+built-in kind.
 """
 
 import functools
@@ -18,15 +19,15 @@ PREFIX = '#/components/schemas/'
 
 
 class Recording:
-    """The schemas of one version of Kubernetes by their names, as OpenAPI calls them."""
+    """The schemas of one version of Kubernetes by their names in OpenAPI."""
 
     def __init__(self, name: str) -> None:
         content = unpack(name)
         self.schemas: Mapping[str, Schema] = content['schemas']
-        #: Of fields of schemas: what Go calls the type, how it gets there, and the structure; where it is not obvious.
         self.go: Mapping[str, Mapping[str, tuple[str, str, str]]] = content['go']
-        #: The fields of schemas that are kept even if they are empty; nothing is known of schemas that are not here.
+        """For fields whose Go type is not obvious: the name of the type, the path to the field, and the structure."""
         self.kept: Mapping[str, list[str]] = content['kept']
+        """The fields that are kept even if empty, by schema; schemas that are absent here were not recorded."""
         self._names: dict[tuple[str, str, str], str] = {}
         for name, schema in self.schemas.items():
             for gvk in schema.get('x-kubernetes-group-version-kind', ()):
@@ -34,15 +35,15 @@ class Recording:
         self._versions = {(group, version) for group, version, _ in self._names}
 
     def name_of(self, group: str, version: str, kind: str) -> str | None:
-        """What the schema of a kind is called; None if there is none."""
+        """Return the name of the schema of a kind; None if there is none."""
         return self._names.get((group, version, kind))
 
     def has_version(self, group: str, version: str) -> bool:
-        """Whether there is any kind in this version of the group."""
+        """Check whether the group has any kind in this version."""
         return (group, version) in self._versions
 
     def reachable(self, name: str, found: dict[str, Schema]) -> None:
-        """Add to ``found`` the schema and all those that it refers to."""
+        """Add the schema and all schemas that it refers to to ``found``."""
         if name not in found:
             found[name] = schema = self.schemas[name]
             for other in _references(schema):
@@ -51,13 +52,13 @@ class Recording:
 
 @functools.cache
 def newest() -> Recording:
-    """The recording of the newest version of Kubernetes."""
+    """Return the recording of the newest version of Kubernetes."""
     names = (path.name for path in FOLDER.glob('kubernetes-*.json.gz'))
     return Recording(max(names, key=lambda name: [int(number) for number in re.findall(r'\d+', name)]))
 
 
 def target_of(schema: Schema) -> str | None:
-    """The name of the schema that this one refers to, alone or with some additions; None if it is one by itself."""
+    """Return the name of the schema that this one refers to, alone or with additions; None if it is not a reference."""
     reference = schema.get('$ref')
     if reference is None and len(parts := schema.get('allOf') or []) == 1:
         reference = parts[0].get('$ref')

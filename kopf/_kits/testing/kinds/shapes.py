@@ -1,9 +1,9 @@
 """
-Shapes: what a schema says about merging and owning, in a form that is quick to walk along with a value.
+Shapes: what a schema says about merging and ownership of fields, in a form that is walked quickly along a value.
 
-Schemas come in two dialects, OpenAPI of built-in kinds and structural schemas of CRDs; the patches and the managed
-fields see only shapes. A shape is made when a walk comes to it for the first time: schemas can be recursive, and most
-of them are never visited.
+Schemas come in two dialects: OpenAPI of built-in kinds, and structural schemas of CRDs. The modules of patches and
+managed fields see only shapes. Shapes are created when a walk visits them first, because schemas can be recursive, and
+most of them are never visited.
 """
 
 import functools
@@ -25,16 +25,16 @@ from kopf._kits.testing.kinds.recordings import Schema
 
 ATOMIC, GRANULAR, SET, MAP = 'atomic', 'granular', 'set', 'map'
 
-#: The values of types that are as good as none.
 ZEROS: Mapping[str, Any] = {'string': '', 'integer': 0, 'number': 0, 'boolean': False}
+"""The empty values of types, which Go does not distinguish from absent ones."""
 
 
 class Shape:
     """
     One place of an object.
 
-    ``type`` is that of JSON schemas, empty if it can be anything; ``relation`` is one of `ATOMIC`, `GRANULAR` (only
-    maps), `SET`, `MAP` (only lists). ``keys`` identify the items of a list with the relation `MAP`. ``strategies`` and
+    ``type`` is that of JSON Schema, empty if any value is allowed. ``relation`` is one of `ATOMIC`, `GRANULAR` (only
+    maps), `SET`, `MAP` (only lists); ``keys`` identify the items of a list with the relation `MAP`. ``strategies`` and
     ``merge_key`` are for strategic merge patches. ``name`` is that of the schema in OpenAPI, if it has one.
     """
 
@@ -54,13 +54,13 @@ class Shape:
 
     @functools.cached_property
     def fields(self) -> Mapping[str, 'Shape']:
-        """The fields that are declared, by their names."""
+        """The declared fields by their names."""
         declared = {name: self._below(schema) for name, schema in (self.schema.get('properties') or {}).items()}
         return {**declared, **_identity()} if self._meta else declared
 
     @functools.cached_property
     def others(self) -> 'Shape | None':
-        """What all fields are that are not declared; None if there may be none."""
+        """The shape of undeclared fields; None if they are not allowed."""
         values = self.schema.get('additionalProperties')
         if isinstance(values, Mapping):
             return self._below(values)
@@ -70,20 +70,20 @@ class Shape:
 
     @functools.cached_property
     def items(self) -> 'Shape':
-        """What the items of a list are."""
+        """The shape of the items of a list."""
         items = self.schema.get('items')
         return self._below(items) if isinstance(items, Mapping) else UNTYPED
 
     @functools.cached_property
     def plain(self) -> type | None:
-        """The type of values in Python, if there are no rules but this type; None otherwise."""
+        """The type of values in Python, if the type is the only rule; None otherwise."""
         if self.name or self.schema.get('format') == 'byte':
             return None
         return {'string': str, 'boolean': bool}.get(self.type)
 
     @functools.cached_property
     def key_defaults(self) -> Mapping[str, Any]:
-        """The values of keys that may be left out."""
+        """The defaults of keys that may be omitted."""
         fields = self.items.fields
         return {
             key: fields[key].schema['default'] for key in self.keys if key in fields and 'default' in fields[key].schema
@@ -91,11 +91,11 @@ class Shape:
 
     @functools.cached_property
     def blank(self) -> Mapping[str, Any]:
-        """What is there in every object, even in one that has just been made, and owned by nobody."""
+        """The fields that are present in every object, even in a new one, and that have no manager."""
         return self.new()
 
     def new(self) -> dict[str, Any]:
-        """The same, for the caller to fill it."""
+        """Return a new copy of `blank`, which the caller may change."""
         found: dict[str, Any] = {}
         for name, shape in self._always:
             found[name] = shape.new() if shape.type == 'object' else None if shape.is_time else ZEROS.get(shape.type)
@@ -119,11 +119,11 @@ class Shape:
 
     @property
     def is_time(self) -> bool:
-        """Whether it is a moment; conditions always have theirs, if only as nulls."""
+        """Whether it is a timestamp; in conditions, the fields of timestamps are always present, even if null."""
         return self.name.endswith('.meta.v1.Time')
 
     def field(self, name: str) -> 'Shape | None':
-        """What a field of this name is; None if there may be none."""
+        """Return the shape of the field of this name; None if it is not allowed."""
         return self.fields.get(name) or self.others
 
     def _below(self, schema: Schema) -> 'Shape':
@@ -137,7 +137,7 @@ class Shape:
 
 
 class _Untyped(Shape):
-    """A place that the schema says nothing about: lists are replaced as a whole; maps, too, if they are not deduced."""
+    """A place without a schema: lists are replaced as a whole; maps, too, unless they are deduced."""
 
     def __init__(self, relation: str) -> None:
         super().__init__({})
@@ -145,7 +145,7 @@ class _Untyped(Shape):
 
     @functools.cached_property
     def others(self) -> Shape:
-        """Whatever is inside is as free as the whole."""
+        """The shape of all fields: the same as that of the whole."""
         return self
 
 
@@ -153,7 +153,6 @@ DEDUCED: Shape = _Untyped(GRANULAR)
 UNTYPED: Shape = _Untyped(ATOMIC)
 
 _STRING = {'type': 'string'}
-#: The metadata of custom resources; that of built-in kinds is recorded and the same.
 METADATA: Schema = {
     'type': 'object',
     'properties': {
@@ -192,22 +191,23 @@ METADATA: Schema = {
         'managedFields': {'type': 'array', 'items': {'type': 'object', PRESERVE: True}},
     },
 }
+"""The metadata of custom resources; that of built-in kinds is recorded and the same."""
 
 
 def custom(schema: Schema) -> Shape:
-    """The shape of custom resources with this structural schema."""
+    """Return the shape of custom resources with this structural schema."""
     return Shape(schema, meta=True)
 
 
 def builtin(group: str, version: str, kind: str) -> Shape:
-    """The shape of a built-in kind."""
+    """Return the shape of a built-in kind."""
     name = recordings.newest().name_of(group, version, kind)
     return DEDUCED if name is None else _named(name, False)
 
 
 @functools.cache
 def _named(name: str, present: bool) -> Shape:
-    """The shape of a recorded schema; ``present``: such a field is there in every object."""
+    """Return the shape of a recorded schema; ``present`` if every object has this field."""
     schema = recordings.newest().schemas[name]
     return Shape({**schema, 'default': {}} if present else schema, name=name)
 

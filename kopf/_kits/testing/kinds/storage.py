@@ -1,9 +1,10 @@
 """
-What the sandbox remembers: the objects, their versions, and the last changes of each resource.
+The storage of the sandbox: the objects, their versions, and the last changes of each resource.
 
 Objects are kept as the JSON text that is sent to clients, without the two fields that differ between API versions
-(``apiVersion`` and ``kind``): an answer is then a concatenation of bytes, lists and watches never serialise anything
-twice, and nobody can change a stored object by accident. Whoever needs the object itself decodes it (some µs).
+(``apiVersion`` and ``kind``). A response is thus a concatenation of bytes, lists and watches serialise nothing twice,
+and a stored object cannot be changed by accident. A caller that needs the object itself decodes it (some µs).
+
 All writes are synchronous and happen in one event loop, so a read followed by a write needs no locks.
 """
 
@@ -18,12 +19,12 @@ import orjson
 
 ChangeType = Literal['ADDED', 'MODIFIED', 'DELETED']
 
-#: What a selector of fields can see of an object besides its name and namespace.
 FieldsOf = Callable[[Mapping[str, Any]], Mapping[str, str]]
+"""Returns the values of an object for field selectors, besides its name and namespace."""
 
 
 class Expired(Exception):
-    """The history does not go back to the version asked for; ``floor`` is the oldest version that it knows."""
+    """Raised when the requested version is no longer in the history; ``floor`` is the oldest version that is."""
 
     def __init__(self, version: int, floor: int) -> None:
         super().__init__(f'too old resource version: {version} ({floor})')
@@ -32,7 +33,7 @@ class Expired(Exception):
 
 
 class TableName(NamedTuple):
-    """Where objects of all versions of a resource are stored together."""
+    """The name of the table in which the objects of all versions of a resource are stored."""
 
     group: str
     plural: str
@@ -41,7 +42,7 @@ class TableName(NamedTuple):
 @dataclasses.dataclass(slots=True, frozen=True, eq=False, weakref_slot=True)
 class Record:
     """
-    One version of one object; ``rest`` is its JSON after the opening brace, ``apiVersion`` and ``kind`` left out.
+    One version of one object; ``rest`` is its JSON after the opening brace, without ``apiVersion`` and ``kind``.
 
     ``stored`` is the API version that it was written in; see `kopf._kits.testing.resources.conversions`.
     """
@@ -59,11 +60,11 @@ class Record:
 
     @property
     def key(self) -> str:
-        """The place in the table: it also gives the order of lists."""
+        """The key in the table, which also defines the order of lists."""
         return f'{self.namespace}/{self.name}' if self.namespace else self.name
 
     def body(self) -> dict[str, Any]:
-        """A copy of the object that the caller may change; without ``apiVersion`` and ``kind``."""
+        """Return a copy of the object, without ``apiVersion`` and ``kind``; the caller may change it."""
         body: dict[str, Any] = orjson.loads(b'{' + self.rest)
         return body
 
@@ -81,7 +82,7 @@ class Change:
 
     @property
     def version(self) -> int:
-        """The version of the whole storage that this change has made."""
+        """The resource version that this change has created."""
         return self.record.version
 
 
@@ -105,19 +106,24 @@ class Table:
         return len(self._records)
 
     def get(self, namespace: str, name: str) -> Record | None:
-        """The object as it is now, or None."""
+        """Return the current version of the object, or None."""
         return self._records.get(f'{namespace}/{name}' if namespace else name)
 
     def contents(self) -> dict[str, Record]:
-        """All objects as they are now, by their keys: a copy."""
+        """Return a copy of the current objects by their keys."""
         return dict(self._records)
 
     def records(self, namespace: str = '', *, start: str = '') -> Iterator[Record]:
-        """All objects as they are now, or those of one namespace, in the order of lists, from the key ``start`` on."""
+        """Yield the current objects, or those of one namespace, in the order of lists, from the key ``start`` on."""
         yield from _pick(self._records, self._sorted(), namespace, start)
 
     def records_at(self, version: int, namespace: str = '', *, start: str = '') -> Iterator[Record]:
-        """The same for some version in the past; `Expired` if the history does not go back so far."""
+        """
+        Yield the objects as they were at a version in the past.
+
+        Raises:
+            Expired: The version is no longer in the history.
+        """
         changes = self.changes_after(version)
         if not changes:
             return self.records(namespace, start=start)
@@ -130,23 +136,38 @@ class Table:
         return _pick(past, sorted(past), namespace, start)
 
     def changes_after(self, version: int) -> list[Change]:
-        """What has happened since that version; `Expired` if the history does not go back so far."""
+        """
+        Return the changes after that version.
+
+        Raises:
+            Expired: The version is no longer in the history.
+        """
         if version < self.floor:
             raise Expired(version, self.floor)
         return self._log[bisect.bisect_right(self._log, version, key=operator.attrgetter('version')) :]
 
     def position(self, version: int) -> int:
-        """The place in the history after that version, for `changes_from`; `Expired` as above."""
+        """
+        Return the position in the history after that version, for `changes_from`.
+
+        Raises:
+            Expired: The version is no longer in the history.
+        """
         return self._dropped + len(self._log) - len(self.changes_after(version))
 
     def changes_from(self, position: int) -> tuple[list[Change], int]:
-        """The changes from that place on, and the next place; `Expired` if they have been dropped."""
+        """
+        Return the changes from that position on, and the next position.
+
+        Raises:
+            Expired: The changes have been dropped.
+        """
         if position < self._dropped:
             raise Expired(0, self.floor)
         return self._log[position - self._dropped :], self._dropped + len(self._log)
 
     def forget(self) -> None:
-        """Drop the whole history, so that nobody can go on from an old version."""
+        """Drop the whole history, so that no client can continue from an old version."""
         if self._log:
             self._drop(len(self._log))
         self.wake()
@@ -157,36 +178,36 @@ class Table:
         self.floor = max(self.floor, version)
 
     def wake(self) -> None:
-        """Let all watches look around: at new changes, at faults, at the end of the table."""
+        """Wake up all watches, so that they check for new changes, faults, and the end of the table."""
         waiting, self._waiting = self._waiting, set()
         for future in waiting:
             if not future.done():
                 future.set_result(None)
 
     def waiter(self) -> asyncio.Future[None]:
-        """A future that is done at the next change; forget it with `discard` when it is not needed any more."""
+        """Return a future that is done at the next change; the caller returns it to `discard` if it stops waiting."""
         future = asyncio.get_running_loop().create_future()
         self._waiting.add(future)
         return future
 
     def discard(self, future: asyncio.Future[None]) -> None:
-        """The future is not needed any more."""
+        """Forget a future of `waiter`."""
         self._waiting.discard(future)
 
     def end(self) -> None:
-        """End all watches: the resource is not served any more."""
+        """End all watches, because the resource is no longer served."""
         self.ended = True
         self.wake()
 
     def apply(self, type: ChangeType, body: Mapping[str, Any], version: int) -> Change:
-        """Write one change; ``body`` says its new version already and is not kept."""
+        """Write one change; ``body`` already has its new version and is not kept."""
         meta = body['metadata']
         previous = self.get(meta.get('namespace', ''), meta['name'])
         before = previous.stored if previous is not None else ''
         return self.write(type, self._record(body, version, body.get('apiVersion') or before))
 
     def write(self, type: ChangeType, record: Record) -> Change:
-        """The same for what is a record already, with its new version."""
+        """Write one change of an existing record, which already has its new version."""
         previous = self._records.get(record.key)
         if type == 'DELETED':
             del self._records[record.key]
@@ -202,22 +223,23 @@ class Table:
         return change
 
     def load(self, body: Mapping[str, Any], version: int, stored: str) -> Record:
-        """Put an object there as it was in former times: without history."""
+        """Store an object of a former run, without a change in the history."""
         record = self._record(body, version, stored)
         self._records[record.key] = record
         self._keys = None
         return record
 
     def select(self, fields_of: FieldsOf | None) -> None:
-        """Let selectors see other fields from now on."""
+        """Set the function for field selectors."""
         self._fields_of = fields_of
         self.rewrite(lambda body, stored: body)
 
     def rewrite(self, transform: Callable[[dict[str, Any], str], Mapping[str, Any]]) -> None:
         """
-        Change how the objects are seen from now on, without a new version (as after a change of a schema).
+        Rewrite all objects without a new version, as after a change of a schema.
 
-        The function gets an object and the API version that it is stored in.
+        Args:
+            transform: Returns the new body of an object; called with its body and the API version that it is stored in.
         """
         for key, record in self._records.items():
             self._records[key] = self._record(transform(record.body(), record.stored), record.version, record.stored)
@@ -250,7 +272,7 @@ class Table:
 
 
 class Storage:
-    """All tables, the one counter of versions, and who depends on whom."""
+    """All tables, the counter of resource versions, and the index of owner references."""
 
     def __init__(self, *, history: int = 2000) -> None:
         self.version = 100
@@ -264,18 +286,18 @@ class Storage:
         return iter(list(self._tables.values()))
 
     def table(self, group: str, plural: str) -> Table:
-        """The table of a resource; KeyError if it was never opened or has been closed."""
+        """Return the table of a resource; raise KeyError if it was never opened or has been closed."""
         return self._tables[TableName(group, plural)]
 
     def open(self, group: str, plural: str, fields_of: FieldsOf | None = None) -> Table:
-        """The table of a resource, a new one if there is none yet."""
+        """Return the table of a resource; create it if it does not exist yet."""
         name = TableName(group, plural)
         if name not in self._tables:
             self._tables[name] = Table(name, self.version, self._history, fields_of)
         return self._tables[name]
 
     def close(self, group: str, plural: str) -> Table | None:
-        """Forget a resource with its history; returns the table: whoever watches it is told by its end."""
+        """Forget a resource with its history; return its table, so that the caller can end its watches."""
         table = self._tables.pop(TableName(group, plural), None)
         if table is not None:
             table.closed = True
@@ -290,7 +312,7 @@ class Storage:
     def bring_back(self, table: Table, type: ChangeType, record: Record) -> None:
         """Write a former version of an object once more, under the next version."""
         old, new = b'"resourceVersion":"%d"' % record.version, b'"resourceVersion":"%d"' % (self.version + 1)
-        if record.rest.count(old) != 1:  # There is something else of that name and content.
+        if record.rest.count(old) != 1:  # The same text is also elsewhere in the object.
             self.commit(table, type, {**record.body(), 'apiVersion': record.stored})
             return
         self.version += 1
@@ -300,24 +322,24 @@ class Storage:
         )
 
     def load(self, table: Table, body: dict[str, Any], version: int, stored: str) -> None:
-        """Put an object there as it was in former times: nobody is told of it."""
+        """Store an object of a former run, without an event for watches."""
         record = table.load(body, version, stored)
         self._link(table, Change('ADDED', record, None))
 
     def owner(self, uid: str) -> Record | None:
-        """The living object of that uid, in whatever table it is."""
+        """Return the existing object of that uid, from any table."""
         if (place := self._uids.get(uid)) is None:
             return None
         table, namespace, name = place
         return table.get(namespace, name)
 
     def place(self, uid: str) -> Table | None:
-        """The table in which the living object of that uid is."""
+        """Return the table of the existing object of that uid."""
         found = self._uids.get(uid)
         return found[0] if found is not None else None
 
     def dependents(self, uid: str) -> list[tuple[Table, Record]]:
-        """The living objects that name that uid as an owner."""
+        """Return the existing objects whose owner references have that uid."""
         places = self._dependents.get(uid, {}).values()
         found = [(table, table.get(namespace, name)) for table, namespace, name in places]
         return [(table, record) for table, record in found if record is not None and uid in record.owners]

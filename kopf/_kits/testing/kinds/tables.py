@@ -1,7 +1,7 @@
 """
-Tables: the columns that ``kubectl get`` shows, of CRDs by their printer columns, of built-in kinds as recorded.
+Tables: the columns of ``kubectl get``, from the printer columns of CRDs or as recorded for built-in kinds.
 
-The recorded part is made by ``scripts/record_tables.py``; what is in the cells of built-in kinds is in `cells`.
+The recorded part is made by ``scripts/record_tables.py``; the cells of built-in kinds are computed in `cells`.
 """
 
 import functools
@@ -33,7 +33,7 @@ AGE_TEXT = (
 
 
 class Column(NamedTuple):
-    """One column: its definition as it is sent, and how to get the cell of an object."""
+    """One column: its definition as it is sent, and the function that computes the cell of an object."""
 
     definition: Mapping[str, Any]
     cell: Callable[[Body], Any]
@@ -41,7 +41,7 @@ class Column(NamedTuple):
 
 @functools.lru_cache(maxsize=1000)
 def columns(kind: Kind) -> tuple[Column, ...]:
-    """The columns of a kind."""
+    """Return the columns of a kind."""
     first = _column('Name', 'string', lambda body: body['metadata'].get('name', ''), text=NAME_TEXT, format='name')
     if kind.custom:
         age = {'name': 'Age', 'type': 'date', 'jsonPath': '.metadata.creationTimestamp', 'description': AGE_TEXT}

@@ -1,7 +1,7 @@
 """
-JSON as clients send it: decoded, or refused with the words of a real server.
+Decoding and checking of JSON as clients send it; errors have the texts of a real server.
 
-The fast parser's own complaints are not those of Go's one, so a text that it refuses is looked through once more, by
+The texts of the fast parser differ from those of Go's. A text that it refuses is therefore scanned a second time, by
 the rules of Go's scanner.
 """
 
@@ -34,16 +34,21 @@ END = 'unexpected end of JSON input'
 
 
 class NumberError(ValueError):
-    """A number is larger than any that Go can read; the message is in its words."""
+    """Raised when a number is larger than Go can read; the message is Go's."""
 
 
 def loads(text: bytes) -> Any:
-    """The value of a JSON text; ValueError with the words of Go."""
+    """
+    Return the value of a JSON text.
+
+    Raises:
+        ValueError: The text is not JSON; the message is Go's.
+    """
     try:
         return orjson.loads(text)
     except ValueError:
         pass
-    decoded = text.decode('utf-8', 'replace')  # Bytes that are no text are replaced, as Go does.
+    decoded = text.decode('utf-8', 'replace')  # Go replaces invalid UTF-8, too.
     if (problem := complaint(decoded)) is not None:
         raise ValueError(problem)
     import json
@@ -52,7 +57,7 @@ def loads(text: bytes) -> Any:
 
 
 def _whole(value: Any) -> Any:
-    """The value without halves of characters: Go takes them for unknown ones."""
+    """Return the value with unpaired surrogates replaced: Go decodes them as U+FFFD."""
     match value:
         case str():
             return replace_halves(value)
@@ -70,7 +75,7 @@ def _finite(text: str) -> float:
 
 
 def excerpt(text: bytes) -> str:
-    """The beginning of a text for messages."""
+    """Return the beginning of a text for messages."""
     if not text:
         return '<empty>'
     short = text[:30]
@@ -79,7 +84,7 @@ def excerpt(text: bytes) -> str:
 
 
 def complaint(text: str) -> str | None:
-    """What is wrong with a JSON text, or None if nothing is."""
+    """Return the error of a JSON text in Go's words, or None if the text is valid."""
     try:
         place = _value(text, 0)
         place = _skip(text, place)
@@ -91,7 +96,7 @@ def complaint(text: str) -> str | None:
 
 
 class _Problem(Exception):
-    """The text is no JSON."""
+    """Raised when the scanner finds an error in the text."""
 
 
 def _skip(text: str, place: int) -> int:
@@ -132,7 +137,7 @@ def _value(text: str, place: int) -> int:
 
 def _number(text: str, place: int) -> int:
     match = _NUMBER.match(text, place)
-    if match is None:  # A minus and nothing after it.
+    if match is None:  # A minus without digits.
         raise _Problem(f'invalid character {_quoted(_at(text, place + 1))} in numeric literal')
     end = match.end()
     if end < len(text) and (text[end] == '.' or text[end] in 'eE'):

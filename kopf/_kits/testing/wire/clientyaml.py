@@ -1,15 +1,14 @@
 """
-YAML as clients send it: decoded, or refused with the words of a real server.
+Decoding and checking of YAML as clients send it; errors have the texts of a real server.
 
-It is read by the rules of the server's library: ``n`` and ``off`` are booleans there (as keys, too), and times are
-texts. The parser is another one, but of the same descent: its complaints are translated.
+The text is read by the rules of the server's library: ``n`` and ``off`` are booleans there (as keys, too), and
+timestamps are strings. Our parser is another port of libyaml, so its errors are translated.
 """
 
 import functools
 import re
 from typing import Any
 
-#: What the parser says, and what the one of the server says; the rest is the same.
 _WORDS = (
     (r"expected the node content, but found .*", 'did not find expected node content'),
     (r"expected <block end>, but found .*", ''),
@@ -20,14 +19,20 @@ _WORDS = (
     (r"found unknown escape character .*", 'found unknown escape character'),
     (r"found undefined alias '?(.*?)'?", r"unknown anchor '\1' referenced"),
 )
+"""The parser's errors and their counterparts on a real server; other errors are the same on both sides."""
 
 
 class YamlError(ValueError):
-    """The text is no YAML."""
+    """Raised when the text is not YAML."""
 
 
 def load(text: bytes) -> Any:
-    """The value of a YAML text; `YamlError` if it is none."""
+    """
+    Return the value of a YAML text.
+
+    Raises:
+        YamlError: The text is not YAML.
+    """
     import yaml
 
     try:
@@ -55,7 +60,7 @@ def _complaint(error: Any, text: bytes) -> str:
     scanned = isinstance(error, yaml.scanner.ScannerError)
     line = error.problem_mark.line
     if _is_end(error.problem_mark, text) and (not scanned or problem.startswith('could not find expected \':')):
-        line += 1  # The end is a line of its own.
+        line += 1  # The parser counts the end of the text as one more line.
     if not line and error.context_mark is not None:
         line = error.context_mark.line
     if line and scanned:
@@ -72,7 +77,7 @@ def _loader() -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """YAML 1.1 as the server's library reads it."""
+        """A loader of YAML 1.1 as the server's library reads it."""
 
     Loader.yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((':timestamp', ':bool'))]
@@ -85,7 +90,7 @@ def _loader() -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """The keys of JSON are texts."""
+    """Return the value with its keys converted to strings, as JSON requires."""
     if isinstance(value, dict):
         return {_key(key): _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list) else value

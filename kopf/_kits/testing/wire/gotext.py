@@ -1,6 +1,4 @@
-"""
-Values as Go prints them: real servers quote them so in some of their messages.
-"""
+"""Values formatted as Go prints them: real servers quote them so in some of their messages."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +7,7 @@ import orjson
 
 
 def plain(value: Any) -> str:
-    """As ``%v`` prints it: ``map[a:1 b:[x y]]``."""
+    """Return the value as ``%v`` prints it: ``map[a:1 b:[x y]]``."""
     match value:
         case None:
             return '<nil>'
@@ -25,7 +23,7 @@ def plain(value: Any) -> str:
 
 
 def _shortest(value: float) -> str:
-    """As few digits as tell the number from others; those that are large or small with an exponent."""
+    """Return the shortest text that parses back to this number, with an exponent if it is very large or small."""
     import decimal
 
     digits, _, exponent = f'{decimal.Decimal(repr(value)).normalize():e}'.partition('e')
@@ -35,7 +33,7 @@ def _shortest(value: float) -> str:
 
 
 def literal(value: Any) -> str:
-    """As ``%#v`` prints it: ``map[string]interface {}{"a":1}``."""
+    """Return the value as ``%#v`` prints it: ``map[string]interface {}{"a":1}``."""
     match value:
         case None:
             return 'interface {}(nil)'
@@ -50,7 +48,7 @@ def literal(value: Any) -> str:
 
 
 def type_name(value: Any) -> str:
-    """As ``%T`` prints it, for values that come from JSON."""
+    """Return the type as ``%T`` prints it, for values decoded from JSON."""
     match value:
         case None:
             return '<nil>'

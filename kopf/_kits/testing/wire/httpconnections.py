@@ -1,8 +1,9 @@
 """
 The server's side of HTTP/1.1 on one connection.
 
-Here are the order of answers, the limits of time, and the ways in which connections end: nobody who is served waits
-forever, nobody who is not can take memory or time from the others. What comes in is read by `httpreaders`.
+This module owns the order of responses, the timeouts, and the ways in which a connection ends. Every client gets its
+response within a bounded time, and an idle or abusive client cannot take memory or time from the others. The bytes
+received are parsed by `httpreaders`.
 """
 
 import asyncio
@@ -17,19 +18,24 @@ from kopf._kits.testing.wire.httpreaders import Reader
 logger = logging.getLogger(__name__)
 
 LINGERING_TIME = 1.0
-"""How long to hear out those who are refused in the middle of a request, so that they see the answer (in seconds)."""
+"""
+How long to read on from a client that was refused in the middle of its request (seconds).
+
+If the connection were closed at once, the TCP reset could discard the response before the client reads it.
+"""
 _PIECE = 64 * 1024
-"""How much of an answer is sent at once: the rest waits for its reader (in bytes)."""
+"""How much of a response is sent at once (bytes): the rest waits until the client has read it."""
 _READ_AHEAD = 4
-"""How many requests are taken in while another one is answered. More of them are left to the buffers of the network."""
+"""How many requests are read ahead while another one is handled. More of them stay in the buffers of the network."""
 
 
 class Connection(asyncio.Protocol):
     """
-    One connection of a client: the requests are answered one after another.
+    One connection of a client: its requests are answered one after another.
 
-    :param service: what is served.
-    :param connections: where it is kept until the connection has ended, and the handling of its requests too.
+    Args:
+        service: The handler and the limits.
+        connections: The set that contains this connection until it and the handling of its requests have ended.
     """
 
     def __init__(self, service: Service, connections: 'set[Connection]') -> None:
@@ -39,44 +45,54 @@ class Connection(asyncio.Protocol):
         self._reader = Reader(self, service)
         self._transport: asyncio.Transport | None = None
         self.task: asyncio.Task[None] | None = None
-        """Answers the requests, if there are any."""
+        """The task that answers the requests, if there are any."""
         self.ended: asyncio.Future[None] = self._loop.create_future()
-        """Tells when the connection has ended, and the handling of its requests too."""
+        """Done when the connection and the handling of its requests have ended."""
         self._drained: asyncio.Future[None] | None = None
-        self._finishing = False  # the connection ends with the answers under way
+        self._finishing = False  # the connection ends after the responses under way
         self._paused = False
-        self._streaming: bytes | None = None  # how the stream ends, if there is one
-        self._timed = 0  # the number of the request that the deadline is for
+        self._streaming: bytes | None = None  # the bytes that end the stream, if there is one
+        self._timed = 0  # the number of the request that the deadline belongs to
         self._deadline: float | None = None
         self._alarm: asyncio.TimerHandle | None = None
 
-    # For the handler.
+    # Called by the handler.
 
     def get_extra_info(self, name: str) -> Any:
-        """What the transport knows."""
+        """Return the transport's information of that name."""
         return None if self._transport is None else self._transport.get_extra_info(name)
 
     def begin_stream(self, headers: Headers, *, chunked: bool) -> None:
-        """Begin an endless answer; ConnectionError if the connection is lost."""
+        """
+        Start a streaming response.
+
+        Raises:
+            ConnectionError: The connection is lost.
+        """
         self._streaming = b'0\r\n\r\n' if chunked else b''
         ending = b'Transfer-Encoding: chunked\r\n\r\n' if chunked else b'Connection: close\r\n\r\n'
         self._write(format_head(200, tuple(headers)) + format_date(int(time.time())) + ending)
 
     async def write(self, data: bytes) -> None:
-        """Send the next chunk, when there is room for it; ConnectionError if the connection is lost."""
+        """
+        Send the next chunk; wait for the client's reads while the buffer is full.
+
+        Raises:
+            ConnectionError: The connection is lost.
+        """
         if data:
             self._write(b'%x\r\n%b\r\n' % (len(data), data) if self._streaming else data)
             if self._drained is not None:
                 await self._drained
 
     def abort(self) -> None:
-        """Break off."""
+        """Close the connection without sending what is still buffered."""
         self._reader.stop()
         if self._transport is not None:
             self._transport.abort()
 
     def finish(self) -> None:
-        """Let the answers under way be given, and end."""
+        """Close the connection after the responses under way have been sent."""
         self._finishing = True
         if self.task is None and not self._reader.partial:
             self._end()
@@ -86,10 +102,11 @@ class Connection(asyncio.Protocol):
             raise ConnectionResetError("The client has gone.")
         self._transport.write(data)
 
-    # For the transport.
+    # Called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # in fact, uvloop's are not its subclasses
+        # Why not isinstance()? The transports of uvloop are no subclasses of it.
+        self._transport = cast(asyncio.Transport, transport)
         self._connections.add(self)
         self._set_deadline(self._service.idle_timeout)
 
@@ -133,13 +150,13 @@ class Connection(asyncio.Protocol):
     # Answering.
 
     def _go_on(self) -> None:
-        """Do what there is to do after something has come in or gone out."""
+        """Do the next step after bytes have been received or sent."""
         if self._transport is None:
             return
         reader = self._reader
         if reader.queue:
             if self.task is None:
-                self._deadline = None  # those who wait for an answer have all the time
+                self._deadline = None  # no timeout while the client waits for our response
                 self.task = self._loop.create_task(self._answer_all())
             elif len(reader.queue) >= _READ_AHEAD and not self._paused and not reader.deaf:
                 self._paused = True
@@ -174,7 +191,7 @@ class Connection(asyncio.Protocol):
         self._go_on()
 
     async def _answer_next(self) -> bool:
-        """Answer the next request, tell if others can follow."""
+        """Answer the next request; return whether other requests can follow it."""
         request, keeps = self._reader.queue.popleft()
         response = request if isinstance(request, Response) else await self._ask(request)
         keeps = keeps and not (self._finishing and not self._reader.queue)
@@ -236,7 +253,7 @@ class Connection(asyncio.Protocol):
             self._reader.close()
 
     def _end(self) -> None:
-        """Close when all is sent; but not before those who still send have had the time to see why."""
+        """Close the connection when everything is sent; a client that is still sending may read the response first."""
         self._reader.deaf = True
         if self._transport is None or self._transport.is_closing():
             return
@@ -244,7 +261,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
             return
         if self._transport.can_write_eof():
-            with contextlib.suppress(OSError):  # the client has gone in this very moment
+            with contextlib.suppress(OSError):  # the client has closed at this very moment
                 self._transport.write_eof()
         self._set_deadline(LINGERING_TIME)
 
@@ -253,12 +270,12 @@ class Connection(asyncio.Protocol):
         self._set_deadline(self._service.request_timeout)
 
     def _set_deadline(self, seconds: float | None) -> None:
-        """Let the client do its next step within this time."""
+        """Set or remove the time limit for the client's next step."""
         if seconds is None or self._transport is None:
             self._deadline = None
             return
         self._deadline = deadline = self._loop.time() + seconds
-        # Deadlines change with each request, alarms do not: those that ring too early are set anew.
+        # Why not replace the timer here? Deadlines change with every request; a timer that fires too early is set anew.
         if self._alarm is None or self._alarm.cancelled() or self._alarm.when() > deadline:
             if self._alarm is not None:
                 self._alarm.cancel()

@@ -1,8 +1,9 @@
 """
-What HTTP is about: whole requests come in, whole answers or streams go out.
+The terms of HTTP: requests, and responses that are sent as a whole or as a stream.
 
-It is what machines need of HTTP/1.1, no more. A web framework takes more time to be imported than the sandbox as a
-whole, and for a request more than everything else that is done for it. See `httpconnections` for the order of things.
+It is a small part of HTTP/1.1, as API clients need it. Why not a web framework? Its import takes longer than that of
+the whole sandbox, and a request through it longer than everything else that is done for the request. See
+`httpconnections` for the order of events.
 """
 
 import dataclasses
@@ -20,11 +21,11 @@ Headers = Iterable[tuple[str, str]]
 
 
 class Dropped(Exception):
-    """The connection is to be broken off."""
+    """Raised by a handler to break off the connection."""
 
 
 class Response(NamedTuple):
-    """An answer; its headers are those besides the length."""
+    """A response; ``Content-Length`` is added to its headers when it is sent."""
 
     status: int
     body: bytes = b''
@@ -32,7 +33,7 @@ class Response(NamedTuple):
 
 
 class Request:
-    """One request with its body; there is no body (None) if it is too large."""
+    """One request with its body; the body is None if it is too large."""
 
     __slots__ = ('_connection', '_fields', '_headers', 'body', 'method', 'path', 'query_string', 'version')
 
@@ -44,7 +45,7 @@ class Request:
         url: bytes,
         fields: list[tuple[bytes, bytes]],
     ) -> None:
-        if not url.startswith((b'/', b'*')) and method != 'CONNECT':  # as proxies are asked
+        if not url.startswith((b'/', b'*')) and method != 'CONNECT':  # the absolute form, as clients send it to proxies
             parts = httptools.parse_url(url)
             url = (parts.path or b'/') + (b'?' + parts.query if parts.query else b'')
         path, _, self.query_string = url.decode('ascii', 'replace').partition('?')
@@ -58,7 +59,7 @@ class Request:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The headers by their names in lower case; those that are repeated come as lines."""
+        """The headers by their names in lower case; the values of repeated headers are joined by line breaks."""
         if self._headers is None:
             self._headers = {}
             for name, value in self._fields:
@@ -67,7 +68,7 @@ class Request:
         return self._headers
 
     def get_header(self, name: bytes) -> str:
-        """Give one header by its name in lower case, without making all of them; nothing if there is none."""
+        """Return one header by its lower-case name, without decoding the others; empty if it is absent."""
         length = len(name)
         for field, value in self._fields:
             if len(field) == length and field.lower() == name:
@@ -75,14 +76,14 @@ class Request:
         return ''
 
     def get_sent_headers(self) -> dict[str, str]:
-        """Give the headers by their names as they were sent; the first ones of those that are repeated."""
+        """Return the headers by their names as sent; of repeated ones, the first."""
         return {
             name.decode('latin-1'): value.decode('utf-8', 'surrogateescape') for name, value in reversed(self._fields)
         }
 
     @property
     def query(self) -> dict[str, str]:
-        """The parameters; the first ones of those that are repeated."""
+        """The query parameters; of repeated ones, the first."""
         query: dict[str, str] = {}
         for name, value in parse_qsl(self.query_string, keep_blank_values=True):
             query.setdefault(name, value)
@@ -90,42 +91,49 @@ class Request:
 
     @property
     def content_type(self) -> str:
-        """The type of the body, without its parameters."""
+        """The media type of the body, without its parameters."""
         return self.headers.get('content-type', 'application/octet-stream').partition(';')[0].strip().lower()
 
     @property
     def certificate(self) -> dict[str, Any] | None:
-        """The client's certificate, if it has shown one and it was verified."""
+        """The client's verified certificate, if it has presented one."""
         return self._connection.get_extra_info('peercert') or None
 
     def stream(self, headers: Headers) -> 'Connection':
-        """Begin an endless answer with the status 200; ConnectionError if there is nobody to hear it."""
+        """
+        Start a streaming response with the status 200.
+
+        Raises:
+            ConnectionError: The client has closed the connection.
+        """
         self._connection.begin_stream(headers, chunked=self.version != '1.0')
         return self._connection
 
 
 Handler = Callable[[Request], Awaitable[Response | None]]
-"""Gives the answer to a request, or None if it was a stream; raises `Dropped` to break off."""
+"""Returns the response to a request, or None if it was streamed; raises `Dropped` to break off the connection."""
 
 
 def refuse(status: int, reason: str) -> Response:
-    """Make the answer to what is no proper request."""
+    """Return the response to a malformed request."""
     return Response(status, f'{reason}\n'.encode(), [('Content-Type', 'text/plain; charset=utf-8')])
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     """
-    What is served, and what is borne of clients.
+    The handler of a server and its limits.
 
-    :param handle: answers the requests.
-    :param refuse: makes the answers to what is no proper request: of the status and the reason.
-    :param get_max_body: tells how large bodies may be at a path (bytes). Requests with larger ones come without them.
-    :param max_head: how large the URL and the headers may be altogether (bytes).
-    :param idle_timeout: how long to wait for the next request (seconds); None is forever, here and below.
-    :param request_timeout: how long a request may take to come in (seconds).
-    :param answer_timeout: how long the client may take for its next step in reading an answer (seconds).
-    :param abandons: whether the handling of requests is cancelled if their clients are gone.
+    Args:
+        handle: The handler of requests.
+        refuse: Creates the responses to malformed requests from a status and a reason.
+        get_max_body: Returns the maximum size of a body at a path (bytes). Larger bodies are dropped: the request comes
+            without one.
+        max_head: The maximum size of the URL and the headers together (bytes).
+        idle_timeout: How long to wait for the next request (seconds); None means forever, here and below.
+        request_timeout: How long the client may take to send a request (seconds).
+        answer_timeout: How long the client may take for its next step in reading a response (seconds).
+        abandons: Whether the handling of a request is cancelled if its client disconnects.
     """
 
     handle: Handler
@@ -140,12 +148,12 @@ class Service:
 
 @functools.lru_cache(maxsize=256)
 def format_head(status: int, headers: tuple[tuple[str, str], ...]) -> bytes:
-    """Make the head of an answer, but for the length and the end."""
+    """Return the head of a response without its length and the final empty line."""
     from http import HTTPStatus
 
     try:
         phrase = HTTPStatus(status).phrase
-    except ValueError:  # made up
+    except ValueError:  # not a registered status
         phrase = ''
     lines = [f'HTTP/1.1 {status} {phrase}', *(f'{name}: {value}' for name, value in headers), '']
     return '\r\n'.join(lines).encode('utf-8', 'surrogateescape')
@@ -153,7 +161,7 @@ def format_head(status: int, headers: tuple[tuple[str, str], ...]) -> bytes:
 
 @functools.lru_cache(maxsize=1)
 def format_date(seconds: int) -> bytes:
-    """Make the header with the date."""
+    """Return the ``Date`` header."""
     from email.utils import formatdate
 
     return b'Date: %b\r\n' % formatdate(seconds, usegmt=True).encode()

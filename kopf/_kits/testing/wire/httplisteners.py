@@ -1,6 +1,4 @@
-"""
-The ports that are listened at, and the connections to them, from the first to the last.
-"""
+"""Listening sockets, and all connections accepted on them until they are closed."""
 
 import asyncio
 import functools
@@ -16,16 +14,17 @@ from kopf._kits.testing.wire.httpexchanges import Service
 BACKLOG = 512
 """How many connections wait to be accepted."""
 HANDSHAKE_TIMEOUT = 10.0
-"""How long clients may take to agree on TLS (in seconds)."""
+"""How long a client may take for the TLS handshake (seconds)."""
 FAREWELL_TIMEOUT = 1.0
-"""How long to wait for clients to say goodbye, and for handlers to end when they are cancelled (in seconds)."""
+"""How long to wait for the TLS shutdown of clients, and for cancelled handlers to end (seconds)."""
 
 
 class Listener:
     """
-    Serves at any number of sockets.
+    A server on any number of sockets.
 
-    :param service: what is served.
+    Args:
+        service: The handler and the limits.
     """
 
     def __init__(self, service: Service) -> None:
@@ -34,7 +33,7 @@ class Listener:
         self._servers: list[asyncio.Server] = []
 
     async def open(self, sockets: Iterable[socket.socket], context: ssl.SSLContext | None) -> None:
-        """Accept connections at the sockets; they are closed together with this."""
+        """Accept connections on the sockets; `close` closes them."""
         options: dict[str, Any] = (
             {}
             if context is None
@@ -47,9 +46,10 @@ class Listener:
 
     async def close(self, *, timeout: float = 0.0) -> None:
         """
-        Close the sockets; let the answers under way be given, and close all connections.
+        Close the sockets, finish the responses under way, and close all connections.
 
-        :param timeout: how long to wait for the answers (seconds); if they are not given by then, they never are.
+        Args:
+            timeout: How long to wait for the responses (seconds); those that are not sent by then are broken off.
         """
         for server in self._servers:
             server.close()

@@ -1,8 +1,8 @@
 """
-Making requests of the bytes that come over a connection, and refusing what are none.
+Parsing of requests from the bytes of a connection, and refusals of malformed ones.
 
-The syntax is parsed by llhttp (httptools). It keeps what it has not understood yet for as long as it takes, so the
-limits of size are here. What comes out is a queue, as clients may send more requests before the first is answered.
+The syntax is parsed by llhttp (httptools). It buffers incomplete tokens without a limit, so the limits of size are
+here. The output is a queue, because clients may send more requests before the first one is answered (pipelining).
 """
 
 from collections import deque
@@ -16,30 +16,31 @@ if TYPE_CHECKING:
     from kopf._kits.testing.wire.httpconnections import Connection
 
 _FRAMING = 8
-"""How many bytes of syntax are borne for each byte of a body that comes in chunks."""
+"""How many bytes of framing are accepted for each byte of a body with the chunked encoding."""
 
 
 class Reader:
     """
-    Reads the requests of one connection.
+    The parser of the requests of one connection.
 
-    :param connection: what the requests belong to.
-    :param service: what is borne of clients.
+    Args:
+        connection: The connection that the requests belong to.
+        service: The limits.
     """
 
     def __init__(self, connection: 'Connection', service: Service) -> None:
         self.queue: deque[tuple[Request | Response, bool]] = deque()
-        """The requests, or refusals in their place; each with whether others can follow."""
+        """The requests, or refusals in their place; each with whether other requests can follow."""
         self.number = 0
-        """How many requests have begun to come in."""
+        """How many requests have begun."""
         self.partial = False
-        """Whether the last one of them has not come to its end."""
+        """Whether the last request is still incomplete."""
         self.awaited = False
-        """Whether its client waits for permission to send the body."""
+        """Whether the client waits for ``100 Continue`` before it sends the body."""
         self.deaf = False
-        """Whether nothing that comes in is of interest any more."""
+        """Whether all further bytes are ignored."""
         self.abrupt = False
-        """Whether the client may be in the middle of something, nevertheless."""
+        """Whether the client may still be sending when the refusal is written."""
         self._connection = connection
         self._service = service
         self._parser = httptools.HttpRequestParser(self)
@@ -53,48 +54,48 @@ class Reader:
         self._max_size = self._size = self._received = 0
 
     def feed(self, data: bytes) -> None:
-        """Take in what has come."""
+        """Parse the bytes received."""
         self._received += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:  # the request is answered as any other; it is the last one of this syntax
+        except httptools.HttpParserUpgrade:  # answered like any other request; it is the last one in HTTP/1.1
             request, _ = self.queue.pop()
             self.queue.append((request, False))
             self.deaf = self.abrupt = True
         except httptools.HttpParserError as error:
-            if not self.deaf:  # else it is our own
+            if not self.deaf:  # otherwise, we have stopped the parser by an exception ourselves
                 self.refuse(400, f"The request is not HTTP: {error}")
         if self.partial and not self.deaf and self._received > self._service.max_head + self._size * _FRAMING:
             self.refuse(431, f"The headers are larger than {self._service.max_head} bytes.")
 
     def refuse(self, status: int, reason: str) -> None:
-        """Take in nothing more."""
+        """Queue a refusal, and ignore all further bytes."""
         self.queue.append((self._service.refuse(status, reason), False))
         self.deaf = self.abrupt = True
 
     def stop(self) -> None:
-        """Take in nothing more, and forget what has come."""
+        """Ignore all further bytes, and drop the queue."""
         self.deaf = True
         self.queue.clear()
 
     def close(self) -> None:
-        """Let nothing be left to the garbage collector: parsers and requests refer to where they belong."""
+        """Break the reference cycles of parser, requests and connection, so that they need no garbage collection."""
         self.stop()
         self._reset()
         del self._parser, self._connection
 
-    # For the parser.
+    # Called by the parser.
 
     def on_message_begin(self) -> None:
         self.number += 1
         self.partial = True
-        self._received = 0  # all that comes with the first part is in memory anyway
+        self._received = 0  # the piece that a message begins in is not counted: it is in memory anyway
 
     def on_url(self, url: bytes) -> None:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._request is None:  # what follows the body is of no interest, and could deceive
+        if self._request is None:  # trailers after the body are ignored: they could override the headers
             self._fields.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -107,7 +108,7 @@ class Reader:
                 expects = value.lower() == b'100-continue'
         if size > self._service.max_head:
             self.refuse(431, f"The headers are larger than {self._service.max_head} bytes.")
-            raise Dropped  # the parser has nothing more to do
+            raise Dropped  # passes through the parser, and stops it
         if (version := self._parser.get_http_version()) not in ('1.1', '1.0'):
             self.refuse(400, f"HTTP {version} is not served here.")
             raise Dropped

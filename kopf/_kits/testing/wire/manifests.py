@@ -1,6 +1,4 @@
-"""
-Objects from files, texts and dicts: what users give to the sandbox to begin with.
-"""
+"""Reading of manifests: the objects that users load into the sandbox at its start, from files, texts and dicts."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -8,23 +6,23 @@ from typing import Any
 
 import orjson
 
-#: A file or a folder with YAML or JSON files, a text of YAML (with at least one line break), or an object as such.
 Source = str | Path | Mapping[str, Any]
+"""A file or folder with YAML or JSON files, a text of YAML (with at least one line break), or an object as a dict."""
 
 
 class ManifestError(ValueError):
-    """Something cannot be read as objects; the message says what, where, and why."""
+    """Raised when a source cannot be read as objects; the message says what, where, and why."""
 
-    __module__ = 'kopf.testing'  # it is shown by this name
+    __module__ = 'kopf.testing'  # users see it under this name
 
 
 def each(sources: Iterable[Source] | Source) -> Iterable[Source]:
-    """One source or several, as several."""
+    """Return one source or several as an iterable."""
     return [sources] if isinstance(sources, (str, Path, Mapping)) else sources
 
 
 def read(source: Source) -> Iterator[tuple[str, dict[str, Any]]]:
-    """All objects of a source, each with where it comes from; lists are taken apart."""
+    """Yield all objects of a source, each with the place it comes from; lists are split into their items."""
     if isinstance(source, Mapping):
         yield from _unpack('object', dict(source))
     elif isinstance(source, str) and '\n' in source:
@@ -55,7 +53,7 @@ def _parse(place: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _as_json(place: str, document: Any) -> Any:
-    """YAML knows more than JSON: dates and numbers as keys become texts, as for kubectl; others are refused."""
+    """Return a YAML document as JSON: dates and numeric keys become strings, as in kubectl; other types are refused."""
     try:
         return orjson.loads(orjson.dumps(document, option=orjson.OPT_NON_STR_KEYS))
     except TypeError as error:

@@ -1,6 +1,4 @@
-"""
-What names, labels and annotations may look like, with the words that a real server has for those that do not.
-"""
+"""The syntax of names, labels and annotations, and a real server's messages about invalid ones."""
 
 import re
 
@@ -41,13 +39,13 @@ _VALUE_TEXT = (
 
 
 def subdomain_problems(text: str) -> list[str]:
-    """Why this cannot be the name of an object (of most kinds); nothing if it can."""
+    """Return why the text is not a DNS subdomain: the name of an object of most kinds. Empty if it is one."""
     problems = ['must be no more than 253 characters'] if len(text) > 253 else []
     return problems if _SUBDOMAIN_RE.fullmatch(text) else [*problems, _SUBDOMAIN_TEXT]
 
 
 def label_problems(text: str) -> list[str]:
-    """Why this cannot be the name of a namespace; nothing if it can."""
+    """Return why the text is not a DNS label: the name of a namespace. Empty if it is one."""
     problems = ['must be no more than 63 characters'] if len(text) > 63 else []
     if _LABEL_RE.fullmatch(text):
         return problems
@@ -55,13 +53,13 @@ def label_problems(text: str) -> list[str]:
 
 
 def word_problems(text: str) -> list[str]:
-    """Why this cannot be the name of a service, or a word in the names of a kind; nothing if it can."""
+    """Return why the text is not a DNS-1035 label: the name of a service, or a name of a CRD. Empty if it is one."""
     problems = ['must be no more than 63 characters'] if len(text) > 63 else []
     return problems if _WORD_RE.fullmatch(text) else [*problems, _WORD_TEXT]
 
 
 def port_problems(text: str) -> list[str]:
-    """Why this cannot be the name of a port; nothing if it can."""
+    """Return why the text is not the name of a port. Empty if it is one."""
     rules = (
         (len(text) <= 15, 'must be no more than 15 characters'),
         (re.fullmatch('[-a-z0-9]+', text), 'must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)'),
@@ -73,14 +71,14 @@ def port_problems(text: str) -> list[str]:
 
 
 def path_problems(text: str) -> list[str]:
-    """Why this cannot be a part of a path, as the names of roles must be; nothing if it can."""
+    """Return why the text is not a path segment, as the names of roles must be. Empty if it is one."""
     if text in ('.', '..'):
         return [f"may not be '{text}'"]
     return [f"may not contain '{character}'" for character in '/%' if character in text]
 
 
 def label_key_problems(text: str) -> list[str]:
-    """Why this cannot be the key of a label or an annotation; nothing if it can."""
+    """Return why the text is not the key of a label or an annotation. Empty if it is one."""
     prefix, slash, name = text.rpartition('/')
     if text.count('/') > 1:
         return [
@@ -102,6 +100,6 @@ def label_key_problems(text: str) -> list[str]:
 
 
 def label_value_problems(text: str) -> list[str]:
-    """Why this cannot be the value of a label; nothing if it can."""
+    """Return why the text is not the value of a label. Empty if it is one."""
     problems = ['must be no more than 63 bytes'] if len(text) > 63 else []
     return problems if _VALUE_RE.fullmatch(text) else [*problems, _VALUE_TEXT]

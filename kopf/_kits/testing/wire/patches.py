@@ -1,8 +1,8 @@
 """
 JSON patches (RFC 6902) and merge patches (RFC 7386), as the API server applies them.
 
-They are written out here instead of using a library for two reasons: a patch must never touch the object that it was
-given, and the server deviates from the standard in small ways (``replace`` of an absent key adds it).
+Why not a library? A patch must never change the object that it is applied to, and the server deviates from the standard
+in small ways (``replace`` of an absent key adds it).
 """
 
 import copy
@@ -13,12 +13,17 @@ from kopf._kits.testing.wire import statuses
 
 
 class PatchError(Exception):
-    """The patch does not fit the document, or one of its tests fails."""
+    """Raised when the patch does not fit the document, or one of its tests fails."""
 
 
 def merge(document: Any, patch: Any) -> Any:
-    """The document with the merge patch applied; nulls remove keys. Unchanged parts are shared with the document."""
-    if isinstance(patch, list):  # The standard keeps nulls in lists as they are, the server drops keys there, too.
+    """
+    Return the document with the merge patch applied; nulls remove keys.
+
+    Unchanged parts are shared with the document.
+    """
+    # By the standard, nulls in lists stay; the API server drops keys with nulls there, too.
+    if isinstance(patch, list):
         return [merge({}, item) for item in patch]
     if not isinstance(patch, Mapping):
         return patch
@@ -32,7 +37,12 @@ def merge(document: Any, patch: Any) -> Any:
 
 
 def apply(document: Any, operations: Sequence[Mapping[str, Any]]) -> Any:
-    """A copy of the document with all operations applied; `PatchError` if any of them cannot be."""
+    """
+    Return a copy of the document with all operations applied.
+
+    Raises:
+        PatchError: One of the operations cannot be applied.
+    """
     root = {'': copy.deepcopy(document)}
     for operation in operations:
         try:
@@ -43,16 +53,18 @@ def apply(document: Any, operations: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def unread(why: str | None) -> statuses.Refusal:
-    """400: the patch cannot be decoded by those who do not look for unknown fields in it."""
+    """Return a 400 in the words of the lenient decoder, which does not look for unknown fields in the patch."""
     return statuses.bad_request('Invalid JSON Patch' if why is None else why)
 
 
 def check_operations(value: Any, *, lenient: bool = False) -> list[Mapping[str, Any]]:
     """
-    The operations of a decoded JSON patch; 400 if it is something else.
+    Return the operations of a decoded JSON patch; refuse anything else (400).
 
-    If the client wants to hear nothing of unknown fields (``lenient``), the patch is decoded once only, which is seen
-    by the words.
+    Args:
+        value: The decoded body.
+        lenient: The client ignores unknown fields. A real server then decodes the patch only once, which changes its
+            message.
     """
     if value is None:
         return []
@@ -84,7 +96,7 @@ def check_operations(value: Any, *, lenient: bool = False) -> list[Mapping[str, 
 
 
 def json_type(value: Any) -> str:
-    """What messages call the type of a JSON value."""
+    """Return the name of the type of a JSON value in messages."""
     match value:
         case None:
             return 'null'

@@ -1,9 +1,9 @@
 """
-Bodies in protobuf, as kubectl and other clients in Go send them: decoded into what they would be in JSON.
+Decoding of bodies in protobuf, as kubectl and other clients in Go send them.
 
-Such bodies begin with a mark and an envelope that says the API version and the kind. The wire format needs no library:
-it is two ways to write numbers, and a length before everything else. What the numbers of the fields
-mean is recorded from Kubernetes' sources (``scripts/record_protobuf.py``) and read when the first such body comes.
+Such a body begins with a magic number and an envelope with the API version and the kind. Why not a library? The wire
+format is small: two encodings of numbers, and a length before everything else. The names and types of the fields are
+recorded from Kubernetes' sources (``scripts/record_protobuf.py``) and loaded with the first such body.
 """
 
 import base64
@@ -25,11 +25,15 @@ WIRES = {'bool': VARINT, 'int32': VARINT, 'int64': VARINT, 'double': FIXED64}
 
 
 class ProtobufError(ValueError):
-    """The body cannot be read; the message says why."""
+    """Raised when the body cannot be decoded; the message says why."""
 
 
 class Field(NamedTuple):
-    """What is known of one field: its name in JSON (empty: its own fields are those of its parent), type and shape."""
+    """
+    The description of one field: its name in JSON, type and shape.
+
+    If the name is empty, it is inlined into its parent.
+    """
 
     name: str
     type: str
@@ -37,7 +41,12 @@ class Field(NamedTuple):
 
 
 def loads(data: bytes) -> dict[str, Any]:
-    """The object in a body: with its API version and kind, as far as they are said; `ProtobufError` otherwise."""
+    """
+    Return the object in a body, with its API version and kind if the envelope has them.
+
+    Raises:
+        ProtobufError: The body cannot be decoded.
+    """
     if not data.startswith(MAGIC):
         raise ProtobufError('provided data does not appear to be a protobuf message, expected prefix [107 56 115 0]')
     if data == MAGIC:
@@ -61,7 +70,7 @@ def _schema() -> Mapping[str, Mapping[int, Field]]:
 
 
 def _type_of(head: Mapping[str, str]) -> str:
-    """The message of that API version and kind; empty if nobody knows it, which is for others to complain of."""
+    """Return the name of the message of that API version and kind; empty if it is unknown, which the caller reports."""
     group, _, version = head.get('apiVersion', '').rpartition('/')
     kind = head.get('kind', '')
     for name in (f'{group.partition(".")[0] or "core"}.{version}.{kind}', f'meta.v1.{kind}'):
@@ -90,7 +99,7 @@ def _message(data: bytes, type: str) -> dict[str, Any]:
 
 
 def _entry(data: bytes, type: str) -> tuple[str, Any]:
-    """One entry of a map, which is a message of a key and a value; either is left out if it is empty."""
+    """Return one entry of a map. It is a message of a key and a value; an empty key or value is omitted on the wire."""
     key, value = '', None
     for number, wire, part in _wire(data):
         if number == 1:
@@ -124,7 +133,7 @@ def _value(type: str, wire: int, value: Any) -> Any:
 
 
 def _wire(data: bytes) -> Iterator[tuple[int, int, Any]]:
-    """The fields of a message: number, wire type, and an integer or bytes."""
+    """Yield the fields of a message: number, wire type, and an integer or bytes."""
     position, end = 0, len(data)
     while position < end:
         tag, position = _varint(data, position)
@@ -155,7 +164,7 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         shift += 7
 
 
-# The types that are written in JSON by rules of their own.
+# The types whose JSON differs from their message.
 
 
 def _raw(fields: Mapping[str, Any]) -> Any:
@@ -182,7 +191,11 @@ def _int_or_string(fields: Mapping[str, Any]) -> int | str:
 
 
 def _duration(fields: Mapping[str, Any]) -> str:
-    """Nanoseconds as Go writes them: ``1h0m30s``; those below a second are rare enough to be left as fractions."""
+    """
+    Return nanoseconds as Go writes durations: ``1h0m30s``.
+
+    Parts of a second are written as fractions: they are rare.
+    """
     seconds, nanos = divmod(abs(fields.get('duration', 0)), 10**9)
     fraction = f'.{nanos:09}'.rstrip('0') if nanos else ''
     text = f'{seconds % 60}{fraction}s'

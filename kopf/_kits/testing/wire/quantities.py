@@ -1,7 +1,7 @@
 """
-Amounts of resources, as the API writes them: ``1024Mi`` is stored and sent as ``1Gi``, ``0.5`` as ``500m``.
+Quantities of resources in canonical form: ``1024Mi`` is stored and sent as ``1Gi``, ``0.5`` as ``500m``.
 
-A quantity keeps its notation (decimal, binary, with an exponent) and gets the largest unit in which it is whole.
+A quantity keeps its notation (decimal, binary, exponent) and gets the largest unit that leaves it an integer.
 """
 
 import re
@@ -16,7 +16,12 @@ PROBLEM = "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinum
 
 
 def canonical(value: Any) -> str:
-    """The quantity as it is stored; ValueError with the server's words if it is none."""
+    """
+    Return the quantity as it is stored.
+
+    Raises:
+        ValueError: It is not a quantity; the message is the server's.
+    """
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise ValueError(PROBLEM)
     text = value if isinstance(value, str) else repr(value)
@@ -32,7 +37,12 @@ def canonical(value: Any) -> str:
 
 
 def amount(value: Any) -> Decimal:
-    """The number that a quantity stands for; ValueError if it is none."""
+    """
+    Return the number that a quantity stands for.
+
+    Raises:
+        ValueError: It is not a quantity.
+    """
     text = canonical(value)
     match = _SYNTAX.fullmatch(text)
     assert match is not None
@@ -43,7 +53,7 @@ def amount(value: Any) -> Decimal:
 
 
 def canonize(values: Any) -> None:
-    """Write all quantities of a mapping the way the API does; what is none is left for the validation."""
+    """Convert all quantities of a mapping to their canonical form; the validation reports invalid ones later."""
     if isinstance(values, dict):
         for key, value in values.items():
             try:
@@ -53,7 +63,7 @@ def canonize(values: Any) -> None:
 
 
 def is_same(one: Mapping[str, Any], other: Mapping[str, Any], key: str) -> bool:
-    """Whether both mappings have the same amount of that resource."""
+    """Check whether both mappings have the same quantity of that resource."""
     try:
         return key in one and key in other and amount(one[key]) == amount(other[key])
     except ValueError:
@@ -72,7 +82,7 @@ def _decimal(number: Decimal) -> str:
 
 
 def _binary(number: Decimal) -> str:
-    if abs(number) < 1024:  # Too little for a binary unit: it is written as a decimal one.
+    if abs(number) < 1024:  # Below the smallest binary unit, it is written as a decimal number.
         return _decimal(number)
     whole, power = int(number.to_integral_value(rounding=ROUND_CEILING)), 0
     while whole % 1024 == 0 and power < 6:

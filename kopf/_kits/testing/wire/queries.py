@@ -1,8 +1,8 @@
 """
-The parameters of requests and the options of deletions: decoded and checked as a real server does.
+Query parameters of requests and options of deletions: decoded and checked as a real server does.
 
-A wrong number is a bad request (400) with the words of Go; a value that is understood, but not allowed here, is
-invalid (422), and all that is invalid is told at once.
+A malformed number is a bad request (400) with Go's message. A value that is not allowed in this place is invalid (422);
+all invalid values are reported together.
 """
 
 import re
@@ -21,7 +21,7 @@ _INT64 = 2**63
 
 
 def check_timeout(params: Mapping[str, str]) -> None:
-    """Refuse a time limit that is none."""
+    """Refuse an invalid ``timeout`` parameter."""
     text = params.get('timeout', '')
     if text in ('', '0') or not text:
         return
@@ -38,7 +38,7 @@ def check_timeout(params: Mapping[str, str]) -> None:
 
 
 def check_write(verb: str, params: Mapping[str, str], *, applies: bool = False) -> None:
-    """Refuse parameters of a creation, an update, or a patch (or one that ``applies``) that are not allowed."""
+    """Refuse invalid parameters of a create, update, or patch request, or of one that ``applies`` a configuration."""
     causes = list(_apply_causes(params, applies)) if verb == 'patch' else []
     if causes := [*causes, *_write_causes(params)]:
         raise statuses.invalid_options(OPTIONS[verb], *causes)
@@ -70,7 +70,7 @@ def _write_causes(params: Mapping[str, str]) -> Iterator[Cause]:
 
 
 def dry_run_causes(values: list[str]) -> Iterator[Cause]:
-    """What is wrong with the stages of a dry run."""
+    """Yield the errors of the ``dryRun`` parameters."""
     if any(value != 'All' for value in values):
         yield statuses.value_unsupported('dryRun', statuses.text(values), ['"All"'])
 
@@ -108,7 +108,7 @@ class Deletion:
 
 
 def integer(params: Mapping[str, str], name: str) -> int:
-    """A number of the query; 400 if it is none."""
+    """Return a number of the query; refuse anything else (400)."""
     text = params.get(name)
     if text is None:
         return 0
@@ -120,7 +120,7 @@ def integer(params: Mapping[str, str], name: str) -> int:
 
 
 def boolean(params: Mapping[str, str], name: str) -> bool | None:
-    """A truth value of the query: everything but ``0`` and ``false`` is true; None if it is not there."""
+    """Return a boolean of the query: all values but ``0`` and ``false`` are true; None if it is absent."""
     text = params.get(name)
     return None if text is None else text.lower() not in ('0', 'false')
 
@@ -138,7 +138,6 @@ def _queried(params: Mapping[str, str]) -> dict[str, Any]:
     return given
 
 
-#: The fields of ``DeleteOptions``: what they must be in JSON, and what Go calls their type.
 _FIELDS: Mapping[str, tuple[type, str]] = {
     'gracePeriodSeconds': (int, 'int64'),
     'preconditions': (dict, 'v1.Preconditions'),
@@ -147,6 +146,7 @@ _FIELDS: Mapping[str, tuple[type, str]] = {
     'dryRun': (list, '[]string'),
     'ignoreStoreReadErrorWithClusterBreakingPotential': (bool, 'bool'),
 }
+"""The fields of ``DeleteOptions``: their JSON types, and what Go calls these types."""
 
 
 def _decoded(body: Any) -> dict[str, Any]:

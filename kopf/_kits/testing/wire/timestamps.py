@@ -1,28 +1,26 @@
-"""
-Times as Kubernetes writes them: in UTC, whole seconds, with a Z; and durations as its tables show them.
-"""
+"""Timestamps as Kubernetes writes them (UTC, whole seconds, with a Z), and durations as its tables show them."""
 
 import datetime
 import time
 
 
 def now() -> str:
-    """The current time as in ``metadata.creationTimestamp``."""
+    """Return the current time as in ``metadata.creationTimestamp``."""
     return time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())
 
 
 def after(seconds: float) -> str:
-    """The time in so many seconds."""
+    """Return the time after that many seconds from now."""
     return at(time.time() + seconds)
 
 
 def at(timestamp: float) -> str:
-    """The time so many seconds after the beginning of 1970."""
+    """Return a Unix time as a timestamp."""
     return time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(timestamp))
 
 
 def age(timestamp: str) -> str:
-    """How long ago it was, in the words of a table: ``5m10s``; ``<unknown>`` if it is not a time."""
+    """Return the time since the timestamp as tables show it: ``5m10s``; ``<unknown>`` if it is not a timestamp."""
     try:
         then = datetime.datetime.fromisoformat(timestamp)
     except (ValueError, TypeError):
@@ -33,7 +31,7 @@ def age(timestamp: str) -> str:
 
 
 def duration(span: float) -> str:
-    """A number of seconds in at most two units, coarser the longer it is."""
+    """Return a duration (seconds) in at most two units; the longer, the coarser."""
     seconds = int(span)
     if seconds < 0:
         return '<invalid>' if seconds < -1 else '0s'

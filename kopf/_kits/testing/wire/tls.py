@@ -1,8 +1,8 @@
 """
-Certificates for one run of the sandbox: an authority, the server's certificate, and certificates of clients.
+Certificates for one run of the sandbox: a CA, the server's certificate, and certificates of clients.
 
-They are made of elliptic curves because those take a millisecond, where RSA takes a fifth of a second. The library
-``cryptography`` is used where it is installed; otherwise the command ``openssl`` is called.
+Why elliptic curves? A key takes a millisecond, whereas one of RSA takes a fifth of a second. The library
+``cryptography`` is used if it is installed, the command ``openssl`` otherwise.
 """
 
 import dataclasses
@@ -22,34 +22,34 @@ DAYS = 30
 
 
 class CertificatesUnavailable(RuntimeError):
-    """Neither the library nor the command is there."""
+    """Raised when neither the library nor the command is available."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pair:
-    """A certificate and its private key, both as PEM."""
+    """A certificate and its private key, both in PEM."""
 
     certificate: bytes
     key: bytes
 
 
 class Authority:
-    """A certificate authority that lives in memory."""
+    """A certificate authority in memory."""
 
     def __init__(self) -> None:
         self._maker: _Library | _Command = _Library() if _has_library() else _Command()
         self.certificate = self._maker.certificate
 
     def server(self) -> Pair:
-        """The certificate of a server on the loopback addresses."""
+        """Return the certificate of a server on the loopback addresses."""
         return self._maker.sign('sandbox', (), server=True)
 
     def client(self, user: str, groups: tuple[str, ...]) -> Pair:
-        """The certificate of a client: its user is the common name, its groups are the organisations."""
+        """Return the certificate of a client: its user is the common name, its groups are the organisations."""
         return self._maker.sign(user, groups, server=False)
 
     def context(self) -> ssl.SSLContext:
-        """What the server needs to speak TLS: clients may show certificates of this authority, and need not."""
+        """Return the server's TLS context: clients may present certificates of this CA, but need not."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cadata=self.certificate.decode())
         context.verify_mode = ssl.CERT_OPTIONAL
         context.set_alpn_protocols(['http/1.1'])
@@ -70,7 +70,7 @@ def _has_library() -> bool:
 
 
 class _Library:
-    """By the library ``cryptography``."""
+    """Certificates by the library ``cryptography``."""
 
     def __init__(self) -> None:
         from cryptography import x509
@@ -167,7 +167,7 @@ class _Library:
 
 
 class _Command:
-    """By the command ``openssl``."""
+    """Certificates by the command ``openssl``."""
 
     def __init__(self) -> None:
         if shutil.which('openssl') is None:
