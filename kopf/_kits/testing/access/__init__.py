@@ -1,1 +1,1 @@
-"""Who asks, and what they may do: users, permissions, roles, and the questions about them."""
+"""Authentication and authorization: users, permissions, roles, and review requests."""

@@ -1,6 +1,4 @@
-"""
-How a write is to be done, by its query and its ``DeleteOptions``, and what the client is told besides the answer.
-"""
+"""The options of a write, from its query and its ``DeleteOptions``, and the warnings that the client gets."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -12,7 +10,7 @@ from kopf._kits.testing.wire import queries, statuses
 
 @dataclasses.dataclass(slots=True)
 class Options:
-    """How it is to be done; ``warnings`` collects what the client should be told besides."""
+    """The options of a write; the ``warnings`` for the client are collected here."""
 
     user: User = dataclasses.field(default_factory=User)
     dry_run: bool = False
@@ -23,13 +21,14 @@ class Options:
     manager: str = 'kube-apiserver'
     force: bool = False
     warnings: list[str] = dataclasses.field(default_factory=list)
-    #: What is wrong with the text of the request, for custom kinds; and what a strict patch has led to.
     mistakes: list[str] = dataclasses.field(default_factory=list)
+    """The errors in the text of the request, for custom kinds."""
     patched: Any = None
+    """The result of a patch that was checked strictly, which messages quote."""
 
 
 def decode_options(body: Any, params: Mapping[str, str], options: Options) -> None:
-    """Take over ``DeleteOptions``, from the body of a request or from its query; 4xx if they are wrong."""
+    """Set the ``DeleteOptions`` from the body of a request or its query; raise a 4xx if they are invalid."""
     if isinstance(body, dict) and body.get('kind', 'DeleteOptions') != 'DeleteOptions':
         raise statuses.bad_request(
             f'no kind "{body["kind"]}" is registered for version "{body.get("apiVersion")}" '
@@ -42,7 +41,7 @@ def decode_options(body: Any, params: Mapping[str, str], options: Options) -> No
 
 
 def report(mistakes: list[str], options: Options, refuse: Callable[[str], statuses.Refusal]) -> None:
-    """Warn of what a strict decoder would refuse; or refuse it, or be silent, as the client wants it."""
+    """Report the errors of strict decoding as warnings, as a refusal, or not at all, as the client wants it."""
     if mistakes and options.field_validation == 'Strict':
         raise refuse(f'strict decoding error: {", ".join(mistakes)}')
     if options.field_validation != 'Ignore':

@@ -1,8 +1,8 @@
 """
-Who may do what: everybody everything, or as the roles and bindings of the cluster say (RBAC).
+Authorization: either all users may do everything, or the roles and bindings of the cluster decide (RBAC).
 
-Each request is described by its `Attributes` before anything is looked up, so that a refusal does not tell what exists.
-With RBAC, the rules of a user are put together once, and again when any role or binding changes.
+Each request is described by its `Attributes` before anything is looked up, so that a refusal does not disclose what
+exists. With RBAC, the rules of a user are collected once, and again when any role or binding changes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,17 +22,17 @@ PLURALS = {
     'RoleBinding': 'rolebindings',
 }
 
-#: What comes with refusals, so that browsers take them for nothing else.
 SAFE = {'X-Content-Type-Options': 'nosniff'}
-#: What can be read without credentials even where there are no rules.
+"""The headers of refusals that keep browsers from guessing another content type."""
 OPEN_PATHS = frozenset({'/healthz', '/livez', '/readyz', '/version'})
+"""The paths that are readable without credentials even without any rules."""
 HEALTH_PATHS = frozenset({'/healthz', '/livez', '/readyz'})
 
 Rule = Mapping[str, Any]
 
 
 class Attributes(NamedTuple):
-    """What somebody wants to do: a verb with a resource, or with a path that is not one."""
+    """The action that a user requests: a verb with a resource, or with a path that is not a resource."""
 
     verb: str
     group: str = ''
@@ -48,7 +48,7 @@ class Attributes(NamedTuple):
         return f'{self.resource}/{self.subresource}' if self.subresource else self.resource
 
     def forbidden(self, user: User, reason: str = '') -> statuses.Refusal:
-        """403: this user may not do this."""
+        """Return a 403: this user may not do this."""
         why = f': {reason}' if reason else ''
         if not self.resource:
             message = f'forbidden: User "{user.name}" cannot {self.verb} path "{self.path}"{why}'
@@ -66,31 +66,31 @@ class Attributes(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """Whether something is allowed, and by which rule, or what was wrong with the rules."""
+    """The answer to an authorization request: whether it is allowed, by which rule, and errors of the rules."""
 
     allowed: bool
     reason: str = ''
 
 
 class Authorizer(Protocol):
-    """Who decides."""
+    """Decides on requests."""
 
     def decide(self, user: User, attributes: Attributes) -> Decision:
-        """Whether the user may do that."""
+        """Decide whether the user may do that."""
 
     def rules(self, user: User, namespace: str) -> tuple[Sequence[Rule], str]:
-        """All that the user may do in that namespace, and what was wrong with the bindings."""
+        """Return all rules of the user in that namespace, and the errors of the bindings."""
 
 
 def check(authorizer: Authorizer, user: User, attributes: Attributes) -> None:
-    """Refuse (403) what the user may not do."""
+    """Refuse (403) the request if the user may not do that."""
     decision = authorizer.decide(user, attributes)
     if not decision.allowed:
         raise attributes.forbidden(user, decision.reason)
 
 
 class Everybody:
-    """Everything is allowed to everybody who is known."""
+    """Allows everything to all authenticated users."""
 
     def decide(self, user: User, attributes: Attributes) -> Decision:
         """See `Authorizer`."""
@@ -105,14 +105,14 @@ class Everybody:
 
 
 class Granted(NamedTuple):
-    """One rule that applies to a user, and the binding that has given it."""
+    """One rule that applies to a user, and the binding that has granted it."""
 
     rule: Rule
     source: str
 
 
 class Rbac:
-    """The roles and bindings in the storage decide; members of ``system:masters`` may do everything."""
+    """Decides by the roles and bindings in the storage; members of ``system:masters`` may do everything."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -135,7 +135,7 @@ class Rbac:
         return [rule for rule, _ in granted], _together(errors)
 
     def role_rules(self, reference: Mapping[str, str], namespace: str) -> list[Rule] | None:
-        """The rules of the role that a binding names; None if there is no such role."""
+        """Return the rules of the role that a binding names; None if the role does not exist."""
         kind, name = reference.get('kind', ''), reference.get('name', '')
         if kind not in ('Role', 'ClusterRole'):
             return None
@@ -166,7 +166,7 @@ class Rbac:
         return self._granted[key]
 
     def _bindings(self, user: User, namespace: str) -> Iterator[tuple[Mapping[str, Any], Mapping[str, str]]]:
-        """The bindings that apply to a user: those of the whole cluster, then those of the namespace."""
+        """Yield the bindings that apply to a user: those of the whole cluster, then those of the namespace."""
         records = list(self._storage.table(GROUP, 'clusterrolebindings').records())
         if namespace:
             records += self._storage.table(GROUP, 'rolebindings').records(namespace)
@@ -179,7 +179,7 @@ class Rbac:
 
 
 def allows(rule: Rule, attributes: Attributes) -> bool:
-    """Whether a rule allows that."""
+    """Check whether a rule allows that."""
     if not _has(rule.get('verbs'), attributes.verb):
         return False
     if not attributes.resource:
@@ -196,7 +196,7 @@ def allows(rule: Rule, attributes: Attributes) -> bool:
 
 
 def recorded() -> list[dict[str, Any]]:
-    """The roles and bindings that every cluster has from the beginning."""
+    """Return the roles and bindings that every cluster has from the beginning."""
     items: list[dict[str, Any]] = unpack('rbac.json.gz')
     return items
 
@@ -241,6 +241,6 @@ def _describe(
 
 
 def _together(errors: Sequence[str]) -> str:
-    """Several errors as Go puts them together."""
+    """Return several errors as Go joins them."""
     several = list(dict.fromkeys(errors))
     return several[0] if len(several) == 1 else f'[{", ".join(several)}]' if several else ''

@@ -1,7 +1,7 @@
 """
-Objects that are questions: who am I, whose token is this, may I do that, what may I do.
+Review requests: SelfSubjectReview, TokenReview, SubjectAccessReview, SelfSubjectRulesReview and others.
 
-They are answered in the moment they are created, and never stored.
+They are answered when they are created, and never stored.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,21 +14,21 @@ from kopf._kits.testing.access.users import User
 from kopf._kits.testing.kinds.kinds import Body, Kind
 from kopf._kits.testing.wire import statuses, timestamps
 
-#: Which user a token belongs to, or None if it is not known.
 Lookup = Callable[[str], User | None]
+"""Returns the user of a token, or None if it is not known."""
 
 AUDIENCE = 'https://kubernetes.default.svc'
 
 
 class Reviews:
-    """The answers."""
+    """The answers to review requests."""
 
     def __init__(self, authorizer: Authorizer, lookup: Lookup) -> None:
         self._authorizer = authorizer
         self._lookup = lookup
 
     def answer(self, kind: Kind, namespace: str, asked: Mapping[str, Any], user: User) -> Body:
-        """The object that was sent (decoded already), with its status; 400 and 422 if it asks for nothing."""
+        """Return the decoded object with its status; raise a 400 or a 422 if the request is incomplete."""
         spec: dict[str, Any] = asked.get('spec') or {}
         sent = {key: value for key, value in asked['metadata'].items() if value is not None}
         head: Body = {'kind': kind.name, 'apiVersion': kind.api_version}

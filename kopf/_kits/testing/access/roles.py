@@ -1,7 +1,7 @@
 """
-Roles and bindings as objects: what is wrong with them, who may grant what, and roles that are made of other roles.
+Roles and bindings: their validation, the check of escalation, and aggregated roles.
 
-Nobody can give away more than they have: this is checked where RBAC decides.
+With RBAC, users cannot grant permissions that they do not have.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ EVERYTHING: Sequence[Rule] = (
 
 
 def complete(body: Body, kind: Kind) -> None:
-    """Fill in what may be left out of a role or a binding."""
+    """Fill in the omitted fields of a role or a binding."""
     if kind.plural in ROLES:
         body['rules'] = body.get('rules') or None
         return
@@ -37,7 +37,7 @@ def complete(body: Body, kind: Kind) -> None:
 
 
 def problems(body: Body, kind: Kind) -> Iterator[Cause]:
-    """Everything that is wrong with a role or a binding."""
+    """Yield all errors of a role or a binding."""
     if kind.plural in ROLES:
         for index, rule in enumerate(body.get('rules') or ()):
             yield from _rule_problems(rule, f'rules[{index}]', namespaced=kind.namespaced)
@@ -95,7 +95,7 @@ def _subject_problems(subject: Mapping[str, str], place: str, *, namespaced: boo
 
 
 def change_problems(body: Body, old: Body, kind: Kind) -> Iterator[Cause]:
-    """What is wrong with the difference between two versions of a binding: it stays with its role."""
+    """Yield the errors of a change of a binding: its role is immutable."""
     new = body.get('roleRef') or {}
     if kind.plural in BINDINGS and new != (old.get('roleRef') or {}):
         text = orjson.dumps(
@@ -105,13 +105,13 @@ def change_problems(body: Body, old: Body, kind: Kind) -> Iterator[Cause]:
 
 
 class Guard:
-    """Who may write roles and bindings, and who may create what is not there by updating or applying it."""
+    """Checks who may write roles and bindings, and who may create an object by updating or applying it."""
 
     def __init__(self, rbac: Rbac) -> None:
         self._rbac = rbac
 
     def check(self, kind: Kind, namespace: str, body: Body, old: Body | None, user: User) -> None:
-        """Refuse (403) to give away what the user does not have."""
+        """Refuse (403) to grant permissions that the user does not have."""
         if kind.group != GROUP or users.MASTERS in user.groups or (old is not None and _is_same(body, old)):
             return
         name = body['metadata'].get('name', '')
@@ -142,7 +142,7 @@ class Guard:
         self._check_rules(kind, namespace, name, rules, user)
 
     def check_creation(self, kind: Kind, namespace: str, name: str, user: User) -> None:
-        """Refuse (403) to create an object by other verbs to those who may not create it."""
+        """Refuse (403) to create an object by another verb if the user may not create it."""
         check(self._rbac, user, Attributes('create', kind.group, kind.plural, '', namespace, name))
 
     def _check_rules(
@@ -169,7 +169,7 @@ class Guard:
 
 
 def _is_same(body: Body, old: Body) -> bool:
-    """Whether nothing is different but what the garbage collector changes."""
+    """Check whether nothing differs except the fields that the garbage collector changes."""
 
     def rest(version: Body) -> dict[str, Any]:
         meta = {
@@ -183,7 +183,7 @@ def _is_same(body: Body, old: Body) -> bool:
 
 
 def _atoms(rules: Iterable[Rule]) -> Iterator[Rule]:
-    """Rules with one verb and one resource or path each."""
+    """Yield the rules for single verbs and single resources or paths."""
     for rule in rules:
         for group in rule.get('apiGroups') or ():
             for resource in rule.get('resources') or ():
@@ -214,7 +214,7 @@ def _covers(held: Rule, atom: Rule) -> bool:
 
 
 def _compact(atoms: Iterable[Rule]) -> Iterator[str]:
-    """The atoms as texts, with all verbs for the same resource together."""
+    """Yield the texts of the atoms, with all verbs of the same resource joined."""
     together: dict[str, dict[str, Any]] = {}
     for atom in atoms:
         key = orjson.dumps({**atom, 'verbs': []}).decode()
@@ -235,7 +235,7 @@ def _compact(atoms: Iterable[Rule]) -> Iterator[str]:
 
 
 def aggregated(body: Body, others: Iterable[Body]) -> list[Rule]:
-    """The rules that a role gets from those of the others that it selects, in the order of their names."""
+    """Return the rules of an aggregated role: those of the roles that it selects, in the order of their names."""
     rules: list[Rule] = []
     for selector in body['aggregationRule'].get('clusterRoleSelectors') or ():
         for other in others:

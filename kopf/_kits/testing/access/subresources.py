@@ -1,6 +1,4 @@
-"""
-Tokens of service accounts: asked for by what looks like a part of the account.
-"""
+"""Token requests, a subresource of service accounts."""
 
 import dataclasses
 import uuid
@@ -22,12 +20,12 @@ TOKEN = Kind(
     namespaced=True,
 )
 
-#: The shortest time that a token can be asked for, in seconds.
 SHORTEST = 600
+"""The shortest lifetime of a token that can be requested (seconds)."""
 
 
 def check_request(asked: Mapping[str, Any], name: str) -> None:
-    """422 if the request is for another account."""
+    """Refuse (422) a request for another service account."""
     if (given := asked['metadata'].get('name', '')) not in ('', name):
         raise statuses.invalid(
             'authentication.k8s.io',
@@ -42,7 +40,7 @@ def check_request(asked: Mapping[str, Any], name: str) -> None:
 
 
 def token_request(namespace: str, account: Body, asked: Mapping[str, Any], tokens: Tokens) -> Body:
-    """A token for a service account."""
+    """Return a token for a service account."""
     meta = account['metadata']
     seconds = (asked.get('spec') or {}).get('expirationSeconds') or 3600
     for wrong, word in ((seconds < SHORTEST, 'less than 10 minutes'), (seconds > 2**32, 'larger than 2^32 seconds')):

@@ -1,6 +1,4 @@
-"""
-Who asks: users with their groups, the tokens and certificates by which they are known, and whom they pretend to be.
-"""
+"""Users with their groups, their tokens and certificates, and impersonation."""
 
 import dataclasses
 import secrets
@@ -18,7 +16,7 @@ CREDENTIAL = 'authentication.kubernetes.io/credential-id'
 
 @dataclasses.dataclass(frozen=True)
 class User:
-    """Who asks; ``uid`` and ``extra`` are what only service accounts and those have who are impersonated."""
+    """A user of the API; only service accounts and impersonated users have a ``uid`` and ``extra``."""
 
     name: str = 'sandbox'
     groups: tuple[str, ...] = (MASTERS, AUTHENTICATED)
@@ -26,7 +24,7 @@ class User:
     extra: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
     def as_info(self) -> dict[str, Any]:
-        """What reviews say of the user."""
+        """Return the ``UserInfo`` in reviews."""
         info = {'username': self.name, 'uid': self.uid, 'groups': list(self.groups), 'extra': dict(self.extra)}
         return {key: value for key, value in info.items() if value}
 
@@ -35,35 +33,35 @@ ANONYMOUS = User('system:anonymous', (UNAUTHENTICATED,))
 
 
 def service_account(namespace: str, name: str, uid: str = '') -> User:
-    """The user that a service account is."""
+    """Return the user of a service account."""
     return User(f'system:serviceaccount:{namespace}:{name}', account_groups(namespace), uid)
 
 
 def account_groups(namespace: str) -> tuple[str, ...]:
-    """The groups of the service accounts of a namespace."""
+    """Return the groups of the service accounts of a namespace."""
     return ('system:serviceaccounts', f'system:serviceaccounts:{namespace}', AUTHENTICATED)
 
 
 def split_account(name: str) -> tuple[str, str] | None:
-    """The namespace and the name of a service account, from the name of its user; None for all other users."""
+    """Return the namespace and name of a service account from the name of its user; None for all other users."""
     parts = name.removeprefix('system:serviceaccount:').split(':')
     return (parts[0], parts[1]) if name.startswith('system:serviceaccount:') and len(parts) == 2 else None
 
 
 class Tokens:
-    """The tokens that have been issued; some of them only for a time."""
+    """The tokens that have been issued; some of them expire."""
 
     def __init__(self) -> None:
         self._tokens: dict[str, tuple[User, float | None]] = {}
 
     def issue(self, user: User, token: str = '', seconds: float | None = None) -> str:
-        """Let whoever shows the token (a random one if empty) be that user, for good or for a time; the token."""
+        """Issue a token for the user and return it; by default, it is random and does not expire."""
         token = token or secrets.token_urlsafe(24)
         self._tokens[token] = user, None if seconds is None else time.time() + seconds
         return token
 
     def lookup(self, token: str) -> User | None:
-        """The user, or None if the token is not known or has expired."""
+        """Return the user, or None if the token is not known or has expired."""
         user, until = self._tokens.get(token, (None, None))
         return user if until is None or time.time() < until else None
 
@@ -77,7 +75,7 @@ def authenticate(
     certificate: Mapping[str, Any] | None,
     lookup: Callable[[str], User | None],
 ) -> User:
-    """Who sends a request; 401 if the credentials are not known."""
+    """Return the user who sends a request; raise a 401 if the credentials are not known."""
     scheme, _, token = headers.get('authorization', '').partition(' ')
     if scheme.lower() == 'bearer':
         user = lookup(token.strip())
@@ -95,7 +93,7 @@ def _certified(certificate: Mapping[str, Any]) -> User:
 
 
 def wanted(headers: Mapping[str, str]) -> User | None:
-    """Whom the headers ask to be taken for, as they say it; None if for nobody; 400 if they do not say whom."""
+    """Return the user that the headers ask to impersonate, if any; raise a 400 if they do not name one."""
     name, uid = headers.get('impersonate-user', ''), headers.get('impersonate-uid', '')
     groups = tuple(filter(None, headers.get('impersonate-group', '').split('\n')))
     prefix = 'impersonate-extra-'
@@ -118,6 +116,6 @@ def wanted(headers: Mapping[str, str]) -> User | None:
 
 
 def quoted(text: str) -> str:
-    """A text in quotes, as Go writes it."""
+    """Return a text in quotes, as Go writes it."""
     escaped = text.replace('\\', '\\\\').replace('"', '\\"')
     return f'"{escaped}"'

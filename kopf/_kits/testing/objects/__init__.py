@@ -1,1 +1,1 @@
-"""The life of one object: its verbs, its metadata, its defaults, and what may not be changed."""
+"""The verbs on single objects, their metadata and defaults, admission, and the rules of built-in kinds."""

@@ -1,7 +1,7 @@
 """
-Requests for certificates: who has asked is told by the server, and they are approved or denied once and for all.
+CertificateSigningRequests: the server records the requestor; a request is approved or denied only once.
 
-Nobody signs anything here: that is done by controllers, and by operators.
+The sandbox signs no certificates: on a real cluster, controllers and operators do.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ LASTING = ('Approved', 'Denied', 'Failed')
 
 
 def claim(body: Body, user: User) -> None:
-    """Write into a new request by whom it is."""
+    """Record the user in a new request."""
     spec = body.get('spec')
     if not isinstance(spec, dict):
         return
@@ -28,7 +28,7 @@ def claim(body: Body, user: User) -> None:
 
 
 def decide(body: Body, old: Body, kind: Kind) -> Body:
-    """The body with the old status but for the conditions; 422 if a decision would be changed."""
+    """Return the body with the old status and the new conditions; raise a 422 if a decision would be changed."""
     status = body.get('status')
     given = status.get('conditions') if isinstance(status, Mapping) else None
     before = (old.get('status') or {}).get('conditions') or []

@@ -1,8 +1,8 @@
 """
-The little that built-in kinds need to be usable without their controllers: a few defaults, a few checks.
+The part of built-in kinds that makes them usable without their controllers: some defaults, some rules.
 
-This is not the validation of a real server: an invalid Deployment is stored as it is. What is here is what clients
-rely on in the answer: phases, types, addresses of services, the settings of webhooks, encoded secrets.
+It is not the full validation of a real server: most invalid Deployments are stored as they are. It covers the fields in
+responses that clients rely on: phases, types, addresses of services, settings of webhooks, encoded secrets.
 """
 
 import base64
@@ -16,7 +16,6 @@ from kopf._kits.testing.resources import crds
 from kopf._kits.testing.wire import statuses
 from kopf._kits.testing.wire.statuses import Cause
 
-#: The fields that can be selected besides the name and the namespace.
 SELECTABLE: Mapping[str, tuple[str, ...]] = {
     'pods': (
         'spec.nodeName',
@@ -36,12 +35,12 @@ SELECTABLE: Mapping[str, tuple[str, ...]] = {
     'replicationcontrollers': ('status.replicas',),
     'certificatesigningrequests': ('spec.signerName',),
 }
+"""The fields for field selectors besides the name and the namespace."""
 
-#: What fields are selected by that are absent, if not as empty texts.
 _ABSENT = {'status.successful': '0', 'status.replicas': '0', 'spec.unschedulable': 'false'}
+"""The values of absent fields in field selectors, if they are not empty strings."""
 
 
-#: The kinds with fields of their own, and what is said of the fields that they do not have.
 COMPLAINTS = dict.fromkeys(
     (
         'pods',
@@ -55,18 +54,19 @@ COMPLAINTS = dict.fromkeys(
     ),
     'field label not supported: {}',
 ) | {'jobs': 'field label "{}" not supported for Job'}
+"""The kinds with field selectors of their own, and the error about unknown fields."""
 COMPLAINT = '"{}" is not a known field selector: only "metadata.name", "metadata.namespace"'
 
 
 def selectable(kind: Kind) -> frozenset[str]:
-    """The fields that objects of a built-in kind can be selected by."""
+    """Return the fields for field selectors on objects of a built-in kind."""
     if kind.group == eventrules.GROUP:
         return frozenset(eventrules.SELECTABLE_ANEW)
     return frozenset(SELECTABLE.get(kind.plural, ()))
 
 
 def fields_of(plural: str) -> Callable[[Mapping[str, Any]], Mapping[str, str]] | None:
-    """A function that picks the selectable fields of an object, or None if the kind has none."""
+    """Return a function that picks the selectable fields of an object, or None if the kind has none."""
     paths = SELECTABLE.get(plural)
     if plural == 'events':
         return eventrules.pick
@@ -80,7 +80,7 @@ def fields_of(plural: str) -> Callable[[Mapping[str, Any]], Mapping[str, str]] |
 
 
 def apply(body: Body, kind: Kind) -> None:
-    """Fill in what may be left out, at creation and at every update."""
+    """Fill in omitted fields, at creation and at every update."""
     match kind.plural:
         case crds.PLURAL:
             crds.complete(body)
@@ -105,7 +105,7 @@ def apply(body: Body, kind: Kind) -> None:
 
 
 def begin(body: Body, kind: Kind) -> None:
-    """The state that a new object begins in."""
+    """Set the initial state of a new object."""
     match kind.plural:
         case 'namespaces':
             present = (body.get('spec') or {}).get('finalizers') or []
@@ -122,7 +122,7 @@ def begin(body: Body, kind: Kind) -> None:
 
 
 def problems(body: Body, kind: Kind, old: Body | None = None) -> Iterator[Cause]:
-    """The few rules of built-in kinds that are checked."""
+    """Yield the errors by the rules of built-in kinds that the sandbox checks."""
     match kind.plural:
         case 'mutatingwebhookconfigurations' | 'validatingwebhookconfigurations':
             for index, webhook in enumerate(body.get('webhooks') or ()):
@@ -170,7 +170,7 @@ def _complete_webhook(webhook: dict[str, Any], kind: Kind) -> None:
 
 
 def allocate(body: Body, kind: Kind, old: Body | None = None) -> None:
-    """Fill in what the server chooses, and nobody has asked for."""
+    """Fill in the fields that the server allocates if the client has not set them."""
     if kind.plural == 'services':
         services.allocate(body, old)
 

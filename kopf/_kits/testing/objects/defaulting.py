@@ -1,8 +1,8 @@
 """
-The defaults of built-in kinds: what a real server adds to an object before it is stored.
+The defaults of built-in kinds, which a real server adds to an object before it is stored.
 
-One function a kind, found by its plural; each changes the body in place, and lets values of wrong types alone. They are
-applied at every write, as a real server does. What only new objects get is in `begin`.
+There is one function for each kind, found by its plural. It changes the body in place, and ignores values of wrong
+types. Defaults are applied at every write, as on a real server. Defaults of new objects only are in `begin`.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,13 +17,13 @@ Body = dict[str, Any]
 
 
 def apply(body: Body, plural: str) -> None:
-    """Fill in what may be left out of an object."""
+    """Fill in the omitted fields of an object."""
     if (complete := _COMPLETE.get(plural)) is not None:
         complete(body, _mapping(body, 'spec') if plural not in _WITHOUT_SPEC else body)
 
 
 def begin(body: Body, plural: str) -> None:
-    """Fill in what only new objects get; their status is empty by now."""
+    """Fill in the fields that only new objects get; the caller has emptied their status."""
     meta = body['metadata']
     match plural:
         case 'pods':
@@ -41,7 +41,6 @@ def begin(body: Body, plural: str) -> None:
         body['status']['lastPhaseTransitionTime'] = timestamps.now()
 
 
-#: What the status of a new object says; its zeros are there because the fields must be.
 STATUSES: Mapping[str, Fields] = {
     'statefulsets': {'replicas': 0, 'availableReplicas': 0},
     'replicasets': {'replicas': 0},
@@ -54,6 +53,7 @@ STATUSES: Mapping[str, Fields] = {
     'poddisruptionbudgets': {'currentHealthy': 0, 'desiredHealthy': 0, 'disruptionsAllowed': 0, 'expectedPods': 0},
     'horizontalpodautoscalers': {'currentMetrics': None, 'desiredReplicas': 0},
 }
+"""The initial status of new objects; zeros are included because their fields are required."""
 
 
 def _pod(body: Body, spec: Fields) -> None:
@@ -129,7 +129,8 @@ def _job(body: Body, spec: Fields) -> None:
     spec.setdefault('podReplacementPolicy', 'Failed' if 'podFailurePolicy' in spec else 'TerminatingOrFailed')
     template = spec.get('template')
     podspecs.complete_template(template)
-    if not body['metadata'].get('labels') and isinstance(template, dict):  # They are the same ones from now on.
+    # Without labels of its own, a job gets those of its template.
+    if not body['metadata'].get('labels') and isinstance(template, dict):
         if labels := template['metadata'].get('labels'):
             body['metadata']['labels'] = labels
 
@@ -179,7 +180,7 @@ def _volume(body: Body, spec: Fields) -> None:
 
 
 def _pending(body: Body) -> None:
-    """Something is always said of the phase."""
+    """Set the initial phase."""
     _mapping(body, 'status').setdefault('phase', 'Pending')
 
 
@@ -278,7 +279,7 @@ def _storageclass(body: Body, _: Fields) -> None:
 
 
 def _spec_only(body: Body, spec: Fields) -> None:
-    """An empty specification is written, too."""
+    """Write the specification even if it is empty."""
 
 
 def _hold(meta: Fields, finalizer: str) -> None:

@@ -1,8 +1,8 @@
 """
-How objects are deleted: what keeps an object until somebody else has done their part.
+Marking of objects for deletion, and the finalizers that keep them until another client has done its part.
 
-Two finalizers belong to the garbage collector: one lets it delete the dependents first, one lets it make orphans
-of them. Each deletion decides anew which of them there are, also for objects that are being deleted already.
+Two finalizers belong to the garbage collector: one deletes the dependents first, one makes them orphans. Each deletion
+request selects them anew, also for objects that are being deleted already.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ FOREGROUND, ORPHAN = 'foregroundDeletion', 'orphan'
 
 
 def mark(body: Body, kind: Kind, policy: str) -> bool:
-    """Mark an object for deletion in place, unless it is marked already; false if nothing holds it."""
+    """Mark an object for deletion in place, unless it is marked already; return False if it has no finalizers."""
     meta = body['metadata']
     deleting = 'deletionTimestamp' in meta
     meta['finalizers'] = finalizers(meta.get('finalizers') or (), policy)
@@ -38,7 +38,7 @@ def mark(body: Body, kind: Kind, policy: str) -> bool:
 
 
 def finalizers(present: Sequence[str], policy: str) -> list[str]:
-    """The finalizers of an object that is to be deleted by this policy (empty: nobody has asked for any)."""
+    """Return the finalizers of an object after a deletion request with this policy (empty: unspecified)."""
     orphan = policy == 'Orphan' or (not policy and ORPHAN in present)
     foreground = policy == 'Foreground' or (not policy and FOREGROUND in present)
     others = [item for item in present if item not in (FOREGROUND, ORPHAN)]

@@ -1,8 +1,8 @@
 """
-The rules of built-in kinds that are broken most often: what is required, what excludes each other, what is too large.
+The most frequently violated rules of built-in kinds: required fields, exclusive fields, maximums.
 
-These are not all rules of a real server by far, but those that its words are known of here; whatever breaks others is
-stored. Types and unknown fields have been dealt with before.
+A real server has many more rules; here are those whose messages were recorded. Objects that violate other rules are
+stored. Types and unknown fields have been checked before.
 """
 
 import re
@@ -26,7 +26,7 @@ _LARGEST = 1024 * 1024
 
 
 def problems(body: Body, plural: str) -> Iterator[Cause]:
-    """Everything that is known to be wrong with a built-in object, but for its metadata."""
+    """Yield all known errors of a built-in object, except for its metadata."""
     if (check := _CHECKS.get(plural)) is not None:
         yield from check(body, body.get('spec') or {})
 

@@ -1,8 +1,8 @@
 """
-The rules of events: few for those of old, many for those that say when they have happened, or come by the newer group.
+The rules of Events: few for those of the core group, more for those with ``eventTime`` or of ``events.k8s.io``.
 
-Both groups are about the same objects, which are told of in the words of the core group; they can be selected by the
-same fields under different names.
+Both groups have the same objects, which are stored in the form of the core group. Their selectable fields are the same
+under different names.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,13 +34,13 @@ _FIXED = (
     'reportingInstance',
 )
 
-#: The fields that can be selected in the core group, and in the other one.
 SELECTABLE = (*(f'involvedObject.{key}' for key in _REFERENCE), 'reason', 'reportingComponent', 'source', 'type')
+"""The selectable fields in the core group, and in the other one."""
 SELECTABLE_ANEW = (*(f'regarding.{key}' for key in _REFERENCE), 'reason', 'reportingController', 'type')
 
 
 def pick(body: Body) -> Mapping[str, str]:
-    """What an event of the core group is selected by, under all names."""
+    """Return the selectable fields of an Event of the core group, under all names."""
     involved, reporter = body.get('involvedObject') or {}, body.get('reportingComponent') or ''
     fields = {key: str(involved.get(key) or '') for key in _REFERENCE}
     return {
@@ -55,7 +55,7 @@ def pick(body: Body) -> Mapping[str, str]:
 
 
 def problems(given: Body, kind: Kind, old: Body | None) -> Iterator[Cause]:
-    """Everything that is wrong with an event, and what may not be changed in the newer group."""
+    """Yield all errors of an Event, including changes that are not allowed in the newer group."""
     anew = kind.group == GROUP
     body = event_inward(dict(given)) if anew else given
     namespace, own = (body.get('involvedObject') or {}).get('namespace', ''), body['metadata'].get('namespace', '')
@@ -105,7 +105,7 @@ def _change_problems(body: Body, old: Body) -> Iterator[Cause]:
 
 
 def _quoted(key: str, value: Any) -> str:
-    """The value in the words of Go."""
+    """Return the value as Go prints it."""
     if key in ('involvedObject', 'related') and value is not None:
         return text(
             {

@@ -1,6 +1,4 @@
-"""
-Differences of specifications as a real server shows them to people: of its own structures, line by line.
-"""
+"""Differences of specifications as a real server shows them to people: as diffs of Go structures, line by line."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +8,7 @@ Fields = Mapping[str, Any]
 
 
 def of_claims(old: Fields, new: Fields) -> str:
-    """How the specification of a claim was changed."""
+    """Return the difference between two specifications of a PersistentVolumeClaim."""
     return _difference(_claim(old), _claim(new))
 
 

@@ -1,8 +1,7 @@
 """
-What may not be changed in built-in objects once they are there, with the words of a real server.
+The immutable fields of built-in objects, with the messages of a real server.
 
-Real messages sometimes go on with a difference of internal structures, for people; that part is left out here for all
-but claims.
+Some real messages end with a diff of Go structures, for people; it is omitted here except for claims.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +27,7 @@ STATEFULSET = (
 
 
 def problems(body: Body, old: Body, plural: str) -> Iterator[Cause]:
-    """Everything that is wrong with the difference between two versions of a built-in object."""
+    """Yield all errors of the change of a built-in object."""
     if (check := _CHECKS.get(plural)) is not None:
         yield from check(body, old)
 
@@ -89,7 +88,7 @@ def _pod(body: Body, old: Body) -> Iterator[Cause]:
 
 
 def _fixed(spec: Body) -> Mapping[str, Any]:
-    """What may not be changed in the specification of a pod."""
+    """Return the immutable fields in the specification of a pod."""
     fixed = _without(spec, ('activeDeadlineSeconds', 'tolerations', 'nodeName'))
     for key in ('containers', 'initContainers'):
         fixed[key] = [_without(item, ('image',)) for item in spec.get(key) or ()]

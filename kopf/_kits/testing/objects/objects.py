@@ -1,8 +1,8 @@
 """
-From what a client has sent to an object that can be stored: types, names, metadata, schema.
+From a client's request to an object that can be stored: types, names, metadata, schema.
 
-Everything here is pure: it looks at one body, the kind, and the object as it was before, and either changes the body
-or refuses it. What other objects or the outer world have a say in is decided by the callers.
+All functions are pure: they get a body, the kind, and the old object, and either change the body or refuse it.
+Decisions that depend on other objects or on webhooks belong to the callers.
 """
 
 import secrets
@@ -21,7 +21,6 @@ from kopf._kits.testing.wire import clientjson, names, statuses, timestamps
 from kopf._kits.testing.wire.patches import json_type
 from kopf._kits.testing.wire.statuses import Cause
 
-#: Kinds of which the finalizers can be called as they like.
 PLAIN = frozenset(
     {
         ('', 'events'),
@@ -32,6 +31,7 @@ PLAIN = frozenset(
         ('admissionregistration.k8s.io', 'validatingwebhookconfigurations'),
     }
 )
+"""The kinds whose finalizers can have any name."""
 _ALPHABET = 'bcdfghjklmnpqrstvwxz2456789'
 
 
@@ -44,10 +44,17 @@ def decode(
     lenient: bool = False,
 ) -> Body:
     """
-    Check that a decoded request is an object of this kind, and give it its API version and kind; 400 otherwise.
+    Check that a decoded request is an object of this kind, and return it with its API version and kind.
 
-    What a strict decoder would refuse is added to the ``mistakes``, for built-in kinds. If nobody wants to hear of it
-    (``lenient``), some refusals are worded otherwise.
+    Args:
+        body: The decoded request.
+        kind: The kind of the URL.
+        text: The request as it was sent.
+        mistakes: The list for errors of strict decoding, for built-in kinds.
+        lenient: The client ignores strict decoding, which changes the messages of some refusals.
+
+    Raises:
+        Refusal: It is not an object of this kind (400).
     """
     if body is None:
         body = {}
@@ -98,7 +105,7 @@ def decode(
 
 
 def no_kind(value: Any) -> str:
-    """What is said of something that is no object."""
+    """Return the message about a value that is not an object."""
     return (
         f'couldn\'t get version/kind; json parse error: json: cannot unmarshal {json_type(value)} into Go value of '
         'type struct { APIVersion string "json:\\"apiVersion,omitempty\\""; Kind string '
@@ -113,7 +120,12 @@ def structure(
     mistakes: list[str] | None = None,
     complain: decoding.Complain = decoding.in_json,
 ) -> Body:
-    """A built-in object as it is sent back by a real server; TypeError with Go's words if it cannot be decoded."""
+    """
+    Return a built-in object as a real server decodes it.
+
+    Raises:
+        TypeError: It cannot be decoded; the message is Go's.
+    """
     decoder = decoding.Decoder(complain)
     decoded = decoder.decode(body, kind.shape)
     if mistakes is not None:
@@ -161,9 +173,9 @@ def _check_custom(
 
 def tidy(body: Body, kind: Kind, *, nulls: bool = False) -> list[str]:
     """
-    Drop from the body what is unknown or empty, apply defaults; returns the paths of unknown fields.
+    Prune unknown and empty fields, apply defaults, and return the paths of unknown fields.
 
-    With ``nulls``, those are kept that do not mean a default.
+    With ``nulls``, those without a default are kept.
     """
     meta = body['metadata']
     unknown = [f'metadata.{key}' for key in meta if key not in schemas.META_FIELDS]
@@ -191,7 +203,7 @@ def is_name_generated(body: Body) -> bool:
 
 
 def prepare_new(body: Body, kind: Kind, uid: str) -> int:
-    """Give a new object its identity; returns the version that it claims to have already, 0 if it does not."""
+    """Give a new object its identity; return the resource version that it already has by itself, or 0."""
     meta = body['metadata']
     version = str(meta.pop('resourceVersion', ''))
     for key in ('uid', 'creationTimestamp', 'deletionTimestamp', 'deletionGracePeriodSeconds'):
@@ -211,7 +223,7 @@ def prepare_new(body: Body, kind: Kind, uid: str) -> int:
 
 
 def prepare_changed(body: Body, old: Body, kind: Kind, subresource: str) -> None:
-    """Keep what an update may not change, and count the generation."""
+    """Restore the fields that an update may not change, and count the generation."""
     meta, before = body['metadata'], old['metadata']
     if subresource == 'status':
         _keep_but_status(body, old, kind)
@@ -234,7 +246,7 @@ def prepare_changed(body: Body, old: Body, kind: Kind, subresource: str) -> None
 
 
 def own(body: Body, old: Body, owners: Any) -> None:
-    """Give an object the managed fields that follow from applying; if only their times differ, they stay the same."""
+    """Set the managed fields that follow from applying; if only their times differ, the old ones stay."""
     before = old['metadata'].get('managedFields')
     body['metadata'].pop('managedFields', None)
     if managers.same_but_times(owners, before):
@@ -261,7 +273,7 @@ def _keep_but_status(body: Body, old: Body, kind: Kind) -> None:
 
 
 def _counts(body: Body, kind: Kind) -> bytes:
-    """What the generation counts the changes of."""
+    """Return the content whose changes increase the generation."""
     if not kind.custom:
         watched = {key: body.get(key) for key in ('spec', 'webhooks', 'template', 'endpoints', 'value')}
         if kind.plural == 'deployments':
@@ -276,9 +288,9 @@ def _counts(body: Body, kind: Kind) -> bytes:
 
 def problems(body: Body, kind: Kind, subresource: str = '', old: Body | None = None) -> Iterator[Cause]:
     """
-    Everything that is wrong with an object in itself, as far as the subresource is about it.
+    Yield all errors of an object itself, as far as the subresource concerns it.
 
-    What breaks a schema may stay as it was in the ``old`` object.
+    Values that violate the schema may stay as they were in the ``old`` object.
     """
     meta = body['metadata']
     if prefix := meta.get('generateName'):
@@ -314,7 +326,7 @@ def _name_problems(name: str, kind: Kind) -> list[str]:
 
 
 def change_problems(body: Body, old: Body) -> Iterator[Cause]:
-    """Everything that is wrong with the difference between two versions of an object."""
+    """Yield all errors of the change of an object."""
     meta, before = body['metadata'], old['metadata']
     causes = []
     for key in ('name', 'namespace', 'uid', 'deletionTimestamp', 'deletionGracePeriodSeconds'):
@@ -336,16 +348,16 @@ def change_problems(body: Body, old: Body) -> Iterator[Cause]:
         yield from crds.change_problems(body, old)
     yield from causes
     if (body['apiVersion'], body['kind']) not in (('v1', 'Event'), ('policy/v1', 'PodDisruptionBudget')):
-        yield from causes  # A real server checks this twice, and tells so.
+        yield from causes  # A real server checks this twice, and reports it twice.
 
 
 def sorted_text(body: Any) -> str:
-    """The object as JSON, as messages quote it."""
+    """Return the object as JSON, as messages quote it."""
     return orjson.dumps(body, option=orjson.OPT_SORT_KEYS).decode()
 
 
 def unchanged(body: Body, old: Body) -> bool:
-    """Whether a new version is the same as the old one, but for the times in its managed fields."""
+    """Check whether a new version is the same as the old one, except for the times in its managed fields."""
     owners, given = (each['metadata'].get('managedFields') for each in (old, body))
     if given is not owners and not (given and owners and managers.same_but_times(given, owners)):
         return False
@@ -356,7 +368,7 @@ def unchanged(body: Body, old: Body) -> bool:
 
 
 def same(one: Body, another: Body) -> bool:
-    """Whether nothing would change; true and 1 are not the same here, unlike in Python."""
+    """Check whether both are the same; true and 1 are not, unlike in Python."""
     return orjson.dumps(one, option=orjson.OPT_SORT_KEYS) == orjson.dumps(another, option=orjson.OPT_SORT_KEYS)
 
 

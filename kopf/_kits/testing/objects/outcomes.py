@@ -1,8 +1,8 @@
 """
-The outcomes of patches: whether what has come of a patch is still an object of its kind, under its name.
+The results of patches: whether a patched object is still an object of its kind, under its name.
 
-What is refused here is refused in words of its own: a real server decodes the outcome once more, and quotes it, or
-the patch, where that fails.
+Refusals have messages of their own here: a real server decodes the result once more, and quotes it, or the patch, in
+its error.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from kopf._kits.testing.wire import gotext, patches, statuses
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Patched:
-    """Where a patched object comes from: what is quoted if it is wrong, the text of the patch, the options."""
+    """The origin of a patched object: what messages quote, the text of the patch, the options."""
 
     document: Any
     strategic: bool
@@ -29,12 +29,12 @@ class Patched:
     options: Options
 
     def refuse(self, why: str) -> statuses.Refusal:
-        """422: the outcome of the patch cannot be decoded."""
+        """Return a 422: the result of the patch cannot be decoded."""
         return unreadable(self.document, why, strategic=self.strategic)
 
 
 def check(new: Any, kind: Kind, namespace: str, name: str, source: Patched) -> Body:
-    """The outcome as an object of this kind with this name; 400, 422 or 500 if it is none."""
+    """Return the result as an object of this kind with this name; raise a 400, 422 or 500 if it is invalid."""
     body: Body = new if isinstance(new, dict) else {}
     given, version, meta = body.get('kind'), body.get('apiVersion'), body.get('metadata')
     nameless = statuses.bad_request(
@@ -94,7 +94,7 @@ def check(new: Any, kind: Kind, namespace: str, name: str, source: Patched) -> B
 
 
 def check_words(patch: Mapping[str, Any], kind: Kind) -> None:
-    """Refuse (422) a strategic merge patch whose kind or version is no text; wrong texts are ignored."""
+    """Refuse (422) a strategic merge patch whose kind or version is not a string; other strings are ignored."""
     for key in ('apiVersion', 'kind'):
         if not isinstance(value := patch.get(key), (str, type(None))):
             spot = decoding.Spot(kind.name, key, 'string')
@@ -102,7 +102,7 @@ def check_words(patch: Mapping[str, Any], kind: Kind) -> None:
 
 
 def unversioned(kind: Kind, name: str) -> statuses.Refusal:
-    """422: custom objects are not updated without saying of which version that is."""
+    """Return a 422: updates of custom objects require a resource version."""
     return statuses.invalid(
         kind.group,
         kind.plural,
@@ -112,7 +112,7 @@ def unversioned(kind: Kind, name: str) -> statuses.Refusal:
 
 
 def unreadable(body: Any, why: str, *, strategic: bool = False) -> statuses.Refusal:
-    """422: such a body, or such a strategic merge patch, cannot be decoded."""
+    """Return a 422: such a body, or such a strategic merge patch, cannot be decoded."""
     if strategic:
         text = statuses.text(gotext.plain(body))
     else:
@@ -121,12 +121,12 @@ def unreadable(body: Any, why: str, *, strategic: bool = False) -> statuses.Refu
 
 
 def unhandled(kind: Kind, why: str) -> statuses.Refusal:
-    """400: an object that cannot be decoded."""
+    """Return a 400: the object cannot be decoded."""
     return statuses.bad_request(f'{kind.name} in version "{kind.version}" cannot be handled as a {kind.name}: {why}')
 
 
 def check_name(given: str, name: str) -> None:
-    """Refuse (400) an object that has no name, or another one than its place."""
+    """Refuse (400) an object without a name, or with another name than that of the URL."""
     if not given:
         raise statuses.bad_request(
             f'the name of the object ({name} based on URL) was undeterminable: name must be provided'

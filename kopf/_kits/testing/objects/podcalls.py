@@ -1,8 +1,8 @@
 """
-What one asks of pods that run, of pods that do not: logs, commands, connections.
+Calls to running pods: logs, commands, connections. No pod runs in the sandbox.
 
-The questions are checked, and refused as a real server does while a pod has no node. Where it has one, there is nobody
-to answer them here.
+Parameters are checked, and calls are refused as on a real server while a pod has no node. If it has a node, the sandbox
+cannot answer, as there is no kubelet.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ CALLS = ('attach', 'exec', 'log', 'portforward')
 
 
 def answer(body: Body, call: str, params: Mapping[str, str]) -> None:
-    """Refuse what is wrong (400 or 422); what is left has nothing to be answered with."""
+    """Refuse invalid parameters (400 or 422) and pods without a node; all other calls are not emulated."""
     name = body['metadata']['name']
     if call == 'log':
         _check_log(name, params)

@@ -1,7 +1,7 @@
 """
-What is wanted of pods by documents of their own: to be evicted, to be run by a node.
+The subresources ``eviction`` and ``binding`` of pods.
 
-Budgets of disruption are not asked: they are counted by a controller, which is not here.
+PodDisruptionBudgets do not limit evictions: a controller that the sandbox does not have counts the pods.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ BINDING = Kind(group='', version='v1', plural='bindings', singular='binding', na
 
 
 def check_eviction(order: Body, namespace: str, name: str, options: Options) -> None:
-    """Take over what an eviction says of the deletion; 4xx if it is about something else."""
+    """Set the options of deletion from an eviction; raise a 4xx if it is about another pod."""
     _check_place(order, namespace, name)
     dry_run = options.dry_run
     if (wanted := order.get('deleteOptions')) is not None:
@@ -25,7 +25,7 @@ def check_eviction(order: Body, namespace: str, name: str, options: Options) -> 
 
 
 def check_binding(order: Body, namespace: str, name: str) -> None:
-    """4xx or 500 if it is about another pod, or names no node."""
+    """Refuse (4xx or 500) a binding of another pod, or without a node."""
     _check_place(order, namespace, name)
     if causes := list(_target_causes(order.get('target') or {})):
         texts = [f'{cause.field}: {cause.message}' for cause in causes]
@@ -33,7 +33,7 @@ def check_binding(order: Body, namespace: str, name: str) -> None:
 
 
 def bind(pod: Body, order: Body) -> Body:
-    """The pod with its node, and with the annotations and labels of the order; 409 if it cannot have it."""
+    """Return the pod with the node, annotations and labels of the binding; raise a 409 if it cannot be bound."""
     name = pod['metadata']['name']
     if 'deletionTimestamp' in pod['metadata']:
         raise _conflict(name, f'pod {name} is being deleted, cannot be assigned to a host')

@@ -1,7 +1,7 @@
 """
-The rules of what pods and containers refer to: handlers of probes and hooks, sources of variables, volumes, nodes.
+The rules of parts of pods and containers: handlers of probes and hooks, sources of variables, volumes, nodes.
 
-They are what is broken when a part of such a thing is left out: nothing else of it makes sense then.
+These are the rules about omitted fields without which such a part makes no sense.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ ANY = 'operator must be Exists when `key` is empty, which means "match all value
 
 
 def of_container(container: Fields, place: str) -> Iterator[Cause]:
-    """Everything that is wrong with the probes, hooks and sources of variables of a container."""
+    """Yield all errors of the probes, hooks and sources of variables of a container."""
     for key in PROBES:
         if (probe := container.get(key)) is not None:
             yield from _handler(probe, f'{place}.{key}')
@@ -84,7 +84,7 @@ def _numbers(probe: Fields, place: str, *, once: bool) -> Iterator[Cause]:
 
 
 def of_pod(spec: Fields, place: str) -> Iterator[Cause]:
-    """Everything that is wrong with what a pod says of the nodes that it wants."""
+    """Yield all errors of the affinities of a pod."""
     for key in spec.get('nodeSelector') or ():
         for problem in names.label_key_problems(key):
             yield value_invalid(f'{place}.nodeSelector', text(key), problem)

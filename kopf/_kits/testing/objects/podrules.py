@@ -1,8 +1,8 @@
 """
-The rules of pods and of their templates that are broken most often.
+The most frequently violated rules of pods and of their templates.
 
-They are those that people break when they write manifests by hand: what is required, what is one of a few words, what
-is a name, what refers to nothing. The order of complaints is that of a real server, as far as it has one.
+They cover typical mistakes in manifests written by hand: omitted fields, unknown values, invalid names, dangling
+references. The order of errors is that of a real server, as far as it has one.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ PROTOCOLS = ('SCTP', 'TCP', 'UDP')
 
 
 def template_problems(spec: Fields, place: str, claims: Sequence[Fields] = ()) -> Iterator[Cause]:
-    """Yield everything that is known to be wrong with the specification in a template of pods, with these claims."""
+    """Yield all known errors of the specification in a template of pods, with these claims."""
     if claims:
         spec = {**spec, 'volumes': volumes.claimed_volumes(claims, list(maps(spec.get('volumes'))))}
     yield from problems(spec, place)
@@ -32,7 +32,7 @@ def template_problems(spec: Fields, place: str, claims: Sequence[Fields] = ()) -
 
 
 def problems(spec: Fields, place: str) -> Iterator[Cause]:
-    """Everything that is known to be wrong with the specification of a pod."""
+    """Yield all known errors of the specification of a pod."""
     usable: volumes.Volumes = {}
     yield from volumes.volume_problems(list(maps(spec.get('volumes'))), f'{place}.volumes', usable)
     if not spec.get('containers'):
@@ -52,7 +52,7 @@ def problems(spec: Fields, place: str) -> Iterator[Cause]:
 
 
 def one_of(body: Fields, key: str, place: str, words: Iterable[str]) -> Iterator[Cause]:
-    """A complaint if the field has a value that is none of the words."""
+    """Yield an error if the field has a value that is none of the words."""
     value = body.get(key)
     if value is not None and value not in words:
         yield value_unsupported(f'{place}.{key}', text(value), map(text, words))

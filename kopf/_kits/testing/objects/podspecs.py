@@ -1,8 +1,8 @@
 """
-The specifications of pods, alone and in templates: what a real server fills in, and what follows from them.
+The specifications of pods, alone and in templates: defaults, and what is computed from them.
 
-Whoever writes ``image: nginx`` reads back twenty fields more; programs compare what they read with what they want, so
-all of them are here. Values of wrong types are left alone.
+A pod with ``image: nginx`` is read back with twenty more fields. Programs compare what they read with what they want,
+so all of them are here. Values of wrong types are ignored.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def complete_template(template: Any) -> None:
 
 
 def complete(spec: Any) -> None:
-    """Fill in what pods and their templates have in common."""
+    """Fill in the fields that pods and their templates have in common."""
     if not isinstance(spec, dict):
         return
     spec.setdefault('restartPolicy', 'Always')
@@ -45,7 +45,7 @@ def complete(spec: Any) -> None:
 
 
 def complete_pod(spec: Any) -> None:
-    """Fill in what only pods themselves have, not the templates of others."""
+    """Fill in the fields that only pods have, not their templates."""
     if not isinstance(spec, dict):
         return
     spec.setdefault('priority', 0)
@@ -57,7 +57,7 @@ def complete_pod(spec: Any) -> None:
 
 
 def request_limits(spec: Any) -> None:
-    """Let containers of pods request what they are limited to, if they do not say what they request."""
+    """Set the requests of containers to their limits, if they are omitted."""
     for container in containers(spec if isinstance(spec, dict) else {}):
         resources = container.get('resources')
         if isinstance(resources, dict) and isinstance(limits := resources.get('limits'), dict):
@@ -69,7 +69,7 @@ def request_limits(spec: Any) -> None:
 
 
 def quality(spec: Any) -> str:
-    """The class of the quality of service that a pod gets."""
+    """Return the QoS class of a pod."""
     found, guaranteed = False, True
     for container in containers(spec if isinstance(spec, dict) else {}):
         resources = container.get('resources')
@@ -85,13 +85,13 @@ def quality(spec: Any) -> str:
 
 
 def containers(spec: Fields) -> Iterator[Fields]:
-    """All containers of a pod."""
+    """Yield all containers of a pod."""
     yield from maps(spec.get('initContainers'))
     yield from maps(spec.get('containers'))
 
 
 def maps(value: Any) -> Iterator[Fields]:
-    """The items of a list that are objects."""
+    """Yield the items of a list that are objects."""
     return (item for item in value if isinstance(item, dict)) if isinstance(value, list) else iter(())
 
 

@@ -1,8 +1,8 @@
 """
-The verbs that change or read single objects: create, replace, patch, delete and their rules of life.
+The verbs that change or read single objects: create, replace, patch, delete, and their rules.
 
-All of them come down to one commit to the storage, with no waiting between the last look at the old object and the
-commit; where webhooks have to be asked in between, the object is looked at again, as a real server does.
+All of them end with one commit to the storage, and nothing is awaited between the last read of the old object and the
+commit. If webhooks are called in between, the object is read again, as on a real server.
 """
 
 import copy
@@ -33,7 +33,6 @@ JSON_PATCH = 'application/json-patch+json'
 STRATEGIC_PATCH = 'application/strategic-merge-patch+json'
 APPLY_PATCH = 'application/apply-patch+yaml'
 
-#: Kinds of which a PUT to an absent name makes a new object.
 CREATED_ON_UPDATE = frozenset(
     {
         'endpoints',
@@ -49,8 +48,8 @@ CREATED_ON_UPDATE = frozenset(
         'runtimeclasses',
     }
 )
+"""The kinds that a PUT to an absent name creates."""
 
-#: Kinds of which the deletion is answered with the object itself.
 RETURNED_ON_DELETION = frozenset(
     {
         'csidrivers',
@@ -68,19 +67,19 @@ RETURNED_ON_DELETION = frozenset(
         'volumeattributesclasses',
     }
 )
+"""The kinds whose deletion is answered with the object itself."""
 
 
-#: Kinds of which the first update makes a new version, even if it changes nothing.
 REWRITTEN = frozenset({'persistentvolumeclaims'})
+"""The kinds whose first update makes a new version, even if it changes nothing."""
 
-#: Kinds whose dependents are left alone when they are deleted and nobody says what is to become of them.
 ORPHANED = frozenset({'jobs', 'replicationcontrollers'})
+"""The kinds whose dependents become orphans by default."""
 PRESERVED = (
     'child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove '
     'them or set propagationPolicy=Orphan to suppress this warning'
 )
 
-#: Kinds of which the metadata are validated twice at an update, which is told twice.
 CHECKED_TWICE = frozenset(
     {
         'configmaps',
@@ -101,24 +100,25 @@ CHECKED_TWICE = frozenset(
         'storageclasses',
     }
 )
+"""The kinds whose metadata are validated twice at an update, and reported twice."""
 
 
 class Admission(Protocol):
-    """Who may change or refuse what is about to be stored; see `kopf._kits.testing.objects.webhooking`."""
+    """Mutates or refuses objects before they are stored; see `kopf._kits.testing.objects.webhooking`."""
 
     def concerns(self, kind: Kind, operation: str, subresource: str) -> bool:
-        """Whether anybody is to be asked at all."""
+        """Check whether any webhook is to be called."""
 
     async def mutate(self, review: 'Review') -> Body | None:
-        """The object as the webhooks have changed it."""
+        """Return the object as the mutating webhooks have changed it."""
 
     async def validate(self, review: 'Review') -> None:
-        """Refuse the object if a webhook does."""
+        """Refuse the object if a validating webhook does."""
 
 
 @dataclasses.dataclass(slots=True)
 class Review:
-    """What webhooks are asked about."""
+    """The content of an admission review."""
 
     kind: Kind
     operation: str
@@ -131,7 +131,7 @@ class Review:
 
 
 class Guard(Protocol):
-    """Who may give permissions away; see `kopf._kits.testing.access.roles`."""
+    """Checks who may grant permissions; see `kopf._kits.testing.access.roles`."""
 
     def check(self, kind: Kind, namespace: str, body: Body, old: Body | None, user: User) -> None:
         """Refuse the object if its author may not write it."""
@@ -145,7 +145,7 @@ Revise = Callable[[Body], Awaitable[Body]]
 
 
 class Objects:
-    """The door to single objects; answers are JSON texts in the version of the kind that was asked for."""
+    """The verbs on single objects; results are JSON texts in the requested version of the kind."""
 
     def __init__(
         self,
@@ -158,11 +158,11 @@ class Objects:
         self._catalog = catalog
         self._admission = admission
         self._guard = guard
-        #: Those of the `REWRITTEN` kinds that were never updated.
         self._untouched: weakref.WeakSet[Record] = weakref.WeakSet()
+        """The records of `REWRITTEN` kinds that were never updated."""
 
     def get(self, kind: Kind, namespace: str, name: str) -> Record:
-        """The object; 404 if there is none."""
+        """Return the record of the object; raise a 404 if it does not exist."""
         if (record := kind.store.get(namespace, name)) is None:
             if problems := names.path_problems(name):
                 raise statuses.bad_request(f'Name parameter invalid: {statuses.text(name)}: {";".join(problems)}')
@@ -170,7 +170,7 @@ class Objects:
         return record
 
     async def read(self, kind: Kind, namespace: str, name: str) -> Record:
-        """The object as it can be shown in this version; 404 if there is none, 500 if it cannot be converted."""
+        """Return the object, converted to this version; raise a 404 if it is absent, a 500 if that fails."""
         record = self.get(kind, namespace, name)
         await kind.ready(record, fresh=True)
         return record
@@ -184,9 +184,14 @@ class Objects:
         owners: Any = None,
     ) -> bytes:
         """
-        Store a new object (decoded already) and give it back as it was stored.
+        Store a new decoded object, and return it as it was stored.
 
-        ``owners`` are its managed fields; by default, all that it has belongs to the manager of the options.
+        Args:
+            kind: The kind of the URL.
+            namespace: The namespace of the URL.
+            body: The decoded object.
+            options: The options of the request.
+            owners: Its managed fields; by default, the manager of the options owns all fields.
         """
         if objects.is_name_generated(body):
             for _ in range(NAME_ATTEMPTS - 1):
@@ -239,7 +244,7 @@ class Objects:
         options: Options,
         subresource: str = '',
     ) -> tuple[bytes, bool]:
-        """Store another version of an object (decoded already); also says whether it had to be created."""
+        """Store a new version of an object; also return whether it was created."""
         self._check_place(kind, namespace, body, name)
         meta = body['metadata']
         if kind.plural in CREATED_ON_UPDATE and kind.store.get(namespace, name) is None and not subresource:
@@ -323,7 +328,7 @@ class Objects:
         options: Options,
         subresource: str = '',
     ) -> tuple[bytes, bool]:
-        """Apply a decoded configuration; also says whether the object had to be created."""
+        """Apply a decoded configuration; also return whether the object was created."""
         if subresource:
             self.get(kind, namespace, name)
         present = kind.store.get(namespace, name) is not None
@@ -357,11 +362,11 @@ class Objects:
         options: Options,
         subresource: str,
     ) -> bytes:
-        """Store what a function makes of the object, with the managed fields that it has given to it."""
+        """Store the result of a function of the object, with the managed fields that the function has set."""
         return await self._update(kind, namespace, name, change, options, subresource, applied=True)
 
     async def delete(self, kind: Kind, namespace: str, name: str, options: Options) -> dict[str, Any] | bytes:
-        """Delete an object, or mark it for deletion; answers with the object or with a ``Status`` of success."""
+        """Delete an object, or mark it for deletion; return the object or a ``Status`` of success."""
         record = await self.read(kind, namespace, name)
         _check_preconditions(kind, record, options)
         if self._admission.concerns(kind, 'DELETE', ''):
@@ -387,7 +392,7 @@ class Objects:
         *,
         dry_run: bool = False,
     ) -> dict[str, Any] | bytes | Record:
-        """Delete or mark an object without asking anybody; what is left of it, or a ``Status`` of success."""
+        """Delete or mark an object without admission; return the remaining object, or a ``Status`` of success."""
         body = record.body()
         success = statuses.success(kind.group, kind.plural, record.name, record.uid)
         if not propagation and kind.plural in ORPHANED and not record.deleting:
@@ -398,7 +403,7 @@ class Objects:
             if dry_run:
                 return orjson.dumps({'apiVersion': kind.api_version, 'kind': kind.name, **body})
             return self._storage.commit(kind.store, 'MODIFIED', body).record
-        body = record.body()  # The last event shows it as it was.
+        body = record.body()  # The last event shows the object as it was.
         if kind.plural == 'pods' and not record.deleting:
             meta = body['metadata']
             meta['deletionTimestamp'], meta['deletionGracePeriodSeconds'] = timestamps.now(), 0
@@ -413,7 +418,7 @@ class Objects:
         return change.record if kind.plural in RETURNED_ON_DELETION else success
 
     async def delete_all(self, kind: Kind, chosen: Sequence[Record], options: Options) -> list[bytes]:
-        """Delete these objects; answers with them as they were before."""
+        """Delete these objects; return them as they were before."""
         await kind.ready(*chosen)
         gone = [kind.raw(record) if kind.custom else b'{' + record.rest for record in chosen]
         for record in chosen:
@@ -464,7 +469,7 @@ class Objects:
         raise statuses.conflict(kind.group, kind.plural, name)
 
     async def _store(self, kind: Kind, record: Record, body: Body, old: Body, options: Options) -> bytes | None:
-        """Write it, if there is anything to be written; None if the object has been changed in the meantime."""
+        """Write the object, if it has changed; return None if another client has changed it in the meantime."""
         held = not record.deleting or body['metadata'].get('finalizers')
         migrated = kind.conversion is None or record.stored == kind.storage_api_version
         if held and migrated and record not in self._untouched and objects.unchanged(body, old):
@@ -503,7 +508,7 @@ class Objects:
         assert body is not None
         owners = body['metadata'].get('managedFields')
         objects.tidy(body, review.kind, nulls=nulls)
-        if owners:  # What webhooks change has no owner.
+        if owners:  # Fields that webhooks change have no owner.
             body['metadata']['managedFields'] = owners
         self._validate(body, review.kind, review.options, review.old, review.subresource)
         review.body = body
@@ -567,7 +572,6 @@ class Objects:
             )
 
 
-#: Where the storage of a real server has its resources, if not under their names: it tells so.
 _PLACES = {
     'services': 'services/specs',
     'endpoints': 'services/endpoints',
@@ -576,6 +580,7 @@ _PLACES = {
     'replicationcontrollers': 'controllers',
     'customresourcedefinitions': 'apiextensions.k8s.io/customresourcedefinitions',
 }
+"""The paths of resources in a real server's storage, if they differ from their names: messages contain them."""
 
 
 def _other_uid(

@@ -1,7 +1,7 @@
 """
-Scales: the view of an object that only says how many replicas there are and should be, and of what.
+The ``scale`` subresource: the current and the wanted number of replicas of an object, and their selector.
 
-Whatever is written to it is written through to the object: one number, and who owns it.
+A write to it is translated to a write to the object: of one number, and its manager.
 """
 
 import dataclasses
@@ -30,7 +30,6 @@ KNOWN: Mapping[str, tuple[str, ...]] = {
 SCHEME = 'pkg/runtime/scheme.go:111'
 
 
-#: The kind that scales are of: how they look in tables.
 SCALE = Kind(
     group='autoscaling',
     version='v1',
@@ -55,9 +54,9 @@ SCALE = Kind(
         {'name': 'Age', 'type': 'date', 'description': tables.AGE_TEXT, 'jsonPath': '.metadata.creationTimestamp'},
     ),
 )
+"""The kind of scales, which defines their tables."""
 
 
-#: The same for built-in kinds, whose scales are described in other words.
 BUILTIN = dataclasses.replace(
     SCALE,
     custom=False,
@@ -71,12 +70,13 @@ BUILTIN = dataclasses.replace(
         )
     ),
 )
-#: A function of a scale and its records; of the new records, None means those that follow from an update.
+"""The kind of scales for built-in kinds, whose fields have other descriptions."""
 Rescale = Callable[[Body, list[Record]], tuple[Body, list[Record] | None]]
+"""A function of a scale and its records; it returns the new records, None for those that follow from an update."""
 
 
 def kind_of(parent: Kind) -> Kind:
-    """The kind that the scales of these objects are of."""
+    """Return the kind of the scales of these objects."""
     return SCALE if parent.custom else BUILTIN
 
 
@@ -87,7 +87,7 @@ class Scales:
         self._objects = objects
 
     def get(self, kind: Kind, namespace: str, name: str) -> Body:
-        """The scale of an object; 500 if an object of a custom kind does not say how many there should be."""
+        """Return the scale of an object; raise a 500 if a custom object does not have the wanted number of replicas."""
         body = kind.body(self._objects.get(kind, namespace, name))
         if kind.custom and next(jsonpaths.find(body, kind.scale['spec']), None) is None:
             why = f'the spec replicas field "{kind.scale["spec"]}" does not exist'
@@ -97,7 +97,7 @@ class Scales:
         return _view(kind, body)
 
     async def replace(self, kind: Kind, namespace: str, name: str, scale: Any, options: Options) -> Body:
-        """Store another scale: as it was sent."""
+        """Store another scale, as it was sent."""
         given = scale if isinstance(scale, dict) else {}
         _check_decoded(given, kind)
         meta = given.get('metadata') or {}
@@ -124,7 +124,7 @@ class Scales:
         return await self._store(kind, namespace, name, changed, options)
 
     async def apply(self, kind: Kind, namespace: str, name: str, config: Body, options: Options) -> Body:
-        """Apply a decoded configuration of the scale; 409 if others own the number."""
+        """Apply a decoded configuration of the scale; raise a 409 if other managers own the number."""
         self._objects.get(kind, namespace, name)
         applying.check(config, BUILTIN, namespace, name, present=True)
 
@@ -152,7 +152,7 @@ class Scales:
         change: Rescale,
         options: Options,
     ) -> Body:
-        """Write another scale through to the object."""
+        """Translate the write of a scale to a write of the object."""
 
         def rewrite(body: Body) -> Body:
             ownership = scaling.Ownership(body, kind.api_version, path := kind.scale['spec'])
@@ -181,12 +181,12 @@ def _with_number(body: Body, path: list[str], number: int) -> Body:
 
 
 def _replicas(scale: Body) -> int:
-    """How many are wanted, by a scale that has been found to be one."""
+    """Return the wanted number of replicas of a valid scale."""
     return (scale.get('spec') or {}).get('replicas') or 0
 
 
 def _check_decoded(scale: Body, kind: Kind) -> None:
-    """Refuse (400) what is no scale."""
+    """Refuse (400) a body that is not a scale."""
     name, version = scale.get('kind') or KIND, scale.get('apiVersion') or API_VERSION
     complaint = _complaint(scale)
     if (name, version) != (KIND, API_VERSION):
@@ -200,7 +200,7 @@ def _check_decoded(scale: Body, kind: Kind) -> None:
 
 
 def _complaint(scale: Body) -> str:
-    """What Go says of a scale that cannot be decoded; empty if it can."""
+    """Return Go's error about a scale that cannot be decoded; empty if it can."""
     spec = scale.get('spec') or {}
     value, place, type = (
         (spec, 'Scale.spec', 'v1.ScaleSpec')
@@ -247,7 +247,7 @@ def _view(kind: Kind, body: Body) -> Body:
 
 
 def selector_text(selector: Mapping[str, Any]) -> str:
-    """A selector of labels as text, in the order of its keys."""
+    """Return a label selector as a string, in the order of its keys."""
     structured = 'matchLabels' in selector or 'matchExpressions' in selector
     labels = (selector.get('matchLabels') or {}) if structured else selector
     terms = [(key, f'{key}={value}') for key, value in labels.items()]

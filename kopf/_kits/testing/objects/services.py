@@ -1,7 +1,7 @@
 """
-Services: what is filled in, what the server chooses, and what it lets go of when the type changes.
+Services: their defaults, allocated addresses and ports, and which of them are released if the type changes.
 
-Addresses and ports follow from the names of services, so that they are the same in each run.
+Addresses and ports are computed from the names of services, so that they are the same in each run.
 """
 
 import ipaddress
@@ -18,12 +18,12 @@ Body = dict[str, Any]
 _EXTERNAL, _NODES, _BALANCED = 'ExternalName', ('NodePort', 'LoadBalancer'), ('LoadBalancer',)
 _INSIDE = ('ClusterIP', *_NODES)
 NO_ADDRESS = 'must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)'
-#: What belongs to services of some types only.
 _OF_TYPES = (
     (_INSIDE, ('clusterIP', 'clusterIPs', 'ipFamilies', 'ipFamilyPolicy', 'internalTrafficPolicy')),
     (_NODES, ('externalTrafficPolicy',)),
     (_BALANCED, ('allocateLoadBalancerNodePorts', 'loadBalancerClass', 'healthCheckNodePort')),
 )
+"""The fields that belong to services of some types only."""
 
 
 def complete(body: Body) -> None:
@@ -51,7 +51,7 @@ def complete(body: Body) -> None:
 
 
 def problems_of_status(body: Mapping[str, Any]) -> Iterator[Cause]:
-    """What is wrong with the addresses of a load balancer."""
+    """Yield the errors of the addresses of a load balancer."""
     listed = ((body.get('status') or {}).get('loadBalancer') or {}).get('ingress') or ()
     place = 'status.loadBalancer.ingress'
     if listed and (body.get('spec') or {}).get('type') != 'LoadBalancer':
@@ -75,7 +75,7 @@ def _is_address(value: str) -> bool:
 
 
 def allocate(body: Body, old: Body | None = None) -> None:
-    """Fill in what the server chooses, and nobody has asked for: addresses and ports; what was chosen stays."""
+    """Allocate the addresses and ports that the client has not set; allocated ones stay."""
     spec = _spec(body)
     if old is not None:
         before = old.get('spec') or {}
@@ -97,7 +97,7 @@ def allocate(body: Body, old: Body | None = None) -> None:
 
 
 def _let_go(spec: Fields, before: Mapping[str, Any]) -> None:
-    """Drop what only the former type needed, unless somebody has changed it."""
+    """Drop the fields that only the former type needed, unless the client has changed them."""
     for types, keys in _OF_TYPES:
         if before.get('type') in types and spec.get('type') not in types:
             for key in keys:
@@ -110,7 +110,7 @@ def _let_go(spec: Fields, before: Mapping[str, Any]) -> None:
 
 
 def _keep(spec: Fields, before: Mapping[str, Any]) -> None:
-    """Go on with the addresses and ports that the service has already."""
+    """Keep the addresses and ports that the service already has."""
     if spec.get('type') in _INSIDE and before.get('type') in _INSIDE:
         if not spec.get('clusterIP') and before.get('clusterIP'):
             spec['clusterIP'] = before['clusterIP']

@@ -1,6 +1,4 @@
-"""
-What becomes of a built-in object from one version to the next: what the server keeps, counts or notes by itself.
-"""
+"""Updates of built-in objects: the fields that the server keeps, counts or notes by itself."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +12,7 @@ GENERATION = 'deprecated.daemonset.template.generation'
 
 
 def apply(body: Body, old: Body, plural: str, subresource: str = '') -> None:
-    """Complete the new version by what was there before."""
+    """Complete the new version from the old one."""
     if (complete := _COMPLETE.get((plural, subresource))) is not None:
         complete(body, old)
 

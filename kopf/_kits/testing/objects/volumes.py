@@ -1,8 +1,8 @@
 """
-The rules of volumes, and of how containers mount them or use them as devices.
+The rules of volumes, and of their mounts and devices in containers.
 
-The wording, the order and the places of complaints are those of a real server, its slips included: some complaints
-about mounts do not say which of them is meant.
+The messages, the order and the paths of errors are those of a real server, including its bugs: some errors of mounts do
+not say which mount is meant.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -55,7 +55,7 @@ _ORDER = (
 """The most common sources of volumes, in the order in which the server looks at them."""
 
 _REQUIRED = {'hostPath': 'path', 'secret': 'secretName', 'persistentVolumeClaim': 'claimName', 'configMap': 'name'}
-"""The one field of each source that the source is useless without."""
+"""The one field of each source that the server requires."""
 
 _PROPAGATIONS = ('Bidirectional', 'HostToContainer', 'None')
 
@@ -71,7 +71,7 @@ def claimed_volumes(claims: Sequence[Fields], volumes: Sequence[Fields]) -> Sequ
 
 
 def volume_problems(volumes: Sequence[Fields], place: str, known: Volumes) -> Iterator[Cause]:
-    """Yield everything that is wrong with the volumes of a pod; add those that containers can use to the ``known``."""
+    """Yield all errors of the volumes of a pod; add those that containers can use to the ``known``."""
     for index, volume in enumerate(volumes):
         where, name = f'{place}[{index}]', volume.get('name') or ''
         causes = [*_source_problems(volume, where), *label_problems(name, f'{where}.name', known)]
@@ -92,7 +92,7 @@ def _source_problems(volume: Fields, place: str) -> Iterator[Cause]:
 
 
 def label_problems(name: str, place: str, seen: Container[Any]) -> Iterator[Cause]:
-    """Yield everything that is wrong with the name of a volume or of a container."""
+    """Yield all errors of the name of a volume or of a container."""
     if not name:
         yield value_required(place)
         return
@@ -103,7 +103,7 @@ def label_problems(name: str, place: str, seen: Container[Any]) -> Iterator[Caus
 
 
 def mount_problems(container: Fields, place: str, volumes: Volumes) -> Iterator[Cause]:
-    """Yield everything that is wrong with the mounts and devices of a container."""
+    """Yield all errors of the mounts and devices of a container."""
     mounts, devices = list(maps(container.get('volumeMounts'))), list(maps(container.get('volumeDevices')))
     privileged = bool((container.get('securityContext') or {}).get('privileged'))
     paths: set[Any] = set()

@@ -1,9 +1,8 @@
 """
-Admission webhooks: the objects that say whom to ask, and the asking.
+Admission webhooks: their configurations, and their calls.
 
-Mutating webhooks are asked one after another by name, each with what the ones before have left; validating ones all
-at once. The configurations are read from the storage at every request, so that they work from the moment on when they
-are written.
+Mutating webhooks are called one after another by name, each with the result of the previous ones; validating ones are
+called concurrently. The configurations are read from the storage at every request, so that they take effect at once.
 """
 
 import asyncio
@@ -27,7 +26,7 @@ MUTATING, VALIDATING = 'mutatingwebhookconfigurations', 'validatingwebhookconfig
 
 
 class Webhooks:
-    """All webhooks that are configured."""
+    """All configured webhooks."""
 
     def __init__(self, storage: Storage, catalog: Catalog, callouts: Callouts) -> None:
         self._storage = storage
@@ -35,13 +34,13 @@ class Webhooks:
         self._callouts = callouts
 
     def concerns(self, kind: Kind, operation: str, subresource: str) -> bool:
-        """Whether any webhook could be asked; cheap, since this is asked at every write."""
+        """Check whether any webhook could be called; it is fast, because every write needs it."""
         if kind.group == GROUP:
             return False
         return any(len(self._storage.table(GROUP, plural)) for plural in (MUTATING, VALIDATING))
 
     async def mutate(self, review: Review) -> Body | None:
-        """The object with the changes of all mutating webhooks."""
+        """Return the object with the changes of all mutating webhooks."""
         for webhook in self._matching(MUTATING, review):
             response = await self._call(webhook, review, 'Mutating')
             if response is not None and response.get('patch'):
@@ -49,7 +48,7 @@ class Webhooks:
         return review.body
 
     async def validate(self, review: Review) -> None:
-        """Ask all validating webhooks; the first refusal (by order, not by time) counts."""
+        """Call all validating webhooks; the first refusal (by order, not by time) counts."""
         calls = [self._call(webhook, review, 'Validating') for webhook in self._matching(VALIDATING, review)]
         results = await asyncio.gather(*calls, return_exceptions=True)
         for result in results:

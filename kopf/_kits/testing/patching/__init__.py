@@ -1,1 +1,1 @@
-"""How objects are changed in parts: patches of all types, server-side apply, managed fields."""
+"""Partial changes of objects: patches of all types, server-side apply, managed fields."""

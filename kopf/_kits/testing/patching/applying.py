@@ -1,9 +1,8 @@
 """
-Server-side apply: from the configuration that a client has sent to what the object becomes by it.
+Server-side apply: an object is changed by the configuration that a client has sent.
 
-Here is what surrounds `kopf._kits.testing.patching.managers`: the checks of the configuration, the wording of
-refusals, and the courtesy to users of ``kubectl apply``, whose annotation with the last configuration is understood
-and kept up to date.
+This module surrounds `kopf._kits.testing.patching.managers`: it checks the configuration, words the refusals, and
+migrates the users of ``kubectl apply``: the annotation with the last applied configuration is read and kept up to date.
 """
 
 import functools
@@ -23,7 +22,7 @@ KUBECTL = 'kubectl'
 
 
 def decode(text: bytes) -> Body:
-    """The configuration, from YAML; 400 if it is none."""
+    """Return the configuration, decoded from YAML; raise a 400 if it is invalid."""
     try:
         config = clientyaml.load(text) if not text.startswith(b'{') else clientjson.loads(text)
     except clientyaml.YamlError as error:
@@ -40,7 +39,7 @@ def decode(text: bytes) -> Body:
 
 
 def check(config: Body, kind: Kind, namespace: str, name: str, *, present: bool) -> None:
-    """Refuse a configuration that is not of this object, or does not fit its kind; it must name what is not there."""
+    """Refuse a configuration of another object or kind; it must have a name if the request has none."""
     api_version, word = (text if isinstance(text := config.get(key), str) else '' for key in ('apiVersion', 'kind'))
     if api_version.count('/') > 1:
         api_version = word = ''
@@ -70,7 +69,7 @@ def check(config: Body, kind: Kind, namespace: str, name: str, *, present: bool)
 
 
 def apply(live: Body | None, config: Body, writer: Writer, force: bool) -> Body:
-    """The object with the configuration applied to it; 409 if others own some of its fields."""
+    """Return the object with the configuration applied to it; raise a 409 if other managers own some of its fields."""
     try:
         result = managers.applied(live, config, writer, force)
     except managers.Conflicted as error:
@@ -88,7 +87,7 @@ def apply(live: Body | None, config: Body, writer: Writer, force: bool) -> Body:
 
 @functools.lru_cache(maxsize=256)
 def writer_of(kind: Kind, catalog: Catalog, manager: str, subresource: str) -> Writer:
-    """Who writes objects of this kind."""
+    """Return the writer of objects of this kind."""
     return Writer(
         manager,
         kind.api_version,
@@ -110,14 +109,14 @@ def _shape(catalog: Catalog, kind: Kind, api_version: str) -> Shape | None:
 
 
 def _ignored(kind: Kind, subresource: str) -> FieldSet:
-    """What cannot be written through this endpoint."""
+    """Return the fields that cannot be written through this endpoint."""
     if subresource == 'status':
         return {'f:spec': EMPTY, 'f:metadata': EMPTY} if kind.custom else {'f:spec': EMPTY}
     return {'f:status': EMPTY} if 'status' in kind.subresources and not subresource else EMPTY
 
 
 def _applied_before(live: Body, shape: Shape) -> FieldSet:
-    """The fields that are as kubectl has left them when it applied them by itself."""
+    """Return the fields that still have the values of the last client-side ``kubectl apply``."""
     try:
         config = orjson.loads((live['metadata'].get('annotations') or {})[LAST_APPLIED])
         fields = typed.fields_of(config, shape)

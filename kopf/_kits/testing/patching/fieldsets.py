@@ -1,10 +1,9 @@
 """
 Sets of fields, as ``fieldsV1`` of managed fields writes them: ``{"f:spec": {".": {}, "f:size": {}}}``.
 
-A set is kept in exactly this form, so nothing has to be decoded, encoded, or explained twice: keys are elements of
-paths (``f:`` a field, ``k:`` an item by its keys, ``v:`` an item by its value), and a place is in the set if there is
-nothing below it, or a ``"."``. The whole set is never "in itself": ``{}`` is the empty set. Sets are never changed
-once they are made, so that they can share their parts.
+A set is kept in exactly this form, so it needs no decoding and encoding. Keys are elements of paths: ``f:`` a field,
+``k:`` an item by its keys, ``v:`` an item by its value. A place is a member of the set if there is nothing below it, or
+a ``"."``. The root is never a member: ``{}`` is the empty set. Sets are immutable, so that they can share their parts.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ _LEAF: FieldSet = {}
 
 
 def union(one: FieldSet, another: FieldSet) -> FieldSet:
-    """What is in any of them."""
+    """Return the members of any of both sets."""
     if not one or not another or one == another:
         return one or another
     result = dict(one)
@@ -34,12 +33,12 @@ def union(one: FieldSet, another: FieldSet) -> FieldSet:
 
 
 def difference(one: FieldSet, another: FieldSet) -> FieldSet:
-    """What is in the first one only."""
+    """Return the members of the first set that are not in the second one."""
     return one if not one or not another else _combine(one, another, False)
 
 
 def intersection(one: FieldSet, another: FieldSet) -> FieldSet:
-    """What is in both."""
+    """Return the members of both sets."""
     return EMPTY if not one or not another else _combine(one, another, True)
 
 
@@ -62,7 +61,7 @@ def _combine(one: FieldSet, another: FieldSet, common: bool) -> FieldSet:
 
 
 def without(one: FieldSet, another: FieldSet) -> FieldSet:
-    """What is neither in the second one nor below any of its places."""
+    """Return the members of the first set that are neither in the second one nor below any of its members."""
     result = {}
     for key, below in one.items():
         theirs = another.get(key)
@@ -76,12 +75,12 @@ def without(one: FieldSet, another: FieldSet) -> FieldSet:
 
 
 def is_member(below: FieldSet) -> bool:
-    """Whether a place is in the set itself, by what the set has below it."""
+    """Check whether a place is a member of the set, by what the set has below it."""
     return not below or '.' in below
 
 
 def members(fields: FieldSet, path: str = '') -> Iterator[str]:
-    """The paths as messages name them: ``.spec.ports[port=80,protocol="TCP"].name``, in the order of messages."""
+    """Yield the paths in the form and the order of messages: ``.spec.ports[port=80,protocol="TCP"].name``."""
     for key, below in sorted(fields.items(), key=lambda item: _order(item[0])):
         if key != '.' and is_member(below):
             yield path + _text(key)
@@ -91,17 +90,17 @@ def members(fields: FieldSet, path: str = '') -> Iterator[str]:
 
 
 def field(name: str) -> str:
-    """The element for a field."""
+    """Return the element of a field."""
     return f'f:{name}'
 
 
 def keyed(keys: Mapping[str, Any]) -> str:
-    """The element for an item of a list with keys."""
+    """Return the element of an item of a list with keys."""
     return 'k:' + orjson.dumps(keys, option=orjson.OPT_SORT_KEYS).decode()
 
 
 def valued(value: Any) -> str:
-    """The element for an item of a set."""
+    """Return the element of an item of a set."""
     return 'v:' + orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
 
 

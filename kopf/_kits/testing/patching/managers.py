@@ -1,9 +1,9 @@
 """
-Managed fields: who has set which fields of an object, and what follows from it for server-side apply.
+Managed fields: the owners of an object's fields, and what follows from them for server-side apply.
 
 The records are kept in the form of the API itself, so that reading and writing an object costs nothing; a write that
-changes nothing does not touch them. An update takes the fields that it changes from everybody else. What is applied is
-owned, too, but may not be taken from others without force; and what is not applied any more is removed.
+changes nothing does not touch them. An update takes the fields that it changes from all other managers. Applied fields
+are owned, too, but are taken from other managers only with force; fields that are no longer applied are removed.
 """
 
 import dataclasses
@@ -16,15 +16,14 @@ from kopf._kits.testing.patching.fieldsets import EMPTY, FieldSet
 from kopf._kits.testing.wire import statuses, timestamps
 
 Body = dict[str, Any]
-#: What objects look like in some API version; None if it is not served.
 ShapeOf = Callable[[str], Shape | None]
+"""Returns the shape of the objects of an API version; None if it is not served."""
 
 APPLY, UPDATE = 'Apply', 'Update'
-#: How many records of updates an object has at most; the oldest ones are put together.
 MOST_UPDATERS = 10
+"""How many records of updates an object has at most; the oldest ones are merged."""
 ANCIENT, BEFORE_APPLY = 'ancient-changes', 'before-first-apply'
 
-#: The fields that nobody owns.
 UNOWNED: FieldSet = {
     'f:apiVersion': EMPTY,
     'f:kind': EMPTY,
@@ -46,13 +45,14 @@ UNOWNED: FieldSet = {
         EMPTY,
     ),
 }
-#: What clients may say of new objects in vain.
+"""The fields that have no owner."""
 DROPPED = ('deletionTimestamp', 'deletionGracePeriodSeconds')
+"""The fields of new objects that the API server ignores if a client sends them."""
 
 
 @dataclasses.dataclass(slots=True)
 class Record:
-    """One manager's share of an object."""
+    """One manager's entry in the managed fields of an object."""
 
     manager: str
     operation: str
@@ -63,15 +63,15 @@ class Record:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """Whose record it is; for appliers, versions do not matter."""
+        """The key of the record's manager; for appliers, it does not include the version."""
         return self.manager, self.operation, self.subresource, self.api_version if self.operation == UPDATE else ''
 
     def is_of(self, other: 'Record') -> bool:
-        """Whether both records belong to the same manager."""
+        """Check whether both records belong to the same manager."""
         return self.identity == other.identity
 
     def encoded(self) -> dict[str, Any]:
-        """The record as the API has it."""
+        """Return the record as the API has it."""
         record: dict[str, Any] = {
             'manager': self.manager,
             'operation': self.operation,
@@ -86,7 +86,7 @@ class Record:
 
 @dataclasses.dataclass(slots=True, frozen=True)
 class Writer:
-    """Who writes, in which version and to which subresource of an object; ``ignored`` fields are not written by it."""
+    """The manager that writes an object, the version and the subresource; it does not write the ``ignored`` fields."""
 
     manager: str
     api_version: str
@@ -96,17 +96,17 @@ class Writer:
     ignored: FieldSet = dataclasses.field(default_factory=dict)
 
     def record(self, operation: str, fields: FieldSet = EMPTY) -> Record:
-        """A record of this writer, without a time."""
+        """Return a record of this writer, without a time."""
         return Record(self.manager, operation, self.api_version, self.subresource, '', fields)
 
     def owned(self, fields: FieldSet) -> FieldSet:
-        """Those of the fields that it can write; they are of the parts of objects that can be owned."""
+        """Return those of the fields that the writer can own."""
         fields = _of_contents(fields)
         return fieldsets.without(fields, self.ignored) if self.ignored else fields
 
 
 class Conflicted(Exception):
-    """Somebody else owns what is to be applied; the fields by the records of their owners."""
+    """Raised when other managers own applied fields; ``conflicts`` lists them with the records of the owners."""
 
     def __init__(self, conflicts: list[tuple[Record, FieldSet]]) -> None:
         super().__init__(f'conflicts with {len(conflicts)} managers')
@@ -114,19 +114,19 @@ class Conflicted(Exception):
 
 
 def manager_name(given: str, agent: str) -> str:
-    """The name of the manager: as it is given, or else the first word of the user agent."""
+    """Return the name of the manager: the given one, or else the first word of the user agent."""
     if given:
         return given
     return ''.join(char for char in agent.partition('/')[0] if char.isprintable())[:128] or 'unknown'
 
 
 def reset(given: Any, shape: Shape) -> bool:
-    """Whether a client asks for all records to be forgotten; an empty list does it for built-in kinds only."""
+    """Check whether a client asks to drop all records; an empty list does so for built-in kinds only."""
     return given == [{}] or given == [] and bool(shape.name)
 
 
 def decode(given: Any) -> list[Record] | None:
-    """The records as a client or the storage has them, the last one of each manager; None if they make no sense."""
+    """Return the records of a client or the storage, the last one of each manager; None if they cannot be decoded."""
     records: dict[tuple[str, ...], Record] = {}
     if not isinstance(given, list | None):
         return None
@@ -148,7 +148,7 @@ def decode(given: Any) -> list[Record] | None:
 
 
 def created(body: Body, writer: Writer) -> None:
-    """Let the writer own everything in a new object, but for what the server drops, and nulls that are always there."""
+    """Make the writer the owner of a new object, except for dropped fields and nulls of required fields."""
     new = _ownable(body)
     for key in DROPPED:
         new['metadata'].pop(key, None)
@@ -160,7 +160,7 @@ def created(body: Body, writer: Writer) -> None:
 
 
 def updated(body: Body, old: Body, writer: Writer, given: Any = None) -> None:
-    """Let the writer own whatever differs in the new version; ``given`` are the records that the client has sent."""
+    """Make the writer the owner of all fields that differ; ``given`` are the records that the client has sent."""
     stored = old['metadata'].get('managedFields')
     records: list[Record] | None = None
     if given is not None and given != stored:
@@ -175,7 +175,7 @@ def updated(body: Body, old: Body, writer: Writer, given: Any = None) -> None:
         body['metadata']['managedFields'] = stored
         return
     if records is None:
-        if not stored:  # Nobody tracks the fields of this object, until something is applied.
+        if not stored:  # The fields of this object are not tracked until a client applies something.
             body['metadata'].pop('managedFields', None)
             return
         records = decode(stored) or []
@@ -193,9 +193,12 @@ def updated(body: Body, old: Body, writer: Writer, given: Any = None) -> None:
 
 def applied(live: Body | None, config: Body, writer: Writer, force: bool) -> Body:
     """
-    What the live object becomes when the configuration is applied to it; `Conflicted` without force.
+    Return the live object with the configuration applied to it, and with its new managed fields.
 
-    The result shares parts with both of them. Its records say who owns what from now on.
+    The result shares parts with both of them.
+
+    Raises:
+        Conflicted: Other managers own some of the fields, and ``force`` is not set.
     """
     shape = writer.shape
     present = live or {}
@@ -243,12 +246,12 @@ def applied(live: Body | None, config: Body, writer: Writer, force: bool) -> Bod
 
 
 def same_but_times(one: Any, another: Any) -> bool:
-    """Whether two versions of managed fields differ in nothing but when."""
+    """Check whether two versions of managed fields differ in nothing but their times."""
     return _timeless(one) == _timeless(another)
 
 
 def conflict(conflicts: Iterable[tuple[Record, FieldSet]]) -> statuses.Refusal:
-    """409: what is to be applied belongs to others."""
+    """Return a 409: other managers own applied fields."""
     by_owner: dict[str, list[str]] = {}
     causes = []
     for record, fields in sorted(conflicts, key=lambda item: _words(item[0])):
@@ -285,7 +288,7 @@ def _words(record: Record) -> str:
 
 
 def _pruned(merged: Body, last: Record, wanted: FieldSet, writer: Writer) -> Body:
-    """The object without what its manager has applied before and nobody wants now."""
+    """Return the object without the fields that its manager has applied before, and that no manager owns now."""
     shape = writer.shape_of(last.api_version)
     if shape is None:
         return merged
@@ -309,7 +312,7 @@ def _comparisons(
     writer: Writer,
     own: typed.Comparison,
 ) -> Callable[[Record], typed.Comparison | None]:
-    """The differences as they look in the version of a record; None if this version is not served any more."""
+    """Return a function that compares in the version of a record; None if this version is no longer served."""
     known: dict[str, typed.Comparison | None] = {writer.api_version: own}
 
     def find(record: Record) -> typed.Comparison | None:
@@ -325,7 +328,7 @@ def _comparisons(
 
 
 def _take(records: list[Record], comparisons: Callable[[Record], typed.Comparison | None]) -> None:
-    """Take from all what has been changed or removed."""
+    """Remove the fields that were changed or removed from all records."""
     for record in records:
         if (comparison := comparisons(record)) is None:
             record.fields = EMPTY
@@ -335,7 +338,7 @@ def _take(records: list[Record], comparisons: Callable[[Record], typed.Compariso
 
 
 def _capped(records: list[Record]) -> list[Record]:
-    """The same records, but the oldest updates are put together if there are too many of them."""
+    """Return the records with the oldest updates merged if there are too many of them."""
     updaters = sorted(
         (record for record in records if record.operation == UPDATE),
         key=lambda record: (record.time, record.manager, record.api_version),
@@ -356,7 +359,7 @@ def _capped(records: list[Record]) -> list[Record]:
 
 
 def encode(records: Iterable[Record]) -> list[dict[str, Any]]:
-    """The records as the API has them, in its order."""
+    """Return the records as the API has them, in its order."""
     ordered = sorted(
         records,
         key=lambda record: (record.operation, record.time, record.manager, record.api_version, record.subresource),
@@ -375,7 +378,7 @@ _METADATA = frozenset(key[2:] for key in UNOWNED['f:metadata'])
 
 
 def _ownable(body: Mapping[str, Any]) -> Body:
-    """The parts of an object that can be owned."""
+    """Return the parts of an object that can be owned."""
     found = dict(body)
     found.pop('apiVersion', None)
     found.pop('kind', None)
@@ -384,7 +387,7 @@ def _ownable(body: Mapping[str, Any]) -> Body:
 
 
 def _of_contents(fields: FieldSet) -> FieldSet:
-    """The same fields, but for the metadata as such."""
+    """Return the same fields without the element of the metadata itself."""
     meta = fields.get('f:metadata')
     if meta is None or (meta and '.' not in meta):
         return fields

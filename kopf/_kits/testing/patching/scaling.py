@@ -1,9 +1,9 @@
 """
-Who owns the number of replicas, as it is seen through the scale subresource.
+The ownership of the number of replicas, as the scale subresource shows it.
 
-A scale is an object of a kind of its own with one field that can be owned. Its managed fields are those of the object
-that own this number, and whoever writes the scale owns it in the object from then on, in a record for the subresource.
-These records have no times, and nobody begins to own a number that nobody owned before, unless it is applied.
+A scale has one field that can be owned. Its managed fields are those of the object that own the number of replicas. A
+client that writes the scale owns the number in the object from then on, in a record for the subresource. These records
+have no times. A number without an owner stays without one until it is applied.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class Ownership:
             self._place = {fieldsets.field(part): self._place}
 
     def of_scale(self) -> list[Record]:
-        """The records of the scale."""
+        """Return the records of the scale."""
         return [
             dataclasses.replace(record, api_version=API_VERSION, fields=REPLICAS)
             for record in self._records
@@ -39,14 +39,14 @@ class Ownership:
         ]
 
     def updated(self, manager: str, before: int, after: int) -> list[Record]:
-        """The records of the scale when somebody has written it."""
+        """Return the records of the scale after an update by this manager."""
         records = self.of_scale()
         if not records or not after:
             return []
         return records if before == after else [Record(manager, UPDATE, API_VERSION, SUBRESOURCE, '', REPLICAS)]
 
     def of_object(self, scale: list[Record]) -> list[dict[str, Any]]:
-        """The managed fields of the object, by the records of its scale."""
+        """Return the managed fields of the object that follow from the records of its scale."""
         records = [
             dataclasses.replace(record, fields=fieldsets.difference(record.fields, self._place))
             for record in self._records
@@ -58,7 +58,7 @@ class Ownership:
 
 
 def applied(scale: Body, owners: list[Record], config: Body, manager: str, force: bool) -> tuple[Body, list[Record]]:
-    """A scale with a configuration applied to it, and its records then; 409 if others own the number."""
+    """Return a scale with a configuration applied to it, and its new records; raise a 409 if others own the number."""
     shape = shapes.builtin(GROUP, VERSION, KIND)
     writer = Writer(manager, API_VERSION, shape, {API_VERSION: shape}.get, SUBRESOURCE, {'f:status': EMPTY})
     live = {**scale, 'metadata': {**scale['metadata'], 'managedFields': [record.encoded() for record in owners]}}

@@ -1,9 +1,9 @@
 """
-Strategic merge patches: merge patches that know which lists are maps in disguise.
+Strategic merge patches: merge patches that merge lists by the keys of their items.
 
-What a list is merged by, is said by the schemas of built-in kinds; there are none for custom resources, so these
-patches are refused for them. Directives (``$patch``, ``$retainKeys``, ``$setElementOrder/...``,
-``$deleteFromPrimitiveList/...``) are instructions for the merge and never become a part of the object.
+The merge keys of lists come from the schemas of built-in kinds. Custom resources have none, so these patches are
+refused for them. Directives (``$patch``, ``$retainKeys``, ``$setElementOrder/...``, ``$deleteFromPrimitiveList/...``)
+are instructions for the merge and never become a part of the object.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,12 @@ BAD_KEYS = 'invalid patch format of retainKeys'
 
 
 def merge(document: Mapping[str, Any], patch: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
-    """The document with the patch applied; unchanged parts are shared with it. Refused if the patch makes no sense."""
+    """
+    Return the document with the patch applied; unchanged parts are shared with it.
+
+    Raises:
+        Refusal: The directives of the patch are invalid.
+    """
     match patch.get(PATCH):
         case None if PATCH not in patch:
             pass
@@ -121,7 +126,7 @@ def _merge_lists(present: list[Any], patch: list[Any], shape: Shape) -> list[Any
 
 
 def _ordered(items: list[Any], order: Any, before: list[Any], shape: Shape) -> list[Any]:
-    """The items that are named in the order of their names, and between them the others, as they were before."""
+    """Return the named items in the given order, and between them the other items in their previous order."""
     wanted = _identities(order if isinstance(order, list) else (), shape)
     live = _identities(before, shape)
     named = sorted(
@@ -149,7 +154,7 @@ def _identity(item: Any, shape: Shape) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value without instructions for lists, and without the nulls that would have removed something."""
+    """Return a value without directives for lists, and without nulls that would remove a field."""
     if isinstance(value, Mapping):
         return {
             key: _plain(item)

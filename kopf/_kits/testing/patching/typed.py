@@ -1,8 +1,8 @@
 """
-Values together with their shapes: which fields they have, how two of them differ, how they are merged.
+Values with shapes: their fields, comparison, and merging.
 
 It is the core of managed fields. The rules are those of server-side apply: maps are merged field by field, lists are
-replaced unless their schema says what identifies their items, and whatever is atomic is one field, however large.
+replaced unless their schema identifies their items, and an atomic value is one field of any size.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ _ABSENT: Any = object()
 
 
 def problems(value: Any, shape: Shape, path: str = '') -> Iterator[str]:
-    """Everything by which the value does not fit its shape, as a real server words it."""
+    """Yield the mismatches of the value with its shape, as a real server words them."""
     if value is None:
         return
     if shape.type == 'object' or not shape.type and isinstance(value, dict):
@@ -74,7 +74,12 @@ def _scalar_problem(value: Any, type: str) -> str | None:
 
 
 def element(item: Any, shape: Shape) -> str:
-    """What identifies an item of a list that is a set or a map; ValueError if nothing does."""
+    """
+    Return the element of an item of a list that is a set or a map.
+
+    Raises:
+        ValueError: The item has no keys.
+    """
     if shape.list_relation != MAP:
         if item is None:
             raise ValueError('associative list without keys has an element that\'s an explicit null')
@@ -94,7 +99,7 @@ def element(item: Any, shape: Shape) -> str:
 
 
 def items(values: list[Any], shape: Shape) -> dict[str, Any]:
-    """The items of a list by their elements; what has none is left out."""
+    """Return the items of a list by their elements; items without an element are omitted."""
     found = {}
     for value in values:
         try:
@@ -105,7 +110,7 @@ def items(values: list[Any], shape: Shape) -> dict[str, Any]:
 
 
 def fields_of(value: Any, shape: Shape) -> FieldSet:
-    """The fields that the value has an opinion about; of the places between them, only those that are not declared."""
+    """Return the fields that the value sets; of the places between them, only undeclared ones."""
     if isinstance(value, Mapping) and shape.map_relation != ATOMIC:
         result: dict[str, Any] = {}
         for name, item in value.items():
@@ -126,7 +131,7 @@ def fields_of(value: Any, shape: Shape) -> FieldSet:
 
 
 def _is_leaf(value: Any, shape: Shape | None) -> bool:
-    """Whether a value is one field as a whole."""
+    """Check whether a value is one field as a whole."""
     if shape is None:
         return True
     if isinstance(value, Mapping):
@@ -135,7 +140,7 @@ def _is_leaf(value: Any, shape: Shape | None) -> bool:
 
 
 def everything(value: Any, shape: Shape) -> FieldSet:
-    """All fields of the value and all places between them, as they come into being together."""
+    """Return all fields of the value and all places between them, as a new object owns them."""
     if isinstance(value, dict) and value and shape.map_relation != ATOMIC:
         declared, others = shape.fields, shape.others or UNTYPED
         result = {f'f:{name}': everything(item, declared.get(name) or others) for name, item in value.items()}
@@ -150,7 +155,7 @@ def everything(value: Any, shape: Shape) -> FieldSet:
 
 
 class Comparison:
-    """How two values differ: what is other in the new one or only there, and what was only in the old one."""
+    """The difference of two values: what was changed or added in the new one, and what was removed from the old one."""
 
     def __init__(self, old: Mapping[str, Any], new: Mapping[str, Any], shape: Shape) -> None:
         changed: dict[str, Any] = {}
@@ -160,7 +165,7 @@ class Comparison:
         self.removed: FieldSet = removed
 
     def ignore(self, fields: FieldSet) -> None:
-        """Look away from these fields, and from all below them."""
+        """Exclude these fields, and all below them."""
         if fields:
             self.changed = fieldsets.without(self.changed, fields)
             self.removed = fieldsets.without(self.removed, fields)
@@ -185,7 +190,7 @@ def _compare_maps(
 
 
 def _equal(one: Any, another: Any) -> bool:
-    """Whether both are the same; true and 1 are not, unlike in Python."""
+    """Check whether both values are the same; true and 1 are not, unlike in Python."""
     return one == another and (
         isinstance(one, str)
         or orjson.dumps(one) == orjson.dumps(another)
@@ -242,7 +247,7 @@ def _compare_below(
 
 
 def merge(live: Any, config: Any, shape: Shape) -> Any:
-    """What the live value becomes by the configuration; nothing of both is changed, but parts are shared."""
+    """Return the live value merged with the configuration; both stay unchanged, the result shares their parts."""
     if not (live or config) or _is_leaf(live if config is None else config, shape):
         return config
     if isinstance(config, (dict, type(None))) and isinstance(live, (dict, type(None))):
@@ -256,7 +261,7 @@ def merge(live: Any, config: Any, shape: Shape) -> Any:
 
 
 def _merge_lists(live: list[Any], config: list[Any], shape: Shape) -> list[Any]:
-    """The items of the configuration in its order; the others stay before the one they have been before."""
+    """Return the items of the configuration in its order; other items stay before the item that they preceded."""
     ours, theirs = items(config, shape), items(live, shape)
     order = [(key, item) for item in live for key in _elements(item, shape)]
     shared = [key for key in ours if key in theirs]
@@ -286,7 +291,7 @@ def _elements(item: Any, shape: Shape) -> Iterator[str]:
 
 
 def remove(value: Any, fields: FieldSet, shape: Shape) -> Any:
-    """The value without these fields; what becomes empty by it is null."""
+    """Return the value without these fields; null if it becomes empty."""
     if not fields:
         return value
     if isinstance(value, dict) and value:
@@ -315,7 +320,7 @@ def remove(value: Any, fields: FieldSet, shape: Shape) -> Any:
 
 
 def with_parents(fields: FieldSet, shape: Shape) -> FieldSet:
-    """The same set, and in it also the declared fields that something below is in it of."""
+    """Return the set together with the declared fields that contain one of its members."""
     result = {}
     for key, below in fields.items():
         if key == '.' or not below:

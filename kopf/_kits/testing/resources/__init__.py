@@ -1,1 +1,1 @@
-"""What is served: kinds of objects, CRDs, their versions and subresources, webhooks that are asked about them."""
+"""CRDs and the conversion between their versions."""

@@ -1,7 +1,7 @@
 """
-What CRDs may say about the conversion of their versions: the strategy, and where its webhook is.
+The conversion settings of CRDs: defaults and validation of the strategy and the webhook.
 
-The paths of the fields are those of the internal form of CRDs, in which a real server checks them.
+Paths of fields are those of the internal form of CRDs, in which a real server checks them.
 """
 
 import re
@@ -25,7 +25,7 @@ _LABEL_RULE = (
 
 
 def complete(spec: dict[str, Any]) -> None:
-    """Fill in what may be left out of the conversion of a CRD."""
+    """Fill in the omitted fields of the conversion settings."""
     conversion = spec.setdefault('conversion', {'strategy': 'None'})
     webhook = conversion.get('webhook') if isinstance(conversion, dict) else None
     client = webhook.get('clientConfig') if isinstance(webhook, dict) else None
@@ -37,7 +37,7 @@ def complete(spec: dict[str, Any]) -> None:
 
 
 def problems(conversion: Mapping[str, Any]) -> Iterator[Cause]:
-    """Everything that is wrong with the conversion of a CRD."""
+    """Yield all errors of the conversion settings."""
     strategy, webhook = conversion.get('strategy'), conversion.get('webhook') or {}
     place, reviews = 'spec.conversion.webhookClientConfig', 'spec.conversion.conversionReviewVersions'
     if not strategy:

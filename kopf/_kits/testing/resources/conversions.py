@@ -1,10 +1,11 @@
 """
-Versions of custom resources: how an object that is stored in one version is shown in another, and back.
+Conversion of custom resources between the version that they are stored in and other versions.
 
-Every object keeps the version that it was stored in, also when its CRD names another one later. Without a webhook, only
-the name of the version differs, and what the other version does not know is dropped. A webhook is asked for one object
-at a time, as on a real server; what lists and watches have converted is kept for the next of them, reading one object
-always asks again. Nobody can wait in the middle of building an answer: so objects are prepared first, and picked then.
+Every object keeps the version that it was stored in, even when its CRD declares another one later. Without a webhook,
+only the name of the version differs, and fields that the other version does not have are dropped. The webhook gets one
+object at a time, as on a real server. Conversions for lists and watches are cached for later ones; reading one object
+always calls the webhook. Responses are built synchronously, so objects are converted first (``prepare``), and picked
+then.
 """
 
 import asyncio
@@ -23,16 +24,16 @@ from kopf._kits.testing.storing.callouts import CalloutError, Callouts
 from kopf._kits.testing.wire import gotext, statuses
 from kopf._kits.testing.wire.patches import json_type
 
-#: How long a webhook for conversions may take: there is no field for it.
 PATIENCE = 30.0
-#: So many objects are sent to the webhook at the same time.
+"""The timeout of a conversion webhook (seconds): CRDs have no field for it."""
 AT_ONCE = 8
+"""How many objects are sent to the webhook concurrently."""
 GROUP = 'apiextensions.k8s.io'
 CHANGEABLE = ('labels', 'annotations')
 
 
 class Renaming:
-    """The strategy ``None``: only the API version is another one."""
+    """The strategy ``None``: only the API version differs."""
 
     def __init__(self, api_version: str, stored: str, schemas_of: Schemas) -> None:
         self._api_version = api_version
@@ -40,21 +41,21 @@ class Renaming:
         self._schemas = schemas_of
 
     async def prepare(self, records: Iterable[Record], fresh: bool = False) -> None:
-        """There is nothing to wait for."""
+        """Return at once: renaming needs no preparation."""
 
     def outward(self, record: Record) -> Body:
-        """The object without what this version does not know."""
+        """Return the object without fields that this version does not have."""
         return _pruned(record.body(), self._schemas[self._api_version])
 
     async def inward(self, body: Body) -> Body:
-        """The object without what the stored version does not know, and with its defaults."""
+        """Return the object without fields that the stored version does not have, and with its defaults."""
         stored = {**orjson.loads(orjson.dumps(body)), 'apiVersion': self._stored}
         if self._stored != self._api_version:
             schemas.fill(_pruned(stored, self._schemas[self._stored]), self._schemas[self._stored])
         return stored
 
     async def back(self, stored: Body) -> Body:
-        """The object without what this version does not know."""
+        """Return the object without fields that this version does not have."""
         return _pruned({**stored, 'apiVersion': self._api_version}, self._schemas[self._api_version])
 
 
@@ -82,7 +83,7 @@ class Asking:
         self._known: weakref.WeakKeyDictionary[Record, bytes] = weakref.WeakKeyDictionary()
 
     async def prepare(self, records: Iterable[Record], fresh: bool = False) -> None:
-        """Ask for those that are not known yet."""
+        """Call the webhook for objects that are not in the cache."""
         wanted = [
             record for record in records if record.stored != self._api_version and (fresh or record not in self._known)
         ]
@@ -107,14 +108,14 @@ class Asking:
         self._ready = self._ready or not fresh
 
     def outward(self, record: Record) -> Body:
-        """What was prepared."""
+        """Return the prepared object."""
         if (known := self._known.get(record)) is None:
             raise statuses.internal(f'the object {record.key} was not converted to {self._api_version}')
         body: Body = orjson.loads(known)
         return body
 
     async def inward(self, body: Body) -> Body:
-        """What the webhook makes of it, with the defaults of the stored version, as they are applied on reading."""
+        """Return the webhook's result with the defaults of the stored version, as they are applied on reading."""
         given: Body = orjson.loads(orjson.dumps(body))
         if self._stored != self._api_version:
             given = await self._convert(given, self._stored)
@@ -122,12 +123,12 @@ class Asking:
         return given
 
     async def back(self, stored: Body) -> Body:
-        """What the webhook makes of it."""
+        """Return the webhook's result."""
         return stored if self._stored == self._api_version else await self._convert(stored, self._api_version)
 
     async def _fetch(self, record: Record) -> None:
         body = {'apiVersion': record.stored, 'kind': self._kind, **record.body()}
-        version = body['metadata'].pop('resourceVersion')  # which a real server does not have yet when it converts
+        version = body['metadata'].pop('resourceVersion')  # a real server does not have it yet when it converts
         converted = await self._convert(body, self._api_version)
         converted['metadata']['resourceVersion'] = version
         self._known[record] = orjson.dumps(converted)
@@ -155,7 +156,7 @@ class Asking:
 
 
 def factory(callouts: Callouts) -> ConversionFactory:
-    """What makes the conversions: of a CRD, an API version, all schemas, and whether nothing is to be converted."""
+    """Return the factory of conversions."""
 
     def make(crd: Body, api_version: str, schemas_of: Schemas, ready: bool) -> Conversion:
         spec, names = crd['spec'], crd['status']['acceptedNames']
@@ -169,7 +170,12 @@ def factory(callouts: Callouts) -> ConversionFactory:
 
 
 def _response(text: bytes, uid: str, number: str) -> Mapping[str, Any]:
-    """The response in the answer of a webhook; ValueError if there is none, or if it says that it has failed."""
+    """
+    Return the response in the body of a webhook's answer.
+
+    Raises:
+        ValueError: The body has no response, or the response is a failure.
+    """
     try:
         answer = orjson.loads(text)
     except ValueError:
@@ -204,7 +210,7 @@ def _response(text: bytes, uid: str, number: str) -> Mapping[str, Any]:
 
 
 def _checked(given: Body, converted: Any, version: str, subject: str) -> Body:
-    """The converted object with the metadata that may not be changed; refused if it is another object."""
+    """Return the converted object with its immutable metadata; refuse it if it is another object."""
     if not isinstance(converted, dict):
         raise statuses.internal('unexpected end of JSON input')
     for field, word, wanted in (('apiVersion', 'groupVersion', version), ('kind', 'kind', given['kind'])):

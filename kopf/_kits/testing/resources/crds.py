@@ -1,6 +1,4 @@
-"""
-CRDs: whether a definition is acceptable, what the server fills in, and the kinds that follow from it.
-"""
+"""CRDs: their defaults, validation and conditions, and the kinds that they define."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,7 +17,7 @@ SIMPLE = 'must be a simple json path starting with .'
 
 
 def complete(body: Body) -> None:
-    """Fill in what may be left out of a CRD: the other names, the conversion, and the stored versions."""
+    """Fill in the omitted fields of a CRD: the other names, the conversion, and the stored versions."""
     spec = _mapping(body, 'spec')
     wanted = _mapping(spec, 'names')
     if kind := wanted.get('kind'):
@@ -35,7 +33,7 @@ def complete(body: Body) -> None:
 
 
 def note_storage(body: Body) -> None:
-    """Add the version that objects are stored in to those that they may be stored in."""
+    """Add the storage version to the ``storedVersions``."""
     stored = body['status']['storedVersions']
     for version in _versions(body['spec']):
         if version.get('storage'):
@@ -45,7 +43,7 @@ def note_storage(body: Body) -> None:
 
 
 def problems(body: Body) -> list[Cause]:
-    """Everything that is wrong with a completed CRD."""
+    """Return all errors of a CRD with its defaults."""
     return list(_problems(body))
 
 
@@ -101,7 +99,7 @@ def _problems(body: Body) -> Iterator[Cause]:
 
 
 def change_problems(body: Body, old: Body) -> Iterator[Cause]:
-    """Everything that is wrong with the difference between two versions of a CRD."""
+    """Yield all errors of the change of a CRD."""
     declared = {version.get('name') for version in _versions(body['spec'])}
     if body['spec'] == old['spec']:
         return
@@ -151,8 +149,8 @@ def _version_problems(spec: Mapping[str, Any]) -> Iterator[Cause]:
         yield from structural.problems(schema, f'{base}.openAPIV3Schema')
 
 
-#: What the numbers and texts of columns can be.
 FORMATS = ('byte', 'date', 'date-time', 'double', 'float', 'int32', 'int64', 'password')
+"""The types and formats of columns."""
 
 
 def _column_problems(version: Mapping[str, Any], place: str) -> Iterator[Cause]:
@@ -186,7 +184,7 @@ def _scale_problems(version: Mapping[str, Any], place: str) -> Iterator[Cause]:
 
 
 def _described(versions: list[dict[str, Any]]) -> str:
-    """The versions as messages quote them: what all of them have in common is not said of each."""
+    """Return the versions as messages quote them: fields that are the same in all of them are hoisted."""
     return statuses.text(
         [
             {
@@ -206,7 +204,7 @@ def _described(versions: list[dict[str, Any]]) -> str:
 
 
 def accept(body: Body, taken: Mapping[str, str]) -> None:
-    """Set the conditions of a CRD; ``taken`` has the words that other resources of its group use already."""
+    """Set the conditions of a CRD; ``taken`` has the names that other resources of its group use already."""
     wanted, status = body['spec']['names'], body['status']
     accepted: dict[str, Any] = dict(status.get('acceptedNames') or {})
     clashes = []
@@ -232,7 +230,7 @@ def accept(body: Body, taken: Mapping[str, str]) -> None:
 
 
 def terminate(body: Body) -> None:
-    """Say that the objects of a CRD are being deleted."""
+    """Set the condition that the objects of a CRD are being deleted."""
     _condition(
         body['status'],
         'Terminating',
@@ -243,19 +241,19 @@ def terminate(body: Body) -> None:
 
 
 def is_established(body: Mapping[str, Any]) -> bool:
-    """Whether the objects of a CRD can be served."""
+    """Check whether the objects of a CRD can be served."""
     conditions = body['status'].get('conditions') or ()
     return any(item['type'] == 'Established' and item['status'] == 'True' for item in conditions)
 
 
 def schemas_of(body: Mapping[str, Any]) -> Schemas:
-    """The schemas of all versions of a CRD, by their API versions."""
+    """Return the schemas of all versions of a CRD, by their API versions."""
     group, versions = body['spec']['group'], body['spec']['versions']
     return {f'{group}/{version["name"]}': version['schema']['openAPIV3Schema'] for version in versions}
 
 
 def kinds_of(body: Body, table: Table, converting: ConversionFactory) -> Iterator[Kind]:
-    """The kinds that an established CRD defines, one for each of its served versions."""
+    """Yield the kinds that an established CRD defines, one for each of its served versions."""
     spec, accepted = body['spec'], body['status']['acceptedNames']
     versions, service, all_schemas = spec['versions'], Service(), schemas_of(body)
     stored = next(version['name'] for version in versions if version.get('storage'))

@@ -1,1 +1,1 @@
-"""What objects may look like: structural schemas, types of built-in kinds, rules in CEL."""
+"""Validation of objects: structural schemas, types of built-in kinds, rules in CEL."""

@@ -1,6 +1,7 @@
 """
-The functions that rules in CEL have in Kubernetes besides those of the language: of lists, sets, patterns, URLs,
-quantities, versions, addresses. What is a type of its own on a real server, is a map here.
+Kubernetes' functions of CEL besides those of the language: lists, sets, regular expressions, URLs, quantities, etc.
+
+Types of their own on a real server (URLs, quantities, versions, addresses) are maps here.
 """
 
 import datetime
@@ -42,7 +43,7 @@ _SEMVER = re.compile(
 
 
 class Form(NamedTuple):
-    """One overload of a function: types are words, such as ``'LIST'``."""
+    """One overload of a function; types are words, such as ``'LIST'``."""
 
     name: str
     parameters: Sequence[str]
@@ -52,7 +53,7 @@ class Form(NamedTuple):
 
 
 def forms() -> Iterator[Form]:
-    """All of them."""
+    """Yield all overloads."""
     yield Form('isSorted', ['LIST'], True, lambda items: list(items) == sorted(items), 'BOOL')
     yield Form('sum', ['LIST'], True, _sum)
     yield Form('min', ['LIST'], True, lambda items: _returned(min(items)))
@@ -136,7 +137,6 @@ def _address_forms() -> Iterator[Form]:
     yield Form('containsCIDR', ['MAP', 'MAP'], True, lambda self, other: _contains_network(self, other['cidr']), 'BOOL')
 
 
-#: What can be asked of addresses; those of private networks are global, too, as Go sees it.
 _ADDRESSES: Mapping[str, Callable[[Any], bool]] = {
     'isUnspecified': lambda address: address.is_unspecified,
     'isLoopback': lambda address: address.is_loopback,
@@ -154,6 +154,7 @@ _ADDRESSES: Mapping[str, Callable[[Any], bool]] = {
         )
     ),
 }
+"""The properties of addresses; those of private networks are global, too, as in Go."""
 
 
 def _sum(items: Sequence[Any]) -> Any:
@@ -161,7 +162,7 @@ def _sum(items: Sequence[Any]) -> Any:
 
 
 def _returned(value: Any) -> Any:
-    """A value as the library takes it back: it does not know times of Python."""
+    """Return a value in a form that the library accepts: it does not know Python's times."""
     if isinstance(value, datetime.timedelta):
         duration = duration_pb2.Duration()
         duration.FromTimedelta(value)
@@ -221,7 +222,7 @@ def _semver(text: str) -> dict[str, str]:
 
 
 def _rank(box: Mapping[str, str]) -> Any:
-    """What semantic versions are compared by: those before a release are less than it, and numbers less than words."""
+    """Return the sort key of a semantic version: pre-releases precede the release, and numbers precede words."""
     labels = (
         [(0, int(label), '') if label.isdecimal() else (1, 0, label) for label in box['before'].split('.')]
         if box['before']

@@ -1,8 +1,8 @@
 """
-CEL, by ``cel-expr-python``: the environments that rules are compiled in, and the values that they see.
+CEL by ``cel-expr-python``: the environments of compiled rules, and the values that rules see.
 
-A rule is compiled twice: with the types of its schema when it is declared, which tells whether it makes sense, and
-without types for its evaluation. The costs of rules are not estimated.
+A rule is compiled twice: with the types of its schema when it is declared, to check it, and without types for its
+evaluation. The costs of rules are not estimated.
 """
 
 import base64
@@ -21,18 +21,18 @@ from kopf._kits.testing.schemas import celfunctions, celtypes
 from kopf._kits.testing.schemas.schemas import Schema
 
 _UNITS = {'ns': 1e-9, 'us': 1e-6, 'µs': 1e-6, 'ms': 1e-3, 's': 1, 'm': 60, 'h': 3600, 'd': 86400, 'w': 604800}
-#: What Kubernetes has, and the library has not.
 _MISSING = re.compile(
     r'\b(transformList|transformMap|transformMapEntry|lists\.range|format\.\w+)\(|'
     r'\b(all|exists|existsOne)\(\s*\w+\s*,\s*\w+\s*,'
 )
+"""The functions of Kubernetes that the library does not have."""
 NO_OVERLOAD = 'no such overload'
 _ON_LISTS = re.compile(r'\.(last)?[iI]ndexOf\(')
-#: What the library says of types, and a real server does not mind: numbers of any type can be compared.
 _FINE = re.compile(
     r"no matching overload for '_[<>]=?_' applied to '\((int|uint|double), (int|uint|double)\)'|"
     r"no matching overload for '(lastIndexOf|indexOf)' applied to '\(list"
 )
+"""The library's errors about types that a real server accepts, such as comparisons of numbers of any type."""
 _WORDS = (
     (r" not found in struct '[^']*'", ''),
     (r'\bnull_type\b', 'null'),
@@ -41,11 +41,11 @@ _WORDS = (
 
 
 class CelError(Exception):
-    """An expression cannot be compiled, or its evaluation has failed; the message is that of a real server."""
+    """Raised when an expression cannot be compiled or evaluated; the message is that of a real server."""
 
 
 class NotEmulatedError(CelError):
-    """An expression uses what only a real server has; the message is its name."""
+    """Raised when an expression uses a function that only a real server has; the message is its name."""
 
 
 class Program:
@@ -55,8 +55,8 @@ class Program:
         environment = _environment()
         try:
             self._plain = environment.compile(text)
-            #: Whether it compares with what was before.
             self.uses_old = re.search(r'\boldSelf\b', text) is not None
+            """Whether it refers to the old value."""
             self._on_lists = _ON_LISTS.search(text) is not None
             self._present = self._absent = self._plain
             if optional and self.uses_old:
@@ -70,7 +70,12 @@ class Program:
         return NotEmulatedError('indexOf for lists') if found == NO_OVERLOAD and self._on_lists else CelError(found)
 
     def run(self, variables: Mapping[str, Any]) -> Any:
-        """The value for these variables; `CelError` if there is none."""
+        """
+        Return the value for these variables.
+
+        Raises:
+            CelError: The evaluation has failed.
+        """
         program = self._present if 'oldSelf' in variables else self._absent
         try:
             value = program.eval(data=dict(variables))
@@ -83,15 +88,23 @@ class Program:
 
 @functools.lru_cache(maxsize=5000)
 def compiled(text: str, optional: bool) -> Program:
-    """The program for an expression; ``optional``: what was before may be absent, and is asked for that."""
+    """Return the program of an expression; ``optional`` if the old value can be absent, as an optional type."""
     return Program(text, optional)
 
 
 def result_type(text: str, optional: bool, schema: Schema, root: bool) -> str:
     """
-    The type that an expression about values with this schema evaluates to; `CelError` if it makes no sense.
+    Return the type of an expression about values with this schema.
 
-    ``root``: the values are whole objects. `TypeError` if the schema does not say what the values are.
+    Args:
+        text: The expression.
+        optional: The old value can be absent, as an optional type.
+        schema: The schema of the values.
+        root: The values are whole objects.
+
+    Raises:
+        CelError: The expression does not compile.
+        TypeError: The schema does not say what the values are.
     """
     environment = _checker(orjson.dumps(schema), root)
     if environment is None:
@@ -117,7 +130,7 @@ def _checker(schema: bytes, root: bool) -> Any:
 
 
 def seen(value: Any, schema: Schema) -> Any:
-    """A value as rules see it: with times, durations, and names of fields that they can write."""
+    """Return a value as rules see it: with times, durations, and escaped names of fields."""
     if isinstance(value, dict):
         properties, others = schema.get('properties') or {}, schema.get('additionalProperties')
         other = others if isinstance(others, Mapping) else {}
@@ -178,7 +191,7 @@ def _language() -> dict[str, Any]:
 
 
 def _compilation_error(text: str, complaint: str, shift: int = 0) -> CelError:
-    """What is wrong with an expression, in the words of a real server; empty if that has nothing against it."""
+    """Return the error of an expression in the words of a real server; empty if a real server accepts it."""
     if 'undeclared reference to' in complaint and (match := _MISSING.search(text)) is not None:
         return NotEmulatedError(match[1] or f'{match[2]} with two variables')
     complaint = re.sub(r'\s*\[INVALID_ARGUMENT\]$', '', complaint.removeprefix('INVALID_ARGUMENT: ')).strip()

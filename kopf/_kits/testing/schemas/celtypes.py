@@ -1,9 +1,9 @@
 """
-The types of schemas, as rules in CEL see them: what a rule refers to is checked when it is declared.
+The types of schemas for CEL: the references of a rule are checked when it is declared.
 
-The library has lists, maps, and messages of protocol buffers, so each object of a schema becomes a message. What these
-have no words for is not checked: what is inside lists of lists, and maps of lists or maps. It is for checking only:
-values are evaluated as plain dicts and lists.
+The library has lists, maps, and messages of protocol buffers, so each object of a schema becomes a message. Types
+without a counterpart are not checked: the items of lists of lists, and of maps of lists or maps. Types are for checking
+only: values are evaluated as plain dicts and lists.
 """
 
 import re
@@ -46,12 +46,12 @@ _RESERVED = frozenset(
 )
 _ESCAPES = (('__', '__underscores__'), ('.', '__dot__'), ('-', '__dash__'), ('/', '__slash__'))
 _STRING = {'type': 'string'}
-#: What rules see at the root of each object, whatever the schema says.
 _IDENTITY: Mapping[str, Schema] = {
     'apiVersion': _STRING,
     'kind': _STRING,
     'metadata': {'type': 'object', 'properties': {'name': _STRING, 'generateName': _STRING}},
 }
+"""The fields that rules see at the root of each object, independently of the schema."""
 _SCALARS = {
     'boolean': (_Field.TYPE_BOOL, cel.Type.BOOL),
     'integer': (_Field.TYPE_INT64, cel.Type.INT),
@@ -70,7 +70,7 @@ _MESSAGES = {
 
 
 def escaped(name: str) -> str:
-    """A name of a field as rules write it."""
+    """Return the name of a field as rules write it."""
     if name in _RESERVED:
         return f'__{name}__'
     for text, escape in _ESCAPES:
@@ -79,7 +79,7 @@ def escaped(name: str) -> str:
 
 
 def declared(schema: Schema, root: bool) -> tuple[Pool, Any] | None:
-    """The type of values with this schema, and where its parts are; None if the schema says too little."""
+    """Return the type of values with this schema, and the pool of its parts; None if the schema has too few types."""
     messages = _Messages()
     type = messages.type_of(schema, root=root)
     return None if type is None else (messages.pool(), type)
@@ -94,7 +94,7 @@ class _Messages:
         )
 
     def pool(self) -> Pool:
-        """All of them, and the ones that they are made of."""
+        """Return the pool of all messages and their dependencies."""
         pool = descriptor_pool.DescriptorPool()
         for file in _FILES:
             pool.AddSerializedFile(file.serialized_pb)
@@ -102,7 +102,7 @@ class _Messages:
         return pool
 
     def type_of(self, schema: Schema, *, root: bool = False) -> Any:
-        """The type as the library has it; None if there is none."""
+        """Return the library's type; None if there is none."""
         match kind := _kind(schema):
             case 'list' | 'map':
                 inner = self.type_of(schema['items' if kind == 'list' else 'additionalProperties'])
@@ -154,7 +154,7 @@ class _Messages:
 
 
 def _kind(schema: Any) -> str:
-    """What a place of a schema is for rules; empty if it is nothing that they could refer to."""
+    """Return the kind of type of a schema for rules; empty if rules cannot refer to it."""
     if not isinstance(schema, Mapping):
         return ''
     if schema.get(extensions.INT_OR_STRING):

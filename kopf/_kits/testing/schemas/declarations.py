@@ -1,7 +1,7 @@
 """
-Whether the rules of CRDs make sense: what they say, what they refer to, and the types of what they compare.
+Validation of the rules in CRDs: their syntax, references, and types.
 
-A real server compiles them when a definition is written, and so does this, if the library for it is installed.
+A real server compiles the rules when a CRD is written, and so does this module, if the library is installed.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ REASONS = ('FieldValueDuplicate', 'FieldValueForbidden', 'FieldValueInvalid', 'F
 @dataclasses.dataclass(frozen=True)
 class Place:
     """
-    Where a schema is in a definition: its path, and whether it is that of whole objects.
+    The place of a schema in a CRD: its path, and whether it is that of whole objects.
 
-    ``lost`` is the path of the list above it of which nobody can say which item was which before, if there is one.
+    ``lost`` is the path of an enclosing list whose items cannot be matched with their old values, if there is one.
     """
 
     path: str
@@ -37,9 +37,9 @@ class Place:
 
 def problems(schema: Schema, place: Place, *, sound: bool) -> Iterator[Cause]:
     """
-    Everything that is wrong with the rules of one node of a schema.
+    Yield all errors of the rules at one node of a schema.
 
-    Only if the schema is ``sound`` otherwise, it says what the rules can refer to.
+    References are checked only if the schema is ``sound`` otherwise.
     """
     for index, rule in enumerate(schema.get(RULES) or ()):
         where = f'{place.path}.{RULES}[{index}]'
@@ -147,7 +147,7 @@ def _quoted(text: str) -> str:
 
 
 def _as_go(rule: Mapping[str, Any]) -> str:
-    """A rule as Go prints it."""
+    """Return a rule as Go prints it."""
     fields = {
         'Rule': rule.get('rule', ''),
         'Message': rule.get('message', ''),

@@ -1,9 +1,9 @@
 """
-Built-in objects as Go decodes and encodes them: which fields are unknown or mistyped, and which empty ones are kept.
+Decoding and encoding of built-in objects as Go does it: unknown and mistyped fields, and dropped empty fields.
 
-A real server keeps built-in objects in structures. Whatever does not fit is refused or dropped; what is empty is
-mostly dropped, too, unless the structure can tell "empty" from "absent"; and some fields are there in every object.
-All this is known from the recording of a real server, see `kopf._kits.testing.kinds.recordings`.
+A real server keeps built-in objects in structures. Fields that do not fit are refused or dropped. Most empty fields are
+dropped, too, unless the structure distinguishes empty from absent, and some fields are present in every object. All
+this is known from the recording of a real server, see `kopf._kits.testing.kinds.recordings`.
 """
 
 import re
@@ -17,15 +17,15 @@ from kopf._kits.testing.wire.patches import json_type
 
 
 class Spot(NamedTuple):
-    """A place as Go calls it: the structure with the field, the path to the field, the type of its value."""
+    """A place in Go's terms: the structure with the field, the path to the field, the type of its value."""
 
     struct: str
     path: str
     type: str
 
 
-#: How a wrong value is told of.
 Complain = Callable[[Any, Shape, Spot], str]
+"""Returns the error message about a wrong value."""
 
 _BITS = {'int32': 31, 'int64': 63}
 _TIME = (
@@ -46,7 +46,7 @@ _ZONE = ('Z07:00', r'Z|[+-]\d\d:\d\d')
 
 
 class Decoder:
-    """Decodes one object; the paths of unknown fields are collected in ``unknown``, all fields counted in ``count``."""
+    """A decoder of one object; ``unknown`` collects the paths of unknown fields, ``count`` the number of all fields."""
 
     def __init__(self, complain: Complain) -> None:
         self.unknown: list[str] = []
@@ -56,7 +56,12 @@ class Decoder:
         self._kept = recordings.newest().kept
 
     def decode(self, body: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
-        """The object as the server would send it back; TypeError with the words of Go if it cannot be decoded."""
+        """
+        Return the object as the server sends it back.
+
+        Raises:
+            TypeError: The object cannot be decoded; the message is Go's.
+        """
         return self._struct(body, shape, '', '')
 
     def _struct(self, value: Mapping[str, Any], shape: Shape, path: str, place: str) -> dict[str, Any]:
@@ -65,10 +70,10 @@ class Decoder:
         self.count += len(value)
         for name, item in value.items():
             field = fields.get(name)
-            if item and field is not None and type(item) is field.plain:  # By far the most values.
+            if item and field is not None and type(item) is field.plain:  # Most values take this path.
                 result[name] = item
                 continue
-            if name == 'managedFields' and isinstance(item, list):  # Whatever makes no sense in them is ignored later.
+            if name == 'managedFields' and isinstance(item, list):  # Invalid managed fields are ignored later.
                 self.count += count(item)
                 result[name] = item
                 continue
@@ -120,7 +125,7 @@ class Decoder:
 
 
 def in_json(value: Any, shape: Shape, spot: Spot) -> str:
-    """What is said of a wrong value in JSON."""
+    """Return the message about a wrong value in JSON."""
     what, type = json_type(value), 'int32' if _is(shape, 'IntOrString') else spot.type
     if what == 'number' and type in _BITS:
         what = f'number {gotext.plain(value)}'
@@ -128,7 +133,7 @@ def in_json(value: Any, shape: Shape, spot: Spot) -> str:
 
 
 def in_patch(value: Any, shape: Shape, spot: Spot) -> str:
-    """What is said of a wrong value in a strategic merge patch."""
+    """Return the message about a wrong value in a strategic merge patch."""
     kind = {dict: 'map', list: 'slice', str: 'string', bool: 'bool', float: 'float64'}.get(type(value), 'int64')
     match shape.type:
         case 'array':
@@ -147,14 +152,14 @@ def in_patch(value: Any, shape: Shape, spot: Spot) -> str:
 
 
 def count(value: Any) -> int:
-    """How many fields a value has, all in all."""
+    """Return the number of all fields of a value, nested ones included."""
     if isinstance(value, dict):
         return len(value) + sum(map(count, value.values()))
     return sum(map(count, value)) if isinstance(value, list) else 0
 
 
 def duplicates(text: bytes, count: int) -> list[str]:
-    """The paths of fields that are there more than once in a JSON text, from which ``count`` fields were decoded."""
+    """Return the paths of repeated fields in a JSON text, from which ``count`` fields were decoded."""
     if text.count(b'":') == count:
         return []
     import json
@@ -184,7 +189,7 @@ def duplicates(text: bytes, count: int) -> list[str]:
 
 
 def merged(text: bytes) -> Any:
-    """The value of a JSON text in which fields are repeated: the later structures complete the earlier ones."""
+    """Return the value of a JSON text with repeated fields: later structures are merged into earlier ones."""
     import json
 
     def complete(earlier: Any, later: Any) -> Any:
@@ -202,7 +207,7 @@ def merged(text: bytes) -> Any:
 
 
 def go_type(shape: Shape) -> str:
-    """What a field is called in Go, most probably; what is called otherwise is recorded."""
+    """Return the probable name of a field's type in Go; other names are recorded."""
     if shape.name:
         return '.'.join(shape.name.split('.')[-2:])
     match shape.type:
@@ -221,17 +226,17 @@ WRONG = '?'
 
 
 def _is(shape: Shape, *names: str) -> bool:
-    """Whether the shape is that of one of these schemas."""
+    """Check whether the shape is that of one of these schemas."""
     return shape.name.rpartition('.')[2] in names
 
 
 def _is_free(shape: Shape) -> bool:
-    """Whether everything is allowed inside."""
+    """Check whether any content is allowed inside."""
     return not shape.fields and 'additionalProperties' not in shape.schema
 
 
 def _inner(type: str) -> str:
-    """The type of the items of a list or a map."""
+    """Return the type of the items of a list or a map."""
     if type.startswith('map['):
         return type.partition(']')[2]
     return (
@@ -242,7 +247,7 @@ def _inner(type: str) -> str:
 
 
 def _may_be_dropped(value: Any, shape: Shape) -> bool:
-    """Whether an empty value is as good as none: not so for structures, and for what can be anything."""
+    """Check whether an empty value is the same as none; structures and values of any type are kept."""
     if _is(shape, 'JSON', 'RawExtension', 'IntOrString'):
         return False
     return not isinstance(value, dict) or not shape.fields and not _is_free(shape)
@@ -255,7 +260,7 @@ def _zero(shape: Shape) -> Any:
 
 
 def _scalar_complaint(value: Any, shape: Shape) -> str:
-    """What is wrong with a value that has no parts; `WRONG` if it is just of a wrong type."""
+    """Return the error of a value that has no parts; `WRONG` if only its type is wrong."""
     if _is(shape, 'Time', 'MicroTime'):
         return time_complaint(value, micro=_is(shape, 'MicroTime')) if isinstance(value, str) else WRONG
     if _is(shape, 'Quantity'):
@@ -294,7 +299,7 @@ def _encoded(value: Any, shape: Shape) -> Any:
 
 
 def time_complaint(text: str, *, micro: bool = False) -> str:
-    """What Go says of a text that is no time; empty if it is one."""
+    """Return Go's error about a text that is not a timestamp; empty if it is one."""
     if not micro and _USUAL.fullmatch(text):
         return ''
     layout = f'2006-01-02T15:04:05{".000000" if micro else ""}Z07:00'
@@ -325,7 +330,7 @@ def time_complaint(text: str, *, micro: bool = False) -> str:
 
 
 def base64_complaint(text: str) -> str:
-    """What Go says of a text that is not in base64; empty if it is."""
+    """Return Go's error about a text that is not in base64; empty if it is."""
     clean = text.replace('\n', '').replace('\r', '')
     stripped = clean.rstrip('=')
     if (wrong := re.search(r'[^A-Za-z0-9+/]', stripped)) is not None:

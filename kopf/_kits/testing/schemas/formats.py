@@ -1,8 +1,8 @@
 """
-The formats of texts that a real server checks in custom resources. All others are let through.
+The formats of strings that a real server checks in custom resources. All others are accepted.
 
-They are what its library takes for them: for durations, that is more than one would think (``2 hours``), for names
-of hosts less.
+They are as lenient or strict as its library: it accepts more durations than expected (``2 hours``), and fewer names of
+hosts.
 """
 
 import base64
@@ -19,7 +19,6 @@ from kopf._kits.testing.wire import names
 _GO_AMOUNT = r'(\d+(\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)'
 _GO_DURATION = re.compile(rf'[-+]?({_GO_AMOUNT})+|[-+]?0')
 _AMOUNT = re.compile(r'(?:-\s?)?\d+\s*([A-Za-zµ]+)')
-#: The units by their names; each word that begins with the last one of a line is one, too.
 _UNITS = (
     ('ns', 'nano'),
     ('us', 'µs', 'micro'),
@@ -30,9 +29,10 @@ _UNITS = (
     ('d', 'day'),
     ('w', 'wk', 'week'),
 )
+"""The units by their names; words that begin with the last name of a line are units, too."""
 _MOMENT = re.compile(r'\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)')
-#: Letters of all languages are written as `a` here, and symbols as `=`.
 _HOST = re.compile(r'[a0-9=](-?[a0-9=]{0,62})?|([a0-9=]([a0-9=-]{0,61}[a0-9=])?\.)+a{2,63}')
+"""Letters of all languages are replaced by `a` here, and symbols by `=`."""
 _ATOM = r'[^\s()<>\[\]:;@\\,."]+'
 _ADDRESS = rf'({_ATOM}(\.{_ATOM})*|"[^"]*")@({_ATOM}(\.{_ATOM})*|\[[^\]]*\])'
 _WORD = rf'({_ATOM}|"[^"]*")'
@@ -53,7 +53,7 @@ _SHARE = r'\s*(0|[1-9]\d?|1\d\d|2[0-4]\d|25[0-5])\s*'
 
 
 def is_formatted(value: str, format: str) -> bool:
-    """Whether the text has the format, or the format is not checked."""
+    """Check whether the string has the format; unknown formats are accepted."""
     if (parse := _FORMATS.get(format)) is None:
         return True
     try:

@@ -1,15 +1,12 @@
-"""
-The kinds that a real server knows by itself, and what it says of an object of another kind than was expected.
-"""
+"""The kinds that a real server has compiled in, and its messages about objects of an unexpected kind."""
 
 from kopf._kits.testing.kinds import recordings
 from kopf._kits.testing.kinds.kinds import Kind
 
 SCHEME = 'pkg/runtime/scheme.go:111'
 
-#: The groups that are served by servers of their own inside of a real one.
 _APART = ('apiextensions.k8s.io', 'apiregistration.k8s.io')
-#: What there is in all versions of all groups.
+"""The groups that a real server delegates to other servers inside of it."""
 _EVERYWHERE = frozenset(
     {
         'Status',
@@ -26,10 +23,11 @@ _EVERYWHERE = frozenset(
         'PatchOptions',
     }
 )
+"""The kinds that are present in all versions of all groups."""
 
 
 def is_known(api_version: str, name: str, wanted: Kind) -> bool:
-    """Whether the server that has the wanted kind knows what such an object consists of."""
+    """Check whether the server of the wanted kind has compiled in the type of such an object."""
     group, _, version = api_version.rpartition('/')
     apart = [each if each in _APART else '' for each in (group, wanted.group)]
     if apart[0] != apart[1]:
@@ -41,7 +39,7 @@ def is_known(api_version: str, name: str, wanted: Kind) -> bool:
 
 
 def complaint(api_version: str, name: str, wanted: Kind) -> str:
-    """Why an object of some kind cannot be one of the wanted kind."""
+    """Return the error about an object of some kind where another one is wanted."""
     if is_known(api_version, name, wanted):
         version = api_version.rpartition('/')[2]
         return f'converting ({version}.{name}) to ({wanted.package}.{wanted.name}): unknown conversion'

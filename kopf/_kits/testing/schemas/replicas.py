@@ -1,7 +1,7 @@
 """
-The numbers that the scale of a custom kind looks for: whether they are where its definition says, and what they can be.
+Validation of the numbers of replicas that the ``scale`` subresource of a custom kind refers to.
 
-A real server checks this after the schema, which may well allow something else there.
+A real server checks this after the schema, which may allow other values there.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,11 +14,11 @@ MOST = 2**31 - 1
 
 
 class Misplaced(Exception):
-    """What is at the path is of a wrong type, or something on the way to it."""
+    """Raised when the value at the path, or one on the way to it, has a wrong type."""
 
 
 def problems(body: Mapping[str, Any], scale: Mapping[str, str], *, status: bool) -> Iterator[Cause]:
-    """Everything that is wrong with the numbers in the specification, or with those in the status."""
+    """Yield the errors of the numbers in the specification, or of those in the status."""
     yield from _number_problems(body, scale['status' if status else 'spec'])
     if status and (path := scale['selector']):
         try:
@@ -40,7 +40,12 @@ def _number_problems(body: Mapping[str, Any], path: str) -> Iterator[Cause]:
 
 
 def _find(body: Mapping[str, Any], path: str, type: type) -> Any:
-    """The value at the path, None if there is none; `Misplaced` with the words of Go."""
+    """
+    Return the value at the path, or None if it is absent.
+
+    Raises:
+        Misplaced: A value has a wrong type; the message is Go's.
+    """
     value: Any = body
     names = path.strip('.').split('.')
     for index, name in enumerate(names):
@@ -52,7 +57,7 @@ def _find(body: Mapping[str, Any], path: str, type: type) -> Any:
             return None
         value = value[name]
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        value = float(value)  # As Go reads what does not fit.
+        value = float(value)  # Go decodes integers that do not fit as floats.
     if not isinstance(value, type) or type is int and isinstance(value, bool):
         raise _misplaced(names, value, {int: 'int64', str: 'string'}[type])
     return value

@@ -1,9 +1,9 @@
 """
-Rules of CRDs in CEL: ``x-kubernetes-validations``, wherever they are in a schema.
+Rules of CRDs in CEL: ``x-kubernetes-validations`` at any place of a schema.
 
 They are evaluated by the library ``cel-expr-python`` if it is installed; otherwise, a warning says once that they are
-not. A rule can compare a value with what it was before, if it is known which value that was: not so in lists without
-keys. A rule that was broken before is not held against changes of something else.
+skipped. A rule can compare a value with its old one, if the old one can be identified: not in lists without keys. A
+rule that was violated before does not prevent changes of other fields.
 """
 
 import functools
@@ -22,10 +22,10 @@ from kopf._kits.testing.wire.statuses import Cause
 logger = logging.getLogger(__name__)
 
 RULES = 'x-kubernetes-validations'
-#: What has to be right before the rules are looked at.
 BLOCKING = frozenset(
     {'FieldValueNotSupported', 'FieldValueRequired', 'FieldValueTooLong', 'FieldValueTooMany', 'FieldValueTypeInvalid'}
 )
+"""The errors that prevent the evaluation of rules."""
 UNCHECKED = Cause(
     '<nil>',
     'FieldValueInvalid',
@@ -35,13 +35,13 @@ UNCHECKED = Cause(
 
 
 def has_rules(schema: Schema) -> bool:
-    """Whether there are any rules in the schema."""
+    """Check whether the schema has any rules."""
     return bool(schema.get(RULES)) or any(has_rules(sub) for sub, _ in _parts(schema))
 
 
 @functools.cache
 def is_possible() -> bool:
-    """Whether rules can be evaluated; if not, tells so, once."""
+    """Check whether rules can be evaluated; otherwise, log a warning once."""
     try:
         import cel_expr_python  # noqa: F401
     except ImportError:
@@ -61,10 +61,14 @@ def problems(
     warnings: list[str] | None = None,
 ) -> Iterator[Cause]:
     """
-    Everything in an object that breaks a rule; ``old`` is what it was before, or None.
+    Yield all violations of rules in an object.
 
-    ``causes`` is what else is wrong with it: some of that makes it impossible to look at the rules. To the
-    ``warnings``, what is broken is added that has not been changed, and may stay for that.
+    Args:
+        body: The object.
+        schema: The schema of the object.
+        old: The object as it was before, or None.
+        causes: The other errors of the object: some of them prevent the evaluation of rules.
+        warnings: The list for violations in unchanged values, which are accepted.
     """
     if not _has_rules(schema) or not is_possible():
         return
@@ -79,7 +83,7 @@ def problems(
 
 
 class Finding(NamedTuple):
-    """Something that breaks a rule; ``kept``: it has been so before."""
+    """A violation of a rule; ``kept`` if the old value violates it, too."""
 
     cause: Cause
     kept: bool = False
@@ -116,9 +120,9 @@ def _check(value: Any, schema: Schema, declared: list[Any], old: Any, path: str)
     for rule in declared:
         try:
             program = cels.compiled(rule['rule'], bool(rule.get('optionalOldSelf')))
-        except cels.NotEmulatedError:  # This has been told when the rule was declared.
+        except cels.NotEmulatedError:  # Reported when the rule was declared.
             continue
-        except cels.CelError as error:  # As with this: but defaults are checked before the declaration is refused.
+        except cels.CelError as error:  # Reported then, too; but defaults are checked before the CRD is refused.
             yield Finding(
                 statuses.value_invalid(
                     path or '<nil>', f'"{schema.get("type")}"', f'rule compile error: compilation failed: {error}'
@@ -173,13 +177,13 @@ def _broken(
 
 
 def default_problems(schema: Schema) -> Iterator[Cause]:
-    """The rules of a schema that its own default breaks."""
+    """Yield the violations of the rules of a schema by its own default."""
     if has_rules(schema) and is_possible():
         yield from (found.cause for found in _walk(schema['default'], schema, ABSENT, ''))
 
 
 def steps(path: str) -> list[str] | None:
-    """The names that the path of a field consists of: ``.a['b']``; None if it is none."""
+    """Return the names in the path of a field: ``.a['b']``; None if it is not a path."""
     steps, rest = [], path
     while rest:
         match = re.match(r"\.([A-Za-z_][\w-]*)|\['([^']+)'\]", rest)
@@ -191,7 +195,7 @@ def steps(path: str) -> list[str] | None:
 
 
 def _as_field(path: str, schema: Schema) -> str:
-    """The path that a rule says, as messages name it: keys of maps are in brackets there."""
+    """Return the ``fieldPath`` of a rule in the form of messages: keys of maps are in brackets."""
     node, text = schema, ''
     for step in steps(path) or ():
         inner = (node.get('properties') or {}).get(step)
@@ -212,7 +216,7 @@ _KNOWN: dict[int, tuple[Schema, bool]] = {}
 
 
 def _has_rules(schema: Schema) -> bool:
-    """The same as `has_rules`, but this is asked at every write, and schemas are large."""
+    """Return the result of `has_rules`; cached, because it is needed at every write, and schemas are large."""
     found = _KNOWN.get(id(schema))
     if found is None or found[0] is not schema:
         if len(_KNOWN) > 1000:
@@ -222,7 +226,7 @@ def _has_rules(schema: Schema) -> bool:
 
 
 def _bare(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What rules can see: of the metadata, the names only."""
+    """Return the object as rules see it: with only the names in its metadata."""
     meta = body.get('metadata') or {}
     return {**body, 'metadata': {key: meta[key] for key in ('name', 'generateName') if key in meta}}
 

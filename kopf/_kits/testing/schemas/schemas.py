@@ -1,9 +1,9 @@
 """
-Structural schemas of CRDs: what is dropped from an object, what is filled in, and what is wrong with it.
+Structural schemas of CRDs: pruning, defaulting, and validation of objects.
 
-The order is that of a real server: unknown fields are pruned, defaults are applied, nulls that mean nothing are
-dropped, and only then the object is validated. The first three change the object in place: it has just been decoded.
-Rules in CEL are looked at afterwards: see `kopf._kits.testing.schemas.rules`.
+The order is that of a real server: unknown fields are pruned, defaults are applied, nulls without a meaning are
+dropped, and only then the object is validated. The first three steps change the object in place, because it has just
+been decoded. Rules in CEL are evaluated afterwards: see `kopf._kits.testing.schemas.rules`.
 """
 
 import copy
@@ -27,7 +27,7 @@ _INT32, _INT64, _SAFE = 2**31, 2**63, 2**53
 
 
 def prune(value: Any, schema: Schema, path: str = '', *, root: bool = True) -> Iterator[str]:
-    """Remove the fields that the schema does not know; yields their paths."""
+    """Remove all fields that are not in the schema, and yield their paths."""
     if isinstance(value, list):
         if isinstance(items := schema.get('items'), Mapping):
             for index, item in enumerate(value):
@@ -51,7 +51,6 @@ def prune(value: Any, schema: Schema, path: str = '', *, root: bool = True) -> I
                 yield place
 
 
-#: What objects may say in their metadata; everything else is unknown.
 META_FIELDS = (
     'name',
     'generateName',
@@ -69,13 +68,14 @@ META_FIELDS = (
     'finalizers',
     'managedFields',
 )
+"""The known fields of metadata; all others are pruned."""
 
 
 def fill(value: Any, schema: Schema, *, nulls: bool = False) -> None:
     """
     Apply the defaults, and drop the nulls of fields that are neither nullable nor have a default.
 
-    With ``nulls``, those are kept, as the server does with the outcome of applying.
+    With ``nulls``, those are kept, as in the result of server-side apply.
     """
     if isinstance(value, list):
         if isinstance(items := schema.get('items'), Mapping):
@@ -101,7 +101,7 @@ def fill(value: Any, schema: Schema, *, nulls: bool = False) -> None:
 
 
 def validate(value: Any, schema: Schema, path: str = '', old: Any = ABSENT) -> list[Cause]:
-    """Everything that is wrong with the value, but for what is the same in the ``old`` one."""
+    """Return all errors of the value, except for those that are unchanged from the ``old`` one."""
     causes = list(_validate(value, schema, path))
     return list(_validate(value, schema, path, old)) if causes and old is not ABSENT else causes
 
@@ -110,7 +110,7 @@ def _validate(value: Any, schema: Schema, path: str, old: Any = ABSENT) -> Itera
     if value is None and schema.get('nullable') or old is not ABSENT and is_same(value, old):
         return
     if isinstance(value, int) and not -_INT64 <= value < _INT64:
-        value = float(value)  # As Go reads what does not fit.
+        value = float(value)  # Go decodes integers that do not fit as floats.
     yield from _validate_type(value, schema, path)
     if isinstance(value, dict):
         yield from _validate_object(value, schema, path, old)
@@ -261,28 +261,28 @@ def _validate_junctors(value: Any, schema: Schema, path: str) -> Iterator[Cause]
 
 
 def is_same(one: Any, another: Any) -> bool:
-    """Whether nothing differs; true and 1 do, unlike in Python."""
+    """Check whether both values are the same; true and 1 are not, unlike in Python."""
     return bool(one == another) and orjson.dumps(one, option=orjson.OPT_SORT_KEYS) == orjson.dumps(
         another, option=orjson.OPT_SORT_KEYS
     )
 
 
 def keys_of(item: Any, schema: Schema) -> Any:
-    """What identifies an item of a list with this schema; None if nothing does."""
+    """Return the key of an item of a list with this schema; None if it has none."""
     if schema.get(LIST_TYPE) != 'map' or not isinstance(item, dict):
         return None
     return orjson.dumps([item.get(key) for key in schema.get(LIST_KEYS, ())])
 
 
 def by_keys(items: list[Any], schema: Schema) -> dict[Any, Any]:
-    """The items of a list by what identifies them."""
+    """Return the items of a list by their keys."""
     known = {keys_of(item, schema): item for item in items}
     known.pop(None, None)
     return known
 
 
 def validate_status(body: Mapping[str, Any], schema: Schema, old: Any = ABSENT) -> list[Cause]:
-    """Everything that is wrong with the status of an object, in the words for when nothing else can be changed."""
+    """Return all errors of the status of an object, as messages word them for updates of the status."""
     sub = (schema.get('properties') or {}).get('status')
     if 'status' not in body or not isinstance(sub, Mapping):
         return []
@@ -334,5 +334,5 @@ def _join(path: str, key: str) -> str:
 def _pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
-    except re.error:  # The syntax is that of Go: what Python cannot read is let through.
+    except re.error:  # The syntax is Go's: patterns that Python cannot compile are accepted.
         return re.compile('')

@@ -1,7 +1,7 @@
 """
-What a strict decoder would refuse in objects of custom kinds: fields given twice, and fields that nobody knows.
+Strict decoding of objects of custom kinds: repeated and unknown fields.
 
-By default, clients are warned of it; they can also ask for a refusal, or for silence.
+By default, clients get warnings; they can ask for a refusal, or for neither.
 """
 
 import json
@@ -10,29 +10,30 @@ from typing import Any
 
 import orjson
 
-#: The fields of the parts of metadata that are more than texts.
 PARTS: Mapping[str, frozenset[str]] = {
     'ownerReferences': frozenset({'apiVersion', 'kind', 'name', 'uid', 'controller', 'blockOwnerDeletion'}),
     'managedFields': frozenset({'manager', 'operation', 'apiVersion', 'time', 'fieldsType', 'fieldsV1', 'subresource'}),
 }
+"""The fields of the structures in metadata."""
 OPERATION = frozenset({'op', 'path', 'from', 'value'})
 
 
 def duplicates(text: bytes) -> list[str]:
-    """What is to be told of fields that are given twice in a JSON text, in their order."""
+    """Return the messages about repeated fields in a JSON text, in their order."""
     if not text.lstrip().startswith((b'{', b'[')):
-        return []  # YAML has words of its own for it.
+        return []  # The YAML parser reports them itself.
     try:
-        if text.count(b'":') == _count(orjson.loads(text)):  # No colon without a field: so nothing can be twice.
+        # Every field has a colon, so equal numbers exclude repeated fields.
+        if text.count(b'":') == _count(orjson.loads(text)):
             return []
         found = _repeated(json.loads(text, object_pairs_hook=_Pairs), '')
         return [f'duplicate field "{path}"' for path in dict.fromkeys(found)]
-    except ValueError:  # Such a text is refused anyway.
+    except ValueError:  # The text is refused elsewhere.
         return []
 
 
 def in_operations(operations: Any, text: bytes) -> list[str]:
-    """The same for the operations of a JSON patch, and what is to be told of their unknown fields."""
+    """Return the messages about repeated and unknown fields in the operations of a JSON patch."""
     found = [f'json patch {mistake}' for mistake in duplicates(text)]
     for index, operation in enumerate(operations if isinstance(operations, list) else ()):
         if isinstance(operation, Mapping):
@@ -41,7 +42,7 @@ def in_operations(operations: Any, text: bytes) -> list[str]:
 
 
 def prune_metadata(meta: Mapping[str, Any]) -> Iterator[str]:
-    """Remove the unknown fields from the parts of metadata; yields their paths."""
+    """Remove the unknown fields from the structures in metadata, and yield their paths."""
     for name, known in PARTS.items():
         for index, part in enumerate(meta.get(name) or ()):
             for key in [key for key in part if key not in known] if isinstance(part, dict) else ():
@@ -50,7 +51,7 @@ def prune_metadata(meta: Mapping[str, Any]) -> Iterator[str]:
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """An object with all of its fields, those that are repeated included."""
+    """An object as a list of all its fields, including repeated ones."""
 
 
 def _repeated(value: Any, place: str) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """
-Whether the schemas of CRDs are structural: what each place must say of its type, and what may not be said where.
+Validation of schemas in CRDs as structural: required types, and keywords that are forbidden in some places.
 
-The words are those of a real server; so are the places, which are named by the path in the definition.
+Messages and paths are those of a real server.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ _JUNCTORS = ('allOf', 'anyOf', 'oneOf')
 
 
 def problems(schema: Schema, place: str) -> Iterator[Cause]:
-    """Everything that is wrong with the schema of a version."""
+    """Yield all errors of the schema of a version."""
     if schema.get('nullable'):
         yield value_forbidden(f'{place}.nullable', 'nullable cannot be true at the root')
     if schema.get('additionalProperties') is not None:
@@ -160,7 +160,7 @@ def _junctors(schema: Schema, place: str) -> Iterator[tuple[Any, str]]:
 
 
 def _junctor(sub: Any, outer: Any, place: str, base: str, *, complete: bool) -> Iterator[Cause]:
-    """What alternatives may not say, and what must have been said before; ``outer`` is what stands around them."""
+    """Yield the errors of a branch of ``allOf``, ``anyOf``, ``oneOf`` or ``not``; ``outer`` is the enclosing schema."""
     if not isinstance(sub, Mapping):
         return
     if sub.get('type') and not outer.get(extensions.INT_OR_STRING):

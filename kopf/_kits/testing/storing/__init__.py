@@ -1,1 +1,1 @@
-"""What is remembered and how it is seen: the store, lists, watches, selectors, snapshots, the file with the state."""
+"""Storing and reading: lists, watches, selectors, forms of output, calls of webhooks, the file with the state."""

@@ -1,8 +1,8 @@
 """
-Calls to webhooks, of admission and of conversion alike: where they are, whom to trust there, and what went wrong.
+Calls of webhooks, for admission and conversion alike: their URLs, their CAs, and their errors.
 
-The connections are kept for the next calls, as real servers do; so somebody has to close them in the end. Errors are
-told in the words of Go, because clients of a real server see those.
+Connections are kept open for the next calls, as on a real server, so the caller must close them at the end. Errors have
+Go's messages, because clients of a real server see those.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class CalloutError(Exception):
-    """The webhook did not answer, or not with 200; the message is that of a real server."""
+    """Raised when the webhook did not respond, or not with 200; the message is that of a real server."""
 
 
 class Callouts:
-    """A client of all webhooks; close it in the end."""
+    """A client of all webhooks; to be closed at the end."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -38,7 +38,12 @@ class Callouts:
             await self._session.close()
 
     async def post(self, client: Mapping[str, Any], review: Mapping[str, Any], seconds: float) -> bytes:
-        """Send a review to where a client configuration leads; the answer's body, or `CalloutError`."""
+        """
+        Send a review to the webhook of a client configuration, and return the body of the response.
+
+        Raises:
+            CalloutError: The webhook did not respond, or not with 200.
+        """
         import aiohttp
 
         if self._session is None:
@@ -67,7 +72,7 @@ class Callouts:
         raise CalloutError(f'an error on the server ({text}) has prevented the request from succeeding')
 
     def _locate(self, client: Mapping[str, Any]) -> tuple[str, str | None]:
-        """Where to call, and whose certificate to expect there. Of services, only aliases lead out of the sandbox."""
+        """Return the URL to call, and the server name to expect there. Of services, only ExternalName can be called."""
         if 'url' in client:
             return client['url'], None
         service = client['service']
@@ -86,7 +91,7 @@ class Callouts:
 
 
 def describe(error: BaseException) -> str:
-    """What has gone wrong on the way, in the words of Go."""
+    """Return the error of a call in the words of Go."""
     import aiohttp
 
     if isinstance(error, (TimeoutError, asyncio.CancelledError)):

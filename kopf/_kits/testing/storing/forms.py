@@ -1,5 +1,5 @@
 """
-The forms that objects are sent in: as they are, as metadata only, or as rows of a table; as JSON or as YAML.
+The forms of objects in responses: as they are, as metadata only, or as rows of a table; in JSON or YAML.
 
 The form is negotiated by the ``Accept`` header. Plain JSON is the hot path: bytes as they are stored.
 """
@@ -16,30 +16,30 @@ from kopf._kits.testing.wire import statuses
 
 GROUP, VERSIONS = 'meta.k8s.io', ('v1', 'v1beta1')
 MEDIA = ('application/json', 'application/yaml', 'application/vnd.kubernetes.protobuf')
-#: The annotation that only whole objects have.
 HIDDEN = 'deprecated.daemonset.template.generation'
+"""The annotation that only whole objects have."""
 KINDS = ('Table', 'PartialObjectMetadata', 'PartialObjectMetadataList')
 
 
 class Form:
-    """Objects as they are."""
+    """The form of whole objects."""
 
     name = ''
 
     def object(self, kind: Kind, record: Record) -> bytes:
-        """One object."""
+        """Return one object."""
         return kind.raw(record)
 
     def continued(self) -> 'Form':
-        """The form of what follows in a stream."""
+        """Return the form of all further events of a watch."""
         return self
 
     def raw(self, kind: Kind, raw: bytes) -> bytes:
-        """The same for an object that is JSON already, such as the answer to a write."""
+        """Return one object that is JSON already, such as the result of a write."""
         return raw
 
     def list(self, kind: Kind, records: Sequence[Record], meta: Mapping[str, Any]) -> bytes:
-        """A list of objects."""
+        """Return a list of objects."""
         if kind.custom:
             items = b','.join([kind.raw(record) for record in records])
             meta = {'continue': '', **meta}
@@ -52,7 +52,7 @@ class Form:
 
 
 class Metadata(Form):
-    """Objects without their bodies."""
+    """The form of objects without their bodies (``PartialObjectMetadata``)."""
 
     name = 'metadata'
 
@@ -62,17 +62,17 @@ class Metadata(Form):
         self.name = f'metadata/{version}'
 
     def object(self, kind: Kind, record: Record) -> bytes:
-        """One object."""
+        """Return one object."""
         return self.raw(kind, kind.raw(record))
 
     def raw(self, kind: Kind, raw: bytes) -> bytes:
-        """The same for an object that is JSON already."""
+        """Return one object that is JSON already."""
         if self._of_list:
             raise statuses.internal('content is not a list')
         return orjson.dumps(_partial(orjson.loads(raw), self._version))
 
     def list(self, kind: Kind, records: Sequence[Record], meta: Mapping[str, Any]) -> bytes:
-        """A list of objects."""
+        """Return a list of objects."""
         if not self._of_list:
             raise statuses.not_acceptable(
                 message=f'you requested PartialObjectMetadata, but the requested object is a list ({_type_name(kind)})'
@@ -88,7 +88,7 @@ class Metadata(Form):
 
 
 class TableForm(Form):
-    """Objects as rows; ``include`` says what comes with each row: ``Metadata``, ``Object`` or ``None``."""
+    """The form of rows; ``include`` says what comes with each row: ``Metadata``, ``Object`` or ``None``."""
 
     name = 'table'
 
@@ -99,20 +99,20 @@ class TableForm(Form):
         self.name = f'table/{self._include}/{version}{"/headless" if headless else ""}'
 
     def continued(self) -> Form:
-        """The columns are described once only."""
+        """Return the form without the definitions of the columns, which are sent only once."""
         return self if self._headless else TableForm(self._include, self._version, headless=True)
 
     def object(self, kind: Kind, record: Record) -> bytes:
-        """One object."""
+        """Return one object."""
         return self._table(kind, [kind.body(record)], {'resourceVersion': str(record.version)})
 
     def raw(self, kind: Kind, raw: bytes) -> bytes:
-        """The same for an object that is JSON already."""
+        """Return one object that is JSON already."""
         body = orjson.loads(raw)
         return self._table(kind, [body], {'resourceVersion': body['metadata'].get('resourceVersion', '')})
 
     def list(self, kind: Kind, records: Sequence[Record], meta: Mapping[str, Any]) -> bytes:
-        """A list of objects."""
+        """Return a list of objects."""
         return self._table(kind, [kind.body(record) for record in records], meta)
 
     def _table(self, kind: Kind, bodies: Iterable[dict[str, Any]], meta: Mapping[str, Any]) -> bytes:
@@ -146,14 +146,14 @@ PLAIN = Form()
 
 
 def _type_name(kind: Kind) -> str:
-    """What messages call a list of these objects."""
+    """Return what messages call a list of these objects."""
     if kind.custom:
         return '*unstructured.UnstructuredList'
     return f'*{kind.package}.{kind.name}List'
 
 
 def negotiate(accept: str, params: Mapping[str, str], kind: Kind | None = None, verb: str = '') -> tuple[Form, str]:
-    """The form and the media type (``json`` or ``yaml``) for an ``Accept`` header; 406 if there is none."""
+    """Return the form and the syntax (``json`` or ``yaml``) for an ``Accept`` header; raise a 406 if there is none."""
     if not accept or accept in ('application/json', '*/*'):
         return PLAIN, 'json'
     if kind is not None and not kind.custom:
@@ -175,13 +175,13 @@ def negotiate(accept: str, params: Mapping[str, str], kind: Kind | None = None, 
 
 
 def accepts(accept: str, media: str) -> bool:
-    """Whether the media type is among those that a client accepts."""
+    """Check whether the media type is among those that a client accepts."""
     known = {clause.partition(';')[0].strip() for clause in accept.split(',')}
     return not accept or not known.isdisjoint({media, f'{media.partition("/")[0]}/*', '*/*'})
 
 
 def of_document(accept: str, *, fixed: bool, path: str) -> str:
-    """The syntax (``json`` or ``yaml``) of a document of the discovery; 406 if it cannot be had."""
+    """Return the syntax (``json`` or ``yaml``) of a discovery document; raise a 406 if the client accepts neither."""
     if not accept or accept == '*/*':
         return 'json'
     medias = MEDIA if path != '/version' else MEDIA[:1]
@@ -198,7 +198,7 @@ def of_document(accept: str, *, fixed: bool, path: str) -> str:
 
 
 def prefers_yaml(accept: str) -> bool:
-    """Whether refusals are to be sent as YAML: they have no other forms."""
+    """Check whether the client prefers refusals as YAML: they have no other forms."""
     for clause in accept.split(','):
         media, *rest = [part.strip() for part in clause.split(';')]
         if media in ('application/yaml', 'application/json', 'application/*', '*/*') and not any(
@@ -209,7 +209,7 @@ def prefers_yaml(accept: str) -> bool:
 
 
 def _check_known(accept: str, *, streamed: bool) -> None:
-    """Refuse a header in which nothing is known at all: this is noticed earlier, and told otherwise."""
+    """Refuse a header without any known media type: a real server checks this earlier, and words it differently."""
     if not {clause.partition(';')[0].strip() for clause in accept.split(',')} & {*MEDIA, '*/*'}:
         known = [*MEDIA, *(f'{media};stream=watch' for media in MEDIA if streamed and media != 'application/yaml')]
         message = f'406: Not Acceptable\n\nAvailable representations: {", ".join(known)}'

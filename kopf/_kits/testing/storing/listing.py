@@ -1,8 +1,8 @@
 """
-Lists: of the present, of a version in the past, whole or in chunks; and the rules of their parameters.
+Lists: of the current or a former version, whole or in chunks; and the rules of their parameters.
 
 A continue token names the version of the first chunk, so that all chunks together are one consistent list, as long as
-the history goes back so far.
+this version is in the history.
 """
 
 import base64
@@ -45,7 +45,7 @@ class ListOptions:
 
 
 def list_options(params: Mapping[str, str], known: frozenset[str], *, watch: bool) -> ListOptions:
-    """Decode the parameters; 400 and 422 as a real server."""
+    """Return the decoded parameters; raise a 400 or a 422 as a real server does."""
     queries.integer(params, 'timeoutSeconds')
     queries.integer(params, 'limit')
     options = ListOptions(
@@ -59,7 +59,8 @@ def list_options(params: Mapping[str, str], known: frozenset[str], *, watch: boo
         timeout=queries.integer(params, 'timeoutSeconds'),
     )
     if watch and options.initial_events is None and not options.match and options.version in ('', '0'):
-        options.initial_events, options.match = True, 'NotOlderThan'  # They always begin with all there is.
+        # Watches without a version always begin with all existing objects.
+        options.initial_events, options.match = True, 'NotOlderThan'
     causes = list(_watch_causes(options) if watch else _list_causes(options))
     if causes:
         raise statuses.invalid_options('ListOptions', *causes)
@@ -98,7 +99,7 @@ def _list_causes(options: ListOptions) -> Iterable[statuses.Cause]:
 
 
 async def answer(storage: Storage, kind: Kind, namespace: str, options: ListOptions, form: Form) -> bytes:
-    """The JSON of the list."""
+    """Return the JSON of the list."""
     chosen, meta = choose(storage, kind, namespace, options)
     await kind.ready(*chosen)
     return form.list(kind, chosen, meta)
@@ -110,7 +111,7 @@ def choose(
     namespace: str,
     options: ListOptions,
 ) -> tuple[list[Record], dict[str, object]]:
-    """The objects of the list, and its metadata."""
+    """Return the objects of the list, and its metadata."""
     version, start = _decode(options.continued) if options.continued else (_asked(options.version), '')
     if options.continued and options.version not in ('', '0'):
         raise statuses.bad_request('specifying resource version is not allowed when using continue')
@@ -151,7 +152,7 @@ def choose(
 
 
 def names_of(records: Iterable[Record]) -> list[str]:
-    """The names of objects, in their order."""
+    """Return the names of objects, in their order."""
     return [record.name for record in records]
 
 

@@ -1,6 +1,4 @@
-"""
-The fields of custom resources by which their objects can be selected: ``selectableFields`` of CRDs.
-"""
+"""The ``selectableFields`` of CRDs: the fields of custom resources in field selectors."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,12 +12,12 @@ FieldsOf = Callable[[Mapping[str, Any]], Mapping[str, str]]
 
 
 def paths(version: Mapping[str, Any]) -> tuple[str, ...]:
-    """The fields that one version of a CRD names, as selectors name them: without the dot."""
+    """Return the fields that one version of a CRD names, as selectors name them: without the dot."""
     return tuple(item['jsonPath'].lstrip('.') for item in version.get('selectableFields') or ())
 
 
 def picker(names: Sequence[str]) -> FieldsOf | None:
-    """A function that picks these fields of an object as texts; None if there are none."""
+    """Return a function that picks these fields of an object as strings; None if there are none."""
     if not names:
         return None
     places = [(name, name.split('.')) for name in names]
@@ -39,7 +37,7 @@ def _text(value: Any) -> str:
 
 
 def problems(version: Mapping[str, Any], place: str) -> Iterator[Cause]:
-    """What is wrong with the selectable fields of one version of a CRD."""
+    """Yield the errors of the selectable fields of one version of a CRD."""
     fields = version.get('selectableFields') or ()
     schema = (version.get('schema') or {}).get('openAPIV3Schema') or {}
     if len(fields) > LIMIT:

@@ -1,7 +1,7 @@
 """
-Label and field selectors: parsed once a request, then asked for every object.
+Label and field selectors: parsed once per request, then matched with every object.
 
-The grammar is that of a real server down to the messages, since a selector that is refused there must not pass here.
+The grammar is that of a real server, including its messages: a selector that is refused there is refused here.
 """
 
 import re
@@ -13,7 +13,7 @@ from kopf._kits.testing.wire import names, statuses
 
 
 class UnknownField(statuses.Refusal):
-    """Objects of this kind cannot be selected by that field."""
+    """Raised when objects of this kind cannot be selected by that field."""
 
     def __init__(self, field: str) -> None:
         super().__init__(400, 'BadRequest', f'field label not supported: {field}')
@@ -28,7 +28,7 @@ class Requirement(NamedTuple):
     values: frozenset[str]
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether the labels meet the condition."""
+        """Check whether the labels meet the condition."""
         value = labels.get(self.key)
         match self.operator:
             case 'in':
@@ -47,7 +47,7 @@ class Requirement(NamedTuple):
 
 class Selector:
     """
-    Both selectors of a request in one; ``metadata.name`` and ``metadata.namespace`` are known for all kinds.
+    Both selectors of a request; ``metadata.name`` and ``metadata.namespace`` are known for all kinds.
 
     The fields are checked at once, unless ``known`` is None: then by `check_fields` later.
     """
@@ -59,7 +59,7 @@ class Selector:
             self.check_fields(known)
 
     def check_fields(self, known: frozenset[str]) -> None:
-        """Refuse fields that are not known; the empty one of the empty value selects everything."""
+        """Refuse unknown fields; the field without a name and a value selects everything."""
         for field, _, value in self._fields:
             if field not in ('metadata.name', 'metadata.namespace') and field not in known and (field or value):
                 raise UnknownField(field)
@@ -67,7 +67,7 @@ class Selector:
 
     @property
     def fields(self) -> frozenset[str]:
-        """The names of the fields that it is about."""
+        """The names of the fields in the selector."""
         return frozenset(field for field, _, _ in self._fields)
 
     def __bool__(self) -> bool:
@@ -75,14 +75,14 @@ class Selector:
 
     @property
     def name(self) -> str | None:
-        """The only name that can match, if the fields say so."""
+        """The only name that can match, if the fields determine it."""
         for field, equal, value in self._fields:
             if field == 'metadata.name' and equal:
                 return value
         return None
 
     def matches(self, record: Record) -> bool:
-        """Whether the object is selected."""
+        """Check whether the object is selected."""
         if not all(requirement.matches(record.labels) for requirement in self._labels):
             return False
         for field, equal, value in self._fields:
@@ -92,12 +92,12 @@ class Selector:
 
 
 def parse_labels(text: str) -> list[Requirement]:
-    """The conditions of a label selector; 400 with the reason if it cannot be understood."""
+    """Return the conditions of a label selector; raise a 400 with the reason if it is invalid."""
     return list(_Parser(text).requirements()) if text else []
 
 
 def parse_fields(text: str) -> Iterator[tuple[str, bool, str]]:
-    """The conditions of a field selector as field, equal or not, value, in the order of their texts."""
+    """Yield the conditions of a field selector as field, equal or not, value, in the order of their texts."""
     for term in sorted(filter(None, re.split(r'(?<!\\),', text))):
         if (match := re.fullmatch(r'(.*?)(!=|==|=)(.*)', term)) is None:
             raise statuses.bad_request(f"invalid selector: '{text}'; can't understand '{term}'")
@@ -106,7 +106,7 @@ def parse_fields(text: str) -> Iterator[tuple[str, bool, str]]:
 
 
 def label_selector(selector: Mapping[str, object] | None) -> Callable[[Mapping[str, str]], bool]:
-    """A selector as objects hold it (``matchLabels``, ``matchExpressions``) as a function of labels."""
+    """Return a function of labels for a selector in an object (``matchLabels``, ``matchExpressions``)."""
     requirements = []
     selector = selector or {}
     labels = selector.get('matchLabels')
@@ -120,7 +120,7 @@ def label_selector(selector: Mapping[str, object] | None) -> Callable[[Mapping[s
 
 
 class _Parser:
-    """A label selector by one token of look-ahead."""
+    """A parser of label selectors with one token of look-ahead."""
 
     def __init__(self, text: str) -> None:
         self._tokens = re.findall(r'[^\s!=<>(),]+|==|!=|[!=<>(),]', text)

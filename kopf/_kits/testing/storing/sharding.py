@@ -1,8 +1,8 @@
 """
-Shards: lists and watches of a part of the objects, by the hashes of their identities or namespaces (``shardSelector``).
+Sharded lists and watches (``shardSelector``): a part of the objects by the hashes of their uids or namespaces.
 
-An alpha feature of Kubernetes 1.36, which is off there and here unless it is asked for. The syntax is a tiny part of
-CEL: ``shardRange(object.metadata.uid, '0x0000000000000000', '0x8000000000000000')``, several of them joined by ``||``.
+It is an alpha feature of Kubernetes 1.36, off by default there and here. The syntax is a tiny part of CEL:
+``shardRange(object.metadata.uid, '0x0000000000000000', '0x8000000000000000')``, joined by ``||``.
 """
 
 import re
@@ -30,7 +30,7 @@ class Range(NamedTuple):
 
 
 class Sharded(Selector):
-    """A selector of labels and fields that lets through only a part of what they select."""
+    """A selector of labels and fields with a restriction to some ranges of hashes."""
 
     def __init__(self, selector: Selector, text: str) -> None:
         self._selector = selector
@@ -51,11 +51,11 @@ class Sharded(Selector):
 
     @property
     def shards(self) -> str:
-        """The ranges as the answer names them."""
+        """The ranges as the response names them."""
         return ' || '.join(str(each) for each in self._ranges)
 
     def matches(self, record: Record) -> bool:
-        """Whether the object is selected, and of this part."""
+        """Check whether the object is selected and in one of the ranges."""
         value = int(digest(record.uid if self._ranges[0].key == UID else record.namespace), 16)
         return any(
             int(each.start, 16) <= value < int(each.end, 16) for each in self._ranges
@@ -63,7 +63,7 @@ class Sharded(Selector):
 
 
 def digest(text: str) -> str:
-    """The hash that decides (FNV-1a of 64 bits), in 16 hexadecimal digits."""
+    """Return the hash of a value (FNV-1a, 64 bits) in 16 hexadecimal digits."""
     value = 0xCBF29CE484222325
     for byte in text.encode():
         value = (value ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
@@ -71,7 +71,7 @@ def digest(text: str) -> str:
 
 
 def parse(text: str) -> list[Range]:
-    """The ranges of a selector; refused (500, as a real server does) if it cannot be understood."""
+    """Return the ranges of a selector; raise a 500 if it is invalid, as a real server does."""
     try:
         ranges = list(_ranges(text.strip()))
     except ValueError as error:
@@ -105,7 +105,7 @@ def _ranges(text: str) -> Iterator[Range]:
 
 
 def _complaint(text: str) -> str:
-    """What is wrong with a text that is no call; the numbers are those of the library that a real server uses."""
+    """Return the error of a text that is not a call, with the numbers of the library that a real server uses."""
     if '&&' in text:
         return 'unsupported function "_&&_"; only shardRange() and || are allowed'
     for kind, pattern in ((3, r'[A-Za-z_]\w*'), (5, r"""\d+|'[^']*'|"[^"]*\""""), (7, r'\w+(\.\w+)+')):

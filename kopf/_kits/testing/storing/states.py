@@ -1,9 +1,9 @@
 """
-The state of a sandbox in a file, so that the next one goes on where this one has ended: a database of SQLite.
+The file with the state of a sandbox, with which the next one continues: an SQLite database.
 
-Requests never wait for the disk: what has changed is written a moment later, by a thread, all at once. So a process
-that is killed loses that moment at most, and never the integrity of the file, which is locked while the sandbox runs.
-Some resource versions are reserved in advance: none that a client has ever seen is given to anything else.
+Requests never wait for the disk: a thread writes all changes together a moment later. A killed process loses that
+moment at most, and never the integrity of the file, which is locked while the sandbox runs. Resource versions are
+reserved in advance, so that a version that a client has seen is never used for another change.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ from kopf._kits.testing.kinds.storage import Change, Record, Storage, Table, Tab
 
 logger = logging.getLogger(__name__)
 
-#: What the file is of, for us and for the command ``file``: "kopf"; and the version of its layout.
 APPLICATION = 0x6B6F7066
+"""The identifier of the application, "kopf", for us and the command ``file``; and the version of the layout."""
 LAYOUT = 1
-#: How long changes are gathered before they are written together, in seconds.
 DELAY = 0.02
-#: After how long a failed attempt to write is repeated, in seconds.
+"""How long changes are gathered before they are written together (seconds)."""
 RETRY = 1.0
-#: How many versions are reserved at once.
+"""How long to wait before a failed write is repeated (seconds)."""
 RESERVE = 10_000
+"""How many resource versions are reserved at once."""
 
 _TABLES = '''
 CREATE TABLE objects (
@@ -45,9 +45,9 @@ _Key = tuple[TableName, str, str]
 
 
 class StateError(Exception):
-    """The file cannot be used; the message says why, and what would help."""
+    """Raised when the file cannot be used; the message says why, and what to do."""
 
-    __module__ = 'kopf.testing'  # it is shown by this name
+    __module__ = 'kopf.testing'  # users see it under this name
 
 
 class Row(NamedTuple):
@@ -61,7 +61,7 @@ class Row(NamedTuple):
 
 
 class State:
-    """One file with all the objects of a sandbox; `open` before anything is read or written."""
+    """One file with all objects of a sandbox; to be opened before it is read or written."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
@@ -75,7 +75,7 @@ class State:
         self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix='kopf-sandbox-state')
 
     def open(self) -> int:
-        """Lock the file, a new one if there is none; the last version that may be known to anybody (0 if new)."""
+        """Lock or create the file; return the last resource version that a client can know (0 if it is new)."""
         if not self._path.parent.is_dir():
             raise FileNotFoundError(errno.ENOENT, f'there is no such folder: {self._path.parent}')
         try:
@@ -93,7 +93,7 @@ class State:
             ) from error
 
     def rows(self) -> Iterator[Row]:
-        """All the objects."""
+        """Yield all objects."""
         assert self._database is not None
         yield from map(
             Row._make,
@@ -103,14 +103,14 @@ class State:
         )
 
     def follow(self, storage: Storage) -> None:
-        """Write from now on whatever changes there, until `close`."""
+        """Write all further changes of the storage, until `close`."""
         self._storage = storage
         storage.observers.append(self._observe)
         self._reserve(storage.version)
         self._writer = asyncio.create_task(self._write_all())
 
     async def close(self) -> None:
-        """Write what is left, and let others use the file."""
+        """Write the remaining changes, and unlock the file."""
         self._closing = True
         self._wake.set()
         if self._writer is not None:
@@ -127,7 +127,7 @@ class State:
             self._database.close()
 
     def _prepare(self, database: sqlite3.Connection) -> int:
-        # All of them are settings of the connection, but for the journal, which cannot be broken by a kill.
+        # All of them are settings of the connection, except the journal mode, which is safe for killed processes.
         database.execute('PRAGMA locking_mode = EXCLUSIVE')
         application, layout, known = [
             database.execute(query).fetchone()[0]
@@ -148,7 +148,7 @@ class State:
                 'COMMIT;'
             )
         else:
-            database.execute('BEGIN EXCLUSIVE')  # The lock is held from now on, in whatever mode.
+            database.execute('BEGIN EXCLUSIVE')  # The lock is held from now on, whatever the journal mode is.
             database.execute('COMMIT')
         last, reserved = database.execute('SELECT last, reserved FROM versions').fetchone()
         return int(max(last, reserved))

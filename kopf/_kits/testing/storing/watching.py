@@ -1,9 +1,9 @@
 """
 Watches: the changes of one resource as an endless stream of lines.
 
-A watch is a position in the history of its table. When something happens, it takes all that is new at once, picks what
-its selector lets through, and sends it in one piece; the lines themselves are made once for all watches of a kind.
-Whoever is slower than the history is long, is told that its version has expired.
+A watch is a position in the history of its table. When it wakes up, it takes all new changes at once, filters them by
+its selector, and sends them in one piece. The lines are encoded once for all watches of a kind. A watch that is slower
+than the history is long ends with the error that its version has expired.
 """
 
 import asyncio
@@ -22,19 +22,19 @@ from kopf._kits.testing.storing.selectors import Selector
 from kopf._kits.testing.wire import statuses
 
 BOOKMARK_INTERVAL = 60.0
-#: How long before the end of a watch the last bookmark is sent.
 LAST_BOOKMARK = 1.0
-#: How long a watch goes on if the client does not say: between once and twice as long.
+"""How long before the end of a watch the last bookmark is sent (seconds)."""
 LONGEST = 1800.0
-#: How often the conversion of objects is tried again, in seconds.
+"""How long a watch lasts if the client does not say so: between once and twice as long (seconds)."""
 CONVERSION_RETRY = 1.0
+"""How often a failed conversion of objects is repeated (seconds)."""
 
-#: The type, the object, and the change if it is to be shown as it is.
 Event = tuple[str, Record, Change | None]
+"""The type of the event, the object, and the change if it is sent unmodified."""
 
 
 class Watch:
-    """One stream of the changes of a kind, from the version on that the options name."""
+    """One stream of the changes of a kind, from the version in the options on."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Watch:
         self._since = _version(options.version)
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """The lines of the stream, several at once where they come at once; empty pieces whenever it looks around."""
+        """Yield the lines of the stream, several at once if they are ready; an empty piece after each wake-up."""
         loop = asyncio.get_running_loop()
         table = self._kind.store
         end = loop.time() + (self._options.timeout or LONGEST * (1 + random.random()))
@@ -92,7 +92,7 @@ class Watch:
             yield error_line(statuses.expired(message))
 
     def _initial(self) -> list[Record] | None:
-        """What is there already, if that is to be sent."""
+        """Return the existing objects, if the watch sends them first."""
         options = self._options
         if self._since and not options.initial_events:
             return None
@@ -114,7 +114,7 @@ class Watch:
         return b''.join(lines)
 
     async def _convertible(self, records: Sequence[Record], end: float) -> bool:
-        """Be silent until the objects can be converted, as on a real server; False if that takes too long."""
+        """Wait until the objects can be converted, as a real server does; return False if that takes too long."""
         while True:
             try:
                 await self._kind.ready(*records)
@@ -187,7 +187,7 @@ class Watch:
 
 
 def error_line(refusal: statuses.Refusal) -> bytes:
-    """A refusal in the middle of a stream."""
+    """Return a refusal as an event of a stream."""
     return b'{"type":"ERROR","object":%s}\n' % orjson.dumps(refusal.as_status())
 
 
@@ -197,7 +197,7 @@ def _finish(future: asyncio.Future[None]) -> None:
 
 
 def _renumbered(record: Record, version: int) -> Record:
-    """The last version that was selected, under the number of the version that is not."""
+    """Return the last selected version of an object, with the number of the version that is not selected any more."""
     body = record.body()
     body['metadata']['resourceVersion'] = str(version)
     return dataclasses.replace(record, version=version, rest=orjson.dumps(body)[1:])
