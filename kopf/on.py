@@ -12,58 +12,59 @@ from typing import Any, Never, TypeVar, Unpack, get_args
 from kopf._cogs.structs.dicts import FieldSpec, parse_field
 from kopf._core.intents import declarations as _declarations
 from kopf._core.intents.causes import Activity, Reason
-from kopf._core.intents.declarations import (
+from kopf._core.intents.declarations import Name, SubName
+from kopf._core.intents.handlers import (
+    ActivityHandler,
     ActivityOptions,
+    ChangingHandler,
+    ConversionHandler,
     ConversionOptions,
+    DaemonHandler,
     DaemonOptions,
     DeleteOptions,
     EventOptions,
     FieldOptions,
-    Name,
+    IndexingHandler,
+    OperationName,
     ResumeOptions,
-    RetriedOptions,
+    ScheduleHandler,
     ScheduleOptions,
     SubHandlerOptions,
-    SubName,
+    TimerHandler,
     TimerOptions,
     UpdateOptions,
-    WebhookOptions,
-)
-from kopf._core.intents.handlers import (
-    ChangingHandler,
-    ConversionHandler,
-    DaemonHandler,
-    IndexingHandler,
-    ScheduleHandler,
-    TimerHandler,
     WatchingHandler,
     WebhookHandler,
+    WebhookOptions,
     WebhookType,
 )
+from kopf._core.intents.options import RetriedOptions
 
 FnT = TypeVar('FnT', bound=Callable[..., Any])
 
-_OPERATIONS: tuple[_declarations.OperationName, ...] = get_args(_declarations.OperationName)
+_OPERATIONS: tuple[OperationName, ...] = get_args(OperationName)
 
 
 def startup(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
     """Run the function when the operator starts, before it asks anything of the API; if it fails, the operator ends."""
-    return _declarations.declare_activity('startup', misplaced, options, activity=Activity.STARTUP)
+    return _declarations.declare_activity(ActivityHandler, 'startup', misplaced, options, activity=Activity.STARTUP)
 
 
 def cleanup(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
     """Run the function when the operator ends, after all its work has stopped."""
-    return _declarations.declare_activity('cleanup', misplaced, options, activity=Activity.CLEANUP)
+    return _declarations.declare_activity(ActivityHandler, 'cleanup', misplaced, options, activity=Activity.CLEANUP)
 
 
 def login(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
     """Let the function get the credentials for the API: it returns a `kopf.ConnectionInfo`, or ``None``."""
-    return _declarations.declare_activity('login', misplaced, options, activity=Activity.AUTHENTICATION)
+    return _declarations.declare_activity(
+        ActivityHandler, 'login', misplaced, options, activity=Activity.AUTHENTICATION
+    )
 
 
 def probe(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
     """Let the function's result be part of the answer of the liveness endpoint."""
-    return _declarations.declare_activity('probe', misplaced, options, activity=Activity.PROBE)
+    return _declarations.declare_activity(ActivityHandler, 'probe', misplaced, options, activity=Activity.PROBE)
 
 
 def schedule(
@@ -85,12 +86,7 @@ def schedule(
     if not misplaced and not interval:
         raise ValueError("@kopf.on.schedule: interval= must be above zero: the function would be run without a pause.")
     return _declarations.declare_activity(
-        'schedule',
-        misplaced,
-        {**options, 'interval': interval},
-        cls=ScheduleHandler,
-        shape=_declarations.RepeatedOptions,
-        activity=Activity.SCHEDULE,
+        ScheduleHandler, 'schedule', misplaced, {**options, 'interval': interval}, activity=Activity.SCHEDULE
     )
 
 
@@ -102,7 +98,7 @@ def event(
     **options: Unpack[EventOptions],
 ) -> Callable[[FnT], FnT]:
     """Run the function for each event of the objects, as it comes from the API; errors are logged and ignored."""
-    return _declarations.declare(WatchingHandler, 'event', (arg1, arg2, arg3), EventOptions, options)
+    return _declarations.declare(WatchingHandler, 'event', (arg1, arg2, arg3), options)
 
 
 def create(
@@ -113,9 +109,7 @@ def create(
     **options: Unpack[RetriedOptions],
 ) -> Callable[[FnT], FnT]:
     """Run the function when an object is seen that was never handled before."""
-    return _declarations.declare(
-        ChangingHandler, 'create', (arg1, arg2, arg3), RetriedOptions, options, reason=Reason.CREATE
-    )
+    return _declarations.declare(ChangingHandler, 'create', (arg1, arg2, arg3), options, reason=Reason.CREATE)
 
 
 def update(
@@ -127,7 +121,13 @@ def update(
 ) -> Callable[[FnT], FnT]:
     """Run the function when an object differs from what was handled last; with ``field``, if the field differs."""
     return _declarations.declare(
-        ChangingHandler, 'update', (arg1, arg2, arg3), UpdateOptions, options, reason=Reason.UPDATE, needs_change=True
+        ChangingHandler,
+        'update',
+        (arg1, arg2, arg3),
+        options,
+        shape=UpdateOptions,
+        reason=Reason.UPDATE,
+        needs_change=True,
     )
 
 
@@ -144,9 +144,7 @@ def resume(
     With ``deleted=True``, also for those that are being deleted.
     """
     deleted = bool(options.pop('deleted', None))
-    return _declarations.declare(
-        ChangingHandler, 'resume', (arg1, arg2, arg3), RetriedOptions, options, initial=True, deleted=deleted
-    )
+    return _declarations.declare(ChangingHandler, 'resume', (arg1, arg2, arg3), options, initial=True, deleted=deleted)
 
 
 def delete(
@@ -166,7 +164,6 @@ def delete(
         ChangingHandler,
         'delete',
         (arg1, arg2, arg3),
-        RetriedOptions,
         options,
         reason=Reason.DELETE,
         requires_finalizer=not optional,
@@ -186,7 +183,12 @@ def field(
     if not parse_field(field):
         raise TypeError("@kopf.on.field: field= must name a field, such as 'spec.items'.")
     return _declarations.declare(
-        ChangingHandler, 'field', (arg1, arg2, arg3), UpdateOptions, {**options, 'field': field}, needs_change=True
+        ChangingHandler,
+        'field',
+        (arg1, arg2, arg3),
+        {**options, 'field': field},
+        shape=UpdateOptions,
+        needs_change=True,
     )
 
 
@@ -198,7 +200,7 @@ def index(
     **options: Unpack[RetriedOptions],
 ) -> Callable[[FnT], FnT]:
     """Let the function's results for all the objects make an index, given to all handlers under the function's name."""
-    return _declarations.declare(IndexingHandler, 'index', (arg1, arg2, arg3), RetriedOptions, options)
+    return _declarations.declare(IndexingHandler, 'index', (arg1, arg2, arg3), options)
 
 
 def daemon(
@@ -209,7 +211,7 @@ def daemon(
     **options: Unpack[DaemonOptions],
 ) -> Callable[[FnT], FnT]:
     """Run the function for each object for as long as the object is there."""
-    return _declarations.declare(DaemonHandler, 'daemon', (arg1, arg2, arg3), DaemonOptions, options)
+    return _declarations.declare(DaemonHandler, 'daemon', (arg1, arg2, arg3), options)
 
 
 def timer(
@@ -220,7 +222,7 @@ def timer(
     **options: Unpack[TimerOptions],
 ) -> Callable[[FnT], FnT]:
     """Run the function for each object again and again, on a schedule, for as long as the object is there."""
-    return _declarations.declare(TimerHandler, 'timer', (arg1, arg2, arg3), TimerOptions, options)
+    return _declarations.declare(TimerHandler, 'timer', (arg1, arg2, arg3), options)
 
 
 def validate(
@@ -277,7 +279,6 @@ def convert(
         ConversionHandler,
         'convert',
         (arg1, arg2, arg3),
-        ConversionOptions,
         options,
         from_versions=from_versions,
         to_versions=to_versions,
@@ -303,7 +304,7 @@ def _webhook(
         )
     if '*' in (chosen or ()):
         chosen = _OPERATIONS
-    return _declarations.declare(WebhookHandler, name, names, WebhookOptions, options, type=type, operations=chosen)
+    return _declarations.declare(WebhookHandler, name, names, options, type=type, operations=chosen)
 
 
 def subhandler(**options: Unpack[SubHandlerOptions]) -> Callable[[FnT], FnT]:

@@ -26,8 +26,8 @@ from kopf._core.actions.lifecycles import PLAIN_LIFECYCLES, LifeCycleFn
 from kopf._core.actions.progression import State
 from kopf._core.intents import filters, mistakes
 from kopf._core.intents.causes import ChangingCause, Reason
-from kopf._core.intents.declarations import SubHandlerOptions, make_subhandler
-from kopf._core.intents.handlers import ChangingHandler
+from kopf._core.intents.declarations import make_subhandler
+from kopf._core.intents.handlers import ChangingHandler, SubHandlerOptions
 from kopf._core.intents.registries import ChangingRegistry
 
 

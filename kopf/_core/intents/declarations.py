@@ -7,190 +7,35 @@ A wrong option fails when the decorator runs, with the reason, not when the firs
 import logging
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Literal, TypedDict, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
-from kopf._cogs.structs.dicts import FieldPath, FieldSpec, parse_field
+from kopf._cogs.structs.dicts import FieldPath, parse_field
 from kopf._cogs.structs.labelselectors import LabelSelector
 from kopf._cogs.structs.references import Marker, Resource, Selector
 from kopf._core.actions.execution import ErrorsMode, Handler
 from kopf._core.actions.invocation import is_async_fn
 from kopf._core.intents import mistakes
-from kopf._core.intents.callbacks import DelayFn, MetaFilterFn, MetaFilterToken, WhenFilterFn
-from kopf._core.intents.handlers import ActivityHandler, ChangingHandler, ResourceHandler
-from kopf._core.intents.registries import OperatorRegistry, get_default_registry, make_handler_id
+from kopf._core.intents.callbacks import MetaFilterToken
+from kopf._core.intents.handlers import ActivityHandler, ChangingHandler, ResourceHandler, SubHandlerOptions
+from kopf._core.intents.options import SelectorOptions
+from kopf._core.intents.registries import get_default_registry, make_handler_id
 
 logger = logging.getLogger(__name__)
 
 FnT = TypeVar('FnT', bound=Callable[..., Any])
 Name = str | Marker | Callable[[Resource], bool] | None
 SubName = str | Marker | None
-Meta = Mapping[str, str | MetaFilterToken | MetaFilterFn]
-OperationName = Literal['CREATE', 'UPDATE', 'DELETE', 'CONNECT']
-
-
-class IdentityOptions(TypedDict, total=False):
-    """Options of all handlers."""
-
-    id: str | None
-    param: Any
-    registry: OperatorRegistry | None
-
-
-class ErrorsOptions(TypedDict, total=False):
-    """Options of the handlers that are retried; times are in seconds."""
-
-    errors: ErrorsMode | None
-    timeout: float | None
-    retries: int | None
-    backoff: float | None
-
-
-class SelectorOptions(TypedDict, total=False):
-    """Options that name the resource."""
-
-    group: str | None
-    version: str | None
-    kind: str | None
-    plural: str | None
-    singular: str | None
-    shortcut: str | None
-    category: str | None
-
-
-class WatchOptions(TypedDict, total=False):
-    """Options of the handlers whose objects are watched."""
-
-    label_selector: str | None
-
-
-class MetaOptions(TypedDict, total=False):
-    """Options that choose the objects."""
-
-    labels: Meta | None
-    annotations: Meta | None
-    when: WhenFilterFn | None
-    value: Any
-
-
-class FilterOptions(MetaOptions, total=False):
-    """Options that choose the objects, by a field too."""
-
-    field: FieldSpec
-
-
-class ActivityOptions(IdentityOptions, ErrorsOptions, total=False):
-    """Options of the operator's activities."""
-
-
-class ScheduleOptions(ActivityOptions, total=False):
-    """Options of the operator's schedules, besides their intervals."""
-
-    initial_delay: float | None
-    sharp: bool | None
-
-
-class RepeatedOptions(ScheduleOptions, total=False):
-    """Options of the operator's schedules."""
-
-    interval: float
-
-
-class ObjectOptions(IdentityOptions, SelectorOptions, FilterOptions, total=False):
-    """Options of handlers without retries."""
-
-
-class EventOptions(ObjectOptions, WatchOptions, total=False):
-    """Options of handlers of raw events."""
-
-
-class RetriedOptions(ObjectOptions, WatchOptions, ErrorsOptions, total=False):
-    """Options of handlers with retries."""
-
-
-class ResumeOptions(RetriedOptions, total=False):
-    deleted: bool | None
-
-
-class DeleteOptions(RetriedOptions, total=False):
-    optional: bool | None
-
-
-class UpdateOptions(RetriedOptions, total=False):
-    old: Any
-    new: Any
-
-
-class FieldOptions(IdentityOptions, SelectorOptions, MetaOptions, WatchOptions, ErrorsOptions, total=False):
-    old: Any
-    new: Any
-
-
-class DaemonOptions(RetriedOptions, total=False):
-    initial_delay: float | DelayFn | None
-    cancellation_backoff: float | None
-    cancellation_timeout: float | None
-    cancellation_polling: float | None
-
-
-class TimerOptions(RetriedOptions, total=False):
-    interval: float | None
-    initial_delay: float | DelayFn | None
-    sharp: bool | None
-    idle: float | None
-
-
-class WebhookOptions(ObjectOptions, total=False):
-    operation: OperationName | None
-    operations: Collection[OperationName] | None
-    subresource: str | None
-    persistent: bool | None
-    side_effects: bool | None
-    ignore_failures: bool | None
-
-
-class ConversionOptions(IdentityOptions, total=False):
-    group: str | None
-    kind: str | None
-    plural: str | None
-    singular: str | None
-    shortcut: str | None
-    category: str | None
-    from_version: str | Collection[str] | None
-    to_version: str | Collection[str] | None
-    persistent: bool | None
-
-
-class SubHandlerOptions(ErrorsOptions, FilterOptions, total=False):
-    id: str | None
-    param: Any
-    old: Any
-    new: Any
 
 
 _VERSION = re.compile(r'[a-z]([-a-z0-9]*[a-z0-9])?')  # a DNS label, as the names of versions in CRDs are
 _SELECTING = frozenset(SelectorOptions.__annotations__)
-_NUMBERS = frozenset(
-    {
-        'timeout',
-        'retries',
-        'backoff',
-        'initial_delay',
-        'interval',
-        'idle',
-        'cancellation_backoff',
-        'cancellation_timeout',
-        'cancellation_polling',
-    }
-)
 
 
 def declare_activity(
+    cls: type[ActivityHandler],
     name: str,
     misplaced: tuple[object, ...],
     options: Mapping[str, Any],
-    *,
-    cls: type[ActivityHandler] = ActivityHandler,
-    shape: type[Any] = ActivityOptions,
     **fixed: Any,
 ) -> Callable[[FnT], FnT]:
     """Make a decorator that registers an activity's handler; ``misplaced`` are arguments, of which it has none."""
@@ -200,13 +45,13 @@ def declare_activity(
             if callable(misplaced[0])
             else f"@kopf.on.{name} is about no object: it takes only options by their names, not {misplaced[0]!r}."
         )
-    given = _check_options(name, shape, options)
+    given = _check_options(name, cls.options, options)
     registry = given.pop('registry', None) or get_default_registry()
     id = given.pop('id', None)
 
     def decorator(fn: FnT) -> FnT:
         mistakes.check_handler(name, fn)
-        registry.activities.append(cls(fn=fn, id=make_handler_id(fn, id), **given, **fixed))
+        registry.of(cls).append(cls(fn=fn, id=make_handler_id(fn, id), **given, **fixed))
         return fn
 
     return decorator
@@ -216,17 +61,18 @@ def declare(
     cls: type[ResourceHandler],
     name: str,
     names: tuple[Name, SubName, SubName],
-    shape: type[Any],
     options: Mapping[str, Any],
+    *,
+    shape: type[Any] | None = None,
     **fixed: Any,
 ) -> Callable[[FnT], FnT]:
     """
     Make a decorator that registers a handler of the class, for the resource named.
 
-    The ``shape`` is the typed dict of the options that are allowed; ``fixed`` are the handler's attributes that
-    follow from the decorator itself.
+    The ``shape`` is the typed dict of the options that are allowed, if not all decorators of the class take the same;
+    ``fixed`` are the handler's attributes that follow from the decorator itself.
     """
-    given = _check_options(name, shape, options)
+    given = _check_options(name, cls.options if shape is None else shape, options)
     if mistakes.is_bare(names[0]):
         raise TypeError(mistakes.explain_bare(name, names[0], "'kopfexamples'"))
     registry = given.pop('registry', None) or get_default_registry()
@@ -235,7 +81,7 @@ def declare(
 
     def decorator(fn: FnT) -> FnT:
         mistakes.check_handler(name, fn)
-        handler, handlers = make(fn, None), _registry_of(registry, cls)
+        handler, handlers = make(fn, None), registry.of(cls)
         if handler.exclusive and (namesake := mistakes.find_namesake(iter(handlers), handler)) is not None:
             logger.warning("%s", mistakes.explain_namesake(handler, namesake))
         for warning in mistakes.find_doubts(handler):
@@ -305,20 +151,6 @@ def _parse_label_selector(name: str, text: Any) -> LabelSelector:
         raise ValueError(f"@kopf.on.{name}: label_selector={text!r}: {error}") from None
 
 
-def _registry_of(registry: OperatorRegistry, cls: type[ResourceHandler]) -> Any:
-    from kopf._core.intents import handlers
-
-    return {
-        handlers.ChangingHandler: registry.changing,
-        handlers.WatchingHandler: registry.watching,
-        handlers.IndexingHandler: registry.indexing,
-        handlers.DaemonHandler: registry.spawning,
-        handlers.TimerHandler: registry.spawning,
-        handlers.WebhookHandler: registry.webhooks,
-        handlers.ConversionHandler: registry.conversions,
-    }[cls]
-
-
 def _check_options(name: str, shape: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:
     allowed = set(shape.__annotations__)
     unknown = sorted(set(options) - allowed)
@@ -330,7 +162,7 @@ def _check_options(name: str, shape: type[Any], options: Mapping[str, Any]) -> d
     errors = options.get('errors')
     if errors is not None and not isinstance(errors, ErrorsMode):
         raise TypeError(f"@kopf.on.{name}: errors= must be one of kopf.ErrorsMode, not {errors!r}.")
-    for option in _NUMBERS & set(options):
+    for option in _find_numbers(shape) & set(options):
         value = options[option]
         if callable(value) and option == 'initial_delay':
             _check_callback(name, option, value)
@@ -339,6 +171,13 @@ def _check_options(name: str, shape: type[Any], options: Mapping[str, Any]) -> d
         elif value is not None and not value >= 0:
             raise ValueError(f"@kopf.on.{name}: {option}= must not be negative, but it is {value!r}.")
     return dict(options)
+
+
+def _find_numbers(shape: type[Any]) -> frozenset[str]:
+    """Return the options of the typed dict that can be numbers."""
+    return frozenset(
+        option for option, hint in shape.__annotations__.items() if not {int, float}.isdisjoint([hint, *get_args(hint)])
+    )
 
 
 def _check_callback(name: str, option: str, fn: Any, positional: int = 0) -> None:

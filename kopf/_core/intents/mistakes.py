@@ -18,33 +18,13 @@ from kopf._core.actions.invocation import get_parameters, is_marked, read_argume
 from kopf._core.intents import causes
 from kopf._core.intents.callbacks import iter_parts
 from kopf._core.intents.handlers import (
-    ActivityHandler,
-    ChangingHandler,
-    ConversionHandler,
+    KINDS,
+    DeclaredHandler,
     IndexingHandler,
     ResourceHandler,
-    SpawningHandler,
     TimerHandler,
-    WatchingHandler,
-    WebhookHandler,
 )
 from kopf._core.intents.registries import OperatorRegistry
-
-_CAUSES: Mapping[type[Any], type[causes.Cause]] = {
-    ActivityHandler: causes.ActivityCause,
-    WatchingHandler: causes.WatchingCause,
-    SpawningHandler: causes.DaemonCause,
-    ChangingHandler: causes.ChangingCause,
-    WebhookHandler: causes.WebhookCause,
-    ConversionHandler: causes.ConversionCause,
-    ResourceHandler: causes.IndexingCause,
-}
-
-PROVIDED: Mapping[type[Any], frozenset[str]] = {
-    cls: frozenset({'param', *causes.ATTEMPT_GETTERS, *cause.GETTERS, *cause.EXTRA_GETTERS})
-    for cls, cause in _CAUSES.items()
-}
-"""What handlers are given, by their classes: the first one that fits. Besides it, all are given the indices."""
 
 
 class DeclarationError(ExplainedError):
@@ -115,7 +95,7 @@ def is_bare(fn: object) -> bool:
     ]
     if not needed:
         return not any(parameter.kind in _POSITIONAL for parameter in parameters.values())
-    return len(needed) != 1 or needed[0] in frozenset().union(*PROVIDED.values()) - {'resource'}
+    return len(needed) != 1 or (needed[0] != 'resource' and _is_argument(needed[0]))
 
 
 def explain_bare(name: str, fn: object, example: str) -> str:
@@ -130,18 +110,14 @@ def check_registry(registry: OperatorRegistry) -> None:
     :raises DeclarationError: if some are not, so that they would fail whenever they are called.
     """
     indices = {handler.id for handler in registry.indexing}
-    problems = [
-        text
-        for handler in [*registry.activities, *registry.iter_resource_handlers()]
-        for text in find_missing(handler, indices)
-    ]
+    problems = [text for handler in registry.iter_handlers() for text in find_missing(handler, indices)]
     if problems:
         raise DeclarationError(' '.join(dict.fromkeys(problems)))
 
 
-def find_missing(handler: Any, indices: Collection[str]) -> Iterator[str]:
+def find_missing(handler: DeclaredHandler, indices: Collection[str]) -> Iterator[str]:
     """Yield the explanation for each function of the handler that asks for what it is not given."""
-    provided = next(names for cls, names in PROVIDED.items() if isinstance(handler, cls))
+    provided = list_arguments(type(handler))
     if (name := _find_first(handler.fn, 0, provided, indices)) is not None:
         yield (
             f"{handler} ({locate(handler.fn)}) asks for {name!r}, which it is not given. "
@@ -155,6 +131,15 @@ def find_missing(handler: Any, indices: Collection[str]) -> Iterator[str]:
                 yield f"{what} asks for {name!r}, which it is not given. {_explain_missing(name, known, indices)}"
             elif positional and (name := _find_clash(fn, {*known, *indices})) is not None:
                 yield f"{what} takes its value as {name!r}, which is the name of an argument: give it another name."
+
+
+def list_arguments(kind: type[DeclaredHandler]) -> frozenset[str]:
+    """Return the arguments that the handlers of the kind are given. Besides these, all are given the indices."""
+    return frozenset({'param', *causes.ATTEMPT_GETTERS, *kind.cause.GETTERS, *kind.cause.EXTRA_GETTERS})
+
+
+def _is_argument(name: str) -> bool:
+    return any(name in list_arguments(kind) for kind in KINDS)
 
 
 _ONLY_OF_HANDLERS = frozenset({*causes.ATTEMPT_GETTERS, *EXTRAS, 'stopped'})
@@ -176,22 +161,12 @@ def _find_clash(fn: Any, provided: Collection[str]) -> str | None:
 def _explain_missing(name: str, provided: Collection[str], indices: Collection[str]) -> str:
     if name in _ONLY_OF_HANDLERS and name not in provided:
         return "It is given only to the handlers themselves, not to their filters."
-    if others := sorted({_NAMES[cls] for cls, names in PROVIDED.items() if name in names and cls in _NAMES}):
+    if others := sorted(kind.decorators for kind in KINDS if name in list_arguments(kind)):
         return f"It is given to: {', '.join(others)}."
     return (
         f"There is no such argument, and no index of this name. {suggest(name, {*provided, *indices}, '')}"
         f"There are: {', '.join(sorted(provided))}."
     )
-
-
-_NAMES: Mapping[type[Any], str] = {
-    ActivityHandler: '@kopf.on.startup and others of the operator itself',
-    WatchingHandler: '@kopf.on.event',
-    SpawningHandler: '@kopf.daemon, @kopf.timer',
-    ChangingHandler: '@kopf.on.create, update, delete, resume, field',
-    WebhookHandler: '@kopf.on.validate, mutate',
-    ConversionHandler: '@kopf.on.convert',
-}
 
 
 def find_namesake(handlers: Iterator[Any], new: ResourceHandler) -> ResourceHandler | None:
@@ -238,7 +213,7 @@ def find_doubts(handler: ResourceHandler) -> Iterator[str]:
         )
     if handler.field and (doubt := _doubt_field(handler.field)):
         yield f"{place} has field={'.'.join(handler.field)!r}, which no object has. {doubt}"
-    if isinstance(handler, IndexingHandler) and handler.id in frozenset().union(*PROVIDED.values()):
+    if isinstance(handler, IndexingHandler) and _is_argument(handler.id):
         yield (
             f"{place} has the name of an argument, so handlers get the index instead of {handler.id!r}. "
             f"Rename the function, or give it another id=."

@@ -6,9 +6,9 @@ A registry is filled by the decorators while the user's files are imported. When
 """
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from kopf._cogs.structs.dicts import FieldPath
 from kopf._cogs.structs.ids import HandlerId
@@ -19,9 +19,11 @@ from kopf._core.intents import filters
 from kopf._core.intents.causes import Activity, ChangingCause
 from kopf._core.intents.dependencies import find_arguments
 from kopf._core.intents.handlers import (
+    KINDS,
     ActivityHandler,
     ChangingHandler,
     ConversionHandler,
+    DeclaredHandler,
     IndexingHandler,
     ResourceHandler,
     ScheduleHandler,
@@ -30,12 +32,12 @@ from kopf._core.intents.handlers import (
     WebhookHandler,
 )
 
-HandlerT = TypeVar('HandlerT', bound=Handler)
+HandlerT = TypeVar('HandlerT', bound=DeclaredHandler)
 ResourceHandlerT = TypeVar('ResourceHandlerT', bound=ResourceHandler)
 
 
 class HandlersRegistry(Generic[HandlerT]):
-    """Handlers of one sort, in the order of their declaration; the owner can be told when there is another one."""
+    """Handlers of one kind, in the order of their declaration; the owner can be told when there is another one."""
 
     def __init__(self, changed: Callable[[], None] | None = None) -> None:
         self._handlers: list[HandlerT] = []
@@ -75,32 +77,40 @@ class ChangingRegistry(HandlersRegistry[ChangingHandler]):
 
 class OperatorRegistry:
     """
-    All the handlers of an operator, of all sorts.
+    All the handlers of an operator, of all kinds. Each kind has an attribute: the ``slot`` of its class.
 
     The decorators fill the default one unless told otherwise by ``registry=``. Several operators in one process
     have a registry each: see the documentation's "Embedding".
     """
 
+    activities: ActivitiesRegistry
+    indexing: HandlersRegistry[IndexingHandler]
+    watching: HandlersRegistry[WatchingHandler]
+    spawning: HandlersRegistry[SpawningHandler]
+    changing: ChangingRegistry
+    webhooks: HandlersRegistry[WebhookHandler]
+    conversions: HandlersRegistry[ConversionHandler]
+
     def __init__(self) -> None:
         self.listeners: list[Callable[[], object]] = []
         """Are called when a handler of objects is added: in that very thread."""
-        self.activities = ActivitiesRegistry()
-        self.indexing = HandlersRegistry[IndexingHandler](self._notify)
-        self.watching = HandlersRegistry[WatchingHandler](self._notify)
-        self.spawning = HandlersRegistry[SpawningHandler](self._notify)
-        self.changing = ChangingRegistry(self._notify)
-        self.webhooks = HandlersRegistry[WebhookHandler](self._notify)
-        self.conversions = HandlersRegistry[ConversionHandler](self._notify)
-        # They are private, but operators that look for their own handlers, or wrap them, know them by these names.
-        self._activities, self._indexing, self._watching = self.activities, self.indexing, self.watching
-        self._spawning, self._changing, self._webhooks = self.spawning, self.changing, self.webhooks
+        for kind in KINDS:
+            make = _REGISTRIES.get(kind, HandlersRegistry)
+            handlers = make(self._notify if issubclass(kind, ResourceHandler) else None)
+            setattr(self, kind.slot, handlers)
+            # Operators that look for their own handlers, or wrap them, know the slots by their private names.
+            setattr(self, f'_{kind.slot}', handlers)
+
+    def of(self, kind: type[HandlerT]) -> HandlersRegistry[HandlerT]:
+        """Return where the handlers of the kind are kept, together with all others of the same slot."""
+        return cast(HandlersRegistry[HandlerT], getattr(self, kind.slot))
 
     def extend(self, other: 'OperatorRegistry', chosen: Callable[[Handler], bool] = lambda _: True) -> None:
         """Add those of the handlers of another registry that are chosen, and are not here yet."""
-        for name in _SORTS:
-            own: HandlersRegistry[Handler] = getattr(self, name)
+        for kind in KINDS:
+            own = self.of(kind)
             known = set(own)
-            for handler in getattr(other, name).get_all_handlers():
+            for handler in other.of(kind).get_all_handlers():
                 if handler not in known and chosen(handler):
                     own.append(handler)
 
@@ -108,13 +118,16 @@ class OperatorRegistry:
         for listener in list(self.listeners):
             listener()
 
+    def iter_handlers(self) -> Iterator[DeclaredHandler]:
+        """Yield the handlers of all kinds."""
+        for kind in KINDS:
+            yield from self.of(kind)
+
     def iter_resource_handlers(self) -> Iterator[ResourceHandler]:
-        yield from self.indexing
-        yield from self.watching
-        yield from self.spawning
-        yield from self.changing
-        yield from self.webhooks
-        yield from self.conversions
+        """Yield the handlers of objects, of all kinds."""
+        for kind in KINDS:
+            if issubclass(kind, ResourceHandler):
+                yield from self.of(kind)
 
     def iter_selectors(self, *, watched: bool = True, patched: bool = False) -> Iterator[Selector]:
         """Give the selectors of the handlers that need the objects to be watched, or also to be patched."""
@@ -125,7 +138,11 @@ class OperatorRegistry:
                 yield handler.selector
 
 
-_SORTS = ('activities', 'indexing', 'watching', 'spawning', 'changing', 'webhooks', 'conversions')
+_REGISTRIES: Mapping[type[DeclaredHandler], type[HandlersRegistry[Any]]] = {
+    ActivityHandler: ActivitiesRegistry,
+    ChangingHandler: ChangingRegistry,
+}
+"""The registries of the kinds that are asked for some of their handlers, not only for all of them."""
 
 
 class SmartOperatorRegistry(OperatorRegistry):
@@ -150,10 +167,19 @@ def set_default_registry(registry: OperatorRegistry | None) -> None:
     _default_registry_var.set(SmartOperatorRegistry() if registry is None else registry)
 
 
+_NO_HANDLERS: Mapping[type[ResourceHandler], tuple[Any, ...]] = {}
+
+
 class HandlerTable(NamedTuple):
-    """What an operator has declared for one resource."""
+    """
+    What an operator has declared for one resource.
+
+    What is asked for at each event has an attribute of its own, as a look into a mapping takes longer.
+    """
 
     resource: Resource
+    handlers: Mapping[type[ResourceHandler], tuple[Any, ...]] = _NO_HANDLERS
+    """The handlers of each kind whose objects are watched."""
     indexing: tuple[IndexingHandler, ...] = ()
     watching: tuple[WatchingHandler, ...] = ()
     spawning: tuple[SpawningHandler, ...] = ()
@@ -166,6 +192,8 @@ class HandlerTable(NamedTuple):
     """Fields that count as changes only because a handler names them, of whatever kind it is."""
     finalizing: tuple[ResourceHandler, ...] = ()
     """The change-detecting handlers for which the object must not vanish unnoticed. For daemons, see `Spawner`."""
+    managing: bool = False
+    """Whether the framework keeps anything on the objects themselves."""
     arguments: frozenset[str] | None = frozenset()
     """The arguments that the handlers can look at, besides those of indices; ``None`` if that can be any."""
     label_selector: LabelSelector | None = None
@@ -175,42 +203,42 @@ class HandlerTable(NamedTuple):
     def has_different_selectors(self) -> bool:
         """Whether all objects are watched, though handlers have label selectors: each handler has its own filter."""
         return self.label_selector is None and any(
-            handler.label_selector is not None
-            for handler in (*self.indexing, *self.watching, *self.spawning, *self.changing)
+            handler.label_selector is not None for handlers in self.handlers.values() for handler in handlers
         )
 
-    @property
-    def managing(self) -> bool:
-        """Whether the framework keeps anything on the objects themselves."""
-        return bool(self.changing or self.spawning)
+    def of(self, kind: type[ResourceHandlerT]) -> tuple[ResourceHandlerT, ...]:
+        """Return the handlers of the kind. An engine keeps them until there is another table."""
+        return self.handlers.get(kind, ())
 
     @classmethod
     def build(cls, registry: OperatorRegistry, resource: Resource, served: Collection[Selector]) -> 'HandlerTable':
         """Pick the handlers of the resource; of those with selectors that are served by it."""
 
-        def pick(handlers: Iterable[ResourceHandlerT]) -> tuple[ResourceHandlerT, ...]:
-            return tuple(handler for handler in handlers if handler.selector in served)
-
-        changing, spawning = pick(registry.changing), pick(registry.spawning)
-        watching = tuple(filters.deduplicate(pick(registry.watching)))
-        indexing = pick(registry.indexing)
-        selectors = {handler.label_selector for handler in (*indexing, *watching, *spawning, *changing)}
+        handlers: dict[type[ResourceHandler], tuple[Any, ...]] = {
+            kind: tuple(handler for handler in registry.of(kind) if handler.selector in served)
+            for kind in KINDS
+            if issubclass(kind, ResourceHandler) and kind.watches
+        }
+        handlers[WatchingHandler] = tuple(filters.deduplicate(handlers[WatchingHandler]))
+        changing: tuple[ChangingHandler, ...] = handlers[ChangingHandler]
+        every = [handler for some in handlers.values() for handler in some]
+        selectors = {handler.label_selector for handler in every}
         return cls(
             resource=resource,
-            indexing=indexing,
-            watching=watching,
-            spawning=spawning,
+            handlers=handlers,
+            indexing=handlers[IndexingHandler],
+            watching=handlers[WatchingHandler],
+            spawning=handlers[SpawningHandler],
             changing=changing,
             changing_ids=tuple(dict.fromkeys(handler.id for handler in changing)),
             resuming_ids=frozenset(handler.id for handler in changing if handler.initial),
             only_resuming_ids=frozenset(handler.id for handler in changing if handler.initial)
             - {handler.id for handler in changing if not handler.initial},
-            extra_fields=frozenset(  # as upstream has it in the objects: of all but indices
-                handler.field for handler in (*changing, *spawning, *watching) if handler.field
-            ),
+            extra_fields=frozenset(handler.field for handler in every if handler.field and handler.extends_essence),
             finalizing=tuple(handler for handler in changing if handler.requires_finalizer),
+            managing=any(handler.modifies for handler in every),
             label_selector=selectors.pop() if len(selectors) == 1 else None,
-            arguments=find_arguments((*changing, *spawning, *watching)),
+            arguments=find_arguments(handler for handler in every if handler.reads_indices),
         )
 
 
