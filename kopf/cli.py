@@ -397,7 +397,7 @@ def run(
     registries.set_default_registry(registry)
     with _launched(sandbox=sandbox, crds=crds, loads=loads, pods=pods) as launched:
         loaders.preload(paths=paths, modules=modules)
-        if not registry.activities and not any(registry.iter_resource_handlers()):
+        if not any(registry.iter_handlers()):
             logger.warning(
                 "There are no handlers%s: nothing will be handled. Name the files with decorated functions, "
                 "such as those with @kopf.on.create(...).",

@@ -43,3 +43,18 @@ def test_sections_that_docstrings_refer_to_exist(place: str, title: str) -> None
 
 def test_references_are_found() -> None:
     assert len(find_references()) > 20
+
+
+def test_code_that_pages_include_exists() -> None:
+    included = [
+        match.groups()
+        for page in ROOT.glob('docs/*.rst')
+        for match in re.finditer(r'literalinclude:: \.\./(\S+\.py)(?:\n +:pyobject: (\S+))?', page.read_text())
+    ]
+    assert any(name for _, name in included)
+    for path, name in included:
+        node: ast.AST = ast.parse((ROOT / path).read_text())
+        for part in name.split('.') if name else ():
+            found = {getattr(each, 'name', None): each for each in ast.iter_child_nodes(node)}
+            assert part in found, f"there is no {name} in {path}"
+            node = found[part]

@@ -2,7 +2,7 @@
 The handlers as they are declared: a function, what it is for, and its options.
 
 They are data: how they are matched is in `filters`, how they are kept is in `registries`. Each kind of handlers
-describes itself by the attributes of its class: see "A new kind of handlers" in the documentation's "Architecture".
+describes itself by the attributes of its class: see "A new kind of handlers, step by step" in the documentation.
 """
 
 import dataclasses
