@@ -15,7 +15,6 @@ from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody, RawEvent
 from kopf._cogs.structs.diffs import EMPTY, Diff
 from kopf._cogs.structs.finalizers import append_finalizer, remove_finalizer
-from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.seals import Seal
 from kopf._core.actions.execution import ErrorsMode, Execution, run_handler, utcnow
@@ -30,7 +29,7 @@ from kopf._core.intents.storing import StorageError
 from kopf._core.reactor.applying import Applier, complete
 from kopf._core.reactor.hosting import ObjectHost
 from kopf._core.reactor.inventory import ObjectRecord, make_logger
-from kopf._core.reactor.selftriggers import SelfTriggering
+from kopf._core.reactor.selftriggers import SelfTriggers
 from kopf._core.reactor.workforce import Workforce
 
 DAEMONS_GRACE = 1.0
@@ -63,7 +62,7 @@ class Reconciler:
             executor=settings.execution.executor, default_backoff=settings.execution.default_backoff
         )
         self._lenient_rules = Execution(executor=settings.execution.executor, default_errors=ErrorsMode.IGNORED)
-        self._looping: set[frozenset[HandlerId]] = set()
+        self._selftriggers = SelfTriggers(settings, decider)
         self._reports = filters.FailureReports()
 
     def is_settled(self, record: ObjectRecord, raw: RawBody) -> bool:
@@ -126,7 +125,7 @@ class Reconciler:
             holding = await self._host.spawner.adjust(record, cast(RawBody, record.body))
             record.cancel_requeue()  # those that have just ended are taken into account
         body = Body(cast(RawBody, record.body))
-        pause = self._get_pause(record, body) if deciding else 0
+        pause = self._selftriggers.check(record, body) if deciding else 0
         deciding_now = deciding and self._managing and not pause
         decision = self._decide(record, body, patch, holding=holding) if deciding_now else None
         conclusion = Patch()
@@ -153,7 +152,7 @@ class Reconciler:
                     if decision.relevant:
                         record.note_missing_fields(NO_FIELDS)
                     record.note_handled(self._find_handled_digest(record, decision))
-                    pause = self._notice_trigger(record, decision, patch)
+                    pause = self._selftriggers.note(record, decision, patch)
             elif not record.requeued and record.body is not None:
                 delay = self._find_delay(record, decision) or delay
         if pause:
@@ -162,39 +161,6 @@ class Reconciler:
         if record.requeued and record.cycle is None and self.is_settled(record, cast(RawBody, record.body)):
             record.cancel_requeue()
         return delay
-
-    def _get_pause(self, record: ObjectRecord, body: Body) -> float:
-        """Return for how long (in seconds) the object is not to be updated, as its handlers cause that themselves."""
-        triggering = record.selftriggering
-        if triggering is None or record.cycle is not None:
-            return 0
-        if body['metadata'].get('deletionTimestamp') is not None or triggering.is_over(self._decider.essences.of(body)):
-            record.watch_selftriggering(None)
-            return 0
-        return triggering.get_pause()
-
-    def _notice_trigger(self, record: ObjectRecord, decision: Decision, patch: Patch) -> float:
-        """Notice updates that follow the handlers' own patches; return the pause before the next one (in seconds)."""
-        changes = self._decider.find_own_changes(decision, patch, record.body) if record.cycle is None else EMPTY
-        if not changes:
-            record.watch_selftriggering(None)
-            return 0
-        triggering = record.selftriggering or SelfTriggering()
-        record.watch_selftriggering(triggering)
-        pause = triggering.note(self._decider.essences.of(Body(cast(RawBody, record.body))))
-        keys = frozenset(handler.id for handler in decision.matching)
-        if pause and keys not in self._looping:
-            self._looping.add(keys)
-            fields = ', '.join(dict.fromkeys('.'.join(item.field) for item in changes))
-            make_logger(record, self._decider.table.resource, self._settings, ObjectLogger).warning(
-                "%s changes the object by its own patch (%s), and is called for this change again: by now, %d times "
-                "in a row. From now on, there are growing pauses between the calls, until another client edits the "
-                "object. Store results in the status, or change a field only if it is not as wanted yet.",
-                ", ".join(f"Handler {key!r}" for key in sorted(keys)),
-                fields,
-                triggering.count,
-            )
-        return pause
 
     def _find_handled_digest(self, record: ObjectRecord, decision: Decision) -> str | None:
         # It is gone, or another cycle goes on with what is stored of this one.

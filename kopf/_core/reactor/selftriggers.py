@@ -7,9 +7,16 @@ their own, by other means than the argument ``patch``, are edits of other client
 """
 
 import time
+from typing import cast
 
-from kopf._cogs.structs.bodies import BodyEssence
-from kopf._cogs.structs.diffs import is_same
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody
+from kopf._cogs.structs.diffs import EMPTY, is_same
+from kopf._cogs.structs.ids import HandlerId
+from kopf._cogs.structs.patches import Patch
+from kopf._core.actions.loggers import ObjectLogger
+from kopf._core.intents.decisions import Decider, Decision
+from kopf._core.reactor.inventory import ObjectRecord, make_logger
 
 MAX_UPDATES = 20
 """After so many updates in a row, each caused by the former one, there are pauses between them."""
@@ -53,3 +60,49 @@ class SelfTriggering:
     def get_pause(self) -> float:
         """Return how long there is to wait for the next update (in seconds)."""
         return max(0.0, self._resumes_at - time.monotonic())
+
+
+class SelfTriggers:
+    """The updates of all the objects of one resource that their handlers cause themselves."""
+
+    def __init__(self, settings: OperatorSettings, decider: Decider) -> None:
+        self._settings = settings
+        self._decider = decider
+        self._told: set[frozenset[HandlerId]] = set()
+
+    def check(self, record: ObjectRecord, body: Body) -> float:
+        """
+        Return for how long (in seconds) the object is not to be updated, as its handlers cause that themselves.
+
+        That is over when another client has edited the object, and then it is forgotten.
+        """
+        triggering = record.selftriggering
+        if triggering is None or record.cycle is not None:
+            return 0
+        if body['metadata'].get('deletionTimestamp') is not None or triggering.is_over(self._decider.essences.of(body)):
+            record.watch_selftriggering(None)
+            return 0
+        return triggering.get_pause()
+
+    def note(self, record: ObjectRecord, decision: Decision, patch: Patch) -> float:
+        """Notice updates that follow the handlers' own patches; return the pause before the next one (in seconds)."""
+        changes = self._decider.find_own_changes(decision, patch, record.body) if record.cycle is None else EMPTY
+        if not changes:
+            record.watch_selftriggering(None)
+            return 0
+        triggering = record.selftriggering or SelfTriggering()
+        record.watch_selftriggering(triggering)
+        pause = triggering.note(self._decider.essences.of(Body(cast(RawBody, record.body))))
+        keys = frozenset(handler.id for handler in decision.matching)
+        if pause and keys not in self._told:
+            self._told.add(keys)
+            fields = ', '.join(dict.fromkeys('.'.join(item.field) for item in changes))
+            make_logger(record, self._decider.table.resource, self._settings, ObjectLogger).warning(
+                "%s changes the object by its own patch (%s), and is called for this change again: by now, %d times "
+                "in a row. From now on, there are growing pauses between the calls, until another client edits the "
+                "object. Store results in the status, or change a field only if it is not as wanted yet.",
+                ", ".join(f"Handler {key!r}" for key in sorted(keys)),
+                fields,
+                triggering.count,
+            )
+        return pause
