@@ -197,8 +197,12 @@ class Definitions:
         versions = self._versions.get((resource.group, resource.plural))
         return None if versions is None else resource.version in versions
 
-    def are_reflected(self, resources: Iterable[Resource], groups: Collection[str] | None) -> bool:
-        """Tell if the resources are those of the CRDs, in these groups; in all of them if ``None``."""
+    def compare(self, resources: Iterable[Resource], groups: Collection[str] | None) -> bool:
+        """
+        Return whether the resources are those of the CRDs, in these groups; in all of them if ``None``.
+
+        CRDs that serve nothing any more are forgotten when the resources are gone, too.
+        """
         found: dict[tuple[str, str], Versions] = {}
         for resource in resources:
             found.setdefault((resource.group, resource.plural), {})[resource.version] = resource.subresources

@@ -197,7 +197,7 @@ class Orchestrator:
         self._adjust()
         if self._absences or (discovery.failed_groups and (hidden or unresolved)):
             return False
-        return self._definitions.are_reflected(self._resources, groups)
+        return self._definitions.compare(self._resources, groups)
 
     def get_memo(self, resource: Resource, metadata: Mapping[str, Any]) -> Any:
         """Give the memo of the object, or ``None`` if it is not seen in any watch."""
@@ -256,7 +256,7 @@ class Orchestrator:
 
     def compare_definitions(self) -> None:
         """Know that all definitions are listed: some can be newer than what was discovered before."""
-        if not self._definitions.are_reflected(self._resources or (), None):
+        if not self._definitions.compare(self._resources or (), None):
             self._changed.set()
         if self.admission is not None:
             self.admission.recheck()
@@ -304,7 +304,7 @@ class Orchestrator:
             affected = None
         wanted = self._find_wanted(self._namespaces if affected is None else self._namespaces.intersection(affected))
         looked_at = list(self._watches) if affected is None else self._find_scopes(affected)
-        leaving = [scope for scope in looked_at if not self._is_served_as(scope, wanted.get(scope))]
+        leaving = [scope for scope in looked_at if not self._keep_serving(scope, wanted.get(scope))]
         for scope in leaving:
             watch, sink, task = self._watches.pop(scope)
             del self._served[scope]
@@ -348,7 +348,8 @@ class Orchestrator:
         scopes = [(resource, namespace) for resource in self._tables for namespace in namespaces]
         return [scope for scope in scopes if scope in self._watches]
 
-    def _is_served_as(self, scope: Scope, table: HandlerTable | None) -> bool:
+    def _keep_serving(self, scope: Scope, table: HandlerTable | None) -> bool:
+        """Go on with the watch if its handlers are the same; return whether they are."""
         served = self._served[scope]
         if table is None or table != served:
             return False

@@ -109,21 +109,21 @@ class Processor(ObjectSink):
                 record.daemons.stop(DaemonStoppingReason.RESOURCE_DELETED)  # the worker can be busy for long
         elif record.has_worker and is_deleted(event):
             self._workforce.background.deletions.announce(record)
-        if self._workforce.paused and not self._is_kept_for_later(record, event):
+        if self._workforce.paused and not self._receive_in_pause(record, event):
             return
-        if not record.has_worker and not record.throttled and not self._needs_work(record, event):
+        if not record.has_worker and not record.throttled and not self._screen(record, event):
             return
         record.put_pending(event)
         if not record.throttled:
             self._workforce.start(self, record, urgent=listed_since is None)
         else:
-            delay = self._throttling.hasten(record, event, is_stale=lambda: self._sift(record, event))
+            delay = self._throttling.hasten(record, event, sift=lambda: self._sift(record, event))
             if delay is not None:
                 self._wake_later(record, delay)
 
-    def _is_kept_for_later(self, record: ObjectRecord, event: RawEvent) -> bool:
+    def _receive_in_pause(self, record: ObjectRecord, event: RawEvent) -> bool:
         """
-        Check whether an event that comes while the operator is paused is to be handled after that.
+        Take an event that comes while the operator is paused; return whether it is to be handled after that.
 
         All objects are listed again then, so only the deletions of those that the handlers know are to be remembered.
         Those that come meanwhile are as if they were there before the operator, also if others have handled them.
@@ -178,7 +178,8 @@ class Processor(ObjectSink):
             record.change_hands(redefined=redefined)
             self._host.take_over(record, redefined=redefined)
 
-    def _needs_work(self, record: ObjectRecord, event: RawEvent) -> bool:
+    def _screen(self, record: ObjectRecord, event: RawEvent) -> bool:
+        """Return whether the event of an object at rest needs a worker; what is stale is dropped, or held back."""
         if not self._observing and not self._managing:
             return False
         if self._observing or record.body is not None or record.cycle is not None or event['type'] == 'DELETED':

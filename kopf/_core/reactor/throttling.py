@@ -100,17 +100,18 @@ class Throttling:
             record.end_throttling()
             self._make_logger(record).info("Throttling is over. Switching back to normal operations.")
 
-    def hasten(self, record: ObjectRecord, event: RawEvent, *, is_stale: Callable[[], bool]) -> float | None:
+    def hasten(self, record: ObjectRecord, event: RawEvent, *, sift: Callable[[], bool]) -> float | None:
         """
         Let the object be tried again soon if it has changed so that it can be handled now, though it could not before.
 
-        What the API has refused of the handlers' wishes is given up then, as the handlers will have other ones.
+        What the API has refused of the handlers' wishes is given up then, as the handlers will have other ones. The
+        function ``sift`` compares the event with what our own patches have made; it returns whether it is stale.
 
         Returns:
             The delay until the next attempt (in seconds); ``None`` to wait as long as it was planned.
         """
         throttle = record.throttle
-        if throttle is None or throttle.hastened or not self._is_changed(record, throttle, event, is_stale):
+        if throttle is None or throttle.hastened or not self._find_change(record, throttle, event, sift):
             return None
         throttle.hastened = True
         if throttle.is_users_fault and record.pending_patch is not None:
@@ -121,17 +122,18 @@ class Throttling:
             record.give_up()
         return throttle.get_pause()
 
-    def _is_changed(
+    def _find_change(
         self,
         record: ObjectRecord,
         throttle: Throttle,
         event: RawEvent,
-        is_stale: Callable[[], bool],
+        sift: Callable[[], bool],
     ) -> bool:
+        """Return whether the event is a reason to try again; it is not if it is stale, which is noticed here."""
         if is_deleted(event):
             known = record.body is not None and is_deleted({'type': None, 'object': record.body})
             return event['type'] == 'DELETED' or not known
-        if throttle.refused is None or throttle.essence is None or is_stale():
+        if throttle.refused is None or throttle.essence is None or sift():
             return False
         try:
             essence = self._decider.essences.of(Body(event['object']))

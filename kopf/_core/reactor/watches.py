@@ -273,8 +273,8 @@ class ResourceWatch:
                     self._client.note_lack(self._streamed_list)
                 self._begin_list()
             await self._list()
-        elif self._silences >= SUSPICIOUS_SILENCES and await self._is_ahead():
-            self._go_back()
+        elif self._silences >= SUSPICIOUS_SILENCES:
+            await self._check_version()
         await self._stream(self._params(resourceVersion=self._since))
 
     def _wants_streamed_list(self) -> bool:
@@ -425,11 +425,12 @@ class ResourceWatch:
                 self._go_back()
             self._since = version
 
-    async def _is_ahead(self) -> bool:
-        """Check whether the stream goes on from a version that the server does not have yet, and so is silent."""
+    async def _check_version(self) -> None:
+        """List everything again if the stream is silent as it goes on from a version that the server has not yet."""
         page = await self._client.get_json(self._path, {'limit': 1, **self._selectors()}, logger=logger)
         self._silences = 0
-        return is_older_version(get_meta(page).get('resourceVersion') or '', self._since)
+        if is_older_version(get_meta(page).get('resourceVersion') or '', self._since):
+            self._go_back()
 
     def _go_back(self) -> NoReturn:
         """List everything again: the versions went back, as the cluster's storage was restored from a backup."""
