@@ -1,4 +1,4 @@
-"""The door for Python: starting, stopping, and the verbs on dicts, in synchronous and asynchronous code."""
+"""The Python API: start and stop, and the verbs on dicts, in synchronous and asynchronous code."""
 
 import asyncio
 import json

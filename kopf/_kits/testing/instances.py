@@ -1,6 +1,4 @@
-"""
-One running server: with its kubeconfig, in an event loop that is there already, or in a thread with its own.
-"""
+"""One running server with its kubeconfig: in an existing event loop, or in a thread with its own."""
 
 import asyncio
 import base64
@@ -18,7 +16,7 @@ from typing import Any, TypeVar
 import orjson
 
 from kopf._kits.testing.controllers.workloads import Workloads
-from kopf._kits.testing.serving.listeners import Door
+from kopf._kits.testing.serving.localclient import LocalClient
 from kopf._kits.testing.serving.server import Server
 from kopf._kits.testing.serving.waits import PredicateError, WaitTimeout
 from kopf._kits.testing.storing.states import State
@@ -27,7 +25,7 @@ from kopf._kits.testing.wire.statuses import Refusal
 
 T = TypeVar('T')
 
-__tracebackhide__ = True  # tests are shown by pytest where they have called the sandbox
+__tracebackhide__ = True  # pytest shows the caller of the sandbox instead
 
 _OWN = (str(Path(__file__).parents[2]) + os.sep, str(Path(asyncio.__file__).parent) + os.sep)
 
@@ -53,7 +51,7 @@ class Instance:
         self._crds = list(crds)
         self._loads = list(loads)
         self.server = Server(history=history, audit=audit, rbac=rbac, sharding=sharding)
-        self.door = Door(self.server.api)
+        self.client = LocalClient(self.server.api)
         self._others: list[tempfile.TemporaryDirectory[str]] = []
         self._state = State(state) if state is not None else None
         self._pods = pods
@@ -62,7 +60,7 @@ class Instance:
         self.kubeconfig = Path(kubeconfig) if kubeconfig is not None else Path(self._folder or '', 'kubeconfig')
 
     async def start(self) -> None:
-        """Listen, write the kubeconfig, and apply what is to be there from the beginning."""
+        """Listen, write the kubeconfig, and apply the initial objects."""
         try:
             self._spare_others()
             await self.server.start(self._port, self._state)
@@ -73,13 +71,13 @@ class Instance:
             self.server.on_token = self._write
             self._write()
             for source in [*self._crds, *self._loads]:
-                await self.door.apply(source)
+                await self.client.apply(source)
         except BaseException:
             await self.stop()
             raise
 
     async def stop(self) -> None:
-        """Close everything; the kubeconfig is removed unless its place was given."""
+        """Close everything; the kubeconfig is removed unless the caller has chosen its path."""
         if self._workloads is not None:
             await self._workloads.stop()
         await self.server.stop()
@@ -91,7 +89,7 @@ class Instance:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _spare_others(self) -> None:
-        """Nobody wants to lose the kubeconfig of a real cluster by a slip: only those of sandboxes are replaced."""
+        """Refuse to replace a kubeconfig that is not of a sandbox: it may hold the credentials of a real cluster."""
         with contextlib.suppress(FileNotFoundError):
             text = self.kubeconfig.read_bytes()
             with contextlib.suppress(ValueError, TypeError, KeyError):
@@ -105,14 +103,14 @@ class Instance:
         self._write_to(self.kubeconfig, self.server.token)
 
     def write_kubeconfig(self, token: str) -> Path:
-        """One more kubeconfig, with another token; it is removed in the end."""
+        """Write one more kubeconfig, with another token; it is removed at the end."""
         self._others.append(tempfile.TemporaryDirectory(prefix='kopf-sandbox-'))
         path = Path(self._others[-1].name, 'kubeconfig')
         self._write_to(path, token)
         return path
 
     def _write_to(self, path: Path, token: str) -> None:
-        """Written anew and moved into place, so that nobody reads half a file."""
+        """Write the kubeconfig to another file and move it into place, so that readers never see half a file."""
         authority = base64.b64encode(self.server.authority.certificate).decode()
         config = {
             'apiVersion': 'v1',
@@ -147,35 +145,36 @@ class Runner:
 
     @property
     def instance(self) -> Instance:
-        """The server; RuntimeError outside of the context."""
+        """The server; raises RuntimeError outside of the context."""
         if self._instance is None:
             raise RuntimeError('The sandbox is not running: use "with Sandbox() as sandbox" or "async with".')
         return self._instance
 
     def start(self) -> None:
-        """Start the thread; `ready` tells how it has gone."""
+        """Start the thread; `wait_ready` reports the outcome."""
         if self._thread is not None:
             raise RuntimeError('A sandbox can be used once: make another one.')
         self._thread = threading.Thread(target=self._run, name='kopf-sandbox', daemon=True)
         self._thread.start()
 
     def wait_ready(self) -> None:
-        """Block until the server listens; raises what has prevented it."""
+        """Block until the server listens; raise the error that has prevented it."""
         if isinstance(error := self.ready.exception(), ManifestError):
-            raise error.with_traceback(None)  # it is about a file; by which way the thread has come to it, is not
+            raise error.with_traceback(None)  # without the traceback of the thread, which says nothing to users
         self.ready.result()
 
     def stop(self) -> None:
-        """End the thread, and wait for that."""
+        """Stop the thread, and wait for its end."""
         self._stopping = True
         if self._loop is not None and self._stop is not None:
-            with contextlib.suppress(RuntimeError):  # It is closed, maybe at this moment, as it has not started.
+            # The loop is closed, maybe at this moment, because the server has not started.
+            with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._stop.set)
         if self._thread is not None:
             self._thread.join()
 
     def now(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the server's loop, and wait for it."""
+        """Run a coroutine in the server's loop, and block until it is done."""
         future = self._submit(coroutine)
         if (error := future.exception()) is not None:
             raise _shorten(error)
@@ -208,7 +207,7 @@ class Runner:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        if self._stopping:  # Before there was anything to be stopped.
+        if self._stopping:  # The stop was requested before the server had started.
             return
         instance = self._make()
         await instance.start()
@@ -221,7 +220,7 @@ class Runner:
 
 
 def _shorten(error: BaseException) -> BaseException:
-    """Leave out of the traceback what happened in the server: answers of the API, and the way to users' functions."""
+    """Drop the server's frames from the traceback of expected errors: refusals, and errors in users' predicates."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN):
         trace = trace.tb_next
@@ -231,7 +230,7 @@ def _shorten(error: BaseException) -> BaseException:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The faster event loop where it is installed; TLS is what it is good at."""
+    """Return the factory of uvloop's event loops if it is installed: it is faster with TLS."""
     try:
         import uvloop
     except ImportError:

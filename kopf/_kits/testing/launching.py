@@ -1,9 +1,9 @@
 """
-The sandbox as a command: for ``kopf sandbox``, and around the operator of ``kopf run --sandbox``.
+The sandbox as a command: ``kopf sandbox``, and around the operator of ``kopf run --sandbox``.
 
-It runs in a thread of the same process: so neither can be left behind by the other, and whoever blocks the operator's
-event loop does not stop the API, nor the other way. What is announced goes to the standard error, but for the one line
-that a shell can evaluate.
+It runs in a thread of the same process. So neither outlives the other, and an operator that blocks its event loop does
+not stop the API, nor the other way. Messages go to the standard error, except for the one line that a shell can
+evaluate.
 """
 
 import contextlib
@@ -28,9 +28,9 @@ from kopf._kits.testing.wire.manifests import ManifestError
 from kopf._kits.testing.wire.tls import CertificatesUnavailable
 
 WEBHOOKS_TIMEOUT = 10.0
-"""How long the objects of ``--load`` wait for the webhooks of a running operator (in seconds)."""
+"""How long the objects of ``--load`` wait for the webhooks of a running operator (seconds)."""
 
-# What an operator takes for a sign that it runs in a cluster, i.e. not here.
+# The variables by which an operator detects that it runs in a cluster.
 _IN_CLUSTER = ('KUBERNETES_SERVICE_HOST', 'KUBERNETES_SERVICE_PORT')
 
 
@@ -48,7 +48,8 @@ def serve(
     """
     Run a sandbox until SIGINT or SIGTERM; the parameters are those of `Sandbox`.
 
-    :raises click.ClickException: if it does not start; the message says why.
+    Raises:
+        click.ClickException: The sandbox does not start; the message says why.
     """
     sandbox = Sandbox(
         port=port, kubeconfig=kubeconfig, rbac=rbac, sharding=sharding, crds=crds, loads=loads, state=state, pods=pods
@@ -56,18 +57,19 @@ def serve(
     with _ended_by_signals(), _started(sandbox, state):
         forever = threading.Event()
         while not forever.wait(1.0):
-            pass  # A signal that has come right before the wait, or to another thread, has not interrupted it.
+            pass  # A signal right before the wait, or to another thread, has not interrupted it.
 
 
 @contextlib.contextmanager
 def serving(*, crds: Collection[str], loads: Collection[str], pods: bool) -> Iterator['Launched']:
     """
-    Run a sandbox for as long as the context lasts; yield what an operator needs of it.
+    Run a sandbox for as long as the context lasts; yield its credentials and objects for an operator.
 
-    The environment of the process points to the sandbox, too, for what the operator starts or uses besides the
-    framework. No login handlers are needed or called, since they could lead to another cluster.
+    The environment of the process points to the sandbox, too, for libraries and subprocesses of the operator. No login
+    handlers are needed or called, since they could lead to another cluster.
 
-    :raises click.ClickException: if it does not start; the message says why.
+    Raises:
+        click.ClickException: The sandbox does not start; the message says why.
     """
     with _ended_by_signals(), _started(Sandbox(crds=crds, pods=pods)) as sandbox:
         with _environment({'KUBECONFIG': str(sandbox.kubeconfig), **dict.fromkeys(_IN_CLUSTER)}):
@@ -75,7 +77,7 @@ def serving(*, crds: Collection[str], loads: Collection[str], pods: bool) -> Ite
 
 
 class Launched:
-    """A sandbox for one operator: with credentials, and with the objects that the operator is to find in it."""
+    """A sandbox for one operator: its credentials, and the objects to load."""
 
     def __init__(self, sandbox: Sandbox, loads: Collection[str]) -> None:
         self._sandbox = sandbox
@@ -86,7 +88,8 @@ class Launched:
         """
         Apply the objects now.
 
-        :raises click.ClickException: if one is refused, or cannot be read.
+        Raises:
+            click.ClickException: An object is refused, or cannot be read.
         """
         for source in self._loads:
             try:
@@ -95,7 +98,7 @@ class Launched:
                 raise click.ClickException(f'The sandbox does not start: {_add_hint(str(error))}') from error
 
     def load_checked(self, webhooks: Collection[str], settings: OperatorSettings, ready: Flag) -> None:
-        """Apply the objects as soon as there are webhooks of the operator in these resources to check them."""
+        """Apply the objects as soon as the operator's webhooks for these resources are configured."""
         if self._loads:
             threading.Thread(target=self._load_later, args=(webhooks, settings, ready), daemon=True).start()
 
@@ -112,7 +115,7 @@ class Launched:
             pass  # the sandbox has ended before
 
     def _wait_for_webhooks(self, webhooks: Collection[str], settings: OperatorSettings, ready: Flag) -> str | None:
-        """Wait until they are there; return the reason if this was in vain."""
+        """Wait until the webhooks are configured; return the reason if they are not in time."""
         deadline: float | None = None
         while not all(any(body.get('webhooks') for body in self._sandbox.list(resource)) for resource in webhooks):
             if deadline is None and is_raised(ready):
@@ -162,7 +165,7 @@ def _credentials(sandbox: Sandbox) -> Vault:
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str | None]) -> Iterator[None]:
-    """Set the variables, or remove those that are None, for a time."""
+    """Set the variables, or remove those that are None, for the time of the context."""
     before = {name: os.environ.get(name) for name in variables}
     try:
         _set(variables)
@@ -181,7 +184,7 @@ def _set(variables: Mapping[str, str | None]) -> None:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Exit well on the first signal, wherever it finds us; let the second one end the process at once."""
+    """Exit with success on the first signal, wherever it arrives; let the second one end the process at once."""
     numbers = (signal.SIGINT, signal.SIGTERM)
 
     def receive(number: int, _: FrameType | None) -> NoReturn:
@@ -190,7 +193,7 @@ def _ended_by_signals() -> Iterator[None]:
         raise SystemExit(0)
 
     if threading.current_thread() is not threading.main_thread():
-        yield  # Python permits signal handlers only in the main thread.
+        yield  # Python allows signal handlers only in the main thread.
         return
     before = {number: signal.signal(number, receive) for number in numbers}
     try:

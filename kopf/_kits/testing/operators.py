@@ -1,6 +1,4 @@
-"""
-An operator in a process of its own, against a sandbox: started, waited for, stopped, and never left behind.
-"""
+"""An operator in a process of its own, against a sandbox: started, waited for, and always stopped."""
 
 import contextlib
 import os
@@ -18,18 +16,18 @@ from typing import Self
 from kopf._kits.testing.sandbox import Sandbox
 from kopf._kits.testing.serving.faults import SeenRequest
 
-#: What an operator watches for itself before it serves anybody.
 OWN_RESOURCES = frozenset({'customresourcedefinitions', 'namespaces', 'clusterkopfpeerings', 'kopfpeerings'})
+"""The resources that an operator watches for itself, before those of its handlers."""
 
-#: What it writes when it can be asked; those that have nothing but webhooks watch nothing else.
 WEBHOOKS = frozenset({'validatingwebhookconfigurations', 'mutatingwebhookconfigurations'})
+"""The resources that an operator writes when its webhooks are ready: without other handlers, it watches nothing."""
 
 
-__tracebackhide__ = True  # tests are shown by pytest where they have called this module
+__tracebackhide__ = True  # pytest shows the caller of this module instead
 
 
 class OperatorFailed(RuntimeError):
-    """The operator has ended, or does not do what is waited for; the message has the end of its output."""
+    """Raised when the operator has exited, or a wait times out; the message has the end of its output."""
 
     __module__ = 'kopf.testing'
 
@@ -39,7 +37,7 @@ class Operator:
     A running ``kopf run`` with these arguments: files of handlers, and options.
 
     All namespaces are served unless the arguments say otherwise. The context begins when the operator watches its
-    resources (or, if it has nothing but webhooks, when the API knows them) and ends with its graceful exit;
+    resources (or, if it has nothing but webhooks, when they are configured) and ends with its graceful exit.
     `OperatorFailed` is raised if it does not start within ``timeout`` seconds.
     """
 
@@ -79,7 +77,7 @@ class Operator:
 
     @property
     def output(self) -> str:
-        """All that the operator has printed so far, and its log."""
+        """The output of the operator so far, including its log."""
         if not self._output.closed:
             self._text = Path(self._output.name).read_text(errors='replace')
         return self._text
@@ -111,10 +109,11 @@ class Operator:
             time.sleep(0.02)
 
     def wait_for_output(self, pattern: str, *, timeout: float = 30.0) -> re.Match[str]:
-        """Wait until the output has something that matches the regular expression; `OperatorFailed` otherwise."""
+        """Wait until the output matches the regular expression; raise `OperatorFailed` otherwise."""
         deadline = time.monotonic() + timeout
         while True:
-            is_over = self.returncode is not None or time.monotonic() > deadline  # before looking: for the last words
+            # before looking, so that the last output is read
+            is_over = self.returncode is not None or time.monotonic() > deadline
             if match := re.search(pattern, self.output, re.MULTILINE):
                 return match
             if is_over:
@@ -123,7 +122,7 @@ class Operator:
             time.sleep(0.02)
 
     def stop(self, *, timeout: float = 30.0) -> int | None:
-        """End the operator gracefully, by force after so many seconds; returns the exit code."""
+        """Stop the operator gracefully, by force after ``timeout`` seconds; return the exit code."""
         if self._process is None or self._output.closed:
             self._output.close()
             return self.returncode
@@ -146,7 +145,7 @@ class Operator:
 
 
 def _serves(request: SeenRequest) -> bool:
-    """Whether this is what only an operator asks for that serves somebody."""
+    """Check whether this is a request of an operator that has started to serve its resources."""
     if request.status not in (200, 201) or not request.user_agent.startswith('kopf/'):
         return False
     if request.resource in WEBHOOKS:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Register the marker."""
     config.addinivalue_line('markers', 'kopf_sandbox(**options): the options of the sandbox for this test')
 
 
@@ -34,7 +34,7 @@ def pytest_runtest_makereport(
     item: pytest.Item,
     call: pytest.CallInfo[None],
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show what has happened to an object that was waited for in vain: its Events, and the operators' logs."""
+    """Add the Events of an awaited object and the operators' logs to the report of a timeout."""
     report = yield
     error: Any = call.excinfo.value if call.excinfo is not None else None
     waits = sys.modules.get('kopf._kits.testing.serving.waits')
@@ -49,7 +49,7 @@ def pytest_runtest_makereport(
 @pytest.fixture
 def kopf_sandbox(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 'Iterator[Sandbox]':
     """
-    An empty embedded Kubernetes API of its own; ``$KUBECONFIG`` points to it for the time of the test.
+    Yield an empty embedded Kubernetes API for one test; ``$KUBECONFIG`` points to it for the time of the test.
 
     The options of `Sandbox` are those of the marker: ``@pytest.mark.kopf_sandbox(rbac=True)``.
     """
@@ -64,7 +64,7 @@ def kopf_sandbox(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 @pytest.fixture
 def kopf_operator(kopf_sandbox: 'Sandbox') -> 'Iterator[Callable[..., Operator]]':
     """
-    Make operators against the sandbox: ``kopf_operator('handlers.py', '--verbose')``, as a context manager.
+    Yield a factory of operators: ``kopf_operator('handlers.py', '--verbose')`` returns a context manager.
 
     The arguments are those of `kopf run`. Operators that are started without a context end with the test.
     """

@@ -1,9 +1,9 @@
 """
 The sandbox as users see it: a Kubernetes API for one test, for one run of an operator, or for a whole working day.
 
-The server runs in a thread of its own, so that it works for synchronous and asynchronous code, for operators in the
-same process and in others, and is not disturbed by whoever blocks or fakes the event loop. It listens on the loopback
-interface only. It is for development and tests: everything is in memory, and everybody with credentials may do all.
+The server runs in a thread of its own. So it works for synchronous and asynchronous code, for operators in the same
+process and in others, and even if a test blocks or replaces the event loop. It listens on the loopback interface only.
+It is for development and tests: everything is in memory, and all users with credentials may do everything.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ from kopf._kits.testing.access.users import User
 from kopf._kits.testing.instances import Instance, Runner
 from kopf._kits.testing.kinds.kinds import Bodies, Body
 from kopf._kits.testing.serving.faults import Faults, SeenRequest
-from kopf._kits.testing.serving.listeners import Door, ResourceName
+from kopf._kits.testing.serving.localclient import LocalClient, ResourceName
 from kopf._kits.testing.serving.snapshots import Snapshot
 from kopf._kits.testing.serving.waits import Predicate, WaitTimeout
 from kopf._kits.testing.wire.manifests import Source, each
 from kopf._kits.testing.wire.tls import Pair
 
-__tracebackhide__ = True  # tests are shown by pytest where they have called this module
+__tracebackhide__ = True  # pytest shows the caller of this module instead
 
 
 class _Logs:
@@ -39,7 +39,7 @@ class _Logs:
 
     @contextlib.contextmanager
     def added(self) -> Iterator[None]:
-        """Add all of them to the error if something is waited for in vain."""
+        """Add all outputs to the error of a timeout."""
         try:
             yield
         except WaitTimeout as error:
@@ -48,14 +48,14 @@ class _Logs:
 
 
 class _Common:
-    """What both sandboxes, the synchronous and the asynchronous one, have in common."""
+    """The common part of the synchronous and the asynchronous sandbox."""
 
     def __init__(self, runner: Runner, logs: _Logs) -> None:
         self._runner = runner
         self._logs = logs
 
     def add_log(self, reader: Callable[[], str]) -> None:
-        """Show what this function returns, the log of an operator, whenever something is waited for in vain."""
+        """Add a log to the errors of timeouts: the text that the function returns, such as an operator's output."""
         self._logs.add(reader)
 
     @property
@@ -70,32 +70,32 @@ class _Common:
 
     @property
     def token(self) -> str:
-        """The token that the kubeconfig has, too."""
+        """The token in the kubeconfig."""
         return self._runner.instance.server.token
 
     @property
     def ca(self) -> bytes:
-        """The certificate of the authority that has signed the server's certificate, as PEM."""
+        """The certificate of the CA that has signed the server's certificate, in PEM."""
         return self._runner.instance.server.authority.certificate
 
     @property
     def faults(self) -> Faults:
-        """What is to go wrong: see the methods of `Faults`."""
+        """The faults on request: see the methods of `Faults`."""
         return self._runner.instance.server.faults
 
     @property
     def requests(self) -> list[SeenRequest]:
-        """The last requests over HTTP (5,000 at most), the oldest first; not those made by this object."""
+        """The last requests over HTTP (5,000 at most), the oldest first; calls of this object are not included."""
         return list(self._runner.instance.server.requests)
 
     def issue_token(self, user: str, groups: Sequence[str] = (), *, token: str = '') -> str:
-        """A token (a random one unless given) by which a client is this user of these groups."""
+        """Return a new token of this user in these groups; it is random by default."""
         server = self._runner.instance.server
         return server.call(lambda: server.issue_token(_user(user, groups), token))
 
     def kubeconfig_for(self, user: str, groups: Sequence[str] = ()) -> Path:
         """
-        A kubeconfig by which a client is this user of these groups; the file is removed when the sandbox ends.
+        Return the path of a kubeconfig of this user in these groups; the file is removed when the sandbox ends.
 
         The user ``system:serviceaccount:NAMESPACE:NAME`` is in the groups of service accounts, too.
         """
@@ -103,7 +103,7 @@ class _Common:
         return instance.server.call(lambda: instance.write_kubeconfig(instance.server.issue_token(_user(user, groups))))
 
     def client_certificate(self, user: str = 'sandbox', groups: Sequence[str] = ('system:masters',)) -> Pair:
-        """A certificate and a key, both as PEM, by which a client is this user of these groups."""
+        """Return a certificate and a key, both in PEM, of this user in these groups."""
         return self._runner.instance.server.authority.client(user, tuple(groups))
 
 
@@ -124,11 +124,11 @@ class AsyncSandbox(_Common):
         **fields: Any,
     ) -> Body:
         """See `Sandbox.create`."""
-        return await self._runner.later(self._door.create(what, name, namespace, fields))
+        return await self._runner.later(self._client.create(what, name, namespace, fields))
 
     async def get(self, resource: ResourceName, name: str, *, namespace: str | None = None) -> Body:
         """See `Sandbox.get`."""
-        return await self._runner.later(self._door.get(resource, name, namespace))
+        return await self._runner.later(self._client.get(resource, name, namespace))
 
     async def list(
         self,
@@ -139,7 +139,7 @@ class AsyncSandbox(_Common):
         field_selector: str = '',
     ) -> Bodies:
         """See `Sandbox.list`."""
-        return await self._runner.later(self._door.list(resource, namespace, label_selector, field_selector))
+        return await self._runner.later(self._client.list(resource, namespace, label_selector, field_selector))
 
     async def patch(
         self,
@@ -151,7 +151,7 @@ class AsyncSandbox(_Common):
         subresource: str = '',
     ) -> Body:
         """See `Sandbox.patch`."""
-        return await self._runner.later(self._door.patch(resource, name, patch, namespace, subresource))
+        return await self._runner.later(self._client.patch(resource, name, patch, namespace, subresource))
 
     async def replace(
         self,
@@ -161,7 +161,7 @@ class AsyncSandbox(_Common):
         subresource: str = '',
     ) -> Body:
         """See `Sandbox.replace`."""
-        return await self._runner.later(self._door.replace(body, namespace, subresource))
+        return await self._runner.later(self._client.replace(body, namespace, subresource))
 
     async def delete(
         self,
@@ -172,19 +172,19 @@ class AsyncSandbox(_Common):
         propagation: str = '',
     ) -> None:
         """See `Sandbox.delete`."""
-        await self._runner.later(self._door.delete(resource, name, namespace, propagation))
+        await self._runner.later(self._client.delete(resource, name, namespace, propagation))
 
     async def apply(self, source: Source) -> Bodies:
         """See `Sandbox.apply`."""
-        return await self._runner.later(self._door.apply(source))
+        return await self._runner.later(self._client.apply(source))
 
     async def snapshot(self) -> Snapshot:
         """See `Sandbox.snapshot`."""
-        return await self._runner.later(self._door.snapshot())
+        return await self._runner.later(self._client.snapshot())
 
     async def restore(self, snapshot: Snapshot) -> None:
         """See `Sandbox.restore`."""
-        await self._runner.later(self._door.restore(snapshot))
+        await self._runner.later(self._client.restore(snapshot))
 
     async def wait_for(
         self,
@@ -197,7 +197,7 @@ class AsyncSandbox(_Common):
     ) -> Body:
         """See `Sandbox.wait_for`."""
         with self._logs.added():
-            return await self._runner.later(self._door.wait_for(resource, name, predicate, namespace, timeout))
+            return await self._runner.later(self._client.wait_for(resource, name, predicate, namespace, timeout))
 
     async def wait_gone(
         self,
@@ -209,11 +209,11 @@ class AsyncSandbox(_Common):
     ) -> None:
         """See `Sandbox.wait_gone`."""
         with self._logs.added():
-            await self._runner.later(self._door.wait_gone(resource, name, namespace, timeout))
+            await self._runner.later(self._client.wait_gone(resource, name, namespace, timeout))
 
     @property
-    def _door(self) -> Door:
-        return self._runner.instance.door
+    def _client(self) -> LocalClient:
+        return self._runner.instance.client
 
 
 class Sandbox(_Common):
@@ -229,18 +229,26 @@ class Sandbox(_Common):
     In ``async with``, the same methods are coroutines (also as ``sandbox.aio`` in any context). Use those wherever an
     operator or a webhook server runs in the same event loop, since the others block it.
 
-    ``crds`` and ``loads`` are applied at the start, in this order: files, folders, texts of YAML, or dicts. ``port``
-    is a free one by default; ``kubeconfig`` is where that file is written (by default a temporary folder, removed in
-    the end). ``history`` is how many changes of each resource are remembered for watches; ``audit`` is a file that
-    gets a line for each request, in the format of Kubernetes' audit log. With ``rbac``, roles and bindings decide who
-    may do what, as in a real cluster; otherwise everybody may do everything. With ``sharding``, lists and watches obey
-    ``shardSelector``, an alpha feature of Kubernetes 1.36. ``state`` is a file that keeps the objects when the sandbox
-    ends, for the next one with the same file; without it, all is lost. With ``pods``, pods, jobs and deployments live a
-    little, as if there was a node.
+    Refused requests raise `Refusal` with ``code``, ``reason`` and ``message``.
 
-    Refused requests raise `Refusal` with ``code``, ``reason`` and ``message``; a port that is taken, or
-    a ``kubeconfig`` that is not of a sandbox, raises OSError; objects that cannot be applied at the start raise
-    `ManifestError`; a ``state`` that is none, or is in use by another sandbox, raises `StateError`.
+    Args:
+        crds: The CRDs that are applied at the start: files, folders, texts of YAML, or dicts.
+        loads: The objects that are applied after them, in the same forms.
+        port: The port to listen on; any free one by default.
+        kubeconfig: The path of the kubeconfig; by default, it is in a temporary folder that is removed at the end.
+        history: How many changes of each resource are remembered for watches.
+        audit: The path of a file that gets a line for each request, in the format of Kubernetes' audit log.
+        rbac: Whether roles and bindings decide who may do what, as in a real cluster; by default, all users may do
+            everything.
+        sharding: Whether lists and watches obey ``shardSelector``, an alpha feature of Kubernetes 1.36.
+        state: The path of a file that keeps the objects for the next sandbox with the same file; by default, they are
+            lost at the end.
+        pods: Whether pods, jobs and deployments change their status, as if there was a node.
+
+    Raises:
+        OSError: The port is taken, or the kubeconfig is not of a sandbox.
+        ManifestError: An object cannot be applied at the start.
+        StateError: The state is not a file of a sandbox, or is in use by another one.
     """
 
     def __init__(
@@ -280,7 +288,7 @@ class Sandbox(_Common):
         self._runner.start()
         try:
             self._runner.wait_ready()
-        except BaseException:  # An interruption, too.
+        except BaseException:  # Also an interruption.
             self._runner.stop()
             raise
         return self
@@ -321,15 +329,15 @@ class Sandbox(_Common):
         """
         Create an object in this namespace, or in ``default``; return it as it is stored.
 
-        It is either a dict with ``apiVersion``, ``kind``, ``metadata``; or a kind (any name that `get` takes, too) and
-        a name, with its fields as keywords: ``spec``, ``data``, ``metadata``, ... ``labels``, ``annotations``,
-        ``finalizers`` and ``ownerReferences`` are those of the metadata.
+        It is either a dict with ``apiVersion``, ``kind``, ``metadata``; or a kind (any name that `get` accepts) and a
+        name, with its fields as keywords: ``spec``, ``data``, ``metadata``, etc. The keywords ``labels``,
+        ``annotations``, ``finalizers`` and ``ownerReferences`` are fields of the metadata.
         """
-        return self._runner.now(self._door.create(what, name, namespace, fields))
+        return self._runner.now(self._client.create(what, name, namespace, fields))
 
     def get(self, resource: ResourceName, name: str, *, namespace: str | None = None) -> Body:
-        """Read an object; `Refusal` with the code 404 if it is absent."""
-        return self._runner.now(self._door.get(resource, name, namespace))
+        """Return an object; raise `Refusal` with the code 404 if it is absent."""
+        return self._runner.now(self._client.get(resource, name, namespace))
 
     def list(
         self,
@@ -339,8 +347,8 @@ class Sandbox(_Common):
         label_selector: str = '',
         field_selector: str = '',
     ) -> Bodies:
-        """Read all objects of a resource, of one namespace or of all (None)."""
-        return self._runner.now(self._door.list(resource, namespace, label_selector, field_selector))
+        """Return all objects of a resource, of one namespace or of all (None)."""
+        return self._runner.now(self._client.list(resource, namespace, label_selector, field_selector))
 
     def patch(
         self,
@@ -352,11 +360,11 @@ class Sandbox(_Common):
         subresource: str = '',
     ) -> Body:
         """Change an object: a dict is a merge patch, a list is a JSON patch."""
-        return self._runner.now(self._door.patch(resource, name, patch, namespace, subresource))
+        return self._runner.now(self._client.patch(resource, name, patch, namespace, subresource))
 
     def replace(self, body: Mapping[str, Any], *, namespace: str | None = None, subresource: str = '') -> Body:
-        """Replace an object by another version of it, which has to name the version that it is based on."""
-        return self._runner.now(self._door.replace(body, namespace, subresource))
+        """Replace an object by another version of it, which must have the resource version that it is based on."""
+        return self._runner.now(self._client.replace(body, namespace, subresource))
 
     def delete(
         self,
@@ -367,29 +375,31 @@ class Sandbox(_Common):
         propagation: str = '',
     ) -> None:
         """Delete an object, or mark it if it has finalizers; ``propagation``: Background, Foreground, Orphan."""
-        self._runner.now(self._door.delete(resource, name, namespace, propagation))
+        self._runner.now(self._client.delete(resource, name, namespace, propagation))
 
     def apply(self, source: Source) -> Bodies:
         """
         Create or merge all objects of a file, a folder, a text of YAML, or one dict.
 
-        Raises `ManifestError`, which says where the fault is; if the API refuses an object, it is a `Refusal`, too.
+        Raises:
+            ManifestError: An object cannot be read or is refused; the message says which. If the API has refused it,
+                the error is a `Refusal`, too.
         """
-        return self._runner.now(self._door.apply(source))
+        return self._runner.now(self._client.apply(source))
 
     def snapshot(self) -> Snapshot:
-        """Note all objects as they are now, for `restore`."""
-        return self._runner.now(self._door.snapshot())
+        """Return a snapshot of all objects as they are now, for `restore`."""
+        return self._runner.now(self._client.snapshot())
 
     def restore(self, snapshot: Snapshot) -> None:
         """
-        Bring all objects back as they were when the snapshot was taken, with the same uids.
+        Restore all objects as they were when the snapshot was taken, with the same uids.
 
-        Watches see it as a sequence of ordinary changes with new resource versions: nothing ends or expires. Finalizers
-        and webhooks are not asked. What has not changed is not touched. A snapshot can be brought back many times, also
-        in another sandbox.
+        Watches see a sequence of ordinary changes with new resource versions: nothing ends or expires. Finalizers and
+        webhooks are bypassed. Unchanged objects are not touched. A snapshot can be restored many times, also in another
+        sandbox.
         """
-        self._runner.now(self._door.restore(snapshot))
+        self._runner.now(self._client.restore(snapshot))
 
     def wait_for(
         self,
@@ -401,15 +411,15 @@ class Sandbox(_Common):
         timeout: float = 30.0,
     ) -> Body:
         """
-        Wait until the object is there and the predicate is true of it; returns the object.
+        Wait until the object exists and the predicate is true of it; return the object.
 
-        The predicate is called in the server's thread, with the object, at each of its changes. Keys, items and
-        attributes that are not there (KeyError, IndexError, errors about None) count as "not yet". After ``timeout``
-        seconds a `WaitTimeout`, which is a TimeoutError, says what the object is like; the plugin for pytest shows the
-        Events of the object and the logs of the operators, too.
+        The predicate is called in the server's thread, with the object, at each of its changes. Errors about absent
+        keys, items and attributes (KeyError, IndexError, errors about None) count as "not yet". After ``timeout``
+        seconds, a `WaitTimeout`, which is a TimeoutError, contains the object; the plugin for pytest also shows the
+        Events of the object and the logs of the operators.
         """
         with self._logs.added():
-            return self._runner.now(self._door.wait_for(resource, name, predicate, namespace, timeout))
+            return self._runner.now(self._client.wait_for(resource, name, predicate, namespace, timeout))
 
     def wait_gone(
         self,
@@ -419,10 +429,10 @@ class Sandbox(_Common):
         namespace: str | None = None,
         timeout: float = 30.0,
     ) -> None:
-        """Wait until there is no such object; `WaitTimeout` after ``timeout`` seconds."""
+        """Wait until the object does not exist; raise `WaitTimeout` after ``timeout`` seconds."""
         with self._logs.added():
-            self._runner.now(self._door.wait_gone(resource, name, namespace, timeout))
+            self._runner.now(self._client.wait_gone(resource, name, namespace, timeout))
 
     @property
-    def _door(self) -> Door:
-        return self._runner.instance.door
+    def _client(self) -> LocalClient:
+        return self._runner.instance.client

@@ -89,7 +89,7 @@ def check(authorizer: Authorizer, user: User, attributes: Attributes) -> None:
         raise attributes.forbidden(user, decision.reason)
 
 
-class Everybody:
+class AllowAll:
     """Allows everything to all authenticated users."""
 
     def decide(self, user: User, attributes: Attributes) -> Decision:

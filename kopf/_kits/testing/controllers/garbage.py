@@ -1,8 +1,8 @@
 """
-The garbage collector: objects go with their last owner, before it, or stay as orphans, as the owner's deletion says.
+The garbage collector: deletes dependents after or before their last owner, or makes them orphans, by the policy.
 
-It works as the real one: whenever an object has changed that others depend on, those are looked at, and what is to be
-done follows from the state of their owners alone.
+It works as the real one: after every change of an object with dependents, these are visited, and the state of their
+owners alone decides what to do.
 """
 
 import dataclasses
@@ -14,12 +14,12 @@ from kopf._kits.testing.kinds.storage import Change, Record, Storage, Table
 from kopf._kits.testing.objects import deletion
 from kopf._kits.testing.objects.rest import Objects
 
-#: Does something a little later; what is asked for several times until then is done once.
 Schedule = Callable[[Callable[..., object], Hashable], None]
+"""Schedules a call for a little later; repeated requests for the same call are merged."""
 
 
 class Place(NamedTuple):
-    """Where an object is."""
+    """The location of an object."""
 
     table: Table
     namespace: str
@@ -27,7 +27,7 @@ class Place(NamedTuple):
 
 
 class GarbageCollector:
-    """All of it; ``later`` schedules the work."""
+    """The garbage collector; ``later`` schedules its work."""
 
     def __init__(self, storage: Storage, catalog: Catalog, rest: Objects, later: Schedule) -> None:
         self._storage = storage
@@ -36,7 +36,7 @@ class GarbageCollector:
         self._later = later
 
     def observe(self, table: Table, change: Change) -> None:
-        """Look at what a change may concern."""
+        """Schedule the visits that follow from a change."""
         record = change.record
         if change.type == 'DELETED':
             self._later(self._visit_dependents, record.uid)
@@ -52,9 +52,9 @@ class GarbageCollector:
             self._later(self._visit_waiting, record.uid)
 
     def kind_of(self, table: Table) -> Kind | None:
-        """Some kind that shows the objects of the table; None if none is served."""
+        """Return a kind of the objects in the table, in any version; None if none is served."""
         kind = next((kind for kind in self._catalog if kind.table is table), None)
-        # Nothing here has a look into the objects, so nobody is asked to convert any.
+        # The controllers do not look into the objects, so no conversion webhook is called.
         return kind if kind is None or kind.conversion is None else dataclasses.replace(kind, conversion=None)
 
     def release(self, table: Table, record: Record, finalizer: str) -> None:
@@ -68,7 +68,7 @@ class GarbageCollector:
         self._storage.commit(table, 'MODIFIED', body)
 
     def _visit_waiting(self, uid: str) -> None:
-        """First the dependents, as long as they are told to go; then their owner, which may wait for them."""
+        """Visit the dependents, while they are to be deleted first; then their owner, which may wait for them."""
         self._visit_dependents(uid)
         self._visit_owner(uid)
 
@@ -79,7 +79,7 @@ class GarbageCollector:
                 self._visit(Place(table, record.namespace, record.name))
 
     def _visit_owner(self, uid: str) -> None:
-        """Let go of an object that is being deleted when its dependents are gone, or have been made orphans."""
+        """Remove the finalizer of an object that is being deleted when its dependents are deleted, or made orphans."""
         owner, table = self._storage.owner(uid), self._storage.place(uid)
         if owner is None or table is None or not owner.deleting:
             return
@@ -96,7 +96,7 @@ class GarbageCollector:
             self.release(table, owner, deletion.FOREGROUND)
 
     def _visit(self, place: Place) -> None:
-        """Delete an object that has no owner any more, or only such as wait for that."""
+        """Delete an object whose owners are all absent, or wait for its deletion."""
         record = place.table.get(place.namespace, place.name)
         if record is None or record.deleting or not record.owners or (kind := self.kind_of(place.table)) is None:
             return
@@ -118,7 +118,7 @@ class GarbageCollector:
         self._rest.remove(kind, record, policy)
 
     def _owner(self, record: Record, reference: Mapping[str, Any]) -> Record | None:
-        """The living object that a reference means: of that name, in the same namespace or in none."""
+        """Return the existing object of an owner reference: of that name, in the same namespace or cluster-scoped."""
         owner = self._storage.owner(reference['uid'])
         if owner is None or owner.name != reference.get('name') or owner.namespace not in ('', record.namespace):
             return None
@@ -139,5 +139,5 @@ def _references(record: Record) -> list[dict[str, Any]]:
 
 
 def _waits(owner: Record) -> bool:
-    """Whether the object is being deleted, and waits for its dependents to go first."""
+    """Check whether the object is being deleted, and waits for its dependents to be deleted first."""
     return owner.deleting and deletion.FOREGROUND in owner.body()['metadata'].get('finalizers', ())

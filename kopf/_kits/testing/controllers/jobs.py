@@ -1,6 +1,4 @@
-"""
-Jobs on request: which pods a job needs now, and what is to be said of it. All of it is pure.
-"""
+"""The job controller: which pods a job needs now, and its status. All functions are pure."""
 
 import datetime
 from collections.abc import Mapping, Sequence
@@ -17,7 +15,7 @@ _TRANSIENT = ('Suspended',)
 
 
 class Outcome(NamedTuple):
-    """What is to be done for a job: its status, how many pods are missing, which are too many, when to look again."""
+    """The next step for a job: its status, the pods to create and to delete, and when to look again."""
 
     status: dict[str, Any]
     missing: int
@@ -26,7 +24,7 @@ class Outcome(NamedTuple):
 
 
 def decide(job: Body, children: Sequence[Body]) -> Outcome:
-    """Look at a job and all its pods."""
+    """Return the next step for a job with these pods."""
     spec, before = job['spec'], job.get('status') or {}
     phases = [(child.get('status') or {}).get('phase') for child in children]
     active = [child for child, phase in zip(children, phases, strict=True) if phase not in pods.ENDED]
@@ -44,7 +42,7 @@ def decide(job: Body, children: Sequence[Body]) -> Outcome:
         {key: count for key, count in (('active', len(active)), ('succeeded', succeeded), ('failed', failed)) if count}
     )
     parallelism = spec.get('parallelism', 1)
-    wanted = spec.get('completions') or (succeeded or parallelism)  # without a number, the first success is the end
+    wanted = spec.get('completions') or (succeeded or parallelism)  # without a number, the first success ends the job
     missing, superfluous, again = 0, [_name(child) for child in active], None
     if suspended:
         _conclude(status, before, ('JobSuspended', 'Job suspended'), 'Suspended')
@@ -70,7 +68,7 @@ def decide(job: Body, children: Sequence[Body]) -> Outcome:
 
 
 def is_over(job: Body) -> bool:
-    """Whether the job has been completed, or has failed."""
+    """Check whether the job has been completed, or has failed."""
     return any(
         item['type'] in ('Complete', 'Failed') and item['status'] == 'True'
         for item in (job.get('status') or {}).get('conditions') or ()
@@ -78,7 +76,7 @@ def is_over(job: Body) -> bool:
 
 
 def seconds_left(job: Body) -> float | None:
-    """How long a job that is over is still kept; None if for ever."""
+    """Return how long a finished job is still kept (seconds); None if forever."""
     kept = job['spec'].get('ttlSecondsAfterFinished')
     ended = next(
         item['lastTransitionTime'] for item in job['status']['conditions'] if item['type'] in ('Complete', 'Failed')
@@ -87,7 +85,7 @@ def seconds_left(job: Body) -> float | None:
 
 
 def pod_of(owner: Body, template: Mapping[str, Any], labels: Mapping[str, str] | None = None) -> Body:
-    """A new pod of a controller, by its template."""
+    """Return a new pod of a controller, by its template."""
     meta = dict(template.get('metadata') or {})
     meta['labels'] = {**(meta.get('labels') or {}), **(labels or {})}
     mine = owner['metadata']

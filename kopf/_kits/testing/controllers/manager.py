@@ -1,8 +1,8 @@
 """
-What happens by itself: CRDs begin to be served, namespaces and CRDs take their content with them, garbage is collected.
+The controllers: they establish CRDs, delete the contents of namespaces and CRDs, and collect garbage.
 
-A controller is told of every change in the moment it is written. Kinds are served before the request that has created
-their CRD is answered; everything else is done a little later, in the order of its causes, as on a real control plane.
+A controller is called synchronously with every change. Kinds are served before the request that has created their CRD
+is answered. Everything else is done a little later, in the order of its causes, as on a real control plane.
 """
 
 import asyncio
@@ -21,14 +21,16 @@ from kopf._kits.testing.resources import crds
 from kopf._kits.testing.schemas import schemas
 from kopf._kits.testing.storing import selectables
 
-#: How long watches go on when their CRD is gone: as on a real server, so that clients learn it from the CRD first.
 STREAMS_OUTLIVE = 1.0
+"""
+How long watches go on without their CRD (seconds): clients see its deletion first, as on a real server.
+"""
 ROLES = TableName(permissions.GROUP, 'clusterroles')
 _ENDING = tuple(verb for verb in VERBS if verb != 'create')
 
 
 class Controllers:
-    """All of them; ``delay`` is how long the background work waits, in seconds."""
+    """All controllers; ``delay`` is how long the background work waits (seconds)."""
 
     def __init__(
         self,
@@ -70,14 +72,14 @@ class Controllers:
             self._later(self._empty_crd, f'{table.name.plural}.{table.name.group}')
 
     def resume(self, table: Table) -> None:
-        """Go on with what was not finished with the objects of a table when they were stored."""
+        """Continue the work on the objects of a table that was unfinished when they were stored."""
         if f'{table.name.plural}.{table.name.group}' in self._schemas:
             self._conform(table)
         for record in list(table.records()):
             self._observe(table, Change('MODIFIED', record, None))
 
     def _conform(self, table: Table) -> None:
-        """Let the objects of a custom resource follow the present schemas of the versions that they are stored in."""
+        """Convert the objects of a custom resource to the present schemas of the versions that they are stored in."""
         schemas_of = self._schemas[f'{table.name.plural}.{table.name.group}']
         table.rewrite(lambda stored, version: _conform(stored, schemas_of.get(version)))
 
@@ -93,7 +95,7 @@ class Controllers:
 
         asyncio.get_running_loop().call_later(self._delay, run)
 
-    # -- CRDs
+    # CRDs.
 
     def _crd_changed(self, table: Table, change: Change) -> None:
         body = change.record.body()
@@ -136,7 +138,7 @@ class Controllers:
         if served == before and not terminating:
             return
         if before and served != before:
-            # As on a real server: watches of what was served before end a little later, and their clients come again.
+            # As on a real server: watches of the previous definition end a little later, and the clients reconnect.
             asyncio.get_running_loop().call_later(STREAMS_OUTLIVE, _end, service, table)
         self._catalog.remove(group, plural)
         for kind in crds.kinds_of(body, table, self._converting):
@@ -174,7 +176,7 @@ class Controllers:
                 return
         self._garbage.release(definitions, crd, crds.FINALIZER)
 
-    # -- Namespaces
+    # Namespaces.
 
     def _empty_namespace(self, name: str) -> None:
         home = self._storage.table('', 'namespaces')
@@ -200,10 +202,10 @@ class Controllers:
         elif body['spec']:
             self._storage.commit(home, 'MODIFIED', {**body, 'spec': {}})
 
-    # -- Roles
+    # Roles.
 
     def aggregate_roles(self) -> None:
-        """Give the roles that are made of others their rules, until nothing changes any more."""
+        """Set the rules of aggregated roles, until nothing changes any more."""
         while self._aggregate_roles(ROLES):
             pass
 
@@ -223,7 +225,7 @@ def _end(service: Service, table: Table) -> None:
 
 
 def _conform(body: Body, schema: schemas.Schema | None) -> Body:
-    if schema is None:  # The version that it was written in is gone.
+    if schema is None:  # The version that it was stored in is gone.
         return body
     for _ in schemas.prune(body, schema):
         pass

@@ -1,7 +1,7 @@
 """
-What a namespace says while it is being deleted: what is left in it, and whose finalizers are waited for.
+The conditions of a namespace that is being deleted: its remaining objects, and their finalizers.
 
-It is the first thing to look at when a namespace does not go away; most often, some operator has not removed its
+They are the first thing to look at when a namespace does not go away. Most often, an operator has not removed its
 finalizers, or does not run any more.
 """
 
@@ -15,7 +15,7 @@ from kopf._kits.testing.wire import timestamps
 
 
 def explain(body: Body, left: Iterable[tuple[Kind, Record]]) -> Body:
-    """The namespace with the conditions that tell what is left in it."""
+    """Return the namespace with the conditions about its remaining objects."""
     resources: Counter[str] = Counter()
     finalizers: Counter[str] = Counter()
     for kind, record in left:

@@ -1,8 +1,8 @@
 """
-The life of pods on request, as if there was a node that runs them: waiting, running, ended.
+The simulated life of pods, as if a node ran them: pending, running, ended.
 
-Nothing is run: what happens, and when, is said by annotations of the pod, which templates of jobs and deployments can
-have, too. Without them, it runs soon; if its restart policy is ``Always``, it runs on, otherwise it succeeds after a
+No container is run. Annotations of the pod say what happens, and when; templates of jobs and deployments can have them,
+too. Without them, the pod runs soon. If its restart policy is ``Always``, it runs on, otherwise it succeeds after a
 second.
 """
 
@@ -14,21 +14,21 @@ from kopf._kits.testing.kinds.kinds import Body
 from kopf._kits.testing.wire import timestamps
 
 PREFIX = 'sandbox.kopf.dev/'
-#: How long the pod is pending, and how long it runs, in seconds; ``never`` and ``forever`` are possible.
 STARTS_AFTER, RUNS_FOR = f'{PREFIX}starts-after', f'{PREFIX}runs-for'
-#: How its containers exit: 0 is a success.
+"""How long the pod is pending, and how long it runs (seconds); ``never`` and ``forever`` are possible."""
 EXIT_CODE = f'{PREFIX}exit-code'
+"""The exit code of its containers; 0 is a success."""
 
 STARTS_AFTER_DEFAULT = 0.1
 RUNS_FOR_DEFAULT = 1.0
-#: How long containers run at least that were started again: nobody wants them to do it a thousand times a second.
 BACKOFF = 1.0
+"""How long restarted containers run at least (seconds), so that they do not restart a thousand times a second."""
 NODE, HOST = 'sandbox', '127.0.0.1'
 ENDED = ('Succeeded', 'Failed')
 
 
 def delay(body: Body) -> float | None:
-    """How long the pod stays in its present phase, in seconds; None if nothing will come of itself."""
+    """Return how long the pod stays in its present phase (seconds); None if forever."""
     phase = (body.get('status') or {}).get('phase')
     if phase == 'Running':
         forever = (body['spec'].get('restartPolicy') or 'Always') == 'Always'
@@ -39,7 +39,7 @@ def delay(body: Body) -> float | None:
 
 
 def advance(body: Body, address: str) -> None:
-    """Let the pod come to its next phase; ``address`` is its own, if it has none yet."""
+    """Move the pod to its next phase; ``address`` is its IP if it has none yet."""
     status: dict[str, Any] = body.setdefault('status', {})
     if status.get('phase') != 'Running':
         _start(body, status, address)
@@ -53,7 +53,7 @@ def advance(body: Body, address: str) -> None:
 
 
 def exit_code(body: Body) -> int:
-    """What the containers of the pod exit with."""
+    """Return the exit code of the pod's containers."""
     try:
         return int(_annotations(body).get(EXIT_CODE) or 0)
     except ValueError:
@@ -61,7 +61,7 @@ def exit_code(body: Body) -> int:
 
 
 def is_ready(body: Mapping[str, Any]) -> bool:
-    """Whether the pod is ready to serve."""
+    """Check whether the pod is ready."""
     return any(
         item['type'] == 'Ready' and item['status'] == 'True'
         for item in (body.get('status') or {}).get('conditions') or ()
@@ -69,7 +69,7 @@ def is_ready(body: Mapping[str, Any]) -> bool:
 
 
 def node() -> Body:
-    """The node that the pods are said to run on."""
+    """Return the node that the pods are bound to."""
 
     def condition(type: str, status: str, reason: str, message: str) -> dict[str, str]:
         now = timestamps.now()

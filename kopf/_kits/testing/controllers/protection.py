@@ -1,6 +1,4 @@
-"""
-Claims and volumes that are in use are not deleted: a finalizer holds them until they are not used any more.
-"""
+"""The protection of claims and volumes in use: a finalizer keeps them until they are unused."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +10,7 @@ FINALIZERS: Mapping[TableName, str] = {CLAIMS: 'kubernetes.io/pvc-protection', V
 
 
 class Protection:
-    """Releases what is to be deleted; ``later`` calls a function with its subject, ``release`` removes a finalizer."""
+    """Removes the finalizers of unused objects that are being deleted; ``later`` schedules it, ``release`` does it."""
 
     def __init__(
         self,
@@ -25,7 +23,7 @@ class Protection:
         self._later = later
 
     def observe(self, table: Table, change: Change) -> None:
-        """Look at what is deleted, and at what is not used any more."""
+        """Schedule the check of deleted objects, and of those that are no longer used."""
         if table.name in FINALIZERS:
             if change.record.deleting and change.type != 'DELETED':
                 self._later(self._let_go, (table, change.record.namespace, change.record.name))

@@ -1,8 +1,8 @@
 """
-Deployments and replica sets on request: what they need now, and what is to be said of them. All of it is pure.
+The controllers of deployments and replica sets: what they need now, and their status. All functions are pure.
 
-A new template makes a new replica set; the old ones are emptied as soon as all pods of the new one are available. The
-numbers of the rolling update are not looked at.
+A new template makes a new replica set; the old ones are scaled to zero as soon as all pods of the new one are
+available. The parameters of the rolling update are ignored.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ _ALPHABET = 'bcdfghjklmnpqrstvwxz2456789'
 
 
 class SetOutcome(NamedTuple):
-    """What is to be done for a replica set."""
+    """The next step for a replica set."""
 
     status: dict[str, Any]
     missing: int
@@ -29,7 +29,7 @@ class SetOutcome(NamedTuple):
 
 
 class Rollout(NamedTuple):
-    """What is to be done for a deployment: its status, a replica set to be made, and how large others should be."""
+    """The next step for a deployment: its status, a replica set to create, and the sizes of others."""
 
     status: dict[str, Any]
     new: Body | None
@@ -37,7 +37,7 @@ class Rollout(NamedTuple):
 
 
 def decide_set(body: Body, children: Sequence[Body]) -> SetOutcome:
-    """Look at a replica set and all its pods."""
+    """Return the next step for a replica set with these pods."""
     active = [child for child in children if (child.get('status') or {}).get('phase') not in pods.ENDED]
     ready, wanted = sum(map(pods.is_ready, active)), body['spec'].get('replicas', 1)
     counts = {'fullyLabeledReplicas': len(active), 'readyReplicas': ready, 'availableReplicas': ready}
@@ -51,7 +51,7 @@ def decide_set(body: Body, children: Sequence[Body]) -> SetOutcome:
 
 
 def decide_rollout(body: Body, children: Sequence[Body]) -> Rollout:
-    """Look at a deployment and all its replica sets."""
+    """Return the next step for a deployment with these replica sets."""
     spec, wanted = body['spec'], body['spec'].get('replicas', 1)
     digest = _digest(spec['template'])
     name = f'{body["metadata"]["name"]}-{digest}'

@@ -1,10 +1,9 @@
 """
-A small life of pods, jobs and deployments, for operators that wait for them; only on request, since real tests of
-operators rarely want a cluster that acts by itself.
+The simulated life of pods, jobs and deployments, for operators that wait for them.
 
-One task does it all, one object after another: whatever has changed, or what it was waiting for, comes into one queue.
-What is written is decided in the modules of the kinds, from the present state alone; so nothing breaks if it is
-interrupted, or if somebody else changes or deletes the objects.
+It is off by default, since most tests of operators expect a cluster that does nothing by itself. One task does it all,
+one object after another: changed objects and expired timers come into one queue. The modules of the kinds decide what
+is written, from the present state alone; so an interruption, or a change by another client, breaks nothing.
 """
 
 import asyncio
@@ -25,12 +24,12 @@ logger = logging.getLogger(__name__)
 
 PODS, JOBS = TableName('', 'pods'), TableName('batch', 'jobs')
 SETS, DEPLOYMENTS = TableName('apps', 'replicasets'), TableName('apps', 'deployments')
-#: After how long what was refused is tried again, in seconds.
 RETRY = 1.0
+"""How long to wait before a refused write is repeated (seconds)."""
 
 
 class Place(NamedTuple):
-    """One object, by its name; there can be another one by now."""
+    """An object by its name; another object can have this name by now."""
 
     table: TableName
     namespace: str
@@ -38,7 +37,7 @@ class Place(NamedTuple):
 
 
 class Workloads:
-    """All of it; `start` and `stop` it."""
+    """The controller of all workloads."""
 
     def __init__(self, storage: Storage, catalog: Catalog, rest: Objects) -> None:
         self._storage = storage
@@ -60,7 +59,7 @@ class Workloads:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, catalog: Catalog) -> None:
-        """Make the node, and look at all that is there already."""
+        """Create the node, start the task, and visit all existing objects."""
         kind = catalog.named('nodes')
         if kind.store.get('', pods.NODE) is None:
             await self._rest.create(kind, '', objects.decode(pods.node(), kind, b''), Options())
@@ -71,7 +70,7 @@ class Workloads:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """End it."""
+        """Stop the task."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

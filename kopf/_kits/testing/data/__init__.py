@@ -1,6 +1,4 @@
-"""
-What was recorded of real control planes, by ``scripts/record_*.py``: packed JSON, unpacked when it is first needed.
-"""
+"""Recordings of real control planes by ``scripts/record_*.py``: packed JSON, unpacked when it is first needed."""
 
 import gzip
 from pathlib import Path
@@ -12,5 +10,5 @@ FOLDER = Path(__file__).parent
 
 
 def unpack(name: str) -> Any:
-    """The content of a recording."""
+    """Return the content of a recording."""
     return orjson.loads(gzip.decompress((FOLDER / name).read_bytes()))

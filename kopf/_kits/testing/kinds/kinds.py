@@ -160,7 +160,7 @@ ConversionFactory = Callable[[Body, str, Schemas, bool], Conversion]
 
 
 class Service:
-    """Whether a resource is still served in the form in which a request has found it."""
+    """The state of a served resource: it ends when the resource is removed or served in another form."""
 
     __slots__ = ('ended',)
 

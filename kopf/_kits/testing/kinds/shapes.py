@@ -119,7 +119,7 @@ class Shape:
 
     @property
     def is_time(self) -> bool:
-        """Whether it is a timestamp; in conditions, the fields of timestamps are always present, even if null."""
+        """True for timestamps; in conditions, their fields are always present, even if null."""
         return self.name.endswith('.meta.v1.Time')
 
     def field(self, name: str) -> 'Shape | None':

@@ -203,7 +203,7 @@ def is_name_generated(body: Body) -> bool:
 
 
 def prepare_new(body: Body, kind: Kind, uid: str) -> int:
-    """Give a new object its identity; return the resource version that it already has by itself, or 0."""
+    """Set the identity of a new object; return the resource version that the client has set, or 0."""
     meta = body['metadata']
     version = str(meta.pop('resourceVersion', ''))
     for key in ('uid', 'creationTimestamp', 'deletionTimestamp', 'deletionGracePeriodSeconds'):

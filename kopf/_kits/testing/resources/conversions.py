@@ -32,7 +32,7 @@ GROUP = 'apiextensions.k8s.io'
 CHANGEABLE = ('labels', 'annotations')
 
 
-class Renaming:
+class RenamingConversion:
     """The strategy ``None``: only the API version differs."""
 
     def __init__(self, api_version: str, stored: str, schemas_of: Schemas) -> None:
@@ -59,7 +59,7 @@ class Renaming:
         return _pruned({**stored, 'apiVersion': self._api_version}, self._schemas[self._api_version])
 
 
-class Asking:
+class WebhookConversion:
     """The strategy ``Webhook``."""
 
     def __init__(
@@ -163,8 +163,10 @@ def factory(callouts: Callouts) -> ConversionFactory:
         stored = next(f'{spec["group"]}/{version["name"]}' for version in spec['versions'] if version.get('storage'))
         declared = spec['conversion']
         if declared['strategy'] != 'Webhook':
-            return Renaming(api_version, stored, schemas_of)
-        return Asking(api_version, names['kind'], stored, schemas_of, declared['webhook'], callouts, ready=ready)
+            return RenamingConversion(api_version, stored, schemas_of)
+        return WebhookConversion(
+            api_version, names['kind'], stored, schemas_of, declared['webhook'], callouts, ready=ready
+        )
 
     return make
 

@@ -1,1 +1,1 @@
-"""Requests and answers: the HTTP server, what is read from a request, and in which form it is answered."""
+"""The HTTP server, from requests to responses: routes, discovery, the audit log, and faults."""

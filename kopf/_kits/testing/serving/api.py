@@ -1,8 +1,8 @@
 """
-The API behind the HTTP server: each verb from its request to its answer.
+The API behind the HTTP server: each verb from its request to its response.
 
-`Api` owns everything that a cluster consists of here: what is stored, what is served, who is asked, what happens by
-itself. It knows the shape of requests and answers, but nothing of ports, TLS, users and faults.
+`Api` owns all parts of a cluster: the storage, the catalog of kinds, webhooks, and controllers. It handles requests and
+responses, but not ports, TLS, users and faults.
 """
 
 import contextlib
@@ -36,16 +36,18 @@ from kopf._kits.testing.storing.states import Row, State
 from kopf._kits.testing.wire import clientjson, clientyaml, patches, protobuf, queries, statuses
 from kopf._kits.testing.wire.httpexchanges import Response
 
-#: The paths that say that all is well.
 HEALTH = frozenset(
     f'/{name}{check}' for name in ('healthz', 'livez', 'readyz') for check in ('', '/ping', '/log', '/etcd')
 )
+"""The paths of the health endpoints."""
 NAMESPACES = ('default', 'kube-node-lease', 'kube-public', 'kube-system')
 ACCEPTED = ('application/json', 'application/yaml')
 PATCHES = (rest.JSON_PATCH, rest.MERGE_PATCH)
 _DONE = orjson.dumps({'kind': 'Status', 'apiVersion': 'v1', 'metadata': {}, 'status': 'Success', 'code': 201})
 _NO_DEFINITIONS = b'\x0a\x032.0\x12\x11\x0a\x0aKubernetes\x12\x03v1.'
-"""The old OpenAPI in protobuf, without any definition: kubectl looks there for kinds of lists, and then skips them."""
+"""
+An OpenAPI v2 document in protobuf, without any definition: kubectl looks up kinds of lists there.
+"""
 VERSION = {
     'major': '1',
     'minor': '36',
@@ -68,7 +70,7 @@ class Api:
         self.callouts = Callouts(self.storage)
         self.webhooks = Webhooks(self.storage, self.catalog, self.callouts)
         rules = permissions.Rbac(self.storage) if rbac else None
-        self.authorizer: permissions.Authorizer = rules or permissions.Everybody()
+        self.authorizer: permissions.Authorizer = rules or permissions.AllowAll()
         guard = Guard(rules) if rules is not None else None
         self.objects = Objects(self.storage, self.catalog, self.webhooks, guard)
         self._rbac = rbac
@@ -83,7 +85,7 @@ class Api:
             self.catalog.add(kind)
 
     async def start(self, state: State | None = None) -> None:
-        """Go on with the objects of a former sandbox, if any; create what every cluster has from the beginning."""
+        """Restore the objects of a former sandbox, if any; create the initial objects of every cluster."""
         if state is not None:
             self._resume(state)
             state.follow(self.storage)
@@ -99,7 +101,7 @@ class Api:
         self._controllers.aggregate_roles()
 
     def user_of(self, token: str) -> User | None:
-        """Whom a token belongs to; None if it is not known, has expired, or its service account is gone."""
+        """Return the user of a token; None if it is not known, has expired, or its service account is deleted."""
         user = self._tokens.lookup(token)
         if user is None or not user.uid or (place := users.split_account(user.name)) is None:
             return user
@@ -120,13 +122,13 @@ class Api:
 
     def _load(self, rows: Iterable[Row]) -> None:
         for row in rows:
-            # Objects of kinds that are not served cannot be there, but for a file that was changed by hand.
+            # Objects of kinds that are not served are only in files that were changed by hand.
             with contextlib.suppress(KeyError):
                 table = self.storage.table(row.group, row.plural)
                 self.storage.load(table, orjson.loads(row.body), row.version, row.stored)
 
     def document(self, method: str, path: str, accept: str, address: str) -> Response:
-        """The answer to everything that is not about objects: health, versions, discovery, OpenAPI."""
+        """Return the response for a path without objects: health, versions, discovery, OpenAPI."""
         if path in HEALTH:
             return text_response('ok')
         if method != 'GET' and self._is_fixed(path):
@@ -170,7 +172,7 @@ class Api:
         raise statuses.UnknownPath
 
     def _is_fixed(self, path: str) -> bool:
-        """Whether the document belongs to the built-in part of a real server, where only GET is allowed."""
+        """Check whether the document belongs to the built-in part of a real server, where only GET is allowed."""
         match path.split('/'):
             case ['', 'version'] | ['', 'api'] | ['', 'api', 'v1']:
                 return True
@@ -180,15 +182,15 @@ class Api:
         return False
 
     def freeze_discovery(self, frozen: bool) -> None:
-        """Let the discovery lag behind, or catch up."""
+        """Freeze the discovery, or update it again."""
         self._discovery.frozen = frozen
 
     def set_availability(self, group: str, available: bool) -> None:
-        """Let the group be served, or be as if its own server was away."""
+        """Make the group available, or unavailable as if its own server was down."""
         self._discovery.set_availability(group, available)
 
     def resolve(self, place: Place, seen: SeenRequest, options: Options) -> Kind:
-        """The kind that a request is about; 404 or 405 otherwise, or 503 if it is not available now."""
+        """Return the kind of a request; raise a 404 or 405 if there is none, or a 503 if it is not available now."""
         self._discovery.check_availability(place.group)
         kind = routes.resolve(self.catalog, place, seen.method)
         if kind.warning:
@@ -196,14 +198,14 @@ class Api:
         return kind
 
     def watch(self, kind: Kind, place: Place, seen: SeenRequest, accept: str) -> AsyncIterator[bytes]:
-        """The stream of a watch."""
-        forms.negotiate(accept, seen.query, kind, 'list')  # That YAML cannot be streamed, is noticed later.
+        """Return the stream of a watch."""
+        forms.negotiate(accept, seen.query, kind, 'list')  # YAML, which cannot be streamed, is refused later.
         options = _list_options(kind, seen, watch=True, shards=self._sharding)
         form, _ = forms.negotiate(accept, seen.query, kind, 'watch')
         return watching.Watch(self.storage, kind, place.namespace, options, form).lines()
 
     async def act(self, kind: Kind, place: Place, seen: SeenRequest, accept: str, options: Options) -> Response:
-        """Do what a request asks for (all verbs but watches), and answer it."""
+        """Execute a request (all verbs but watches), and return its response."""
         queries.check_timeout(seen.query)
         form, syntax = forms.negotiate(accept, seen.query, kind, place.verb)
         if place.verb == 'patch' and place.subresource != 'scale':
@@ -243,7 +245,7 @@ class Api:
                 try:
                     body = _decode_object(seen, kind, options)
                 except statuses.Refusal as refusal:
-                    if refusal.code == 422:  # Another kind of object: this is noticed after one that is not there.
+                    if refusal.code == 422:  # A wrong kind of object is reported after an absent object.
                         self.objects.get(kind, namespace, name)
                     raise
                 raw, created = await self.objects.replace(kind, namespace, name, body, options, subresource)
@@ -255,7 +257,7 @@ class Api:
                 return 201 if created else 200, raw
             case 'patch':
                 if seen.content_type != rest.APPLY_PATCH:
-                    self.objects.get(kind, namespace, name)  # What is not there is missed before the patch is read.
+                    self.objects.get(kind, namespace, name)  # An absent object is reported before the patch is read.
                 patch = _decoded_patch(seen, kind, options)
                 raw = await self.objects.patch(
                     kind, namespace, name, patch, seen.content_type, options, subresource, seen.body
@@ -346,17 +348,17 @@ def _is_status(raw: bytes) -> bool:
 
 
 def raw_response(body: bytes, status: int = 200, *, media: str = 'application/json') -> Response:
-    """An answer of JSON that is text already."""
+    """Return a response of encoded JSON."""
     return Response(status, body, [('Content-Type', media)])
 
 
 def json_response(body: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer of JSON."""
+    """Return a response of JSON."""
     return Response(status, orjson.dumps(body), [('Content-Type', 'application/json'), *(headers or {}).items()])
 
 
 def refused(refusal: statuses.Refusal, accept: str) -> Response:
-    """The answer to who wants what cannot be."""
+    """Return the response of a refusal."""
     if isinstance(refusal, statuses.UnknownPath):
         return text_response('404 page not found\n', 404)
     if 'yaml' in accept and forms.prefers_yaml(accept):
@@ -366,7 +368,7 @@ def refused(refusal: statuses.Refusal, accept: str) -> Response:
 
 
 def text_response(text: str, status: int = 200) -> Response:
-    """An answer for people."""
+    """Return a response of plain text."""
     headers = [('Content-Type', 'text/plain; charset=utf-8'), ('X-Content-Type-Options', 'nosniff')]
     return Response(status, text.encode(), headers)
 
@@ -476,7 +478,7 @@ def _decoded_patch(seen: SeenRequest, kind: Kind, options: Options) -> Any:
 
 
 def _scale_patch(seen: SeenRequest, kind: Kind, options: Options) -> Callable[[Body], Any]:
-    """What a patch does to a scale; it has no lists, so strategic merge patches are like the others there."""
+    """Return the function of a patch for a scale; without lists, strategic merge patches are merge patches."""
     if seen.content_type == rest.STRATEGIC_PATCH and not kind.custom:
         seen = dataclasses.replace(seen, content_type=rest.MERGE_PATCH)
     patch = _decoded_patch(seen, kind, options)

@@ -1,7 +1,7 @@
 """
 The audit log: a line of JSON for each answered request, in the format of ``audit.k8s.io/v1``.
 
-Whoever compares operators on a real cluster does so by its audit log; with the same log the sandbox can stand in.
+Operators on real clusters are compared by their audit logs; with the same log, the sandbox can replace the cluster.
 """
 
 import datetime
@@ -16,7 +16,7 @@ from kopf._kits.testing.serving.faults import SeenRequest
 
 
 class AuditLog:
-    """An open file that is appended to; request bodies are included, answers are not."""
+    """An open file to which lines are appended; they include the bodies of requests, but not those of responses."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._file = open(path, 'ab', buffering=0)
@@ -26,12 +26,12 @@ class AuditLog:
         self._file.close()
 
     def write(self, seen: SeenRequest) -> None:
-        """Write the line of one request that has been answered."""
+        """Write the line of an answered request."""
         self._file.write(orjson.dumps(entry(seen)) + b'\n')
 
 
 def entry(seen: SeenRequest) -> dict[str, Any]:
-    """What the audit log says of a request."""
+    """Return the audit event of a request."""
     query = f'?{urlencode(list(seen.query.items()))}' if seen.query else ''
     now = datetime.datetime.now(datetime.UTC)
     result: dict[str, Any] = {

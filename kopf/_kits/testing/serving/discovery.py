@@ -1,7 +1,7 @@
 """
-Discovery: what is served, in the two forms that clients ask for: a document a version, or all in one.
+Discovery: what is served, in both forms that clients use: one document for each version, or all in one.
 
-The documents are made once for each revision of the catalog.
+The documents are created once for each revision of the catalog.
 """
 
 import base64
@@ -16,7 +16,6 @@ from kopf._kits.testing.wire import statuses
 
 AGGREGATED = ('application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList',)
 
-#: What can be done with subresources, and the kinds that they speak of if it is not that of the resource.
 SUBRESOURCES: dict[str, tuple[tuple[str, ...], tuple[str, str, str] | None]] = {
     'status': (('get', 'patch', 'update'), None),
     'scale': (('get', 'patch', 'update'), ('autoscaling', 'v1', 'Scale')),
@@ -33,11 +32,12 @@ SUBRESOURCES: dict[str, tuple[tuple[str, ...], tuple[str, str, str] | None]] = {
     'resize': (('get', 'patch', 'update'), None),
     'proxy': (('create', 'delete', 'get', 'patch', 'update'), ('', 'v1', '{}ProxyOptions')),
 }
+"""The verbs of subresources, and their kinds if they differ from that of the resource."""
 
-#: The versions that a real server tells to store objects in, where it is not the preferred one.
 STORED = dict.fromkeys(
     ('customresourcedefinitions', 'mutatingadmissionpolicies', 'mutatingadmissionpolicybindings'), 'v1beta1'
 )
+"""The storage versions that a real server reports, if they are not the preferred ones."""
 
 
 class Discovery:
@@ -49,21 +49,21 @@ class Discovery:
         self._cache: dict[str, bytes] = {}
         self._unavailable: set[str] = set()
         self.frozen = False
-        """Whether the documents stay as they are, as if the server had not noticed yet what has changed."""
+        """Whether the documents stay as they are, as if the server had not noticed the latest changes yet."""
 
     def set_availability(self, group: str, available: bool) -> None:
-        """Let the group be described, or be only known to exist."""
+        """Describe the group, or only its existence."""
         (self._unavailable.discard if available else self._unavailable.add)(group)
         self._revision = -1
 
     def check_availability(self, group: str) -> None:
-        """Refuse whatever is about the group if it is not available."""
+        """Refuse requests about the group if it is not available."""
         if group in self._unavailable:
             message = 'the server is currently unable to handle the request'
             raise statuses.Refusal(503, 'ServiceUnavailable', message)
 
     def root(self, path: str, accept: str, address: str) -> tuple[bytes, str]:
-        """The body and the content type for ``/api`` and ``/apis``."""
+        """Return the body and the content type for ``/api`` and ``/apis``."""
         for media in accept.split(','):
             wanted = {part.strip() for part in media.split(';')}
             for known in AGGREGATED:
@@ -72,22 +72,22 @@ class Discovery:
         return self._cached(f'{path} {address}', lambda: self._legacy(path, address)), 'application/json'
 
     def group(self, group: str) -> bytes:
-        """The document of one group; 404 if there is no such group."""
+        """Return the document of one group; raise a 404 if it does not exist."""
         if group not in (groups := self._catalog.groups()):
             raise statuses.UnknownPath
         return orjson.dumps({'kind': 'APIGroup', 'apiVersion': 'v1', **self._group(group, groups[group])})
 
     def version(self, group: str, version: str) -> bytes:
-        """The document of one group and version; 404 if there is no such version."""
+        """Return the document of one group and version; raise a 404 if it does not exist."""
         kinds = self._catalog.resources(group, version)
         if not kinds:
-            self._catalog.find(group, version, '')  # It knows how it is missed.
+            self._catalog.find(group, version, '')  # It raises the 404.
             raise statuses.UnknownPath
         self.check_availability(group)
         return self._cached(f'{group}/{version}', lambda: self._version(group, version, kinds))
 
     def paths(self) -> list[str]:
-        """All paths below which something is served."""
+        """Return all paths below which something is served."""
         paths = ['/api', '/api/v1', '/apis', '/healthz', '/livez', '/openapi/v2', '/openapi/v3', '/readyz', '/version']
         for group, versions in self._catalog.groups().items():
             if group:
@@ -207,7 +207,7 @@ def _aggregated(kind: Kind) -> dict[str, Any]:
 
 
 def _verbs(kind: Kind) -> tuple[str, ...]:
-    if kind.custom and 'create' not in kind.verbs:  # as if nothing could be patched any more, but it can
+    if kind.custom and 'create' not in kind.verbs:  # discovery lacks the verb "patch" here, although patches work
         return ('delete', 'deletecollection', 'get', 'list', 'watch')
     if kind.custom:
         return ('delete', 'deletecollection', 'get', 'list', 'patch', 'create', 'update', 'watch')
@@ -215,5 +215,5 @@ def _verbs(kind: Kind) -> tuple[str, ...]:
 
 
 def _subresources(kind: Kind) -> list[str]:
-    """The subresources in their order: by name, but those of CRDs begin with the status."""
+    """Return the subresources by name; those of CRDs begin with the status."""
     return sorted(kind.subresources, reverse=kind.custom)

@@ -1,8 +1,8 @@
 """
-Faults on request: what a bad day of a cluster does to its clients, to order.
+Faults on request: failures of a cluster as its clients see them, to test operators.
 
-A rule is used up by the next requests that match it, in the order in which the rules were added. Rules about watches
-also take hold of watches that are open already. Everything can be called from any thread.
+The next requests that match a rule use it up, in the order in which the rules were added. Rules about watches also
+apply to open watches. All methods can be called from any thread.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ REASONS = {
 
 @dataclasses.dataclass(slots=True, eq=False)
 class SeenRequest:
-    """One request as the sandbox has seen it; ``status`` is 0 as long as it is not answered."""
+    """One request as the sandbox has seen it; ``status`` is 0 until it is answered."""
 
     method: str
     path: str
@@ -56,10 +56,10 @@ class SeenRequest:
 @dataclasses.dataclass(slots=True, eq=False)
 class Fault:
     """
-    One rule: what is to be done, to which requests, and how often (``times``; None for always).
+    One rule: what to do, with which requests, and how often (``times``; None for always).
 
-    Conditions that are empty match everything; ``path`` and ``query`` are regular expressions that are searched for.
-    ``seconds`` is the length of a delay, or of a freeze (None: until `Faults.clear`); ``line`` is what to say.
+    Empty conditions match everything; ``path`` and ``query`` are regular expressions that are searched for. ``seconds``
+    is the length of a delay, or of a freeze (None: until `Faults.clear`); ``line`` is the line to insert.
     """
 
     action: Action
@@ -80,7 +80,7 @@ class Fault:
     line: str = ''
 
     def matches(self, request: SeenRequest) -> bool:
-        """Whether the request is one of those meant (not whether the rule is used up)."""
+        """Check whether the request meets the conditions, even if the rule is used up."""
         for field in ('method', 'verb', 'resource', 'namespace', 'name'):
             wanted = getattr(self, field)
             if wanted and wanted.lower() != getattr(request, field).lower():
@@ -95,10 +95,10 @@ class Fault:
 
 class Faults:
     """
-    All faults that are waiting for their requests.
+    All faults that wait for their requests.
 
-    ``sandbox.faults.error(429, times=3, retry_after=1, verb='patch')`` lets the next three patches fail;
-    ``sandbox.faults.drop_watches()`` breaks off all watches that are open. The conditions are the fields of `Fault`.
+    ``sandbox.faults.error(429, times=3, retry_after=1, verb='patch')`` makes the next three patches fail;
+    ``sandbox.faults.drop_watches()`` breaks off all open watches. The conditions are the fields of `Fault`.
     """
 
     def __init__(self, controls: 'Controls') -> None:
@@ -107,7 +107,13 @@ class Faults:
         self._frozen: set[Fault] = set()
 
     def add(self, action: Action, **fields: Any) -> Fault:
-        """Add a rule; the fields are those of `Fault`. ValueError or TypeError if there are no such ones."""
+        """
+        Add a rule with these fields of `Fault`.
+
+        Raises:
+            TypeError: `Fault` has no such field.
+            ValueError: A value is not allowed.
+        """
         if action not in get_args(Action):
             raise ValueError(f'unknown fault {action!r}: it must be one of {", ".join(get_args(Action))}')
         rule = Fault(action, **fields)
@@ -120,11 +126,11 @@ class Faults:
         return rule
 
     def error(self, status: int = 500, *, times: int | None = 1, **fields: Any) -> Fault:
-        """Answer with this status and do nothing; ``reason``, ``message``, ``retry_after`` (seconds) may be given."""
+        """Answer with this status and do nothing; ``reason``, ``message``, ``retry_after`` (seconds) are optional."""
         return self.add('error', status=status, times=times, **fields)
 
     def delay(self, seconds: float, *, times: int | None = 1, **fields: Any) -> Fault:
-        """Wait so many seconds before doing what was asked."""
+        """Wait so many seconds before the request is executed."""
         return self.add('delay', seconds=seconds, times=times, **fields)
 
     def drop(self, *, times: int | None = 1, **fields: Any) -> Fault:
@@ -132,11 +138,11 @@ class Faults:
         return self.add('drop', times=times, **fields)
 
     def lose(self, *, times: int | None = 1, **fields: Any) -> Fault:
-        """Do what was asked, but break off the connection instead of answering: nobody is told what came of it."""
+        """Execute the request, but break off the connection: the client does not learn the outcome."""
         return self.add('lose', times=times, **fields)
 
     def freeze_watches(self, seconds: float | None = None, *, times: int | None = None, **fields: Any) -> Fault:
-        """Leave watches open but send nothing more, for so many seconds or until `clear`."""
+        """Keep watches open but send nothing more, for so many seconds or until `clear`."""
         return self.add('freeze', seconds=seconds, times=times, **fields)
 
     def cut_watches(self, *, times: int | None = 1, **fields: Any) -> Fault:
@@ -148,23 +154,23 @@ class Faults:
         return self.add('gone', times=times, **fields)
 
     def fail_watches(self, status: int = 500, *, times: int | None = 1, **fields: Any) -> Fault:
-        """End watches by an in-stream error; ``reason`` and ``message`` may be given."""
+        """End watches by an in-stream error; ``reason`` and ``message`` are optional."""
         return self.add('fail', status=status, times=times, **fields)
 
     def end_watches(self, *, times: int | None = 1, **fields: Any) -> Fault:
-        """End watches at once, in the usual way: as servers do at their time-out, or proxies when they like."""
+        """End watches at once without an error, as servers do at their timeouts, and proxies at any time."""
         return self.add('end', times=times, **fields)
 
     def say(self, line: str, *, times: int | None = 1, **fields: Any) -> Fault:
-        """Insert a line into watches, whatever it is; they go on after it."""
+        """Insert any line into watches; they go on after it."""
         return self.add('say', line=line, times=times, **fields)
 
     def drop_watches(self) -> int:
-        """Break off all watches that are open now; returns how many they were."""
+        """Break off all open watches; return their number."""
         return self._controls.call(self._controls.drop_watches)
 
     def forget_history(self) -> None:
-        """Make all versions until now too old to go on from: watches from them are answered with 410."""
+        """Make all versions until now too old: watches from them are answered with 410."""
         self._controls.call(self._controls.forget_history)
 
     def expire_tokens(self) -> None:
@@ -180,19 +186,19 @@ class Faults:
         self._controls.call_async(self._controls.accept_connections)
 
     def take_down(self, group: str) -> None:
-        """Let the API group be unavailable, as if it had a server of its own, and that server was away."""
+        """Make the API group unavailable, as if it had a server of its own that is down."""
         self._controls.call(lambda: self._controls.set_availability(group, False))
 
     def freeze_discovery(self, frozen: bool = True) -> None:
-        """Go on telling what was served at the first time when it was asked for, whatever kinds come and go."""
+        """Keep the discovery documents as they were when first requested, whatever kinds are added or removed."""
         self._controls.call(lambda: self._controls.freeze_discovery(frozen))
 
     def bring_up(self, group: str) -> None:
-        """Let the API group be available again."""
+        """Make the API group available again."""
         self._controls.call(lambda: self._controls.set_availability(group, True))
 
     def clear(self) -> None:
-        """Forget all rules and let go of frozen watches."""
+        """Remove all rules, and continue frozen watches."""
 
         def clear() -> None:
             self._rules.clear()
@@ -202,11 +208,11 @@ class Faults:
         self._controls.call(clear)
 
     def pending(self) -> list[Fault]:
-        """The rules that are not used up."""
+        """Return the rules that are not used up."""
         return list(self._rules)
 
     def take(self, request: SeenRequest, *, watching: bool = False, idle: bool = False) -> Fault | None:
-        """The rule that a request (or a stream that goes on: ``watching``, ``idle``) falls under, used up by one."""
+        """Return the rule for a request (or an open stream: ``watching``, ``idle``), and use it up by one."""
         for rule in self._rules:
             if (rule.action in WATCH_ACTIONS) is not watching or (idle and rule.action == 'cut'):
                 continue
@@ -221,23 +227,23 @@ class Faults:
         return None
 
     def is_frozen(self, rule: Fault) -> bool:
-        """Whether a freeze still holds (apart from its time)."""
+        """Check whether a freeze still holds (apart from its time)."""
         return rule in self._frozen
 
 
 class Controls:
-    """What faults need of the server; its methods are called in the server's thread by way of `call`."""
+    """The methods of the server that faults need; they are called in the server's thread by `call`."""
 
     def call(self, function: Callable[[], T]) -> T:
         """Call the function in the server's thread and wait for it."""
         raise NotImplementedError
 
     def call_async(self, function: Callable[[], Any]) -> None:
-        """The same for a coroutine function."""
+        """Call the coroutine function in the server's thread and wait for it."""
         raise NotImplementedError
 
     def wake(self) -> None:
-        """Let all watches look at the rules."""
+        """Wake up all watches, so that they check the rules."""
         raise NotImplementedError
 
     def drop_watches(self) -> int:
@@ -249,11 +255,11 @@ class Controls:
         raise NotImplementedError
 
     def freeze_discovery(self, frozen: bool) -> None:
-        """Let the discovery lag behind, or catch up."""
+        """Freeze the discovery, or update it again."""
         raise NotImplementedError
 
     def set_availability(self, group: str, available: bool) -> None:
-        """Let the API group be served, or not."""
+        """Make the API group available or unavailable."""
         raise NotImplementedError
 
     def expire_tokens(self) -> None:
@@ -261,7 +267,7 @@ class Controls:
         raise NotImplementedError
 
     async def refuse_connections(self, seconds: float | None = None) -> None:
-        """Close the port and all connections, for a time or for good."""
+        """Close the port and all connections, for a time or until `accept_connections`."""
         raise NotImplementedError
 
     async def accept_connections(self) -> None:

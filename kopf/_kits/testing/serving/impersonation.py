@@ -1,9 +1,9 @@
 """
-Acting as somebody else (``kubectl --as``): whether one may, and as whom exactly.
+Impersonation (``kubectl --as``): whether a user may act as another one, and with which groups.
 
-Since Kubernetes 1.36 there are several ways to be allowed to: by the old verb ``impersonate``, which permits
-everything that the other user may do, or by newer verbs that also name what is to be done. They are tried one after
-another, beginning with the one that has been successful before; the first refusal is the one that is told.
+Since Kubernetes 1.36, there are several ways to allow it: by the old verb ``impersonate``, which permits everything
+that the other user may do, or by newer verbs that also name the action. They are tried one after another, beginning
+with the last successful one; the first refusal is reported.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ NODE = 'system:node:'
 
 
 class Mode(NamedTuple):
-    """One way to be allowed: the verbs' suffix (empty for the old verb) and whom it is for."""
+    """One way to allow impersonation: the suffix of the verbs (empty for the old verb) and the users that it is for."""
 
     suffix: str
     applies: Callable[[User], bool]
@@ -47,14 +47,14 @@ MODES = (
 
 
 class Impersonation:
-    """Who is whom; remembers by which mode a user has been allowed last."""
+    """The checks of impersonation; it remembers the last successful mode of each user."""
 
     def __init__(self, authorizer: Authorizer) -> None:
         self._authorizer = authorizer
         self._successful: dict[str, Mode] = {}
 
     def act_as(self, user: User, headers: Mapping[str, str], attributes: Attributes) -> User:
-        """The user whom the headers ask for, or the one who asks; 403 if it is not allowed."""
+        """Return the user whom the headers ask for, or the requesting one; raise a 403 if it is not allowed."""
         wanted = users.wanted(headers)
         if wanted is None:
             return user
@@ -100,7 +100,7 @@ class Impersonation:
 
 
 def _complete(wanted: User, *, node: bool) -> User:
-    """The user with the groups that follow from the name."""
+    """Return the user with the groups that follow from the name."""
     groups = wanted.groups
     if not groups and (place := users.split_account(wanted.name)) is not None:
         groups = users.account_groups(place[0])

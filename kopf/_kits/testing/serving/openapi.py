@@ -1,7 +1,7 @@
 """
-OpenAPI documents: as much of them as kubectl asks for before it applies, validates and explains.
+OpenAPI documents: the parts that kubectl needs to apply, validate and explain objects.
 
-Built-in kinds are described as a real control plane does it, but for the texts; kinds of CRDs by their schemas.
+Built-in kinds are described as on a real control plane, but without texts; kinds of CRDs by their schemas.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ class OpenApi:
         self._catalog = catalog
 
     def index(self) -> bytes:
-        """The list of documents of version 3."""
+        """Return the list of documents of OpenAPI v3."""
         paths = {}
         for group, versions in self._catalog.groups().items():
             for version in versions:
@@ -42,7 +42,7 @@ class OpenApi:
         return orjson.dumps({'paths': paths})
 
     def version(self, group: str, version: str) -> bytes:
-        """The document of version 3 for one group and version; 404 if there is no such version."""
+        """Return the v3 document of one group and version; raise a 404 if there is no such version."""
         kinds = self._catalog.resources(group, version)
         if not kinds:
             raise statuses.UnknownPath
@@ -71,7 +71,7 @@ class OpenApi:
         )
 
     def legacy(self) -> bytes:
-        """The document of version 2."""
+        """Return the document of OpenAPI v2."""
         definitions = {_schema_name(kind): _schema(kind) for kind in self._catalog if kind.custom}
         for name, schema in recordings.newest().schemas.items():
             definitions[name] = _relocated(schema)
@@ -89,7 +89,7 @@ class OpenApi:
 
 
 def _relocated(schema: Any) -> Any:
-    """The schema with the references of version 2."""
+    """Return the schema with the references of OpenAPI v2."""
     if isinstance(schema, Mapping):
         return {
             key: f'#/definitions/{value.removeprefix(recordings.PREFIX)}'

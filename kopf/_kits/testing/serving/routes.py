@@ -1,6 +1,4 @@
-"""
-From a URL to what is meant by it: the kind, the namespace, the name, the subresource, and the verb.
-"""
+"""From a URL to its meaning: the kind, the namespace, the name, the subresource, and the verb."""
 
 import dataclasses
 import re
@@ -18,7 +16,7 @@ ALL = {'GET': 'list', 'HEAD': 'list', 'POST': 'create', 'DELETE': 'deletecollect
 
 @dataclasses.dataclass(slots=True)
 class Place:
-    """What a URL stands for below ``/api`` and ``/apis``; no plural: the group or the version itself."""
+    """The parts of a URL below ``/api`` and ``/apis``; without a plural, it names a group or a version."""
 
     group: str = ''
     version: str = ''
@@ -31,7 +29,7 @@ class Place:
 
 
 def locate(method: str, path: str, query: Mapping[str, str]) -> Place:
-    """Take a path below ``/api/`` or ``/apis/`` apart; the result says nothing about what exists."""
+    """Return the parts of a path below ``/api/`` or ``/apis/``; they need not exist."""
     parts: Sequence[str] = [unquote(part) for part in path.strip('/').split('/')]
     place = Place()
     if parts[0] == 'api':
@@ -56,7 +54,7 @@ def locate(method: str, path: str, query: Mapping[str, str]) -> Place:
 
 
 def attributes(place: Place | None, method: str, path: str, query: Mapping[str, str]) -> Attributes:
-    """What a request is to those who decide on it: before anybody knows whether there is such a resource."""
+    """Return the attributes of a request for authorization, before its resource is looked up."""
     if place is None or not place.plural:
         return Attributes(method.lower(), path=path)
     verb, name = place.verb or {'POST': 'create'}.get(method, ONE.get(method, method.lower())), place.name
@@ -68,7 +66,7 @@ def attributes(place: Place | None, method: str, path: str, query: Mapping[str, 
 
 
 def resolve(catalog: Catalog, place: Place, method: str) -> Kind:
-    """The kind that is meant; refused as a real server does if there is none, or not here, or not with this verb."""
+    """Return the kind of a request; refuse unknown kinds, wrong scopes, and verbs that the kind does not have."""
     kind = catalog.find(place.group, place.version, place.plural)
     nowhere = statuses.UnknownPath() if kind.custom else statuses.no_resource()
     if method == 'HEAD' and not kind.custom:
@@ -80,12 +78,14 @@ def resolve(catalog: Catalog, place: Place, method: str) -> Kind:
             raise nowhere
         if place.verb not in ('list', 'watch'):
             raise statuses.UnknownPath() if kind.custom else statuses.no_method()
-    if kind.custom and method == 'POST' and place.name and not place.subresource:  # It is as if there was no name.
+    # The name is ignored here, as on a real server.
+    if kind.custom and method == 'POST' and place.name and not place.subresource:
         place.name, place.verb = '', 'create'
     if place.subresource:
         _check_subresource(kind, place)
     elif not place.verb or place.verb not in kind.verbs:
-        if kind.custom and method == 'PATCH' and not place.name:  # That is missed after the type of the patch.
+        # It is refused after the type of the patch was checked.
+        if kind.custom and method == 'PATCH' and not place.name:
             place.verb = 'patch'
             return kind
         if kind.custom and method == 'PUT' and not place.name:

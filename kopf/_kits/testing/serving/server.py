@@ -1,9 +1,8 @@
 """
 The HTTP server of the sandbox: TLS on the loopback interface, users, faults, and the log of requests.
 
-There are no applications and routes: the API has its own way of naming things, and every microsecond here is paid by
-each request. One instance lives in one event loop and is used from there only, but for
-what `Controls` promises.
+Why not a web framework with routes? The API has its own scheme of URLs, and every request would pay for the routing.
+One instance lives in one event loop and is used from there only, except for the methods of `Controls`.
 """
 
 import asyncio
@@ -48,11 +47,11 @@ CACHING = ('Cache-Control', 'no-cache, private')
 
 class Server(Controls):
     """
-    The server; see `kopf.testing.Sandbox` for the door to it.
+    The server; see `kopf.testing.Sandbox` for its users' side.
 
-    ``history`` is the number of changes that are remembered a resource, ``log`` that of requests; ``audit`` is a file
-    for the audit log, if there is to be one. With ``rbac``, roles and bindings decide who may do what; with
-    ``sharding``, lists and watches can be restricted to shards.
+    ``history`` is the number of changes that are remembered for each resource, ``log`` that of requests; ``audit`` is a
+    file for the audit log, if any. With ``rbac``, roles and bindings decide who may do what; with ``sharding``, lists
+    and watches can be restricted to shards.
     """
 
     def __init__(
@@ -83,11 +82,17 @@ class Server(Controls):
 
     @property
     def url(self) -> str:
-        """Where the server listens."""
+        """The URL of the server."""
         return f'https://{HOST}:{self.port}'
 
     async def start(self, port: int = 0, state: State | None = None) -> None:
-        """Listen on the port, or on any free one; OSError if it is taken, StateError if the state cannot be used."""
+        """
+        Listen on the port, or on any free one.
+
+        Raises:
+            OSError: The port is taken.
+            StateError: The state cannot be used.
+        """
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         await self.api.start(state)
@@ -101,7 +106,7 @@ class Server(Controls):
         if self._audit is not None:
             self._audit.close()
 
-    # What faults need.
+    # Controls for faults.
 
     def call(self, function: Callable[[], T]) -> T:
         """Call the function in the server's thread and wait for it."""
@@ -114,7 +119,7 @@ class Server(Controls):
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
 
     def call_async(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run the coroutine function in the server's loop; waits for it, unless called from there."""
+        """Run the coroutine function in the server's loop; wait for it, unless called from there."""
         assert self._loop is not None
         if threading.get_ident() == self._thread:
             task = self._loop.create_task(function())
@@ -124,7 +129,7 @@ class Server(Controls):
             asyncio.run_coroutine_threadsafe(function(), self._loop).result()
 
     def wake(self) -> None:
-        """Let all watches look at the rules."""
+        """Wake up all watches, so that they check the rules."""
         for table in self.api.storage:
             table.wake()
 
@@ -141,11 +146,11 @@ class Server(Controls):
             table.forget_before(self.api.storage.version)
 
     def freeze_discovery(self, frozen: bool) -> None:
-        """Let the discovery lag behind, or catch up."""
+        """Freeze the discovery, or update it again."""
         self.api.freeze_discovery(frozen)
 
     def set_availability(self, group: str, available: bool) -> None:
-        """Let the API group be served, or not."""
+        """Make the API group available or unavailable."""
         self.api.set_availability(group, available)
 
     def expire_tokens(self) -> None:
@@ -155,7 +160,7 @@ class Server(Controls):
         self.on_token()
 
     async def refuse_connections(self, seconds: float | None = None) -> None:
-        """Close the port and all connections, for a time or for good."""
+        """Close the port and all connections, for a time or until `accept_connections`."""
         listener, self._listener = self._listener, None
         if listener is None:
             return
@@ -270,7 +275,7 @@ class Server(Controls):
             self._streams.discard(stream)
 
     async def _disturb(self, stream: Connection, seen: SeenRequest, data: bytes, kind: Kind) -> bool:
-        """Do to the stream what is asked for, before the data are sent; tell if it goes on."""
+        """Apply the faults to the stream before the data are sent; return whether it goes on."""
         while (rule := self.faults.take(seen, watching=True, idle=not data)) is not None:
             match rule.action:
                 case 'cut':
@@ -306,11 +311,11 @@ class Server(Controls):
     # Users.
 
     def issue_token(self, user: User, token: str = '') -> str:
-        """Let whoever shows the token (a random one if empty) be that user; returns the token."""
+        """Issue a token of the user (a random one if empty); return it."""
         return self._tokens.issue(user, token)
 
     def _identify(self, request: Request, seen: SeenRequest, place: Place | None) -> User:
-        """Who asks, or whom they act for; 401 and 403 if they are not known or may not do it."""
+        """Return the user of the request, or the impersonated one; raise a 401 or 403 if that is not allowed."""
         user = users.authenticate(request.headers, request.certificate, self.api.user_of)
         attributes = routes.attributes(place, seen.method, seen.path, seen.query)
         user = self._impersonation.act_as(user, request.headers, attributes)
@@ -318,7 +323,7 @@ class Server(Controls):
         permissions.check(self.api.authorizer, user, attributes)
         return user
 
-    # The admin endpoint: what `Faults` and the log of requests are for Python, for all others.
+    # The admin endpoint: `Faults` and the log of requests for clients that are not in this process.
 
     def _administer(self, request: Request, path: str) -> Response:
         match request.method, path.rstrip('/'):
@@ -398,5 +403,5 @@ def _fields(item: Any) -> dict[str, Any]:
 
 
 def _is_too_deep(error: Exception) -> bool:
-    """Whether a request has more levels than Python can follow: real servers follow some thousands."""
+    """Check whether a request is nested deeper than Python can follow: real servers follow some thousands of levels."""
     return isinstance(error, RecursionError) or isinstance(error, TypeError) and str(error) == 'Recursion limit reached'

@@ -1,10 +1,12 @@
 """
-Snapshots: all objects as they were at one moment, to be brought back as often as is wanted.
+Snapshots: all objects as they were at one moment, to be restored any number of times.
 
-Bringing back is a sequence of ordinary changes, each with a new resource version: what has been added is deleted, what
-has been deleted is added, what has been changed is changed back. So watches see all of it, and nobody has to list
-again; but finalizers, webhooks and the garbage collector have no say. What has not been changed is not touched, which
-makes it fast: objects that are stored are never changed in place, and so they can be compared by identity.
+A restoration is a sequence of ordinary changes with new resource versions: added objects are deleted, deleted ones are
+added, changed ones are changed back. So watches see all of it, and clients need not list again. Finalizers, webhooks
+and the garbage collector are bypassed.
+
+Unchanged objects are not touched, which makes it fast: stored objects are never changed in place, so they are compared
+by identity.
 """
 
 import dataclasses
@@ -31,12 +33,12 @@ class Snapshot:
 
 
 def take(storage: Storage) -> Snapshot:
-    """All objects as they are now."""
+    """Return a snapshot of all objects as they are now."""
     return Snapshot({table.name: table.contents() for table in storage})
 
 
 def restore(storage: Storage, snapshot: Snapshot) -> None:
-    """Bring the objects back as they were; definitions of kinds go last and come first."""
+    """Restore the objects; CRDs are removed last and added first."""
     names = [name for name in _names(storage, snapshot) if name != _CRDS]
     for name in [*names, _CRDS]:
         _remove(storage, name, snapshot.tables.get(name, {}))
@@ -51,7 +53,7 @@ def _names(storage: Storage, snapshot: Snapshot) -> Iterator[TableName]:
 
 
 def _remove(storage: Storage, name: TableName, wanted: Mapping[str, Record]) -> None:
-    """Delete what was not there, also where another object has the same name now."""
+    """Delete objects that are not in the snapshot, also those that have the name of another object in it."""
     try:
         table = storage.table(*name)
     except KeyError:
@@ -75,7 +77,7 @@ def _put(storage: Storage, name: TableName, wanted: Mapping[str, Record]) -> Non
 
 
 def _content(record: Record) -> tuple[Body, str]:
-    """All but the version: objects that were brought back before have new ones."""
+    """Return all of a record but its version: restored objects have new ones."""
     body = record.body()
     body['metadata']['resourceVersion'] = ''
     return body, record.stored

@@ -1,8 +1,8 @@
 """
-Waiting for a state of one object, and what there is to say when the state does not come.
+Waiting for a state of one object, and the report if the state does not come.
 
-A test that has waited in vain is usually read by its author with one question: what has the operator done? So the
-error knows the Events of the object, and the logs of the operators, which the plugin for pytest puts into its report.
+After a timeout, the author of a test asks what the operator has done. So the error contains the Events of the object,
+and the logs of the operators, which the plugin for pytest adds to its report.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ Predicate = Callable[[Body], object]
 
 class WaitTimeout(TimeoutError):
     """
-    What was waited for has not come; the message says what the object is like.
+    Raised when the state has not come; the message contains the object.
 
     ``events`` are the Events of the object, a line each; ``logs`` are the outputs of the operators of the sandbox.
     """
@@ -35,13 +35,13 @@ class WaitTimeout(TimeoutError):
 
 
 class PredicateError(TypeError):
-    """What is given as a predicate is no function of the object."""
+    """Raised when the predicate is not a function that returns whether the object is as expected."""
 
     __module__ = 'kopf.testing'
 
 
 class Wait:
-    """Waiting for one object, with or without a predicate."""
+    """Waits for one object, with or without a predicate."""
 
     def __init__(self, api: Api, resource: str, name: str, namespace: str | None, predicate: Predicate | None) -> None:
         self._api = api
@@ -59,13 +59,13 @@ class Wait:
             raise PredicateError('the predicate must not be an async function: its result is needed at once')
 
     async def until_there(self, timeout: float) -> Body:
-        """Wait until the object is there, and the predicate is true of it; return the object."""
+        """Wait until the object exists and the predicate is true of it; return the object."""
         wanted = 'as expected' if self._predicate is not None else 'there'
         found = await self._until(lambda body: body is not None and self._is_fulfilled(body), timeout, wanted)
         return found or {}
 
     async def until_gone(self, timeout: float) -> None:
-        """Wait until there is no such object."""
+        """Wait until the object does not exist."""
         await self._until(lambda body: body is None, timeout, 'gone')
 
     async def _until(self, condition: Callable[[Body | None], bool], timeout: float, wanted: str) -> Body | None:
@@ -88,11 +88,11 @@ class Wait:
                         table.discard(waiter)
         except TimeoutError:
             if not limit.expired():
-                raise  # of the predicate
+                raise  # raised by the predicate
             raise WaitTimeout(self._explain(wanted, timeout), self._list_events()) from None
 
     def _is_fulfilled(self, body: Body) -> bool:
-        """Call the predicate: what it does not find in the object is not there yet."""
+        """Check whether the predicate is true; errors about absent parts of the object count as false."""
         self._failure = None
         if self._predicate is None:
             return True
@@ -135,7 +135,7 @@ class Wait:
         return f'{self._resource} {self._name!r} is not {wanted} after {timeout} s{failure}; it is: {state}'
 
     def _list_events(self) -> list[str]:
-        """Return the Events of the object, also of one that is not there: a line each, the oldest first."""
+        """Return the Events of the object, also of an absent one: a line each, the oldest first."""
         kind = self._api.catalog.named('events.v1')
         bodies = [kind.body(record) for record in kind.store.records('')]
         return [_format(body) for body in bodies if self._is_meant(body.get('involvedObject') or {})]
@@ -155,7 +155,7 @@ def _describe(error: Exception) -> str:
 
 
 def _tidy(body: Body) -> Body:
-    """Leave out what only the server is interested in."""
+    """Return the object without the fields that matter only to the server."""
     metadata: dict[str, Any] = {key: value for key, value in body['metadata'].items() if key != 'managedFields'}
     return {**body, 'metadata': metadata}
 

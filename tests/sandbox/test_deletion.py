@@ -1,4 +1,4 @@
-"""Finalizers, deletion, garbage collection, and the ends of namespaces and CRDs."""
+"""Deletion: finalizers, garbage collection, and the contents of namespaces and CRDs."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Certificates, however they are made."""
+"""Certificates by each of the tools that can create them."""
 
 import shutil
 import ssl

@@ -1,7 +1,7 @@
 """
-What tests do to the cluster behind the server's back: the same verbs as over HTTP, without the network.
+The verbs of the API for tests, without the network.
 
-Everything here runs in the server's event loop; `kopf.testing.Sandbox` brings it there from elsewhere.
+All of it runs in the server's event loop; `kopf.testing.Sandbox` calls it from other threads.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,16 +19,16 @@ from kopf._kits.testing.serving.waits import Predicate, Wait
 from kopf._kits.testing.storing.selectors import Selector
 from kopf._kits.testing.wire import manifests, statuses
 
-#: ``plural``, ``singular``, ``Kind`` or a short name, with ``.group`` or ``.version.group`` after it where it helps.
 ResourceName = str
+"""A plural, singular, kind or short name, with ``.group`` or ``.version.group`` after it where it is ambiguous."""
 
 
 _METADATA = ('annotations', 'finalizers', 'labels', 'ownerReferences')
-"""The fields that are those of the metadata of an object wherever they are given by themselves."""
+"""The keywords that are fields of the metadata."""
 
 
 class RefusedManifest(manifests.ManifestError, statuses.Refusal):
-    """An object of a source that the API refuses: an error in what was given, and an answer of the API as well."""
+    """Raised when the API refuses an object of a source: it is an error of the manifest and of the API."""
 
     def __init__(self, place: str, refusal: statuses.Refusal) -> None:
         statuses.Refusal.__init__(
@@ -36,13 +36,13 @@ class RefusedManifest(manifests.ManifestError, statuses.Refusal):
         )
 
 
-# What users know it as.
+# Users see it under this name.
 RefusedManifest.__module__ = statuses.Refusal.__module__
 RefusedManifest.__name__ = RefusedManifest.__qualname__ = statuses.Refusal.__name__
 
 
-class Door:
-    """The verbs on objects as they are in Python: dicts."""
+class LocalClient:
+    """The verbs on objects as dicts."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -68,7 +68,7 @@ class Door:
         return _loads(await self._api.objects.create(kind, place, decoded, Options()))
 
     async def get(self, resource: ResourceName, name: str, namespace: str | None) -> Body:
-        """Read one object."""
+        """Return one object."""
         kind = self._api.catalog.named(resource)
         return kind.body(await self._api.objects.read(kind, self._namespace(kind, namespace), name))
 
@@ -79,7 +79,7 @@ class Door:
         labels: str,
         fields: str,
     ) -> Bodies:
-        """Read all objects, of one namespace or of all."""
+        """Return all objects, of one namespace or of all."""
         kind = self._api.catalog.named(resource)
         selector = Selector(labels, fields)
         chosen = [record for record in kind.store.records(namespace or '') if selector.matches(record)]
@@ -117,7 +117,7 @@ class Door:
         await self._api.objects.delete(kind, self._namespace(kind, namespace), name, Options(propagation=propagation))
 
     async def apply(self, source: manifests.Source) -> Bodies:
-        """Create the objects of a source, or bring those that exist in line."""
+        """Create or update the objects of a source."""
         applied = []
         for place, body in manifests.read(source):
             try:
@@ -132,7 +132,7 @@ class Door:
         return snapshots.take(self._api.storage)
 
     async def restore(self, snapshot: Snapshot) -> None:
-        """Bring everything back as it was."""
+        """Restore a snapshot."""
         snapshots.restore(self._api.storage, snapshot)
 
     async def wait_for(
@@ -143,11 +143,11 @@ class Door:
         namespace: str | None,
         timeout: float,
     ) -> Body:
-        """Wait for a state of one object; `WaitTimeout` with the last state otherwise."""
+        """Wait for a state of one object; raise `WaitTimeout` with the last state otherwise."""
         return await Wait(self._api, resource, name, namespace, predicate).until_there(timeout)
 
     async def wait_gone(self, resource: ResourceName, name: str, namespace: str | None, timeout: float) -> None:
-        """Wait until there is no such object."""
+        """Wait until the object does not exist."""
         await Wait(self._api, resource, name, namespace, None).until_gone(timeout)
 
     async def _apply_one(self, body: Body) -> Body:
@@ -175,7 +175,7 @@ def _loads(raw: bytes) -> Body:
 
 
 def _compose(kind: Kind, name: str | None, fields: Mapping[str, Any]) -> Body:
-    """Make an object of its fields, of which some are those of its metadata."""
+    """Return an object with these fields, some of which are those of its metadata."""
     own = {key: value for key, value in fields.items() if key not in _METADATA}
     metadata = {**(own.pop('metadata', None) or {}), **{key: fields[key] for key in _METADATA if key in fields}}
     if name is not None:

@@ -1,4 +1,4 @@
-"""YAML as the server reads it, and its words for what is none: each row was seen on a real server."""
+"""YAML as the server reads it, and its errors: each row was seen on a real server."""
 
 import pytest
 

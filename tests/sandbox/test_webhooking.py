@@ -1,4 +1,4 @@
-"""Webhooks: who is asked, and what their answers do."""
+"""Admission webhooks: which of them are called, and the effect of their responses."""
 
 import base64
 import json
