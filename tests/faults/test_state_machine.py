@@ -30,6 +30,7 @@ from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.references import Resource
 from kopf._core.actions import execution
 from kopf._core.engines import handling, spawning
+from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor import applying, echoes, reconciling, throttling, watches
 from kopf._core.reactor.intake import Indexation
@@ -197,13 +198,10 @@ class Process:
         table = HandlerTable.build(registry, server.resource, set(registry.iter_selectors()))
         self.workforce = Workforce(options, Indexation())
         processor = Processor(
+            OperatorContext(settings=options, lifecycle=kopf.lifecycles.asap, memo=kopf.Memo()),
             client=server,
-            settings=options,
             table=table,
             workforce=self.workforce,
-            lifecycle=kopf.lifecycles.asap,
-            memo=kopf.Memo(),
-            indices={},
         )
         self.watch = ResourceWatch(server, options, server.resource, None, processor)
         self.task = asyncio.create_task(self.watch.run())

@@ -34,6 +34,7 @@ from kopf._cogs.structs.references import Resource
 from kopf._cogs.structs.reviews import time_limit_var
 from kopf._core.engines.admission import Reviewer, vault_var
 from kopf._core.engines.reviewing import ReviewError
+from kopf._core.intents.contexts import OperatorContext
 from kopf._kits import certificates, endpoints, tunnels, webhooks
 
 REVIEW = {
@@ -1027,7 +1028,7 @@ def endless_server() -> Iterator[Any]:
 
     resource = Resource('kopf.dev', 'v1', 'kopfexamples', kind='KopfExample', namespaced=True)
     reviewer = Reviewer(
-        settings=kopf.OperatorSettings(), memo=kopf.Memo(), indices={}, memos=lambda resource, metadata: None
+        OperatorContext(settings=kopf.OperatorSettings(), memo=kopf.Memo()), memos=lambda resource, metadata: None
     )
     reviewer.serve({handler: [resource] for handler in registry.webhooks})
     with asyncio.Runner() as runner:

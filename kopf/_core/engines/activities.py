@@ -15,7 +15,6 @@ import os
 import pathlib
 import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from kopf._cogs.configs import configuration
 from kopf._cogs.configs.configuration import OperatorSettings
@@ -42,6 +41,7 @@ from kopf._core.actions.execution import (
 from kopf._core.actions.progression import HandlerState
 from kopf._core.intents import mistakes
 from kopf._core.intents.causes import Activity, ActivityCause
+from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import ActivityHandler
 
 Credentials = ConnectionInfo | AiohttpSession
@@ -68,10 +68,7 @@ class ActivityError(ExplainedError):
 async def run_activity(
     activity: Activity,
     handlers: Sequence[ActivityHandler],
-    *,
-    settings: OperatorSettings,
-    memo: Any,
-    indices: Mapping[str, Any],
+    context: OperatorContext,
 ) -> dict[HandlerId, Outcome]:
     """
     Run the handlers until all are finished; return their final outcomes.
@@ -80,9 +77,9 @@ async def run_activity(
     """
     cause = ActivityCause(
         activity=activity,
-        settings=settings,
-        memo=memo,
-        indices=indices,
+        settings=context.settings,
+        memo=context.memo,
+        indices=context.indices,
         logger=logging.getLogger(f'kopf.activities.{activity.value}'),
     )
     states = {handler: HandlerState(started=utcnow()) for handler in handlers}
@@ -93,7 +90,7 @@ async def run_activity(
                 if not state.is_due(utcnow()):
                     continue
                 with _reported_if_slow(handler, cause):
-                    outcome = await run_handler(handler, cause, state, make_rules(settings, activity))
+                    outcome = await run_handler(handler, cause, state, make_rules(context.settings, activity))
                 states[handler] = state.with_outcome(outcome, utcnow())
                 if outcome.final:
                     outcomes[_make_unique(handler.id, outcomes)] = outcome

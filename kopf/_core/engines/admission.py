@@ -15,7 +15,6 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeAlias, cast
 
 from kopf._cogs.clients.api import encode
-from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, RawBody
 from kopf._cogs.structs.credentials import Vault
 from kopf._cogs.structs.diffs import diff
@@ -28,6 +27,7 @@ from kopf._core.engines.reviewing import Memos, Respondent, ReviewError, describ
 from kopf._core.engines.webhooks import Served, get_aliases, name_endpoints
 from kopf._core.intents import filters
 from kopf._core.intents.causes import WebhookCause
+from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import WebhookHandler, WebhookType
 
 logger = logging.getLogger(__name__)
@@ -150,13 +150,11 @@ class Reviewer(Respondent):
 
     def __init__(
         self,
+        context: OperatorContext,
         *,
-        settings: OperatorSettings,
-        memo: Any,
-        indices: Mapping[str, Any],
         memos: Memos,
     ) -> None:
-        super().__init__(settings=settings, memo=memo, indices=indices, memos=memos)
+        super().__init__(context, memos=memos)
         self._warned: set[WebhookHandler] = set()
         self._resources: dict[_Key, Resource] = {}
         self._endpoints: dict[str, list[WebhookHandler]] = {}

@@ -18,7 +18,6 @@ from typing import Any, cast
 import orjson
 
 from kopf._cogs.clients.api import encode
-from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body
 from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.references import Resource
@@ -26,6 +25,7 @@ from kopf._cogs.structs.reviews import ConversionRequest, ConversionResponse, He
 from kopf._core.actions.execution import PermanentError
 from kopf._core.engines.reviewing import Memos, Respondent, ReviewError, describe
 from kopf._core.intents.causes import ConversionCause
+from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import ConversionHandler
 
 logger = logging.getLogger(__name__)
@@ -87,13 +87,11 @@ class Converter(Respondent):
 
     def __init__(
         self,
+        context: OperatorContext,
         *,
-        settings: OperatorSettings,
-        memo: Any,
-        indices: Mapping[str, Any],
         memos: Memos,
     ) -> None:
-        super().__init__(settings=settings, memo=memo, indices=indices, memos=memos)
+        super().__init__(context, memos=memos)
         self._routes: dict[str, _Routes] = {}  # by the names of CRDs
 
     def serve(self, served: Convertible) -> None:

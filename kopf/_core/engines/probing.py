@@ -30,6 +30,7 @@ from kopf._cogs.structs.ids import HandlerId
 from kopf._core.actions.execution import Execution, run_handler, utcnow
 from kopf._core.actions.progression import HandlerState
 from kopf._core.intents.causes import Activity, ActivityCause
+from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import ActivityHandler
 
 if TYPE_CHECKING:
@@ -102,18 +103,15 @@ class Probes:
     def __init__(
         self,
         handlers: Sequence[ActivityHandler],
-        *,
-        settings: OperatorSettings,
-        memo: Any,
-        indices: Mapping[str, Any],
+        context: OperatorContext,
     ) -> None:
         self._handlers = handlers
-        self._settings = settings
+        self._settings = context.settings
         self._cause = ActivityCause(
             activity=Activity.PROBE,
-            settings=settings,
-            memo=memo,
-            indices=indices,
+            settings=context.settings,
+            memo=context.memo,
+            indices=context.indices,
             logger=logging.getLogger(f'kopf.activities.{Activity.PROBE.value}'),
         )
         self._findings: dict[HandlerId, Finding] = {}

@@ -5,11 +5,9 @@ Nothing is stored of a review, and nothing is tried again: whoever has asked wai
 comes of it is the answer. See `admission` and `conversion` for the questions.
 """
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.explanations import quote_error
 from kopf._cogs.structs.bodies import Body
 from kopf._cogs.structs.patches import Patch
@@ -26,6 +24,7 @@ from kopf._core.actions.execution import (
 from kopf._core.actions.loggers import LocalObjectLogger
 from kopf._core.actions.progression import HandlerState
 from kopf._core.intents.causes import ResourceCause
+from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import ResourceHandler
 
 Memos = Callable[[Resource, Mapping[str, Any]], Any]
@@ -53,15 +52,12 @@ class Respondent:
 
     def __init__(
         self,
+        context: OperatorContext,
         *,
-        settings: OperatorSettings,
-        memo: Any,
-        indices: Mapping[str, Any],
         memos: Memos,
     ) -> None:
-        self._settings = settings
-        self._memo = memo
-        self._indices = indices
+        self._context = context
+        self._settings = context.settings
         self._memos = memos
 
     def get_basics(self, resource: Resource, body: Body, metadata: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -69,8 +65,8 @@ class Respondent:
         memo = None if metadata is None else self._memos(resource, metadata)
         return {
             'logger': LocalObjectLogger(body=body, settings=self._settings),
-            'memo': copy.copy(self._memo) if memo is None else memo,
-            'indices': self._indices,
+            'memo': self._context.copy_memo() if memo is None else memo,
+            'indices': self._context.indices,
             'resource': resource,
             'body': body,
             'patch': Patch(body=body),

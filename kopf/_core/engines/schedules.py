@@ -7,14 +7,13 @@ because of its peers, no run begins. Specified in the documentation's "Timers".
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from kopf._cogs.aiokits.loops import end
-from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._core.actions.execution import Execution, Outcome, run_handler, utcnow
 from kopf._core.actions.progression import HandlerState
 from kopf._core.intents.causes import Activity, ActivityCause
+from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import ScheduleHandler
 
 OVERDUE_DELAY = 0.1
@@ -30,18 +29,15 @@ class Schedules:
     def __init__(
         self,
         handlers: Sequence[ScheduleHandler],
-        *,
-        settings: OperatorSettings,
-        memo: Any,
-        indices: Mapping[str, Any],
+        context: OperatorContext,
     ) -> None:
         self._handlers = handlers
-        self._settings = settings
+        self._settings = context.settings
         self._cause = ActivityCause(
             activity=Activity.SCHEDULE,
-            settings=settings,
-            memo=memo,
-            indices=indices,
+            settings=context.settings,
+            memo=context.memo,
+            indices=context.indices,
             logger=logging.getLogger(f'kopf.activities.{Activity.SCHEDULE.value}'),
         )
         self._permitted = asyncio.Event()

@@ -14,7 +14,6 @@ from typing import Any
 
 from kopf._cogs.aiokits.loops import end
 from kopf._cogs.clients.api import ApiClient
-from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.credentials import Vault
 from kopf._cogs.structs.references import Resource, Selector
@@ -25,7 +24,7 @@ from kopf._core.engines.reviewing import Memos
 from kopf._core.engines.strategies import Strategies
 from kopf._core.engines.upkeep import CLEANUP_TIMEOUT, Upkeep
 from kopf._core.engines.webhooks import Configurations
-from kopf._core.intents.registries import OperatorRegistry
+from kopf._core.intents.contexts import OperatorContext
 from kopf._core.reactor.observation import Complaints, resolve_webhooks
 
 logger = logging.getLogger(__name__)
@@ -61,24 +60,22 @@ class Admission:
 
     def __init__(
         self,
+        context: OperatorContext,
         *,
         client: ApiClient,
-        settings: OperatorSettings,
-        registry: OperatorRegistry,
         vault: Vault,
-        memo: Any,
-        indices: Mapping[str, Any],
         memos: Memos,
     ) -> None:
         self._client = client
+        registry = context.registry
         self._registry = registry
-        self._settings = settings.admission
+        self._settings = context.settings.admission
         if self._settings.server is None:
             raise ServerMissingError()
         self._vault = vault
-        self._reviewer = Reviewer(settings=settings, memo=memo, indices=indices, memos=memos)
-        self._converter = Converter(settings=settings, memo=memo, indices=indices, memos=memos)
-        managed = settings.admission.managed
+        self._reviewer = Reviewer(context, memos=memos)
+        self._converter = Converter(context, memos=memos)
+        managed = self._settings.managed
         self._configurations = Configurations(client, managed) if managed and len(registry.webhooks) else None
         self._strategies = Strategies(client) if managed and len(registry.conversions) else None
         kept = (self._configurations, self._strategies)

@@ -5,18 +5,17 @@ The daemons run beside the processing of their object. What they need of it goes
 applied to the freshest state of the object, and the object is looked at again when they have ended.
 """
 
-import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any, Protocol
 
 from kopf._cogs.aiokits.waiters import ReasonedFlag
-from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import RawBody
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.seals import Seal
 from kopf._core.engines.spawning import Spawner
 from kopf._core.engines.stoppers import DaemonStoppingReason
+from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.decisions import Decider
 from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor.applying import Applier
@@ -41,24 +40,22 @@ class ObjectHost:
         self,
         owner: Owner,
         *,
-        settings: OperatorSettings,
+        context: OperatorContext,
         decider: Decider,
         applier: Applier,
         workforce: Workforce,
-        memo: Any,
-        indices: Mapping[str, Any],
     ) -> None:
         self._owner: Owner | None = owner
-        self._settings = settings
+        self._settings = context.settings
         self._decider = decider
         self._applier = applier
         self._workforce = workforce
-        self._memo = memo
+        self._copy_memo = context.copy_memo
         self._told: set[HandlerId] = set()
         self.spawner: Spawner | None = None
         """Starts and stops the daemons; ``None`` if no handlers ask for any."""
         if decider.table.spawning:
-            self.spawner = Spawner(self, decider.table, decider, workforce.background, indices)
+            self.spawner = Spawner(self, decider.table, decider, workforce.background, context.indices)
 
     def revise(self, table: HandlerTable) -> None:
         """Go on with the resource as it is defined now, with the same handlers."""
@@ -85,9 +82,6 @@ class ObjectHost:
     def get_memo(self, record: ObjectRecord) -> Any:
         """Return the memo of the object."""
         return record.get_memo(self._copy_memo)
-
-    def _copy_memo(self) -> Any:
-        return copy.copy(self._memo)
 
     def get_deletion(self, record: ObjectRecord) -> ReasonedFlag[DaemonStoppingReason]:
         """Return the flag that is raised when the object is to be deleted, for those who run meanwhile."""

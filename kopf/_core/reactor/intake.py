@@ -10,7 +10,6 @@ The `Indexation` keeps handlers waiting until what they can look up is indexed; 
 
 import asyncio
 import collections
-import copy
 import functools
 import logging
 from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable
@@ -18,7 +17,6 @@ from typing import Any
 
 from kopf._cogs.aiokits.loops import end
 from kopf._cogs.clients.errors import APIError
-from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, RawEvent
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
@@ -26,6 +24,7 @@ from kopf._core.actions.loggers import LocalObjectLogger
 from kopf._core.actions.progression import HandlerState
 from kopf._core.engines.indexing import OperatorIndexers, ResourceIndexing, get_retry_delay, make_rules
 from kopf._core.intents.causes import IndexingCause
+from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor.inventory import ObjectRecord
 from kopf._core.reactor.watches import EventSink, ResourceWatch
@@ -265,20 +264,19 @@ class Intake(ObjectSink):
         self,
         sink: ObjectSink,
         *,
+        context: OperatorContext,
         table: HandlerTable,
         indexers: OperatorIndexers,
-        settings: OperatorSettings,
-        memo: Any,
         indexation: Indexation,
     ) -> None:
         self._sink = sink
         self._resource = table.resource
         self._selected = table.label_selector is not None
         self._names = frozenset(handler.id for handler in table.indexing)
-        self._indexing = ResourceIndexing(table.indexing, indexers, make_rules(settings.execution))
+        self._indexing = ResourceIndexing(table.indexing, indexers, make_rules(context.settings.execution))
         self._indices = indexers.indices
-        self._settings = settings
-        self._memo = memo
+        self._settings = context.settings
+        self._copy_memo = context.copy_memo
         self._indexation = indexation
         self._counting = True  # whether the gate waits for the objects too
         self._refusals = self._failures = 0
@@ -457,6 +455,3 @@ class Intake(ObjectSink):
         state.timer = None
         if not state.running:
             self._start(record, state, counted=False)
-
-    def _copy_memo(self) -> Any:
-        return copy.copy(self._memo)

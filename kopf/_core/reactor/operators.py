@@ -35,6 +35,7 @@ from kopf._core.engines.posting import Poster
 from kopf._core.engines.schedules import Schedules
 from kopf._core.intents import mistakes
 from kopf._core.intents.causes import Activity
+from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import ActivityHandler
 from kopf._core.intents.registries import OperatorRegistry, get_default_registry
 from kopf._core.reactor.intake import Indexation
@@ -83,10 +84,15 @@ class Operator:
         self.options = options
         self.registry = options.registry if options.registry is not None else get_default_registry()
         self.settings = options.settings if options.settings is not None else OperatorSettings()
-        self.memo = options.memo if options.memo is not None else Memo()
-        self.lifecycle = options.lifecycle if options.lifecycle is not None else get_default_lifecycle()
         self.vault = options.vault if options.vault is not None else Vault()
         self.indexers = options.indexers if options.indexers is not None else OperatorIndexers()
+        self._context = OperatorContext(
+            settings=self.settings,
+            registry=self.registry,
+            lifecycle=options.lifecycle if options.lifecycle is not None else get_default_lifecycle(),
+            memo=options.memo if options.memo is not None else Memo(),
+            indices=self.indexers.indices,
+        )
         self.indexers.ensure(self.registry.indexing)  # empty ones are there for the startup handlers too
         self._stopping = asyncio.Event()
         self._logged_in = False
@@ -193,9 +199,7 @@ class Operator:
         return await activities.run_activity(
             activity,
             self.registry.activities.get_handlers(activity) if handlers is None else handlers,
-            settings=self.settings,
-            memo=self.memo,
-            indices=self.indexers.indices,
+            self._context,
         )
 
     # Serving.
@@ -211,9 +215,7 @@ class Operator:
             workforce = Workforce(self.settings, indexation)
             schedules = Schedules(
                 self.registry.activities.get_schedules(),
-                settings=self.settings,
-                memo=self.memo,
-                indices=self.indexers.indices,
+                self._context,
             )
             if self.options.command is not None:
                 with explaining():
@@ -223,11 +225,8 @@ class Operator:
             tasks = asyncio.TaskGroup()
             orchestrator = Orchestrator(
                 Tools(
+                    context=self._context,
                     client=client,
-                    settings=self.settings,
-                    registry=self.registry,
-                    lifecycle=self.lifecycle,
-                    memo=self.memo,
                     indexers=self.indexers,
                     vault=self.vault,
                     workforce=workforce,
@@ -259,9 +258,7 @@ class Operator:
 
         probes = probing.Probes(
             self.registry.activities.get_handlers(Activity.PROBE),
-            settings=self.settings,
-            memo=self.memo,
-            indices=self.indexers.indices,
+            self._context,
         )
         endpoint = probing.Endpoint.parse(self.options.liveness_endpoint or '')
         return probing.ProbeServer(endpoint, probes=probes, condition=condition, pulse=pulse, settings=self.settings)

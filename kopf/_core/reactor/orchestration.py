@@ -6,7 +6,6 @@ as everything else is watched. Where an operator has no rights for that, it serv
 """
 
 import asyncio
-import copy
 import dataclasses
 import functools
 import itertools
@@ -18,7 +17,6 @@ from kopf._cogs.aiokits.loops import end
 from kopf._cogs.clients import errors
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.clients.discovery import discover, explaining
-from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import RawEvent
 from kopf._cogs.structs.credentials import Vault
 from kopf._cogs.structs.references import (
@@ -29,10 +27,10 @@ from kopf._cogs.structs.references import (
     match_namespace,
     select_specific_namespaces,
 )
-from kopf._core.actions.lifecycles import LifeCycleFn
 from kopf._core.engines.indexing import OperatorIndexers
 from kopf._core.engines.schedules import Schedules
-from kopf._core.intents.registries import HandlerTable, OperatorRegistry
+from kopf._core.intents.contexts import OperatorContext
+from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor.coordination import make_coordinator
 from kopf._core.reactor.intake import MAX_FAILURES, Indexation, Intake, ObjectSink
 from kopf._core.reactor.inventory import ObjectRecord, is_deleted
@@ -66,11 +64,8 @@ LAST_EVENTS_DELAYS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4)
 class Tools:
     """What an operator works with; it opens and closes them."""
 
+    context: OperatorContext
     client: ApiClient
-    settings: OperatorSettings
-    registry: OperatorRegistry
-    lifecycle: LifeCycleFn
-    memo: Any
     indexers: OperatorIndexers
     vault: Vault
     workforce: Workforce
@@ -93,12 +88,13 @@ class Orchestrator:
         self._patterns = patterns
         self._tasks = tasks
         self.coordinator = make_coordinator(
-            tools.client, tools.settings, identity=identity, tasks=tasks, changed=self._adjust
+            tools.client, tools.context.settings, identity=identity, tasks=tasks, changed=self._adjust
         )
         if (guard := self.coordinator.guard) is not None:
             tools.workforce.guard(guard)
             tools.schedules.guard(guard)
-        self.admission = self._make_admission() if tools.registry.webhooks or tools.registry.conversions else None
+        registry = tools.context.registry
+        self.admission = self._make_admission() if registry.webhooks or registry.conversions else None
         self._paused = False
         self._starting = True  # whether all handlers wait for the indices of what is found
         self._listing_namespaces = False
@@ -118,23 +114,20 @@ class Orchestrator:
         self._changed = asyncio.Event()
         # Handlers can be declared at any time, and in any thread.
         self._listener = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, self.note_definition)
-        tools.registry.listeners.append(self._listener)
+        registry.listeners.append(self._listener)
 
     def close(self) -> None:
         """Do not listen to the registry any more: it can be there for longer."""
-        self._tools.registry.listeners.remove(self._listener)
+        self._tools.context.registry.listeners.remove(self._listener)
 
     def _make_admission(self) -> 'Admission':
         from kopf._core.reactor.admissions import Admission
 
         tools = self._tools
         return Admission(
+            tools.context,
             client=tools.client,
-            settings=tools.settings,
-            registry=tools.registry,
             vault=tools.vault,
-            memo=tools.memo,
-            indices=tools.indexers.indices,
             memos=self.get_memo,
         )
 
@@ -142,10 +135,10 @@ class Orchestrator:
         """Begin to serve what is there, and to observe what changes."""
         specific = select_specific_namespaces(self._patterns)
         self._namespaces = {None} if not self._patterns else set(specific)
-        self._listing_namespaces = bool(self._patterns) and not self._tools.settings.scanning.disabled
+        self._listing_namespaces = bool(self._patterns) and not self._tools.context.settings.scanning.disabled
         with explaining():
             settled = await self._discover()
-        if self._tools.settings.scanning.disabled:
+        if self._tools.context.settings.scanning.disabled:
             if len(specific) < len(set(self._patterns)):
                 logger.warning(
                     "The patterns of namespaces match nothing, as settings.scanning.disabled is set; "
@@ -157,7 +150,7 @@ class Orchestrator:
             self._changed.set()
         if self._patterns:
             sink = NamespaceSink(self, self._patterns, self._tools.indexation)
-            if indices := {handler.id for handler in self._tools.registry.indexing}:
+            if indices := {handler.id for handler in self._tools.context.registry.indexing}:
                 sink.expect(indices)
             self._observe(NAMESPACE, sink)
         for resource in CRDS.select(self._resources or ()):
@@ -165,7 +158,7 @@ class Orchestrator:
         self._tasks.create_task(self._rediscover(), name='discovery')
 
     def _observe(self, resource: Resource, sink: EventSink) -> None:
-        watch = ResourceWatch(self._tools.client, self._tools.settings, resource, None, sink, selective=False)
+        watch = ResourceWatch(self._tools.client, self._tools.context.settings, resource, None, sink, selective=False)
         self._observers.add(watch)
         self._tasks.create_task(self._run_observer(watch), name=f'observer of {watch}')
 
@@ -177,7 +170,7 @@ class Orchestrator:
 
     async def _discover(self) -> bool:
         """Find out what is to be served, and serve it; tell if it is certain that nothing is missing."""
-        registry = self._tools.registry
+        registry = self._tools.context.registry
         groups = get_groups(registry)
         if groups is not None:
             groups |= {'apiextensions.k8s.io', *self.coordinator.groups}
@@ -205,12 +198,12 @@ class Orchestrator:
             watch, _, _ = self._watches.get((resource, namespace), (None, None, None))
             record = None if watch is None else watch.records.get(metadata.get('uid') or '')
             if record is not None:
-                return record.get_memo(lambda: copy.copy(self._tools.memo))
+                return record.get_memo(self._tools.context.copy_memo)
         return None
 
     def find_failures(self) -> Iterator[str]:
         """Tell what has been failing for long."""
-        limit = self._tools.settings.probing.failing_watch_limit
+        limit = self._tools.context.settings.probing.failing_watch_limit
         watches = [watch for watch, _, _ in list(self._watches.values())]
         for watch in [*list(self._observers), *self.coordinator.watches, *watches]:
             if limit is not None and watch.failing_for > limit:
@@ -383,7 +376,7 @@ class Orchestrator:
 
     async def save(self) -> None:
         """Store what is only remembered of the objects: before the operator ends, or leaves them to another one."""
-        workforce, timeout = self._tools.workforce, self._tools.settings.queueing.exit_timeout
+        workforce, timeout = self._tools.workforce, self._tools.context.settings.queueing.exit_timeout
         pairs = [(watch, sink) for watch, sink, _ in self._watches.values()]
         pairs += [(watch, sink) for watch, sink, _, _ in self._leaving.values()]
         tasks = {
@@ -477,29 +470,25 @@ class Orchestrator:
     def _start_watch(self, scope: Scope, table: HandlerTable, former: Leaving | None) -> Watching:
         tools = self._tools
         processor = Processor(
+            tools.context,
             client=tools.client,
-            settings=tools.settings,
             table=table,
             workforce=tools.workforce,
-            lifecycle=tools.lifecycle,
-            memo=tools.memo,
-            indices=tools.indexers.indices,
         )
         intake = (
             None
             if not table.indexing
             else Intake(
                 processor,
+                context=tools.context,
                 table=table,
                 indexers=tools.indexers,
-                settings=tools.settings,
-                memo=tools.memo,
                 indexation=tools.indexation,
             )
         )
         sink: ObjectSink = processor if intake is None else intake
         watch = ResourceWatch(
-            self._tools.client, self._tools.settings, *scope, sink, label_selector=table.label_selector
+            self._tools.client, self._tools.context.settings, *scope, sink, label_selector=table.label_selector
         )
         if intake is not None:
             intake.expect(str(watch), initial=self._starting)

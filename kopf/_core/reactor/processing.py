@@ -8,17 +8,15 @@ A delayed retry holds no worker: it is a timer, and the record of the object.
 """
 
 import asyncio
-from collections.abc import Collection, Mapping, Set
-from typing import Any
+from collections.abc import Collection, Set
 
 from kopf._cogs.clients.api import ApiClient
-from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, RawBody, RawEvent
 from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.patches import Patch
-from kopf._core.actions.lifecycles import LifeCycleFn
 from kopf._core.actions.loggers import ObjectLogger
 from kopf._core.engines.stoppers import DaemonStoppingReason
+from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.decisions import Decider
 from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor import echoes
@@ -40,37 +38,30 @@ class Processor(ObjectSink):
 
     def __init__(
         self,
+        context: OperatorContext,
         *,
         client: ApiClient,
-        settings: OperatorSettings,
         table: HandlerTable,
         workforce: Workforce,
-        lifecycle: LifeCycleFn,
-        memo: Any,
-        indices: Mapping[str, Any],
     ) -> None:
-        self._settings = settings
+        self._settings = settings = context.settings
         self._workforce = workforce
         self._decider = Decider(table, settings.persistence)
         self._applier = Applier(client, settings, self._decider)
         self._throttling = Throttling(settings, self._decider)
         self._host = ObjectHost(
             self,
-            settings=settings,
+            context=context,
             decider=self._decider,
             applier=self._applier,
             workforce=workforce,
-            memo=memo,
-            indices=indices,
         )
         self._reconciler = Reconciler(
-            settings=settings,
+            context=context,
             decider=self._decider,
             applier=self._applier,
             host=self._host,
             workforce=workforce,
-            lifecycle=lifecycle,
-            indices=indices,
         )
         self._observing, self._managing = bool(table.watching), table.managing
         self._dropped = False

@@ -7,23 +7,21 @@ needs no event. A step waits for nothing but the API and the handlers: it says w
 
 import asyncio
 import functools
-from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 from kopf._cogs.clients.pacing import background
-from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody, RawEvent
 from kopf._cogs.structs.diffs import EMPTY, Diff
 from kopf._cogs.structs.finalizers import append_finalizer, remove_finalizer
 from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.seals import Seal
 from kopf._core.actions.execution import ErrorsMode, Execution, run_handler, utcnow
-from kopf._core.actions.lifecycles import LifeCycleFn
 from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
 from kopf._core.actions.progression import HandlerState
 from kopf._core.engines.handling import Step
 from kopf._core.intents import filters
 from kopf._core.intents.causes import ChangingCause, Reason, WatchingCause
+from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.decisions import NO_FIELDS, TITLES, Decider, Decision, deliver_results, is_delivered
 from kopf._core.intents.storing import StorageError
 from kopf._core.reactor.applying import Applier, complete
@@ -42,21 +40,19 @@ class Reconciler:
     def __init__(
         self,
         *,
-        settings: OperatorSettings,
+        context: OperatorContext,
         decider: Decider,
         applier: Applier,
         host: ObjectHost,
         workforce: Workforce,
-        lifecycle: LifeCycleFn,
-        indices: Mapping[str, Any],
     ) -> None:
-        self._settings = settings
+        self._settings = settings = context.settings
         self._decider = decider
         self._applier = applier
         self._host = host
         self._workforce = workforce
-        self._lifecycle = lifecycle
-        self._indices = indices
+        self._lifecycle = context.lifecycle
+        self._indices = context.indices
         self._managing = decider.table.managing
         self._rules = Execution(
             executor=settings.execution.executor, default_backoff=settings.execution.default_backoff

@@ -14,6 +14,7 @@ from kopf._core.actions.execution import Outcome
 from kopf._core.engines import activities
 from kopf._core.engines.activities import ActivityError, check_outcomes, get_credentials, run_activity
 from kopf._core.intents.causes import Activity
+from kopf._core.intents.contexts import OperatorContext
 
 START = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
 INFO = kopf.ConnectionInfo(server='https://localhost')
@@ -42,7 +43,7 @@ def run(registry):
     async def run(activity=Activity.STARTUP, **kwargs):
         handlers = registry.activities.get_handlers(activity)
         settings = kwargs.pop('settings', kopf.OperatorSettings())
-        return await run_activity(activity, handlers, settings=settings, memo=None, indices={}, **kwargs)
+        return await run_activity(activity, handlers, OperatorContext(settings=settings), **kwargs)
 
     return run
 
@@ -245,9 +246,7 @@ async def test_login_errors_are_not_retried():
     outcomes = await activities.run_activity(
         Activity.AUTHENTICATION,
         registry.activities.get_handlers(Activity.AUTHENTICATION),
-        settings=settings,
-        memo=kopf.Memo(),
-        indices={},
+        OperatorContext(settings=settings, memo=kopf.Memo()),
     )
     with pytest.raises(kopf.LoginError, match='the kubeconfig is broken'):
         activities.get_credentials(outcomes)

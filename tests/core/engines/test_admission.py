@@ -18,6 +18,7 @@ from kopf._cogs.structs.references import Resource
 from kopf._cogs.structs.reviews import time_limit_var
 from kopf._core.engines.admission import Reviewer
 from kopf._core.engines.reviewing import ReviewError
+from kopf._core.intents.contexts import OperatorContext
 
 RESOURCE = Resource('kopf.dev', 'v1', 'kopfexamples', kind='KopfExample', namespaced=True)
 PODS = Resource('', 'v1', 'pods', kind='Pod', namespaced=True)
@@ -79,9 +80,7 @@ def operator_memo() -> kopf.Memo:
 @pytest.fixture
 def reviewer(registry: kopf.OperatorRegistry, known: dict[str, Any], operator_memo: kopf.Memo) -> Reviewer:
     return Reviewer(
-        settings=kopf.OperatorSettings(),
-        memo=operator_memo,
-        indices={'index1': 'an index'},
+        OperatorContext(settings=kopf.OperatorSettings(), memo=operator_memo, indices={'index1': 'an index'}),
         memos=lambda resource, metadata: known.get(metadata['uid']),
     )
 
@@ -701,7 +700,7 @@ def test_malformed_reviews_are_refused_or_answered(review: Any, webhook: str | N
         patch.spec['x'] = {'y': {'z': 1}}
 
     reviewer = Reviewer(
-        settings=kopf.OperatorSettings(), memo=kopf.Memo(), indices={}, memos=lambda resource, metadata: None
+        OperatorContext(settings=kopf.OperatorSettings(), memo=kopf.Memo()), memos=lambda resource, metadata: None
     )
     reviewer.serve({handler: [RESOURCE] for handler in registry.webhooks})
     try:

@@ -15,6 +15,7 @@ from kopf._cogs.structs.references import Resource
 from kopf._cogs.structs.reviews import time_limit_var
 from kopf._core.engines.conversion import Converter
 from kopf._core.engines.reviewing import ReviewError
+from kopf._core.intents.contexts import OperatorContext
 
 RESOURCE = Resource('kopf.dev', 'v1', 'kopfexamples', kind='KopfExample', namespaced=True)
 OTHER = Resource('kopf.dev', 'v1', 'others', kind='Other', namespaced=True)
@@ -54,9 +55,7 @@ def known() -> dict[str, Any]:
 @pytest.fixture
 def converter(known: dict[str, Any]) -> Converter:
     return Converter(
-        settings=kopf.OperatorSettings(),
-        memo=kopf.Memo(shared='yes'),
-        indices={'index1': 'an index'},
+        OperatorContext(settings=kopf.OperatorSettings(), memo=kopf.Memo(shared='yes'), indices={'index1': 'an index'}),
         memos=lambda resource, metadata: known.get(metadata['uid']),
     )
 
@@ -420,7 +419,7 @@ def test_malformed_reviews_are_refused_or_answered(path: tuple[Any, ...], value:
         calls.append(kwargs)
 
     converter = Converter(
-        settings=kopf.OperatorSettings(), memo=kopf.Memo(), indices={}, memos=lambda resource, metadata: None
+        OperatorContext(settings=kopf.OperatorSettings(), memo=kopf.Memo()), memos=lambda resource, metadata: None
     )
     converter.serve({handler: [RESOURCE] for handler in registry.conversions})
     review: Any = copy.deepcopy(make_review(make_object()))

@@ -14,9 +14,9 @@ import pytest
 import kopf
 from kopf._cogs.aiokits import pulses
 from kopf._core.engines.blocking import Blockages
-from kopf._core.engines.indexing import OperatorIndexers
 from kopf._core.engines.probing import Endpoint, EndpointError, Probes, ProbeServer
 from kopf._core.intents.causes import Activity
+from kopf._core.intents.contexts import OperatorContext
 
 
 class Condition:
@@ -83,9 +83,7 @@ def serve(registry, settings, condition, pulse):
     def serve(endpoint='http://127.0.0.1:0/healthz'):
         probes = Probes(
             registry.activities.get_handlers(Activity.PROBE),
-            settings=settings,
-            memo=kopf.Memo(x='y'),
-            indices=OperatorIndexers().indices,
+            OperatorContext(settings=settings, memo=kopf.Memo(x='y')),
         )
         return ProbeServer(Endpoint.parse(endpoint), condition=condition, settings=settings, probes=probes, pulse=pulse)
 
@@ -321,7 +319,7 @@ async def test_nothing_is_left_behind(serve):
 
 async def test_errors_are_freed_without_the_garbage_collector(registry, settings, failing):
     kopf.on.probe(registry=registry, id='failing')(failing.fn)
-    probes = Probes(registry.activities.get_handlers(Activity.PROBE), settings=settings, memo=None, indices={})
+    probes = Probes(registry.activities.get_handlers(Activity.PROBE), OperatorContext(settings=settings))
     findings = await probes.collect()
     assert findings['failing'].failure == "boo"
     assert failing.errors and not failing.remaining

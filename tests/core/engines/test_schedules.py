@@ -9,6 +9,7 @@ import pytest
 import kopf
 from kopf._core.engines import schedules
 from kopf._core.engines.schedules import Schedules
+from kopf._core.intents.contexts import OperatorContext
 
 
 @pytest.fixture
@@ -21,9 +22,7 @@ def make(registry):
     def make(permitted=True):
         made = Schedules(
             registry.activities.get_schedules(),
-            settings=kopf.OperatorSettings(),
-            memo='memo',
-            indices={'index': 'content'},
+            OperatorContext(settings=kopf.OperatorSettings(), memo='memo', indices={'index': 'content'}),
         )
         made.permit(permitted)
         return made

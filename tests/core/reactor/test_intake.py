@@ -15,6 +15,7 @@ from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.clients.errors import APIForbiddenError
 from kopf._cogs.structs.references import Resource
 from kopf._core.engines.indexing import OperatorIndexers
+from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry
 from kopf._core.reactor.intake import Indexation, Intake
 from kopf._core.reactor.inventory import ObjectRecord
@@ -67,14 +68,14 @@ class Setup:
         self.indexers.ensure(self.registry.indexing)
         selectors = {selector for selector in self.registry.iter_selectors() if selector.check(resource)}
         table = HandlerTable.build(self.registry, resource, selectors)
+        context = OperatorContext(
+            settings=self.settings, lifecycle=kopf.lifecycles.all_at_once, memo=self.memo, indices=self.indexers.indices
+        )
         processor = Processor(
+            context,
             client=cast(ApiClient, None),
-            settings=self.settings,
             table=table,
             workforce=self.workforce,
-            lifecycle=kopf.lifecycles.all_at_once,
-            memo=self.memo,
-            indices=self.indexers.indices,
         )
         if not table.indexing:
             return Scope(processor, str(resource))
@@ -82,8 +83,7 @@ class Setup:
             processor,
             table=table,
             indexers=self.indexers,
-            settings=self.settings,
-            memo=self.memo,
+            context=context,
             indexation=self.indexation,
         )
         intake.expect(str(resource), initial=initial)

@@ -11,6 +11,7 @@ import pytest
 
 import kopf
 from kopf._cogs.structs.references import Resource
+from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor import processing, throttling
 from kopf._core.reactor.intake import Indexation
@@ -1066,13 +1067,10 @@ async def opaque(world):
     table = HandlerTable.build(registry, Resource('kopf.dev', 'v1', 'kopfexamples'), set(registry.iter_selectors()))
     workforce = Workforce(settings, Indexation())
     processor = Processor(
+        OperatorContext(settings=settings, lifecycle=kopf.lifecycles.asap, memo=kopf.Memo()),
         client=api,
-        settings=settings,
         table=table,
         workforce=workforce,
-        lifecycle=kopf.lifecycles.asap,
-        memo=kopf.Memo(),
-        indices={},
     )
     record = ObjectRecord('uid', None, 'obj', initial=False)
 

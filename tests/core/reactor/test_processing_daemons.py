@@ -12,6 +12,7 @@ import pytest
 import kopf
 from kopf._cogs.clients import errors
 from kopf._cogs.structs.references import Resource
+from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry
 from kopf._core.reactor.intake import Indexation
 from kopf._core.reactor.inventory import ObjectRecord
@@ -41,13 +42,10 @@ class Scene:
         table = HandlerTable.build(self.registry, resource, set(self.registry.iter_selectors()))
         self.workforce = Workforce(self.settings, Indexation())
         self.processor = Processor(
+            OperatorContext(settings=self.settings, lifecycle=kopf.lifecycles.all_at_once, memo=kopf.Memo()),
             client=self,
-            settings=self.settings,
             table=table,
             workforce=self.workforce,
-            lifecycle=kopf.lifecycles.all_at_once,
-            memo=kopf.Memo(),
-            indices={},
         )
 
     # Of the API.
