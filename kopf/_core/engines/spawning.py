@@ -243,11 +243,11 @@ class ObjectDaemons:
                 self.known[key or handler] = daemon
         if spawner.idling and self.essence is None:
             self.essence = spawner.essence_of(self.body)
-        self.gone = True  # those that end at once wake nobody up: the object is listed anew
+        gone, self.gone = self.gone, True  # those that end at once wake nobody up: the object is listed anew
         for daemon in self:
             if redefined or daemon.handler not in spawner.keys:
                 daemon.stop(DaemonStoppingReason.RESOURCE_DELETED)
-        self.gone = False
+        self.gone = gone
         if self.known:
             self.record.attach_daemons(self)
         else:

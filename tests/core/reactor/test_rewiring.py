@@ -273,6 +273,30 @@ async def test_kinds_that_vanish_and_come_back_find_what_runs(world, moment):
     assert body['status']['work'] == {'key': 'result'}
 
 
+@pytest.mark.parametrize('threaded', [False, True], ids=['async', 'sync'])
+@pytest.mark.parametrize('departure', ['left', 'deleted'])
+async def test_objects_that_are_gone_are_not_handled_again_when_their_daemons_end(world, rewire, departure, threaded):
+    work = Work(world, threaded=threaded, until_stopped=True)
+    work.declare(kopf.daemon)
+    world.declare(kopf.on.delete, 'delete')
+    async with world.operator():
+        await create_objects(world)
+        await world.until(lambda: work.running)
+        if departure == 'left':
+            await world.edit(metadata={'labels': {'app': 'y'}})
+        else:
+            await world.delete()
+            await world.until_called('delete')
+            await world.edit(metadata={'finalizers': None})
+        await world.until(lambda: [call['type'] for call in world.called('seen', 'obj')][-1] == 'DELETED')
+        await rewire['declared']()
+        work.let_go.set()
+        await world.until(lambda: work.ended)
+        await asyncio.sleep(0.2)  # nothing is to happen
+    assert work.begun == 1
+    assert len(world.called('delete')) == (departure == 'deleted')
+
+
 async def test_daemons_that_have_ended_for_good_are_not_started_by_declarations(world, rewire):
     @kopf.daemon('kopfexamples', registry=world.registry)
     async def fn(name, **_):
