@@ -85,12 +85,13 @@ def notice_list(record: ObjectRecord, *, since: float) -> None:
         expected.doubted = True
 
 
-def sift(record: ObjectRecord, event: RawEvent, receive: Receive) -> bool:
+def sift(record: ObjectRecord, event: RawEvent, receive: Receive, *, dropping_echo: bool = True) -> bool:
     """
     Compare the event with what is expected, and return whether it is to be dropped.
 
     It is if it is from before our own last patch, or is the echo of it. What can be either is held back as if it
-    were stale, and given to the function when it turns out to be new. What is new ends the expectation.
+    were stale, and given to the function when it turns out to be new. What is new ends the expectation; so does the
+    echo if it is not to be dropped.
     """
     expected = record.expected
     if expected is None:
@@ -99,6 +100,9 @@ def sift(record: ObjectRecord, event: RawEvent, receive: Receive) -> bool:
     comparable = version is not None and version.isdecimal() and expected.version.isdecimal()
     if version == expected.version:
         expected.unsure = None
+        if not dropping_echo:
+            record.expect(None)
+            return False
         if not comparable:
             record.expect(None)  # all that follows is newer
         return True

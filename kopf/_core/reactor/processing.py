@@ -66,6 +66,7 @@ class Processor(ObjectSink):
         self._observing, self._managing = bool(table.watching), table.managing
         self._dropped = False
         self._known: Set[str] = frozenset()  # the uids of the objects that were there before the operator has paused
+        self._inherited: set[ObjectRecord] = set()  # those taken over: to be looked at, whatever is expected
         self._successor: Processor | None = None
         self._api_version = get_api_version(table.resource)
 
@@ -167,6 +168,8 @@ class Processor(ObjectSink):
         redefined = predecessor.table.resource != self.table.resource
         for record in records:
             record.change_hands(redefined=redefined)
+            if record.expected is not None or record.has_worker:
+                self._inherited.add(record)  # what follows from the handlers of this processor is not known yet
             self._host.take_over(record, redefined=redefined)
 
     def _screen(self, record: ObjectRecord, event: RawEvent) -> bool:
@@ -180,7 +183,10 @@ class Processor(ObjectSink):
         return not self._reconciler.is_settled(record, event['object'])
 
     def _sift(self, record: ObjectRecord, event: RawEvent) -> bool:
-        return echoes.sift(record, event, self._receive_again)
+        stale = echoes.sift(record, event, self._receive_again, dropping_echo=record not in self._inherited)
+        if not stale:
+            self._inherited.discard(record)
+        return stale
 
     def _receive_again(self, record: ObjectRecord, event: RawEvent) -> None:
         self.receive(record, event, listed_since=None)
@@ -257,6 +263,7 @@ class Processor(ObjectSink):
     def _forget(self, record: ObjectRecord, event: RawEvent, body: Body) -> None:
         if self._managing:
             ObjectLogger(body=body, settings=self._settings).debug("Deleted, really deleted, and we are notified.")
+        self._inherited.discard(record)
         record.cancel_wakeup()
         record.forget_state()
         echoes.outlive(record, event)

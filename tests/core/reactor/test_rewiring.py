@@ -372,3 +372,28 @@ async def test_what_could_not_be_stored_is_known_after_leaving_the_selection(wor
         await world.handled()
         await world.until_logged('Throttling is over')
     assert world.ids == ['create']
+
+
+@pytest.mark.parametrize('way', WAYS)
+async def test_timers_go_on_right_after_a_patch_of_their_object(world, rewire, way):
+    """They wait for their time, so nothing runs that would tell of its end; and the last event is that of the patch."""
+    world.settings.persistence.consistency_timeout = 600
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.timer, 'tick', interval=0.1)
+    async with world.operator():
+        await create_objects(world)
+        await world.handled()
+        await world.handled('other')
+        await rewire[way]()
+        await world.until_called('tick', len(world.called('tick', 'obj')) + 3, name='obj')
+
+
+async def test_timers_that_are_declared_late_begin_right_after_a_patch_of_their_object(world, rewire):
+    world.settings.persistence.consistency_timeout = 600
+    world.declare(kopf.on.create, 'create')
+    async with world.operator():
+        await create_objects(world)
+        await world.handled()
+        await world.handled('other')
+        world.declare(kopf.timer, 'tick', interval=0.1)
+        await world.until_called('tick', name='obj')
