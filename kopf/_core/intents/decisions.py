@@ -30,7 +30,7 @@ from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody
 from kopf._cogs.structs.dicts import FieldPath, resolve
 from kopf._cogs.structs.diffs import EMPTY, Diff, diff, is_same
 from kopf._cogs.structs.ids import HandlerId
-from kopf._cogs.structs.patches import Patch
+from kopf._cogs.structs.patches import Patch, combine_values
 from kopf._core.actions.execution import Outcome
 from kopf._core.actions.progression import State, digest_essence
 from kopf._core.intents import evidence, filters
@@ -53,6 +53,9 @@ LONG_DELAY = 1.0
 
 _STORING = (Reason.CREATE, Reason.UPDATE, Reason.DELETE)
 _UNCHANGED = (Reason.NOOP, Reason.RESUME)
+
+_KEPT_BY_API: Final = {('metadata', key) for key in ('resourceVersion', 'generation', 'managedFields', 'finalizers')}
+"""What differs after each patch, or is changed by our own functions."""
 
 NO_FIELDS: Final[frozenset[FieldPath]] = frozenset()
 
@@ -287,16 +290,17 @@ class Decider:
             is_kept = False  # it is right to know it twice
         return None if is_kept else digest_essence(decision.stored)
 
-    def find_own_changes(self, decision: Decision, patch: Patch, raw: RawBody | None) -> Diff:
-        """Return by what the object differs from what was handled, if that is the effect of the handlers' own patch."""
-        if raw is None or not patch or decision.stored is None:
+    def find_own_changes(self, decision: Decision, patch: Patch, conclusion: Patch, raw: RawBody | None) -> Diff:
+        """Return by what the object differs from what was handled, if that is the effect of our own last patch."""
+        if raw is None or decision.stored is None:
             return EMPTY
         try:
             essence = self.essences.of(Body(raw))
             if is_same(essence, decision.stored):
                 return EMPTY
-            if is_edited(decision.stored, essence, patch):  # functions of the patch are called to know
-                if not patch.fns or not is_same(self.essences.predict(decision.cause.body, patch), essence):
+            if not patch or is_edited(decision.stored, essence, patch):  # functions of the patch are called to know
+                predicted = bool(patch.fns) and is_same(self.essences.predict(decision.cause.body, patch), essence)
+                if not predicted and not _is_caused_by_storing(decision, patch, conclusion, raw):
                     return EMPTY
         except StorageError:
             return EMPTY
@@ -641,7 +645,23 @@ def find_outdated(state: State, essence: BodyEssence) -> list[HandlerId]:
 
 def is_edited(old: BodyEssence, new: BodyEssence, patch: Mapping[str, Any]) -> bool:
     """Tell whether there are differences that the patch does not explain."""
-    return not all(_is_touched(item.field, patch) for item in diff(old, new))
+    return not is_explained(diff(old, new), patch)
+
+
+def is_explained(changes: Diff, patch: Mapping[str, Any]) -> bool:
+    """Check whether the patch writes to all the fields that have changed."""
+    return all(_is_touched(item.field, patch) for item in changes)
+
+
+def _is_caused_by_storing(decision: Decision, patch: Patch, conclusion: Patch, raw: RawBody) -> bool:
+    """Check whether only our patch has changed the object: then, the storages take what it writes for the essence."""
+    if patch.fns or not is_same(decision.stored, decision.essence):
+        return False
+    written = combine_values(patch, conclusion)
+    return all(
+        item.field[:2] in _KEPT_BY_API or _is_touched(item.field, written)
+        for item in diff(decision.cause.body._data(), raw)
+    )
 
 
 def _is_touched(field: tuple[str, ...], patch: Mapping[str, Any]) -> bool:

@@ -148,7 +148,7 @@ class Reconciler:
                     if decision.relevant:
                         record.note_missing_fields(NO_FIELDS)
                     record.note_handled(self._find_handled_digest(record, decision))
-                    pause = self._selftriggers.note(record, decision, patch)
+                    pause = self._selftriggers.note(record, decision, patch, conclusion)
             elif not record.requeued and record.body is not None:
                 delay = self._find_delay(record, decision) or delay
         if pause:

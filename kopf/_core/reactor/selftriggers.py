@@ -3,7 +3,8 @@ Updates that handlers cause themselves: they patch what they are called for, and
 
 This can well end by itself, after some steps. If it does not, it would take all of the CPU and flood the API: it is
 told of once, and slowed down with growing pauses, until another client edits the object. Patches that handlers send on
-their own, by other means than the argument ``patch``, are edits of other clients here.
+their own, by other means than the argument ``patch``, are edits of other clients here. The same is done if the storages
+of the user cause updates: they write more than the essence, or take for the essence what changes with each patch.
 """
 
 import time
@@ -15,7 +16,7 @@ from kopf._cogs.structs.diffs import EMPTY, is_same
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.loggers import ObjectLogger
-from kopf._core.intents.decisions import Decider, Decision
+from kopf._core.intents.decisions import Decider, Decision, is_explained
 from kopf._core.reactor.inventory import ObjectRecord, make_logger
 
 MAX_UPDATES = 20
@@ -25,6 +26,17 @@ MAX_GAP = 0.5
 """Updates that follow each other less often do not need any pauses (in seconds)."""
 
 MIN_PAUSE, MAX_PAUSE = 0.1, 60.0
+
+_CAUSED_BY_HANDLERS = (
+    "%s changes the object by its own patch (%s), and is called for this change again: by now, %d times "
+    "in a row. From now on, there are growing pauses between the calls, until another client edits the "
+    "object. Store results in the status, or change a field only if it is not as wanted yet."
+)
+_CAUSED_BY_STORAGES = (
+    "%s is called again because of what the storages in settings.persistence write to the object, or take for its "
+    "essence (%s): by now, %d times in a row. From now on, there are growing pauses between the calls, until another "
+    "client edits the object. Let build() of the diff-base storage leave out what changes with each patch."
+)
 
 
 class SelfTriggering:
@@ -84,9 +96,11 @@ class SelfTriggers:
             return 0
         return triggering.get_pause()
 
-    def note(self, record: ObjectRecord, decision: Decision, patch: Patch) -> float:
-        """Notice updates that follow the handlers' own patches; return the pause before the next one (in seconds)."""
-        changes = self._decider.find_own_changes(decision, patch, record.body) if record.cycle is None else EMPTY
+    def note(self, record: ObjectRecord, decision: Decision, patch: Patch, conclusion: Patch) -> float:
+        """Notice updates that follow our own patches; return the pause before the next one (in seconds)."""
+        changes = EMPTY
+        if record.cycle is None:
+            changes = self._decider.find_own_changes(decision, patch, conclusion, record.body)
         if not changes:
             record.watch_selftriggering(None)
             return 0
@@ -96,13 +110,10 @@ class SelfTriggers:
         keys = frozenset(handler.id for handler in decision.matching)
         if pause and keys not in self._told:
             self._told.add(keys)
-            fields = ', '.join(dict.fromkeys('.'.join(item.field) for item in changes))
             make_logger(record, self._decider.table.resource, self._settings, ObjectLogger).warning(
-                "%s changes the object by its own patch (%s), and is called for this change again: by now, %d times "
-                "in a row. From now on, there are growing pauses between the calls, until another client edits the "
-                "object. Store results in the status, or change a field only if it is not as wanted yet.",
+                _CAUSED_BY_HANDLERS if patch.fns or is_explained(changes, patch) else _CAUSED_BY_STORAGES,
                 ", ".join(f"Handler {key!r}" for key in sorted(keys)),
-                fields,
+                ', '.join(dict.fromkeys('.'.join(item.field) for item in changes)),
                 triggering.count,
             )
         return pause

@@ -432,6 +432,46 @@ async def test_a_handler_that_triggers_itself_for_some_steps_is_not_slowed_down(
     assert world.called('stepping')[-1]['new']['spec'] == {'n': 45, 'limit': 45}
 
 
+class StampingStorage(kopf.AnnotationsDiffBaseStorage):
+    """Writes more than the essence, and takes that for a part of the essence."""
+
+    def store(self, *, body, patch, essence):
+        super().store(body=body, patch=patch, essence=essence)
+        patch.metadata.annotations['example.com/handled-at'] = str(time.monotonic())
+
+
+class VersioningStorage(kopf.AnnotationsDiffBaseStorage):
+    """Takes for a part of the essence what changes with each patch."""
+
+    def build(self, *, body, extra_fields=None):
+        return {**super().build(body=body, extra_fields=extra_fields), 'version': body.metadata['resourceVersion']}
+
+
+@pytest.mark.parametrize(
+    ('storage', 'field'),
+    [(StampingStorage, 'metadata.annotations.example.com/handled-at'), (VersioningStorage, 'version')],
+)
+async def test_a_storage_that_triggers_handlers_is_told_of_and_slowed_down(world, storage, field):
+    async def patch_status(patch, **_):
+        patch.status['constant'] = 1
+
+    world.settings.persistence.diffbase_storage = storage()
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.update, 'update', does=patch_status)
+    async with world.operator():
+        await world.create()
+        await world.until_called('update', 24)
+        started = time.monotonic()
+        await world.until_called('update', 25)
+        assert time.monotonic() - started > 0.5
+        (warning,) = [text for text in world.log.texts if 'in a row' in text]
+        assert warning.startswith("Handler 'update' is called again because of what the storages")
+        assert f"({field})" in warning
+        await world.edit(x=1)  # what others edit is handled at once
+        await world.until(lambda: world.called('update')[-1]['new']['spec'].get('x') == 1)
+        assert time.monotonic() - started < 10
+
+
 # Storages of the user that fail for a moment.
 
 
