@@ -19,7 +19,7 @@ import re
 import shlex
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
@@ -285,6 +285,17 @@ def _launched(*, sandbox: bool, **options: Any) -> 'Iterator[launching.Launched 
         yield launched
 
 
+def _get_options(controls: CLIControls, registry: registries.OperatorRegistry) -> 'operators.OperatorOptions':
+    """Return those options of an operator that no command line has."""
+    return {
+        'registry': registry,
+        'settings': controls.settings,
+        'vault': controls.vault,
+        'stop_flag': controls.stop_flag,
+        'ready_flag': controls.ready_flag,
+    }
+
+
 def _load(
     launched: 'launching.Launched',
     controls: CLIControls,
@@ -361,15 +372,12 @@ def run(
     *,
     paths: tuple[str, ...],
     modules: tuple[str, ...],
-    namespaces: tuple[str, ...],
-    clusterwide: bool,
     dev: bool,
-    priority: int | None,
     sandbox: bool,
     crds: tuple[str, ...],
     loads: tuple[str, ...],
     pods: bool,
-    **options: Any,
+    **options: 'Unpack[operators.OperatorOptions]',
 ) -> None:
     """Run an operator until it is stopped by Ctrl-C or SIGTERM.
 
@@ -387,11 +395,15 @@ def run(
 
     The exit code is 0 if stopped, 1 if failed, 2 if the command line is wrong.
     """
-    _check_scope(namespaces, clusterwide=clusterwide)
+    _check_scope(tuple(map(str, options['namespaces'])), clusterwide=options['clusterwide'])
     if not sandbox and (crds or loads or pods):
         raise click.UsageError("--crd, --load and --pods are for --sandbox only: nothing is done to a real cluster.")
     from kopf._core.reactor import running
 
+    if dev and options['priority'] is None:
+        options['priority'] = _DEV_PRIORITY
+    if sandbox and not options['namespaces']:
+        options['clusterwide'] = True
     # Programs that call `main` have their handlers in the default registry, where those of the files are added.
     registry = registries.get_default_registry() if controls.registry is None else controls.registry
     registries.set_default_registry(registry)
@@ -405,22 +417,12 @@ def run(
             )
         if sandbox and registry.activities.get_handlers(causes.Activity.AUTHENTICATION):
             logger.info("The login handlers are not called: the sandbox has brought its own credentials.")
-        settings, ready_flag = controls.settings, controls.ready_flag
+        options.update(_get_options(controls, registry))
         if launched is not None:
-            settings, ready_flag = _load(launched, controls, registry)
+            options['settings'], options['ready_flag'] = _load(launched, controls, registry)
+            options['vault'] = launched.vault
         with _event_loop(controls) as loop:
-            running.run(
-                loop=loop,
-                registry=registry,
-                settings=settings,
-                vault=controls.vault if launched is None else launched.vault,
-                stop_flag=controls.stop_flag,
-                ready_flag=ready_flag,
-                namespaces=namespaces,
-                clusterwide=clusterwide or (sandbox and not namespaces),
-                priority=_DEV_PRIORITY if dev and priority is None else priority,
-                **options,
-            )
+            running.run(loop=loop, **options)
 
 
 @main.command()
@@ -571,19 +573,11 @@ def _run_command(
     from kopf._core.reactor import running
 
     registry = registries.SmartOperatorRegistry() if controls.registry is None else controls.registry
+    options = _get_options(controls, registry)
+    options['namespaces'], options['clusterwide'] = namespaces, clusterwide
+    options['peering_name'], options['_command'] = peering_name, command
     with _event_loop(controls) as loop:
-        running.run(
-            loop=loop,
-            registry=registry,
-            settings=controls.settings,
-            vault=controls.vault,
-            stop_flag=controls.stop_flag,
-            ready_flag=controls.ready_flag,
-            namespaces=namespaces,
-            clusterwide=clusterwide,
-            peering_name=peering_name,
-            _command=command,
-        )
+        running.run(loop=loop, **options)
 
 
 def launch() -> None:

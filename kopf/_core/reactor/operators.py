@@ -7,11 +7,9 @@ Every task has a parent that waits for it: a failure of any ends the operator, w
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
-import re
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from kopf._cogs.aiokits.flags import Flag, ServingFlag, raise_flag, wait_flag
 from kopf._cogs.aiokits.loops import end
@@ -47,30 +45,38 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar('T')
+
 Command = Callable[[ApiClient, OperatorSettings, Collection[Resource], Collection[NamespacePattern]], Awaitable[None]]
 """What to do once instead of serving: with the resources that there are, in the namespaces that are asked for."""
 
 
-@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
-class OperatorOptions:
-    """What an operator is started with; see `kopf.operator`."""
+class OperatorOptions(TypedDict, total=False):
+    """
+    What an operator can be started with: the keyword arguments of `kopf.operator`, which describes them.
 
-    lifecycle: LifeCycleFn | None = None
-    registry: OperatorRegistry | None = None
-    settings: OperatorSettings | None = None
-    memo: Any = None
-    indexers: OperatorIndexers | None = None
-    vault: Vault | None = None
-    clusterwide: bool = False
-    namespaces: Collection[str | re.Pattern[str]] = ()
-    stop_flag: Flag | None = None
-    ready_flag: Flag | None = None
-    identity: str | None = None
-    standalone: bool | None = None
-    priority: int | None = None
-    peering_name: str | None = None
-    liveness_endpoint: str | None = None
-    command: Command | None = None
+    This is the only declaration: `kopf.run`, `kopf.operator`, `kopf.spawn_tasks` and ``kopf run`` take these.
+    """
+
+    lifecycle: LifeCycleFn | None
+    indexers: OperatorIndexers | None
+    registry: OperatorRegistry | None
+    settings: OperatorSettings | None
+    memories: Any
+    insights: Any
+    identity: str | None
+    standalone: bool | None
+    priority: int | None
+    peering_name: str | None
+    liveness_endpoint: str | None
+    clusterwide: bool
+    namespaces: Collection[NamespacePattern]
+    namespace: NamespacePattern | None
+    stop_flag: Flag | None
+    ready_flag: Flag | None
+    vault: Vault | None
+    memo: object | None
+    _command: Command | None
 
 
 STARTUP_PATIENCE = 2.0
@@ -81,16 +87,17 @@ class Operator:
     """One operator in one event loop."""
 
     def __init__(self, options: OperatorOptions) -> None:
-        self.options = options
-        self.registry = options.registry if options.registry is not None else get_default_registry()
-        self.settings = options.settings if options.settings is not None else OperatorSettings()
-        self.vault = options.vault if options.vault is not None else Vault()
-        self.indexers = options.indexers if options.indexers is not None else OperatorIndexers()
+        self._options = options
+        self._namespaces = options.get('namespaces', ())
+        self.registry = make_unless_given(options.get('registry'), get_default_registry)
+        self.settings = make_unless_given(options.get('settings'), OperatorSettings)
+        self.vault = make_unless_given(options.get('vault'), Vault)
+        self.indexers = make_unless_given(options.get('indexers'), OperatorIndexers)
         self._context = OperatorContext(
             settings=self.settings,
             registry=self.registry,
-            lifecycle=options.lifecycle if options.lifecycle is not None else get_default_lifecycle(),
-            memo=options.memo if options.memo is not None else Memo(),
+            lifecycle=make_unless_given(options.get('lifecycle'), get_default_lifecycle),
+            memo=make_unless_given(options.get('memo'), Memo),
             indices=self.indexers.indices,
         )
         self.indexers.ensure(self.registry.indexing)  # empty ones are there for the startup handlers too
@@ -100,14 +107,14 @@ class Operator:
 
     def _adopt_options(self) -> None:
         """Let the startup handlers see what the operator is told from outside, and change it."""
-        options, settings = self.options, self.settings.peering
-        settings.clusterwide = not options.namespaces
-        if options.standalone is not None:
-            settings.standalone = options.standalone
-        if options.priority is not None:
-            settings.priority = options.priority
-        if options.peering_name is not None:
-            settings.name, settings.mandatory = options.peering_name, True
+        options, settings = self._options, self.settings.peering
+        settings.clusterwide = not self._namespaces
+        if (standalone := options.get('standalone')) is not None:
+            settings.standalone = standalone
+        if (priority := options.get('priority')) is not None:
+            settings.priority = priority
+        if (name := options.get('peering_name')) is not None:
+            settings.name, settings.mandatory = name, True
 
     def stop(self) -> None:
         """Let the operator end, with its cleanup."""
@@ -136,15 +143,16 @@ class Operator:
             await self.vault.close()
 
     async def _tell_readiness(self, *, serving: bool) -> None:
-        flag = self.options.ready_flag
+        flag = self._options.get('ready_flag')
         if flag is not None and (serving or not isinstance(flag, ServingFlag)):
             await raise_flag(flag)
 
     async def _wait_for_flag(self) -> None:
-        if self.options.stop_flag is None:
+        flag = self._options.get('stop_flag')
+        if flag is None:
             await asyncio.Event().wait()
         else:
-            await wait_flag(self.options.stop_flag)
+            await wait_flag(flag)
             logger.info("Stop-flag is raised. Operator is stopping.")
             self.stop()
 
@@ -217,10 +225,10 @@ class Operator:
                 self.registry.activities.get_schedules(),
                 self._context,
             )
-            if self.options.command is not None:
+            if (command := self._options.get('_command')) is not None:
                 with explaining():
                     found = await discover(client, PEERING_GROUPS)
-                await self.options.command(client, self.settings, found.resources, self.options.namespaces)
+                await command(client, self.settings, found.resources, self._namespaces)
                 return
             tasks = asyncio.TaskGroup()
             orchestrator = Orchestrator(
@@ -233,8 +241,8 @@ class Operator:
                     indexation=indexation,
                     schedules=schedules,
                 ),
-                patterns=self.options.namespaces,
-                identity=self.options.identity,
+                patterns=self._namespaces,
+                identity=self._options.get('identity'),
                 tasks=tasks,
             )
             stack.callback(orchestrator.close)
@@ -243,7 +251,7 @@ class Operator:
             stack.push_async_callback(workforce.close)
             stack.push_async_callback(indexation.close)
             async with tasks:
-                if self.options.liveness_endpoint is not None:
+                if self._options.get('liveness_endpoint') is not None:
                     await stack.enter_async_context(self._make_probe_server(orchestrator, pulse))
                 tasks.create_task(self._watch_failures(workforce.failure), name='workers')
                 tasks.create_task(self._watch_failures(indexation.failure), name='indexing')
@@ -260,11 +268,16 @@ class Operator:
             self.registry.activities.get_handlers(Activity.PROBE),
             self._context,
         )
-        endpoint = probing.Endpoint.parse(self.options.liveness_endpoint or '')
+        endpoint = probing.Endpoint.parse(self._options.get('liveness_endpoint') or '')
         return probing.ProbeServer(endpoint, probes=probes, condition=condition, pulse=pulse, settings=self.settings)
 
     async def _watch_failures(self, failure: asyncio.Future[None]) -> None:
         await failure
+
+
+def make_unless_given(given: T | None, make: Callable[[], T]) -> T:
+    """Return what is given, even if it is empty; otherwise, make it."""
+    return make() if given is None else given
 
 
 def unwrap_error(error: BaseException) -> BaseException:

@@ -18,9 +18,8 @@ import threading
 import warnings
 import weakref
 from collections.abc import Collection, Iterator
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
-from kopf._cogs.aiokits.flags import Flag
 from kopf._cogs.aiokits.loops import find_tasks, finishing, outwait
 from kopf._cogs.helpers import loaders
 from kopf._core.reactor.operators import Operator, OperatorOptions
@@ -42,31 +41,7 @@ _predecessors: weakref.WeakKeyDictionary[asyncio.Task[None], weakref.WeakSet[asy
 """The tasks that were there when an operator was spawned."""
 
 
-class RunOptions(TypedDict, total=False):
-    """The options of an operator; see `operator`."""
-
-    lifecycle: Any
-    indexers: Any
-    registry: Any
-    settings: Any
-    memories: Any
-    insights: Any
-    identity: str | None
-    standalone: bool | None
-    priority: int | None
-    peering_name: str | None
-    liveness_endpoint: str | None
-    clusterwide: bool
-    namespaces: Collection[Any]
-    namespace: Any
-    stop_flag: Flag | None
-    ready_flag: Flag | None
-    vault: Any
-    memo: object | None
-    _command: Any
-
-
-def run(*, loop: asyncio.AbstractEventLoop | None = None, **options: Unpack[RunOptions]) -> None:
+def run(*, loop: asyncio.AbstractEventLoop | None = None, **options: Unpack[OperatorOptions]) -> None:
     """
     Run an operator until it is stopped, in this thread.
 
@@ -82,7 +57,7 @@ def run(*, loop: asyncio.AbstractEventLoop | None = None, **options: Unpack[RunO
         chosen.run_until_complete(operator(**options))
 
 
-async def operator(**options: Unpack[RunOptions]) -> None:
+async def operator(**options: Unpack[OperatorOptions]) -> None:
     """
     Run an operator until it is stopped: by a signal (in the main thread), by its flag, or by a cancellation.
 
@@ -106,7 +81,7 @@ async def operator(**options: Unpack[RunOptions]) -> None:
     :raises kopf.LoginError: if there are no credentials, or none are accepted.
     :raises Exception: what the startup or cleanup handlers, or the framework's own tasks have failed with.
     """
-    instance = Operator(_parse_options(dict(options)))
+    instance = Operator(_parse_options(options))
     if (path := loaders.get_loading()) is not None:
         logger.warning(
             "%s runs an operator while it is loaded: the operator of the command line begins only when that one has "
@@ -132,7 +107,7 @@ async def _run(instance: Operator) -> None:
             _operator_var.reset(token)
 
 
-async def spawn_tasks(**options: Unpack[RunOptions]) -> list[asyncio.Task[None]]:
+async def spawn_tasks(**options: Unpack[OperatorOptions]) -> list[asyncio.Task[None]]:
     """
     Start an operator in the running loop; return its tasks, to be awaited by `run_tasks` or otherwise.
 
@@ -141,7 +116,7 @@ async def spawn_tasks(**options: Unpack[RunOptions]) -> list[asyncio.Task[None]]
 
     :raises TypeError: if the options are wrong, or contradict each other.
     """
-    instance, predecessors = Operator(_parse_options(dict(options))), weakref.WeakSet(asyncio.all_tasks())
+    instance, predecessors = Operator(_parse_options(options)), weakref.WeakSet(asyncio.all_tasks())
     task = asyncio.create_task(_run(instance), name='operator')
     _predecessors[task] = predecessors
     return [task]
@@ -181,10 +156,12 @@ def _find_strangers(root_tasks: Collection[asyncio.Task[None]]) -> set[asyncio.T
     return set.intersection(*map(set, known)) if known else asyncio.all_tasks()
 
 
-def _parse_options(options: dict[str, Any]) -> OperatorOptions:
-    if unknown := sorted(options.keys() - RunOptions.__annotations__.keys()):
+def _parse_options(given: OperatorOptions) -> OperatorOptions:
+    """Return the options without those forms of them that are only accepted; raise `TypeError` if they are wrong."""
+    if unknown := sorted(given.keys() - OperatorOptions.__annotations__.keys()):
         raise TypeError(f"The operator got an unexpected keyword argument {unknown[0]!r}.")
-    namespaces = options.pop('namespaces', None) or ()
+    options = given.copy()
+    namespaces = options.get('namespaces') or ()
     if isinstance(namespaces, str | re.Pattern):
         raise TypeError(f"namespaces= must be a collection, such as namespaces=[{namespaces!r}].")
     namespaces = list(namespaces)
@@ -196,10 +173,8 @@ def _parse_options(options: dict[str, Any]) -> OperatorOptions:
         namespaces.append(namespace)
     if namespaces and options.get('clusterwide'):
         raise TypeError("The operator can be either cluster-wide or namespaced, not both.")
-    command = options.pop('_command', None)
-    for internal in ('memories', 'insights'):  # accepted for compatibility: nothing to give them to
-        options.pop(internal, None)
-    return OperatorOptions(namespaces=namespaces, command=command, **options)
+    options['namespaces'] = namespaces
+    return options
 
 
 class _Signals:
