@@ -37,10 +37,10 @@ class Scene:
         self.patches = []
         self.record = None
 
-    def start(self):
+    def start(self, workforce=None):
         resource = Resource('kopf.dev', 'v1', 'kopfexamples', kind='KopfExample', namespaced=True)
         table = HandlerTable.build(self.registry, resource, set(self.registry.iter_selectors()))
-        self.workforce = Workforce(self.settings, Indexation())
+        self.workforce = workforce or Workforce(self.settings, Indexation())
         self.processor = Processor(
             OperatorContext(settings=self.settings, lifecycle=kopf.lifecycles.all_at_once, memo=kopf.Memo()),
             client=self,
@@ -509,3 +509,27 @@ async def test_raw_events_go_first_also_if_timers_end_by_them(scene):
     scene.delete()
     await scene.run(3)
     assert seen[:2] == [('event', True), 'delete']
+
+
+async def test_a_patch_of_a_daemon_that_outlasts_its_processor_is_handled_by_the_next_one(scene):
+    updates = []
+
+    @kopf.timer('kopfexamples', registry=scene.registry, interval=1e9, initial_delay=5)
+    async def fn(patch, **_):
+        scene.delay = 3
+        patch.spec['x'] = 1
+
+    @kopf.on.update('kopfexamples', registry=scene.registry)
+    async def updated(spec, **_):
+        updates.append(dict(spec))
+
+    scene.create()
+    await scene.run(4)
+    await asyncio.sleep(2)  # the patch is being answered; there are no events from now on
+    former = scene.processor
+    scene.start(scene.workforce)
+    former.retire(scene.processor, [scene.record])
+    former.released(scene.watch)
+    assert updates == []
+    await asyncio.sleep(8)
+    assert updates == [{'x': 1}]
