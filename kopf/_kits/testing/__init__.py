@@ -3,7 +3,7 @@ The sandbox: an embedded Kubernetes API, for first steps with operators and for 
 
 It is built in floors, and each imports only from those below it; ``.importlinter`` proves that. From the top:
 
-- ``plugin`` (pytest's fixtures), ``operators`` (operators in processes), ``launching`` (the sandbox as a command),
+- ``operators`` (operators in processes), ``launching`` (the sandbox as a command),
   ``sandbox`` (the public classes), ``instances`` (one running sandbox);
 - ``serving``: HTTP, routes, discovery, the audit log, and faults on request;
 - ``controllers``: the background work of kube-controller-manager;

@@ -233,7 +233,22 @@ def test_namesakes_are_told_of(options, warned, caplog):
         def fn(**_): ...
 
         kopf.on.create('kopfexamples', registry=registry, **chosen)(fn)
-    assert ("declared twice" in caplog.text) == warned
+    assert ("declared again by the function around it" in caplog.text) == warned
+
+
+def test_functions_of_the_same_name_are_namesakes(caplog):
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.create('kopfexamples', registry=registry)
+    def fn(**_): ...
+
+    first = fn
+
+    @kopf.on.create('kopfexamples', registry=registry)
+    def fn(**_): ...  # noqa: F811
+
+    assert first is not fn
+    assert "declared twice" in caplog.text
 
 
 def test_functions_for_several_reasons_are_no_namesakes(caplog):

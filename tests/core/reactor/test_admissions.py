@@ -273,8 +273,10 @@ async def test_no_server_for_handlers(world):
 
 async def test_what_is_no_server(world):
     world.declare(kopf.on.validate, 'validating')
-    world.settings.admission.server = kopf.WebhookServer
-    with pytest.raises(ServerMissingError, match=r"must be a server, .*not <class"):
+    with pytest.raises(TypeError, match=r"must be an object, not a class: write WebhookServer\(...\)"):
+        world.settings.admission.server = kopf.WebhookServer
+    world.settings.admission.server = object()
+    with pytest.raises(ServerMissingError, match=r"must be a server, .*not <object"):
         await kopf.operator(registry=world.registry, settings=world.settings, standalone=True)
 
 

@@ -10,6 +10,9 @@ The plugin for pytest: a sandbox for each test that asks for one, and operators 
             kopf_sandbox.wait_for('pvc', 'my-claim')
 
 Nothing is imported before a test asks for it. Asynchronous tests use ``kopf_sandbox.aio``.
+
+It is a module of its own beside the package: pytest loads it in every project where kopf is installed, and importing
+the package would cost these projects ten times as much.
 """
 
 import os
