@@ -12,7 +12,7 @@ report it once by `FailureReports`, and try it again when the object changes.
 import collections
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import orjson
@@ -167,6 +167,11 @@ def deduplicate(handlers: Iterable[HandlerT]) -> Iterator[HandlerT]:
         if key not in seen:
             seen.add(key)
             yield handler
+
+
+def are_distinct(handlers: Sequence[ResourceHandler]) -> bool:
+    """Check whether `deduplicate` would skip none of the handlers, whichever of them match."""
+    return len({(id(handler.fn), handler.id) for handler in handlers}) == len(handlers)
 
 
 def _match_metadata(handler: ResourceHandler, cause: ResourceCause) -> bool:

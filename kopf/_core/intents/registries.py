@@ -219,7 +219,6 @@ class HandlerTable(NamedTuple):
             for kind in KINDS
             if issubclass(kind, ResourceHandler) and kind.watches
         }
-        handlers[WatchingHandler] = tuple(filters.deduplicate(handlers[WatchingHandler]))
         changing: tuple[ChangingHandler, ...] = handlers[ChangingHandler]
         every = [handler for some in handlers.values() for handler in some]
         selectors = {handler.label_selector for handler in every}

@@ -59,6 +59,7 @@ class Reconciler:
         )
         self._lenient_rules = Execution(executor=settings.execution.executor, default_errors=ErrorsMode.IGNORED)
         self._selftriggers = SelfTriggers(settings, decider)
+        self._watching_is_distinct = filters.are_distinct(decider.table.watching)  # the same after a revision
         self._reports = filters.FailureReports()
 
     def is_settled(self, record: ObjectRecord, raw: RawBody) -> bool:
@@ -90,12 +91,17 @@ class Reconciler:
             event=event,
             selected=self._decider.table.label_selector is not None,
         )
+        called: set[tuple[int, str]] = set()
         for handler in self._decider.table.watching:
             try:
                 matching = filters.prematch(handler, cause)
             except filters.FilterError as error:
                 self._reports.report({handler: error}, cause)
                 continue
+            if matching and not self._watching_is_distinct:
+                key = (id(handler.fn), handler.id)
+                matching = key not in called  # a function that is declared with several filters is called once
+                called.add(key)
             if matching:
                 state = HandlerState(started=utcnow())
                 outcome = (await run_handler(handler, cause, state, self._lenient_rules)).without_exception()

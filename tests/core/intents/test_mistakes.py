@@ -245,7 +245,7 @@ def test_functions_of_the_same_name_are_namesakes(caplog):
     first = fn
 
     @kopf.on.create('kopfexamples', registry=registry)
-    def fn(**_): ...  # noqa: F811
+    def fn(**_): ...
 
     assert first is not fn
     assert "declared twice" in caplog.text

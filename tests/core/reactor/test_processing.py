@@ -355,6 +355,17 @@ async def test_raw_events(world):
     assert world.patches() == world.patches('old') == []
 
 
+async def test_functions_that_are_stacked_for_raw_events_are_called_once_if_any_filter_matches(world):
+    fn = world.declare(kopf.on.event, 'event', labels={'first': 'yes'})
+    kopf.on.event('kopfexamples', id='event', labels={'second': 'yes'}, registry=world.registry)(fn)
+    async with world.operator():
+        await world.create(name='none')
+        for labels in ({'first': 'yes'}, {'second': 'yes'}, {'first': 'yes', 'second': 'yes'}):
+            await world.create(name='-'.join(labels), labels=labels)
+            await world.until_called('event', name='-'.join(labels))
+    assert [call.name for call in world.calls] == ['first', 'second', 'first-second']
+
+
 async def test_results_of_raw_events_are_stored_unless_they_are_there_already(world):
     world.declare(kopf.on.event, 'event', does=lambda spec, **_: result(spec.get('field')))
     world.declare(kopf.on.event, 'constant', does=lambda **_: result({'a': 1}))
