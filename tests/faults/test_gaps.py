@@ -386,6 +386,7 @@ async def test_objects_are_let_go_without_the_mandatory_peering_of_their_namespa
         await world.create('b', namespace='two')
         await world.until_called('create', name='b')
     assert [call.id for call in world.calls if call.name == 'a'] == ['create', 'delete'][not started :]
+    assert not (started and [text for text in world.log.texts if 'pausing' in text.lower()])
 
 
 async def test_paused_operators_do_not_take_over_a_namespace_that_is_being_deleted(peered):

@@ -262,11 +262,11 @@ class Orchestrator:
 
     def remove_namespaces(self, names: Collection[Namespace]) -> None:
         gone = [name for name in names if name in self._namespaces]
-        for name in gone:
-            self.coordinator.note_ending(name, False)
         self._namespaces.difference_update(gone)
         if gone:
             self._adjust(gone)
+        for name in gone:  # only after their peerings are left: nothing is to be paused because of them any more
+            self.coordinator.note_ending(name, False)
 
     def compare_namespaces(self, names: Collection[str]) -> None:
         """Know that these are all the namespaces that match: those that were assumed to exist are not there yet."""
