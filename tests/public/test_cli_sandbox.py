@@ -259,7 +259,7 @@ def test_loaded_objects_that_are_not_checked_are_told_of(tmp_path, monkeypatch):
     with OperatorProcess(*args, log=tmp_path / "log", kubeconfig="/nonexistent") as operator:
         monkeypatch.setenv("KUBECONFIG", operator.wait_output(r"(?m)^export KUBECONFIG=(/\S+)$")[1])
         operator.wait_output(
-            r"The objects of --load are not checked by the webhooks of the operator: it does not put "
-            r"them into the cluster, as settings\.admission\.managed is not set\."
+            r"The objects of --load are not checked by the webhooks of the operator: it does not "
+            r"write their configurations, because settings\.admission\.managed is not set\."
         )
         wait(lambda: KubeApi().get("example.dev/v1", "Note", "default", "n"), "the object")

@@ -1,4 +1,4 @@
-"""What can be asked of some built-in kinds besides being stored: approvals, logs, other versions."""
+"""Subresources and versions of built-in kinds: approvals, logs, and others."""
 
 import base64
 

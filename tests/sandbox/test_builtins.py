@@ -1,4 +1,4 @@
-"""Built-in kinds: the little that the sandbox does for them."""
+"""Built-in kinds: their defaults and rules."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The functions that rules in CEL have in Kubernetes: each of these is true on a real server."""
+"""Kubernetes' functions in CEL rules: each of these expressions is true on a real server."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Custom resources in several versions: what is shown, what is stored, and what webhooks may and may not do."""
+"""Conversion of custom resources: which version is shown and stored, and the rules for webhooks."""
 
 import asyncio
 import base64

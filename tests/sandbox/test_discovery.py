@@ -1,4 +1,4 @@
-"""What is served, as clients find out about it."""
+"""Discovery of groups, versions and resources, as clients use it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""HTTP as it is on the wire: what clients may do besides one request after another."""
+"""Exchanges of requests and responses over one connection to the sandbox."""
 
 import asyncio
 import contextlib

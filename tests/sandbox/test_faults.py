@@ -1,4 +1,4 @@
-"""Faults: what goes wrong on request, and only then."""
+"""Faults: each one fails exactly the requests that it is for."""
 
 import aiohttp
 import pytest

@@ -1,4 +1,4 @@
-"""Sets of fields: they are sets, however deep; and what they are made of."""
+"""Sets of fields: the laws of sets hold for them at any depth."""
 
 from hypothesis import given
 from hypothesis import strategies as st

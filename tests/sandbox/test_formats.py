@@ -1,4 +1,4 @@
-"""Which texts have which formats: what a real server was seen to accept and to refuse."""
+"""Formats of strings that a real server was seen to accept and to refuse."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Lists: selectors, chunks, versions, and the forms that they come in."""
+"""Lists: selectors, chunks, versions, and forms."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Creating, reading, replacing single objects, and what is refused."""
+"""Creation, reading and replacement of single objects, and refusals."""
 
 import json
 import secrets

@@ -1,4 +1,4 @@
-"""Operators against the sandbox, by the fixtures that users have."""
+"""Operators against the sandbox, with the fixtures of users."""
 
 import pytest
 

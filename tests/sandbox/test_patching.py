@@ -1,4 +1,4 @@
-"""Merge patches and JSON patches: what they do, what they may not do, and the status subresource."""
+"""Merge patches and JSON patches: their effects and refusals, and the status subresource."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Claims that are used by pods outlive their deletion."""
+"""PersistentVolumeClaims that are used by pods outlive their deletion."""
 
 
 async def test_claims_wait_for_their_pods(client):

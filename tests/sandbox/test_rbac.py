@@ -1,4 +1,4 @@
-"""Permissions: who may do what, whom one may act for, and what nobody can give away."""
+"""Permissions: authorization by roles, impersonation, and the limits of granting permissions."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ def sandbox():
 
 @pytest.fixture
 async def ask(sandbox):
-    """Send a request as somebody; an administrator by default."""
+    """Send a request as this user, an administrator by default."""
     context = ssl.create_default_context(cadata=sandbox.ca.decode())
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session:
 

@@ -1,4 +1,4 @@
-"""Rules of CRDs in CEL: what they refuse, and how. The words are those that a real server was seen to use."""
+"""Rules of CRDs in CEL: their refusals in the words of a real server."""
 
 import subprocess
 import sys
@@ -531,5 +531,5 @@ def test_without_the_library():
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == (
         "The validation rules of custom resources (x-kubernetes-validations) are not checked: install "
-        "what evaluates them by `pip install kopf[cel]`.\n"
+        "the library that evaluates them by `pip install kopf[cel]`.\n"
     )

@@ -232,7 +232,7 @@ def test_applying(notes, tmp_path):
     [
         ("no/such/file.yaml", "cannot be read"),
         ("a: [\n", "not YAML"),
-        ("just: this\n", "apiVersion is not there"),
+        ("just: this\n", "apiVersion is missing"),
         ({**NOTE, "kind": "Unicorn"}, "Unicorn 'n': no matches"),
     ],
 )

@@ -1,4 +1,4 @@
-"""CRDs: what is accepted as one, and what its schema does to objects."""
+"""CRDs: their validation, and the effect of their schemas on objects."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Selecting custom resources by the fields that their CRDs name."""
+"""Field selectors on the ``selectableFields`` of CRDs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Snapshots: all objects as they were, for whoever reads and for whoever watches."""
+"""Snapshots: all objects as they were, as clients read and watch them."""
 
 import time
 

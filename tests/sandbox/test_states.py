@@ -1,4 +1,4 @@
-"""The state in a file: what the next sandbox knows, whatever has become of the one before."""
+"""The file with the state: what the next sandbox knows after any end of the previous one."""
 
 import asyncio
 import contextlib
@@ -152,13 +152,13 @@ def test_one_at_a_time(path):
 
 def test_files_of_others(path):
     path.write_text("something else, and long enough to be a file with a header " * 10)
-    with pytest.raises(StateError, match="is no state of a sandbox .*use another file"):
+    with pytest.raises(StateError, match="is not a state file of a sandbox .*use another file"):
         Sandbox(state=path).__enter__()
     assert path.read_text().startswith("something else")
     path.unlink()
     with contextlib.closing(sqlite3.connect(path)) as database, database:
         database.execute("CREATE TABLE mine (a)")
-    with pytest.raises(StateError, match="is a database, but no state of a sandbox"):
+    with pytest.raises(StateError, match="is a database, but not a state file of a sandbox"):
         Sandbox(state=path).__enter__()
 
 

@@ -1,4 +1,4 @@
-"""Fields that are unknown or given twice: told by warnings, by refusals, or not at all."""
+"""Unknown and repeated fields: warnings, refusals, or neither."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a real server keeps, counts and notes when built-in objects are updated: each was seen there."""
+"""Updates of built-in objects: fields that a real server was seen to keep, count and set."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Who may talk to the sandbox, and what it says about them."""
+"""Authentication: tokens and certificates, and the responses about users."""
 
 import json
 import ssl
@@ -12,10 +12,10 @@ REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 
 
 @pytest.fixture
-async def anybody(client, sandbox):
+async def send(client, sandbox):
     """A client that shows the given certificate, or nothing at all."""
 
-    async def anybody(method, path, *, pair=None, token=None, tmp_path=None):
+    async def send(method, path, *, pair=None, token=None, tmp_path=None):
         context = ssl.create_default_context(cadata=ca)
         if pair is not None:
             (tmp_path / "pem").write_bytes(pair.certificate + pair.key)
@@ -26,51 +26,51 @@ async def anybody(client, sandbox):
                 return response.status, await response.json()
 
     ca = sandbox.ca.decode()
-    return anybody
+    return send
 
 
-async def test_tokens(anybody, sandbox):
-    assert (await anybody("GET", "/api", token=sandbox.token))[0] == 200
-    status, body = await anybody("GET", "/api", token="wrong")
+async def test_tokens(send, sandbox):
+    assert (await send("GET", "/api", token=sandbox.token))[0] == 200
+    status, body = await send("GET", "/api", token="wrong")
     assert (status, body["reason"]) == (401, "Unauthorized")
 
 
-async def test_nobody(anybody):
-    status, body = await anybody("GET", "/api/v1/namespaces")
+async def test_requests_without_credentials(send):
+    status, body = await send("GET", "/api/v1/namespaces")
     assert (status, body["reason"]) == (403, "Forbidden")
     assert body["message"] == (
         'namespaces is forbidden: User "system:anonymous" cannot list resource "namespaces" in '
         'API group "" at the cluster scope'
     )
-    assert (await anybody("GET", "/version"))[0] == 200
+    assert (await send("GET", "/version"))[0] == 200
 
 
-async def test_client_certificates(anybody, sandbox, tmp_path):
+async def test_client_certificates(send, sandbox, tmp_path):
     pair = sandbox.client_certificate("alice", ["team-a", "team-b"])
-    status, body = await anybody("POST", REVIEWS, pair=pair, tmp_path=tmp_path)
+    status, body = await send("POST", REVIEWS, pair=pair, tmp_path=tmp_path)
     assert status == 201
     user = body["status"]["userInfo"]
     assert (user["username"], set(user["groups"])) == ("alice", {"team-a", "team-b", "system:authenticated"})
 
 
-async def test_certificates_of_others_are_not_accepted(anybody, tmp_path):
+async def test_certificates_of_others_are_not_accepted(send, tmp_path):
     with Sandbox() as other:
         pair = other.client_certificate()
     with pytest.raises(aiohttp.ClientError):
-        await anybody("GET", "/api", pair=pair, tmp_path=tmp_path)
+        await send("GET", "/api", pair=pair, tmp_path=tmp_path)
 
 
-async def test_tokens_of_other_users(anybody, sandbox):
+async def test_tokens_of_other_users(send, sandbox):
     token = sandbox.issue_token("bob", ["team"])
-    _, body = await anybody("POST", REVIEWS, token=token)
+    _, body = await send("POST", REVIEWS, token=token)
     assert body["status"]["userInfo"] == {"username": "bob", "groups": ["team", "system:authenticated"]}
 
 
-async def test_tokens_of_service_accounts(client, anybody):
+async def test_tokens_of_service_accounts(client, send):
     accounts = f"/api/v1/namespaces/{client.namespace}/serviceaccounts"
     await client("POST", accounts, {"metadata": {"name": "robot"}})
     answer = await client("POST", f"{accounts}/robot/token", {"spec": {}})
-    _, body = await anybody("POST", REVIEWS, token=answer.body["status"]["token"])
+    _, body = await send("POST", REVIEWS, token=answer.body["status"]["token"])
     assert body["status"]["userInfo"]["username"] == f"system:serviceaccount:{client.namespace}:robot"
     review = {"spec": {"token": answer.body["status"]["token"]}}
     known = await client("POST", "/apis/authentication.k8s.io/v1/tokenreviews", review)

@@ -1,4 +1,4 @@
-"""Watches: where they begin, what they send, and how they end."""
+"""Watches: their start, their events, and their end."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The small life of pods, jobs and deployments, on request."""
+"""The simulated life of pods, jobs and deployments."""
 
 import time
 

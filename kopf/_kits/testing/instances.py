@@ -153,7 +153,7 @@ class Runner:
     def start(self) -> None:
         """Start the thread; `wait_ready` reports the outcome."""
         if self._thread is not None:
-            raise RuntimeError('A sandbox can be used once: make another one.')
+            raise RuntimeError('A sandbox can be used once: create another one.')
         self._thread = threading.Thread(target=self._run, name='kopf-sandbox', daemon=True)
         self._thread.start()
 

@@ -121,9 +121,9 @@ class Launched:
             if deadline is None and is_raised(ready):
                 deadline = time.monotonic() + WEBHOOKS_TIMEOUT
                 if settings.admission.managed is None:
-                    return 'it does not put them into the cluster, as settings.admission.managed is not set.'
+                    return 'it does not write their configurations, because settings.admission.managed is not set.'
             if deadline is not None and time.monotonic() > deadline:
-                return f'they are not there {WEBHOOKS_TIMEOUT:g} seconds after it has started.'
+                return f'their configurations are absent {WEBHOOKS_TIMEOUT:g} seconds after its start.'
             time.sleep(0.05)
         return None
 

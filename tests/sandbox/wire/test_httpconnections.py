@@ -1,4 +1,4 @@
-"""HTTP as it comes over the wire: in any pieces, in any order, too slow, too large, and not at all."""
+"""HTTP over one connection: requests in pieces, pipelined, too slow, too large, or malformed."""
 
 import asyncio
 import logging

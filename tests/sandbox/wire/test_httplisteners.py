@@ -1,4 +1,4 @@
-"""How servers begin and end: ports, certificates of clients, and what is under way when they are closed."""
+"""The start and end of servers: ports, certificates of clients, and requests under way at the close."""
 
 import asyncio
 import datetime

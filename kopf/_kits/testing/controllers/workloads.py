@@ -1,7 +1,7 @@
 """
 The simulated life of pods, jobs and deployments, for operators that wait for them.
 
-It is off by default, since most tests of operators expect a cluster that does nothing by itself. One task does it all,
+It is off by default, since most tests of operators expect a cluster without activity of its own. One task does it all,
 one object after another: changed objects and expired timers come into one queue. The modules of the kinds decide what
 is written, from the present state alone; so an interruption, or a change by another client, breaks nothing.
 """

@@ -25,7 +25,7 @@ def answer(body: Body, call: str, params: Mapping[str, str]) -> None:
         return
     if not body['spec'].get('nodeName'):
         raise statuses.bad_request(f'pod {name} does not have a host assigned')
-    raise statuses.not_emulated(f'pods/{call}', 'nothing runs in the pods of the sandbox')
+    raise statuses.not_emulated(f'pods/{call}', 'the pods of the sandbox run no containers')
 
 
 def _check_log(name: str, params: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Updates of built-in objects: the fields that the server keeps, counts or notes by itself."""
+"""Updates of built-in objects: the fields that the server keeps, counts or sets."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

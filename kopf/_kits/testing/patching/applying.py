@@ -1,8 +1,8 @@
 """
 Server-side apply: an object is changed by the configuration that a client has sent.
 
-This module surrounds `kopf._kits.testing.patching.managers`: it checks the configuration, words the refusals, and
-migrates the users of ``kubectl apply``: the annotation with the last applied configuration is read and kept up to date.
+This module surrounds `kopf._kits.testing.patching.managers`: it checks the configuration, and words the refusals. It
+also migrates objects of client-side ``kubectl apply``: their annotation with the last configuration is kept up to date.
 """
 
 import functools

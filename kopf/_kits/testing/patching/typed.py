@@ -1,8 +1,8 @@
 """
 Values with shapes: their fields, comparison, and merging.
 
-It is the core of managed fields. The rules are those of server-side apply: maps are merged field by field, lists are
-replaced unless their schema identifies their items, and an atomic value is one field of any size.
+It is the core of managed fields. The rules are those of server-side apply: maps are merged field by field, and an
+atomic value is one field of any size. Lists are replaced unless their schema identifies their items.
 """
 
 from collections.abc import Iterator, Mapping

@@ -47,7 +47,7 @@ def is_possible() -> bool:
     except ImportError:
         logger.warning(
             'The validation rules of custom resources (x-kubernetes-validations) are not checked: install '
-            'what evaluates them by `pip install kopf[cel]`.'
+            'the library that evaluates them by `pip install kopf[cel]`.'
         )
         return False
     return True

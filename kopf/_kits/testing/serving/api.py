@@ -285,7 +285,7 @@ class Api:
     ) -> tuple[int, bytes]:
         namespace, name = place.namespace, place.name
         if kind.plural in ABSENT and not kind.custom:
-            raise statuses.not_emulated(kind.plural, 'there is nothing behind them in the sandbox')
+            raise statuses.not_emulated(kind.plural, 'the sandbox has no objects of this kind')
         if kind.table is None:
             asked = _decode_object(seen, kind, options)
             if asked.get('spec'):
@@ -337,7 +337,7 @@ class Api:
                 podcalls.answer(kind.body(self.objects.get(kind, namespace, name)), call, seen.query)
                 return 204, b''
         self.objects.get(kind, namespace, name)
-        raise statuses.not_emulated(f'{kind.plural}/{place.subresource}', 'nothing runs in the pods of the sandbox')
+        raise statuses.not_emulated(f'{kind.plural}/{place.subresource}', 'the pods of the sandbox run no containers')
 
     def _open(self, group: str, plural: str) -> Table:
         return self.storage.open(group, plural, builtins.fields_of(plural))

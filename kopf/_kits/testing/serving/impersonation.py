@@ -1,9 +1,9 @@
 """
 Impersonation (``kubectl --as``): whether a user may act as another one, and with which groups.
 
-Since Kubernetes 1.36, there are several ways to allow it: by the old verb ``impersonate``, which permits everything
-that the other user may do, or by newer verbs that also name the action. They are tried one after another, beginning
-with the last successful one; the first refusal is reported.
+Since Kubernetes 1.36, there are several ways to allow it. The old verb ``impersonate`` permits everything that the
+other user may do; the newer verbs also name the action. They are tried one after another, beginning with the last
+successful one; the first refusal is reported.
 """
 
 import dataclasses

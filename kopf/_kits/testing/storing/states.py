@@ -89,7 +89,7 @@ class State:
             raise StateError(f'{self._path} cannot be used: {error}') from error
         except sqlite3.DatabaseError as error:
             raise StateError(
-                f'{self._path} is no state of a sandbox ({error}): use another file, or remove this one'
+                f'{self._path} is not a state file of a sandbox ({error}): use another file, or remove this one'
             ) from error
 
     def rows(self) -> Iterator[Row]:
@@ -139,7 +139,7 @@ class State:
                     f'{self._path} was written by another version of kopf (its layout is {layout}, not '
                     f'{LAYOUT}): use that version, or another file'
                 )
-            raise StateError(f'{self._path} is a database, but no state of a sandbox: use another file')
+            raise StateError(f'{self._path} is a database, but not a state file of a sandbox: use another file')
         database.execute('PRAGMA journal_mode = WAL')
         database.execute('PRAGMA synchronous = NORMAL')
         if not application:

@@ -57,15 +57,15 @@ def _as_json(place: str, document: Any) -> Any:
     try:
         return orjson.loads(orjson.dumps(document, option=orjson.OPT_NON_STR_KEYS))
     except TypeError as error:
-        raise ManifestError(f'{place}: cannot be turned into JSON: {error}') from error
+        raise ManifestError(f'{place}: cannot be converted to JSON: {error}') from error
 
 
 def _unpack(place: str, document: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     if not isinstance(document, dict):
-        raise ManifestError(f'{place}: not a Kubernetes object, which has fields')
+        raise ManifestError(f'{place}: not a Kubernetes object: it has no fields')
     for field in ('apiVersion', 'kind'):
         if not isinstance(document.get(field), str) or not document[field]:
-            raise ManifestError(f'{place}: not a Kubernetes object: {field} is not there, or not a text')
+            raise ManifestError(f'{place}: not a Kubernetes object: {field} is missing or not a string')
     if not isinstance(document.get('metadata', {}), dict):
         raise ManifestError(f'{place}: {document["kind"]}: metadata is not an object')
     if document['kind'] == 'List':
