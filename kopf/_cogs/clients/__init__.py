@@ -1,6 +1,6 @@
 """
-The Kubernetes API: everything that goes over the network.
+The clients of the Kubernetes API: all requests over the network.
 
-The layers above see `ApiClient` and the verbs built on it (discovery, patching, events),
-and typed errors; they know nothing of HTTP libraries, credentials or retries.
+The layers above use `ApiClient` and the operations built on it (discovery, patching, events), and get typed errors.
+They do not depend on HTTP libraries, credentials or retries.
 """

@@ -1,8 +1,8 @@
 """
-Sessions over aiohttp: for proxies, for what the environment says, and for sessions that login handlers bring.
+Sessions over aiohttp: for proxies, settings of the environment, and the sessions that login handlers return.
 
-It knows everything that there is in HTTP, and costs several times more CPU a request than connections of our own;
-so it is imported only where something of that is needed.
+Why not use aiohttp always? It supports all of HTTP, but takes several times more CPU per request than the connections
+in `connections`. So it is imported only if its features are needed.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class AiohttpStream:
             raise sessions.make_error(e) from e
 
     def abort(self) -> None:
-        # Without the ceremonies of TLS: they would outlive the session and the loop.
+        # Why not close() alone? The TLS shutdown would outlive the session and the loop.
         _abort(self._response.connection)
         self._response.close()
 
@@ -86,9 +86,9 @@ class AiohttpSession(sessions.Session):
     async def close(self) -> None:
         if self._owned and (connector := self._session.connector) is not None:
             try:
-                # The polite end of TLS takes more iterations of the loop than there may be.
+                # The TLS shutdown takes more iterations of the loop than there may be left.
                 await connector.close(abort_ssl=True)  # type: ignore[call-arg,unused-ignore]
-            except TypeError:  # in older versions, there is no other end than the polite one
+            except TypeError:  # older versions of aiohttp cannot skip the TLS shutdown
                 pass
             await self._session.close()
 
@@ -136,7 +136,7 @@ class AiohttpSession(sessions.Session):
 
 
 class AbruptResponse(aiohttp.ClientResponse):
-    """A response whose connection is broken off at once if it is given up before it begins."""
+    """A response whose connection is aborted at once if the request is cancelled before the response begins."""
 
     async def start(self, connection: Connection) -> aiohttp.ClientResponse:
         with _aborting(connection):

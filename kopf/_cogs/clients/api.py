@@ -1,9 +1,8 @@
 """
-The only seam between the operator and the network.
+The client of the Kubernetes API: the only interface between the operator and the network.
 
-It adds to sessions what every talk with the Kubernetes API needs: credentials that come and go, retries, and a
-pace that the server can bear. Settings are read at every request, never remembered: startup handlers may change
-them after the client is made.
+It adds to sessions what every request needs: rotation of credentials, retries, and rate limits. Settings are read at
+every request, and never stored: startup handlers may change them after the client is created.
 """
 
 import asyncio
@@ -36,17 +35,17 @@ default_logger = logging.getLogger(__name__)
 
 
 client_var: 'ContextVar[ApiClient]' = ContextVar('client_var')
-"""The client of the operator: for what its handlers and its webhook servers do in the cluster."""
+"""The client of the operator, for requests of its handlers and webhook servers."""
 
 
 class ApiClient:
     """
     The client of the Kubernetes API; an async context manager.
 
-    When it is closed, all that is in flight fails with `errors.APIConnectionError`, as does what waits for its turn.
+    When it is closed, all requests in flight and in the queue fail with `errors.APIConnectionError`.
 
     Args:
-        vault: where credentials come from and where the refused ones are reported to.
+        vault: the source of credentials, to which refused ones are reported.
         settings: the settings, mostly ``settings.networking``.
     """
 
@@ -55,12 +54,12 @@ class ApiClient:
         self._settings = settings
         self._sessions: dict[credentials.VaultKey, sessions.Session] = {}
         self._retired: set[sessions.Session] = set()
-        self._given: set[aiohttp.ClientSession] = set()  # by login handlers, whom nobody asks to close them
+        self._given: set[aiohttp.ClientSession] = set()  # sessions of login handlers, which the client has to close
         self._gates: dict[str, pacing.Gate] = {}  # by server
         self._default_namespace: str | None = None
         self._lacks: set[str] = set()
         self._closed = False
-        self._doubtful = True  # nobody has answered yet, and nothing has been said of it
+        self._doubtful = True  # no server has responded yet, and this is not logged yet
 
     async def __aenter__(self) -> Self:
         return self
@@ -74,7 +73,7 @@ class ApiClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections; it does no harm to close it again."""
+        """Close all connections; it can be called repeatedly."""
         self._closed = True
         everything = [*self._sessions.values(), *self._retired]
         self._sessions.clear()
@@ -99,19 +98,19 @@ class ApiClient:
         return feature in self._lacks
 
     def note_lack(self, feature: str) -> None:
-        """Remember that the server lacks the feature, so that nobody who uses this client has to find it out again."""
+        """Remember that the server lacks the feature, for all users of this client; see `lacks`."""
         self._lacks.add(feature)
 
     async def get_json(self, path: str, params: Params | None = None, *, logger: AnyLogger | None = None) -> Any:
-        """Get the decoded JSON of an object, a list, etc.; errors are those of `request`."""
+        """Return the decoded JSON of an object, a list, etc.; errors are those of `request`."""
         return _decode('GET', path, await self.request('GET', path, params=params, logger=logger))
 
     async def post_json(self, path: str, obj: Any, *, logger: AnyLogger | None = None) -> Any:
-        """Create an object, get it as it is created; errors are those of `request`."""
+        """Create an object and return it as created; errors are those of `request`."""
         return _decode('POST', path, await self.request('POST', path, payload=encode(obj), logger=logger))
 
     async def patch(self, path: str, obj: Any, content_type: str, *, logger: AnyLogger | None = None) -> Any:
-        """Patch an object by a patch of the given type, get its new state; errors are those of `request`."""
+        """Patch an object and return its new state; errors are those of `request`."""
         body = await self.request('PATCH', path, payload=encode(obj), content_type=content_type, logger=logger)
         return _decode('PATCH', path, body)
 
@@ -128,25 +127,25 @@ class ApiClient:
         backoffs: Backoffs | None = None,
     ) -> bytes:
         """
-        Make a request, get the body of the response.
+        Make a request and return the body of the response.
 
         Requests that fail for temporary reasons are repeated after ``settings.networking.error_backoffs``:
         with network errors, 5xx, 429. A request can therefore be made twice if its response is lost.
-        It can also wait for its turn, see `kopf._cogs.clients.pacing`; the time-out does not run then.
+        It can also be queued, see `kopf._cogs.clients.pacing`; the time-out starts after that.
 
         Args:
             method: the HTTP method.
             path: the path after the server's URL, beginning with a slash.
-            params: the query; those which are `None` are left out.
+            params: the query parameters; those which are `None` are omitted.
             payload: the body of the request.
             content_type: the type of the payload, if there is a payload.
             accept: the types of the response to accept.
-            logger: where the failed attempts are reported to.
-            backoffs: the pauses between attempts (seconds) instead of ``settings.networking.error_backoffs``; none for
-                one attempt only.
+            logger: the logger for failed attempts.
+            backoffs: the pauses between attempts (in seconds) instead of ``settings.networking.error_backoffs``;
+                if empty, there is only one attempt.
 
         Raises:
-            errors.APIError: if the last attempt has failed, or if there is no sense in repeating.
+            errors.APIError: if the last attempt has failed, or if the error is not temporary.
             credentials.LoginError: if there are no (more) credentials.
         """
         headers = (accept, content_type if payload is not None else None)
@@ -168,10 +167,10 @@ class ApiClient:
                 elif failure is not None:
                     await attempts.wait(failure, method, session.server + request.query)
             finally:
-                refusal = failure = None  # or else, this frame and their tracebacks would keep each other
+                refusal = failure = None  # otherwise, this frame and their tracebacks would be a reference cycle
 
     async def _attempt(self, request: sessions.Request, session: sessions.Session, gate: pacing.Gate) -> bytes:
-        """Make the request once; then nothing is held: neither the session, nor the place among those in flight."""
+        """Make the request once, and release the session and the gate in any case."""
         networking = self._settings.networking
         try:
             body = await session.request(
@@ -203,16 +202,16 @@ class ApiClient:
         """
         Open an endless response, such as a watch-stream, to be read by lines of any length.
 
-        The lines come in lists: all those that the network has brought at once. The last one can be incomplete
-        if the server ends the stream in its middle. A read can be cancelled and repeated, with nothing lost.
-        There are no retries except for new credentials, and no limit of time except for
-        ``settings.watching.client_timeout``, after which the stream ends.
+        The lines come in lists: all lines received at once. The last line can be incomplete if the server ends
+        the stream in its middle. A read can be cancelled and repeated without loss of data. There are no retries
+        except for new credentials, and no time limit except for ``settings.watching.client_timeout``,
+        after which the stream ends.
 
         Args:
             path: the path after the server's URL, beginning with a slash.
-            params: the query; those which are `None` are left out.
-            opening: how long the server may take to begin its answer, if that is less than usual (seconds).
-            logger: where it is reported that the credentials are refused.
+            params: the query parameters; those which are `None` are omitted.
+            opening: how long the server may take to begin its response, if less than usual (in seconds).
+            logger: the logger for refusals of the credentials.
 
         Raises:
             errors.APIError: if the stream is not opened; from reads: if it breaks.
@@ -246,10 +245,10 @@ class ApiClient:
             try:
                 await self._replace(session, refusal)
             finally:
-                del refusal  # or else, this frame and its traceback would keep each other
+                del refusal  # otherwise, this frame and its traceback would be a reference cycle
 
     def _suspect(self, error: errors.APIError, session: sessions.Session) -> None:
-        """Log in again if the certificates do not fit any more; say once what the reason can be if nothing ever fit."""
+        """Request a new login if the server is not trusted any more; log once if no server has ever responded."""
         server = session.server
         if sessions.is_distrust(error) and self._vault.distrust(session.key, session.info):
             default_logger.warning(
@@ -283,7 +282,7 @@ class ApiClient:
         )
 
     async def _enter(self, *, streaming: bool = False) -> tuple[sessions.Session, pacing.Gate]:
-        """Get a session when its server may be asked; both are to be let go of."""
+        """Wait until a request may be made; return the session and the gate, both to be released by the caller."""
         while True:
             session = await self._acquire()
             gate = self._gates[session.server]
@@ -294,7 +293,7 @@ class ApiClient:
                 raise
             if not waited or self._sessions.get(session.key) is session:
                 return session, gate
-            # The credentials were refused to somebody else meanwhile.
+            # The server has refused these credentials to another request meanwhile.
             if not streaming:
                 gate.leave()
             await self._release(session)
@@ -367,15 +366,15 @@ def _decode(method: str, path: str, body: bytes) -> Any:
 
 def decode(data: bytes) -> Any:
     """
-    Decode JSON: as fast as possible if it is flawless, or else as far as it makes sense.
+    Decode JSON: fast if it is valid, and tolerantly otherwise.
 
     Raises:
-        ValueError: if it does not make sense, such as a part of a document, or something else.
+        ValueError: if it is not JSON at all, or a part of a document.
     """
     try:
         return orjson.loads(data)
     except ValueError:
-        # Marks of byte orders, bad characters, NaN: an object with those is better than none.
+        # Byte-order marks, invalid characters, NaN: such an object is better than none.
         try:
             return json.loads(data.decode('utf-8-sig', errors='replace'), strict=False)
         except RecursionError as e:
@@ -384,12 +383,12 @@ def decode(data: bytes) -> Any:
 
 def encode(obj: Any) -> bytes:
     """
-    Encode what handlers want to be in an object: JSON types, and also views, tuples, huge integers.
+    Encode values of handlers as JSON: JSON types, and also views, tuples, huge integers.
 
-    Halves of characters, as of file names that are not in UTF-8, become U+FFFD, as servers would read them.
+    Lone surrogates, e.g. of file names that are not in UTF-8, become U+FFFD, as servers would decode them.
 
     Raises:
-        TypeError: if there is anything else inside.
+        TypeError: if there are values of other types.
     """
     try:
         return dump_tightly(obj, default=_simplify)
@@ -399,7 +398,7 @@ def encode(obj: Any) -> bytes:
 
 
 def simplify(obj: Any) -> Any:
-    """Give what comes back of what is encoded: JSON types only."""
+    """Return the value as it would be after encoding and decoding: with JSON types only."""
     return orjson.loads(encode(obj))
 
 
@@ -412,7 +411,7 @@ def _simplify(value: Any) -> Any:
 
 
 def _simplify_all(value: Any) -> Any:
-    # Times and the like are known to the fast encoder alone; it must not depend on what is beside them.
+    # Only the fast encoder supports timestamps etc.; they must be encoded here equally.
     try:
         return orjson.loads(orjson.dumps(value))
     except orjson.JSONEncodeError:

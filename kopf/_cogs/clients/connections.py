@@ -1,10 +1,10 @@
 """
-Plain HTTP/1.1 connections with the API server.
+Plain HTTP/1.1 connections to the API server.
 
-Every change of an object costs a request, and in a general HTTP library a request costs more than all that the
-operator does for the change besides it. The API needs little of HTTP: a body of a known type goes in, bytes or an
-endless stream come out. The syntax is parsed by llhttp (httptools); TLS is asyncio's. Here are time-outs and flow
-control. How connections are opened and kept for the next requests, is in `pools`.
+Why not a general HTTP library? Every change of an object costs a request, and a request in such a library costs more
+than the rest of the handling. The API needs little of HTTP: a request has a body of a known type, and a response is
+either bytes or an endless stream. llhttp (httptools) parses the syntax, and asyncio does TLS. This module adds
+time-outs and flow control. `pools` opens connections and keeps them for the next requests.
 """
 
 import asyncio
@@ -16,27 +16,27 @@ from typing import NamedTuple, cast
 import httptools
 
 _READ_AHEAD = 2**20
-"""How much of a stream is read ahead of its consumer (in bytes)."""
+"""The amount of a stream that is read ahead of its consumer (in bytes)."""
 _MAX_HEAD = 2**18
-"""How large the status line and the headers may be, interim responses (1xx) included (in bytes)."""
+"""The size limit of the status line and the headers, interim responses (1xx) included (in bytes)."""
 _MAX_RESPONSE = 2**30
-"""How large a response may be that is not a stream: a chunk of 500 objects of the largest size fits (in bytes)."""
+"""The size limit of a response that is not a stream: 500 objects of the largest size fit (in bytes)."""
 
 
 class Response(NamedTuple):
-    """What the server has answered; of a stream, it is only its beginning, without the body."""
+    """A response of the server; for a stream, only its head, without the body."""
 
     status: int
     headers: Mapping[bytes, bytes]
     body: bytes
 
     def as_mapping(self) -> Mapping[str, str]:
-        """Get the headers with their names capitalised."""
+        """Return the headers with capitalised names."""
         return {name.decode('latin-1').title(): value.decode('latin-1') for name, value in self.headers.items()}
 
 
 class ConnectionLost(ConnectionError):
-    """The connection has ended before the response has; `early` if not even the first byte of it has come."""
+    """The connection is lost before the end of the response; `early` if before its first byte."""
 
     def __init__(self, message: str, *, early: bool = False) -> None:
         super().__init__(message)
@@ -52,7 +52,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._headers: dict[bytes, bytes] = {}
         self._chunks: list[bytes] = []
-        # For the parser: these are called most, and nothing but C is called so.
+        # The callbacks of the parser that are called most: as they are in C, no Python code is executed.
         self.on_header = self._headers.__setitem__
         self.on_body = self._chunks.append
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
@@ -73,26 +73,26 @@ class Connection(asyncio.Protocol):
         self._complete = False
         self._reusable = False
 
-    # For those who use it.
+    # The methods for the users of the connection.
 
     @property
     def usable(self) -> bool:
-        """Whether another request can be sent."""
+        """True if another request can be sent."""
         transport = self._transport
         return self._error is None and not self._streaming and transport is not None and not transport.is_closing()
 
     @property
     def reusable(self) -> bool:
-        """Whether another request can be sent after this response; the server may not want it, or not read this one."""
+        """True if the server permits another request after this response, and has read the whole request."""
         transport = self._transport
         return self._reusable and self.usable and transport is not None and transport.get_write_buffer_size() == 0
 
     async def request(self, data: bytes) -> Response:
         """
-        Send a request, get its response; the connection is broken off if this does not come to its end.
+        Send a request and return its response; the connection is aborted if this fails or is cancelled.
 
         Raises:
-            ConnectionError: if the connection is lost, or if it is not HTTP what comes out of it.
+            ConnectionError: if the connection is lost, or the response is not HTTP.
         """
         self._reset()
         await self._send(data)
@@ -101,14 +101,14 @@ class Connection(asyncio.Protocol):
 
     async def stream(self, data: bytes, *, timeout: float | None) -> Response:
         """
-        Send a request, get the beginning of its response; the body comes by `read`.
+        Send a request and return the head of its response; the body is to be read by `read`.
 
         Args:
             data: the whole request.
-            timeout: how long the stream may last from now on (seconds).
+            timeout: how long the stream may last from now on (in seconds).
 
         Raises:
-            ConnectionError: if the connection is lost, or if it is not HTTP what comes out of it.
+            ConnectionError: if the connection is lost, or the response is not HTTP.
         """
         self._reset()
         self._streaming = True
@@ -119,7 +119,7 @@ class Connection(asyncio.Protocol):
 
     async def read(self) -> bytes:
         """
-        Get all that has come of the stream since the last time; nothing if it has ended. It can be cancelled.
+        Wait for data of the stream and return all received so far; empty if it has ended. It can be cancelled.
 
         Raises:
             TimeoutError: if the stream lasts for too long.
@@ -138,11 +138,11 @@ class Connection(asyncio.Protocol):
         return chunk
 
     def abort(self) -> None:
-        """Break off, without the ceremonies of TLS: they would outlive the session and the loop."""
+        """Abort the connection without a TLS shutdown, which would outlive the session and the loop."""
         self._break()
         self._fail(ConnectionAbortedError("The connection is closed."))
-        # The former error refers to those who have got it, and they to the connection. Nobody but the garbage collector
-        # would ever free them, and it comes rarely: connections come and go, day after day.
+        # The former error refers by its traceback to its callers, and they to the connection. Only the garbage
+        # collector would free such a cycle, and it runs rarely.
         self._error = ConnectionAbortedError("The connection is closed.")
 
     def _break(self) -> None:
@@ -186,7 +186,7 @@ class Connection(asyncio.Protocol):
             if self._waiter is not None and not self._waiter.done():
                 self._waiter.set_exception(error)
 
-    # For the transport.
+    # The methods for the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # in fact, uvloop's are not its subclasses
@@ -196,7 +196,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._parser is None:
             return
-        if self._complete or self._waiter is None and not self._streaming:  # e.g. the server says why it is leaving
+        if self._complete or self._waiter is None and not self._streaming:  # e.g. 408 of a server that closes it
             self.abort()
             return
         try:
@@ -207,7 +207,7 @@ class Connection(asyncio.Protocol):
             return
         self._size += len(data)
         if not self._began:
-            # The parser and the headers keep all of it, so a head without an end would take all the memory.
+            # The parser and the headers store the whole head, so an endless head would take all the memory.
             if self._size > _MAX_HEAD:
                 self._refuse(f"its head is larger than {_MAX_HEAD} bytes")
         elif self._streaming:
@@ -218,7 +218,7 @@ class Connection(asyncio.Protocol):
             self._refuse(f"it is larger than {_MAX_RESPONSE} bytes")
 
     def _limit_stream(self) -> None:
-        """Let the network wait for the consumer; if there is nothing to consume, such as endless trailers, give up."""
+        """Pause reading until the consumer reads; fail if there is no content, e.g. because of endless trailers."""
         if not self._chunks:
             self._refuse(f"there is no content in {self._size} bytes")
         elif self._transport is not None:
@@ -230,7 +230,7 @@ class Connection(asyncio.Protocol):
         self._break()
 
     def eof_received(self) -> None:
-        # The default would wait until the request is sent, which the server may never read.
+        # Why not the default? It waits until the request is sent, and the server may never read it.
         transport = self._transport
         self.connection_lost(None)
         if transport is not None:
@@ -251,7 +251,7 @@ class Connection(asyncio.Protocol):
     def _ends_with_connection(self) -> bool:
         return not any(name.lower() in (b'content-length', b'transfer-encoding') for name in self._headers)
 
-    # For the parser.
+    # The methods for the parser.
 
     def on_message_begin(self) -> None:
         if self._complete:

@@ -1,10 +1,10 @@
 """
 Discovery of the resources that are served in the cluster.
 
-Two requests where the server has the aggregated discovery (since Kubernetes 1.26), however many API groups there are,
-and only one of them if the core group is of no interest; otherwise, one request a group's version. A group whose own
-server is down (usually that of metrics), or whose document makes no sense, is reported as failed, and never keeps the
-other groups from being served.
+If the server supports the aggregated discovery (since Kubernetes 1.26), two requests are made for all API groups,
+or one if the core group is not needed. Otherwise, one request is made for each version of each group.
+A group whose own server is down (usually that of metrics), or whose document is malformed, is reported as failed;
+the other groups are served nevertheless.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from kopf._cogs.structs import references
 
 _T = TypeVar('_T')
 
-# What comes of documents that are not as they must be.
 _NONSENSE = (KeyError, TypeError, AttributeError)
+"""The errors caused by malformed documents."""
 
 _ENDING_VERBS = frozenset({'delete', 'deletecollection', 'get', 'list', 'watch'})
 _ACCEPT = ','.join(
@@ -36,16 +36,16 @@ _ACCEPT = ','.join(
 
 
 class DiscoveryError(ExplainedError):
-    """It is unknown what is served in the cluster, and so nothing can be done there."""
+    """The resources of the cluster cannot be discovered, so the operator cannot work there."""
 
 
 class Discovery(NamedTuple):
     """
-    What the cluster serves.
+    The resources served in the cluster.
 
     Args:
         resources: all resources of all versions of the groups.
-        failed_groups: the groups of which something is unknown now; they are worth asking again later.
+        failed_groups: the groups whose resources are not fully known; they should be discovered again later.
     """
 
     resources: frozenset[references.Resource]
@@ -62,14 +62,14 @@ class _Version(NamedTuple):
 
 async def discover(client: api.ApiClient, groups: Collection[str] | None = None) -> Discovery:
     """
-    Find out which resources are served.
+    Discover the served resources.
 
     Args:
-        client: the client to ask with.
-        groups: the only groups of interest, ``""`` for the core one; a hint: others can be there too.
+        client: the client of the API.
+        groups: the only groups needed, ``""`` for the core one; a hint: the result can have other groups, too.
 
     Raises:
-        errors.APIError: if it is unknown even which groups there are, or if the core group is refused (4xx).
+        errors.APIError: if even the list of groups is unknown, or if the core group is refused (4xx).
     """
     found = await _gather([_discover_core(client, groups), _discover_named(client, groups)])
     versions = list(itertools.chain.from_iterable(found))
@@ -82,7 +82,7 @@ async def discover(client: api.ApiClient, groups: Collection[str] | None = None)
 @contextlib.contextmanager
 def explaining() -> Iterator[None]:
     """
-    Turn failures of the discovery into an error for people: for where there is no going on without it.
+    Convert failures of the discovery to an error for users, where the operator cannot work without it.
 
     Raises:
         DiscoveryError: instead of errors of the API.
@@ -136,7 +136,7 @@ async def _discover_named(client: api.ApiClient, groups: Collection[str] | None)
 
 
 async def _discover_version(client: api.ApiClient, group: str, version: str, path: str) -> _Version:
-    # With no retries: either it is there, or its server is down and everybody would wait for it in vain.
+    # Why no retries? If the server of the group is down, the whole operator would wait for it.
     try:
         data = await _ask(client, path, 'resources', backoffs=())
         return _Version(group, version, list(_parse_legacy(data, group, version)))
@@ -153,7 +153,7 @@ async def _ask(
     *,
     backoffs: api.Backoffs | None = None,
 ) -> dict[str, Any]:
-    """Get a document of the discovery: an aggregated one, or one with this field."""
+    """Request a document of the discovery: an aggregated one, or one with this field."""
     body = await client.request('GET', path, accept=None if field == 'resources' else _ACCEPT, backoffs=backoffs)
     try:
         data = orjson.loads(body)
@@ -161,7 +161,7 @@ async def _ask(
         data = None
     known = ('APIGroupDiscoveryList', 'APIGroupList', 'APIVersions', 'APIResourceList')
     if not isinstance(data, dict) or not (data.get('kind') in known or isinstance(data.get(field), list)):
-        # It must not be taken for a cluster without any resources.
+        # Otherwise, it would look like a cluster without resources.
         raise errors.APIServerError(f"The answer to {path} is no discovery document: {body[:200]!r}", status=200)
     return data
 
@@ -171,7 +171,7 @@ async def _gather(coros: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(coro) for coro in coros]
     except ExceptionGroup as e:
-        raise e.exceptions[0] from e.exceptions[0].__cause__  # whatever is the first, the rest are cancelled
+        raise e.exceptions[0] from e.exceptions[0].__cause__  # the first error; the other requests are cancelled
     return [task.result() for task in tasks]
 
 
@@ -213,7 +213,7 @@ def _parse_aggregated(data: Mapping[str, Any]) -> Iterator[_Version]:
             except _NONSENSE:
                 yield _Version(group, '', None)
                 continue
-            # The resources that are known from before the group's server went down are still there.
+            # Stale resources, known from before the group's server went down, still exist.
             unknown = not resources and version.get('freshness') == 'Stale'
             yield _Version(group, name, None if unknown else resources)
 
@@ -239,8 +239,8 @@ def _parse_aggregated_version(data: Mapping[str, Any], group: str) -> Iterator[r
 
 def _read_verbs(data: Iterable[str] | None) -> frozenset[str]:
     verbs = frozenset(data or ())
-    # While a CRD is being deleted, its objects can still be patched, though discovery conceals it: this is how those
-    # of them with finalizers are let go. Otherwise, neither they nor the CRD would ever be gone.
+    # While a CRD is being deleted, its objects can still be patched, though the discovery does not list this verb.
+    # Finalizers are removed by patches; without them, neither the objects nor the CRD would ever be deleted.
     return verbs | {'patch', 'update'} if verbs == _ENDING_VERBS else verbs
 
 

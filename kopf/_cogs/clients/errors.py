@@ -1,10 +1,9 @@
 """
 The errors of the Kubernetes API, typed by HTTP status.
 
-Callers tell "gone" from "conflict" from "the server is ill" by class, never by comparing numbers.
-The network's own failures are in the same family, so that `except APIError` means "the API could
-not do it", whatever the HTTP library is. Bodies that are not a `Status` object (those of proxies
-and load balancers) are reduced to their first characters.
+Callers distinguish errors by class, e.g. "gone", "conflict", or "server error", never by comparing numbers.
+Network errors have the same base class, so that `except APIError` catches all failures of a request, whatever
+the HTTP library is. Bodies that are not a `Status` object (of proxies and load balancers) are cut to a few characters.
 """
 
 import datetime
@@ -13,8 +12,8 @@ from typing import Any
 
 _SNIPPET = 200
 
-# Everybody waits for it; a proxy that means "tomorrow", or says nonsense, must not stop an operator for so long.
 _LONGEST_RETRY_AFTER = 300.0
+"""The limit of delays requested by servers (in seconds): a proxy with a wrong value must not stop the operator."""
 
 
 _PARTIAL_REFUSALS = (
@@ -28,13 +27,13 @@ class APIError(Exception):
     A request has failed.
 
     Attributes:
-        message: what the server says, for humans.
+        message: the message of the server, for humans.
         status: the HTTP status; 0 if there was no response.
         code: the code in the Status object, usually the same as `status`.
         reason: the machine-readable reason, e.g. ``AlreadyExists``.
-        details: the details of the Status object, maybe empty.
+        details: the details of the Status object, possibly empty.
         headers: the headers of the response.
-        retry_after: how long the server asks to wait before the next attempt (seconds; at most 5 minutes).
+        retry_after: the delay that the server requests before the next attempt (in seconds; at most 5 minutes).
     """
 
     status: int
@@ -73,7 +72,7 @@ class APIError(Exception):
 
 
 class APIConnectionError(APIError):
-    """The request or its response was lost on the way; the cause is in ``__cause__``."""
+    """The request or its response was lost in the network; the cause is in ``__cause__``."""
 
 
 class APITimeoutError(APIConnectionError, TimeoutError):
@@ -101,7 +100,7 @@ class APINotFoundError(APIClientError):
 
 
 class APIConflictError(APIClientError):
-    """409: the object exists already, or is not the one which is meant."""
+    """409: the object exists already, or is not in the expected version."""
 
 
 class APIGoneError(APIClientError):
@@ -122,10 +121,10 @@ class APITooManyRequestsError(APIClientError):
     @property
     def is_partial(self) -> bool:
         """
-        Whether the refusal concerns only this resource or object, while the server has time for everything else.
+        True if the refusal concerns only this resource or object, while the server accepts other requests.
 
-        Nothing but the text tells it: the flow control of API servers refuses with "Too many requests, please try again
-        later." Refusals with other texts count as of the whole server, as they can come from whatever is before it.
+        Only the text indicates it: the flow control of API servers refuses with "Too many requests, please try again
+        later." Refusals with unknown texts count as of the whole server, as a proxy before it can send any text.
         """
         message = self.message or ''
         return message.startswith(_PARTIAL_REFUSALS) or 'denied the request' in message
@@ -155,10 +154,10 @@ def check_response(status: int, headers: Mapping[str, str], body: bytes) -> None
 
 
 def build_error(status: int, headers: Mapping[str, str], body: bytes) -> APIError:
-    """Make a typed error of a failed response, or of an ERROR event of a watch."""
+    """Return a typed error for a failed response, or for an ERROR event of a watch."""
     import orjson
 
-    if 300 <= status < 400:  # not what an API does, but what stands before it, e.g. to let people log in
+    if 300 <= status < 400:  # an API never redirects, but a proxy before it can, e.g. to a login page
         target = headers.get('Location')
         return APIError(
             f"The API is not there, but at {target!r}" if target else f"HTTP {status}", status=status, headers=headers
@@ -180,7 +179,7 @@ def build_status_error(
     headers: Mapping[str, str] | None = None,
 ) -> APIError:
     """
-    Make a typed error of a Status object, as it comes in responses and in ERROR events of watches.
+    Return a typed error for a Status object of a response or of an ERROR event of a watch.
 
     Args:
         data: the Status object as decoded; its fields are not trusted to be of the right types.

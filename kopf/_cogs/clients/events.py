@@ -1,9 +1,8 @@
 """
-Posting of Kubernetes Events: what is shown by ``kubectl describe`` and ``kubectl get events``.
+Posting of Kubernetes Events, as ``kubectl describe`` and ``kubectl get events`` show them.
 
-These are the core v1 Events, as other controllers post them: an Event that has happened again gets a new count and a
-new time. They are nice to have and nothing more: a failure to post one is logged, and never gets in the way of what it
-tells about.
+These are the core v1 Events, as other controllers post them: a repeated Event gets a new count and a new time.
+A failure to post an Event is logged, and never affects the handling that it is about.
 """
 
 import datetime
@@ -27,9 +26,9 @@ class PostedEvent(NamedTuple):
     """An Event as it is in the cluster."""
 
     name: str | None
-    """``None`` if the server has not told it."""
+    """The name of the Event; ``None`` if the response of the server does not have it."""
     first: str
-    """When it was posted for the first time."""
+    """The time when it was posted first."""
 
 
 class EventWriter:
@@ -45,7 +44,7 @@ class EventWriter:
         self._client = client
         self._settings = settings
         self._denied: set[tuple[str, str]] = set()
-        """What is not permitted, and was reported: the verbs and the namespaces."""
+        """The missing permissions that are logged already: the verbs and the namespaces."""
 
     async def create(
         self,
@@ -59,16 +58,16 @@ class EventWriter:
         backoffs: api.Backoffs | None = None,
     ) -> PostedEvent | None:
         """
-        Post an Event about an object; log it and return `None` if this is impossible.
+        Post an Event about an object; if this fails, log the error and return `None`.
 
         Args:
             ref: the object.
             type: the type of the event, e.g. ``Normal``, ``Warning``.
             reason: the reason in one word, in CamelCase.
-            message: what has happened; it is cut in the middle if it is longer than the API permits.
-            count: how many times it has happened.
-            first: when it has happened for the first time; by default, now.
-            backoffs: the pauses between attempts (seconds); by default, ``settings.posting.default_backoffs``.
+            message: the message; it is cut in the middle if it is longer than the API permits.
+            count: the number of occurrences.
+            first: the time of the first occurrence; by default, now.
+            backoffs: the pauses between attempts (in seconds); by default, ``settings.posting.default_backoffs``.
         """
         posting = self._settings.posting
         now = datetime.datetime.now(datetime.UTC)
@@ -116,14 +115,14 @@ class EventWriter:
         backoffs: api.Backoffs | None = None,
     ) -> bool:
         """
-        Tell that the Event has happened again; return whether it is told, or else a new one must be posted.
+        Update the count of a repeated Event; return false if a new Event must be posted instead.
 
         Args:
             ref: the object of the Event.
             name: the name of the Event.
-            count: how many times it has happened by now.
-            message: its message.
-            backoffs: the pauses between attempts (seconds); by default, ``settings.posting.default_backoffs``.
+            count: the number of occurrences by now.
+            message: the message of the Event.
+            backoffs: the pauses between attempts (in seconds); by default, ``settings.posting.default_backoffs``.
         """
         namespace = _find_namespace(ref)
         if ('patch', namespace) in self._denied:
@@ -145,7 +144,7 @@ class EventWriter:
         return True
 
     async def _send(self, method: str, path: str, body: dict[str, Any], backoffs: api.Backoffs | None) -> bytes:
-        with pacing.background():  # handling is more important than telling about it
+        with pacing.background():  # requests of handling are more important than Events
             return await self._client.request(
                 method,
                 path,
@@ -155,7 +154,7 @@ class EventWriter:
             )
 
     def _is_denied(self, verb: str, namespace: str, error: Exception) -> bool:
-        """Check whether a permission is missing, and say once which one."""
+        """Check whether a permission is missing, and log once which one."""
         if not isinstance(error, errors.APIForbiddenError) or 'being terminated' in (error.message or ''):
             return False
         if (verb, namespace) not in self._denied:
@@ -176,7 +175,7 @@ class EventWriter:
 
 
 def _find_namespace(ref: bodies.ObjectReference) -> str:
-    return ref.get('namespace') or 'default'  # the events about cluster-scoped objects are there
+    return ref.get('namespace') or 'default'  # Kubernetes keeps the events about cluster-scoped objects there
 
 
 def _format(moment: datetime.datetime) -> str:

@@ -1,9 +1,9 @@
 """
-Exec plugins: programs that get temporary credentials for kubeconfig's users.
+Exec plugins: programs that provide temporary credentials for users of a kubeconfig.
 
-This is how all large clouds log in. The protocol is that of the API group ``client.authentication.k8s.io``:
-what is wanted goes through an environment variable, the credentials come back through the standard output.
-Nothing is cached: the vault asks again only when the credentials have expired or were refused.
+All large clouds use them. The protocol is that of the API group ``client.authentication.k8s.io``: the request is
+passed in an environment variable, and the credentials are returned through the standard output.
+Why no cache? The vault runs the login again only when the credentials have expired or were refused.
 """
 
 import base64
@@ -21,13 +21,13 @@ from kopf._cogs.structs import credentials
 _API_VERSIONS = ['client.authentication.k8s.io/v1', 'client.authentication.k8s.io/v1beta1']
 _EXTENSION = 'client.authentication.k8s.io/exec'
 
-# A plugin that asks nobody has no reason to think for longer (seconds).
 _TIMEOUT = 60.0
+"""The time limit of plugins that are not interactive (in seconds)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Plugin:
-    """What is configured in the kubeconfig; see `execute`."""
+    """The configuration of a plugin in the kubeconfig; see `execute`."""
 
     spec: Mapping[str, Any]
     directory: str
@@ -38,7 +38,7 @@ class _Plugin:
         problem: str,
         cls: type[credentials.LoginError] = credentials.LoginError,
     ) -> credentials.LoginError:
-        """Make an error that names the place and the remedy, if it is known."""
+        """Return an error that names the place in the kubeconfig, and the remedy if it is known."""
         hint = self.spec.get('installHint')
         return cls(f"{problem} (field 'exec' in {self.origin}){f'. {hint}' if hint else ''}")
 
@@ -59,7 +59,7 @@ class _Plugin:
         return [command, *(str(arg) for arg in self.spec.get('args') or ())]
 
     def is_interactive(self) -> bool:
-        """Check if the plugin may ask a human: it is so configured, and there is one."""
+        """Check whether the plugin may prompt the user: if the mode permits it, and there is a terminal."""
         mode = self.spec.get('interactiveMode') or 'IfAvailable'
         available = sys.stdin is not None and sys.stdin.isatty()
         if mode not in ('Never', 'IfAvailable', 'Always'):
@@ -78,17 +78,17 @@ def execute(
     origin: str,
 ) -> credentials.ConnectionInfo:
     """
-    Run an exec plugin and add what it gives to the credentials.
+    Run an exec plugin and return the credentials with those of the plugin.
 
     Args:
         spec: the field ``exec`` of the kubeconfig's user.
-        info: the credentials so far: the server and how to trust it.
-        cluster: the kubeconfig's cluster, for the plugins that want to know it.
-        directory: where relative commands are looked for.
+        info: the credentials so far: the server and its certificates.
+        cluster: the kubeconfig's cluster, for the plugins that request it.
+        directory: the directory of relative commands.
         origin: the place of the spec, for error messages.
 
     Raises:
-        credentials.LoginError: if the plugin is absent, fails, or gives nothing to log in with.
+        credentials.LoginError: if the plugin is absent, fails, or returns no credentials.
     """
     plugin = _Plugin(spec, directory, origin)
     interactive = plugin.is_interactive()

@@ -1,9 +1,9 @@
 """
 Kubeconfig files: found, merged and resolved into credentials the way kubectl does it.
 
-Libraries that can do it are heavy, and an operator needs only one context of it. What kubectl accepts is
-accepted here with the same meaning; what is broken is reported with the file, the place in it, and the remedy:
-it is read by a person who has just started an operator for the first time.
+Why not a client library? It is slow to import, and an operator needs only one context of a kubeconfig. Everything
+that kubectl accepts is accepted here with the same meaning. Errors name the file, the place in it, and the remedy,
+as users see them when they start an operator for the first time.
 """
 
 import contextlib
@@ -19,8 +19,7 @@ from kopf._cogs.structs import credentials
 
 logger = logging.getLogger(__name__)
 
-# Of the fields of a cluster and of a user: those with paths, which are relative to their files.
-_PATHS = {
+_PATHS = {  # the fields with paths, which are relative to the directory of their file
     'clusters': ['certificate-authority'],
     'users': ['client-certificate', 'client-key', 'tokenFile'],
     'contexts': [],
@@ -39,14 +38,14 @@ class _Entry(NamedTuple):
         return f"{self.section}[{self.name!r}] of {self.path}"
 
     def get(self, field: str) -> str | None:
-        """Get a text field; absent and empty ones are the same."""
+        """Return a text field; `None` if it is absent or empty."""
         value = self.data.get(field)
         if value is not None and not isinstance(value, str):
             raise credentials.LoginError(f"Field {field!r} must be a string in {self}. Fix the file.")
         return value or None
 
     def get_mapping(self, field: str) -> Mapping[str, Any]:
-        """Get a nested structure, maybe empty."""
+        """Return a nested structure; empty if it is absent."""
         value = self.data.get(field)
         if value is not None and not isinstance(value, Mapping):
             raise credentials.LoginError(f"Field {field!r} must be a mapping in {self}. Fix the file.")
@@ -68,7 +67,7 @@ class Kubeconfig(NamedTuple):
 
     def resolve(self, *, trust_env: bool = False) -> credentials.ConnectionInfo:
         """
-        Get the credentials of the current context; it runs its exec plugin if there is one.
+        Return the credentials of the current context; run its exec plugin if there is one.
 
         Args:
             trust_env: to be passed to the credentials.
@@ -82,7 +81,7 @@ class Kubeconfig(NamedTuple):
 
     def check(self) -> tuple[_Entry, _Entry, _Entry | None]:
         """
-        Get the current context, its cluster and its user, if there is one; nothing is run for that.
+        Return the current context, its cluster and its user, if there is one, without running exec plugins.
 
         Raises:
             credentials.LoginError: if one of them is not named, or is not there.
@@ -114,7 +113,7 @@ class Kubeconfig(NamedTuple):
 
 
 def list_paths() -> list[str]:
-    """List the files where a kubeconfig is to be looked for, whether they exist or not."""
+    """Return the possible paths of kubeconfig files, which may not exist."""
     # Shells expand the home directory, but the other places that set variables do not.
     paths = [os.path.expanduser(path) for path in os.environ.get('KUBECONFIG', '').split(os.pathsep) if path]
     return list(dict.fromkeys(paths)) or [os.path.expanduser('~/.kube/config')]

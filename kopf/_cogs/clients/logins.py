@@ -1,10 +1,9 @@
 """
-The login handlers that are ready to use, on their own or in handlers of one's own.
+The default login handlers, which developers can also call from their own login handlers.
 
-The operator tries them by default. Besides what is implemented here, there is piggybacking: the client libraries that
-the operator's developer has installed anyway can know more ways to log in, so their own logic is run,
-and the result is taken. Every function returns `None` if its source is absent, so that they can be
-combined with ``or``, and raises `LoginError` if the source is there but broken.
+Some of them are implemented here. Others use an installed client library, which can support more ways to log in:
+its own login is run, and the credentials are taken from it. Every function returns `None` if its source is absent,
+so that they can be combined with ``or``, and raises `LoginError` if the source exists but is broken.
 """
 
 import contextlib
@@ -18,38 +17,38 @@ from kopf._cogs.configs import configuration
 from kopf._cogs.structs import credentials
 
 SERVICE_ACCOUNT = '/var/run/secrets/kubernetes.io/serviceaccount'
-"""Where Kubernetes puts the token, the certificates and the namespace of a pod's service account."""
+"""The directory with the token, the certificates and the namespace of a pod's service account."""
 
 AnyLogger: TypeAlias = logging.Logger | logging.LoggerAdapter[Any]
 
 
 def has_kubeconfig() -> bool:
-    """Check if there is any kubeconfig file."""
+    """Check whether there is any kubeconfig file."""
     return any(os.path.exists(path) for path in kubeconfigs.list_paths())
 
 
 def has_service_account() -> bool:
-    """Check if we are in a pod with a service account."""
+    """Check whether the process runs in a pod with a service account."""
     return os.path.exists(os.path.join(SERVICE_ACCOUNT, 'token'))
 
 
 def has_pykube() -> bool:
-    """Check if pykube-ng is installed, without importing it."""
+    """Check whether pykube-ng is installed, without importing it."""
     return importlib.util.find_spec('pykube') is not None
 
 
 def has_client() -> bool:
-    """Check if the official client library is installed, without importing it."""
+    """Check whether the official client library is installed, without importing it."""
     return importlib.util.find_spec('kubernetes') is not None
 
 
 def has_async_client() -> bool:
-    """Check if the asyncio fork of the official client library is installed, without importing it."""
+    """Check whether the asyncio fork of the official client library is installed, without importing it."""
     return importlib.util.find_spec('kubernetes_asyncio') is not None
 
 
 def explain_absence() -> str:
-    """Tell where credentials are looked for by default, for the case when there are none."""
+    """Return a message on the default sources of credentials, for errors when there are none."""
     files = os.pathsep.join(kubeconfigs.list_paths())
     origin = "$KUBECONFIG" if os.environ.get('KUBECONFIG') else "$KUBECONFIG is not set"
     return (
@@ -60,10 +59,10 @@ def explain_absence() -> str:
 
 def check_sources() -> None:
     """
-    Check what there is to log in with by default, before any library is asked to make sense of it.
+    Check the default sources of credentials, before any client library is used.
 
     Raises:
-        LoginError: if there is nothing, or if it is a kubeconfig that cannot be used.
+        LoginError: if there are none, or if the kubeconfig cannot be used.
     """
     if has_service_account():
         return
@@ -109,7 +108,7 @@ def login_with_service_account(
         settings: the settings, for ``settings.networking.trust_env``.
 
     Returns:
-        The credentials, or `None` if we are not in a pod.
+        The credentials, or `None` if the process is not in a pod.
 
     Raises:
         LoginError: if the files of the service account cannot be read.
@@ -184,7 +183,7 @@ def login_via_pykube(
 def _convert_pykube_config(config: Any, *, trust_env: bool) -> credentials.ConnectionInfo:
     path = str(getattr(config, 'filepath', None) or os.path.expanduser('~/.kube/config'))
     directory = os.path.dirname(os.path.abspath(path))
-    # With exec plugins, pykube has no token until the first request of its own; ours is the same plugin.
+    # With exec plugins, pykube has no token until its first request, so the same plugin is run below.
     provider = config.user.get('auth-provider', {}).get('config', {})
     ca, cert, pkey = (
         source.get(key)
@@ -205,7 +204,7 @@ def _convert_pykube_config(config: Any, *, trust_env: bool) -> credentials.Conne
         token=(config.user.get('token') or provider.get('access-token') or '').strip() or None,
         certificate_path=cert.filename() if cert else None,
         private_key_path=pkey.filename() if pkey else None,
-        # What pykube itself does not know of: its own requests go without these.
+        # Pykube itself does not support these.
         proxy_url=config.cluster.get('proxy-url'),
         tls_server_name=config.cluster.get('tls-server-name'),
         token_path=os.path.join(directory, config.user['tokenFile']) if config.user.get('tokenFile') else None,

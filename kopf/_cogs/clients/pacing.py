@@ -1,13 +1,13 @@
 """
-How fast one server is asked: in flight, per second, and not at all for as long as it asks to wait.
+Limits of requests to one server: in flight, per second, and for as long as the server requests to wait.
 
-All that goes to the server passes one `Gate`. A server that answers 429 tells that it is overloaded, not that
-this request is wrong: so all requests wait then, not only the one that was refused. Two answers hold no other requests
-back: 429 if it is about one resource, such as that of a new CRD (see `errors.APITooManyRequestsError.is_partial`), and
-503, as it usually comes from the server of one API group.
+All requests to a server pass one `Gate`. When the server responds with 429, it is overloaded, so all requests wait,
+not only the refused one. Two responses hold no other requests back. One is 429 about one resource, such as that of
+a new CRD (see `errors.APITooManyRequestsError.is_partial`). The other is 503, which usually comes from the server
+of one API group.
 
-Among those who wait, the requests about live changes come first; those about the objects that were there before
-the operator has started, and those that only report (see `background`), get what is left, but never nothing.
+Of the queued requests, those about live changes go first. Requests about objects that existed before the operator
+started, and requests that only report (see `background`), get a fixed share of the turns.
 """
 
 import asyncio
@@ -22,17 +22,18 @@ from kopf._cogs.configs.configuration import OperatorSettings
 logger = logging.getLogger(__name__)
 
 DEFAULT_HOLD = 1.0
-"""For how long (in seconds) to wait if the server does not say it: what Kubernetes servers usually ask for."""
+"""The delay (in seconds) if the server does not specify it: the usual one of Kubernetes servers."""
 
 MIN_PAUSE = 0.001
-"""For how long (in seconds) to wait at least: timers count in milliseconds, so with less it would be a busy loop."""
+"""The least delay (in seconds). Timers have a resolution of milliseconds, so with less it would be a busy loop."""
 
 
 class Crowd:
     """
-    Some of those who let others go first: how many of them wait, at whatever gate.
+    A group of background requests: the number of those queued at all gates.
 
-    :param relieved: is called each time when there is one less.
+    Args:
+        relieved: is called each time when there is one less.
     """
 
     __slots__ = ('_relieved', 'size')
@@ -42,6 +43,7 @@ class Crowd:
         self.size = 0
 
     def leave(self) -> None:
+        """Decrease the number, and call the callback."""
         self.size -= 1
         self._relieved()
 
@@ -52,7 +54,7 @@ _crowd: contextvars.ContextVar[Crowd | None] = contextvars.ContextVar('_crowd', 
 
 
 class background:
-    """Let the requests of others go before those that are made inside; or not, if they are not to be ``yielding``."""
+    """Makes the requests in its block give way to all other requests, if ``yielding``; a context manager."""
 
     __slots__ = ('_crowd', '_token')
 
@@ -96,7 +98,7 @@ class Gate:
 
     async def enter(self) -> bool:
         """
-        Wait until a request can be made; tell if there was a wait. To be followed by `leave`.
+        Wait until a request can be made; return true if it had to wait. To be followed by `leave`.
 
         Raises:
             errors.APIConnectionError: if the gate is closed, before or meanwhile.
@@ -116,7 +118,7 @@ class Gate:
             if not future.done() or future.cancelled():
                 self._waiting.discard(future)
             elif future.exception() is None:
-                self.leave()  # admitted at the very moment when it is not needed any more
+                self.leave()  # it was admitted and cancelled at the same moment
             raise
         finally:
             if crowd is not None:
@@ -124,21 +126,21 @@ class Gate:
         return True
 
     def leave(self) -> None:
-        """Let others in: the request is over."""
+        """Release the place of a finished request, and admit the queued ones."""
         self._count -= 1
         if self._waiting:
             self._admit()
 
     async def pass_by(self) -> bool:
         """
-        Wait until a stream can be opened; tell if there was a wait. Streams do not count as requests in flight.
+        Wait until a stream can be opened; return true if it had to wait. Streams do not count as requests in flight.
 
         Raises:
             errors.APIConnectionError: if the gate is closed, before or meanwhile.
         """
         self._check_open()
         waited, delay = False, self._delay()
-        self._tokens -= 1  # at once: those who queue would take all of them while this one sleeps
+        self._tokens -= 1  # at once: otherwise, the queued requests would take all of them while this one sleeps
         try:
             while delay > 0:
                 await asyncio.wait({self._closing}, timeout=delay)
@@ -150,7 +152,7 @@ class Gate:
         return waited
 
     def hold(self, seconds: float | None) -> None:
-        """Let nobody in for as long as the server asks for."""
+        """Hold all requests for the time (in seconds) that the server has requested."""
         seconds = DEFAULT_HOLD if seconds is None else seconds
         now = self._loop.time()
         if self._held_until <= now < now + seconds:
@@ -162,7 +164,7 @@ class Gate:
         self._held_until = max(self._held_until, now + seconds)
 
     def close(self) -> None:
-        """Let nobody in any more, those who wait included; leave no timer behind."""
+        """Refuse all further requests and the queued ones, and cancel the timer."""
         if not self._closing.done():
             self._closing.set_result(None)
         if self._timer is not None:
@@ -189,7 +191,7 @@ class Gate:
         self._tokens -= 1
 
     def _delay(self) -> float:
-        """Tell for how long (in seconds) nobody is to be let in."""
+        """Return how long the gate stays closed (in seconds)."""
         now = self._loop.time()
         networking = self._settings.networking
         rate, burst = networking.requests_per_second, max(1, networking.requests_burst)
@@ -201,14 +203,14 @@ class Gate:
         return max(self._held_until - now, (1 - self._tokens) / rate)
 
     def _admit(self) -> None:
-        """Let in as many as possible; look again later if there are more of them."""
+        """Admit as many queued requests as possible; set the timer for the others."""
         while self._waiting and self._count < self._limit:
             if (delay := self._delay()) > 0:
                 if self._timer is None:
                     self._timer = self._loop.call_later(max(delay, MIN_PAUSE), self._look_again)
                 return
             future, _ = self._waiting.pop()
-            if not future.done():  # those that are cancelled just now are still in the queue
+            if not future.done():  # requests that are cancelled just now are still in the queue
                 self._take()
                 future.set_result(None)
 

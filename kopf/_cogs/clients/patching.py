@@ -1,9 +1,9 @@
 """
-Patching of objects: what handlers and the framework itself want to be changed, in as few requests as possible.
+Patching of objects with the changes of handlers and of the framework, in as few requests as possible.
 
-Merge patches never conflict, and so they carry the values; the functions become JSON patches, which are valid
-only for one version of the object. A patch is meant for one object, not for its name: if the object was deleted
-and created anew in the meantime, the successor is left alone.
+The values are sent as merge patches, which never conflict. The functions become JSON patches, which are valid only
+for one version of the object. A patch is meant for one object, not for its name: if the object was deleted
+and recreated meanwhile, the new object is not patched.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ from kopf._cogs.structs import bodies, dicts, diffs, patches, references
 _MERGE: Final = 'application/merge-patch+json'
 _JSON: Final = 'application/json-patch+json'
 
-# For the objects that are changed by others faster than a patch arrives (seconds).
 _CONFLICT_BACKOFFS = (0.0, 0.1, 0.2, 0.5, 1.0)
+"""The pauses between attempts (in seconds) if other clients change the object faster than a patch arrives."""
 
 
 class PatchResult(NamedTuple):
     """
-    What has come out of patching.
+    The result of patching.
 
     Args:
         body: the object after the last change; `None` if nothing was changed, or if it is gone.
@@ -68,7 +68,7 @@ async def patch_obj(
         patch: the values to merge and the functions to apply.
         body: the last known state of the object, if it is known.
         logger: the logger of the object.
-        conclusion: what is to be on record if the patch is stored, and never without it; e.g. the success of a handler.
+        conclusion: the changes to be stored only if the patch is stored, e.g. the success of a handler.
 
     Raises:
         errors.APIError: if the API refuses the patch or does not work; it can be applied in part by then.
@@ -80,7 +80,7 @@ async def patch_obj(
         done = await patching.apply(patch, conclusion)
     except (errors.APINotFoundError, _ReplacedError) as error:
         if isinstance(error, errors.APINotFoundError) and error.code is None:
-            # Of a missing object, the API tells by its status; of a missing resource, its web server tells in words.
+            # For a missing object, the API returns a Status object; for a missing resource, its web server a text.
             logger.debug("Patching is postponed: the resource is not served (any more).")
             return PatchResult(None, unserved=True)
         logger.debug("Patching was skipped: the object does not exist anymore.")
@@ -116,7 +116,7 @@ def discard_unstorable(patch: patches.Patch, logger: api.AnyLogger) -> None:
 
 
 class _Loop:
-    """Stands for what is inside of itself."""
+    """A marker of a value that contains itself."""
 
 
 _REMEDIES: tuple[tuple[Any, str], ...] = (
@@ -162,7 +162,7 @@ class _ReplacedError(Exception):
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class _Patching:
-    """One act of patching of one object."""
+    """The patching of one object by one patch."""
 
     client: api.ApiClient
     url: str
@@ -173,7 +173,7 @@ class _Patching:
     result: bodies.RawBody | None = None
 
     async def apply(self, patch: patches.Patch, conclusion: patches.Patch) -> bool:
-        """Apply the patch, and then the conclusion; tell if all is applied, or the object has changed meanwhile."""
+        """Apply the patch, and then the conclusion; return false if the object has changed meanwhile."""
         if not patch.fns:
             return await self._conclude(patch, conclusion)
         if self.body is not None and (len(patch) or conclusion):
@@ -197,9 +197,9 @@ class _Patching:
 
     async def _apply_at_once(self, patch: patches.Patch, conclusion: patches.Patch) -> bool | None:
         """
-        Apply the values together with the functions, if they are for one place; tell if it is done.
+        Apply the values together with the functions, if they are for one endpoint; return true if it is done.
 
-        If that is not possible, only the values are applied, or the newer state is got; and there is no answer.
+        If that is not possible, it applies only the values, or reloads the object, and returns `None`.
         """
         ops, tried = patches.combine(patch, conclusion).as_json_patch(self.body), True
         if not any(map(self._is_for_status, ops)):
@@ -216,7 +216,7 @@ class _Patching:
         return None
 
     async def _conclude(self, patch: patches.Patch, conclusion: patches.Patch) -> bool:
-        """Apply the values of the patch, and the conclusion with what goes to the same place; tell if it is done."""
+        """Apply the values and the conclusion, together if they are for one endpoint; return true if it is done."""
         changes, status = self._split(patch)
         last_changes, last_status = self._split(conclusion)
         if status and (len(last_changes) or conclusion.fns):
@@ -243,7 +243,7 @@ class _Patching:
         return await self._send_ops(self.url, "resource", rest.as_json_patch(self.body))
 
     def _split(self, patch: patches.Patch) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Take the values apart: those of the object, and those of its status, if that is a place of its own."""
+        """Split the values into those of the object and those of its status, if that is a subresource."""
         if not self.has_status or 'status' not in patch:
             return patch, {}
         status = {'status': patch['status']} if patch['status'] != {} else {}
@@ -279,7 +279,7 @@ class _Patching:
             if _is_about_uid(e):
                 raise _ReplacedError from e
             raise
-        # Most are merged as they are; what is compared only by its JSON, is simplified first.
+        # Most values are stored as they are; values that are equal only as JSON are simplified before the comparison.
         if not _is_merged(changes, self.body) and (
             inconsistencies := diffs.Diff(_compare((), api.simplify(changes), self.body))
         ):
@@ -290,7 +290,7 @@ class _Patching:
             )
 
     async def _send_merge_of_status(self, changes: Mapping[str, Any]) -> None:
-        # Metadata is not looked at there, and so the uid protects from nothing. But the version is.
+        # The status endpoint ignores the metadata, so the uid does not protect a recreated object; the version does.
         if self.uid is None:
             await self._send_merge(f'{self.url}/status', changes)
             return
@@ -343,7 +343,7 @@ class _Patching:
 
 
 def _is_about_uid(error: errors.APIError) -> bool:
-    # It is immutable where the objects are validated, and a precondition where they are stored.
+    # The validation refuses a change of the immutable uid (422); the storage refuses it as a precondition (409).
     causes = error.details.get('causes') or ()
     return any(cause.get('field') == 'metadata.uid' for cause in causes) or (
         error.status == 409 and 'UID in precondition' in (error.message or '')
@@ -351,7 +351,7 @@ def _is_about_uid(error: errors.APIError) -> bool:
 
 
 def _explain_pruning(inconsistencies: diffs.Diff, body: bodies.RawBody | None) -> str:
-    """Say why fields of a custom resource are not there, if that is so: its schema does not know them."""
+    """Return an explanation if fields of a custom resource are dropped, because its schema does not have them."""
     dropped = [
         '.'.join(path)
         for op, path, _, _ in inconsistencies
@@ -377,14 +377,14 @@ def _get_uid(body: bodies.RawBody | None) -> str | None:
 
 
 def _is_merged(wanted: Any, actual: Any) -> bool:
-    """Tell at a glance if what has come back is surely what was wanted."""
+    """Check quickly whether the returned state surely has all desired values."""
     if isinstance(wanted, dict) and type(actual) is dict:
         return all(_is_merged(value, actual.get(key)) for key, value in wanted.items())
     return bool(wanted == actual)
 
 
 def _compare(path: tuple[str, ...], wanted: Any, actual: Any) -> Iterator[diffs.DiffItem]:
-    """Compare only what was wanted, as a merge patch means it, with what has come back."""
+    """Compare only the values of the merge patch with the returned state."""
     if path == ('metadata', 'resourceVersion'):
         return
     if isinstance(wanted, Mapping):

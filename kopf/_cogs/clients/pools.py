@@ -1,9 +1,8 @@
 """
-Pools of connections with one server: they are opened when there is need, and kept for the next requests.
+Pools of connections to one server: connections are opened on demand, and kept for the next requests.
 
-A new connection costs more than several requests, so there is never one a request; and it must never be noticed that
-the server has closed an old one meanwhile. Proxies, and sessions with anything else inside, are not for here: see
-`aiosessions`.
+A new connection costs more than several requests, so connections are reused. If the server has closed an unused
+connection meanwhile, the request is repeated on another one. For proxies and other features, see `aiosessions`.
 """
 
 import asyncio
@@ -17,12 +16,12 @@ from typing import NamedTuple
 
 from kopf._cogs.clients.connections import Connection, ConnectionLost, Response
 
-# The delay until the next address of the same host is tried in parallel (seconds; RFC 8305, section 5).
 _NEXT_ADDRESS_DELAY = 0.25
+"""The delay until the next address of the same host is tried in parallel (in seconds; RFC 8305, section 5)."""
 
 
 class Origin(NamedTuple):
-    """Where and how to connect."""
+    """The address of a server, and the TLS options for it."""
 
     host: str
     port: int
@@ -32,24 +31,24 @@ class Origin(NamedTuple):
 
 class Pool:
     """
-    The connections with one server.
+    The connections to one server.
 
     Args:
-        origin: where to connect.
-        keepalive: for how long an unused connection is kept (seconds).
+        origin: the address of the server.
+        keepalive: how long an unused connection is kept (in seconds).
     """
 
     def __init__(self, origin: Origin, *, keepalive: float) -> None:
         self._origin = origin
         self._keepalive = keepalive
-        self._idle: list[Connection] = []  # the last used is the first to be used again, so that the others may expire
+        self._idle: list[Connection] = []  # why not a queue? the last used is reused first, so the others can expire
         self._busy: set[Connection] = set()
         self._streams: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._closed = False
         self._sweeping: asyncio.TimerHandle | None = None
 
     def close(self) -> None:
-        """Break off all connections, together with what is in flight; there can be no new ones."""
+        """Abort all connections and the requests in flight, and permit no new ones."""
         self._closed = True
         if self._sweeping is not None:
             self._sweeping.cancel()
@@ -59,15 +58,15 @@ class Pool:
 
     async def request(self, data: bytes, *, connect_timeout: float | None, repeatable: bool) -> Response:
         """
-        Send a request, get its response.
+        Send a request and return its response.
 
         Args:
             data: the whole request.
-            connect_timeout: the limit for a new connection if one is needed (seconds).
-            repeatable: whether it does no harm to send it again, if an old connection is closed at the same time.
+            connect_timeout: the time limit for opening a connection if one is needed (in seconds).
+            repeatable: whether it is safe to send it again if the server closes an old connection at the same time.
 
         Raises:
-            OSError: if the network or the server does not allow for that, time-outs of connecting included.
+            OSError: if the network or the server fails, time-outs of connecting included.
         """
         while True:
             connection = self._take() or await self._connect(connect_timeout)
@@ -92,15 +91,15 @@ class Pool:
         total_timeout: float | None,
     ) -> tuple[Response, Connection]:
         """
-        Open a stream on a connection of its own, which is then the caller's to abort.
+        Open a stream on a separate connection, which the caller has to abort.
 
         Args:
             data: the whole request.
-            connect_timeout: the limit for the new connection (seconds).
-            total_timeout: how long the stream may last (seconds).
+            connect_timeout: the time limit for opening the connection (in seconds).
+            total_timeout: how long the stream may last (in seconds).
 
         Raises:
-            OSError: if the network or the server does not allow for that, time-outs of connecting included.
+            OSError: if the network or the server fails, time-outs of connecting included.
         """
         connection = await self._connect(connect_timeout)
         self._streams.add(connection)
@@ -148,7 +147,7 @@ class Pool:
                     await loop.create_connection(lambda: connection, sock=sock, ssl=context, server_hostname=hostname)
             self._check_open()
         except BaseException:
-            connection.abort()  # it can be there already when the wait for it is cancelled
+            connection.abort()  # it can be open already when the wait for it is cancelled
             raise
         return connection
 
@@ -158,7 +157,7 @@ class Pool:
 
 
 async def _open_socket(host: str, port: int) -> socket.socket:
-    """Connect to whichever address of the host answers first."""
+    """Connect to the address of the host that responds first."""
     import aiohappyeyeballs
 
     try:
@@ -179,7 +178,7 @@ def _is_address(host: str) -> bool:
 
 def split_url(url: str) -> tuple[urllib.parse.SplitResult, str, int]:
     """
-    Split the URL of a server to its parts, the host, and the port.
+    Split the URL of a server into its parts, the host, and the port.
 
     Raises:
         ValueError: if there is no host, or the port is not a number.

@@ -1,9 +1,8 @@
 """
 Sessions with the API server: one for every set of credentials, with everything prepared for its requests.
 
-Headers, TLS contexts, and URLs' beginnings do not change from request to request, and requests are
-counted in tens of thousands; so they are made once. This is the only place that knows how HTTP is done: what
-comes out of here is bytes, lines, and typed errors.
+Headers, TLS contexts, and prefixes of URLs are the same for tens of thousands of requests, so they are created once.
+The modules above do not depend on HTTP: they get bytes, lines, and typed errors from here.
 """
 
 import abc
@@ -23,16 +22,19 @@ if TYPE_CHECKING:
 
 ExtraHeaders: TypeAlias = tuple[str | None, str | None]  # Accept, Content-Type
 
-# Fewer seconds than servers and load balancers usually keep an idle connection: they must not close it
-# at the very moment when we use it.
 KEEPALIVE = 30.0
+"""
+The time for which an idle connection is kept (in seconds).
 
-# How often the files with tokens are looked into (seconds). Kubelet renews them long before they expire.
+It is shorter than in servers and load balancers, which must not close a connection at the moment of its use.
+"""
+
 _TOKEN_REFRESH = 10.0
+"""The interval between reads of files with tokens (in seconds). Kubelet renews them long before they expire."""
 
 
 class Request(NamedTuple):
-    """What is asked of the server; `query` is the path with its query."""
+    """A request to the server; `query` is the path with its query."""
 
     method: str
     query: str
@@ -41,7 +43,7 @@ class Request(NamedTuple):
 
 
 class Timeouts(NamedTuple):
-    """The limits of one request (seconds): of connecting, of all until it is answered, of a stream as a whole."""
+    """The time limits of one request (in seconds): of connecting, of the whole response, of a stream as a whole."""
 
     connecting: float | None
     answering: float | None
@@ -52,10 +54,10 @@ class Stream(Protocol):
     """The body of an endless response."""
 
     async def read(self) -> bytes:
-        """Get what has come; nothing if the stream has ended; `TimeoutError` if it has lasted for too long."""
+        """Return the received data; empty if the stream has ended; raise `TimeoutError` if it has lasted too long."""
 
     def abort(self) -> None:
-        """Break off at once."""
+        """Close the connection at once."""
 
 
 class Session(abc.ABC):
@@ -66,27 +68,27 @@ class Session(abc.ABC):
         self.info = info
         self.server = info.server.rstrip('/')
         self.users = 0
-        self.approved = False  # whether the server is known to accept the credentials
+        self.approved = False  # true if the server has accepted the credentials
 
     @abc.abstractmethod
     async def close(self) -> None:
-        """Close the session if it is ours, with all that is still in flight."""
+        """Close the session with its requests in flight, unless it is a session of a login handler."""
 
     @abc.abstractmethod
     async def request(self, request: Request, timeouts: Timeouts) -> bytes:
-        """Make one request; all errors are typed."""
+        """Make one request and return the body of the response; all errors are typed."""
 
     @abc.abstractmethod
     async def open(self, query: str, timeouts: Timeouts) -> Stream:
-        """Open a stream; all errors are typed."""
+        """Open a stream and return it; all errors are typed."""
 
 
 def open_session(key: credentials.VaultKey, info: credentials.KubeContext) -> Session:
     """
-    Open a session of the kind that the credentials need.
+    Open a session of the type that the credentials need.
 
     Raises:
-        credentials.LoginError: if they cannot be used; a passing one if files of theirs cannot be read just now.
+        credentials.LoginError: if they cannot be used; a passing one if their files cannot be read at the moment.
     """
     if not info.server.startswith(('http://', 'https://')):
         raise credentials.LoginError(f"The server's address must be an HTTP(S) URL, not {info.server!r}.")
@@ -108,14 +110,14 @@ def open_session(key: credentials.VaultKey, info: credentials.KubeContext) -> Se
 
 class Headers:
     """
-    The headers of all requests of a session; those with a token change when the file with the token does.
+    The headers of all requests of a session; the token changes when its file changes.
 
     Args:
-        info: the credentials; without them, there are only the headers that belong to a request.
+        info: the credentials; without them, there are only the headers of the request itself.
 
     Raises:
-        OSError: if the file with the token cannot be read at the beginning.
-        ValueError: if there is something in the credentials that headers cannot have.
+        OSError: if the file with the token cannot be read initially.
+        ValueError: if the credentials have characters that headers cannot have.
     """
 
     def __init__(self, info: credentials.ConnectionInfo | None = None) -> None:
@@ -125,19 +127,19 @@ class Headers:
         self._refreshed = time.monotonic()
 
     def refresh(self) -> int:
-        """Read the token again if it is time to; get the number of the version, which grows with the changes."""
+        """Read the token again if it is time; return the version number, which grows with the changes."""
         if self._info is not None and self._info.token_path and time.monotonic() - self._refreshed >= _TOKEN_REFRESH:
             self._refreshed = time.monotonic()
             with contextlib.suppress(OSError, ValueError):  # the old token may be good for a while
                 headers = _identify(self._info)
-                # An empty file is one that is being written just now.
+                # An empty file is ignored, as it is being written at the moment.
                 if headers != self._headers and len(headers) >= len(self._headers):
                     self._headers = headers
                     self.version += 1
         return self.version
 
     def combine(self, extra: ExtraHeaders) -> Mapping[str, str]:
-        """Get the headers of a request."""
+        """Return the headers of a request."""
         accept, content_type = extra
         named = {'Accept': accept or 'application/json', 'Content-Type': content_type}
         return {**self._headers, **{name: value for name, value in named.items() if value is not None}}
@@ -152,7 +154,7 @@ def _identify(info: credentials.ConnectionInfo) -> Mapping[str, str]:
 
 
 class DirectSession(Session):
-    """A session on connections of our own: the usual one."""
+    """A session over the connections of `pools`: the usual one."""
 
     def __init__(self, key: credentials.VaultKey, info: credentials.ConnectionInfo) -> None:
         from kopf._cogs.clients import pools
@@ -232,18 +234,18 @@ async def _read_on(stream: Stream) -> AsyncIterator[bytes]:
 
 
 _MAX_LINE = 2**26
-"""How large a line of a stream may be: some times more than the largest object that the API can store (in bytes)."""
+"""The size limit of a line of a stream: several times the largest object that the API can store (in bytes)."""
 
 
 class Lines:
-    """Splits a stream to lines; unlike a generator, it survives the cancellation of a read."""
+    """Splits a stream into lines. Why not a generator? A cancelled read would end it."""
 
     __slots__ = ('_stream', '_rest', '_size')
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._rest: list[bytes] = []  # the beginning of a line; it is joined once, however long it is
-        self._size = 0  # of that beginning
+        self._rest: list[bytes] = []  # the beginning of a line, joined only once, even if it is long
+        self._size = 0  # the size of that beginning
 
     def __aiter__(self) -> Self:
         return self
@@ -274,7 +276,7 @@ class Lines:
     async def _read(self) -> bytes:
         try:
             return await self._stream.read()
-        except TimeoutError:  # of the whole stream: as if the server has ended it
+        except TimeoutError:  # the time limit of the whole stream: the same as if the server had ended it
             self._rest.clear()
             return b''
         except OSError as e:
@@ -288,7 +290,7 @@ def is_distrust(error: errors.APIError) -> bool:
 
 
 def make_error(exc: Exception) -> errors.APIError:
-    """Make a typed error of a failure of the network."""
+    """Return a typed error for a failure of the network."""
     message = str(exc) or repr(exc)
     if isinstance(exc, TimeoutError):
         return errors.APITimeoutError(message)

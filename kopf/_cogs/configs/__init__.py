@@ -1,6 +1,6 @@
 """
-What can be configured in an operator: its settings, and where the state of handling is stored.
+The configuration of an operator: its settings, and the storages of the state of handling.
 
-The state of handling lives in the objects themselves by default, in formats that other operators on this framework
-can read: so, the operator can be restarted, moved, up- or downgraded at any moment. The storages are replaceable.
+By default, the state of handling is stored in the objects themselves, in formats that other versions of the framework
+can read. So the operator can be restarted, moved, upgraded or downgraded at any moment. The storages are replaceable.
 """

@@ -1,9 +1,9 @@
 """
 All settings of an operator, with their defaults.
 
-The settings are grouped by what they are about: `OperatorSettings` has the groups as its attributes, and the groups
-have the individual settings. They are normally changed in the startup handlers and are read at the moment of their use:
-so, those that are changed later take effect too, but it is not guaranteed when.
+The settings are grouped by subject: the groups are attributes of `OperatorSettings`, and the individual settings are
+attributes of the groups. They are normally changed in the startup handlers, and are read at the moment of their use.
+So later changes take effect, too, but it is not guaranteed when.
 """
 
 import concurrent.futures
@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 
 
 class _Group:
-    """A group of settings, which has no others than those declared: a misspelt one would have no effect."""
+    """A group of settings. It rejects undeclared ones, as a misspelt setting would have no effect."""
 
-    if not TYPE_CHECKING:  # or else any name would do for those who check types
+    if not TYPE_CHECKING:  # otherwise, type checkers would accept any attribute
 
         def __setattr__(self, name: str, value: object) -> None:
             if not hasattr(type(self), name) and name not in self.__dataclass_fields__:
@@ -46,7 +46,7 @@ class _Group:
         return AttributeError(f"There is no {name!r} in {type(self).__name__}. {hint}")
 
     def _check_type(self, name: str, value: object) -> None:
-        """Raise `TypeError` for what would fail later, and far from where it is set."""
+        """Raise `TypeError` for a value that would fail later, and far from the line that sets it."""
         field = self.__dataclass_fields__.get(name)  # type: ignore[attr-defined]
         wanted = getattr(field, 'type', None)
         where = f"{name!r} in {type(self).__name__}"
@@ -61,7 +61,7 @@ class _Group:
             raise TypeError(f"{where} must be a string, not {value!r}.")
 
     def _to_number(self, name: str, value: Any) -> Any:
-        """Take texts, as of environment variables, for numbers where these are needed, or refuse them at once."""
+        """Convert strings, e.g. of environment variables, to numbers if a number is expected, or raise `TypeError`."""
         field = self.__dataclass_fields__.get(name)  # type: ignore[attr-defined]
         wanted = {getattr(field, 'type', None), *get_args(getattr(field, 'type', None))}
         if not wanted & {int, float}:
@@ -109,10 +109,10 @@ class PostingSettings(_Group):
     """How long (in seconds) the posting for an object is kept open with nothing to post, in case there is more."""
 
     reporting_component: str = 'kopf'
-    """What is reported as the name of the controller in the events."""
+    """The name of the controller in the events."""
 
     reporting_instance: str = 'dev'
-    """What is reported as the instance of the controller in the events, e.g. a pod name."""
+    """The instance of the controller in the events, e.g. a pod name."""
 
     event_name_prefix: str = 'kopf-event-'
     """The prefix for names of the events, to which Kubernetes adds random characters."""
@@ -132,7 +132,7 @@ class PeeringSettings(_Group):
     """The priority of this operator: the one with the highest priority is active."""
 
     lifetime: int = 60
-    """How long (in seconds) the operator is considered alive after it has last said so."""
+    """How long (in seconds) the operator is considered alive after its last keep-alive."""
 
     mandatory: bool = False
     """Whether the peering object must exist. If it must not, then the operator works without peering in its absence."""
@@ -161,7 +161,7 @@ class WatchingSettings(_Group):
     """How long (in seconds) the server is asked to keep a stream before closing it. `None`: the server decides."""
 
     client_timeout: float | None = None
-    """How long (in seconds) a stream may last, with connecting, before we close it. `None` is forever."""
+    """How long (in seconds) a stream may last, with connecting, before the client closes it. `None` is forever."""
 
     connect_timeout: float | None = None
     """How long (in seconds) connecting may last for a stream. `None`: as for requests (see `NetworkingSettings`)."""
@@ -182,7 +182,7 @@ class WatchingSettings(_Group):
     """Whether the initial lists are always requested as streams, even if the servers are not known to be able to."""
 
     streaming_lists: bool = True
-    """Whether the initial lists are requested as streams from those servers which are able to; or else in chunks."""
+    """Whether the initial lists are requested as streams if the server supports that; otherwise in chunks."""
 
     label_selectors: selectors.SelectorMapping[str] = dataclasses.field(default_factory=selectors.SelectorMapping)
     """The label selectors by resources (``app=x,env!=y``): the servers send only the matching objects."""
@@ -196,7 +196,7 @@ class WatchingSettings(_Group):
 
 @dataclasses.dataclass
 class QueueingSettings(_Group):
-    """Processing of objects' changes in the order and at the speed they come."""
+    """Queueing of the changes of objects, and their processing by workers."""
 
     worker_limit: int | None = None
     """How many objects can be processed simultaneously, per resource kind and namespace. `None` is for no limit."""
@@ -240,7 +240,7 @@ class ScanningSettings(_Group):
     """Discovery of resources and namespaces."""
 
     disabled: bool = False
-    """Whether only what exists at the startup is served: resources, and namespaces by their names, not patterns."""
+    """Whether only the resources and namespaces that exist at the startup are served; namespaces by names only."""
 
 
 @dataclasses.dataclass
@@ -266,7 +266,7 @@ def _notice_waiting(threads: int) -> None:
 
 
 class _Executor:
-    # The thread pool is created when it is needed: operators with only async handlers have no such need.
+    # The thread pool is created on the first access: operators with only async handlers do not need it.
 
     @overload
     def __get__(self, instance: None, owner: type) -> None: ...
@@ -298,16 +298,16 @@ class ExecutionSettings(_Group):
 
     executor: _Executor = _Executor()
     """
-    The executor for sync handlers: by default, a thread pool, which tells in the logs when it is full for the first
-    time. Those handlers that have started in the former executor are finished there, including the startup handler
-    that replaces it, so that handler is better async.
+    The executor for sync handlers: by default, a thread pool, which logs a message when it is full for the first time.
+    Handlers that have started in the former executor finish there. This includes the startup handler that replaces it,
+    so that handler is better async.
     """
 
     blocking_limit: float | None = 1.0
     """
     How long (in seconds) an async handler may block the event loop, before it is reported in the logs: with the line
-    where it does so, and once for each handler. `None`: blocks are not reported. This is for finding mistakes; for
-    what is done about an operator that does not go on at all, see `ProbingSettings`.
+    where it does so, and once for each handler. `None`: blocks are not reported. This is for debugging; for restarts
+    of an operator that hangs, see `ProbingSettings`.
     """
 
     _max_workers: int | None = dataclasses.field(default=None, repr=False)
@@ -315,9 +315,9 @@ class ExecutionSettings(_Group):
     @property
     def max_workers(self) -> int | None:
         """
-        How many sync handlers can run simultaneously, i.e. the size of the thread pool. `None`: the default of Python.
+        The limit of sync handlers running simultaneously: the size of the thread pool. `None`: the default of Python.
 
-        Raises `ValueError` if it is less than 1. Has no effect on executors that are not thread pools.
+        It cannot be less than 1. It has no effect on executors that are not thread pools.
         """
         return self._max_workers
 
@@ -328,7 +328,7 @@ class ExecutionSettings(_Group):
         self._max_workers = value
         executor = self.__dict__['_executor']
         if isinstance(executor, concurrent.futures.ThreadPoolExecutor):
-            executor._max_workers = value  # the only way; a new pool would not count the handlers of the old one
+            executor._max_workers = value  # why not a new pool? it would not count the handlers of the old one
         elif executor is not None:
             warnings.warn(f"max_workers has no effect on {executor!r}: not a thread pool.", UserWarning, stacklevel=2)
 
@@ -385,7 +385,7 @@ class NetworkingSettings(_Group):
     enforce_retry_after: bool = False
     """
     Whether exactly the delay requested by the server is used when there are too many requests (`True`),
-    or the longest of the requested one and of ours (`False`).
+    or the longest of the requested delay and of the client's own (`False`).
     """
 
     trust_env: bool = False
@@ -400,7 +400,7 @@ class NetworkingSettings(_Group):
     requests_per_second: float | None = 1000
     """
     How many requests per second are made to one server in the long run, streams included. `None` or zero: as many
-    as possible. The others wait for their turn: those about changes that have just happened go first.
+    as possible. Further requests are queued; those about recent changes of objects go first.
     """
 
     requests_burst: int = 1000
@@ -409,7 +409,7 @@ class NetworkingSettings(_Group):
 
 @dataclasses.dataclass
 class PersistenceSettings(_Group):
-    """What is stored in objects."""
+    """The data stored in objects: the finalizer, the progress of handlers, the last-handled configuration."""
 
     finalizer: str = 'kopf.zalando.org/KopfFinalizerMarker'
     """The finalizer that keeps an object from disappearing before its deletion is handled."""
@@ -423,14 +423,14 @@ class PersistenceSettings(_Group):
     store_secrets: bool = False
     """
     Whether the data of Secrets are stored as they are in the last-handled configuration, which is usually
-    an annotation. By default, there are only digests of them: the changes are detected, and what has not changed
-    is seen as it is; but where a value has changed, the handlers see the digest of the old one in ``old`` and ``diff``.
+    an annotation. By default, only their digests are stored: changes are detected, and unchanged values are shown
+    as they are. For a changed value, the handlers get the digest of the old one in ``old`` and ``diff``.
     """
 
     consistency_timeout: float = 5.0
     """
-    How long (in seconds) the state of the object as patched by the operator is awaited before the next handling.
-    If it does not come, the state is considered consistent as it is. Zero disables the waiting.
+    How long (in seconds) the operator waits for the patched state of the object before the next handling.
+    After that, the known state is considered consistent. Zero disables the waiting.
     """
 
 
@@ -448,7 +448,7 @@ class ProbingSettings(_Group):
     """
     How long (in seconds) a watch-stream may fail before the operator is reported as failing. `None`: forever.
 
-    Missing permissions do not count: it is of no use to restart the operator because of them.
+    Missing permissions do not count, because a restart of the operator does not help against them.
     """
 
     stuck_loop_limit: float | None = 60.0

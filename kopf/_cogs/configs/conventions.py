@@ -1,9 +1,9 @@
 """
-How storages share annotations and fields of objects with everyone else.
+Conventions of storages for annotations and fields of objects, which they share with other clients.
 
 Several operators can handle the same object, each storing its state in it. Hence the keys with prefixes, the limits
-of Kubernetes on them, and the marks by which operators know what is inessential as written by another one.
-The formats are fixed: objects outlive operators. What is formed from ids is cached: there are few ids and many events.
+of Kubernetes on them, and the markers by which an operator ignores the annotations of other operators.
+The formats are fixed: objects outlive operators. The keys made of ids are cached: there are few ids and many events.
 """
 
 import functools
@@ -24,7 +24,7 @@ MAX_NAME_LENGTH: Final = 63
 MAX_PREFIX_LENGTH: Final = 189  # 253 for the whole key, less 63 for the name, less the slash
 
 MAX_KEYS: Final = 4096
-"""For how many ids their keys are remembered: there are few ids, unless they are made of data."""
+"""The number of ids whose keys are cached: there are few ids, unless they are made of data."""
 
 MAX_ANNOTATIONS_SIZE: Final = 256 * 1024  # bytes of all keys and values of an object
 
@@ -52,7 +52,7 @@ def _make_safe(key: str, room: int) -> str:
     safe_key = key.translate(_UNSAFE)
     if _LEGAL.fullmatch(safe_key if len(safe_key) <= room else f'{safe_key}x'):  # of longer ones, the end is cut off
         return safe_key
-    # Such as of lambdas, of names that begin with an underscore, or not in English: Kubernetes would refuse these.
+    # Kubernetes refuses such names, e.g. of lambdas, with a leading underscore, or with non-ASCII characters.
     return f"x{_ILLEGAL.sub('_', safe_key)}{_make_suffix(key)}"
 
 
@@ -62,7 +62,7 @@ def _make_v1_key(prefix: str, key: str, max_length: int) -> str:
     safe_key = _make_safe(key, room)
     if len(safe_key) > room:
         suffix = _make_suffix(safe_key)
-        # With long prefixes, it cuts from the end: senseless, but such are the keys in existing objects.
+        # With long prefixes, the length is negative, and it cuts from the end. Existing objects have such keys.
         safe_key = safe_key[: room - len(suffix)] + suffix
     return f'{prefix}/{safe_key}'
 
@@ -77,10 +77,10 @@ def _make_v2_key(prefix: str, key: str, max_length: int) -> str:
 
 
 class CollisionEvadingConvention:
-    """Keys for those objects to which another object's annotations are copied by Kubernetes."""
+    """Keys for objects to which Kubernetes copies the annotations of other objects."""
 
     def mark_key(self, key: str, *, body: bodies.Body) -> str:
-        """Make the key differ in ReplicaSets of Deployments: the latter pass their annotations down to the former."""
+        """Return another key for ReplicaSets of Deployments, as Kubernetes copies the annotations of Deployments."""
         if body.get('kind') == 'ReplicaSet':
             owners = (body.get('metadata') or {}).get('ownerReferences') or ()
             if any(owner.get('kind') == 'Deployment' for owner in owners):
@@ -95,9 +95,12 @@ class StorageKeyFormingConvention(CollisionEvadingConvention):
     There are two forms. In the newer one (V2), the name has its 63 characters, whatever the prefix is. The older one
     (V1) counts the prefix, too. While `v1` is on, both are written and read if they differ: for older operators.
 
-    :param prefix: the prefix of all keys, without the slash.
-    :param v1: whether the older form is used in addition.
-    :raises ValueError: if there is no prefix.
+    Args:
+        prefix: the prefix of all keys, without the slash.
+        v1: whether the older form is used in addition.
+
+    Raises:
+        ValueError: if there is no prefix.
     """
 
     prefix: str
@@ -120,10 +123,11 @@ class StorageKeyFormingConvention(CollisionEvadingConvention):
 
     def make_keys(self, key: str, *, body: bodies.Body | None = None) -> Iterable[str]:
         """
-        Form all the keys under which a record is stored, in the order of preference for reading.
+        Return all the keys under which a record is stored, in the order of preference for reading.
 
-        :param key: the id of the record.
-        :param body: the object to which the record belongs, if its specifics are to be considered.
+        Args:
+            key: the id of the record.
+            body: the object to which the record belongs, if its specifics are to be considered.
         """
         key = self.mark_key(key, body=body) if body is not None else key
         keys = self._keys.get((self.prefix, self.v1, key))
@@ -150,11 +154,11 @@ class StorageKeyFormingConvention(CollisionEvadingConvention):
         return len(name) <= MAX_NAME_LENGTH and name[:1] == self.make_safe_key(key[:1])
 
     def make_v1_key(self, key: str, max_length: int = MAX_NAME_LENGTH) -> str:
-        """Form the key in the older form: the limit (in characters) is for the prefix, slash, and name together."""
+        """Return the key in the older form: the limit (in characters) is for the prefix, slash, and name together."""
         return _make_v1_key(self.prefix, key, max_length)
 
     def make_v2_key(self, key: str, max_length: int = MAX_NAME_LENGTH) -> str:
-        """Form the key in the newer form: the limit (in characters) is for the name only."""
+        """Return the key in the newer form: the limit (in characters) is for the name only."""
         return _make_v2_key(self.prefix, key, max_length)
 
     @staticmethod
@@ -163,13 +167,13 @@ class StorageKeyFormingConvention(CollisionEvadingConvention):
         return key.translate(_UNSAFE)
 
     def make_suffix(self, key: str) -> str:
-        """Make a short digest of what is to be cut, so that different ids with a common beginning remain different."""
+        """Return a short digest of a key to be cut, so that different ids with a common beginning remain different."""
         return _make_suffix(key)
 
 
 class StorageKeyMarkingConvention:
     """
-    Marks by which annotations of all operators on this framework are recognised by others: by any operator.
+    Markers by which any operator recognises the annotations of all operators of this framework.
 
     A prefix that is not obviously a prefix of this framework (``kopf.…``) gets an extra annotation: a marker.
     """
@@ -186,7 +190,7 @@ class StorageKeyMarkingConvention:
 
 
 class StorageStanzaCleaner:
-    """Removal of what is left over in essences after the storages have removed their own fields."""
+    """Removal of empty parents from essences after the storages have removed their own fields."""
 
     @staticmethod
     def remove_annotations(essence: bodies.BodyEssence, keys_to_remove: Collection[str]) -> None:
@@ -210,19 +214,19 @@ class StorageStanzaCleaner:
 
 
 def is_overridden(storage: object, *names: str) -> bool:
-    """Tell whether one of these methods of the storage, or of one inside of it, is a developer's own one."""
+    """Check whether developers have overridden one of these methods in the storage, or in its nested storages."""
     if not all(getattr(type(storage), name).__module__.startswith('kopf._cogs.') for name in names):
         return True
     return any(is_overridden(each, *names) for each in getattr(storage, 'storages', ()))
 
 
 def get_annotations(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Get the annotations as they are, without views: it is done several times for every event."""
+    """Return the raw annotations. Why not views? It is called several times for every event, and must be fast."""
     return (body.get('metadata') or {}).get('annotations') or {}
 
 
 def measure_annotations(annotations: Mapping[str, Any]) -> int:
-    """Count the bytes that Kubernetes counts for its limit; those that are to be removed (``None``) do not count."""
+    """Return the size (in bytes) that Kubernetes limits; annotations to be removed (``None``) do not count."""
     return sum(_measure(key) + _measure(value) for key, value in annotations.items() if value is not None)
 
 
@@ -232,7 +236,7 @@ def _measure(text: Any) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def is_foreign(key: str) -> bool:
-    """Check if the annotation is written by tools, so it is not essential: by this framework, or by kubectl."""
+    """Check whether the annotation is inessential, because it is written by this framework or by kubectl."""
     prefix, slash, _ = key.partition('/')
     is_ours = prefix == _KNOWN_PREFIX or prefix.endswith(f'.{_KNOWN_PREFIX}')
     return (is_ours and slash != '') or key == _LAST_APPLIED
@@ -245,9 +249,10 @@ def dump_json(value: Any) -> str:
 
 def load_json(text: str) -> Any:
     """
-    Parse what any operator could have stored.
+    Parse the JSON that any operator could have stored.
 
-    :raises ValueError: if it is not JSON.
+    Raises:
+        ValueError: if it is not JSON.
     """
     try:
         return orjson.loads(text)
@@ -257,7 +262,7 @@ def load_json(text: str) -> Any:
 
 def is_same_json(text: Any, value: Any) -> bool:
     """
-    Check if the text is surely the JSON of the value: several times faster than parsing the text to compare.
+    Check whether the text is surely the JSON of the value. It is several times faster than parsing the text.
 
     False negatives are possible, e.g. because of the order of keys or of different escaping of non-ASCII characters.
     """
@@ -268,12 +273,12 @@ def is_same_json(text: Any, value: Any) -> bool:
 
 
 def warn_of_broken(body: bodies.Body, where: str, problem: str) -> None:
-    """Log that what is stored is unusable and is ignored; once, as it is read again with every event of the object."""
+    """Log that the stored state is broken and ignored; only once, as it is read again with every event."""
     _warn_of_broken(describe_object(body), where, problem)
 
 
 def describe_object(body: bodies.Body) -> str:
-    """Say which object it is, for messages."""
+    """Return the kind, the namespace and the name of the object, for messages."""
     meta = body.get('metadata') or {}
     name = '/'.join(part for part in (meta.get('namespace'), meta.get('name')) if part)
     return f"{body.get('kind', 'an object')} {name}"
@@ -289,9 +294,9 @@ def _warn_of_broken(who: str, where: str, problem: str) -> None:
 
 def without(tree: dict[str, Any], path: dicts.FieldPath) -> dict[str, Any]:
     """
-    Copy the dict without the field and without those of the field's parents that are (or were) empty.
+    Copy the dict without the field and without the field's parents that are (or were) empty.
 
-    Only what changes is copied, everything else is shared; if there is nothing to remove, it is the same dict.
+    Only the changed dicts are copied, all others are shared; if the field is absent, the same dict is returned.
     """
     key, *rest = path
     if key not in tree:
@@ -306,14 +311,14 @@ def without(tree: dict[str, Any], path: dicts.FieldPath) -> dict[str, Any]:
 
 
 def clear_field(essence: bodies.BodyEssence, path: dicts.FieldPath) -> bodies.BodyEssence:
-    """Remove a field from the essence; if there is something to remove, then from a copy of the essence."""
+    """Return the essence without the field: the same essence if the field is absent, a copy otherwise."""
     if path[0] not in essence:
         return essence
     return cast(bodies.BodyEssence, without(cast(dict[str, Any], essence), path))
 
 
 def clear_empty_stanzas(essence: bodies.BodyEssence) -> bodies.BodyEssence:
-    """Remove the same as `StorageStanzaCleaner.remove_empty_stanzas` does, but from a copy if there is something."""
+    """Return the essence without empty metadata and status: the same one if they are not empty, a copy otherwise."""
     meta = essence.get('metadata')
     if meta is not None and not (meta and meta.get('labels', True) and meta.get('annotations', True)):
         essence = {**essence, 'metadata': {**meta}}

@@ -1,9 +1,9 @@
 """
-The last-handled configuration: what the object was when it was successfully handled for the last time.
+The last-handled configuration: the state of the object when it was successfully handled for the last time.
 
-The changes are found by comparing it with what the object is now. In both cases, only the essence of the object
-matters: without what Kubernetes and operators write to it while handling. This is done for every event of every object,
-so the essence is picked, not copied: its parts are shared with the body, and are read-only by convention.
+Changes are detected by comparing it with the current state. In both cases, only the essence of the object matters:
+without the fields that Kubernetes and operators write while handling. This is done for every event of every object.
+So the essence is not copied: its parts are shared with the body, and are read-only by convention.
 """
 
 import abc
@@ -31,14 +31,17 @@ class DiffBaseStorage(
     """
     A base class for all storages of the last-handled configuration.
 
-    :param ignored_fields: the fields that are never essential: if only they change, nothing has changed.
-    :raises ValueError: if there is something that is not a field.
+    Args:
+        ignored_fields: the fields that are never essential: if only they change, nothing has changed.
+
+    Raises:
+        ValueError: if there is something that is not a field.
     """
 
     ignored_fields: Collection[dicts.FieldSpec] = ()
 
     _builds_own: ClassVar[bool] = False
-    """Whether `build` is overridden by developers; it is asked for with every event of every object."""
+    """True if developers have overridden `build`; cached, as it is needed for every event of every object."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -59,13 +62,14 @@ class DiffBaseStorage(
         extra_fields: Iterable[dicts.FieldSpec] | None = None,
     ) -> bodies.BodyEssence:
         """
-        Pick what is essential in the object. The result shares nothing with the body, and may be modified.
+        Return the essence of the object: a copy, which may be modified.
 
-        It is everything except for the identification, metadata, and status; with labels and annotations back, except
-        for those annotations that operators write for themselves.
+        It has all fields except for the identification, metadata, and status; but with labels and annotations, except
+        for the annotations that operators write for themselves.
 
-        :param body: the object.
-        :param extra_fields: the fields to be added even if they are inessential otherwise, e.g. parts of the status.
+        Args:
+            body: the object.
+            extra_fields: the fields to be added even if they are inessential otherwise, e.g. parts of the status.
         """
         return copy.deepcopy(self._pick(body, extra_fields))
 
@@ -75,9 +79,9 @@ class DiffBaseStorage(
         extra_fields: Iterable[dicts.FieldSpec] | None = None,
     ) -> bodies.BodyEssence:
         """
-        Build the same in less time: the values are shared with the body, and must not be modified.
+        Return the same faster: the values are shared with the body, and must not be modified.
 
-        Only the framework may do so. The `build` of developers' own classes is still called; with a copy of the body.
+        It is for the framework only. If developers have overridden `build`, it is called with a copy of the body.
         """
         if self._builds_own:
             return self.build(body=bodies.Body(copy.deepcopy(dict(body))), extra_fields=extra_fields)
@@ -110,20 +114,20 @@ class DiffBaseStorage(
 
     @abc.abstractmethod
     def fetch(self, *, body: bodies.Body) -> bodies.BodyEssence | None:
-        """Read the last-handled essence; `None` if the object was never handled."""
+        """Return the last-handled essence; `None` if the object was never handled."""
         raise NotImplementedError
 
     def matches(self, *, body: bodies.Body, essence: bodies.BodyEssence) -> bool:
         """
-        Check quickly if what is stored is surely the same essence; if not sure, it is to be fetched and compared.
+        Check quickly whether the stored essence is surely the same; if it is not sure, fetch and compare them.
 
-        Most events bring nothing new, so this check is what is done for most of them.
+        Most events bring no changes, so this check is sufficient for most of them.
         """
         return False
 
     @abc.abstractmethod
     def store(self, *, body: bodies.Body, patch: patches.Patch, essence: bodies.BodyEssence) -> None:
-        """Write the essence as the last handled."""
+        """Add the essence to the patch as the last-handled one."""
         raise NotImplementedError
 
 
@@ -131,15 +135,18 @@ class AnnotationsDiffBaseStorage(conventions.StorageKeyFormingConvention, DiffBa
     """
     A storage in an annotation, as JSON.
 
-    All annotations of an object together are limited by Kubernetes to 256 KiB. What does not fit is stored in another
-    annotation (with ``-packed`` in the name) instead, with a warning: compressed if that is enough, otherwise with
-    digests in place of long values, so that changes are noticed, but the old values are not known.
+    Kubernetes limits all annotations of an object together to 256 KiB. A longer essence is stored in another
+    annotation (with ``-packed`` in the name), with a warning: compressed if that is sufficient, otherwise with
+    digests instead of long values, so that changes are detected, but the old values are unknown.
 
-    :param prefix: the prefix of the annotation's key.
-    :param key: the name of the annotation.
-    :param ignored_fields: the fields that are never essential.
-    :param v1: whether the older form of keys is used too.
-    :raises ValueError: if there is no prefix, or the ignored fields are wrong.
+    Args:
+        prefix: the prefix of the annotation's key.
+        key: the name of the annotation.
+        ignored_fields: the fields that are never essential.
+        v1: whether the older form of keys is used too.
+
+    Raises:
+        ValueError: if there is no prefix, or the ignored fields are wrong.
     """
 
     def __init__(
@@ -185,7 +192,7 @@ class AnnotationsDiffBaseStorage(conventions.StorageKeyFormingConvention, DiffBa
         return False
 
     def store(self, *, body: bodies.Body, patch: patches.Patch, essence: bodies.BodyEssence) -> None:
-        text = conventions.dump_json(essence) + '\n'  # the newline is for kubectl: better readable in YAML
+        text = conventions.dump_json(essence) + '\n'  # with a newline, kubectl shows it better readable in YAML
         full_keys, packed_key = self.make_keys(self.key, body=body), self._make_packed_key(body)
         annotations = conventions.get_annotations(body)
         changes = conventions.get_annotations(patch)
@@ -225,10 +232,13 @@ class StatusDiffBaseStorage(DiffBaseStorage):
 
     The field must be preserved by the schema of the resource (``x-kubernetes-preserve-unknown-fields``).
 
-    :param name: the name of the operator, for those cases when several operators handle the same objects.
-    :param field: the field to store to; if it is a string, ``{name}`` in it is replaced.
-    :param ignored_fields: the fields that are never essential.
-    :raises ValueError: if the ignored fields are wrong.
+    Args:
+        name: the name of the operator, for those cases when several operators handle the same objects.
+        field: the field to store to; if it is a string, ``{name}`` in it is replaced.
+        ignored_fields: the fields that are never essential.
+
+    Raises:
+        ValueError: if the ignored fields are wrong.
     """
 
     def __init__(
@@ -266,7 +276,8 @@ class MultiDiffBaseStorage(DiffBaseStorage):
     """
     Several storages as one: written to all of them, read from the first one that has the essence.
 
-    :param storages: the storages, in the order of preference for reading.
+    Args:
+        storages: the storages, in the order of preference for reading.
     """
 
     def __init__(self, storages: Collection[DiffBaseStorage]) -> None:

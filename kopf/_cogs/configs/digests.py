@@ -1,10 +1,10 @@
 """
-Digests in place of values that are not to be stored: they are secret, or there is no room for them.
+Digests, which are stored instead of values that are secret or too long.
 
-With a digest, a change of the value is still noticed, though not what it was before. When what is stored is compared
-with an object, the digests of values that the object still has are replaced by these values: so only what has changed
-is seen as changed, and a digest is all that is left of what it was. The digests of different objects are different even
-for equal values. They protect from copying, not from guessing: a weak password can be found by trying.
+With a digest, a change of the value is still detected, but the old value is unknown. When a stored essence is compared
+with an object, the digests of unchanged values are replaced with these values. So only changed values are reported as
+changed, with the digest as the old value. The digests of different objects differ even for equal values.
+They protect from copying, not from guessing: a weak password can be found by trying.
 """
 
 import base64
@@ -18,7 +18,7 @@ from kopf._cogs.configs import conventions
 from kopf._cogs.structs import bodies
 
 PREFIX: Final = 'digest:'
-"""What digests begin with. No value of a Secret can: those are in Base64."""
+"""The prefix of digests. No value of a Secret can begin with it, as those are in Base64."""
 
 _DEPTH: Final = 8
 _WORTH: Final = 40  # characters of JSON; shorter values are not longer than their digests
@@ -30,7 +30,7 @@ class DigestedEssence(dict[str, Any]):
 
 
 def conceal(essence: bodies.BodyEssence, fields: Collection[str], body: bodies.Body) -> bodies.BodyEssence:
-    """Replace all values in these mappings of the essence by digests; the essence itself is not modified."""
+    """Return a copy of the essence with digests instead of all values of these mappings."""
     salt = _get_salt(body)
     changes = {
         field: {key: _digest(value, salt) for key, value in values.items()}
@@ -41,20 +41,21 @@ def conceal(essence: bodies.BodyEssence, fields: Collection[str], body: bodies.B
 
 
 def reveal(stored: bodies.BodyEssence, essence: bodies.BodyEssence, body: bodies.Body) -> bodies.BodyEssence:
-    """Replace the digests of what is stored by those values of the current essence that they are of."""
+    """Replace the digests in the stored essence with the values of the current essence that have these digests."""
     return cast(bodies.BodyEssence, _reveal(stored, essence, _get_salt(body)))
 
 
 def pack(text: str) -> str:
-    """Compress a text to what can be stored as a text."""
+    """Compress a text, and encode it as a text."""
     return base64.b64encode(zlib.compress(text.encode('utf-8'), level=9)).decode('ascii')
 
 
 def unpack(text: str) -> str:
     """
-    Get back what was compressed.
+    Decompress a text.
 
-    :raises ValueError: if it is not such a text.
+    Raises:
+        ValueError: if it is not such a text.
     """
     reader = zlib.decompressobj()
     try:
@@ -67,7 +68,7 @@ def unpack(text: str) -> str:
 
 
 def shorten(essence: bodies.BodyEssence, room: int, body: bodies.Body) -> str:
-    """Make a JSON of the essence for so much room (in characters): with digests of as few values as it takes."""
+    """Return JSON of the essence that fits into the room (in characters), with digests of as few values as possible."""
     salt, text = _get_salt(body), ''
     for depth in range(_DEPTH, 0, -1):
         text = conventions.dump_json(_cut(essence, depth, salt))
@@ -94,12 +95,12 @@ def _reveal(stored: Any, actual: Any, salt: str) -> Any:
 
 def _digest(value: Any, salt: str) -> str:
     if type(value) is str and value.startswith(PREFIX):
-        return value  # it is one already: of an older state, of which nothing else is known
+        return value  # it is a digest of an older state already
     text = json.dumps([salt, value], separators=(',', ':'), sort_keys=True)
     return PREFIX + hashlib.blake2b(text.encode('ascii'), digest_size=12).hexdigest()
 
 
 def _get_salt(body: bodies.Body) -> str:
-    # Not the uid: backups are restored with another one.
+    # Why not the uid? It changes when an object is restored from a backup.
     meta = body.get('metadata') or {}
     return f"{meta.get('namespace') or ''}/{meta.get('name') or ''}"

@@ -23,10 +23,10 @@ class ProgressRecord(TypedDict, total=True):
     """
 
     started: str | None
-    """When the handler was selected for handling the current cause."""
+    """The time when the handler was selected for the current cause."""
 
     stopped: str | None
-    """When the handler has succeeded or failed for good."""
+    """The time when the handler has succeeded or failed permanently."""
 
     delayed: str | None
     """The time before which the handler is not to be retried."""
@@ -35,13 +35,13 @@ class ProgressRecord(TypedDict, total=True):
     """The reason of handling: ``create``, ``update``, ``delete``, ``resume``."""
 
     retries: int | None
-    """How many attempts there were."""
+    """The number of attempts."""
 
     success: bool | None
-    """Whether the handler has succeeded."""
+    """True if the handler has succeeded."""
 
     failure: bool | None
-    """Whether the handler has failed for good."""
+    """True if the handler has failed permanently."""
 
     message: str | None
     """The text of the last error."""
@@ -77,7 +77,7 @@ class ProgressStorage(conventions.StorageStanzaCleaner, metaclass=abc.ABCMeta):
 
     @abc.abstractmethod
     def fetch(self, *, key: ids.HandlerId, body: bodies.Body) -> ProgressRecord | None:
-        """Read the record of a handler; `None` if there is none."""
+        """Return the record of a handler; `None` if there is none."""
         raise NotImplementedError
 
     @abc.abstractmethod
@@ -87,18 +87,18 @@ class ProgressStorage(conventions.StorageStanzaCleaner, metaclass=abc.ABCMeta):
 
     @abc.abstractmethod
     def purge(self, *, key: ids.HandlerId, body: bodies.Body, patch: patches.Patch) -> None:
-        """Remove the record of a handler: both what is stored and what is going to be stored with the patch."""
+        """Remove the record of a handler: both the stored one and the one in the patch."""
         raise NotImplementedError
 
     def touch(self, *, body: bodies.Body, patch: patches.Patch, value: str | None) -> None:
-        """Change the object in an inessential way, so that it comes back as a new event; `None` undoes the change."""
+        """Make an inessential change in the object, which causes a new event; `None` undoes the change."""
 
     def clear(self, *, essence: bodies.BodyEssence) -> bodies.BodyEssence:
         """Remove all traces of the storage from the essence; the given one is not modified (but can be returned)."""
         return essence
 
     def flush(self) -> None:
-        """Complete the writes if they were postponed: called when all records of a handling cycle are written."""
+        """Complete postponed writes. Called when all records of a handling cycle are written."""
 
 
 class AnnotationsProgressStorage(
@@ -109,11 +109,14 @@ class AnnotationsProgressStorage(
     """
     A storage in annotations: one annotation per handler, with JSON inside.
 
-    :param prefix: the prefix of the annotations' keys.
-    :param verbose: whether the empty fields are stored as nulls or not stored.
-    :param touch_key: the name of the annotation for dummy changes.
-    :param v1: whether the older form of keys is used too.
-    :raises ValueError: if there is no prefix.
+    Args:
+        prefix: the prefix of the annotations' keys.
+        verbose: whether the empty fields are stored as nulls or not stored.
+        touch_key: the name of the annotation for dummy changes.
+        v1: whether the older form of keys is used too.
+
+    Raises:
+        ValueError: if there is no prefix.
     """
 
     def __init__(
@@ -181,9 +184,10 @@ class StatusProgressStorage(ProgressStorage):
 
     The field must be preserved by the schema of the resource (``x-kubernetes-preserve-unknown-fields``).
 
-    :param name: the name of the operator, for those cases when several operators handle the same objects.
-    :param field: the field with the records; if it is a string, ``{name}`` in it is replaced.
-    :param touch_field: the field for dummy changes; if it is a string, ``{name}`` in it is replaced.
+    Args:
+        name: the name of the operator, for those cases when several operators handle the same objects.
+        field: the field with the records; if it is a string, ``{name}`` in it is replaced.
+        touch_field: the field for dummy changes; if it is a string, ``{name}`` in it is replaced.
     """
 
     def __init__(
@@ -244,7 +248,8 @@ class MultiProgressStorage(ProgressStorage):
     """
     Several storages as one: written to all of them, read from the first one that has a record.
 
-    :param storages: the storages, in the order of preference for reading.
+    Args:
+        storages: the storages, in the order of preference for reading.
     """
 
     def __init__(self, storages: Collection[ProgressStorage]) -> None:
@@ -281,7 +286,7 @@ class MultiProgressStorage(ProgressStorage):
 
 
 class _ReadOnlyStatusProgressStorage(StatusProgressStorage):
-    # The status was the place for progress long ago: still read and purged, but never written, not even touched.
+    # Old operators stored the progress in the status: it is still read and purged, but never written or touched.
 
     def store(self, *, key: ids.HandlerId, record: ProgressRecord, body: bodies.Body, patch: patches.Patch) -> None:
         pass
@@ -292,15 +297,16 @@ class _ReadOnlyStatusProgressStorage(StatusProgressStorage):
 
 class SmartProgressStorage(MultiProgressStorage):
     """
-    The default storage: in annotations; what old operators have left in the status is read and purged.
+    The default storage: in annotations; the progress stored by old operators in the status is read and purged.
 
-    :param name: the name of the operator in the status (see `StatusProgressStorage`).
-    :param field: the field in the status with the records.
-    :param touch_key: the name of the annotation for dummy changes.
-    :param touch_field: the field in the status for dummy changes (not used, as nothing is written there).
-    :param prefix: the prefix of the annotations' keys (see `AnnotationsProgressStorage`).
-    :param v1: whether the older form of keys is used too.
-    :param verbose: whether the empty fields are stored as nulls or not stored.
+    Args:
+        name: the name of the operator in the status (see `StatusProgressStorage`).
+        field: the field in the status with the records.
+        touch_key: the name of the annotation for dummy changes.
+        touch_field: the field in the status for dummy changes (not used, as nothing is written there).
+        prefix: the prefix of the annotations' keys (see `AnnotationsProgressStorage`).
+        v1: whether the older form of keys is used too.
+        verbose: whether the empty fields are stored as nulls or not stored.
     """
 
     def __init__(
@@ -331,9 +337,9 @@ def _purge_field(patch: patches.Patch, path: dicts.FieldPath, *, is_present: boo
 
 def _purge_empty(patch: patches.Patch, path: dicts.FieldPath, *, body: bodies.Body) -> None:
     """
-    Remove the field too, and what it is in, if the patch leaves nothing in them.
+    Remove the field and its parents, too, if the patch leaves them empty.
 
-    It is done only when the object is being deleted: of other objects, the field is usually needed again.
+    It is done only when the object is being deleted. In other objects, the field is usually needed again.
     """
     while len(path) > 1:
         present, removed = dicts.resolve(body, path, None), dicts.resolve(patch, path, None)

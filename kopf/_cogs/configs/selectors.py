@@ -28,8 +28,11 @@ class SelectorMapping(MutableMapping[SelectorSpec, _V]):
 
     The keys are equal if they are spelled equally: ``'pods'`` and ``('v1', 'pods')`` are different keys.
 
-    :param items: the initial items.
-    :raises TypeError: (here and in all operations) if the key is not a valid specification of resources.
+    Args:
+        items: the initial items.
+
+    Raises:
+        TypeError: (here and in all operations) if the key is not a valid specification of resources.
     """
 
     def __init__(self, items: Mapping[Any, _V] | None = None) -> None:
