@@ -262,13 +262,17 @@ def convert(
     metadata but labels and annotations are filled in. If there is no function for two versions, a chain of functions
     is used where there is one. See "Conversion between versions" in the documentation.
 
-    :param from_version: the version (``"v1"``) or versions that it converts from; by default, all.
-    :param to_version: the version or versions that it converts to; by default, all.
-    :param persistent: whether the CRD goes on referring to the operator when that ends, so that objects can't be
-        converted until it is back; this is the default. With ``False``, the CRD gets back what it had before: usually,
-        no conversion at all, and then the API serves and stores the objects of one version as if they were of another.
-    :raises TypeError: if the resource is named with a version.
-    :raises ValueError: if a version is no version, or if no two different versions are left to convert between.
+    Args:
+        from_version: the version (``"v1"``) or versions that it converts from; by default, all.
+        to_version: the version or versions that it converts to; by default, all.
+        persistent: whether the CRD keeps referring to the operator after the operator ends, so that objects cannot
+            be converted until it is back; this is the default. With ``False``, the former strategy of the CRD is
+            restored: usually, no conversion at all. Then the API serves and stores the objects of one version
+            as if they were of another.
+
+    Raises:
+        TypeError: if the resource is named with a version.
+        ValueError: if a version is no version, or if no two different versions are left to convert between.
     """
     from_versions = _declarations.parse_versions('from_version', options.pop('from_version', None))
     to_versions = _declarations.parse_versions('to_version', options.pop('to_version', None))

@@ -47,8 +47,9 @@ class Schedule:
     """
     When certificates are renewed.
 
-    :param lifetime: how long a certificate is valid; it is renewed when a third of that is left.
-    :param overlap: how long a new authority is only announced before it is used.
+    Args:
+        lifetime: how long a certificate is valid; it is renewed when a third of that is left.
+        overlap: how long a new authority is only announced before it is used.
     """
 
     lifetime: datetime.timedelta
@@ -59,9 +60,12 @@ def renew(known: Keyring | None, names: Collection[str], schedule: Schedule, now
     """
     Give the keyring as it must be by now; it is the same object if nothing is due.
 
-    :param known: what there is; if it is nothing or unusable, it is made anew.
-    :param names: the host names and IP addresses of the server.
-    :raises MissingDependencyError: if there is no library for that.
+    Args:
+        known: what there is; if it is nothing or unusable, it is made anew.
+        names: the host names and IP addresses of the server.
+
+    Raises:
+        MissingDependencyError: if there is no library for that.
     """
     try:
         from cryptography import x509  # noqa: F401

@@ -33,11 +33,14 @@ def build_certificate(hostnames: Collection[str], password: str | None = None) -
     """
     Make a self-signed certificate of a server; give it and its private key, both as PEM.
 
-    :param hostnames: the names and IP addresses of the server, at least one. The first name is the subject's common
-        name. Addresses that only mean "everywhere", such as ``0.0.0.0``, are skipped.
-    :param password: encrypts the private key, if given.
-    :raises MissingDependencyError: if there is no library for that.
-    :raises ValueError: if there are no names.
+    Args:
+        hostnames: the names and IP addresses of the server, at least one. The first name is the subject's common
+            name. Addresses that only mean "everywhere", such as ``0.0.0.0``, are skipped.
+        password: encrypts the private key, if given.
+
+    Raises:
+        MissingDependencyError: if there is no library for that.
+        ValueError: if there are no names.
     """
     names, addresses = classify(hostnames)
     if not names and not addresses:

@@ -44,12 +44,15 @@ def adopt(
     """
     Make the objects children of the owner: by an owner reference, its name, namespace, and labels.
 
-    :param owner: the owner's body; by default, that of the object being handled.
-    :param forced: replace the name, the namespace, and the labels that the children have already.
-    :param strict: use the owner's name as it is, not as a prefix of a generated name.
-    :param nested: fields with the templates of other objects, which are labelled too.
-    :raises LookupError: if there is no owner given and none being handled, or the owner has no name.
-    :raises TypeError: if some of the objects are of an unknown kind.
+    Args:
+        owner: the owner's body; by default, that of the object being handled.
+        forced: replace the name, the namespace, and the labels that the children have already.
+        strict: use the owner's name as it is, not as a prefix of a generated name.
+        nested: fields with the templates of other objects, which are labelled too.
+
+    Raises:
+        LookupError: if there is no owner given and none being handled, or the owner has no name.
+        TypeError: if some of the objects are of an unknown kind.
     """
     owner = _get_owner(owner)
     objs = _collect(objs)
@@ -69,11 +72,14 @@ def append_owner_reference(
     """
     Add a reference to the owner, so that the objects are deleted with it; one that is there already is left as it is.
 
-    :param owner: the owner's body; by default, that of the object being handled.
-    :param controller: whether the owner is the one managing controller of the objects; ``None`` leaves it unsaid.
-    :param block_owner_deletion: whether the objects block the owner's foreground deletion; ``None`` leaves it unsaid.
-    :raises LookupError: if there is no owner given and none being handled.
-    :raises TypeError: if some of the objects are of an unknown kind.
+    Args:
+        owner: the owner's body; by default, that of the object being handled.
+        controller: whether the owner is the one managing controller of the objects; ``None`` leaves it unsaid.
+        block_owner_deletion: whether the objects block the owner's foreground deletion; ``None`` leaves it unsaid.
+
+    Raises:
+        LookupError: if there is no owner given and none being handled.
+        TypeError: if some of the objects are of an unknown kind.
     """
     owner = _get_owner(owner)
     reference = build_owner_reference(owner, controller=controller, block_owner_deletion=block_owner_deletion)
@@ -88,9 +94,12 @@ def remove_owner_reference(objs: K8sObjects, owner: Body | None = None) -> None:
     """
     Remove the reference to the owner, if there is any.
 
-    :param owner: the owner's body; by default, that of the object being handled.
-    :raises LookupError: if there is no owner given and none being handled, or the owner has no uid.
-    :raises TypeError: if some of the objects are of an unknown kind.
+    Args:
+        owner: the owner's body; by default, that of the object being handled.
+
+    Raises:
+        LookupError: if there is no owner given and none being handled, or the owner has no uid.
+        TypeError: if some of the objects are of an unknown kind.
     """
     uid = _get_meta(_get_owner(owner), 'uid')
     if uid is None:
@@ -111,12 +120,15 @@ def label(
     """
     Add the labels to the objects.
 
-    :param labels: the labels; by default, those of the object being handled.
-    :param forced: replace the values of the labels that are there already.
-    :param nested: fields with the templates of other objects, which are labelled too; the absent ones are skipped.
-    :param force: the former name of ``forced``; deprecated.
-    :raises LookupError: if there are no labels given and no object is being handled.
-    :raises TypeError: if some of the objects are of an unknown kind.
+    Args:
+        labels: the labels; by default, those of the object being handled.
+        forced: replace the values of the labels that are there already.
+        nested: fields with the templates of other objects, which are labelled too; the absent ones are skipped.
+        force: the former name of ``forced``; deprecated.
+
+    Raises:
+        LookupError: if there are no labels given and no object is being handled.
+        TypeError: if some of the objects are of an unknown kind.
     """
     if force is not None:
         warnings.warn("kopf.label(force=…) is deprecated: use forced=….", DeprecationWarning, stacklevel=2)
@@ -145,11 +157,14 @@ def harmonize_naming(
     """
     Give names to the objects that have none.
 
-    :param name: the name; by default, that of the object being handled.
-    :param forced: replace the names, and the prefixes of generated names, that are there already.
-    :param strict: use the name as it is; otherwise, it is a prefix, and the API adds a random suffix.
-    :raises LookupError: if there is no name given, and no named object is being handled.
-    :raises TypeError: if some of the objects are of an unknown kind.
+    Args:
+        name: the name; by default, that of the object being handled.
+        forced: replace the names, and the prefixes of generated names, that are there already.
+        strict: use the name as it is; otherwise, it is a prefix, and the API adds a random suffix.
+
+    Raises:
+        LookupError: if there is no name given, and no named object is being handled.
+        TypeError: if some of the objects are of an unknown kind.
     """
     if name is None:
         name = _get_meta(_get_owner(None), 'name') if cause_var.get(None) is not None else None
@@ -165,10 +180,13 @@ def adjust_namespace(objs: K8sObjects, namespace: str | None = None, *, forced: 
     """
     Put the objects that have no namespace into one.
 
-    :param namespace: the namespace; by default, that of the object being handled.
-    :param forced: replace the namespaces that are there already.
-    :raises LookupError: if there is no namespace given and no object is being handled.
-    :raises TypeError: if some of the objects are of an unknown kind.
+    Args:
+        namespace: the namespace; by default, that of the object being handled.
+        forced: replace the namespaces that are there already.
+
+    Raises:
+        LookupError: if there is no namespace given and no object is being handled.
+        TypeError: if some of the objects are of an unknown kind.
     """
     if namespace is None:
         namespace = _get_meta(_get_owner(None), 'namespace')

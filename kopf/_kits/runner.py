@@ -69,16 +69,19 @@ class KopfRunner:
         with KopfRunner(kopf.operator, registry=registry, namespaces=['default']) as runner:
             ...
 
-    :param args: (and all other arguments) the arguments of ``click.testing.CliRunner.invoke``, the command line first;
-        or the function that runs the operator, with its arguments.
-    :param reraise: whether to raise in the end what the operator has failed with.
-    :param timeout: for how long (in seconds) to wait until the operator stops; forever by default. The context is
-        entered when the operator serves, but after 5 seconds at the latest: e.g. if its startup handlers take longer,
-        or are tried again and again.
-    :param registry: the handlers to begin with, instead of those declared so far; those in the files and modules of
-        the command line are added there.
-    :param settings: the settings to begin with.
-    :raises TimeoutError: at the end of the context, if the operator does not stop in time.
+    Args:
+        args: (and all other arguments) the arguments of ``click.testing.CliRunner.invoke``, the command line first;
+            or the function that runs the operator, with its arguments.
+        reraise: whether to raise in the end what the operator has failed with.
+        timeout: for how long (in seconds) to wait until the operator stops; forever by default. The context is
+            entered when the operator serves, but after 5 seconds at the latest, e.g. if its startup handlers
+            take longer or are retried.
+        registry: the handlers to begin with, instead of those declared so far; those in the files and modules of
+            the command line are added there.
+        settings: the settings to begin with.
+
+    Raises:
+        TimeoutError: at the end of the context, if the operator does not stop in time.
     """
 
     def __init__(
@@ -219,7 +222,8 @@ class KopfRunner:
 
         Inside the context, it waits for an operator that ends by itself for ``timeout`` or half a minute.
 
-        :raises RuntimeError: if the operator still runs then, or has not been started.
+        Raises:
+            RuntimeError: if the operator still runs then, or has not been started.
         """
         return self._result().exit_code
 

@@ -55,28 +55,30 @@ class WebhookService(WebhookContextManager):
 
     On exit, webhooks are removed from the managed configurations only by the last replica.
 
-    :param name: the name of the Service.
-    :param namespace: its namespace, which is also that of the Secret; by default, the namespace of this pod.
-    :param service_port: the port of the Service.
-    :param addr: the address to listen at; by default, all of IPv4; for all of IPv6 too, it is ``::``.
-    :param port: the port to listen at: the Service's ``targetPort``.
-    :param path: the path before the ids of the webhooks; by default, there is none.
-    :param secret: the name of the Secret; by default, it is that of the Service with ``-webhook-certs``.
-    :param extra_sans: more names and IP addresses for the certificate, besides those of the Service.
-    :param lifetime: how long a certificate is valid (seconds); it is renewed when a third of that is left. The
-        authority lives four times as long, and is replaced after a half of its time.
-    :param overlap: for how long a new authority is only announced before it is used (seconds): until then, the API has
-        learnt to trust it; by default, a tenth of the lifetime.
-    :param check_interval: how often the Secret is looked at (seconds); the overlap must be longer.
-    :param verify_mode: the same as the following ones: as in `WebhookServer`.
-    :param verify_cafile: the CA bundle by which the certificates of clients are verified, as a file.
-    :param verify_capath: the same, as a directory in the form of OpenSSL.
-    :param verify_cadata: the same, as PEM or DER.
+    Args:
+        name: the name of the Service.
+        namespace: its namespace, which is also that of the Secret; by default, the namespace of this pod.
+        service_port: the port of the Service.
+        addr: the address to listen at; by default, all of IPv4; for all of IPv6 too, it is ``::``.
+        port: the port to listen at: the Service's ``targetPort``.
+        path: the path before the ids of the webhooks; by default, there is none.
+        secret: the name of the Secret; by default, it is that of the Service with ``-webhook-certs``.
+        extra_sans: more names and IP addresses for the certificate, besides those of the Service.
+        lifetime: how long a certificate is valid (seconds); it is renewed when a third of that is left. The
+            authority lives four times as long, and is replaced after a half of its time.
+        overlap: for how long a new authority is only announced before it is used (seconds): until then, the API has
+            learnt to trust it; by default, a tenth of the lifetime.
+        check_interval: how often the Secret is looked at (seconds); the overlap must be longer.
+        verify_mode: the same as the following ones: as in `WebhookServer`.
+        verify_cafile: the CA bundle by which the certificates of clients are verified, as a file.
+        verify_capath: the same, as a directory in the form of OpenSSL.
+        verify_cadata: the same, as PEM or DER.
 
-    :raises MissingDependencyError: if there is no library to make certificates.
-    :raises WebhookServiceError: if the Secret can't be used; if the namespace is unknown; if it is not in an operator.
-    :raises OSError: if the address can't be taken.
-    :raises ValueError: if the times contradict each other.
+    Raises:
+        MissingDependencyError: if there is no library to make certificates.
+        WebhookServiceError: if the Secret can't be used; if the namespace is unknown; if it is not in an operator.
+        OSError: if the address can't be taken.
+        ValueError: if the times contradict each other.
     """
 
     def __init__(

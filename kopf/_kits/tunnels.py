@@ -87,14 +87,16 @@ class WebhookNgrokTunnel(WebhookContextManager):
     Needs the extra ``dev`` of the package. The URL is public, and whoever knows it can send reviews. There is no CA
     bundle: the certificates of ngrok are known to everybody.
 
-    :param addr: the address to listen at locally, by HTTP; by default, ``localhost``.
-    :param port: the port to listen at; by default, 9443, or any other that is free if that is taken.
-    :param path: the path before the ids of the webhooks; by default, there is none.
-    :param token: the token of an account at ngrok.
-    :param region: the region of ngrok to go through.
-    :param binary: the ngrok binary; by default, it is downloaded.
+    Args:
+        addr: the address to listen at locally, by HTTP; by default, ``localhost``.
+        port: the port to listen at; by default, 9443, or any other that is free if that is taken.
+        path: the path before the ids of the webhooks; by default, there is none.
+        token: the token of an account at ngrok.
+        region: the region of ngrok to go through.
+        binary: the ngrok binary; by default, it is downloaded.
 
-    :raises MissingDependencyError: if the library is not installed.
+    Raises:
+        MissingDependencyError: if the library is not installed.
     """
 
     def __init__(
@@ -152,9 +154,10 @@ class WebhookAutoTunnel(ClusterDetector, WebhookContextManager):
     """
     Listens on this machine if the cluster is a local one; otherwise, goes through a tunnel: that of ngrok.
 
-    :param addr: the address to listen at; by default, ``localhost``.
-    :param port: the port to listen at; by default, 9443, or any other that is free if that is taken.
-    :param path: the path before the ids of the webhooks; by default, there is none.
+    Args:
+        addr: the address to listen at; by default, ``localhost``.
+        port: the port to listen at; by default, 9443, or any other that is free if that is taken.
+        path: the path before the ids of the webhooks; by default, there is none.
     """
 
     def __init__(self, *, addr: str | None = None, port: int | None = None, path: str | None = None) -> None:

@@ -67,30 +67,32 @@ class WebhookServer(WebhookContextManager):
     needs the extra ``dev`` of the package. The files are looked at from time to time; new certificates are used as
     soon as they are there, with no break, and the API is told about the new CA bundle.
 
-    :param addr: the address to listen at; by default, ``localhost``.
-    :param port: the port to listen at; by default, 9443, or any other that is free if that is taken.
-    :param path: the path before the ids of the webhooks; by default, there is none.
-    :param host: the host name in the URLs for the API; by default, the address.
-    :param cadata: the CA bundle by which the API checks the server, as PEM. Together with ``certfile`` only; otherwise,
-        it checks the certificates of clients, as ``verify_cadata`` does.
-    :param cafile: the same, as a file.
-    :param cadump: a file to write the CA bundle to, whatever it is; e.g. for ``curl --cacert``.
-    :param context: an SSL context to be used instead of a new one.
-    :param insecure: serve HTTP only; the API accepts no such servers, but tunnels and developers do.
-    :param certfile: the certificate of the server, with its chain if there is any, as PEM.
-    :param pkeyfile: its private key; by default, it is in the same file.
-    :param password: the password of the private key.
-    :param extra_sans: more names and IP addresses for the self-signed certificate.
-    :param verify_mode: whether clients must have certificates; by default, they need not, but what they have is
-        verified if there is anything to verify it with.
-    :param verify_cafile: the CA bundle by which the certificates of clients are verified, as a file.
-    :param verify_capath: the same, as a directory in the form of OpenSSL.
-    :param verify_cadata: the same, as PEM or DER.
-    :param file_check_interval: how often the files are checked for changes (seconds).
+    Args:
+        addr: the address to listen at; by default, ``localhost``.
+        port: the port to listen at; by default, 9443, or any other that is free if that is taken.
+        path: the path before the ids of the webhooks; by default, there is none.
+        host: the host name in the URLs for the API; by default, the address.
+        cadata: the CA bundle by which the API checks the server, as PEM. Together with ``certfile`` only; otherwise,
+            it checks the certificates of clients, as ``verify_cadata`` does.
+        cafile: the same, as a file.
+        cadump: a file to write the CA bundle to, whatever it is; e.g. for ``curl --cacert``.
+        context: an SSL context to be used instead of a new one.
+        insecure: serve HTTP only; the API accepts no such servers, but tunnels and developers do.
+        certfile: the certificate of the server, with its chain if there is any, as PEM.
+        pkeyfile: its private key; by default, it is in the same file.
+        password: the password of the private key.
+        extra_sans: more names and IP addresses for the self-signed certificate.
+        verify_mode: whether clients must have certificates; by default, they need not, but what they have is
+            verified if there is anything to verify it with.
+        verify_cafile: the CA bundle by which the certificates of clients are verified, as a file.
+        verify_capath: the same, as a directory in the form of OpenSSL.
+        verify_cadata: the same, as PEM or DER.
+        file_check_interval: how often the files are checked for changes (seconds).
 
-    :raises MissingDependencyError: if there is no certificate, and no library to make one.
-    :raises OSError: if the address can't be taken, or if files can't be read.
-    :raises ValueError: if the certificates can't be used.
+    Raises:
+        MissingDependencyError: if there is no certificate, and no library to make one.
+        OSError: if the address can't be taken, or if files can't be read.
+        ValueError: if the certificates can't be used.
     """
 
     DEFAULT_HOST: ClassVar[str | None] = None
@@ -242,8 +244,11 @@ class WebhookServer(WebhookContextManager):
         """
         Make a self-signed certificate for these names and addresses; give it and its private key, both as PEM.
 
-        :param password: encrypts the private key, if given.
-        :raises MissingDependencyError: if there is no library for that.
+        Args:
+            password: encrypts the private key, if given.
+
+        Raises:
+            MissingDependencyError: if there is no library for that.
         """
         return certificates.build_certificate(hostnames, password)
 
@@ -316,11 +321,14 @@ def make_context(
     """
     Make the context of a server.
 
-    :param pair: the certificate, the private key, and its password: as two files, or as two texts in PEM.
-    :param context: the context to be used instead of a new one.
-    :param mode: whether clients must have certificates; by default, they need not, but what they have is verified.
-    :param cafile: by what they are verified, as well as ``capath`` and ``cadata``.
-    :raises ValueError: if the pair can't be used.
+    Args:
+        pair: the certificate, the private key, and its password: as two files, or as two texts in PEM.
+        context: the context to be used instead of a new one.
+        mode: whether clients must have certificates; by default, they need not, but what they have is verified.
+        cafile: by what they are verified, as well as ``capath`` and ``cadata``.
+
+    Raises:
+        ValueError: if the pair can't be used.
     """
     if context is None:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
