@@ -56,8 +56,9 @@ def serve(
     )
     with _ended_by_signals(), _started(sandbox, state):
         forever = threading.Event()
+        # Why not wait without a timeout? A signal right before the wait, or to another thread, does not interrupt it.
         while not forever.wait(1.0):
-            pass  # A signal right before the wait, or to another thread, has not interrupted it.
+            pass
 
 
 @contextlib.contextmanager

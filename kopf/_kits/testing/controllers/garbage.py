@@ -96,7 +96,7 @@ class GarbageCollector:
             self.release(table, owner, deletion.FOREGROUND)
 
     def _visit(self, place: Place) -> None:
-        """Delete an object whose owners are all absent, or wait for its deletion."""
+        """Delete an object without any owners, or only with owners that wait for its deletion."""
         record = place.table.get(place.namespace, place.name)
         if record is None or record.deleting or not record.owners or (kind := self.kind_of(place.table)) is None:
             return

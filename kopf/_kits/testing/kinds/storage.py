@@ -98,6 +98,7 @@ class Table:
         self._fields_of = fields_of
         self._records: dict[str, Record] = {}
         self._keys: list[str] | None = []
+        # Why not a deque? Changes are found by bisection and taken as slices.
         self._log: list[Change] = []
         self._dropped = 0
         self._waiting: set[asyncio.Future[None]] = set()
@@ -127,6 +128,7 @@ class Table:
         changes = self.changes_after(version)
         if not changes:
             return self.records(namespace, start=start)
+        # Why no copies of former states? They are rarely read, and undoing some changes is cheap.
         past = dict(self._records)
         for change in reversed(changes):
             if change.previous is None:

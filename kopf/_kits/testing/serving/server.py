@@ -113,6 +113,7 @@ class Server(Controls):
         if self._loop is None or threading.get_ident() == self._thread:
             return function()
 
+        # Why not call_soon_threadsafe()? It does not bring the result or the error back.
         async def run() -> T:
             return function()
 

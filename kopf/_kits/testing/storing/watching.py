@@ -137,6 +137,7 @@ class Watch:
             if change.type == 'DELETED':
                 if before:
                     yield change.type, record, change
+            # For this watch, an object that leaves the selection is deleted, in its last selected version.
             elif before and not after and change.previous is not None:
                 yield 'DELETED', _renumbered(change.previous, record.version), None
             elif after and not before:
