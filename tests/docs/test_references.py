@@ -3,6 +3,7 @@
 import ast
 import pathlib
 import re
+import subprocess
 
 import pytest
 
@@ -58,3 +59,14 @@ def test_code_that_pages_include_exists() -> None:
             found = {getattr(each, 'name', None): each for each in ast.iter_child_nodes(node)}
             assert part in found, f"there is no {name} in {path}"
             node = found[part]
+
+
+def test_the_readme_names_every_folder() -> None:
+    table = (ROOT / 'README.md').read_text()
+    listed = subprocess.run(['git', 'ls-files'], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a clone of the repository")
+    parts = [pathlib.PurePath(line).parts for line in listed.stdout.splitlines()]
+    folders = {parts[0] for parts in parts if len(parts) > 1} - {'.ci', 'kopf', 'tests'}
+    folders |= {'/'.join(parts[:2]) for parts in parts if len(parts) > 2 and parts[0] in ('kopf', 'tests')}
+    assert not [folder for folder in sorted(folders) if f'`{folder}/`' not in table]
