@@ -257,7 +257,7 @@ _LAZY = {
 """What handlers' files rarely need while they are imported, and what takes long to be imported."""
 
 
-if not TYPE_CHECKING:  # or else any name would do for those who check types
+if not TYPE_CHECKING:  # otherwise, type checkers would accept any attribute
 
     def __getattr__(name: str) -> Any:
         import importlib

@@ -1,8 +1,9 @@
-"""The command line: ``kopf run`` and its fellows.
+"""
+The command line: ``kopf run`` and the other commands.
 
-It turns options into the arguments of what can equally be called from Python, sets up what only a process of our own
-may set up (logging, the event loop), and says in a few words why it fails: tracebacks are shown only where they help,
-i.e. for errors of unknown origin and under ``--debug``.
+It converts options to arguments of functions that can equally be called from Python. It configures the logging and the
+event loop, which only a whole process may do. It explains failures in a few words: tracebacks are shown only
+for errors of unknown origin and under ``--debug``.
 
 Exit codes: 0 if stopped by a signal or a flag, 1 if failed (or what an activity's handler has given to ``sys.exit()``),
 2 if the command line is wrong.
@@ -47,19 +48,20 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(eq=False, repr=False)
 class CLIControls:
-    """What cannot be passed through a command line, but can be when the command is called from Python.
+    """
+    Arguments that only callers from Python can pass, as a command line cannot express them.
 
     Pass it as ``obj`` when invoking the command, as `kopf.testing.KopfRunner` does.
     """
 
     ready_flag: Flag | None = None
-    """Is set when the operator is ready to work."""
+    """The flag that is raised when the operator is ready to work."""
     stop_flag: Flag | None = None
-    """Stops the operator when it is set."""
+    """The flag that stops the operator when it is raised."""
     vault: credentials.Vault | None = None
-    """The credentials to use, or to share with other operators."""
+    """The vault with credentials to use, or to share with other operators."""
     registry: registries.OperatorRegistry | None = None
-    """Where the handlers are declared, instead of the default registry."""
+    """The registry of handlers, instead of the default one."""
     settings: 'configuration.OperatorSettings | None' = None
     """The initial settings, instead of the defaults."""
     loop: asyncio.AbstractEventLoop | None = None
@@ -73,20 +75,21 @@ class LogFormatParamType(Choice):
         super().__init__([member.name.lower() for member in loggers.LogFormat], case_sensitive=False)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Turn the name into the format; the formats themselves are left as they are."""
+        """Convert the name to the format; return formats as they are."""
         if isinstance(value, loggers.LogFormat):
             return value
         return loggers.LogFormat[super().convert(value, param, ctx).upper()]
 
 
 class EnvironmentOption(click.Option):
-    """An option that is also taken from the environment: by its long name, or by the name of its parameter.
+    """
+    An option that is also taken from the environment: by its long name, or by the name of its parameter.
 
     For example, ``--liveness`` of ``kopf run`` is ``$KOPF_RUN_LIVENESS`` or ``$KOPF_RUN_LIVENESS_ENDPOINT``.
     """
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        """Give the text of the first variable that is there and is not empty, if any."""
+        """Return the value of the first variable that is set and not empty, if any."""
         value = super().resolve_envvar_value(ctx)
         names = [name.removeprefix('--').replace('-', '_').upper() for name in self.opts if name.startswith('--')]
         if value is None and ctx.auto_envvar_prefix is not None:
@@ -174,7 +177,7 @@ def _summarise(exc: BaseException) -> str:
 
 @contextlib.contextmanager
 def _event_loop(controls: CLIControls) -> Iterator[asyncio.AbstractEventLoop]:
-    """Provide the loop that is given, or a new one: a fast one, if it is installed."""
+    """Enter with the specified event loop, or with a new one: of uvloop, if it is installed."""
     if controls.loop is not None:
         yield controls.loop
         return
@@ -216,7 +219,7 @@ def _check_endpoint(ctx: click.Context, param: click.Parameter, value: str | Non
 
 
 class _Commands(click.Group):
-    """The commands, with a hint for those who forget `run`."""
+    """The group of commands, with a hint for users who forget `run`."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -231,7 +234,8 @@ class _Commands(click.Group):
     versions.version, prog_name='kopf', message=f'%(prog)s, version %(version)s ({versions.compatibility})'
 )
 def main() -> None:
-    """Kubernetes operators in Python.
+    """
+    Kubernetes operators in Python.
 
     For the options of a command: kopf COMMAND --help. Each of them can also be given by an environment variable, with
     the names of the command and of the option: e.g. KOPF_RUN_LOG_FORMAT=json, KOPF_RUN_VERBOSE=1, or
@@ -246,7 +250,7 @@ def main() -> None:
 
 
 def sandbox_options(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that tell what is in a sandbox to begin with."""
+    """Add the options for the initial state of a sandbox."""
     existing = click.Path(exists=True)
     for add in [
         option(
@@ -275,7 +279,7 @@ def sandbox_options(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _launched(*, sandbox: bool, **options: Any) -> 'Iterator[launching.Launched | None]':
-    """Run a sandbox for as long as the context lasts, if one is wanted."""
+    """Run a sandbox while the context lasts, if it is requested."""
     if not sandbox:
         yield None
         return
@@ -379,7 +383,8 @@ def run(
     pods: bool,
     **options: 'Unpack[operators.OperatorOptions]',
 ) -> None:
-    """Run an operator until it is stopped by Ctrl-C or SIGTERM.
+    """
+    Run an operator until it is stopped by Ctrl-C or SIGTERM.
 
     PATHS are Python files with handlers. They are imported in this order, and after them the modules; all of them
     together are one operator. It logs in as its login handlers say, or else with the kubeconfig, or as the service
@@ -453,7 +458,8 @@ def run(
 )
 @sandbox_options
 def sandbox(**options: Any) -> None:
-    """Serve an emulated Kubernetes API, for development and tests.
+    """
+    Serve an emulated Kubernetes API, for development and tests.
 
     It knows the built-in kinds, and those of your definitions; there are no nodes, and nothing is run. It says where
     the credentials are: with them in $KUBECONFIG, operators, kubectl, and others work as with a cluster.
@@ -469,7 +475,7 @@ def sandbox(**options: Any) -> None:
 
 
 def command_options(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that tell which operators a command is for, and by whom it is given."""
+    """Add the options for the operators that a command affects, and for the identity of the user."""
     for add in [
         option(
             '-P',
@@ -513,7 +519,8 @@ def freeze(
     identity: str | None,
     **options: Any,
 ) -> None:
-    """Pause operators for a while.
+    """
+    Pause operators for a while.
 
     It puts a record into the peering object, as if there were an operator of this priority. All the operators that
     meet there and have lower priorities pause, until they are resumed or the time is over. Then they take up what they
@@ -545,7 +552,8 @@ def freeze(
 @command_options
 @click.make_pass_decorator(CLIControls, ensure=True)
 def resume(controls: CLIControls, /, *, identity: str | None, **options: Any) -> None:
-    """Resume paused operators.
+    """
+    Resume paused operators.
 
     What 'kopf freeze' has begun, ends before its time: the record is removed from the peering object, that of
     the same person on the same machine, or of the same --id.
@@ -568,7 +576,7 @@ def _run_command(
     clusterwide: bool,
     peering_name: str,
 ) -> None:
-    """Do what is commanded as an operator that has nothing to serve."""
+    """Run the command as an operator without handlers."""
     _check_scope(namespaces, clusterwide=clusterwide)
     from kopf._core.reactor import running
 
@@ -581,8 +589,8 @@ def _run_command(
 
 
 def launch() -> None:
-    """Run the command line as a program of its own; raises `SystemExit`."""
-    # What comes with events is freed without the collector, as it has no cycles. With the default thresholds, a third
+    """Run the command line as a program; always raises `SystemExit`."""
+    # Objects of events are freed without the collector, as they have no cycles. With the default thresholds, a third
     # of the time of large lists goes into looking for some. But handlers and their libraries do make cycles: so not
     # too rarely either, or they pile up to megabytes, which are never given back to the system.
     gc.set_threshold(10_000, 10, 10)

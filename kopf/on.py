@@ -46,7 +46,7 @@ _OPERATIONS: tuple[OperationName, ...] = get_args(OperationName)
 
 
 def startup(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
-    """Run the function when the operator starts, before it asks anything of the API; if it fails, the operator ends."""
+    """Run the function when the operator starts, before any request to the API; if it fails, the operator ends."""
     return _declarations.declare_activity(ActivityHandler, 'startup', misplaced, options, activity=Activity.STARTUP)
 
 
@@ -56,14 +56,14 @@ def cleanup(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[
 
 
 def login(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
-    """Let the function get the credentials for the API: it returns a `kopf.ConnectionInfo`, or ``None``."""
+    """Call the function to log in to the API: it returns a `kopf.ConnectionInfo`, or ``None``."""
     return _declarations.declare_activity(
         ActivityHandler, 'login', misplaced, options, activity=Activity.AUTHENTICATION
     )
 
 
 def probe(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
-    """Let the function's result be part of the answer of the liveness endpoint."""
+    """Call the function for the liveness endpoint, and include its result in the response."""
     return _declarations.declare_activity(ActivityHandler, 'probe', misplaced, options, activity=Activity.PROBE)
 
 
@@ -73,7 +73,7 @@ def schedule(
     **options: Unpack[ScheduleOptions],
 ) -> Callable[[FnT], FnT]:
     """
-    Run the function of the operator again and again, from its start to its end, about no object.
+    Run the function periodically while the operator runs, independently of objects.
 
     The first run is when the operator begins to serve. There is never more than one run at once; there is none while
     the operator is paused because of its peers. When a run has failed for good, the next one is as usual.
@@ -81,7 +81,7 @@ def schedule(
     Args:
         interval: the time from the end of one run to the beginning of the next one (in seconds).
         initial_delay: the time from the start of the operator to the first run (in seconds).
-        sharp: whether the interval is between the beginnings of the runs. Those that are missed are skipped.
+        sharp: whether the interval is between the beginnings of the runs. Missed runs are skipped.
     """
     if not misplaced and not interval:
         raise ValueError("@kopf.on.schedule: interval= must be above zero: the function would be run without a pause.")
@@ -139,7 +139,7 @@ def resume(
     **options: Unpack[ResumeOptions],
 ) -> Callable[[FnT], FnT]:
     """
-    Run the function once for each object that was there before the operator started.
+    Run the function once for each object that existed before the operator started.
 
     With ``deleted=True``, also for those that are being deleted.
     """
@@ -199,7 +199,7 @@ def index(
     /,
     **options: Unpack[RetriedOptions],
 ) -> Callable[[FnT], FnT]:
-    """Let the function's results for all the objects make an index, given to all handlers under the function's name."""
+    """Build an index from the function's results for all objects; handlers get it under the function's name."""
     return _declarations.declare(IndexingHandler, 'index', (arg1, arg2, arg3), options)
 
 
@@ -210,7 +210,7 @@ def daemon(
     /,
     **options: Unpack[DaemonOptions],
 ) -> Callable[[FnT], FnT]:
-    """Run the function for each object for as long as the object is there."""
+    """Run the function for each object while the object exists."""
     return _declarations.declare(DaemonHandler, 'daemon', (arg1, arg2, arg3), options)
 
 
@@ -221,7 +221,7 @@ def timer(
     /,
     **options: Unpack[TimerOptions],
 ) -> Callable[[FnT], FnT]:
-    """Run the function for each object again and again, on a schedule, for as long as the object is there."""
+    """Run the function for each object periodically, while the object exists."""
     return _declarations.declare(TimerHandler, 'timer', (arg1, arg2, arg3), options)
 
 
@@ -232,7 +232,7 @@ def validate(
     /,
     **options: Unpack[WebhookOptions],
 ) -> Callable[[FnT], FnT]:
-    """Let the function refuse what is about to be stored, by raising `kopf.AdmissionError`."""
+    """Call the function before an object is stored; it can deny the request by raising `kopf.AdmissionError`."""
     return _webhook(WebhookType.VALIDATING, 'validate', (arg1, arg2, arg3), options)
 
 
@@ -243,7 +243,7 @@ def mutate(
     /,
     **options: Unpack[WebhookOptions],
 ) -> Callable[[FnT], FnT]:
-    """Let the function change what is about to be stored, by its ``patch``."""
+    """Call the function before an object is stored; it can change the object by its ``patch``."""
     return _webhook(WebhookType.MUTATING, 'mutate', (arg1, arg2, arg3), options)
 
 
@@ -255,7 +255,7 @@ def convert(
     **options: Unpack[ConversionOptions],
 ) -> Callable[[FnT], FnT]:
     """
-    Let the function convert objects of a custom resource from one version to another, when the API needs that.
+    Call the function when the API needs to convert objects of a custom resource from one version to another.
 
     The function gets the object as ``body``, ``spec``, and so on, besides ``from_version`` and ``to_version``. It
     returns the whole object in the new version, or changes it by ``patch``. ``apiVersion``, ``kind`` and all of the
@@ -328,5 +328,5 @@ def subhandler(**options: Unpack[SubHandlerOptions]) -> Callable[[FnT], FnT]:
 
 
 def register(fn: FnT, **options: Unpack[SubHandlerOptions]) -> FnT:
-    """Add the function as a sub-handler: the same as `subhandler`, for functions that are there already."""
+    """Add the function as a sub-handler: the same as `subhandler`, for existing functions."""
     return subhandler(**options)(fn)

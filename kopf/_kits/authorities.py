@@ -1,9 +1,9 @@
 """
-Certificates with an authority of their own, renewed so that there is no moment of distrust.
+Certificates with their own authority, renewed without interruption of trust.
 
-A new authority is only announced at first: everybody learns to trust it besides the old one. When it has been known for
-long enough, it signs the new certificates of the server. The old one is trusted until it expires. All of this is a pure
-function of what there is and of the time, so that any number of processes come to the same conclusions.
+A new authority is only announced at first: the clients learn to trust it besides the old one. After a while, it signs
+the new certificates of the server. The old one is trusted until it expires. All of this is a pure function of the
+known keyring and the time, so that all replicas come to the same result.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
 
 AUTHORITY_LIFETIMES = 4
-"""How many times longer than the certificates their authority lives. It is replaced after a half of its time."""
+"""The lifetime of an authority (in lifetimes of certificates). It is replaced after a half of its time."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class Keyring:
 
     @classmethod
     def load(cls, files: Mapping[str, bytes]) -> Self:
-        """Take the parts as they are called in `FILES`; raise `KeyError` if some are missing."""
+        """Create a keyring from the parts named in `FILES`; raise `KeyError` if some are missing."""
         return cls(*(files[name] for name in cls.FILES))
 
     def dump(self) -> dict[str, bytes]:
-        """Give the parts as they are called in `FILES`."""
+        """Return the parts, named as in `FILES`."""
         return dict(zip(self.FILES, (self.authorities, self.authority_key, self.certificate, self.key), strict=True))
 
 
@@ -58,14 +58,16 @@ class Schedule:
 
 def renew(known: Keyring | None, names: Collection[str], schedule: Schedule, now: datetime.datetime) -> Keyring:
     """
-    Give the keyring as it must be by now; it is the same object if nothing is due.
+    Return the keyring for this moment, renewed if it is due; the same object otherwise.
 
     Args:
-        known: what there is; if it is nothing or unusable, it is made anew.
+        known: the present keyring; if it is absent or unusable, a new one is created.
         names: the host names and IP addresses of the server.
+        schedule: the lifetimes of certificates and authorities.
+        now: the current time.
 
     Raises:
-        MissingDependencyError: if there is no library for that.
+        MissingDependencyError: if the library for certificates is not installed.
     """
     try:
         from cryptography import x509  # noqa: F401
@@ -135,12 +137,12 @@ def _is_aging(authority: 'x509.Certificate', schedule: Schedule, now: datetime.d
 
 
 def _is_due(parts: _Parts, names: Collection[str], schedule: Schedule, now: datetime.datetime) -> bool:
-    """Tell whether the server needs another certificate."""
+    """Check whether the server needs another certificate."""
     certificate, authority = parts.certificate, parts.authorities[0]
     if certificate is None or certificate.not_valid_after_utc <= now or _get_names(certificate) != classify(names):
         return True
     if now - (authority.not_valid_before_utc + CLOCK_SKEW) < schedule.overlap:
-        return False  # not everybody trusts the authority yet
+        return False  # some clients may not trust the authority yet
     return (
         not _is_signed(certificate, parts.authorities[:1])
         or certificate.not_valid_after_utc - now < schedule.lifetime / 3
@@ -175,7 +177,7 @@ def _make_authority(
 
     key = ec.generate_private_key(ec.SECP256R1())
     serial = x509.random_serial_number()
-    # Authorities of the same name would be told apart by their keys only, which not all clients do well.
+    # Why unique names? Authorities of the same name differ only by their keys, which some clients mishandle.
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f'kopf webhooks {serial:x}'[:64])])
     builder = (
         x509.CertificateBuilder()

@@ -1,8 +1,8 @@
 """
-Self-signed certificates for webhook servers, so that developers need not make any by hand.
+Self-signed certificates for webhook servers, so that developers need not create any by hand.
 
-The certificate is its own authority: what is shown to the API as the CA bundle is the certificate itself. The libraries
-for it are heavy, so they are extras of the package, and are imported only here, when a certificate is really made.
+The certificate is its own authority: the CA bundle for the API is the certificate itself. The libraries for it
+are large, so they are extras of the package, and are imported only here, when a certificate is created.
 """
 
 import datetime
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 LIFETIME = datetime.timedelta(days=3650)
-"""Nobody renews it while the operator runs, so it must last longer than any operator."""
+"""The lifetime of the certificate. It is not renewed while the operator runs, so it must outlive any operator."""
 CLOCK_SKEW = datetime.timedelta(days=1)
-"""Virtual machines with clusters are often behind."""
+"""The tolerance for clocks: those of virtual machines with clusters are often behind."""
 
-_MAX_COMMON_NAME = 64  # as X.509 has it
+_MAX_COMMON_NAME = 64  # the limit of X.509
 
 
 class MissingDependencyError(ExplainedError, ImportError):
-    """A library is needed that is not installed; the message says which one, and what else can be done."""
+    """A required library is not installed; the message names it, and the alternatives."""
 
 
 def build_certificate(hostnames: Collection[str], password: str | None = None) -> tuple[bytes, bytes]:
     """
-    Make a self-signed certificate of a server; give it and its private key, both as PEM.
+    Create a self-signed certificate of a server; return it and its private key, both as PEM.
 
     Args:
         hostnames: the names and IP addresses of the server, at least one. The first name is the subject's common
@@ -39,7 +39,7 @@ def build_certificate(hostnames: Collection[str], password: str | None = None) -
         password: encrypts the private key, if given.
 
     Raises:
-        MissingDependencyError: if there is no library for that.
+        MissingDependencyError: if the library for certificates is not installed.
         ValueError: if there are no names.
     """
     names, addresses = classify(hostnames)
@@ -54,7 +54,7 @@ def build_certificate(hostnames: Collection[str], password: str | None = None) -
 
 
 def classify(hostnames: Iterable[str]) -> tuple[list[str], list[IPAddress]]:
-    """Tell names from addresses; each comes once. Addresses that only mean "everywhere" are left out."""
+    """Split the hosts into names and addresses, without duplicates and without addresses that mean "everywhere"."""
     names: dict[str, None] = {}
     addresses: dict[IPAddress, None] = {}
     for hostname in hostnames:
@@ -111,7 +111,7 @@ def build_common_extensions(
     ca: bool,
     server: bool,
 ) -> 'x509.CertificateBuilder':
-    """Say what the certificate is for, and whose it is, in the way that strict clients want it: Go's and OpenSSL's."""
+    """Return the extensions with the usage and the keys, as strict clients require: those of Go and OpenSSL."""
     from cryptography import x509
     from cryptography.x509.oid import ExtendedKeyUsageOID
 

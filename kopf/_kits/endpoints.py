@@ -1,5 +1,5 @@
 """
-The HTTP side of webhook servers: listens, takes requests for reviews, and returns the answers.
+The HTTP side of webhook servers: it listens, receives requests for reviews, and returns the responses.
 
 The server is aiohttp's low-level one, ``web.Server``, without routes and middlewares: requests are many, and the API
 server waits for each of them. What is added here are the limits that aiohttp does not have: the time for a request to
@@ -56,7 +56,7 @@ _TIMEOUT = re.compile(r'(\d+(?:\.\d+)?)(ms|s)')
 
 
 class AddressError(ExplainedError, OSError):
-    """The address can't be listened at."""
+    """The server cannot listen at the address."""
 
 
 class Endpoint:
@@ -74,14 +74,14 @@ class Endpoint:
 
     async def bind(self, addr: str, port: int | None) -> int:
         """
-        Take the address, let clients wait until `listen` is called, and return the port.
+        Bind to the address and return the port; clients wait until `listen` is called.
 
         Args:
             addr: the host name or the address to listen at.
             port: the port; if ``None``, any that is free.
 
         Raises:
-            AddressError: if the address can't be taken.
+            AddressError: if the address cannot be used.
         """
         try:
             return await self._bind(addr, port)
@@ -101,7 +101,7 @@ class Endpoint:
         for family, _, _, _, address in sorted(infos, key=lambda info: info[0] is not socket.AF_INET):
             try:
                 sock = _open_socket(family, (address[0], port or 0, *address[2:]))
-            except OSError as error:  # often, only one of the protocols is there
+            except OSError as error:  # often, only one of the protocols (IPv4, IPv6) is available
                 failure = failure or error
                 if error.errno == errno.EADDRINUSE:
                     raise
@@ -113,7 +113,7 @@ class Endpoint:
         return port or 0
 
     async def listen(self, context: ssl.SSLContext | None) -> None:
-        """Accept connections; when called again, only let new connections have the new context."""
+        """Accept connections; when called again, only replace the TLS context for new connections."""
         if context is not None:
             self._context.current = context
         if self._service is not None:
@@ -140,7 +140,7 @@ class Endpoint:
             )
 
     async def close(self) -> None:
-        """Stop listening, and let the answers under way be given for `SHUTDOWN_TIMEOUT`."""
+        """Stop listening, and wait for the pending responses, at most for `SHUTDOWN_TIMEOUT`."""
         for server in self._servers:
             server.close()
         self._servers = []
@@ -152,7 +152,7 @@ class Endpoint:
         self._close_sockets()
 
     async def _wait_closed(self) -> None:
-        """Return when all connections are closed: aiohttp only begins to close them."""
+        """Wait until all connections are closed: aiohttp only begins to close them."""
         if self._connections:
             await asyncio.wait([each.closed for each in self._connections], timeout=FAREWELL_TIMEOUT)
         remaining = list(self._connections)
@@ -234,7 +234,7 @@ class Endpoint:
 
     async def _read(self, request: web.BaseRequest, connection: '_Connection') -> bytes:
         body = await connection.read(request)
-        # Not by aiohttp: it would not say which encodings are known, and why the body is not of this one.
+        # Why not by aiohttp? Its errors name neither the supported encodings nor the reason of the failure.
         if encoding := request.headers.get('Content-Encoding'):
             return _decompress(body, encoding, self._get_max_body(request.path))
         return body
@@ -244,7 +244,7 @@ class _Connection(web.RequestHandler):
     """
     One connection of a client, with limits of time for what the client does.
 
-    There is one alarm a connection, which is set anew only if it rings too early: deadlines change with each request.
+    There is one timer per connection. It is restarted only if it fires too early, as each request changes deadlines.
     """
 
     __slots__ = (
@@ -291,7 +291,7 @@ class _Connection(web.RequestHandler):
         """The body that is coming in."""
 
     async def read(self, request: web.BaseRequest) -> bytes:
-        """Return the body of the request, once it is here in time."""
+        """Return the body of the request, if it is received in time."""
         content = request.content
         if self._ended and not content.is_eof():
             raise ConnectionResetError("The client has closed the connection in the middle of a request.")
@@ -300,19 +300,19 @@ class _Connection(web.RequestHandler):
             return await request.read()
         finally:
             self._incoming = None
-            self._idle, self._deadline = False, None  # whoever waits for an answer has all the time
+            self._idle, self._deadline = False, None  # a client that waits for a response has no time limit
 
     def abort(self) -> None:
-        """Break the connection off."""
+        """Abort the connection."""
         if self._socket is not None:
             self._socket.abort()
 
     def expect_reading(self) -> None:
-        """Limit the time in which the client reads the answer to its request."""
+        """Limit the time in which the client reads the response to its request."""
         self._answered = self._idle = True
         self._set_deadline(REQUEST_TIMEOUT)
 
-    # What the transport calls.
+    # The methods for the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -332,7 +332,7 @@ class _Connection(web.RequestHandler):
         self._ended = True
         if self._incoming is not None:
             return None
-        self._set_deadline(FAREWELL_TIMEOUT)  # if this was in the middle of the head of a request
+        self._set_deadline(FAREWELL_TIMEOUT)  # in case the client is in the middle of the head of a request
         self.close()  # after the answer
         return True
 
@@ -352,7 +352,7 @@ class _Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Refuse what is not HTTP, in the same form as all else."""
+        """Refuse a request that is not HTTP, in the same form as other refusals."""
         if isinstance(exc, ConnectionError):
             raise exc  # the client has gone: there is nothing to answer, and nothing to report
         if status >= 500:
@@ -363,7 +363,7 @@ class _Connection(web.RequestHandler):
         response.force_close()
         return response
 
-    # Limits of time.
+    # The time limits.
 
     def _set_deadline(self, seconds: float) -> None:
         self._deadline = deadline = self._loop.time() + seconds
@@ -383,7 +383,7 @@ class _Connection(web.RequestHandler):
                 ReviewError(f"The request has not come in within {REQUEST_TIMEOUT:g} seconds.", status=408)
             )
         elif not self._idle or not self._answered or self.transport.get_write_buffer_size():
-            # Neither the head of a request, nor all of an answer. There is no way to answer half a head.
+            # The client has not sent a whole head, or has not read the response. A partial head cannot be answered.
             self.transport.abort()
 
 
@@ -391,7 +391,7 @@ class _ReplaceableContext(ssl.SSLContext):
     """
     Uses another context, which can be replaced while the server listens.
 
-    Listening anew with the other context would lose those connections that are just being accepted.
+    Why not simply listen again with the other context? The connections being accepted at the moment would be lost.
     """
 
     current: ssl.SSLContext
@@ -405,10 +405,10 @@ def _open_socket(family: int, address: tuple[object, ...]) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            # "Everywhere" includes the older protocol; other addresses have a socket for each protocol.
+            # "::" includes IPv4; other hosts have a socket for each protocol.
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address[0] != '::'))
         sock.bind(address)
-        sock.listen(BACKLOG)  # only this tells whether the address is free
+        sock.listen(BACKLOG)  # why so early? only this fails if the address is in use
         sock.setblocking(False)
     except BaseException:
         sock.close()
@@ -417,7 +417,7 @@ def _open_socket(family: int, address: tuple[object, ...]) -> socket.socket:
 
 
 def _refuse(status: int, reason: str, request: web.BaseRequest | None = None) -> web.Response:
-    """Say what is wrong, to the client and in the log: in a line, since all clients can send rubbish."""
+    """Report the error to the client and in the log: in one line, since any client can send garbage."""
     what = "" if request is None else f" {request.method} {request.path}:"
     logger.warning("A webhook request is refused:%s %s %s", what, status, reason)
     return _make_refusal(status, reason)
@@ -438,10 +438,10 @@ def _respond(status: int, body: bytes) -> web.Response:
 
 def _decompress(body: bytes, encoding: str, limit: int) -> bytes:
     """
-    Return the body as it was before it was compressed.
+    Decompress the body of a request.
 
     Raises:
-        ReviewError: if it is not compressed so, or is larger than the limit (in bytes).
+        ReviewError: if it is not compressed in this way, or is larger than the limit (in bytes).
     """
     if encoding.lower() not in ('gzip', 'deflate'):
         raise ReviewError(f"The encoding {encoding!r} of the request is not known.", status=415)
@@ -456,7 +456,7 @@ def _decompress(body: bytes, encoding: str, limit: int) -> bytes:
 
 @functools.lru_cache(maxsize=64)
 def _parse_limit(query: str) -> float | None:
-    """Parse the time that the API waits, as it adds it to the URL; leave a part of it to the network."""
+    """Parse the time-out of the API, which it adds to the URL; reserve a part of it for the network."""
     match = _TIMEOUT.fullmatch(dict(parse_qsl(query)).get('timeout', ''))
     if match is None:
         return None

@@ -1,9 +1,9 @@
 """
-Connecting the children that handlers create with the object being handled: owners, labels, names, namespaces.
+Hierarchies of objects: handlers link the created children to the handled object, with its labels, names, etc.
 
 All functions change the given objects in place, before they are sent to the API; they send nothing themselves. They
 take one object or any iterable of objects, also nested: dicts and other mutable mappings, objects of pykube-ng and of
-kr8s, models of kubernetes, kubernetes_asyncio, and lightkube. What is there already is left alone unless ``forced``.
+kr8s, models of kubernetes, kubernetes_asyncio, and lightkube. Existing values are not changed unless ``forced``.
 Specified in the documentation's "Hierarchies".
 """
 
@@ -45,6 +45,7 @@ def adopt(
     Make the objects children of the owner: by an owner reference, its name, namespace, and labels.
 
     Args:
+        objs: the objects: one object, or any iterable of objects.
         owner: the owner's body; by default, that of the object being handled.
         forced: replace the name, the namespace, and the labels that the children have already.
         strict: use the owner's name as it is, not as a prefix of a generated name.
@@ -70,12 +71,13 @@ def append_owner_reference(
     block_owner_deletion: bool | None = True,
 ) -> None:
     """
-    Add a reference to the owner, so that the objects are deleted with it; one that is there already is left as it is.
+    Add a reference to the owner, so that the objects are deleted with it; an existing one is not changed.
 
     Args:
+        objs: the objects: one object, or any iterable of objects.
         owner: the owner's body; by default, that of the object being handled.
-        controller: whether the owner is the one managing controller of the objects; ``None`` leaves it unsaid.
-        block_owner_deletion: whether the objects block the owner's foreground deletion; ``None`` leaves it unsaid.
+        controller: whether the owner is the managing controller of the objects; ``None`` omits the field.
+        block_owner_deletion: whether the objects block the owner's foreground deletion; ``None`` omits the field.
 
     Raises:
         LookupError: if there is no owner given and none being handled.
@@ -95,6 +97,7 @@ def remove_owner_reference(objs: K8sObjects, owner: Body | None = None) -> None:
     Remove the reference to the owner, if there is any.
 
     Args:
+        objs: the objects: one object, or any iterable of objects.
         owner: the owner's body; by default, that of the object being handled.
 
     Raises:
@@ -121,6 +124,7 @@ def label(
     Add the labels to the objects.
 
     Args:
+        objs: the objects: one object, or any iterable of objects.
         labels: the labels; by default, those of the object being handled.
         forced: replace the values of the labels that are there already.
         nested: fields with the templates of other objects, which are labelled too; the absent ones are skipped.
@@ -155,9 +159,10 @@ def harmonize_naming(
     strict: bool = False,
 ) -> None:
     """
-    Give names to the objects that have none.
+    Set the names of the objects that have none.
 
     Args:
+        objs: the objects: one object, or any iterable of objects.
         name: the name; by default, that of the object being handled.
         forced: replace the names, and the prefixes of generated names, that are there already.
         strict: use the name as it is; otherwise, it is a prefix, and the API adds a random suffix.
@@ -178,9 +183,10 @@ def harmonize_naming(
 
 def adjust_namespace(objs: K8sObjects, namespace: str | None = None, *, forced: bool = False) -> None:
     """
-    Put the objects that have no namespace into one.
+    Set the namespaces of the objects that have none.
 
     Args:
+        objs: the objects: one object, or any iterable of objects.
         namespace: the namespace; by default, that of the object being handled.
         forced: replace the namespaces that are there already.
 
@@ -220,12 +226,12 @@ def _get_uid(reference: object) -> Any:
 
 
 def _collect(objs: K8sObjects) -> K8sObjects:
-    """Keep the objects of an iterator, which can be iterated only once."""
+    """Collect the objects of an iterator, which can be iterated only once."""
     return list(objs) if isinstance(objs, Iterator) else objs
 
 
 def _walk(objs: Any) -> Iterator[Fields]:
-    """Give all the objects, however deep they are nested in iterables."""
+    """Yield all the objects, which can be nested in iterables."""
     if objs is None:
         return
     fields = thirdparty.access(objs)
@@ -256,7 +262,7 @@ def _parse_nested(nested: Nested) -> list[FieldPath]:
 
 
 def _iter_nested(fields: Fields, paths: Iterable[FieldPath]) -> Iterator[Fields]:
-    """Give the structures in these fields, of those that are there; several if a field has a list of them."""
+    """Yield the structures in these fields, except for absent ones; several if a field has a list of them."""
     for path in paths:
         target: Any = fields
         value: Any = None

@@ -1,10 +1,10 @@
 """
 Putting the definitions of custom resources (CRDs) into the cluster before the operator needs them: `ensure_crds`.
 
-A definition is created if it is absent, and patched where it differs from what is wanted; otherwise, it is only read.
-The list of versions is replaced as a whole: what is no longer wanted in a schema must not stay there, as it would with
-a server-side apply if somebody else has applied it before. The conversion strategy is left alone unless it is given,
-as handlers of conversions have their own one there.
+A definition is created if it is absent, and patched if it differs from the desired one; otherwise, it is only read.
+The list of versions is replaced as a whole. Why not a server-side apply? It would keep the removed fields of a schema
+if another client has applied them before. The conversion strategy is not changed unless it is specified,
+as the operator sets its own one for conversion handlers.
 """
 
 import asyncio
@@ -85,7 +85,7 @@ async def _ensure(client: ApiClient, sources: Collection[Source], timeout: float
 
 
 class _Provision:
-    """One CRD on its way into the cluster."""
+    """The provisioning of one CRD in the cluster."""
 
     def __init__(self, client: ApiClient, crd: Mapping[str, Any], waiting: dict[str, str]) -> None:
         self._client = client
@@ -94,7 +94,7 @@ class _Provision:
         self._waiting = waiting
 
     async def apply(self) -> None:
-        """Create or patch it if it is not as it should be."""
+        """Create or patch the CRD if it differs from the desired one."""
         for delay in _iter_delays():
             try:
                 if await self._try_to_apply():
@@ -127,7 +127,7 @@ class _Provision:
         return True
 
     async def wait(self) -> None:
-        """Wait until it is established, and its resources are discovered."""
+        """Wait until the CRD is established, and its resources are discovered."""
         for delay in _iter_delays():
             live = await self._read()
             reason = "it is gone" if live is None else self._find_obstacle(live)
@@ -179,7 +179,7 @@ def _iter_delays() -> Iterator[float]:
 
 
 def _find_changes(crd: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the merge patch that makes the CRD what is wanted; empty if it is already."""
+    """Return the merge patch from the actual to the desired CRD; empty if they are the same."""
     metadata = {
         key: changed
         for key in ('labels', 'annotations')
@@ -207,7 +207,7 @@ def _differ(wanted: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, 
 
 
 def _simplify(value: Any) -> Any:
-    """Leave out what the API does not keep: empty values of fields."""
+    """Remove empty values of fields, which the API does not store."""
     if isinstance(value, Mapping):
         return {
             key: each if key in _VERBATIM else _simplify(each)

@@ -1,10 +1,10 @@
 """
-Running a command of ``kopf`` in the background of a test, while the test does its things to the cluster.
+Running a command of ``kopf`` in the background of a test, while the test works with the cluster.
 
-It is the same command as in a shell, with the same options, but in a thread: so its output and its errors are at hand,
-and debuggers and coverage see it. The standard output and the logging of the whole process are redirected meanwhile.
+It is the same command as in a shell, with the same options, but in a thread. So its output and errors are accessible,
+and debuggers and coverage work. The standard output and the logging of the whole process are redirected meanwhile.
 Its handlers are those of the default registry, with those of the files and modules on the command line. Files are
-executed anew in each run, and their handlers are for this run only. Modules are imported once in a process, so their
+executed again in each run, and their handlers are for this run only. Modules are imported once in a process, so their
 handlers stay in the default registry, for the next runs.
 Operators that are embedded into other programs are run by the functions of those programs, instead of a command.
 """
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
 PATIENCE = 30.0
-"""For how long operators may go on that are asked for what has come of them before they are stopped (in seconds)."""
+"""The time (in seconds) to wait for the result of an operator that is not stopped yet."""
 
 
 ENTERING_PATIENCE = 5.0
-"""How long the context waits for the operator to serve before it is entered all the same (in seconds)."""
+"""The time (in seconds) after which the context is entered, even if the operator does not serve yet."""
 
 _keeping = threading.Lock()
 
 
 class ReadyFlag(ServingFlag, threading.Event):
-    """Lets the block be entered when the operator serves: what it does first is to reach the webhooks, too."""
+    """Delays the entrance of the context until the operator serves, so that the first requests reach the webhooks."""
 
 
 class KopfRunner:
@@ -72,8 +72,8 @@ class KopfRunner:
     Args:
         args: (and all other arguments) the arguments of ``click.testing.CliRunner.invoke``, the command line first;
             or the function that runs the operator, with its arguments.
-        reraise: whether to raise in the end what the operator has failed with.
-        timeout: for how long (in seconds) to wait until the operator stops; forever by default. The context is
+        reraise: whether to raise the error of the operator at the end.
+        timeout: how long to wait until the operator stops (in seconds); forever by default. The context is
             entered when the operator serves, but after 5 seconds at the latest, e.g. if its startup handlers
             take longer or are retried.
         registry: the handlers to begin with, instead of those declared so far; those in the files and modules of
@@ -113,9 +113,9 @@ class KopfRunner:
         self._default_registry = get_default_registry()
         self._run_registry = SmartOperatorRegistry() if self.registry is None else self.registry
         if self.registry is None:
-            # A copy: operators that run at the same time must not get each other's handlers.
+            # Why a copy? Operators that run at the same time must not get each other's handlers.
             self._run_registry.extend(self._default_registry)
-        # A daemon: an operator that can't be stopped must not keep the tests from finishing.
+        # Why a daemon? An operator that cannot be stopped must not prevent the tests from finishing.
         self._thread = threading.Thread(target=self._run, args=(self._future,), name='kopf-runner', daemon=True)
         self._thread.start()
         self._ready.wait(ENTERING_PATIENCE if self.timeout is None else min(ENTERING_PATIENCE, self.timeout))
@@ -137,7 +137,7 @@ class KopfRunner:
         if self.reraise and failure is not None:
             # An operator that has failed is usually the reason why the test does too.
             if isinstance(failure, SystemExit) and self.output:
-                failure = failure.with_traceback(None)  # it is of the command line, and says less than the output
+                failure = failure.with_traceback(None)  # it is of the command line, and less helpful than the output
                 failure.add_note(self.output)
             raise failure from error if error is not None else failure.__cause__
 
@@ -174,13 +174,13 @@ class KopfRunner:
             return result
 
     def _keep_handlers(self) -> None:
-        """Keep the handlers that other runs would miss: modules are imported only once, unlike files."""
+        """Keep the handlers of modules for the next runs: modules are imported only once, unlike files."""
         if self.registry is None:
             with _keeping:
                 self._default_registry.extend(self._run_registry, lambda handler: not is_of_script(handler.fn))
 
     def _make_command(self, fn: Callable[..., Any], *args: Any) -> 'Command':
-        """Make a command of the function: for the output and the errors to be the same as of other commands."""
+        """Wrap the function in a command, so that its output and errors are the same as of other commands."""
         import click
 
         given = {
@@ -202,7 +202,7 @@ class KopfRunner:
         return self._future
 
     def _result(self) -> 'Result':
-        """What has come of the operator; RuntimeError if that cannot be known yet."""
+        """The result of the operator; raises `RuntimeError` if there is none yet."""
         if self._thread is None:
             raise RuntimeError("The operator has not been started: use the runner in a `with` block.")
         patience = PATIENCE if self.timeout is None and not self._stop.is_set() else self.timeout
@@ -218,7 +218,7 @@ class KopfRunner:
     @property
     def exit_code(self) -> int:
         """
-        What the process would have exited with; waits until it ends, as all the properties below do.
+        The exit code of the operator; waits until it ends, as all the properties below do.
 
         Inside the context, it waits for an operator that ends by itself for ``timeout`` or half a minute.
 
@@ -254,7 +254,7 @@ class KopfRunner:
 
     @property
     def exception(self) -> BaseException | None:
-        """What the operator has failed with; the original error rather than how the command line has reported it."""
+        """The error of the operator: the original one, not the one converted by the command line."""
         error: BaseException | None = self._result().exception
         while isinstance(error, (SystemExit, LoadError)) and error.__cause__ is not None:
             error = error.__cause__
@@ -262,7 +262,7 @@ class KopfRunner:
 
     @property
     def exc_info(self) -> ExcInfo | None:
-        """The same as what ``sys.exc_info()`` would give, also for an ordinary exit."""
+        """The same as ``sys.exc_info()``, also for an ordinary exit."""
         error = self.exception
         return (
             cast('ExcInfo | None', self._result().exc_info)
@@ -277,7 +277,7 @@ async def wait_for_end(awaitable: Awaitable[Any]) -> None:
 
 @contextlib.contextmanager
 def _restored_logging() -> Iterator[None]:
-    """Let no handler outlive the streams that it writes to."""
+    """Restore the logging on exit, so that no log handler outlives the stream that it writes to."""
     affected = [logging.getLogger(name) for name in (None, 'asyncio', 'aiohttp')]
     levels, handlers = [logger.level for logger in affected], list(affected[0].handlers)
     try:

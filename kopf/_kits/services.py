@@ -1,9 +1,9 @@
 """
-Serving webhooks inside the cluster, with certificates that nobody has to make or renew.
+Serving webhooks inside the cluster, with certificates that are created and renewed automatically.
 
-The certificates are in a Secret: all replicas of the operator use the same, since the API calls any of them by the
-Service. Whoever notices first that something is due writes it; those who come second find their version of the Secret
-outdated, and take what is there. Specified in the documentation's "Servers and tunnels".
+The certificates are in a Secret. All replicas of the operator use the same ones, since the API calls any of them by the
+Service. The first replica that notices a due renewal writes the Secret. The other replicas get a conflict, and read
+the new certificates. Specified in the documentation's "Servers and tunnels".
 """
 
 import asyncio
@@ -31,10 +31,10 @@ logger = logging.getLogger(__name__)
 NAMESPACE_FILE = pathlib.Path('/var/run/secrets/kubernetes.io/serviceaccount/namespace')
 MERGE_PATCH = 'application/merge-patch+json'
 PRESENCE_PREFIX = 'replica.kopf.dev/'
-"""The annotations of the Secret that tell which replicas are there."""
+"""The prefix of the Secret's annotations that register the running replicas."""
 PRESENCE_PERIOD = datetime.timedelta(minutes=5)
 PRESENCE_LIFETIME = 3 * PRESENCE_PERIOD
-"""When a replica that does not renew its presence is taken for dead."""
+"""The time after which a replica that does not renew its annotation is considered dead."""
 RETRY_DELAYS = (1, 2, 5, 10, 30)
 """The pauses between attempts to reach the API at the start (in seconds); the last one is repeated."""
 
@@ -47,7 +47,7 @@ class WebhookServiceError(ExplainedError):
 
 class WebhookService(WebhookContextManager):
     """
-    Listens in a pod of the cluster, for the API that calls it by a Service; needs no certificates of yours.
+    Listens in a pod of the cluster, for the API that calls it by a Service; creates its own certificates.
 
     A certificate authority and a certificate are made and renewed in a Secret that all replicas share. The Service must
     be there: it is made together with the Deployment; its port ``service_port`` leads to the pods' port ``port``. The
@@ -64,12 +64,12 @@ class WebhookService(WebhookContextManager):
         path: the path before the ids of the webhooks; by default, there is none.
         secret: the name of the Secret; by default, it is that of the Service with ``-webhook-certs``.
         extra_sans: more names and IP addresses for the certificate, besides those of the Service.
-        lifetime: how long a certificate is valid (seconds); it is renewed when a third of that is left. The
+        lifetime: how long a certificate is valid (in seconds); it is renewed when a third of that is left. The
             authority lives four times as long, and is replaced after a half of its time.
-        overlap: for how long a new authority is only announced before it is used (seconds): until then, the API has
-            learnt to trust it; by default, a tenth of the lifetime.
-        check_interval: how often the Secret is looked at (seconds); the overlap must be longer.
-        verify_mode: the same as the following ones: as in `WebhookServer`.
+        overlap: how long a new authority is only announced before it is used (in seconds), so that the API learns
+            to trust it; by default, a tenth of the lifetime.
+        check_interval: the interval between reads of the Secret (in seconds); the overlap must be longer.
+        verify_mode: whether clients must have certificates, as in `WebhookServer`; see there for the next ones, too.
         verify_cafile: the CA bundle by which the certificates of clients are verified, as a file.
         verify_capath: the same, as a directory in the form of OpenSSL.
         verify_cadata: the same, as PEM or DER.
@@ -163,17 +163,17 @@ class WebhookService(WebhookContextManager):
             await self._resources.aclose()
 
     async def leave(self) -> bool:
-        """Let the other replicas know that this one ends; tell whether there are none."""
+        """Unregister this replica; return true if there are no others."""
         try:
             return self._store is None or await self._store.leave()
         except errors.APINotFoundError:
             return True
         except errors.APIError as error:
             logger.warning("The replica could not be signed off from the webhook service: %s", error)
-            return False  # what is left behind can be cleaned up, what is missing lets everything pass
+            return False  # why not true? remaining webhooks can be cleaned up, but missing ones let all requests pass
 
     async def _follow(self, store: '_Store', namespace: str) -> AsyncIterator[Keyring]:
-        """Give the certificates as they are from time to time; renew them when they are due."""
+        """Yield the certificates when they change; renew them when they are due."""
         full = f'{self.name}.{namespace}.svc'
         names = [full, self.name, f'{self.name}.{namespace}', f'{full}.cluster.local', *self.extra_sans]
         schedule = Schedule(datetime.timedelta(seconds=self.lifetime), datetime.timedelta(seconds=self.overlap))
@@ -200,7 +200,7 @@ class WebhookService(WebhookContextManager):
 
 
 class _Store:
-    """The Secret with the certificates; its annotations tell which replicas are there."""
+    """The Secret with the certificates; its annotations register the running replicas."""
 
     def __init__(self, client: ApiClient, namespace: str, name: str) -> None:
         self._client = client
@@ -211,7 +211,7 @@ class _Store:
         self._leaving = False
 
     async def sync(self, names: list[str], schedule: Schedule) -> Keyring:
-        """Give what is in the Secret; write there what is due, if nobody else is faster."""
+        """Return the certificates of the Secret; renew them if they are due and no other replica is faster."""
         while True:
             try:
                 secret = await self._read()
@@ -239,7 +239,7 @@ class _Store:
                 ) from None
 
     async def leave(self) -> bool:
-        """Sign off; tell whether there is nobody else."""
+        """Unregister this replica; return true if there are no others."""
         self._leaving = True
         secret = await self._patch({'metadata': {'annotations': {self._presence: None}}})
         now = datetime.datetime.now(datetime.UTC)
@@ -301,7 +301,7 @@ class _Store:
             return None
 
     def _get_presence(self, secret: Mapping[str, Any] | None, now: datetime.datetime) -> dict[str, str | None]:
-        """Give the annotations to be changed: ours if it gets old, and those of the dead."""
+        """Return the annotations to be changed: that of this replica if it gets old, and those of dead replicas."""
         known = _iter_presences(secret)
         changes: dict[str, str | None] = {
             key: None for key, value in known.items() if key != self._presence and not _is_alive(value, now)

@@ -1,8 +1,8 @@
 """
-Webhook servers that find out where the cluster is, and tunnels to where it can't reach this machine otherwise.
+Webhook servers that detect the type of the cluster, and tunnels for clusters that cannot reach this machine.
 
-Local clusters know the machine under a special name, depending on what they are made by. The certificate of the API
-tells it. Clusters elsewhere need a tunnel: its public URL is what the API calls, its other end is a local server.
+Local clusters resolve this machine by a special name, depending on the tool that has created them. The certificate of
+the API indicates the tool. Other clusters need a tunnel from a public URL for the API to a local server.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from kopf._kits.webhooks import (
 logger = logging.getLogger(__name__)
 
 DETECTION_TIMEOUT = 10.0
-"""How long it may take to look at the API's certificate (in seconds)."""
+"""The time limit for getting the API's certificate (in seconds)."""
 
 _SIGNS = {
     'k3s': WebhookK3dServer.DEFAULT_HOST,
@@ -39,15 +39,15 @@ _SIGNS = {
     'docker-desktop': WebhookDockerDesktopServer.DEFAULT_HOST,
     'docker-for-desktop': WebhookDockerDesktopServer.DEFAULT_HOST,
 }
-"""The beginnings of the names in the certificates of local clusters."""
+"""The prefixes of names in the certificates of local clusters."""
 
 
 class ClusterDetector:
-    """Knows local clusters by the certificates of their API."""
+    """Detects local clusters by the certificates of their API."""
 
     @staticmethod
     async def guess_host() -> str | None:
-        """Give the host name of this machine as the cluster knows it; ``None`` if it is not a local cluster."""
+        """Return the host name of this machine in the cluster; ``None`` if it is not a local cluster."""
         vault = vault_var.get(None)
         if vault is None:
             return None
@@ -77,15 +77,15 @@ class WebhookAutoServer(ClusterDetector, WebhookServer):
 
 
 class TunnelError(ExplainedError):
-    """A tunnel can't be opened."""
+    """A tunnel cannot be opened."""
 
 
 class WebhookNgrokTunnel(WebhookContextManager):
     """
     Lets the API reach this machine through ngrok: https://ngrok.com/.
 
-    Needs the extra ``dev`` of the package. The URL is public, and whoever knows it can send reviews. There is no CA
-    bundle: the certificates of ngrok are known to everybody.
+    Needs the extra ``dev`` of the package. The URL is public, and any client that has it can send reviews. There is no
+    CA bundle: the certificates of ngrok are signed by public authorities.
 
     Args:
         addr: the address to listen at locally, by HTTP; by default, ``localhost``.
@@ -182,7 +182,7 @@ class WebhookAutoTunnel(ClusterDetector, WebhookContextManager):
 
 
 async def _get_certificate(info: ConnectionInfo) -> Mapping[str, Any]:
-    """Give the certificate of the API as the standard library shows it: only of those that are verified."""
+    """Return the certificate of the API as the standard library shows it, i.e. only if it is verified."""
     server = urllib.parse.urlsplit(info.server)
     if server.scheme != 'https':
         return {}

@@ -1,9 +1,9 @@
 """
 Webhook servers: where the API sends the admission reviews, over HTTPS.
 
-A server is anything that can be called with a function for reviews, and that yields client configs: how the API can
-reach it. Those here listen on this machine. They differ in the host name by which a cluster knows the machine. For
-those that go further, see `tunnels`. Specified in the documentation's "Servers and tunnels".
+A server is any callable that accepts a function for reviews, and yields client configs, i.e. its addresses for the API.
+The servers here listen on this machine, and differ in the host name by which a cluster resolves the machine. For
+other servers, see `tunnels` and `services`. Specified in the documentation's "Servers and tunnels".
 """
 
 import asyncio
@@ -34,12 +34,12 @@ Pair: TypeAlias = tuple[StrPath | bytes, StrPath | bytes | None, str | None]
 DEFAULT_PORT = 9443
 
 _EVERYWHERE = {'0.0.0.0': '127.0.0.1', '::': '::1'}
-"""What can be listened at, and under which of these addresses it can be reached."""
+"""The addresses to listen at, and the address by which the server can be reached."""
 
 
 class WebhookContextManager:
     """
-    Lets a server be used with ``async with``: everything that it has opened is closed at the exit.
+    Makes a server usable with ``async with``: all its resources are closed at the exit.
 
     Otherwise, it would be closed only when its generator of client configs is, which can be late.
     """
@@ -56,16 +56,16 @@ class WebhookContextManager:
 
 
 class CertificateError(ExplainedError, OSError, ValueError):
-    """The certificates of a server can't be used."""
+    """The certificates of a server cannot be used."""
 
 
 class WebhookServer(WebhookContextManager):
     """
     Listens on this machine, by HTTPS unless told otherwise.
 
-    If there is no certificate given, a self-signed one is made for the host, the address, and the extra names; this
-    needs the extra ``dev`` of the package. The files are looked at from time to time; new certificates are used as
-    soon as they are there, with no break, and the API is told about the new CA bundle.
+    Without a certificate, a self-signed one is created for the host, the address, and the extra names; this needs
+    the extra ``dev`` of the package. The files are checked for changes periodically. New certificates are used
+    without interruption, and the new CA bundle is passed to the API.
 
     Args:
         addr: the address to listen at; by default, ``localhost``.
@@ -75,19 +75,19 @@ class WebhookServer(WebhookContextManager):
         cadata: the CA bundle by which the API checks the server, as PEM. Together with ``certfile`` only; otherwise,
             it checks the certificates of clients, as ``verify_cadata`` does.
         cafile: the same, as a file.
-        cadump: a file to write the CA bundle to, whatever it is; e.g. for ``curl --cacert``.
+        cadump: a file to write the CA bundle to, e.g. for ``curl --cacert``.
         context: an SSL context to be used instead of a new one.
         insecure: serve HTTP only; the API accepts no such servers, but tunnels and developers do.
         certfile: the certificate of the server, with its chain if there is any, as PEM.
         pkeyfile: its private key; by default, it is in the same file.
         password: the password of the private key.
         extra_sans: more names and IP addresses for the self-signed certificate.
-        verify_mode: whether clients must have certificates; by default, they need not, but what they have is
-            verified if there is anything to verify it with.
+        verify_mode: whether clients must have certificates; by default, they need not, but their certificates are
+            verified if there is a CA bundle for that.
         verify_cafile: the CA bundle by which the certificates of clients are verified, as a file.
         verify_capath: the same, as a directory in the form of OpenSSL.
         verify_cadata: the same, as PEM or DER.
-        file_check_interval: how often the files are checked for changes (seconds).
+        file_check_interval: the interval between checks of the files for changes (in seconds).
 
     Raises:
         MissingDependencyError: if there is no certificate, and no library to make one.
@@ -168,11 +168,11 @@ class WebhookServer(WebhookContextManager):
             await self._resources.aclose()
 
     async def _find_host(self) -> str | None:
-        """Find out by which name the API knows this machine."""
+        """Return the host name of this machine for the API."""
         return self.host or self.DEFAULT_HOST
 
     async def _serve_securely(self, endpoint: Endpoint, hostnames: list[str]) -> AsyncGenerator[bytes, None]:
-        """Listen with the certificates as they are in the files; give the CA bundle each time when it changes."""
+        """Listen with the certificates of the files; yield the CA bundle each time when it changes."""
         generated = self._generate(hostnames) if self.certfile is None else None
         state = _FilesState.of(self._files())
         context, bundle = self._load(generated)
@@ -188,7 +188,7 @@ class WebhookServer(WebhookContextManager):
                 fresh = _FilesState.of(self._files())
                 try:
                     context, bundle = self._load(generated)
-                except (OSError, ValueError) as error:  # they may be in the middle of being written
+                except (OSError, ValueError) as error:  # another process may be writing them at the moment
                     logger.warning("The changed certificates of the webhook server cannot be used yet: %s", error)
                     await asyncio.sleep(self.file_check_interval)
                 else:
@@ -197,7 +197,7 @@ class WebhookServer(WebhookContextManager):
                     break
 
     def _generate(self, hostnames: list[str]) -> tuple[bytes, bytes, str]:
-        password = self.password or secrets.token_hex(16)  # the key must go through a file
+        password = self.password or secrets.token_hex(16)  # the key must be passed in a file, so it is encrypted
         return (*self.build_certificate(hostnames, password), password)
 
     def _files(self) -> list[pathlib.Path]:
@@ -214,7 +214,7 @@ class WebhookServer(WebhookContextManager):
             ) from error
 
     def _get_bundle(self, generated: tuple[bytes, bytes, str] | None) -> bytes:
-        """Give what the API is to trust: the authority given, or else the certificate itself."""
+        """Return the CA bundle for the API: the specified authority, or else the certificate itself."""
         if generated is not None:
             return generated[0]
         if self.cadata is not None:
@@ -242,13 +242,14 @@ class WebhookServer(WebhookContextManager):
     @staticmethod
     def build_certificate(hostnames: Collection[str], password: str | None = None) -> tuple[bytes, bytes]:
         """
-        Make a self-signed certificate for these names and addresses; give it and its private key, both as PEM.
+        Create a self-signed certificate for these names and addresses; return it and its private key, both as PEM.
 
         Args:
+            hostnames: the names and IP addresses of the server.
             password: encrypts the private key, if given.
 
         Raises:
-            MissingDependencyError: if there is no library for that.
+            MissingDependencyError: if the library for certificates is not installed.
         """
         return certificates.build_certificate(hostnames, password)
 
@@ -273,7 +274,7 @@ class WebhookDockerDesktopServer(WebhookServer):
 
 @dataclasses.dataclass(frozen=True)
 class _FilesState:
-    """What is in the files: to notice when they are changed. They are small, and times and sizes can be the same."""
+    """The contents of the files, to detect changes. Why not times and sizes? They can be the same after a change."""
 
     paths: list[pathlib.Path]
     contents: list[object]
@@ -319,13 +320,15 @@ def make_context(
     cadata: str | bytes | None = None,
 ) -> ssl.SSLContext:
     """
-    Make the context of a server.
+    Create the TLS context of a server.
 
     Args:
         pair: the certificate, the private key, and its password: as two files, or as two texts in PEM.
         context: the context to be used instead of a new one.
-        mode: whether clients must have certificates; by default, they need not, but what they have is verified.
-        cafile: by what they are verified, as well as ``capath`` and ``cadata``.
+        mode: whether clients must have certificates; by default, they need not, but their certificates are verified.
+        cafile: the CA bundle by which the certificates of clients are verified, as a file.
+        capath: the same, as a directory in the form of OpenSSL.
+        cadata: the same, as PEM or DER.
 
     Raises:
         ValueError: if the pair can't be used.
