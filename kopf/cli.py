@@ -166,7 +166,7 @@ def _failing_shortly(*, debug: bool) -> Iterator[None]:
 
 
 def _summarise(exc: BaseException) -> str:
-    """Put the error and its explicit causes in one line, unless their texts are there already."""
+    """Return the error and its explicit causes in one line, without repeated texts."""
     text = str(exc) or repr(exc)
     cause = exc.__cause__
     # The texts of loading errors are complete, including the user's tracebacks.

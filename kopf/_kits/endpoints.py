@@ -282,11 +282,11 @@ class _Connection(web.RequestHandler):
         self._deadline: float | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._answered = False
-        """Whether there was an answer already."""
+        """True if a response was sent already."""
         self._idle = True
-        """Whether nothing has come of the next request yet."""
+        """True if no part of the next request was received yet."""
         self._ended = False
-        """Whether nothing can come any more: the client has closed its half of the connection."""
+        """True if the client has closed its half of the connection, so that it cannot send requests."""
         self._incoming: StreamReader | None = None
         """The body that is coming in."""
 

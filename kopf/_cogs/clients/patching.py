@@ -31,7 +31,7 @@ class PatchResult(NamedTuple):
         remaining_fns: the functions, and the conclusion, were not applied since the object has changed: try again with
             its newer state.
         gone: the object does not exist, or there is another one under its name; there is nothing to patch any more.
-        unserved: the API does not know such a resource: it is gone or has other versions now, and nobody knows yet.
+        unserved: the API does not know such a resource: it is gone or has other versions now, not discovered yet.
     """
 
     body: bodies.RawBody | None
@@ -94,7 +94,7 @@ async def patch_obj(
 
 
 def discard_unstorable(patch: patches.Patch, logger: api.AnyLogger) -> None:
-    """Take out of the patch what no request can carry, and tell of it: it would only fail again and again."""
+    """Remove and log the values that JSON cannot express: patches with them would fail again and again."""
     if not len(patch):
         return
     try:
