@@ -48,7 +48,7 @@ class DaemonicThreadPool(ThreadPoolExecutor):
         Run the function in a thread as soon as one is free.
 
         Raises:
-            RuntimeError: if the pool is shut down.
+            RuntimeError: if the pool is shut down; or if the system permits no threads, and the pool has none.
         """
         future: Future[T] = Future()
         with self._lock:
@@ -56,22 +56,28 @@ class DaemonicThreadPool(ThreadPoolExecutor):
                 raise RuntimeError("Cannot run anything in a pool of threads that is shut down.")
             on_full = None
             if self._places.change(-1) < 0:
-                if len(self._workers) < self._max_workers:
-                    self._start_worker()
-                else:
+                if len(self._workers) >= self._max_workers or not self._start_worker():
                     on_full, self._on_full = self._on_full, None
             self._jobs.put((future, lambda: fn(*args, **kwargs)))
         if on_full is not None:
             on_full(len(self._workers))
         return future
 
-    def _start_worker(self) -> None:
+    def _start_worker(self) -> bool:
+        """Start one more thread; return whether it is started. If not, the other threads have to do."""
         thread = threading.Thread(
             target=_work, args=(self._jobs, self._places), name=f'kopf-handlers-{next(_numbers)}', daemon=True
         )
+        try:
+            thread.start()
+        except RuntimeError:  # too many processes and threads; later, there can be fewer of them
+            if not self._workers:
+                self._places.change(+1)  # the function will not run
+                raise
+            return False
         self._workers.append(thread)
         self._places.change(+1)
-        thread.start()
+        return True
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Stop accepting functions; wait until the accepted ones end, if ``wait`` is true."""

@@ -64,6 +64,36 @@ def test_cancelled_while_waiting(pool):
     assert pool.submit(int).result(60) == 0
 
 
+def test_threads_that_cannot_be_started_are_started_later(monkeypatch):
+    def fail(self):
+        raise RuntimeError("can't start new thread")
+
+    with DaemonicThreadPool(2) as pool:
+        with monkeypatch.context() as patching:
+            patching.setattr(threading.Thread, 'start', fail)
+            for _ in range(3):
+                with pytest.raises(RuntimeError, match='new thread'):
+                    pool.submit(int)
+        barrier = threading.Barrier(2)
+        futures = [pool.submit(barrier.wait, 60) for _ in range(2)]
+        assert {future.result(60) for future in futures} == {0, 1}
+
+
+def test_functions_wait_for_the_other_threads_if_no_more_can_be_started(monkeypatch):
+    def fail(self):
+        raise RuntimeError("can't start new thread")
+
+    with DaemonicThreadPool(2) as pool:
+        release = threading.Event()
+        running = pool.submit(release.wait, 60)
+        with monkeypatch.context() as patching:
+            patching.setattr(threading.Thread, 'start', fail)
+            waiting = pool.submit(int)
+        release.set()
+        assert running.result(60)
+        assert waiting.result(60) == 0
+
+
 def test_shutdown_waits_for_all():
     pool, done = DaemonicThreadPool(1), []
     for number in range(3):
