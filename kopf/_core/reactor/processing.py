@@ -237,7 +237,7 @@ class Processor(ObjectSink):
         if self._observing:
             event = await self._reconciler.observe(record, event, body, patch)
         if event['type'] == 'DELETED':
-            await self._save_before_forgetting(record, event)
+            await self._save_before_forgetting(record)
             self._forget(record, event, body)
             return None
         if not self._managing and not patch and record.body is None:
@@ -274,9 +274,9 @@ class Processor(ObjectSink):
         """Store what is only remembered of the object, without running any handlers."""
         await (self._reconciler if self._successor is None else self._successor).save(record)
 
-    async def _save_before_forgetting(self, record: ObjectRecord, event: RawEvent) -> None:
+    async def _save_before_forgetting(self, record: ObjectRecord) -> None:
         """The object can have left the selection of the watch only: then it is still there, and can come back."""
-        if record.in_memory_only and event['object']['metadata'].get('deletionTimestamp') is None:
+        if record.in_memory_only:  # of those that are certainly gone, nothing is, unless the last patch was lost
             try:
                 await self.save(record)
             except LoginError:

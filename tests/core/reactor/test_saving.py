@@ -112,3 +112,19 @@ async def test_successes_are_stored_also_when_the_object_leaves_the_selection(wo
         await world.handled()
         await world.edit(metadata={'labels': {'app': 'x'}})
     assert len(world.called('create')) == 1
+
+
+async def test_deletions_are_stored_also_when_the_object_leaves_the_selection(world):
+    world.settings.watching.label_selectors['kopfexamples'] = 'app=x'
+    world.settings.queueing.error_delays = [60]
+    world.declare(kopf.on.delete, 'delete')
+    async with world.operator():
+        await world.create(labels={'app': 'x'})
+        await world.handled()
+        world.sandbox.faults.error(500, method='PATCH', resource='kopfexamples', times=None)
+        await world.delete()
+        await world.until_logged('Throttling for 60 seconds')
+        world.sandbox.faults.clear()
+        await world.edit(metadata={'labels': {'app': 'y'}})
+        await world.gone()  # it is freed at once, whether it ever comes back or not
+    assert len(world.called('delete')) == 1
