@@ -7,6 +7,7 @@ one version as if they were of another. What somebody else has put there in the 
 """
 
 import contextlib
+import functools
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +16,7 @@ from kopf._cogs.clients import errors
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.structs.reviews import WebhookClientConfig
 from kopf._core.engines.conversion import ENDPOINT, Convertible, group_by_crd
-from kopf._core.engines.upkeep import Upkeep
+from kopf._core.engines.upkeep import Upkeep, attempt_all
 from kopf._core.engines.webhooks import inject_path
 
 logger = logging.getLogger(__name__)
@@ -50,23 +51,27 @@ class Strategies(Upkeep):
         self._changed.set()
 
     async def write(self, client_config: WebhookClientConfig) -> None:
-        for name in sorted(self._persistent):
-            await self._write_over(name, build_strategy(name, client_config))
+        await attempt_all(
+            functools.partial(self._write_over, name, build_strategy(name, client_config))
+            for name in sorted(self._persistent)
+        )
 
     async def remove(self, client_config: WebhookClientConfig) -> None:
-        for name, sent in self._sent.items():
-            crd = await self._read(name)
-            if crd is None or not is_same(_get_strategy(crd), sent):
-                continue  # it is somebody else's now
-            if self._persistent.get(name, True):
-                logger.info(
-                    "The conversion strategy of %s is left as it is: until the operator is back, "
-                    "objects can be used only in the versions in which they are stored.",
-                    name,
-                )
-            else:
-                logger.info("Cleaning up the conversion strategy of %s.", name)
-                await self._patch(crd, self._previous.get(name, NONE))
+        await attempt_all(functools.partial(self._restore, name) for name in list(self._sent))
+
+    async def _restore(self, name: str) -> None:
+        crd = await self._read(name)
+        if crd is None or not is_same(_get_strategy(crd), self._sent[name]):
+            return  # it is somebody else's now
+        if self._persistent.get(name, True):
+            logger.info(
+                "The conversion strategy of %s is left as it is: until the operator is back, "
+                "objects can be used only in the versions in which they are stored.",
+                name,
+            )
+        else:
+            logger.info("Cleaning up the conversion strategy of %s.", name)
+            await self._patch(crd, self._previous.get(name, NONE))
 
     async def _write_over(self, name: str, strategy: Mapping[str, Any]) -> None:
         for _ in range(ATTEMPTS - 1):

@@ -8,6 +8,7 @@ administrator can be just about to give the permission that is missing.
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable
 from typing import ClassVar
 
 from kopf._cogs.clients import errors
@@ -96,3 +97,23 @@ class Upkeep(ABC):
                 await self.remove(self._client_config)
         except (TimeoutError, errors.APIError) as error:
             logger.error("The %s cannot be cleaned up; %s: %r", self.title, self.consequence, error)
+
+
+async def attempt_all(steps: Iterable[Callable[[], Awaitable[None]]]) -> None:
+    """
+    Take all the steps, even if the API refuses some: what is wrong with one object must not be felt by others.
+
+    Raises:
+        errors.APIError: the first of the failures, after all the steps.
+    """
+    failures: list[errors.APIError] = []
+    for step in steps:
+        try:
+            await step()
+        except errors.APIError as error:
+            failures.append(error)
+    try:
+        for failure in failures:
+            raise failure
+    finally:
+        failures.clear()  # otherwise, this frame and their tracebacks would be a reference cycle

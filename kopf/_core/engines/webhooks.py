@@ -7,6 +7,7 @@ left behind with nobody to answer blocks all changes of its resource; so they ar
 """
 
 import contextlib
+import functools
 import logging
 import urllib.parse
 from collections.abc import Collection, Mapping
@@ -16,7 +17,7 @@ from kopf._cogs.clients import errors
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.structs.references import Resource
 from kopf._cogs.structs.reviews import WebhookClientConfig
-from kopf._core.engines.upkeep import Upkeep
+from kopf._core.engines.upkeep import Upkeep, attempt_all
 from kopf._core.intents.callbacks import MetaFilterToken
 from kopf._core.intents.handlers import WebhookHandler, WebhookType
 
@@ -70,17 +71,24 @@ class Configurations(Upkeep):
         }
         for type in changed:
             logger.info("Reconfiguring the %s webhook %s.", type.value, self._name)
-            if type not in self._written:
-                await self._create(type)
-        for type, webhooks in changed.items():
-            await self._write(type, webhooks)
+        await attempt_all(
+            [
+                *(functools.partial(self._create, type) for type in changed if type not in self._written),
+                *(functools.partial(self._write, type, webhooks) for type, webhooks in changed.items()),
+            ]
+        )
 
     async def remove(self, client_config: WebhookClientConfig) -> None:
-        for type in WebhookType:
-            if type in self._written or type in self._unsure:
-                logger.info("Cleaning up the admission webhook %s.", self._name)
-                with contextlib.suppress(errors.APINotFoundError):
-                    await self._write(type, self._build(type, client_config, persistent_only=True))
+        await attempt_all(
+            functools.partial(self._clear, type, self._build(type, client_config, persistent_only=True))
+            for type in WebhookType
+            if type in self._written or type in self._unsure
+        )
+
+    async def _clear(self, type: WebhookType, remaining: list[dict[str, Any]]) -> None:
+        logger.info("Cleaning up the admission webhook %s.", self._name)
+        with contextlib.suppress(errors.APINotFoundError):
+            await self._write(type, remaining)
 
     async def _create(self, type: WebhookType) -> None:
         kind, plural = _KINDS[type]

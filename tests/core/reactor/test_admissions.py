@@ -234,6 +234,21 @@ async def test_failures_are_retried(world, server, hooks, monkeypatch):
         await hooks(VALIDATING, 'validating')
 
 
+async def test_one_kind_that_is_refused_does_not_concern_the_other(world, server, hooks, monkeypatch):
+    """Neither when they are written, nor when they are cleaned up."""
+    monkeypatch.setattr(upkeep, 'RETRY_DELAYS', (0.05,))
+    world.sandbox.faults.error(403, times=None, method='PATCH', resource=VALIDATING)
+    world.declare(kopf.on.validate, 'validating')
+    world.declare(kopf.on.mutate, 'mutating')
+    async with world.operator():
+        await hooks(MUTATING, 'mutating')
+        world.sandbox.faults.clear()
+        await hooks(VALIDATING, 'validating')
+        world.sandbox.faults.error(403, times=None, method='PATCH', resource=VALIDATING)
+    assert (await world.aio.get(MUTATING, NAME)).get('webhooks', []) == []
+    assert any("cannot be cleaned up" in line for line in world.log.texts)
+
+
 async def test_configurations_deleted_by_others_are_made_again(world, server, hooks, monkeypatch):
     monkeypatch.setattr(upkeep, 'RETRY_DELAYS', (0.01,))
     world.declare(kopf.on.validate, 'validating')

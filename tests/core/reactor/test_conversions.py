@@ -14,6 +14,26 @@ FOREIGN = {
     'webhook': {'clientConfig': {'url': 'https://foreign/x', 'caBundle': 'Q0E='}, 'conversionReviewVersions': ['v1']},
 }
 
+LATE = {
+    'apiVersion': 'apiextensions.k8s.io/v1',
+    'kind': 'CustomResourceDefinition',
+    'metadata': {'name': 'kopflates.kopf.dev'},
+    'spec': {
+        'group': 'kopf.dev',
+        'scope': 'Namespaced',
+        'names': {'plural': 'kopflates', 'singular': 'kopflate', 'kind': 'KopfLate'},
+        'versions': [
+            {
+                'name': 'v1',
+                'served': True,
+                'storage': True,
+                'schema': {'openAPIV3Schema': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}},
+            }
+        ],
+    },
+}
+LATE_CRD = 'kopflates.kopf.dev'
+
 
 class Server:
     """A server without a network: the test is the API."""
@@ -177,28 +197,7 @@ async def test_crds_that_come_later(world, server, strategy):
     declare(world, resource='kopflates')
     async with world.operator():
         await world.until_logged("Unresolved resources")
-        await world.aio.create(
-            {
-                'apiVersion': 'apiextensions.k8s.io/v1',
-                'kind': 'CustomResourceDefinition',
-                'metadata': {'name': 'kopflates.kopf.dev'},
-                'spec': {
-                    'group': 'kopf.dev',
-                    'scope': 'Namespaced',
-                    'names': {'plural': 'kopflates', 'singular': 'kopflate', 'kind': 'KopfLate'},
-                    'versions': [
-                        {
-                            'name': 'v1',
-                            'served': True,
-                            'storage': True,
-                            'schema': {
-                                'openAPIV3Schema': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}
-                            },
-                        }
-                    ],
-                },
-            }
-        )
+        await world.aio.create(LATE)
         await strategy(has_url('https://localhost:1/root/convert/kopflates.kopf.dev'), 'kopflates.kopf.dev')
         await world.aio.delete(CRDS, 'kopflates.kopf.dev')
         await world.until(lambda: len([line for line in world.log.texts if "Unresolved resources" in line]) == 2)
@@ -219,6 +218,22 @@ async def test_missing_permissions_are_named_and_waited_for(world, server, strat
             "{apiGroups: [apiextensions.k8s.io], resources: [customresourcedefinitions], verbs: [get, patch]}"
         )
         await strategy(is_own)
+
+
+async def test_one_definition_that_is_refused_does_not_concern_others(world, server, strategy, monkeypatch):
+    """Neither when the strategies are written, nor when they are restored."""
+    monkeypatch.setattr(upkeep, 'RETRY_DELAYS', (0.05,))
+    await world.aio.create(LATE)
+    world.sandbox.faults.error(403, times=None, method='PATCH', name=CRD)
+    declare(world, 'one', persistent=False)
+    declare(world, 'two', resource='kopflates', persistent=False)
+    async with world.operator():
+        await strategy(has_url(f'https://localhost:1/root/convert/{LATE_CRD}'), LATE_CRD)
+        world.sandbox.faults.clear()
+        await strategy(is_own)
+        world.sandbox.faults.error(403, times=None, method='PATCH', name=CRD)
+    assert is_none((await world.aio.get(CRDS, LATE_CRD))['spec']['conversion'])
+    assert any("cannot be cleaned up" in line for line in world.log.texts)
 
 
 async def test_nothing_is_written_if_nothing_has_changed(world, server, strategy):
