@@ -43,28 +43,43 @@ def parse(text: str) -> Iterator[Block]:
         yield Block(language, body.splitlines(), prose, section)
 
 
-class Background:
-    """A command that goes on while others are run, with its output."""
+class Stream:
+    """What a command prints, and up to where it was waited for."""
 
-    def __init__(self, command: str, log: pathlib.Path, cwd: pathlib.Path, environment: dict[str, str]) -> None:
-        self.command = command
-        self.log = log
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
         self.seen = 0
-        with log.open("wb") as output:
+
+    @property
+    def text(self) -> str:
+        return self.path.read_text(errors="replace")
+
+
+class Background:
+    """A command that goes on while others are run, with its output.
+
+    Its two streams go into files of their own: a program that prints in one thread and logs in another mixes their
+    lines in a common file, since unbuffered prints write the text and its end separately.
+    """
+
+    def __init__(self, command: str, number: int, cwd: pathlib.Path, environment: dict[str, str]) -> None:
+        self.command = command
+        self.streams = [Stream(cwd / f"{number}.{name}") for name in ("stdout", "stderr")]
+        with self.streams[0].path.open("wb") as stdout, self.streams[1].path.open("wb") as stderr:
             # Without a shell in between, which would not pass the signals on.
             self.process = subprocess.Popen(
                 ["bash", "-c", f"exec {command}"],
                 cwd=cwd,
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
+                stdout=stdout,
+                stderr=stderr,
                 start_new_session=True,
             )
 
     @property
     def output(self) -> str:
-        return self.log.read_text(errors="replace")
+        return "".join(stream.text for stream in self.streams)
 
     def interrupt(self) -> None:
         """Press Ctrl-C, and expect a graceful end."""
@@ -163,8 +178,7 @@ class Walkthrough:
             name, _, value = line.removeprefix("export ").partition("=")
             self.environment[name] = value
         elif BACKGROUND.match(line):
-            log = self.folder / f"{len(self.background)}.log"
-            started = Background(line, log, self.folder, self.environment)
+            started = Background(line, len(self.background), self.folder, self.environment)
             self.background.append(started)
             if STARTS_SANDBOX.match(line):
                 found = self._wait_output(started, re.compile(r"(?m)^export KUBECONFIG=(\S+)$"))
@@ -202,20 +216,19 @@ class Walkthrough:
 
     def _wait_for(self, lines: list[str]) -> None:
         """Wait until all the lines are there, in any order, after those that were waited for before."""
-        ends: dict[int, int] = {}
+        streams = [stream for item in self.background for stream in item.streams]
+        ends: dict[Stream, int] = {}
         for line in lines:
             pattern = re.compile(rf"(?m)(?:^|\s){_pattern(line)}$")
 
-            def find(pattern: "re.Pattern[str]" = pattern) -> tuple[int, int] | None:
-                for number, item in enumerate(self.background):
-                    if found := pattern.search(item.output, item.seen):
-                        return number, found.end()
-                return None
+            def find(pattern: "re.Pattern[str]" = pattern) -> tuple[Stream, int] | None:
+                found = ((stream, pattern.search(stream.text, stream.seen)) for stream in streams)
+                return next(((stream, match.end()) for stream, match in found if match), None)
 
-            number, end = wait(find, f"the output {line!r}", timeout=self.patience) or (0, 0)
-            ends[number] = max(ends.get(number, 0), end)
-        for number, end in ends.items():
-            self.background[number].seen = end
+            stream, end = wait(find, f"the output {line!r}", timeout=self.patience) or (streams[0], 0)
+            ends[stream] = max(ends.get(stream, 0), end)
+        for stream, end in ends.items():
+            stream.seen = end
 
     def _wait_output(self, item: Background, pattern: "re.Pattern[str]") -> "re.Match[str]":
         found = wait(lambda: pattern.search(item.output) or item.process.poll(), f"the output of {item.command}")
