@@ -18,8 +18,8 @@ SHARED = {
     'decision': 'Decision',
     'expected': 'Expectation',
     'watch': 'ResourceWatch',
-    'workforce': 'Workforce',
-    'indexation': 'Indexation',
+    'workers': 'WorkerPool',
+    'indexing_gate': 'IndexingGate',
 }
 """By which names the objects of several modules go, and which class owns what they are."""
 

@@ -2,7 +2,7 @@
 Replicas of one operator: exactly one of them acts at any time, and the next one takes over when it is killed.
 
 The killed one is dead when its record has not changed for its lifetime: this very moment is the time to take over, not
-before, and not later than it takes to begin working (see also `test_membership.py`: there is no delay in the decision).
+before, and not later than it takes to begin working (see also `test_peering_member.py`: the decision has no delay).
 """
 
 import datetime

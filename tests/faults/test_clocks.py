@@ -8,7 +8,7 @@ import pytest
 
 import kopf
 from kopf._cogs.helpers import clocks
-from kopf._core.engines import membership
+from kopf._core.engines import peering_member
 
 HOUR = datetime.timedelta(hours=1)
 
@@ -26,7 +26,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
     clock = Clock()
-    for module in (clocks, membership):
+    for module in (clocks, peering_member):
         monkeypatch.setattr(module, 'read_wall_clock', clock.read)
     return clock
 

@@ -33,10 +33,10 @@ from kopf._core.engines import handling, spawning
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor import applying, echoes, reconciling, throttling, watches
-from kopf._core.reactor.intake import Indexation
+from kopf._core.reactor.indexing_gate import IndexingGate
 from kopf._core.reactor.processing import Processor
 from kopf._core.reactor.watches import ResourceWatch
-from kopf._core.reactor.workforce import Workforce
+from kopf._core.reactor.workers import WorkerPool
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -196,12 +196,12 @@ class Process:
         options.watching.streaming_lists = False
         options.watching.inactivity_timeout = 1e9
         table = HandlerTable.build(registry, server.resource, set(registry.iter_selectors()))
-        self.workforce = Workforce(options, Indexation())
+        self.workers = WorkerPool(options, IndexingGate())
         processor = Processor(
             OperatorContext(settings=options, lifecycle=kopf.lifecycles.asap, memo=kopf.Memo()),
             client=server,
             table=table,
-            workforce=self.workforce,
+            workers=self.workers,
         )
         self.watch = ResourceWatch(server, options, server.resource, None, processor)
         self.task = asyncio.create_task(self.watch.run())
@@ -211,7 +211,7 @@ class Process:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for record in self.watch.records.values():
             record.cancel_wakeup()
-        self.workforce._closed = True
+        self.workers._closed = True
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)

@@ -28,7 +28,7 @@ MIN_PAUSE = 0.001
 """The least delay (in seconds). Timers have a resolution of milliseconds, so with less it would be a busy loop."""
 
 
-class Crowd:
+class Pressure:
     """
     A group of background requests: the number of those queued at all gates.
 
@@ -48,24 +48,24 @@ class Crowd:
         self._relieved()
 
 
-_ANYBODY = Crowd(lambda: None)
+_UNGROUPED = Pressure(lambda: None)
 
-_crowd: contextvars.ContextVar[Crowd | None] = contextvars.ContextVar('_crowd', default=None)
+_pressure: contextvars.ContextVar[Pressure | None] = contextvars.ContextVar('_pressure', default=None)
 
 
 class background:
     """Makes the requests in its block give way to all other requests, if ``yielding``; a context manager."""
 
-    __slots__ = ('_crowd', '_token')
+    __slots__ = ('_pressure', '_token')
 
-    def __init__(self, yielding: bool = True, crowd: Crowd = _ANYBODY) -> None:
-        self._crowd = crowd if yielding else None
+    def __init__(self, yielding: bool = True, pressure: Pressure = _UNGROUPED) -> None:
+        self._pressure = pressure if yielding else None
 
     def __enter__(self) -> None:
-        self._token = _crowd.set(self._crowd)
+        self._token = _pressure.set(self._pressure)
 
     def __exit__(self, *_: object) -> None:
-        _crowd.reset(self._token)
+        _pressure.reset(self._token)
 
 
 class Gate:
@@ -107,11 +107,11 @@ class Gate:
         if not self._waiting and self._count < self._limit and self._delay() <= 0:
             self._take()
             return False
-        future, crowd = self._loop.create_future(), _crowd.get()
-        self._waiting.push(future, None, urgent=crowd is None)
+        future, pressure = self._loop.create_future(), _pressure.get()
+        self._waiting.push(future, None, urgent=pressure is None)
         self._admit()
-        if crowd is not None:
-            crowd.size += 1
+        if pressure is not None:
+            pressure.size += 1
         try:
             await future
         except asyncio.CancelledError:
@@ -121,8 +121,8 @@ class Gate:
                 self.leave()  # it was admitted and cancelled at the same moment
             raise
         finally:
-            if crowd is not None:
-                crowd.leave()
+            if pressure is not None:
+                pressure.leave()
         return True
 
     def leave(self) -> None:

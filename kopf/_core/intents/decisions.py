@@ -547,7 +547,7 @@ class Decider:
         cycle, cause, essence = decision.cycle, decision.cause, decision.essence
         if cycle.state.purpose != Reason.CREATE or (is_same(cycle.base, essence) and not cycle.missed):
             return None
-        heir = Cycle(State(Reason.UPDATE), known=essence, base=essence)
+        followup = Cycle(State(Reason.UPDATE), known=essence, base=essence)
         for handler in self.table.changing:
             record = cycle.state.get(handler.id)
             if record is None or not record.finished or not _is_for_updates(handler):
@@ -557,9 +557,9 @@ class Decider:
                 handler,
                 dataclasses.replace(cause, reason=Reason.UPDATE, old=cycle.base, new=seen, diff=diff(cycle.base, seen)),
             ):
-                heir.revived[handler.id] = seen
-                heir.state.inherit(handler.id, record, '' if seen is None else digest_essence(seen))
-        return heir if heir.revived else None
+                followup.revived[handler.id] = seen
+                followup.state.inherit(handler.id, record, '' if seen is None else digest_essence(seen))
+        return followup if followup.revived else None
 
     def _move_along(self, decision: Decision, patch: Patch) -> None:
         """Let all the handlers count as having seen what the patch changes."""

@@ -19,7 +19,7 @@ from kopf._cogs.structs.bodies import Body, RawBody
 from kopf._cogs.structs.patches import Patch, combine_values
 from kopf._core.intents.decisions import Decider, Decision
 from kopf._core.reactor import echoes
-from kopf._core.reactor.inventory import ObjectRecord, make_logger
+from kopf._core.reactor.object_records import ObjectRecord, make_logger
 
 CONFLICT_DELAYS = (0, 0.1, 0.2, 0.5, 1, 2)
 """When a daemon's functions are tried again on an object that was changed by others meanwhile (in seconds)."""

@@ -12,7 +12,7 @@ from typing import Protocol
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.references import Namespace, Resource
-from kopf._core.reactor.peerings import Peerings
+from kopf._core.reactor.peering_coordinator import PeeringCoordinator
 from kopf._core.reactor.watches import ResourceWatch
 
 Affected = Collection[Namespace] | None
@@ -151,5 +151,5 @@ def make_coordinator(
     """
     coordinators: list[Coordinator] = []
     if not settings.peering.standalone:
-        coordinators.append(Peerings(client, settings, identity=identity, tasks=tasks, changed=changed))
+        coordinators.append(PeeringCoordinator(client, settings, identity=identity, tasks=tasks, changed=changed))
     return coordinators[0] if len(coordinators) == 1 else Unanimity(coordinators)

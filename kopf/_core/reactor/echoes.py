@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from kopf._cogs.structs.bodies import RawBody, RawEvent
-from kopf._core.reactor.inventory import ObjectRecord
+from kopf._core.reactor.object_records import ObjectRecord
 
 Receive: TypeAlias = Callable[[ObjectRecord, RawEvent], None]
 

@@ -19,8 +19,8 @@ from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.decisions import Decider
 from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor.applying import Applier
-from kopf._core.reactor.inventory import ObjectRecord, make_logger
-from kopf._core.reactor.workforce import Workforce
+from kopf._core.reactor.object_records import ObjectRecord, make_logger
+from kopf._core.reactor.workers import WorkerPool
 
 
 class Owner(Protocol):
@@ -43,19 +43,19 @@ class ObjectHost:
         context: OperatorContext,
         decider: Decider,
         applier: Applier,
-        workforce: Workforce,
+        workers: WorkerPool,
     ) -> None:
         self._owner: Owner | None = owner
         self._settings = context.settings
         self._decider = decider
         self._applier = applier
-        self._workforce = workforce
+        self._workers = workers
         self._copy_memo = context.copy_memo
         self._told: set[HandlerId] = set()
         self.spawner: Spawner | None = None
         """Starts and stops the daemons; ``None`` if no handlers ask for any."""
         if decider.table.spawning:
-            self.spawner = Spawner(self, decider.table, decider, workforce.background, context.indices)
+            self.spawner = Spawner(self, decider.table, decider, workers.background, context.indices)
 
     def revise(self, table: HandlerTable) -> None:
         """Go on with the resource as it is defined now, with the same handlers."""
@@ -85,7 +85,7 @@ class ObjectHost:
 
     def get_deletion(self, record: ObjectRecord) -> ReasonedFlag[DaemonStoppingReason]:
         """Return the flag that is raised when the object is to be deleted, for those who run meanwhile."""
-        return self._workforce.background.deletions.get_flag(record, raised=record.is_being_deleted)
+        return self._workers.background.deletions.get_flag(record, raised=record.is_being_deleted)
 
     async def send(self, record: ObjectRecord, patch: Patch) -> None:
         """Apply a patch of a daemon to the freshest state of the object."""
@@ -114,4 +114,4 @@ class ObjectHost:
 
     def fail(self, error: Exception) -> None:
         """End the operator because of the error."""
-        self._workforce.fail(error)
+        self._workers.fail(error)

@@ -36,9 +36,9 @@ from kopf._core.intents.causes import Activity
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import ActivityHandler
 from kopf._core.intents.registries import OperatorRegistry, get_default_registry
-from kopf._core.reactor.intake import Indexation
+from kopf._core.reactor.indexing_gate import IndexingGate
 from kopf._core.reactor.orchestration import Orchestrator, Tools
-from kopf._core.reactor.workforce import Workforce
+from kopf._core.reactor.workers import WorkerPool
 
 if TYPE_CHECKING:
     from kopf._core.engines import probing
@@ -219,8 +219,8 @@ class Operator:
             stack.push_async_callback(self.vault.close)
             stack.push_async_callback(client.close)
             await stack.enter_async_context(Poster(client, self.settings))
-            indexation = Indexation()
-            workforce = Workforce(self.settings, indexation)
+            indexing_gate = IndexingGate()
+            workers = WorkerPool(self.settings, indexing_gate)
             schedules = Schedules(
                 self.registry.activities.get_schedules(),
                 self._context,
@@ -237,8 +237,8 @@ class Operator:
                     client=client,
                     indexers=self.indexers,
                     vault=self.vault,
-                    workforce=workforce,
-                    indexation=indexation,
+                    workers=workers,
+                    indexing_gate=indexing_gate,
                     schedules=schedules,
                 ),
                 patterns=self._namespaces,
@@ -248,15 +248,15 @@ class Operator:
             stack.callback(orchestrator.close)
             stack.push_async_callback(orchestrator.coordinator.leave)
             stack.push_async_callback(orchestrator.save)
-            stack.push_async_callback(workforce.close)
-            stack.push_async_callback(indexation.close)
+            stack.push_async_callback(workers.close)
+            stack.push_async_callback(indexing_gate.close)
             async with tasks:
                 if self._options.get('liveness_endpoint') is not None:
                     await stack.enter_async_context(self._make_probe_server(orchestrator, pulse))
-                tasks.create_task(self._watch_failures(workforce.failure), name='workers')
-                tasks.create_task(self._watch_failures(indexation.failure), name='indexing')
-                if orchestrator.admission is not None:
-                    tasks.create_task(orchestrator.admission.run(), name='admission')
+                tasks.create_task(self._watch_failures(workers.failure), name='workers')
+                tasks.create_task(self._watch_failures(indexing_gate.failure), name='indexing')
+                if orchestrator.webhooks is not None:
+                    tasks.create_task(orchestrator.webhooks.run(), name='webhooks')
                 await orchestrator.start()
                 tasks.create_task(schedules.run(), name='schedules')
                 await self._tell_readiness(serving=True)

@@ -32,15 +32,17 @@ from kopf._core.engines.schedules import Schedules
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor.coordination import make_coordinator
-from kopf._core.reactor.intake import MAX_FAILURES, Indexation, Intake, ObjectSink
-from kopf._core.reactor.inventory import ObjectRecord, is_deleted
+from kopf._core.reactor.indexing_gate import IndexingGate
+from kopf._core.reactor.informer import MAX_FAILURES, Informer
+from kopf._core.reactor.object_records import ObjectRecord, is_deleted
 from kopf._core.reactor.observation import Absences, Complaints, Definitions, get_groups, resolve_tables
 from kopf._core.reactor.processing import Processor
-from kopf._core.reactor.watches import EventSink, ResourceWatch, WatchState
-from kopf._core.reactor.workforce import Workforce
+from kopf._core.reactor.sinks import EventSink, ObjectSink
+from kopf._core.reactor.watches import ResourceWatch, WatchState
+from kopf._core.reactor.workers import WorkerPool
 
 if TYPE_CHECKING:
-    from kopf._core.reactor.admissions import Admission
+    from kopf._core.reactor.webhook_runtime import WebhookRuntime
 
 logger = logging.getLogger(__name__)
 
@@ -68,8 +70,8 @@ class Tools:
     client: ApiClient
     indexers: OperatorIndexers
     vault: Vault
-    workforce: Workforce
-    indexation: Indexation
+    workers: WorkerPool
+    indexing_gate: IndexingGate
     schedules: Schedules
 
 
@@ -91,10 +93,10 @@ class Orchestrator:
             tools.client, tools.context.settings, identity=identity, tasks=tasks, changed=self._adjust
         )
         if (guard := self.coordinator.guard) is not None:
-            tools.workforce.guard(guard)
+            tools.workers.guard(guard)
             tools.schedules.guard(guard)
         registry = tools.context.registry
-        self.admission = self._make_admission() if registry.webhooks or registry.conversions else None
+        self.webhooks = self._make_webhook_runtime() if registry.webhooks or registry.conversions else None
         self._paused = False
         self._starting = True  # whether all handlers wait for the indices of what is found
         self._listing_namespaces = False
@@ -120,11 +122,11 @@ class Orchestrator:
         """Do not listen to the registry any more: it can be there for longer."""
         self._tools.context.registry.listeners.remove(self._listener)
 
-    def _make_admission(self) -> 'Admission':
-        from kopf._core.reactor.admissions import Admission
+    def _make_webhook_runtime(self) -> 'WebhookRuntime':
+        from kopf._core.reactor.webhook_runtime import WebhookRuntime
 
         tools = self._tools
-        return Admission(
+        return WebhookRuntime(
             tools.context,
             client=tools.client,
             vault=tools.vault,
@@ -149,7 +151,7 @@ class Orchestrator:
         if not settled:
             self._changed.set()
         if self._patterns:
-            sink = NamespaceSink(self, self._patterns, self._tools.indexation)
+            sink = NamespaceSink(self, self._patterns, self._tools.indexing_gate)
             if indices := {handler.id for handler in self._tools.context.registry.indexing}:
                 sink.expect(indices)
             self._observe(NAMESPACE, sink)
@@ -185,8 +187,8 @@ class Orchestrator:
         self._complaints = complaints
         self.coordinator.rediscover(self._resources)
         unresolved = complaints.unresolved
-        if self.admission is not None:
-            unresolved |= self.admission.rediscover(self._resources)
+        if self.webhooks is not None:
+            unresolved |= self.webhooks.rediscover(self._resources)
         self._adjust()
         if self._absences or (discovery.failed_groups and (hidden or unresolved)):
             return False
@@ -215,13 +217,13 @@ class Orchestrator:
         """Tell what has not begun yet. Those who are paused are ready to take over."""
         if self._resources is None:
             yield "The resources are not discovered yet."
-        if self.admission is not None and not self.admission.listening:
+        if self.webhooks is not None and not self.webhooks.listening:
             yield "The webhook server does not listen yet."
         watches = [] if self._paused else [watch for watch, _, _ in list(self._watches.values())]
         for watch in [*list(self._observers), *self.coordinator.watches, *watches]:
             if not watch.complete:
                 yield f"The list of {watch} is not complete yet{f': {watch.failure}' if watch.failure else '.'}"
-        if not self._paused and not self._tools.indexation.is_complete:
+        if not self._paused and not self._tools.indexing_gate.is_complete:
             yield "The indices are not complete yet."
 
     async def _rediscover(self) -> None:
@@ -251,8 +253,8 @@ class Orchestrator:
         """Know that all definitions are listed: some can be newer than what was discovered before."""
         if not self._definitions.compare(self._resources or (), None):
             self._changed.set()
-        if self.admission is not None:
-            self.admission.recheck()
+        if self.webhooks is not None:
+            self.webhooks.recheck()
 
     def add_namespace(self, name: str, *, ending: bool = False) -> None:
         self.coordinator.note_ending(name, ending)
@@ -355,7 +357,7 @@ class Orchestrator:
         """Let others handle the objects: go on seeing and indexing them, but do nothing about them."""
         if self._resuming is not None:
             self._resuming.cancel()
-        self._tools.workforce.pause()
+        self._tools.workers.pause()
         for watch, sink, _ in self._watches.values():
             sink.paused(watch)
         if self._watches or self._tools.schedules:
@@ -364,7 +366,7 @@ class Orchestrator:
 
     async def _halt(self, saving: asyncio.Task[None]) -> None:
         await asyncio.wait({saving})
-        await self._tools.workforce.drain()
+        await self._tools.workers.drain()
         await asyncio.wait({self._start_saving()})
         await self._tools.schedules.drain()
         self.coordinator.halt(True)
@@ -376,14 +378,14 @@ class Orchestrator:
 
     async def save(self) -> None:
         """Store what is only remembered of the objects: before the operator ends, or leaves them to another one."""
-        workforce, timeout = self._tools.workforce, self._tools.context.settings.queueing.exit_timeout
+        workers, timeout = self._tools.workers, self._tools.context.settings.queueing.exit_timeout
         pairs = [(watch, sink) for watch, sink, _ in self._watches.values()]
         pairs += [(watch, sink) for watch, sink, _, _ in self._leaving.values()]
         tasks = {
             asyncio.create_task(sink.save(record), name=repr(record))
             for watch, sink in pairs
             for record in watch.get_known()
-            if record.in_memory_only and not workforce.is_at_work(record)
+            if record.in_memory_only and not workers.is_at_work(record)
         }
         if not tasks:
             return
@@ -420,7 +422,7 @@ class Orchestrator:
             watch.restart()
             sink.resumed(watch)
             self._watches[scope] = watch, sink, self._run_watch(watch, task)
-        self._tools.workforce.resume()
+        self._tools.workers.resume()
 
     def _run_watch(self, watch: ResourceWatch, former: asyncio.Task[None] | None = None) -> asyncio.Task[None]:
         return self._tasks.create_task(self._watch(watch, former), name=f'watch of {watch}')
@@ -454,17 +456,17 @@ class Orchestrator:
         records = watch.get_known()
         await watch.report_deletions()
         sink.vanished(watch)
-        await self._tools.workforce.wait_for(records)
+        await self._tools.workers.wait_for(records)
         sink.released(watch)
 
     async def _release(self, watch: ResourceWatch, sink: ObjectSink) -> None:
         """Let those who work on the objects finish; then, nothing is to be left of the watch."""
-        await self._tools.workforce.release(watch.get_known())
+        await self._tools.workers.release(watch.get_known())
         sink.released(watch)
 
     async def _retire(self, watch: ResourceWatch, sink: ObjectSink, records: Collection[ObjectRecord]) -> None:
         """The same when others have taken over: they wait only for those objects that are worked on at the moment."""
-        await self._tools.workforce.wait_for(records)
+        await self._tools.workers.wait_for(records)
         sink.released(watch)
 
     def _start_watch(self, scope: Scope, table: HandlerTable, former: Leaving | None) -> Watching:
@@ -473,25 +475,25 @@ class Orchestrator:
             tools.context,
             client=tools.client,
             table=table,
-            workforce=tools.workforce,
+            workers=tools.workers,
         )
-        intake = (
+        informer = (
             None
             if not table.indexing
-            else Intake(
+            else Informer(
                 processor,
                 context=tools.context,
                 table=table,
                 indexers=tools.indexers,
-                indexation=tools.indexation,
+                indexing_gate=tools.indexing_gate,
             )
         )
-        sink: ObjectSink = processor if intake is None else intake
+        sink: ObjectSink = processor if informer is None else informer
         watch = ResourceWatch(
             self._tools.client, self._tools.context.settings, *scope, sink, label_selector=table.label_selector
         )
-        if intake is not None:
-            intake.expect(str(watch), initial=self._starting)
+        if informer is not None:
+            informer.expect(str(watch), initial=self._starting)
         if former is not None:
             self._take_over(watch, sink, former)
         if self._paused:
@@ -552,18 +554,18 @@ class NamespaceSink(EventSink):
         self,
         orchestrator: Orchestrator,
         patterns: Collection[NamespacePattern],
-        indexation: Indexation,
+        indexing_gate: IndexingGate,
     ) -> None:
         self._orchestrator = orchestrator
         self._specific = select_specific_namespaces(patterns)
         self._patterns = [pattern for pattern in patterns if pattern not in self._specific]
-        self._indexation = indexation
+        self._indexing_gate = indexing_gate
         self._uids: dict[str, str] = {}
         self._failures = 0
 
     def expect(self, indices: Collection[str]) -> None:
         """Let the handlers wait for the namespaces: each of them can bring more objects to these indices."""
-        self._indexation.expect(self, 'namespaces', indices)
+        self._indexing_gate.expect(self, 'namespaces', indices)
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
         if not self._matches(record.name):
@@ -585,10 +587,10 @@ class NamespaceSink(EventSink):
     def failed(self, watch: ResourceWatch, error: Exception) -> None:
         self._failures += 1
         if self._failures == MAX_FAILURES:
-            self._indexation.excuse(self)
+            self._indexing_gate.excuse(self)
 
     def _stop_waiting(self) -> None:
-        self._indexation.dismiss(self)
+        self._indexing_gate.dismiss(self)
         self._orchestrator.end_listing_namespaces()
 
     def refused(self, watch: ResourceWatch, error: errors.APIError) -> bool:

@@ -22,12 +22,12 @@ from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor import echoes
 from kopf._core.reactor.applying import Applier
 from kopf._core.reactor.hosting import ObjectHost
-from kopf._core.reactor.intake import ObjectSink
-from kopf._core.reactor.inventory import ObjectRecord, get_api_version, is_deleted, make_logger
+from kopf._core.reactor.object_records import ObjectRecord, get_api_version, is_deleted, make_logger
 from kopf._core.reactor.reconciling import Reconciler
+from kopf._core.reactor.sinks import ObjectSink
 from kopf._core.reactor.throttling import Throttling
 from kopf._core.reactor.watches import ResourceWatch
-from kopf._core.reactor.workforce import Workforce
+from kopf._core.reactor.workers import WorkerPool
 
 MAX_STEPS = 1000
 """After so many steps without a pause, something must be wrong: the object is throttled."""
@@ -42,10 +42,10 @@ class Processor(ObjectSink):
         *,
         client: ApiClient,
         table: HandlerTable,
-        workforce: Workforce,
+        workers: WorkerPool,
     ) -> None:
         self._settings = settings = context.settings
-        self._workforce = workforce
+        self._workers = workers
         self._decider = Decider(table, settings.persistence)
         self._applier = Applier(client, settings, self._decider)
         self._throttling = Throttling(settings, self._decider)
@@ -54,14 +54,14 @@ class Processor(ObjectSink):
             context=context,
             decider=self._decider,
             applier=self._applier,
-            workforce=workforce,
+            workers=workers,
         )
         self._reconciler = Reconciler(
             context=context,
             decider=self._decider,
             applier=self._applier,
             host=self._host,
-            workforce=workforce,
+            workers=workers,
         )
         self._observing, self._managing = bool(table.watching), table.managing
         self._dropped = False
@@ -97,17 +97,17 @@ class Processor(ObjectSink):
             if record.daemons.gone and event['type'] != 'DELETED':
                 record.daemons.return_()
             if is_deleted(event):
-                self._workforce.background.deletions.announce(record)
+                self._workers.background.deletions.announce(record)
                 record.daemons.stop(DaemonStoppingReason.RESOURCE_DELETED)  # the worker can be busy for long
         elif record.has_worker and is_deleted(event):
-            self._workforce.background.deletions.announce(record)
-        if self._workforce.paused and not self._receive_in_pause(record, event):
+            self._workers.background.deletions.announce(record)
+        if self._workers.paused and not self._receive_in_pause(record, event):
             return
         if not record.has_worker and not record.throttled and not self._screen(record, event):
             return
         record.put_pending(event)
         if not record.throttled:
-            self._workforce.start(self, record, urgent=listed_since is None)
+            self._workers.start(self, record, urgent=listed_since is None)
         else:
             delay = self._throttling.hasten(record, event, sift=lambda: self._sift(record, event))
             if delay is not None:
@@ -199,8 +199,8 @@ class Processor(ObjectSink):
             await self._successor.work(record)
             return
         steps = 0
-        while record.has_work and not self._workforce.halted and not self._dropped:
-            if steps and record.pending is not None and self._workforce.is_crowded:
+        while record.has_work and not self._workers.halted and not self._dropped:
+            if steps and record.pending is not None and self._workers.is_overloaded:
                 return  # whatever changes all the time must not keep the place for ever
             event = record.take_pending()
             steps = 1 if event is not None else steps + 1
@@ -296,7 +296,7 @@ class Processor(ObjectSink):
         record.wake()
         if record.body is not None or record.pending is not None:
             record.requeue()
-            self._workforce.start(self, record)
+            self._workers.start(self, record)
 
     def wake(self, record: ObjectRecord) -> None:
         """Look at the object again, event or not."""
@@ -309,7 +309,7 @@ class Processor(ObjectSink):
             record.accept(record.daemons.stash.copy())
         record.requeue()
         if not record.throttled:
-            self._workforce.start(self, record, at_once=False)  # whoever has ended, can be in the middle of receiving
+            self._workers.start(self, record, at_once=False)  # whoever has ended, can be in the middle of receiving
 
     def is_settled(self, record: ObjectRecord, raw: RawBody) -> bool:
         """Check whether there is nothing to be done about the object in this state."""

@@ -26,9 +26,9 @@ from kopf._core.intents.decisions import NO_FIELDS, TITLES, Decider, Decision, d
 from kopf._core.intents.storing import StorageError
 from kopf._core.reactor.applying import Applier, complete
 from kopf._core.reactor.hosting import ObjectHost
-from kopf._core.reactor.inventory import ObjectRecord, make_logger
+from kopf._core.reactor.object_records import ObjectRecord, make_logger
 from kopf._core.reactor.selftriggers import SelfTriggers
-from kopf._core.reactor.workforce import Workforce
+from kopf._core.reactor.workers import WorkerPool
 
 DAEMONS_GRACE = 1.0
 """For how long the progress of a deletion is only remembered, not stored, as the daemons end soon (in seconds)."""
@@ -44,13 +44,13 @@ class Reconciler:
         decider: Decider,
         applier: Applier,
         host: ObjectHost,
-        workforce: Workforce,
+        workers: WorkerPool,
     ) -> None:
         self._settings = settings = context.settings
         self._decider = decider
         self._applier = applier
         self._host = host
-        self._workforce = workforce
+        self._workers = workers
         self._lifecycle = context.lifecycle
         self._indices = context.indices
         self._managing = decider.table.managing
@@ -137,7 +137,7 @@ class Reconciler:
         else:
             complete(record, patch, make_logger(record, self._decider.table.resource, self._settings, ObjectLogger))
         if patch or conclusion:
-            with background(not self._workforce.is_urgent(record), self._workforce.crowd):
+            with background(not self._workers.is_urgent(record), self._workers.pressure):
                 applied, retry_delay = await self._applier.apply(record, decision, patch, conclusion)
             if not applied:
                 return retry_delay
@@ -273,7 +273,7 @@ class Reconciler:
         done = state.done(decision.matching) and not decision.incomplete
         if done and decision.reason is Reason.DELETE and record.daemons is not None and record.daemons.holding:
             done = False  # what is done must not be forgotten while the object waits for its daemons
-            if step.outcomes and not patch and not self._workforce.paused:
+            if step.outcomes and not patch and not self._workers.paused:
                 # They usually end soon, and then one patch is enough.
                 return False, DAEMONS_GRACE
         if done and title is not None and (step.outcomes or not state.unsaved):

@@ -17,7 +17,7 @@ from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.loggers import ObjectLogger
 from kopf._core.intents.decisions import Decider, Decision, is_explained
-from kopf._core.reactor.inventory import ObjectRecord, make_logger
+from kopf._core.reactor.object_records import ObjectRecord, make_logger
 
 MAX_UPDATES = 20
 """After so many updates in a row, each caused by the former one, there are pauses between them."""

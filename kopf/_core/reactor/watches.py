@@ -31,7 +31,8 @@ from kopf._cogs.structs.bodies import RawBody, RawEvent, is_older_version
 from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.labelselectors import LabelSelector
 from kopf._cogs.structs.references import Namespace, Resource
-from kopf._core.reactor.inventory import ObjectRecord, get_api_version, identify
+from kopf._core.reactor.object_records import ObjectRecord, get_api_version, identify
+from kopf._core.reactor.sinks import EventSink
 
 logger = logging.getLogger(__name__)
 
@@ -73,41 +74,6 @@ class WatchState(enum.Enum):
     LISTING = 'listing'
     STREAMING = 'streaming'
     BACKING_OFF = 'backing-off'
-
-
-class EventSink:
-    """
-    Receives the events of a watch. Only `receive` is required; all methods are synchronous.
-
-    The deletion of an object always comes before the first event of another object with the same name.
-    """
-
-    def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
-        """Take the next event of the object; with the time at which its list was asked for, if it is from a list."""
-        raise NotImplementedError
-
-    def listed(self, watch: 'ResourceWatch') -> None:
-        """Know that all the objects that are there have been given for the first time."""
-
-    def refused(self, watch: 'ResourceWatch', error: errors.APIError) -> bool:
-        """
-        Know that the API refuses to list the objects, so that they could not be given for the first time yet.
-
-        Tell if that is accepted: then the watch ends, and says nothing about it.
-        """
-        return False
-
-    def failed(self, watch: 'ResourceWatch', error: Exception) -> None:
-        """Called when the objects could not be listed for another reason, and are not listed yet: it is tried again."""
-
-    def paused(self, watch: 'ResourceWatch') -> None:
-        """Called when the operator pauses, or when the watch begins in a pause: others can handle the objects now."""
-
-    def resumed(self, watch: 'ResourceWatch') -> None:
-        """Know that all the objects will be listed again: whatever was known of them can be outdated."""
-
-    def dropped(self, watch: 'ResourceWatch') -> None:
-        """Know that the objects of the watch are not to be watched any more, while the operator goes on."""
 
 
 class RefusalAccepted(Exception):

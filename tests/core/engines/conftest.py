@@ -15,7 +15,7 @@ from kopf._core.actions.execution import PermanentError
 from kopf._core.engines.spawning import Background, Spawner
 from kopf._core.intents.decisions import Decider
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry
-from kopf._core.reactor.inventory import ObjectRecord
+from kopf._core.reactor.object_records import ObjectRecord
 
 RESOURCE = Resource('kopf.dev', 'v1', 'kopfpeerings', kind='KopfPeering', namespaced=True)
 

@@ -20,7 +20,7 @@ import pytest
 import kopf
 from kopf import DaemonStoppingReason as Reason
 from kopf._cogs.clients.errors import APIServerError, APIUnprocessableError
-from kopf._core.reactor.inventory import ObjectRecord
+from kopf._core.reactor.object_records import ObjectRecord
 
 pytestmark = pytest.mark.looptime
 

@@ -65,7 +65,7 @@ class Simulation:
         self.initial = False
         self.deletion_handled = False
         self.now = START
-        self.unsent = Patch()
+        self.pending_patch = Patch()
         self.runs: list[tuple[str, str, dict, bool]] = []  # the id, the reason, the spec seen, the success
         self.reasons: list[Reason] = []
         self.olds: list[dict | None] = []
@@ -153,8 +153,8 @@ class Simulation:
             return True
         self.reasons.append(decision.reason)
         self.olds.append(decision.cause.old)
-        patch, conclusion = combine(self.unsent, Patch(own_patch or {})), Patch()
-        self.unsent = Patch()
+        patch, conclusion = combine(self.pending_patch, Patch(own_patch or {})), Patch()
+        self.pending_patch = Patch()
         if decision.add_finalizer:
             self.raw['metadata'] = {**self.raw['metadata'], 'finalizers': [self.decider.finalizer]}
             return False
@@ -172,7 +172,7 @@ class Simulation:
         self.decider.conclude(decision, patch, conclusion, done=done)
         self.decider.records.flush()
         if error is not None:
-            self.unsent = patch
+            self.pending_patch = patch
             state.mark_unsaved()
             self.decider.retract(decision, None)
             self.raw = combine(patch, conclusion).applied_to(self.raw) if error == 'lost' else self.raw

@@ -14,10 +14,10 @@ from kopf._cogs.clients import errors
 from kopf._cogs.structs.references import Resource
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry
-from kopf._core.reactor.intake import Indexation
-from kopf._core.reactor.inventory import ObjectRecord
+from kopf._core.reactor.indexing_gate import IndexingGate
+from kopf._core.reactor.object_records import ObjectRecord
 from kopf._core.reactor.processing import Processor
-from kopf._core.reactor.workforce import Workforce
+from kopf._core.reactor.workers import WorkerPool
 
 pytestmark = pytest.mark.looptime
 
@@ -37,15 +37,15 @@ class Scene:
         self.patches = []
         self.record = None
 
-    def start(self, workforce=None):
+    def start(self, workers=None):
         resource = Resource('kopf.dev', 'v1', 'kopfexamples', kind='KopfExample', namespaced=True)
         table = HandlerTable.build(self.registry, resource, set(self.registry.iter_selectors()))
-        self.workforce = workforce or Workforce(self.settings, Indexation())
+        self.workers = workers or WorkerPool(self.settings, IndexingGate())
         self.processor = Processor(
             OperatorContext(settings=self.settings, lifecycle=kopf.lifecycles.all_at_once, memo=kopf.Memo()),
             client=self,
             table=table,
-            workforce=self.workforce,
+            workers=self.workers,
         )
 
     # Of the API.
@@ -127,7 +127,7 @@ async def scene():
     scene = Scene()
     yield scene
     if scene.record is not None:
-        await scene.workforce.close()
+        await scene.workers.close()
 
 
 async def test_the_finalizer_comes_first_and_stays_while_a_daemon_runs(scene):
@@ -214,7 +214,7 @@ async def test_a_restarted_operator_knows_that_the_deletion_is_handled(scene):
     await scene.run(1)
     scene.delete()
     await scene.run(3)
-    await scene.workforce.close()
+    await scene.workers.close()
     scene.start()
     scene.record = ObjectRecord('uid', 'ns', 'obj', initial=True)
     scene.events = [{'type': None, 'object': scene.raw}]
@@ -378,7 +378,7 @@ async def test_an_object_that_vanishes_ends_its_daemons(scene):
     scene.events = [{'type': 'DELETED', 'object': {'metadata': {'name': 'obj', 'namespace': 'ns', 'uid': 'uid'}}}]
     await scene.run(3)
     assert reasons == [(kopf.DaemonStoppingReason.RESOURCE_DELETED, {'field': 'value'})]
-    assert len(scene.workforce.background) == 0
+    assert len(scene.workers.background) == 0
     assert not scene.record.has_worker
 
 
@@ -404,7 +404,7 @@ async def test_the_operators_end_leaves_the_finalizer(scene):
 
     scene.create()
     await scene.run(1)
-    await scene.workforce.close()
+    await scene.workers.close()
     await scene.run(1)
     assert scene.raw['metadata']['finalizers'] == [FINALIZER]
     assert len(scene.patches) == 1
@@ -421,11 +421,11 @@ async def test_a_pause_stops_daemons_and_the_next_list_starts_them(scene):
 
     scene.create()
     await scene.run(1)
-    scene.workforce.pause()
+    scene.workers.pause()
     await scene.run(1)
     assert notes == ['start', kopf.DaemonStoppingReason.OPERATOR_PAUSING]
     scene.processor.resumed(scene.watch)
-    scene.workforce.resume()
+    scene.workers.resume()
     scene.events = [{'type': None, 'object': scene.raw}]
     await scene.run(1)
     assert notes[2:] == ['start']
@@ -527,7 +527,7 @@ async def test_a_patch_of_a_daemon_that_outlasts_its_processor_is_handled_by_the
     await scene.run(4)
     await asyncio.sleep(2)  # the patch is being answered; there are no events from now on
     former = scene.processor
-    scene.start(scene.workforce)
+    scene.start(scene.workers)
     former.retire(scene.processor, [scene.record])
     former.released(scene.watch)
     assert updates == []

@@ -14,10 +14,10 @@ from kopf._cogs.structs.references import Resource
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor import processing, throttling
-from kopf._core.reactor.intake import Indexation
-from kopf._core.reactor.inventory import ObjectRecord
+from kopf._core.reactor.indexing_gate import IndexingGate
+from kopf._core.reactor.object_records import ObjectRecord
 from kopf._core.reactor.processing import Processor
-from kopf._core.reactor.workforce import Workforce
+from kopf._core.reactor.workers import WorkerPool
 
 FINALIZER = 'kopf.zalando.org/KopfFinalizerMarker'
 
@@ -1116,12 +1116,12 @@ async def opaque(world):
     api, settings = OpaqueApi(), kopf.OperatorSettings()
     settings.persistence.consistency_timeout = 0.2
     table = HandlerTable.build(registry, Resource('kopf.dev', 'v1', 'kopfexamples'), set(registry.iter_selectors()))
-    workforce = Workforce(settings, Indexation())
+    workers = WorkerPool(settings, IndexingGate())
     processor = Processor(
         OperatorContext(settings=settings, lifecycle=kopf.lifecycles.asap, memo=kopf.Memo()),
         client=api,
         table=table,
-        workforce=workforce,
+        workers=workers,
     )
     record = ObjectRecord('uid', None, 'obj', initial=False)
 
@@ -1137,7 +1137,7 @@ async def opaque(world):
         settings=settings,
         receive=lambda event, since=None: processor.receive(record, event, listed_since=since),
     )
-    await workforce.close()
+    await workers.close()
 
 
 async def test_opaque_versions_with_an_echo(world, opaque):

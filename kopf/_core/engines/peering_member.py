@@ -53,7 +53,7 @@ class Sighting:
     until: float
 
 
-class Membership:
+class PeeringMember:
     """
     One operator in one peering object.
 

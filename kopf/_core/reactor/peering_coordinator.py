@@ -16,11 +16,12 @@ from kopf._cogs.clients.errors import APIError, APIForbiddenError
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import RawEvent
 from kopf._cogs.structs.references import PEERING_GROUPS, Namespace, Resource, select_peerings
-from kopf._core.reactor.inventory import ObjectRecord
-from kopf._core.reactor.watches import EventSink, ResourceWatch
+from kopf._core.reactor.object_records import ObjectRecord
+from kopf._core.reactor.sinks import EventSink
+from kopf._core.reactor.watches import ResourceWatch
 
 if TYPE_CHECKING:
-    from kopf._core.engines.membership import Membership
+    from kopf._core.engines.peering_member import PeeringMember
 
 logger = logging.getLogger(__name__)
 
@@ -28,16 +29,16 @@ MIN_LIFETIME = 1.0
 """No record that is announced from now on can end earlier than after that time (in seconds)."""
 
 
-class Member(NamedTuple):
-    """A membership with all that it needs."""
+class JoinedPeering(NamedTuple):
+    """A peering member with its watch and its tasks."""
 
-    membership: 'Membership'
+    member: 'PeeringMember'
     watch: ResourceWatch
     tasks: Sequence[asyncio.Task[None]]
 
 
-class Peerings:
-    """All memberships of one operator: a coordinator, see `coordination.Coordinator`."""
+class PeeringCoordinator:
+    """All peering members of one operator: a coordinator, see `coordination.Coordinator`."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class Peerings:
             client: the client of the API.
             settings: the settings of the operator.
             identity: the name of the operator among its peers; if absent, it is detected when it is needed.
-            tasks: where the memberships live.
+            tasks: where the tasks of the members live.
             changed: is called when it can be decided differently what is to be done: in these namespaces, or in all.
         """
         self._client = client
@@ -64,7 +65,7 @@ class Peerings:
         self._tasks = tasks
         self._changed = changed
         self._resource: Resource | None = None
-        self._members: dict[Namespace, Member] = {}
+        self._joined: dict[Namespace, JoinedPeering] = {}
         self._complained = False
         self._oriented = False  # whether it was known once what to do in all the namespaces that there were
         self._safe_until = 0.0
@@ -94,30 +95,30 @@ class Peerings:
         After a suspension (SIGSTOP, a laptop's lid), all timers are overdue at once, and handlers must not be called
         before it is noticed that others could have taken over. It is asked before any work begins, so it is cheap.
         """
-        if not self._members:
+        if not self._joined:
             return False
-        from kopf._core.engines.membership import read_time
+        from kopf._core.engines.peering_member import read_time
 
         now = read_time()
         if now < self._safe_until:
             return False
-        memberships = [member.membership for member in self._members.values()]
-        expiries = [each.expiry for each in memberships if each.expiry is not None]
+        members = [joined.member for joined in self._joined.values()]
+        expiries = [each.expiry for each in members if each.expiry is not None]
         self._safe_until = min([*expiries, now + MIN_LIFETIME])
-        overdue = [each for each in memberships if each.is_overdue]
-        for membership in overdue:
-            asyncio.get_running_loop().call_soon(membership.notice_overdue)
+        overdue = [each for each in members if each.is_overdue]
+        for member in overdue:
+            asyncio.get_running_loop().call_soon(member.notice_overdue)
         return bool(overdue)
 
     @property
     def watches(self) -> list[ResourceWatch]:
-        return [member.watch for member in list(self._members.values()) if not member.tasks[0].done()]
+        return [joined.watch for joined in list(self._joined.values()) if not joined.tasks[0].done()]
 
     def is_open(self, namespace: Namespace) -> bool:
         if self._resource is None:
             return not self._settings.peering.mandatory
-        if self._oriented and namespace in self._members:
-            return self._members[namespace].membership.joined
+        if self._oriented and namespace in self._joined:
+            return self._joined[namespace].member.joined
         # In the beginning, all must be known: who pauses because of us in one namespace, does so in all of them, and
         # is to be given the time for that.
         return not self._unknown
@@ -126,17 +127,17 @@ class Peerings:
         # The peering object of a namespace that is being deleted is not to be waited for.
         if ending is not (namespace in self._ending):
             (self._ending.add if ending else self._ending.discard)(namespace)
-            if namespace in self._members:
-                self._members[namespace].membership.note_ending(ending)
+            if namespace in self._joined:
+                self._joined[namespace].member.note_ending(ending)
 
     def halt(self, halted: bool) -> None:
-        for member in self._members.values():
-            member.membership.halt(halted)
+        for joined in self._joined.values():
+            joined.member.halt(halted)
 
     def rediscover(self, resources: Collection[Resource]) -> None:
         resource = select_peerings(resources, clusterwide=self._settings.peering.clusterwide)
         if resource != self._resource:
-            self._stop(list(self._members))
+            self._stop(list(self._joined))
             self._resource = resource
         if resource is None and self._settings.peering.mandatory and not self._complained:
             logger.warning("The cluster has no peering objects: their CRD is absent. Pausing until it is there.")
@@ -161,19 +162,19 @@ class Peerings:
     ) -> None:
         if self._settings.peering.clusterwide:
             namespaces, affected = {None}, [None]
-        changed = set(namespaces | self._members.keys() if affected is None else affected)
+        changed = set(namespaces | self._joined.keys() if affected is None else affected)
         if not self._settings.peering.clusterwide:
             changed.discard(None)
-        self._stop([namespace for namespace in changed - namespaces if namespace in self._members])
-        for namespace in [name for name in changed & namespaces if name not in self._members]:
+        self._stop([namespace for namespace in changed - namespaces if namespace in self._joined])
+        for namespace in [name for name in changed & namespaces if name not in self._joined]:
             self._join(resource, namespace)
 
     def _join(self, resource: Resource, namespace: Namespace) -> None:
-        from kopf._core.engines.membership import Membership
         from kopf._core.engines.peering import detect_own_id
+        from kopf._core.engines.peering_member import PeeringMember
 
         self._identity = self._identity or detect_own_id(manual=False)
-        member = Membership(
+        member = PeeringMember(
             self._client,
             self._settings,
             resource=resource,
@@ -184,7 +185,7 @@ class Peerings:
         watch = ResourceWatch(self._client, self._settings, resource, namespace, PeeringSink(member), selective=False)
         member.note_ending(namespace in self._ending)
         self._unknown.add(namespace)
-        self._members[namespace] = Member(
+        self._joined[namespace] = JoinedPeering(
             member,
             watch,
             [
@@ -195,17 +196,17 @@ class Peerings:
 
     def _note(self, namespace: Namespace) -> None:
         """Called when the member in this namespace has come to another decision."""
-        if namespace not in self._members:
+        if namespace not in self._joined:
             return  # it has left meanwhile
-        membership = self._members[namespace].membership
-        (self._unknown.discard if membership.joined else self._unknown.add)(namespace)
-        (self._pausing.add if membership.paused else self._pausing.discard)(namespace)
+        member = self._joined[namespace].member
+        (self._unknown.discard if member.joined else self._unknown.add)(namespace)
+        (self._pausing.add if member.paused else self._pausing.discard)(namespace)
         was_oriented = self._oriented
         self._orient()
         self._changed([namespace] if namespace is not None and self._oriented == was_oriented else None)
 
     def _orient(self) -> None:
-        if self._members and not self._unknown:
+        if self._joined and not self._unknown:
             self._oriented = True
 
     def _stop(self, namespaces: Collection[Namespace]) -> None:
@@ -213,19 +214,19 @@ class Peerings:
         for namespace in namespaces:
             self._unknown.discard(namespace)
             self._pausing.discard(namespace)
-            for task in self._members.pop(namespace).tasks:
+            for task in self._joined.pop(namespace).tasks:
                 task.cancel()
         self._orient()
 
     async def leave(self) -> None:
         """Remove our records, so that the peers take over at once."""
-        await asyncio.gather(*(member.membership.leave() for member in self._members.values()))
+        await asyncio.gather(*(joined.member.leave() for joined in self._joined.values()))
 
 
 class PeeringSink(EventSink):
     """Shows the peering object to its member, of all such objects in the namespace."""
 
-    def __init__(self, member: 'Membership') -> None:
+    def __init__(self, member: 'PeeringMember') -> None:
         self._member = member
         self._uid: str | None = None
 

@@ -8,10 +8,10 @@ import pytest
 
 import kopf
 from kopf._cogs.clients import errors, pacing
-from kopf._core.reactor import workforce as workforces
-from kopf._core.reactor.intake import Indexation
-from kopf._core.reactor.inventory import ObjectRecord
-from kopf._core.reactor.workforce import Workforce
+from kopf._core.reactor import workers
+from kopf._core.reactor.indexing_gate import IndexingGate
+from kopf._core.reactor.object_records import ObjectRecord
+from kopf._core.reactor.workers import WorkerPool
 
 
 async def until_watched(world, resources):
@@ -119,12 +119,12 @@ async def test_ends_that_are_cut_short_leave_no_tasks_but_those_of_handlers():
         async def work(self, record):
             await asyncio.sleep(999)
 
-    workforce = Workforce(kopf.OperatorSettings(), Indexation())
+    workers = WorkerPool(kopf.OperatorSettings(), IndexingGate())
     for name in 'ab':
-        workforce.start(Processor(), ObjectRecord(name, None, name, initial=False))
+        workers.start(Processor(), ObjectRecord(name, None, name, initial=False))
         await asyncio.sleep(0)
     tasks = asyncio.all_tasks()
-    closing = asyncio.create_task(workforce.close())
+    closing = asyncio.create_task(workers.close())
     await asyncio.sleep(0)
     closing.cancel()
     await asyncio.wait([closing])
@@ -141,8 +141,8 @@ async def test_ends_that_are_cut_short_leave_no_tasks_but_those_of_handlers():
 @pytest.fixture
 def few(monkeypatch):
     """One request at a time, and two that wait for it, are enough."""
-    monkeypatch.setattr(workforces, 'MAX_WAITING', 2)
-    monkeypatch.setattr(workforces, 'MAX_AT_ONCE', 2)
+    monkeypatch.setattr(workers, 'MAX_WAITING', 2)
+    monkeypatch.setattr(workers, 'MAX_AT_ONCE', 2)
 
 
 MOST = 1 + 2 + 2 * 2  # those who begin at once are not known to wait for the API before the next turn of the loop
@@ -212,7 +212,7 @@ class Crowd:
     def __init__(self, number=20):
         self.settings = kopf.OperatorSettings()
         self.settings.networking.max_connections = 1
-        self.workforce = Workforce(self.settings, Indexation())
+        self.workers = WorkerPool(self.settings, IndexingGate())
         self.gate = pacing.Gate('server', self.settings)
         self.begun, self.ended = [], []
         self.records = [self.come(number) for number in range(number)]
@@ -220,7 +220,7 @@ class Crowd:
     def come(self, name, *, urgent=False):
         record = ObjectRecord(str(name), None, name, initial=not urgent)
         record.pending = self.make_event(record)
-        self.workforce.start(self, record, urgent=urgent)
+        self.workers.start(self, record, urgent=urgent)
         return record
 
     def make_event(self, record):
@@ -232,7 +232,7 @@ class Crowd:
         self.begun.append(record.name)
         assert record.take_pending() == self.make_event(record)
         with contextlib.suppress(errors.APIConnectionError):
-            with pacing.background(not self.workforce.is_urgent(record), self.workforce.crowd):
+            with pacing.background(not self.workers.is_urgent(record), self.workers.pressure):
                 await self.gate.enter()
             try:
                 await asyncio.sleep(1)
@@ -252,7 +252,7 @@ async def test_who_waits_for_the_api_is_followed_by_others_in_order(few):
         await asyncio.sleep(0.5)
     await asyncio.sleep(0.1)
     assert crowd.begun == crowd.ended == list(range(20))
-    assert crowd.workforce.crowd.size == 0
+    assert crowd.workers.pressure.size == 0
 
 
 @pytest.mark.parametrize('value', [0.1, 2**63, 2**99, '\u00e9\U0001f600', '\ud800', None, [{}]])
@@ -270,8 +270,8 @@ async def test_what_they_do_after_their_requests_holds_nobody_back(few):
     crowd = Crowd()
     crowd.afterwards = 1000
     await asyncio.sleep(20.1)
-    assert crowd.begun == list(range(20)) and not crowd.ended and not crowd.workforce.crowd.size
-    await crowd.workforce.close()
+    assert crowd.begun == list(range(20)) and not crowd.ended and not crowd.workers.pressure.size
+    await crowd.workers.close()
 
 
 @pytest.mark.looptime
@@ -282,7 +282,7 @@ async def test_who_only_observes_does_not_wait_with_the_others(few):
     crowd.come('observed')
     await asyncio.sleep(0)
     assert crowd.begun[-1] == 'observed' and len(crowd.begun) <= MOST + 1
-    await crowd.workforce.close()
+    await crowd.workers.close()
 
 
 @pytest.mark.looptime
@@ -290,7 +290,7 @@ async def test_who_does_not_wait_any_more_is_followed_by_others(few):
     crowd = Crowd()
     for _ in range(10):
         await asyncio.sleep(0.01)
-        for task in list(crowd.workforce._tasks)[1:]:
+        for task in list(crowd.workers._tasks)[1:]:
             task.cancel()
     await asyncio.sleep(20)
     assert crowd.begun == list(range(20))
@@ -314,10 +314,10 @@ async def test_a_server_that_asks_to_wait_only_delays_them(few):
     await asyncio.sleep(99)
     assert len(crowd.begun) <= MOST
     calm = crowd.begun[:]
-    crowd.workforce.pause()
+    crowd.workers.pause()
     for number in range(9):  # enough for the others to get their share of places
         crowd.come(f'new{number}', urgent=True)
-    crowd.workforce.resume()
+    crowd.workers.resume()
     await asyncio.sleep(0.5)
     assert crowd.begun == [*calm, *[f'new{number}' for number in range(9)]]
     await asyncio.sleep(30)
@@ -340,10 +340,10 @@ async def test_a_rate_of_requests_only_delays_them(few):
 async def test_nobody_begins_in_a_pause_but_all_after_it(few):
     crowd = Crowd()
     await asyncio.sleep(0.5)
-    crowd.workforce.pause()
-    await crowd.workforce.drain()
+    crowd.workers.pause()
+    await crowd.workers.drain()
     assert crowd.ended == crowd.begun and 3 <= len(crowd.begun) <= MOST
-    crowd.workforce.resume()
+    crowd.workers.resume()
     await asyncio.sleep(20)
     assert crowd.ended == list(range(20))
 
@@ -351,10 +351,10 @@ async def test_nobody_begins_in_a_pause_but_all_after_it(few):
 @pytest.mark.looptime
 async def test_all_begin_when_the_indices_are_complete(few):
     crowd = Crowd(number=0)
-    crowd.workforce._indexation.expect('list', 'list')
+    crowd.workers._indexing_gate.expect('list', 'list')
     records = [crowd.come(number) for number in range(20)]
     assert not crowd.begun
-    crowd.workforce._indexation.dismiss('list')
+    crowd.workers._indexing_gate.dismiss('list')
     await asyncio.sleep(0.5)
     assert 3 <= len(crowd.begun) <= MOST
     await asyncio.sleep(20)
@@ -365,7 +365,7 @@ async def test_all_begin_when_the_indices_are_complete(few):
 async def test_nobody_begins_in_the_end(few):
     crowd = Crowd()
     await asyncio.sleep(0.5)
-    await crowd.workforce.close()
+    await crowd.workers.close()
     assert crowd.ended and len(crowd.begun) <= MOST
 
 
@@ -375,7 +375,7 @@ async def test_those_who_are_released_do_not_begin_any_more(few):
     await asyncio.sleep(0.5)
     began = len(crowd.begun)
     assert began <= MOST
-    await crowd.workforce.release(crowd.records[:10])
+    await crowd.workers.release(crowd.records[:10])
     assert not any(record.has_worker for record in crowd.records[:10])
     await asyncio.sleep(20)
     assert crowd.begun == [*range(began), *range(10, 20)]
@@ -392,10 +392,10 @@ async def test_those_who_make_requests_later_begin_at_once():
         await asyncio.sleep(100)
 
     crowd.work = work
-    crowd.workforce.pause()
+    crowd.workers.pause()
     for number in range(200):
         crowd.come(number)
-    crowd.workforce.resume()
+    crowd.workers.resume()
     await asyncio.sleep(0.01)
     assert crowd.begun == list(range(200))
-    await crowd.workforce.close()
+    await crowd.workers.close()

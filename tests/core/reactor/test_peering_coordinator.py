@@ -37,7 +37,7 @@ without_kinds = pytest.mark.parametrize('sandbox', [CRDS], indirect=True)
 def world(sandbox):
     world = World(sandbox)
     handler = Watcher(world)
-    logger = logging.getLogger('kopf._core.engines.membership')
+    logger = logging.getLogger('kopf._core.engines.peering_member')
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     yield world

@@ -6,7 +6,7 @@ import pytest
 
 import kopf
 from kopf._core.engines import upkeep
-from kopf._core.reactor.admissions import ServerEndedError, ServerMissingError
+from kopf._core.reactor.webhook_runtime import ServerEndedError, ServerMissingError
 
 VALIDATING, MUTATING = 'validatingwebhookconfigurations', 'mutatingwebhookconfigurations'
 NAME = 'test.kopf.dev'

@@ -20,11 +20,11 @@ from typing import Any, Protocol
 from kopf._cogs.aiokits.eager import create_eager_task
 from kopf._cogs.aiokits.lanes import Lanes
 from kopf._cogs.aiokits.loops import abandon
-from kopf._cogs.clients.pacing import Crowd
+from kopf._cogs.clients.pacing import Pressure
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._core.engines.spawning import Background
-from kopf._core.reactor.intake import Indexation
-from kopf._core.reactor.inventory import ObjectRecord
+from kopf._core.reactor.indexing_gate import IndexingGate
+from kopf._core.reactor.object_records import ObjectRecord
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ DRAINING_INTERVAL = 0.05
 """How often to look whether the daemons have ended (in seconds)."""
 
 
-class Processing(Protocol):
+class ObjectProcessor(Protocol):
     """Who knows what is to be done about the objects of a resource."""
 
     @property
@@ -54,7 +54,7 @@ class Processing(Protocol):
         """Do all there is to do about the object now."""
 
 
-class Workforce:
+class WorkerPool:
     """
     The workers of all the objects of an operator: at most ``settings.queueing.worker_limit`` at a time.
 
@@ -62,21 +62,21 @@ class Workforce:
     not complete wait before it.
     """
 
-    def __init__(self, settings: OperatorSettings, indexation: Indexation) -> None:
+    def __init__(self, settings: OperatorSettings, indexing_gate: IndexingGate) -> None:
         self._settings = settings
-        self._indexation = indexation
-        indexation.listeners.append(self._admit)
+        self._indexing_gate = indexing_gate
+        indexing_gate.listeners.append(self._admit)
         self._tasks: dict[asyncio.Task[None], ObjectRecord] = {}
         self._beginning = 0  # how many run right now up to where they wait, and are no tasks until then
         self._calm: set[ObjectRecord] = set()  # those employed, but not urgent
-        self._queue: Lanes[ObjectRecord, Processing] = Lanes()
+        self._queue: Lanes[ObjectRecord, ObjectProcessor] = Lanes()
         # Those who wait for indices, by the arguments of their handlers.
-        self._outside: dict[frozenset[str] | None, dict[ObjectRecord, Processing]] = {}
+        self._outside: dict[frozenset[str] | None, dict[ObjectRecord, ObjectProcessor]] = {}
         self._begun = 0  # how many of those have begun in this turn of the loop
         self._look: asyncio.Handle | None = None
         self._closed = False
         self._is_overdue: Callable[[], bool] | None = None
-        self.crowd = Crowd(self._notice_relief)
+        self.pressure = Pressure(self._notice_relief)
         """Those who are not urgent, and wait for the API."""
         self.paused = False
         """Whether the workers finish what they do, and begin nothing."""
@@ -95,7 +95,7 @@ class Workforce:
 
     def start(
         self,
-        processor: Processing,
+        processor: ObjectProcessor,
         record: ObjectRecord,
         *,
         urgent: bool = True,
@@ -128,7 +128,7 @@ class Workforce:
             self._begin_later(processor, record)
 
     @property
-    def is_crowded(self) -> bool:
+    def is_overloaded(self) -> bool:
         """Whether others wait for a place."""
         return bool(self._queue) and not self._has_place()
 
@@ -149,13 +149,13 @@ class Workforce:
             return False
         return True
 
-    def _can_begin(self, processor: Processing, *, urgent: bool) -> bool:
+    def _can_begin(self, processor: ObjectProcessor, *, urgent: bool) -> bool:
         if self._queue.is_urgent or not self._has_place():
             return False
         return urgent or not processor.requesting or (not self._queue and self._is_relieved())
 
     def _is_relieved(self) -> bool:
-        return self.crowd.size < MAX_WAITING and self._begun < MAX_AT_ONCE
+        return self.pressure.size < MAX_WAITING and self._begun < MAX_AT_ONCE
 
     def pause(self) -> None:
         """Begin nothing until resumed: neither objects, nor the next steps of those that are being processed."""
@@ -187,17 +187,17 @@ class Workforce:
             else:
                 self._put_outside(processor, record)
 
-    def _may_begin(self, processor: Processing) -> bool:
-        return self._indexation.is_complete or self._indexation.is_open(processor.arguments)
+    def _may_begin(self, processor: ObjectProcessor) -> bool:
+        return self._indexing_gate.is_complete or self._indexing_gate.is_open(processor.arguments)
 
-    def _put_outside(self, processor: Processing, record: ObjectRecord) -> None:
+    def _put_outside(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
         """Let the object wait until the indices are complete that its handlers can use."""
         record.fold_pending()
         self._outside.setdefault(processor.arguments, {})[record] = processor
 
     def _admit(self) -> None:
         """Let those into the queue whose indices are complete now."""
-        for arguments in [arguments for arguments in self._outside if self._indexation.is_open(arguments)]:
+        for arguments in [arguments for arguments in self._outside if self._indexing_gate.is_open(arguments)]:
             for record, processor in self._outside.pop(arguments).items():
                 self._queue.push(record, processor, urgent=record not in self._calm)
         self._begin_all()
@@ -221,10 +221,10 @@ class Workforce:
         self._look, self._begun = None, 0
         self._begin_all()
 
-    def _begin_later(self, processor: Processing, record: ObjectRecord) -> None:
+    def _begin_later(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
         self._follow(processor, record, asyncio.create_task(processor.work(record)))
 
-    def _begin(self, processor: Processing, record: ObjectRecord) -> None:
+    def _begin(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
         self._beginning += 1
         try:
             task = create_eager_task(processor.work(record))
@@ -235,20 +235,20 @@ class Workforce:
         else:
             self._follow(processor, record, task)
 
-    def _follow(self, processor: Processing, record: ObjectRecord, task: asyncio.Task[None]) -> None:
+    def _follow(self, processor: ObjectProcessor, record: ObjectRecord, task: asyncio.Task[None]) -> None:
         self._tasks[task] = record
         if record in self._calm and processor.requesting:
             self._begun += 1
             self._look_soon()
         task.add_done_callback(functools.partial(self._end, processor, record))
 
-    def _end(self, processor: Processing, record: ObjectRecord, task: asyncio.Task[None]) -> None:
+    def _end(self, processor: ObjectProcessor, record: ObjectRecord, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
         self._conclude(processor, record)
 
-    def _conclude(self, processor: Processing, record: ObjectRecord) -> None:
+    def _conclude(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
         """Give the place to others, or to the object itself for what has come just now."""
         record.free_worker()
         self._calm.discard(record)

@@ -17,11 +17,13 @@ from kopf._cogs.structs.references import Resource
 from kopf._core.engines.indexing import OperatorIndexers
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry
-from kopf._core.reactor.intake import Indexation, Intake
-from kopf._core.reactor.inventory import ObjectRecord
+from kopf._core.reactor.indexing_gate import IndexingGate
+from kopf._core.reactor.informer import Informer
+from kopf._core.reactor.object_records import ObjectRecord
 from kopf._core.reactor.processing import Processor
-from kopf._core.reactor.watches import EventSink, ResourceWatch
-from kopf._core.reactor.workforce import Workforce
+from kopf._core.reactor.sinks import EventSink
+from kopf._core.reactor.watches import ResourceWatch
+from kopf._core.reactor.workers import WorkerPool
 
 SERVICES = Resource('', 'v1', 'services', kind='Service', namespaced=True)
 PODS = Resource('', 'v1', 'pods', kind='Pod', namespaced=True)
@@ -60,8 +62,8 @@ class Setup:
         self.registry = OperatorRegistry()
         self.settings = kopf.OperatorSettings()
         self.indexers = OperatorIndexers()
-        self.indexation = Indexation()
-        self.workforce = Workforce(self.settings, self.indexation)
+        self.indexing_gate = IndexingGate()
+        self.workers = WorkerPool(self.settings, self.indexing_gate)
         self.memo = kopf.Memo()
 
     def serve(self, resource: Resource, *, initial: bool = True) -> Scope:
@@ -75,19 +77,19 @@ class Setup:
             context,
             client=cast(ApiClient, None),
             table=table,
-            workforce=self.workforce,
+            workers=self.workers,
         )
         if not table.indexing:
             return Scope(processor, str(resource))
-        intake = Intake(
+        informer = Informer(
             processor,
             table=table,
             indexers=self.indexers,
             context=context,
-            indexation=self.indexation,
+            indexing_gate=self.indexing_gate,
         )
-        intake.expect(str(resource), initial=initial)
-        return Scope(intake, str(resource))
+        informer.expect(str(resource), initial=initial)
+        return Scope(informer, str(resource))
 
     def get(self, name: str) -> dict[Any, list[Any]]:
         return {key: sorted(store) for key, store in self.indexers.indices[name].items()}
@@ -97,8 +99,8 @@ class Setup:
 async def setup() -> AsyncIterator[Setup]:
     setup = Setup()
     yield setup
-    await setup.indexation.close()
-    await setup.workforce.close()
+    await setup.indexing_gate.close()
+    await setup.workers.close()
 
 
 async def settle() -> None:
@@ -377,10 +379,10 @@ async def test_only_users_wait_for_what_comes_later(setup: Setup) -> None:
     services.feed('svc')
     pods.feed('pod1')
     await settle()
-    assert seen == ['svc'] and not setup.indexation.is_complete
+    assert seen == ['svc'] and not setup.indexing_gate.is_complete
     pods.listed()
     await settle()
-    assert seen == ['svc', ('kex', ['pod1'])] and setup.indexation.is_complete
+    assert seen == ['svc', ('kex', ['pod1'])] and setup.indexing_gate.is_complete
 
 
 async def test_only_users_wait_for_a_list_that_fails(setup: Setup, caplog: Any) -> None:
@@ -407,7 +409,7 @@ async def test_objects_that_wait_for_an_index_can_go(setup: Setup) -> None:
     declare_users(setup, seen)
     kexes, pods = setup.serve(KEXES), setup.serve(PODS, initial=False)
     record = kexes.feed('kex')
-    await setup.workforce.release([record])
+    await setup.workers.release([record])
     assert not record.has_worker
     pods.listed()
     await settle()
@@ -423,7 +425,7 @@ async def test_those_in_the_queue_wait_when_the_gate_closes_again(setup: Setup) 
     services.feed('svc')
     pods = setup.serve(PODS, initial=False)
     setup.settings.queueing.worker_limit = None
-    setup.workforce.resume()
+    setup.workers.resume()
     await settle()
     assert seen == ['svc']
     pods.listed()
@@ -454,7 +456,7 @@ async def test_exclusions_end_by_themselves(setup: Setup, monkeypatch: pytest.Mo
     record = pods.feed('pod1', spec={'key': 1})
     pods.listed()
     await settle()
-    assert setup.indexation.is_complete  # an excluded object is not waited for
+    assert setup.indexing_gate.is_complete  # an excluded object is not waited for
     assert setup.get('idx') == {}
     pods.feed('pod1', 'MODIFIED', spec={'key': 2})
     while not setup.get('idx'):
@@ -499,7 +501,7 @@ async def test_functions_that_always_ask_to_be_called_at_once_do_not_spin(setup:
     pods.feed('pod1', spec={'key': 1})
     pods.listed()
     await asyncio.sleep(100)
-    assert setup.indexation.is_complete
+    assert setup.indexing_gate.is_complete
     assert 5 < len(calls) <= 5 + 7 + 10  # five at once, then with growing pauses up to ten seconds
     calls.clear()
     pods.feed('pod1', 'MODIFIED', spec={'key': 2})
@@ -528,7 +530,7 @@ async def test_sync_functions(setup: Setup) -> None:
         return name
 
     done = asyncio.Event()
-    setup.indexation.listeners.append(done.set)
+    setup.indexing_gate.listeners.append(done.set)
     pods = setup.serve(PODS)
     for number in range(10):
         pods.feed(f'pod{number}')

@@ -51,7 +51,7 @@ class ServerEndedError(Exception):
     """The webhook server has ended, and nobody answers the API any more."""
 
 
-class Admission:
+class WebhookRuntime:
     """
     Serves the admission and conversion handlers of an operator that has any.
 

@@ -8,8 +8,8 @@ import pytest
 
 from kopf._cogs.clients import errors
 from kopf._cogs.configs.configuration import OperatorSettings
-from kopf._core.engines import membership
-from kopf._core.engines.membership import RETRY_DELAY, TAKEOVER_TIMEOUT, Membership
+from kopf._core.engines import peering_member
+from kopf._core.engines.peering_member import RETRY_DELAY, TAKEOVER_TIMEOUT, PeeringMember
 
 pytestmark = pytest.mark.looptime(start=1000)
 
@@ -36,7 +36,7 @@ def join(peering_api, peering_resource, settings):
             member.changes.append((member.known, member.paused))
             member.verdicts.append((asyncio.get_running_loop().time(), member.paused))
 
-        member = Membership(
+        member = PeeringMember(
             peering_api, settings, resource=peering_resource, namespace='ns1', identity='me', changed=changed
         )
         member.changes, member.verdicts = [], []
@@ -62,7 +62,7 @@ async def passed(seconds):
 
 
 async def test_nothing_is_known_before_anything_is_seen(peering_api, peering_resource, settings):
-    member = Membership(
+    member = PeeringMember(
         peering_api, settings, resource=peering_resource, namespace='ns1', identity='me', changed=lambda: None
     )
     task = asyncio.create_task(member.run())
@@ -378,7 +378,7 @@ async def test_object_that_vanishes_before_it_is_touched(peering_api, join, sett
 @pytest.mark.parametrize('mandatory, hint', [(True, 'pausing until'), (False, 'standalone')])
 async def test_inaccessible_object(peering_api, peering_resource, settings, caplog, mandatory, hint):
     settings.peering.mandatory = mandatory
-    member = Membership(
+    member = PeeringMember(
         peering_api, settings, resource=peering_resource, namespace='ns1', identity='me', changed=lambda: None
     )
     task = asyncio.create_task(member.run())
@@ -420,7 +420,7 @@ async def test_broken_records_are_ignored(peering_api, join):
 async def test_after_a_suspension_it_is_overdue_until_it_has_announced_itself_again(peering_api, join, monkeypatch):
     async with join() as member:
         assert not member.is_overdue
-        monkeypatch.setattr(membership, 'get_suspended_time', lambda: 100.0)  # the loop's clock does not know of it
+        monkeypatch.setattr(peering_member, 'get_suspended_time', lambda: 100.0)  # the loop's clock does not know of it
         assert member.is_overdue and not member.paused
         peering_api.error = errors.APIServerError('oops', status=500)
         member.notice_overdue()
@@ -436,7 +436,7 @@ async def test_those_who_work_are_told_to_stop_after_a_suspension(peering_api, j
     peering_api.put(worker=record(priority=1, lifetime=600))
     async with join() as member:
         await passed(TAKEOVER_TIMEOUT)
-        monkeypatch.setattr(membership, 'get_suspended_time', lambda: 100.0)
+        monkeypatch.setattr(peering_member, 'get_suspended_time', lambda: 100.0)
         member.notice_overdue()
         await passed(0)
         assert peering_api.status['me']['waiting'] is True

@@ -1,0 +1,88 @@
+"""
+The interfaces between a watch and the code that handles its events.
+
+A watch calls the methods of an `EventSink`. A watch for handlers has an `ObjectSink`: the orchestrator can also replace
+it, when the definition of the resource changes, or stop it.
+"""
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from kopf._cogs.clients.errors import APIError
+from kopf._cogs.structs.bodies import RawEvent
+from kopf._core.intents.registries import HandlerTable
+from kopf._core.reactor.object_records import ObjectRecord
+
+if TYPE_CHECKING:
+    from kopf._core.reactor.watches import ResourceWatch
+
+
+class EventSink:
+    """
+    Receives the events of a watch. Only `receive` is required; all methods are synchronous.
+
+    The deletion of an object always comes before the first event of another object with the same name.
+    """
+
+    def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
+        """
+        Take the next event of an object.
+
+        Args:
+            record: the record of the object.
+            event: the event; its type is ``None`` if the object was listed.
+            listed_since: the time when the list was requested, if the event is from a list; ``None`` otherwise.
+        """
+        raise NotImplementedError
+
+    def listed(self, watch: 'ResourceWatch') -> None:
+        """Called when the first list is complete, and all its objects have been received."""
+
+    def refused(self, watch: 'ResourceWatch', error: APIError) -> bool:
+        """
+        Called when the API server refuses the first list.
+
+        Returns:
+            Whether the sink accepts the refusal: if so, the watch ends without logging it.
+        """
+        return False
+
+    def failed(self, watch: 'ResourceWatch', error: Exception) -> None:
+        """Called when the first list fails for another reason. The watch tries again."""
+
+    def paused(self, watch: 'ResourceWatch') -> None:
+        """Called when the operator pauses, or starts paused. From now on, other operators can handle the objects."""
+
+    def resumed(self, watch: 'ResourceWatch') -> None:
+        """Called after a pause. The watch lists all objects again, as their known state can be outdated."""
+
+    def dropped(self, watch: 'ResourceWatch') -> None:
+        """Called when the watch is stopped while the operator goes on."""
+
+
+class ObjectSink(EventSink):
+    """Handles the objects of a resource; can be revised or replaced when the definition of the resource changes."""
+
+    def revise(self, table: HandlerTable) -> None:
+        """Use this table from now on: the resource has other verbs or subresources, but the same handlers."""
+        raise NotImplementedError
+
+    def released(self, watch: 'ResourceWatch') -> None:
+        """Called after `dropped`, when the last worker and daemon have ended. The sink releases its references."""
+        raise NotImplementedError
+
+    def vanished(self, watch: 'ResourceWatch') -> None:
+        """Called when the namespace or the resource is deleted, and all objects have been reported as deleted."""
+
+    async def save(self, record: ObjectRecord) -> None:
+        """Store on the object what is only in memory yet."""
+        raise NotImplementedError
+
+    @property
+    def processor(self) -> Any:
+        """The `Processor` at the end of the chain of sinks."""
+        raise NotImplementedError
+
+    def retire(self, successor: 'ObjectSink', records: Collection[ObjectRecord]) -> None:
+        """Called when another sink takes over these objects, which can have running workers."""
+        raise NotImplementedError
