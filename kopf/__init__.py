@@ -68,7 +68,7 @@ from kopf._core.actions.execution import (
 )
 from kopf._core.actions.lifecycles import get_default_lifecycle, set_default_lifecycle
 from kopf._core.actions.loggers import LocalObjectLogger, LogFormat, ObjectLogger, configure
-from kopf._core.engines.handling import execute
+from kopf._core.engines.changing import execute
 from kopf._core.engines.posting import event, exception, info, warn
 from kopf._core.engines.stoppers import (
     AsyncDaemonStopperChecker,

@@ -318,7 +318,7 @@ def subhandler(**options: Unpack[SubHandlerOptions]) -> Callable[[FnT], FnT]:
     The parent is finished only when all its sub-handlers are; until then, it is run again each time to declare
     them anew. Raises `LookupError` outside of handlers.
     """
-    from kopf._core.engines.handling import append_subhandler
+    from kopf._core.engines.changing import append_subhandler
 
     def decorator(fn: FnT) -> FnT:
         append_subhandler(fn, options)

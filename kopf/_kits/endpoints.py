@@ -25,8 +25,8 @@ from kopf._cogs.clients.api import encode
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs import reviews
 from kopf._cogs.structs.reviews import WebhookFn, time_limit_var
-from kopf._core.engines.conversion import ENDPOINT
-from kopf._core.engines.reviewing import ReviewError
+from kopf._core.engines.conversion_reviews import ENDPOINT
+from kopf._core.engines.responders import ReviewError
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from kopf._cogs.clients import errors
 from kopf._cogs.clients.api import ApiClient, client_var
 from kopf._core.actions.execution import PermanentError
-from kopf._core.engines.strategies import NONE, is_same
+from kopf._core.engines.conversion_strategies import NONE, is_same
 
 logger = logging.getLogger(__name__)
 

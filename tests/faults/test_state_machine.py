@@ -29,7 +29,7 @@ from kopf._cogs.clients import errors, patching
 from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.references import Resource
 from kopf._core.actions import execution
-from kopf._core.engines import handling, spawning
+from kopf._core.engines import changing, spawning
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor import applying, echoes, reconciling, throttling, watches
@@ -247,7 +247,7 @@ class Operator(RuleBasedStateMachine):
         for module in (applying, echoes, spawning, throttling, watches):
             patching.setattr(module, 'time', types.SimpleNamespace(monotonic=self.loop.time))
         self.retries = {}  # when the handlers may run again at the earliest
-        for module in (execution, reconciling, handling):
+        for module in (execution, reconciling, changing):
             patching.setattr(module, 'utcnow', self.now)
 
     def now(self):

@@ -32,8 +32,8 @@ import kopf
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.references import Resource
 from kopf._cogs.structs.reviews import time_limit_var
-from kopf._core.engines.admission import Reviewer, vault_var
-from kopf._core.engines.reviewing import ReviewError
+from kopf._core.engines.admission import AdmissionReviewer, vault_var
+from kopf._core.engines.responders import ReviewError
 from kopf._core.intents.contexts import OperatorContext
 from kopf._kits import certificates, endpoints, tunnels, webhooks
 
@@ -1027,7 +1027,7 @@ def endless_server() -> Iterator[Any]:
         patch.meta.labels['y'] = 'z'
 
     resource = Resource('kopf.dev', 'v1', 'kopfexamples', kind='KopfExample', namespaced=True)
-    reviewer = Reviewer(
+    reviewer = AdmissionReviewer(
         OperatorContext(settings=kopf.OperatorSettings(), memo=kopf.Memo()), memos=lambda resource, metadata: None
     )
     reviewer.serve({handler: [resource] for handler in registry.webhooks})

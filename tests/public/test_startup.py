@@ -40,11 +40,11 @@ def seen(**_):
 """
 EXTRAS = {  # of those operators only that have something for them to do
     'kopf._core.engines.admission',
-    'kopf._core.engines.webhooks',
+    'kopf._core.engines.webhook_configurations',
     'kopf._core.reactor.webhook_runtime',
-    'kopf._core.engines.conversion',
-    'kopf._core.engines.strategies',
-    'kopf._core.engines.upkeep',
+    'kopf._core.engines.conversion_reviews',
+    'kopf._core.engines.conversion_strategies',
+    'kopf._core.engines.webhook_registration',
     'kopf._core.engines.peering_member',
     'kopf._core.engines.peering',
     'kopf._core.engines.probing',

@@ -26,7 +26,7 @@ from kopf._cogs.structs.ids import HandlerId
 from kopf._core.actions import invocation
 
 if TYPE_CHECKING:
-    from kopf._core.actions.progression import HandlerState
+    from kopf._core.actions.handler_states import HandlerState
 
 Logger = typedefs.Logger
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 from kopf._core.actions.execution import Handler
-from kopf._core.actions.progression import State
+from kopf._core.actions.handler_states import State
 
 logger = logging.getLogger(__name__)
 

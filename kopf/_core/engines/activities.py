@@ -38,7 +38,7 @@ from kopf._core.actions.execution import (
     run_handler,
     utcnow,
 )
-from kopf._core.actions.progression import HandlerState
+from kopf._core.actions.handler_states import HandlerState
 from kopf._core.intents import mistakes
 from kopf._core.intents.causes import Activity, ActivityCause
 from kopf._core.intents.contexts import OperatorContext

@@ -23,8 +23,8 @@ from kopf._cogs.structs.references import Resource
 from kopf._cogs.structs.reviews import Headers, Request, Response, ResponsePayload, SSLPeer, time_limit_var
 from kopf._cogs.structs.seals import Seal
 from kopf._core.actions.execution import HandlerTimeoutError, PermanentError, TemporaryError
-from kopf._core.engines.reviewing import Memos, Respondent, ReviewError, describe
-from kopf._core.engines.webhooks import Served, get_aliases, name_endpoints
+from kopf._core.engines.responders import Memos, Responder, ReviewError, describe
+from kopf._core.engines.webhook_configurations import Served, get_aliases, name_endpoints
 from kopf._core.intents import filters
 from kopf._core.intents.causes import WebhookCause
 from kopf._core.intents.contexts import OperatorContext
@@ -141,7 +141,7 @@ def _get_body(request: Mapping[str, Any], name: str) -> RawBody | None:
     return cast(RawBody, body)
 
 
-class Reviewer(Respondent):
+class AdmissionReviewer(Responder):
     """
     Reviews what is about to be stored, by asking the handlers; it is what webhook servers call.
 

@@ -35,7 +35,7 @@ _REMEDY_OF_CALLBACKS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Blockage:
+class BlockingCall:
     """Some code of the user that blocks the event loop."""
 
     handler: str | None
@@ -47,7 +47,7 @@ class Blockage:
         return f"{self.handler or 'a task outside of handlers'} in {self.place}"
 
 
-class Blockages:
+class BlockingReporter:
     """All the blockages of an operator: each handler is reported once."""
 
     def __init__(self, settings: OperatorSettings) -> None:
@@ -58,10 +58,10 @@ class Blockages:
         limit = self._settings.execution.blocking_limit
         return limit if limit is None or limit > 0 else None
 
-    def find(self, frame: FrameType, task: asyncio.Task[Any] | None) -> Blockage | None:
-        return find_blockage(frame, task)
+    def find(self, frame: FrameType, task: asyncio.Task[Any] | None) -> BlockingCall | None:
+        return find_blocking_call(frame, task)
 
-    def report(self, culprit: Blockage, seconds: float, *, is_over: bool) -> None:
+    def report(self, culprit: BlockingCall, seconds: float, *, is_over: bool) -> None:
         key = culprit.handler or culprit.place
         if key in self._reported:
             return
@@ -78,7 +78,7 @@ class Blockages:
         )
 
 
-def find_blockage(frame: FrameType, task: asyncio.Task[Any] | None) -> Blockage | None:
+def find_blocking_call(frame: FrameType, task: asyncio.Task[Any] | None) -> BlockingCall | None:
     """Tell which code of the user has this stack; ``None`` if it is not in the user's code, but in the framework's."""
     inner: list[FrameType] = []  # from what is called to who calls it, down to the framework
     outer: list[FrameType] = []
@@ -90,7 +90,7 @@ def find_blockage(frame: FrameType, task: asyncio.Task[Any] | None) -> Blockage 
         return None
     called = _find_handler(outer)
     handler = called or _get_handler_of(task)
-    return Blockage(
+    return BlockingCall(
         handler=str(handler) if handler is not None else None,
         place=_describe(own[0] if own else inner[-1]),
         remedy=_REMEDY_OF_CALLBACKS if called and not invoked else _REMEDY,

@@ -23,7 +23,7 @@ from kopf._cogs.clients.errors import APIConnectionError, APIServerError, APIToo
 from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.execution import Outcome, run_handler, utcnow
-from kopf._core.actions.progression import HandlerState
+from kopf._core.actions.handler_states import HandlerState
 from kopf._core.engines.stoppers import DaemonStoppingReason
 from kopf._core.intents import filters
 from kopf._core.intents.causes import DaemonCause

@@ -17,7 +17,7 @@ from kopf._cogs.structs import ephemera
 from kopf._cogs.structs.ids import HandlerId
 from kopf._core.actions import execution
 from kopf._core.actions.execution import ErrorsMode, Execution, Outcome, utcnow
-from kopf._core.actions.progression import HandlerState
+from kopf._core.actions.handler_states import HandlerState
 from kopf._core.intents import filters
 from kopf._core.intents.causes import IndexingCause
 from kopf._core.intents.handlers import IndexingHandler

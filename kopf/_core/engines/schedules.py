@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from kopf._cogs.aiokits.loops import end
 from kopf._core.actions.execution import Execution, Outcome, run_handler, utcnow
-from kopf._core.actions.progression import HandlerState
+from kopf._core.actions.handler_states import HandlerState
 from kopf._core.intents.causes import Activity, ActivityCause
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import ScheduleHandler

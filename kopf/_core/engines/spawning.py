@@ -3,7 +3,7 @@ Which daemons and timers must run for an object, and the owner of all that run.
 
 A `Spawner` looks at the objects of one resource: those that match get their daemons, those that do not match any more
 lose them. It looks only when something has changed. The daemons of one object share one live body, which is replaced by
-each newer state, wherever it comes from: the stream, or an answer to a patch. `Background` owns all daemons of an
+each newer state, wherever it comes from: the stream, or an answer to a patch. `OperatorDaemons` owns all daemons of an
 operator, whatever their resource is: it stops them when the operator pauses or ends.
 """
 
@@ -24,9 +24,9 @@ from kopf._cogs.structs.seals import explain_changes
 from kopf._cogs.structs.stashes import Stash, Stashes
 from kopf._core.actions.execution import Execution
 from kopf._core.actions.loggers import ObjectLogger
+from kopf._core.engines.daemon_threads import DaemonThreads
 from kopf._core.engines.daemons import EXIT_TIMEOUT, Daemon
-from kopf._core.engines.stoppers import DaemonStoppingReason, Deletions
-from kopf._core.engines.threads import DaemonThreads
+from kopf._core.engines.stoppers import DaemonStoppingReason, DeletionFlags
 from kopf._core.intents import filters
 from kopf._core.intents.causes import Identity, SpawningCause
 from kopf._core.intents.decisions import Decider
@@ -77,7 +77,7 @@ class Host(Protocol):
         """End the operator: nothing can be done without the API."""
 
 
-class Background:
+class OperatorDaemons:
     """All the daemons and timers of an operator."""
 
     def __init__(self, settings: OperatorSettings) -> None:
@@ -86,7 +86,7 @@ class Background:
         self.context = contextvars.copy_context()
         """The context that all runs begin with: none of them sees what others have left."""
         self.alarms = Alarms(self.context)
-        self.deletions = Deletions(self.alarms)
+        self.deletions = DeletionFlags(self.alarms)
         self.stashes = Stashes()
         """The states of all objects that have daemons or timers."""
         self.paused = False
@@ -342,7 +342,7 @@ class Spawner:
         host: Host,
         table: HandlerTable,
         decider: Decider,
-        background: Background,
+        background: OperatorDaemons,
         indices: Mapping[str, Any],
     ) -> None:
         self.host = host

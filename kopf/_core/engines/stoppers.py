@@ -51,7 +51,7 @@ class _Flag(ReasonedFlag[DaemonStoppingReason]):
     __slots__ = ('__weakref__',)
 
 
-class Deletions:
+class DeletionFlags:
     """The flags of the objects whose functions want to know of the deletion while they run: one an object."""
 
     def __init__(self, alarms: Alarms) -> None:

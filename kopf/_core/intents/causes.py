@@ -23,7 +23,7 @@ from kopf._core.actions.execution import Logger, utcnow
 
 if TYPE_CHECKING:
     from kopf._core.actions.execution import Handler
-    from kopf._core.actions.progression import HandlerState
+    from kopf._core.actions.handler_states import HandlerState
     from kopf._core.intents.handlers import ResourceHandler
 
 Getters = Mapping[str, Callable[[Any], Any]]

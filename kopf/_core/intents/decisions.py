@@ -32,7 +32,7 @@ from kopf._cogs.structs.diffs import EMPTY, Diff, diff, is_same
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch, combine_values
 from kopf._core.actions.execution import Outcome
-from kopf._core.actions.progression import State, digest_essence
+from kopf._core.actions.handler_states import State, digest_essence
 from kopf._core.intents import evidence, filters
 from kopf._core.intents.causes import ChangingCause, Reason
 from kopf._core.intents.essences import Essences

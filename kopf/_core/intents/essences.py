@@ -13,7 +13,7 @@ from kopf._cogs.configs import conventions, digests
 from kopf._cogs.configs.configuration import PersistenceSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence
 from kopf._cogs.structs.patches import Patch
-from kopf._core.actions.progression import digest_essence
+from kopf._core.actions.handler_states import digest_essence
 from kopf._core.intents import evidence
 from kopf._core.intents.registries import HandlerTable
 from kopf._core.intents.storing import StorageError

@@ -17,8 +17,8 @@ from kopf._cogs.clients.errors import APIError
 from kopf._cogs.structs.bodies import Body, RawEvent
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
+from kopf._core.actions.handler_states import HandlerState
 from kopf._core.actions.loggers import LocalObjectLogger
-from kopf._core.actions.progression import HandlerState
 from kopf._core.engines.indexing import OperatorIndexers, ResourceIndexing, get_retry_delay, make_rules
 from kopf._core.intents.causes import IndexingCause
 from kopf._core.intents.contexts import OperatorContext

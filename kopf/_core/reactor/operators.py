@@ -27,7 +27,7 @@ from kopf._core.actions.execution import ErrorsMode
 from kopf._core.actions.invocation import context
 from kopf._core.actions.lifecycles import LifeCycleFn, get_default_lifecycle
 from kopf._core.engines import activities
-from kopf._core.engines.blocking import Blockages
+from kopf._core.engines.blocking import BlockingReporter
 from kopf._core.engines.indexing import OperatorIndexers
 from kopf._core.engines.posting import Poster
 from kopf._core.engines.schedules import Schedules
@@ -215,7 +215,7 @@ class Operator:
     async def _serve(self, client: ApiClient) -> None:
         """Serve the resources until cancelled; then close the client."""
         async with contextlib.AsyncExitStack() as stack:
-            pulse = await stack.enter_async_context(Pulse(Blockages(self.settings)))
+            pulse = await stack.enter_async_context(Pulse(BlockingReporter(self.settings)))
             stack.push_async_callback(self.vault.close)
             stack.push_async_callback(client.close)
             await stack.enter_async_context(Poster(client, self.settings))

@@ -16,9 +16,9 @@ from kopf._cogs.structs.finalizers import append_finalizer, remove_finalizer
 from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.seals import Seal
 from kopf._core.actions.execution import ErrorsMode, Execution, run_handler, utcnow
+from kopf._core.actions.handler_states import HandlerState
 from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
-from kopf._core.actions.progression import HandlerState
-from kopf._core.engines.handling import Step
+from kopf._core.engines.changing import Step
 from kopf._core.intents import filters
 from kopf._core.intents.causes import ChangingCause, Reason, WatchingCause
 from kopf._core.intents.contexts import OperatorContext

@@ -18,12 +18,12 @@ from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.credentials import Vault
 from kopf._cogs.structs.references import Resource, Selector
 from kopf._cogs.structs.reviews import Headers, SSLPeer
-from kopf._core.engines.admission import Reviewer, vault_var
-from kopf._core.engines.conversion import KIND, Converter
-from kopf._core.engines.reviewing import Memos
-from kopf._core.engines.strategies import Strategies
-from kopf._core.engines.upkeep import CLEANUP_TIMEOUT, Upkeep
-from kopf._core.engines.webhooks import Configurations
+from kopf._core.engines.admission import AdmissionReviewer, vault_var
+from kopf._core.engines.conversion_reviews import KIND, Converter
+from kopf._core.engines.conversion_strategies import ConversionStrategies
+from kopf._core.engines.responders import Memos
+from kopf._core.engines.webhook_configurations import WebhookConfigurations
+from kopf._core.engines.webhook_registration import CLEANUP_TIMEOUT, WebhookRegistration
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.reactor.observation import Complaints, resolve_webhooks
 
@@ -73,13 +73,13 @@ class WebhookRuntime:
         if self._settings.server is None:
             raise ServerMissingError()
         self._vault = vault
-        self._reviewer = Reviewer(context, memos=memos)
+        self._reviewer = AdmissionReviewer(context, memos=memos)
         self._converter = Converter(context, memos=memos)
         managed = self._settings.managed
-        self._configurations = Configurations(client, managed) if managed and len(registry.webhooks) else None
-        self._strategies = Strategies(client) if managed and len(registry.conversions) else None
+        self._configurations = WebhookConfigurations(client, managed) if managed and len(registry.webhooks) else None
+        self._strategies = ConversionStrategies(client) if managed and len(registry.conversions) else None
         kept = (self._configurations, self._strategies)
-        self._kept: tuple[Upkeep, ...] = tuple(upkeep for upkeep in kept if upkeep is not None)
+        self._kept: tuple[WebhookRegistration, ...] = tuple(upkeep for upkeep in kept if upkeep is not None)
         self._complaints = Complaints()
         self._discovered = asyncio.Event()
         self.listening = False

@@ -22,7 +22,7 @@ from kopf._cogs.aiokits.lanes import Lanes
 from kopf._cogs.aiokits.loops import abandon
 from kopf._cogs.clients.pacing import Pressure
 from kopf._cogs.configs.configuration import OperatorSettings
-from kopf._core.engines.spawning import Background
+from kopf._core.engines.spawning import OperatorDaemons
 from kopf._core.reactor.indexing_gate import IndexingGate
 from kopf._core.reactor.object_records import ObjectRecord
 
@@ -80,7 +80,7 @@ class WorkerPool:
         """Those who are not urgent, and wait for the API."""
         self.paused = False
         """Whether the workers finish what they do, and begin nothing."""
-        self.background = Background(settings)
+        self.background = OperatorDaemons(settings)
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def guard(self, is_overdue: Callable[[], bool]) -> None:

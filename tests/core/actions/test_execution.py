@@ -21,7 +21,7 @@ from kopf._core.actions.execution import (
     run_handler,
     running,
 )
-from kopf._core.actions.progression import HandlerState
+from kopf._core.actions.handler_states import HandlerState
 
 pytestmark = pytest.mark.looptime
 

@@ -6,8 +6,8 @@ import pytest
 
 import kopf
 from kopf._core.actions.execution import Handler, Outcome
+from kopf._core.actions.handler_states import State
 from kopf._core.actions.lifecycles import get_default_lifecycle, set_default_lifecycle
-from kopf._core.actions.progression import State
 
 NOW = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
 

@@ -12,7 +12,7 @@ from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.ephemera import Memo
 from kopf._cogs.structs.references import Resource
 from kopf._core.actions.execution import PermanentError
-from kopf._core.engines.spawning import Background, Spawner
+from kopf._core.engines.spawning import OperatorDaemons, Spawner
 from kopf._core.intents.decisions import Decider
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry
 from kopf._core.reactor.object_records import ObjectRecord
@@ -129,7 +129,7 @@ class DaemonsHost:
         if self._spawner is None:
             resource = Resource('kopf.dev', 'v1', 'kopfexamples')
             table = HandlerTable.build(self.registry, resource, set(self.registry.iter_selectors()))
-            self.background = Background(self.settings)
+            self.background = OperatorDaemons(self.settings)
             self._spawner = Spawner(self, table, Decider(table, self.settings.persistence), self.background, {})
         return self._spawner
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import kopf
 from kopf._cogs.structs.references import Resource
 from kopf._cogs.structs.reviews import time_limit_var
-from kopf._core.engines.admission import Reviewer
-from kopf._core.engines.reviewing import ReviewError
+from kopf._core.engines.admission import AdmissionReviewer
+from kopf._core.engines.responders import ReviewError
 from kopf._core.intents.contexts import OperatorContext
 
 RESOURCE = Resource('kopf.dev', 'v1', 'kopfexamples', kind='KopfExample', namespaced=True)
@@ -78,15 +78,15 @@ def operator_memo() -> kopf.Memo:
 
 
 @pytest.fixture
-def reviewer(registry: kopf.OperatorRegistry, known: dict[str, Any], operator_memo: kopf.Memo) -> Reviewer:
-    return Reviewer(
+def reviewer(registry: kopf.OperatorRegistry, known: dict[str, Any], operator_memo: kopf.Memo) -> AdmissionReviewer:
+    return AdmissionReviewer(
         OperatorContext(settings=kopf.OperatorSettings(), memo=operator_memo, indices={'index1': 'an index'}),
         memos=lambda resource, metadata: known.get(metadata['uid']),
     )
 
 
 @pytest.fixture
-def ask(registry: kopf.OperatorRegistry, reviewer: Reviewer) -> Ask:
+def ask(registry: kopf.OperatorRegistry, reviewer: AdmissionReviewer) -> Ask:
     """Review a request, give the response of the review."""
 
     async def ask(review: Review, **kwargs: Any) -> Any:
@@ -609,7 +609,7 @@ async def test_patches_that_are_none(registry: kopf.OperatorRegistry, ask: Ask, 
         {**make_review(), 'request': {**make_review()['request'], 'resource': {'resource': 1}}},
     ],
 )
-async def test_bad_reviews(ask: Ask, declare: Any, calls: list[str], reviewer: Reviewer, review: Any) -> None:
+async def test_bad_reviews(ask: Ask, declare: Any, calls: list[str], reviewer: AdmissionReviewer, review: Any) -> None:
     declare('handler')
     with pytest.raises(ReviewError) as error:
         await reviewer(review)
@@ -699,7 +699,7 @@ def test_malformed_reviews_are_refused_or_answered(review: Any, webhook: str | N
         patch.meta.labels['x'] = 'y'
         patch.spec['x'] = {'y': {'z': 1}}
 
-    reviewer = Reviewer(
+    reviewer = AdmissionReviewer(
         OperatorContext(settings=kopf.OperatorSettings(), memo=kopf.Memo()), memos=lambda resource, metadata: None
     )
     reviewer.serve({handler: [RESOURCE] for handler in registry.webhooks})

@@ -13,7 +13,7 @@ import pytest
 
 import kopf
 from kopf._cogs.aiokits import pulses
-from kopf._core.engines.blocking import Blockages
+from kopf._core.engines.blocking import BlockingReporter
 from kopf._core.engines.probing import Endpoint, EndpointError, Probes, ProbeServer
 from kopf._core.intents.causes import Activity
 from kopf._core.intents.contexts import OperatorContext
@@ -69,7 +69,7 @@ def settings():
 @pytest.fixture
 async def pulse(settings, monkeypatch):
     monkeypatch.setattr(pulses, 'INTERVAL', 0.05)
-    async with pulses.Pulse(Blockages(settings)) as pulse:
+    async with pulses.Pulse(BlockingReporter(settings)) as pulse:
         yield pulse
 
 

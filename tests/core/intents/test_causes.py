@@ -9,7 +9,7 @@ import kopf
 from kopf._cogs.structs.bodies import Body
 from kopf._cogs.structs.diffs import diff
 from kopf._cogs.structs.references import Resource
-from kopf._core.actions.progression import HandlerState
+from kopf._core.actions.handler_states import HandlerState
 from kopf._core.intents.causes import (
     Activity,
     ActivityCause,

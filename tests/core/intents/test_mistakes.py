@@ -12,7 +12,7 @@ from kopf._cogs.structs.bodies import Body
 from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.references import Resource
 from kopf._core.actions.execution import utcnow
-from kopf._core.actions.progression import HandlerState
+from kopf._core.actions.handler_states import HandlerState
 from kopf._core.intents import causes, handlers, mistakes
 
 OBJECT = {

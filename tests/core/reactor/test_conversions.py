@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 import kopf
-from kopf._core.engines import upkeep
+from kopf._core.engines import webhook_registration
 
 CRDS = 'customresourcedefinitions'
 CRD = 'kopfexamples.kopf.dev'
@@ -210,7 +210,7 @@ async def test_builtin_resources_cannot_be_converted(world, server):
 
 
 async def test_missing_permissions_are_named_and_waited_for(world, server, strategy, monkeypatch):
-    monkeypatch.setattr(upkeep, 'RETRY_DELAYS', (0.01,))
+    monkeypatch.setattr(webhook_registration, 'RETRY_DELAYS', (0.01,))
     world.sandbox.faults.error(403, times=2, method='PATCH')
     declare(world)
     async with world.operator():
@@ -222,7 +222,7 @@ async def test_missing_permissions_are_named_and_waited_for(world, server, strat
 
 async def test_one_definition_that_is_refused_does_not_concern_others(world, server, strategy, monkeypatch):
     """Neither when the strategies are written, nor when they are restored."""
-    monkeypatch.setattr(upkeep, 'RETRY_DELAYS', (0.05,))
+    monkeypatch.setattr(webhook_registration, 'RETRY_DELAYS', (0.05,))
     await world.aio.create(LATE)
     world.sandbox.faults.error(403, times=None, method='PATCH', name=CRD)
     declare(world, 'one', persistent=False)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 import kopf
-from kopf._core.engines import upkeep
+from kopf._core.engines import webhook_registration
 from kopf._core.reactor.webhook_runtime import ServerEndedError, ServerMissingError
 
 VALIDATING, MUTATING = 'validatingwebhookconfigurations', 'mutatingwebhookconfigurations'
@@ -121,7 +121,7 @@ async def test_what_is_just_being_written_in_the_end_is_removed_too(world, serve
 
 
 async def test_what_was_maybe_written_is_removed_too(world, server, hooks, monkeypatch):
-    monkeypatch.setattr(upkeep, 'RETRY_DELAYS', (600,))
+    monkeypatch.setattr(webhook_registration, 'RETRY_DELAYS', (600,))
     world.settings.networking.error_backoffs = ()
     world.sandbox.faults.lose(method='PATCH', resource=VALIDATING)
     world.declare(kopf.on.validate, 'validating')
@@ -225,7 +225,7 @@ async def test_webhooks_need_no_watching(world, server, hooks):
 
 
 async def test_failures_are_retried(world, server, hooks, monkeypatch):
-    monkeypatch.setattr(upkeep, 'RETRY_DELAYS', (0.01,))
+    monkeypatch.setattr(webhook_registration, 'RETRY_DELAYS', (0.01,))
     world.sandbox.faults.error(500, times=2, method='PATCH')
     world.sandbox.faults.error(403, times=1, method='POST')
     world.declare(kopf.on.validate, 'validating')
@@ -236,7 +236,7 @@ async def test_failures_are_retried(world, server, hooks, monkeypatch):
 
 async def test_one_kind_that_is_refused_does_not_concern_the_other(world, server, hooks, monkeypatch):
     """Neither when they are written, nor when they are cleaned up."""
-    monkeypatch.setattr(upkeep, 'RETRY_DELAYS', (0.05,))
+    monkeypatch.setattr(webhook_registration, 'RETRY_DELAYS', (0.05,))
     world.sandbox.faults.error(403, times=None, method='PATCH', resource=VALIDATING)
     world.declare(kopf.on.validate, 'validating')
     world.declare(kopf.on.mutate, 'mutating')
@@ -250,7 +250,7 @@ async def test_one_kind_that_is_refused_does_not_concern_the_other(world, server
 
 
 async def test_configurations_deleted_by_others_are_made_again(world, server, hooks, monkeypatch):
-    monkeypatch.setattr(upkeep, 'RETRY_DELAYS', (0.01,))
+    monkeypatch.setattr(webhook_registration, 'RETRY_DELAYS', (0.01,))
     world.declare(kopf.on.validate, 'validating')
     async with world.operator():
         await hooks(VALIDATING, 'validating')

@@ -2,7 +2,7 @@
 What the answers to reviews of all kinds have in common: how handlers are told what they are asked about.
 
 Nothing is stored of a review, and nothing is tried again: whoever has asked waits. So a handler is run once, and what
-comes of it is the answer. See `admission` and `conversion` for the questions.
+comes of it is the answer. See `admission` and `conversion_reviews` for the questions.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,8 +21,8 @@ from kopf._core.actions.execution import (
     run_handler,
     utcnow,
 )
+from kopf._core.actions.handler_states import HandlerState
 from kopf._core.actions.loggers import LocalObjectLogger
-from kopf._core.actions.progression import HandlerState
 from kopf._core.intents.causes import ResourceCause
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import ResourceHandler
@@ -47,7 +47,7 @@ def describe(error: BaseException) -> str:
     return text if isinstance(error, PermanentError | TemporaryError) else quote_error(error)
 
 
-class Respondent:
+class Responder:
     """Runs handlers for the answers to reviews, with what the operator has for them."""
 
     def __init__(

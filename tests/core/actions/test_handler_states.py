@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 import kopf
 from kopf._cogs.structs.bodies import Body
-from kopf._core.actions import progression
+from kopf._core.actions import handler_states
 from kopf._core.actions.execution import Handler, HandlerChildrenRetry, Outcome
-from kopf._core.actions.progression import HandlerState, State, digest_essence, parse_time
+from kopf._core.actions.handler_states import HandlerState, State, digest_essence, parse_time
 
 NOW = datetime.datetime(2030, 1, 2, 3, 4, 5, 678, tzinfo=datetime.UTC)
 PREFIX = 'kopf.zalando.org'
@@ -456,7 +456,7 @@ def test_digests_are_equal_for_equal_essences_only(one, two):
 )
 def test_times_of_the_future(monkeypatch, stored, seconds, expected):
     setup = Setup('fn', fn=stored.as_record())
-    monkeypatch.setattr(progression, 'get_shift', lambda: datetime.timedelta(seconds=seconds))
+    monkeypatch.setattr(handler_states, 'get_shift', lambda: datetime.timedelta(seconds=seconds))
     setup.restart()
     state = setup.state['fn']
     assert (state.started, state.delayed) == tuple(None if value is None else after(value) for value in expected)

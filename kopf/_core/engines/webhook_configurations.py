@@ -17,7 +17,7 @@ from kopf._cogs.clients import errors
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.structs.references import Resource
 from kopf._cogs.structs.reviews import WebhookClientConfig
-from kopf._core.engines.upkeep import Upkeep, attempt_all
+from kopf._core.engines.webhook_registration import WebhookRegistration, attempt_all
 from kopf._core.intents.callbacks import MetaFilterToken
 from kopf._core.intents.handlers import WebhookHandler, WebhookType
 
@@ -37,7 +37,7 @@ Served = Mapping[WebhookHandler, Collection[Resource]]
 """The handlers and the resources that they are for."""
 
 
-class Configurations(Upkeep):
+class WebhookConfigurations(WebhookRegistration):
     """Keeps the webhook configurations in line with the handlers, their resources, and the address of the server."""
 
     rule = (

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import kopf
 from kopf._cogs.structs.references import Resource
 from kopf._cogs.structs.reviews import time_limit_var
-from kopf._core.engines.conversion import Converter
-from kopf._core.engines.reviewing import ReviewError
+from kopf._core.engines.conversion_reviews import Converter
+from kopf._core.engines.responders import ReviewError
 from kopf._core.intents.contexts import OperatorContext
 
 RESOURCE = Resource('kopf.dev', 'v1', 'kopfexamples', kind='KopfExample', namespaced=True)

@@ -16,8 +16,8 @@ from kopf._cogs.structs.bodies import Body
 from kopf._cogs.structs.diffs import diff
 from kopf._cogs.structs.references import Resource
 from kopf._core.actions.execution import Execution
-from kopf._core.actions.progression import State
-from kopf._core.engines.handling import Step
+from kopf._core.actions.handler_states import State
+from kopf._core.engines.changing import Step
 from kopf._core.intents.causes import ChangingCause, Reason
 from kopf._core.intents.handlers import ChangingHandler
 

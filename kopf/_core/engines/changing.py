@@ -21,9 +21,9 @@ from kopf._core.actions.execution import (
     run_handler,
     utcnow,
 )
+from kopf._core.actions.handler_states import State
 from kopf._core.actions.invocation import read_arguments
 from kopf._core.actions.lifecycles import PLAIN_LIFECYCLES, LifeCycleFn
-from kopf._core.actions.progression import State
 from kopf._core.intents import filters, mistakes
 from kopf._core.intents.causes import ChangingCause, Reason
 from kopf._core.intents.declarations import make_subhandler
@@ -68,7 +68,7 @@ class Step:
         return {**kwargs, 'state': self.state} if 'state' in names else kwargs
 
     async def _run_one(self, handler: ChangingHandler) -> Outcome:
-        children, state = Children(self, handler), self.state[handler.id]
+        children, state = SubHandlers(self, handler), self.state[handler.id]
         token = _children_var.set(children)
         try:
             return await run_handler(handler, self.cause, state, self.rules, after=children.execute_declared)
@@ -79,7 +79,7 @@ class Step:
                 pass
 
 
-class Children:
+class SubHandlers:
     """The sub-handlers of one handler in one run of it."""
 
     def __init__(self, step: Step, parent: ChangingHandler) -> None:
@@ -119,7 +119,7 @@ class Children:
             raise TemporaryError('; '.join(error.explain(handler) for handler, error in failures.items()), backoff)
 
 
-_children_var: ContextVar[Children] = ContextVar('children_var')
+_children_var: ContextVar[SubHandlers] = ContextVar('children_var')
 
 
 def append_subhandler(fn: Callable[..., Any], options: SubHandlerOptions | Mapping[str, Any]) -> None:
@@ -174,7 +174,7 @@ async def execute(
 
 def _make_child(
     fn: Callable[..., Any],
-    children: Children,
+    children: SubHandlers,
     options: SubHandlerOptions | Mapping[str, Any],
 ) -> ChangingHandler:
     handler = make_subhandler(fn, children.parent, options)
@@ -183,7 +183,7 @@ def _make_child(
     return handler
 
 
-def _get_children() -> Children:
+def _get_children() -> SubHandlers:
     try:
         return _children_var.get()
     except LookupError:

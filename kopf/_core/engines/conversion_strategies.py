@@ -15,9 +15,9 @@ from typing import Any
 from kopf._cogs.clients import errors
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.structs.reviews import WebhookClientConfig
-from kopf._core.engines.conversion import ENDPOINT, Convertible, group_by_crd
-from kopf._core.engines.upkeep import Upkeep, attempt_all
-from kopf._core.engines.webhooks import inject_path
+from kopf._core.engines.conversion_reviews import ENDPOINT, Convertible, group_by_crd
+from kopf._core.engines.webhook_configurations import inject_path
+from kopf._core.engines.webhook_registration import WebhookRegistration, attempt_all
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ ATTEMPTS = 5
 NONE: Mapping[str, Any] = {'strategy': 'None'}
 
 
-class Strategies(Upkeep):
+class ConversionStrategies(WebhookRegistration):
     """Keeps the conversion strategies of CRDs in line with the handlers, and with the address of the server."""
 
     rule = "{apiGroups: [apiextensions.k8s.io], resources: [customresourcedefinitions], verbs: [get, patch]}"

@@ -24,7 +24,7 @@ RETRY_DELAYS = (1, 2, 5, 10, 30)
 """The pauses after failures (in seconds); the last one is repeated."""
 
 
-class Upkeep(ABC):
+class WebhookRegistration(ABC):
     """What is written to the cluster so that the API finds the webhook server, and is cleaned up in the end."""
 
     rule: ClassVar[str]

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 import kopf
 from kopf._cogs.structs.references import Resource
-from kopf._core.engines.webhooks import build_webhooks, get_aliases, inject_path, name_endpoints, normalize_name
+from kopf._core.engines.webhook_configurations import (
+    build_webhooks,
+    get_aliases,
+    inject_path,
+    name_endpoints,
+    normalize_name,
+)
 
 RESOURCE = Resource('kopf.dev', 'v1', 'kopfexamples', kind='KopfExample', namespaced=True)
 PODS = Resource('', 'v1', 'pods', kind='Pod', namespaced=True)

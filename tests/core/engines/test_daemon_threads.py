@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from kopf._cogs.configs.configuration import BackgroundSettings
-from kopf._core.engines.threads import DaemonThreads
+from kopf._core.engines.daemon_threads import DaemonThreads
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.references import Resource
 from kopf._cogs.structs.reviews import ConversionRequest, ConversionResponse, Headers, SSLPeer, time_limit_var
 from kopf._core.actions.execution import PermanentError
-from kopf._core.engines.reviewing import Memos, Respondent, ReviewError, describe
+from kopf._core.engines.responders import Memos, Responder, ReviewError, describe
 from kopf._core.intents.causes import ConversionCause
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import ConversionHandler
@@ -78,7 +78,7 @@ class _Review:
         return cls(uid=uid, group=group, version=version, objects=objects)
 
 
-class Converter(Respondent):
+class Converter(Responder):
     """
     Converts objects by asking the handlers; it is what webhook servers call with conversion reviews.
 
