@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from kopf._kits.testing.operators import Operator
+    from kopf._kits.testing.operator_processes import Operator
     from kopf._kits.testing.sandbox import Sandbox
 
 
@@ -71,7 +71,7 @@ def kopf_operator(kopf_sandbox: 'Sandbox') -> 'Iterator[Callable[..., Operator]]
 
     The arguments are those of `kopf run`. Operators that are started without a context end with the test.
     """
-    from kopf._kits.testing.operators import Operator
+    from kopf._kits.testing.operator_processes import Operator
 
     operators = []
 

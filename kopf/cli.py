@@ -26,7 +26,7 @@ import click
 
 from kopf._cogs.aiokits import loops
 from kopf._cogs.aiokits.flags import Flag
-from kopf._cogs.helpers import allocators, loaders, versions
+from kopf._cogs.helpers import loaders, malloc, versions
 from kopf._cogs.helpers.explanations import ExplainedError, name_error
 from kopf._cogs.structs import credentials
 from kopf._core.actions import loggers
@@ -594,5 +594,5 @@ def launch() -> None:
     # of the time of large lists goes into looking for some. But handlers and their libraries do make cycles: so not
     # too rarely either, or they pile up to megabytes, which are never given back to the system.
     gc.set_threshold(10_000, 10, 10)
-    allocators.give_back_large_blocks()
+    malloc.release_large_blocks()
     main(prog_name='kopf')

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kopf._kits.runner import KopfRunner
-    from kopf._kits.testing.operators import Operator, OperatorFailed
+    from kopf._kits.testing.operator_processes import Operator, OperatorFailed
     from kopf._kits.testing.sandbox import AsyncSandbox, Sandbox
     from kopf._kits.testing.serving.faults import Fault, Faults, SeenRequest
     from kopf._kits.testing.serving.snapshots import Snapshot
@@ -40,8 +40,8 @@ _MODULES = {
     'Faults': 'testing.serving.faults',
     'KopfRunner': 'runner',
     'ManifestError': 'testing.wire.manifests',
-    'Operator': 'testing.operators',
-    'OperatorFailed': 'testing.operators',
+    'Operator': 'testing.operator_processes',
+    'OperatorFailed': 'testing.operator_processes',
     'Refusal': 'testing.wire.statuses',
     'Sandbox': 'testing.sandbox',
     'SeenRequest': 'testing.serving.faults',

@@ -19,7 +19,7 @@ import kopf
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.clients.discovery import discover
 from kopf._cogs.clients.errors import APIConflictError, APIError
-from kopf._cogs.configs import conventions, digests
+from kopf._cogs.configs import digests, storage_formats
 from kopf._cogs.structs.bodies import Body
 from kopf._cogs.structs.credentials import Vault
 from kopf._cogs.structs.ids import HandlerId
@@ -41,16 +41,19 @@ def to_upstream(body: Body, prefix: str) -> dict[str, str | None]:
         if name == PACKED or name.startswith(f"{PACKED}-"):
             changes |= {key: None, key.replace(PACKED, STATE): unpack(text, body)}
         elif name == STATE or name.startswith(f"{STATE}-"):
-            stored = conventions.load_json(text)
+            stored = storage_formats.load_json(text)
             revealed = digests.reveal(stored, current_state(body), body)
             if revealed != stored:
                 changes[key] = dump(revealed)
         else:
-            record = conventions.load_json(text)
+            record = storage_formats.load_json(text)
             if isinstance(record, dict) and OURS_ONLY & set(record):
-                changes[key] = conventions.dump_json({k: v for k, v in record.items() if k not in OURS_ONLY})
-    annotations = conventions.get_annotations(body)
-    if changes and conventions.measure_annotations({**annotations, **changes}) > conventions.MAX_ANNOTATIONS_SIZE:
+                changes[key] = storage_formats.dump_json({k: v for k, v in record.items() if k not in OURS_ONLY})
+    annotations = storage_formats.get_annotations(body)
+    if (
+        changes
+        and storage_formats.measure_annotations({**annotations, **changes}) > storage_formats.MAX_ANNOTATIONS_SIZE
+    ):
         raise Stuck(
             "its last handled state does not fit into annotations: with upstream kopf, it is handled as a new "
             "object. Let this operator handle it with StatusDiffBaseStorage or ignored_fields= in both first"
@@ -65,7 +68,7 @@ def from_upstream(body: Body, prefix: str) -> dict[str, str | None]:
     changes: dict[str, str | None] = {}
     for name, key, text in list_annotations(body, prefix):
         if name == STATE or name.startswith(f"{STATE}-"):
-            concealed = dump(digests.conceal(conventions.load_json(text), SECRET_FIELDS, body))
+            concealed = dump(digests.conceal(storage_formats.load_json(text), SECRET_FIELDS, body))
             if concealed != text:
                 changes[key] = concealed
     return changes
@@ -76,7 +79,7 @@ DIRECTIONS = {"to-upstream": to_upstream, "from-upstream": from_upstream}
 
 def list_annotations(body: Body, prefix: str) -> Iterator[tuple[str, str, str]]:
     """Give the names, the keys and the texts of those annotations that operators with this prefix have written."""
-    for key, text in conventions.get_annotations(body).items():
+    for key, text in storage_formats.get_annotations(body).items():
         if key.startswith(f"{prefix}/") and text.startswith(("{", "e")):  # JSON, or compressed
             yield key[len(prefix) + 1 :], key, text
 
@@ -99,7 +102,7 @@ def unpack(text: str, body: Body) -> str:
 
 
 def dump(state: Mapping[str, Any]) -> str:
-    return conventions.dump_json(state) + "\n"
+    return storage_formats.dump_json(state) + "\n"
 
 
 async def list_objects(client: ApiClient, resource: Resource, namespace: str | None) -> AsyncIterator[Body]:
@@ -134,7 +137,7 @@ async def migrate(args: argparse.Namespace) -> int:
 
 async def move(client: ApiClient, resource: Resource, body: Body, args: argparse.Namespace) -> bool:
     """Change the object if it has to be changed; tell if it is, or if there was no need."""
-    who = conventions.describe_object(body)
+    who = storage_formats.describe_object(body)
     try:
         changes = DIRECTIONS[args.direction](body, args.prefix)
         if changes and not args.dry_run:

@@ -13,7 +13,7 @@ import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from kopf._cogs.clients import connections, pools
+from kopf._cogs.clients import connection_pools, connections
 
 
 @dataclasses.dataclass
@@ -91,9 +91,9 @@ class HostileServer:
     """The server; use `open`."""
 
     def __init__(self, url: str, ca: bytes) -> None:
-        parts, host, port = pools.split_url(url)
+        parts, host, port = connection_pools.split_url(url)
         context = ssl.create_default_context(cadata=ca.decode())
-        self._pool = pools.Pool(pools.Origin(host, port, context, host), keepalive=60)
+        self._pool = connection_pools.Pool(connection_pools.Origin(host, port, context, host), keepalive=60)
         self._netloc = parts.netloc
         self._rules: list[Rule] = []
         self._tasks: set[asyncio.Task[None]] = set()

@@ -9,12 +9,12 @@ import time
 import pytest
 
 import kopf
-from kopf._cogs.aiokits import pulses
+from kopf._cogs.aiokits import loop_monitors
 
 
 @pytest.fixture(autouse=True)
 def limits(world, monkeypatch):
-    monkeypatch.setattr(pulses, 'INTERVAL', 0.05)
+    monkeypatch.setattr(loop_monitors, 'INTERVAL', 0.05)
     world.settings.execution.blocking_limit = 0.15
 
 

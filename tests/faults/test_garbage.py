@@ -10,7 +10,7 @@ import weakref
 import pytest
 
 import kopf
-from kopf._cogs.clients.pools import Pool
+from kopf._cogs.clients.connection_pools import Pool
 from kopf._cogs.clients.sessions import DirectSession
 from kopf._core.reactor import orchestration, watches
 

@@ -8,7 +8,7 @@ import random
 import pytest
 
 import kopf
-from kopf._cogs.configs import conventions, digests
+from kopf._cogs.configs import digests, storage_formats
 
 LAST_HANDLED = 'kopf.zalando.org/last-handled-configuration'
 PACKED = f'{LAST_HANDLED}-packed'
@@ -86,7 +86,7 @@ async def test_a_big_object_that_can_not_be_compressed_is_handled_and_its_change
 async def test_the_progress_of_handlers_has_place_beside_a_big_object(world):
     world.declare(kopf.on.create, 'create')
     world.declare(kopf.on.update, 'update', does=[kopf.TemporaryError('x' * 1_000_000, delay=0.01)] * 3)
-    size = conventions.MAX_ANNOTATIONS_SIZE - 1024  # it would fit, but nothing else
+    size = storage_formats.MAX_ANNOTATIONS_SIZE - 1024  # it would fit, but nothing else
     async with world.operator():
         await world.create(spec={'big': noise(size)[:size], 'field': 'v1'})
         await stored(world, PACKED)
@@ -104,7 +104,7 @@ async def test_an_object_with_no_place_at_all_waits_without_a_loop_until_there_i
     world.declare(kopf.on.create, 'create')
     world.declare(kopf.on.update, 'update')
     async with world.operator():
-        await world.create(annotations={'example.com/all': 'x' * (conventions.MAX_ANNOTATIONS_SIZE - 17)})
+        await world.create(annotations={'example.com/all': 'x' * (storage_formats.MAX_ANNOTATIONS_SIZE - 17)})
         await world.until_logged('Throttling for 100 seconds')
         assert len(world.patches()) == 4
         await world.settled()  # others go on

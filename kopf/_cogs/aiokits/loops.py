@@ -31,7 +31,7 @@ def finishing(loop: asyncio.AbstractEventLoop, *, timeout: float = 5.0) -> Itera
         loop: the new event loop.
         timeout: how long to wait for the remaining tasks after their cancellation (in seconds).
     """
-    from kopf._cogs.aiokits.pools import DaemonicThreadPool
+    from kopf._cogs.aiokits.thread_pools import DaemonicThreadPool
 
     loop.set_default_executor(DaemonicThreadPool())  # hung threads of users must not keep the process alive either
     try:

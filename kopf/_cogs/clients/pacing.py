@@ -15,7 +15,7 @@ import contextvars
 import logging
 from collections.abc import Callable
 
-from kopf._cogs.aiokits.lanes import Lanes
+from kopf._cogs.aiokits.priority_queues import FairPriorityQueue
 from kopf._cogs.clients import errors
 from kopf._cogs.configs.configuration import OperatorSettings
 
@@ -30,10 +30,10 @@ MIN_PAUSE = 0.001
 
 class Pressure:
     """
-    A group of background requests: the number of those queued at all gates.
+    The number of background requests of one origin that are queued at all gates.
 
     Args:
-        relieved: is called each time when there is one less.
+        relieved: called each time when one of them leaves the queue.
     """
 
     __slots__ = ('_relieved', 'size')
@@ -89,7 +89,7 @@ class Gate:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self._count = 0  # in flight
-        self._waiting: Lanes[asyncio.Future[None], None] = Lanes()
+        self._waiting: FairPriorityQueue[asyncio.Future[None], None] = FairPriorityQueue()
         self._tokens = float(settings.networking.requests_burst)
         self._updated = self._loop.time()
         self._held_until = 0.0

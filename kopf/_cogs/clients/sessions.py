@@ -154,15 +154,15 @@ def _identify(info: credentials.ConnectionInfo) -> Mapping[str, str]:
 
 
 class DirectSession(Session):
-    """A session over the connections of `pools`: the usual one."""
+    """A session over the connections of `connection_pools`: the usual one."""
 
     def __init__(self, key: credentials.VaultKey, info: credentials.ConnectionInfo) -> None:
-        from kopf._cogs.clients import pools
+        from kopf._cogs.clients import connection_pools
 
         super().__init__(key, info)
         if not self.server.isascii() or not self.server.isprintable() or ' ' in self.server:
             raise ValueError("only ASCII characters without spaces are possible in the address")
-        parts, host, port = pools.split_url(self.server)
+        parts, host, port = connection_pools.split_url(self.server)
         self._prefix = parts.path
         self._host = parts.netloc
         self._headers = Headers(info)
@@ -170,7 +170,7 @@ class DirectSession(Session):
         self._version = self._headers.version
         context = info.as_ssl_context() if parts.scheme == 'https' else None
         hostname = (info.tls_server_name or host).rstrip('.') if context is not None else None
-        self._pool = pools.Pool(pools.Origin(host, port, context, hostname), keepalive=KEEPALIVE)
+        self._pool = connection_pools.Pool(connection_pools.Origin(host, port, context, hostname), keepalive=KEEPALIVE)
 
     async def close(self) -> None:
         self._pool.close()

@@ -14,7 +14,8 @@ import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, get_args, overload
 
-from kopf._cogs.configs import diffbase, progress, selectors
+from kopf._cogs.configs import diffbase, progress
+from kopf._cogs.configs.selector_mappings import SelectorMapping
 from kopf._cogs.structs import reviews
 
 logger = logging.getLogger(__name__)
@@ -184,13 +185,13 @@ class WatchingSettings(_Group):
     streaming_lists: bool = True
     """Whether the initial lists are requested as streams if the server supports that; otherwise in chunks."""
 
-    label_selectors: selectors.SelectorMapping[str] = dataclasses.field(default_factory=selectors.SelectorMapping)
+    label_selectors: SelectorMapping[str] = dataclasses.field(default_factory=SelectorMapping)
     """The label selectors by resources (``app=x,env!=y``): the servers send only the matching objects."""
 
-    field_selectors: selectors.SelectorMapping[str] = dataclasses.field(default_factory=selectors.SelectorMapping)
+    field_selectors: SelectorMapping[str] = dataclasses.field(default_factory=SelectorMapping)
     """The field selectors by resources (``metadata.name=x``): the servers send only the matching objects."""
 
-    shard_selectors: selectors.SelectorMapping[str] = dataclasses.field(default_factory=selectors.SelectorMapping)
+    shard_selectors: SelectorMapping[str] = dataclasses.field(default_factory=SelectorMapping)
     """The shard selectors by resources: the servers send only the objects of this shard."""
 
 
@@ -279,7 +280,7 @@ class _Executor:
             return None  # the default value for the constructor
         executor: concurrent.futures.Executor | None = instance.__dict__['_executor']
         if executor is None:
-            from kopf._cogs.aiokits.pools import DaemonicThreadPool
+            from kopf._cogs.aiokits.thread_pools import DaemonicThreadPool
 
             executor = DaemonicThreadPool(max_workers=instance.max_workers, on_full=_notice_waiting)
             instance.__dict__['_executor'] = executor

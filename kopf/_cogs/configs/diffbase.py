@@ -13,7 +13,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar, Final, cast
 
-from kopf._cogs.configs import conventions, digests
+from kopf._cogs.configs import digests, storage_formats
 from kopf._cogs.structs import bodies, dicts, patches
 
 _INESSENTIAL: Final = frozenset({'apiVersion', 'kind', 'metadata', 'status'})
@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 
 
 class DiffBaseStorage(
-    conventions.StorageKeyMarkingConvention,
-    conventions.StorageStanzaCleaner,
+    storage_formats.StorageKeyMarkingConvention,
+    storage_formats.StorageStanzaCleaner,
     metaclass=abc.ABCMeta,
 ):
     """
@@ -102,11 +102,11 @@ class DiffBaseStorage(
         for field in extra_fields or ():
             essence = _add_field(essence, body, dicts.parse_field(field))
         for field in self.ignored_fields:
-            essence = conventions.without(essence, dicts.parse_field(field))
-        return conventions.clear_empty_stanzas(cast(bodies.BodyEssence, essence))
+            essence = storage_formats.without(essence, dicts.parse_field(field))
+        return storage_formats.clear_empty_stanzas(cast(bodies.BodyEssence, essence))
 
     def _filter_annotations(self, annotations: Mapping[str, str]) -> Mapping[str, str]:
-        kept = {key: value for key, value in annotations.items() if not conventions.is_foreign(key)}
+        kept = {key: value for key, value in annotations.items() if not storage_formats.is_foreign(key)}
         if kept and (marked := self._detect_marked_prefixes(kept)):
             prefixes = tuple(f'{prefix}/' for prefix in marked)
             kept = {key: value for key, value in kept.items() if not key.startswith(prefixes)}
@@ -131,7 +131,7 @@ class DiffBaseStorage(
         raise NotImplementedError
 
 
-class AnnotationsDiffBaseStorage(conventions.StorageKeyFormingConvention, DiffBaseStorage):
+class AnnotationsDiffBaseStorage(storage_formats.StorageKeyFormingConvention, DiffBaseStorage):
     """
     A storage in an annotation, as JSON.
 
@@ -162,15 +162,15 @@ class AnnotationsDiffBaseStorage(conventions.StorageKeyFormingConvention, DiffBa
 
     def _pick(self, body: bodies.Body, extra_fields: Iterable[dicts.FieldSpec] | None) -> bodies.BodyEssence:
         essence = super()._pick(body, extra_fields)
-        annotations = conventions.get_annotations(essence)
+        annotations = storage_formats.get_annotations(essence)
         if annotations:
             for full_key in (*self.make_keys(self.key, body=body), self._make_packed_key(body)):
                 if full_key in annotations:
-                    essence = conventions.clear_field(essence, ('metadata', 'annotations', full_key))
+                    essence = storage_formats.clear_field(essence, ('metadata', 'annotations', full_key))
         return essence
 
     def fetch(self, *, body: bodies.Body) -> bodies.BodyEssence | None:
-        annotations = conventions.get_annotations(body)
+        annotations = storage_formats.get_annotations(body)
         if not annotations:
             return None
         for full_key in self.make_keys(self.key, body=body):
@@ -184,22 +184,24 @@ class AnnotationsDiffBaseStorage(conventions.StorageKeyFormingConvention, DiffBa
         return None if text is None else _unpack_essence(text, body, f"the annotation {packed_key!r}")
 
     def matches(self, *, body: bodies.Body, essence: bodies.BodyEssence) -> bool:
-        annotations = conventions.get_annotations(body)
+        annotations = storage_formats.get_annotations(body)
         for full_key in self.make_keys(self.key, body=body):
             text = annotations.get(full_key)
             if text is not None:
-                return conventions.is_same_json(text, essence)
+                return storage_formats.is_same_json(text, essence)
         return False
 
     def store(self, *, body: bodies.Body, patch: patches.Patch, essence: bodies.BodyEssence) -> None:
-        text = conventions.dump_json(essence) + '\n'  # with a newline, kubectl shows it better readable in YAML
+        text = storage_formats.dump_json(essence) + '\n'  # with a newline, kubectl shows it better readable in YAML
         full_keys, packed_key = self.make_keys(self.key, body=body), self._make_packed_key(body)
-        annotations = conventions.get_annotations(body)
-        changes = conventions.get_annotations(patch)
+        annotations = storage_formats.get_annotations(body)
+        changes = storage_formats.get_annotations(patch)
         room = (
-            conventions.MAX_ANNOTATIONS_SIZE
+            storage_formats.MAX_ANNOTATIONS_SIZE
             - _RESERVE
-            - conventions.measure_annotations({**annotations, **changes, **dict.fromkeys(full_keys), packed_key: None})
+            - storage_formats.measure_annotations(
+                {**annotations, **changes, **dict.fromkeys(full_keys), packed_key: None}
+            )
         )
         values: dict[str, str | None] = dict.fromkeys(full_keys, text)
         if sum(len(full_key) + len(text) for full_key in full_keys) > room:
@@ -217,10 +219,10 @@ class AnnotationsDiffBaseStorage(conventions.StorageKeyFormingConvention, DiffBa
     def _pack(self, text: str, essence: bodies.BodyEssence, room: int, body: bodies.Body) -> str:
         packed = digests.pack(text)
         if len(packed) <= room:
-            _warn_of_size(conventions.describe_object(body), "it is stored compressed")
+            _warn_of_size(storage_formats.describe_object(body), "it is stored compressed")
             return packed
         _warn_of_size(
-            conventions.describe_object(body),
+            storage_formats.describe_object(body),
             "digests are stored in place of its long values, and handlers will see them as old values",
         )
         return digests.shorten(essence, room, body)
@@ -259,17 +261,17 @@ class StatusDiffBaseStorage(DiffBaseStorage):
 
     @field.setter
     def field(self, field: dicts.FieldSpec) -> None:
-        self._field = conventions.parse_template(field, name=self._name)
+        self._field = storage_formats.parse_template(field, name=self._name)
 
     def _pick(self, body: bodies.Body, extra_fields: Iterable[dicts.FieldSpec] | None) -> bodies.BodyEssence:
-        return conventions.clear_field(super()._pick(body, extra_fields), self._field)
+        return storage_formats.clear_field(super()._pick(body, extra_fields), self._field)
 
     def fetch(self, *, body: bodies.Body) -> bodies.BodyEssence | None:
         text = dicts.resolve(body, self._field, None)
         return None if text is None else _parse_essence(text, body, f"the field {'.'.join(self._field)!r}")
 
     def store(self, *, body: bodies.Body, patch: patches.Patch, essence: bodies.BodyEssence) -> None:
-        dicts.ensure(patch, self._field, conventions.dump_json(essence))
+        dicts.ensure(patch, self._field, storage_formats.dump_json(essence))
 
 
 class MultiDiffBaseStorage(DiffBaseStorage):
@@ -326,7 +328,7 @@ def _unpack_essence(text: Any, body: bodies.Body, where: str) -> bodies.BodyEsse
     try:
         return _parse_essence(digests.unpack(text), body, where)
     except (ValueError, TypeError) as e:
-        conventions.warn_of_broken(body, where, str(e))
+        storage_formats.warn_of_broken(body, where, str(e))
         return None
 
 
@@ -334,7 +336,7 @@ def _unpack_essence(text: Any, body: bodies.Body, where: str) -> bodies.BodyEsse
 def _warn_of_size(who: str, what: str) -> None:
     logger.warning(
         f"The last-handled configuration of {who} does not fit into its annotations, which are limited "
-        f"to {conventions.MAX_ANNOTATIONS_SIZE} bytes together: {what}. To store it in full, "
+        f"to {storage_formats.MAX_ANNOTATIONS_SIZE} bytes together: {what}. To store it in full, "
         f"use another settings.persistence.diffbase_storage, e.g. kopf.StatusDiffBaseStorage; "
         f"or leave fields out by its ignored_fields=."
     )
@@ -342,11 +344,11 @@ def _warn_of_size(who: str, what: str) -> None:
 
 def _parse_essence(text: Any, body: bodies.Body, where: str) -> bodies.BodyEssence | None:
     try:
-        essence = conventions.load_json(text)
+        essence = storage_formats.load_json(text)
     except (ValueError, TypeError) as e:
-        conventions.warn_of_broken(body, where, f"not JSON: {e}")
+        storage_formats.warn_of_broken(body, where, f"not JSON: {e}")
         return None
     if essence is not None and not isinstance(essence, dict):
-        conventions.warn_of_broken(body, where, f"not an object: {essence!r:.100}")
+        storage_formats.warn_of_broken(body, where, f"not an object: {essence!r:.100}")
         return None
     return cast(bodies.BodyEssence | None, essence)

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Collection, Mapping
 from typing import Any, Final, cast
 
-from kopf._cogs.configs import conventions
+from kopf._cogs.configs import storage_formats
 from kopf._cogs.structs import bodies
 
 PREFIX: Final = 'digest:'
@@ -71,7 +71,7 @@ def shorten(essence: bodies.BodyEssence, room: int, body: bodies.Body) -> str:
     """Return JSON of the essence that fits into the room (in characters), with digests of as few values as possible."""
     salt, text = _get_salt(body), ''
     for depth in range(_DEPTH, 0, -1):
-        text = conventions.dump_json(_cut(essence, depth, salt))
+        text = storage_formats.dump_json(_cut(essence, depth, salt))
         if len(text) <= room:
             break
     return text
@@ -80,7 +80,7 @@ def shorten(essence: bodies.BodyEssence, room: int, body: bodies.Body) -> str:
 def _cut(value: Any, depth: int, salt: str) -> Any:
     if isinstance(value, Mapping) and depth > 0:
         return {key: _cut(child, depth - 1, salt) for key, child in value.items()}
-    if not isinstance(value, (Mapping, list, str)) or len(conventions.dump_json(value)) <= _WORTH:
+    if not isinstance(value, (Mapping, list, str)) or len(storage_formats.dump_json(value)) <= _WORTH:
         return value
     return _digest(value, salt)
 

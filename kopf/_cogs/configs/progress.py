@@ -11,7 +11,7 @@ import datetime
 from collections.abc import Collection, Mapping
 from typing import Any, Final, TypedDict, cast
 
-from kopf._cogs.configs import conventions
+from kopf._cogs.configs import storage_formats
 from kopf._cogs.structs import bodies, dicts, ids, patches
 
 
@@ -67,7 +67,7 @@ _TYPES: Final[Mapping[str, type]] = {
 _TIMES: Final = frozenset({'started', 'stopped', 'delayed'})
 
 
-class ProgressStorage(conventions.StorageStanzaCleaner, metaclass=abc.ABCMeta):
+class ProgressStorage(storage_formats.StorageStanzaCleaner, metaclass=abc.ABCMeta):
     """
     A base class for all storages of progress.
 
@@ -102,8 +102,8 @@ class ProgressStorage(conventions.StorageStanzaCleaner, metaclass=abc.ABCMeta):
 
 
 class AnnotationsProgressStorage(
-    conventions.StorageKeyFormingConvention,
-    conventions.StorageKeyMarkingConvention,
+    storage_formats.StorageKeyFormingConvention,
+    storage_formats.StorageKeyMarkingConvention,
     ProgressStorage,
 ):
     """
@@ -132,16 +132,16 @@ class AnnotationsProgressStorage(
         self.touch_key = touch_key
 
     def fetch(self, *, key: ids.HandlerId, body: bodies.Body) -> ProgressRecord | None:
-        annotations = conventions.get_annotations(body)
+        annotations = storage_formats.get_annotations(body)
         if not annotations:
             return None
         for full_key in self.make_keys(key, body=body):
             text = annotations.get(full_key)
             if text is not None:
                 try:
-                    value = conventions.load_json(text)
+                    value = storage_formats.load_json(text)
                 except (ValueError, TypeError) as e:
-                    conventions.warn_of_broken(body, f"the annotation {full_key!r}", f"not JSON: {e}")
+                    storage_formats.warn_of_broken(body, f"the annotation {full_key!r}", f"not JSON: {e}")
                     continue
                 record = _check_record(value, body, f"the annotation {full_key!r}")
                 if record is not None:
@@ -150,32 +150,32 @@ class AnnotationsProgressStorage(
 
     def store(self, *, key: ids.HandlerId, record: ProgressRecord, body: bodies.Body, patch: patches.Patch) -> None:
         values = {name: value for name, value in record.items() if value is not None or self.verbose}
-        text = conventions.dump_json(values)
+        text = storage_formats.dump_json(values)
         for full_key in self.make_keys(key, body=body):
             dicts.ensure(patch, ('metadata', 'annotations', full_key), text)
         self._store_marker(prefix=self.prefix, patch=patch, body=body)
 
     def purge(self, *, key: ids.HandlerId, body: bodies.Body, patch: patches.Patch) -> None:
-        annotations = conventions.get_annotations(body)
+        annotations = storage_formats.get_annotations(body)
         for full_key in self.make_keys(key, body=body):
             _purge_field(patch, ('metadata', 'annotations', full_key), is_present=full_key in annotations)
 
     def touch(self, *, body: bodies.Body, patch: patches.Patch, value: str | None) -> None:
-        annotations = conventions.get_annotations(body)
+        annotations = storage_formats.get_annotations(body)
         for full_key in self.make_keys(self.touch_key, body=body):
             if annotations.get(full_key) != value:
                 dicts.ensure(patch, ('metadata', 'annotations', full_key), value)
                 self._store_marker(prefix=self.prefix, patch=patch, body=body)
 
     def clear(self, *, essence: bodies.BodyEssence) -> bodies.BodyEssence:
-        annotations = conventions.get_annotations(essence)
+        annotations = storage_formats.get_annotations(essence)
         if not annotations:
-            return conventions.clear_empty_stanzas(essence)
+            return storage_formats.clear_empty_stanzas(essence)
         prefix = f'{self.prefix}/'
         kept = {key: value for key, value in annotations.items() if not key.startswith(prefix)}
         if len(kept) < len(annotations):
             essence = {**essence, 'metadata': {**essence['metadata'], 'annotations': kept}}
-        return conventions.clear_empty_stanzas(essence)
+        return storage_formats.clear_empty_stanzas(essence)
 
 
 class StatusProgressStorage(ProgressStorage):
@@ -209,7 +209,7 @@ class StatusProgressStorage(ProgressStorage):
 
     @field.setter
     def field(self, field: dicts.FieldSpec) -> None:
-        self._field = conventions.parse_template(field, name=self._name)
+        self._field = storage_formats.parse_template(field, name=self._name)
 
     @property
     def touch_field(self) -> dicts.FieldPath:
@@ -218,7 +218,7 @@ class StatusProgressStorage(ProgressStorage):
 
     @touch_field.setter
     def touch_field(self, field: dicts.FieldSpec) -> None:
-        self._touch_field = conventions.parse_template(field, name=self._name)
+        self._touch_field = storage_formats.parse_template(field, name=self._name)
 
     def fetch(self, *, key: ids.HandlerId, body: bodies.Body) -> ProgressRecord | None:
         value = dicts.resolve(body, (*self._field, key), None)
@@ -241,7 +241,7 @@ class StatusProgressStorage(ProgressStorage):
             dicts.ensure(patch, self._touch_field, value)
 
     def clear(self, *, essence: bodies.BodyEssence) -> bodies.BodyEssence:
-        return conventions.clear_empty_stanzas(conventions.clear_field(essence, self._field))
+        return storage_formats.clear_empty_stanzas(storage_formats.clear_field(essence, self._field))
 
 
 class MultiProgressStorage(ProgressStorage):
@@ -355,15 +355,15 @@ def _check_record(value: Any, body: bodies.Body, where: str) -> ProgressRecord |
     if value is None:
         return None
     if not isinstance(value, Mapping):
-        conventions.warn_of_broken(body, where, f"not an object: {value!r:.100}")
+        storage_formats.warn_of_broken(body, where, f"not an object: {value!r:.100}")
         return None
     for name, expected in _TYPES.items():
         field = value.get(name)
         if field is not None and (type(field) is not expected or (name in _TIMES and not _is_time(str(field)))):
-            conventions.warn_of_broken(body, where, f"{name} is {field!r:.100}")
+            storage_formats.warn_of_broken(body, where, f"{name} is {field!r:.100}")
             return None
     if not all(type(subref) is str for subref in value.get('subrefs') or ()):
-        conventions.warn_of_broken(body, where, f"subrefs are {value['subrefs']!r:.100}")
+        storage_formats.warn_of_broken(body, where, f"subrefs are {value['subrefs']!r:.100}")
         return None
     return cast(ProgressRecord, value)
 

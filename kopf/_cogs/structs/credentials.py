@@ -276,11 +276,6 @@ class Vault:
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self._current!r}>"
 
-    def is_empty(self) -> bool:
-        """Check whether the next `select` has to log in."""
-        self._drop_expired()
-        return not self._best
-
     @property
     def failing_for(self) -> float:
         """The time (in seconds) for which the logins have been failing."""

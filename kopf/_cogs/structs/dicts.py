@@ -4,7 +4,7 @@ Nested dictionaries: access to their fields by paths, and live views of their pa
 Kubernetes objects are plain dicts, and they stay so here. Why not copy them or wrap them in models? It would cost more
 than the rest of the processing of an event. Instead, a view stores the root and a path, and resolves it on every use.
 The root is in a one-item list (a cell), which all views of one root share. When the root is replaced, all of them show
-the new one, and the views do not refer to each other in cycles. See `stashes` for other types of cells.
+the new one, and the views do not refer to each other in cycles. See `packed_objects` for other types of cells.
 """
 
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, MutableMapping, ValuesView

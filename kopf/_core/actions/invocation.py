@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Executor
 from typing import Any, NamedTuple
 
-from kopf._cogs.aiokits.pulses import rouse
+from kopf._cogs.aiokits.loop_monitors import rouse
 
 
 @contextlib.contextmanager

@@ -114,11 +114,11 @@ def _reported_if_slow(handler: ActivityHandler, cause: ActivityCause) -> Iterato
         yield
         return
     text = f"{handler} ({mistakes.locate(handler.fn)}) still runs after {PATIENCE:g} seconds. {effect}"
-    alarm = asyncio.get_running_loop().call_later(PATIENCE, cause.logger.warning, "%s", text)
+    timer = asyncio.get_running_loop().call_later(PATIENCE, cause.logger.warning, "%s", text)
     try:
         yield
     finally:
-        alarm.cancel()
+        timer.cancel()
 
 
 def make_rules(settings: OperatorSettings, activity: Activity) -> Execution:

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 from kopf._cogs.clients.api import encode
 from kopf._cogs.structs.bodies import Body, RawBody
+from kopf._cogs.structs.body_guards import BodyGuard
 from kopf._cogs.structs.credentials import Vault
 from kopf._cogs.structs.diffs import diff
 from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.references import Resource
 from kopf._cogs.structs.reviews import Headers, Request, Response, ResponsePayload, SSLPeer, time_limit_var
-from kopf._cogs.structs.seals import Seal
 from kopf._core.actions.execution import HandlerTimeoutError, PermanentError, TemporaryError
 from kopf._core.engines.responders import Memos, Responder, ReviewError, describe
 from kopf._core.engines.webhook_configurations import Served, get_aliases, name_endpoints
@@ -269,7 +269,7 @@ class AdmissionReviewer(Responder):
             return
         verdict.strict = verdict.strict or not handler.ignore_failures
         before = Patch(copy.deepcopy(dict(cause.patch)), fns=cause.patch.fns) if handler.ignore_failures else None
-        seal = Seal(cast(RawBody, cause.body._data())) if handler.type is WebhookType.MUTATING else None
+        guard = BodyGuard(cast(RawBody, cause.body._data())) if handler.type is WebhookType.MUTATING else None
         timeout = asyncio.timeout_at(deadline)
         was_patched = bool(cause.patch)
         failure: BaseException | None
@@ -284,9 +284,9 @@ class AdmissionReviewer(Responder):
                 raise
             failure = HandlerTimeoutError(f"{handler} has not answered within {limit:g} seconds.")
             cause.logger.error("%s", failure)
-        if seal is not None and seal.is_broken:  # the patch is to be compared with what the API has
-            cause.logger.warning("%s: %s", handler, seal.explain())
-            cause.body._replace_with(seal.original)
+        if guard is not None and guard.is_changed:  # the patch is to be compared with what the API has
+            cause.logger.warning("%s: %s", handler, guard.explain())
+            cause.body._replace_with(guard.original)
         verdict.mutating = verdict.mutating or handler.type is WebhookType.MUTATING
         if failure is not None:
             verdict.blame(handler, failure, cause)

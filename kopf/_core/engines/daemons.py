@@ -2,7 +2,7 @@
 Daemons and timers: the life of one handler with one object, from its start to its end.
 
 A daemon that runs is one task, and nothing besides: no watcher, no queue, no event. What waits for its time (a timer
-between its runs, a daemon before a retry) is not even a task, but one entry among the alarms of all of them; the stages
+between its runs, a daemon before a retry) is not even a task, but one entry among the coalesced timers; the stages
 of stopping are timers. Nobody polls: whoever ends says so, and the object goes on at once.
 
 Specified in the documentation's "Daemons" and "Timers".
@@ -15,9 +15,9 @@ import warnings
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
-from kopf._cogs.aiokits.alarms import Alarm
+from kopf._cogs.aiokits.awaitable_flags import AsyncFlagWaiter, ReasonedFlag, SyncFlagWaiter
+from kopf._cogs.aiokits.coalesced_timers import CoalescedTimer
 from kopf._cogs.aiokits.delays import Delays
-from kopf._cogs.aiokits.waiters import AsyncFlagWaiter, ReasonedFlag, SyncFlagWaiter
 from kopf._cogs.clients import patching
 from kopf._cogs.clients.errors import APIConnectionError, APIServerError, APITooManyRequestsError
 from kopf._cogs.structs.credentials import LoginError
@@ -52,7 +52,7 @@ class Daemon:
     """One handler, a daemon or a timer, with one object."""
 
     __slots__ = (
-        '_alarm',
+        '_timer_handle',
         '_base',
         '_due',
         '_has_thread',
@@ -68,14 +68,14 @@ class Daemon:
     def __init__(self, handler: SpawningHandler, owner: 'ObjectDaemons') -> None:
         self.handler = handler
         self.owner = owner
-        self.stopper: ReasonedFlag[DaemonStoppingReason] = ReasonedFlag(owner.spawner.background.alarms)
+        self.stopper: ReasonedFlag[DaemonStoppingReason] = ReasonedFlag(owner.spawner.background.coalesced_timers)
         self.abandoned = False
         """It was not waited for any longer, and it may run."""
         self.state: HandlerState | None = None
         """The progress of the current attempts; ``None`` before the first one."""
         self.task: asyncio.Task[None] | None = None
         """What runs the function, while it runs."""
-        self._alarm: Alarm | asyncio.TimerHandle | None = None
+        self._timer_handle: CoalescedTimer | asyncio.TimerHandle | None = None
         self._due = self._base = 0.0
         self._has_thread = isinstance(handler, DaemonHandler) and not handler.asynchronous
         self._sending = False
@@ -103,10 +103,10 @@ class Daemon:
         if at <= loop.time() + TIMER_RESOLUTION:
             self._begin()
         else:
-            self._alarm = self.owner.spawner.background.alarms.set(at, self._wake_up)
+            self._timer_handle = self.owner.spawner.background.coalesced_timers.set(at, self._wake_up)
 
     def _wake_up(self) -> None:
-        self._alarm = None
+        self._timer_handle = None
         self._schedule(self._due)  # the object could have changed meanwhile
 
     def _begin(self) -> None:
@@ -119,7 +119,9 @@ class Daemon:
         if self.stopper.is_set():
             return False  # it was stopped while it was waiting for a thread
         if self.owner.spawner.background.halted:
-            self._alarm = self.owner.spawner.background.alarms.set(self._now() + HALTED_DELAY, self._wake_up)
+            self._timer_handle = self.owner.spawner.background.coalesced_timers.set(
+                self._now() + HALTED_DELAY, self._wake_up
+            )
             return False  # it is stopped soon
         self.task = asyncio.get_running_loop().create_task(
             self._run(), context=self.owner.spawner.background.context.copy()
@@ -156,7 +158,7 @@ class Daemon:
 
     def _look(self) -> tuple[str | bytes | None, str | None]:
         """Give the text of the object and its version, to notice what is changed in place; daemons run for too long."""
-        return self.owner.stash.text if isinstance(self.handler, TimerHandler) else None, self.owner.version
+        return self.owner.packed.text if isinstance(self.handler, TimerHandler) else None, self.owner.version
 
     def _call(self, patch: Patch) -> Coroutine[Any, Any, Outcome]:
         """Run the function once."""
@@ -272,7 +274,7 @@ class Daemon:
             self.stopper.set(DaemonStoppingReason.DAEMON_SIGNALLED)
             self.owner.logger.debug("%s is signalled to exit gracefully.", self.handler)
         # Even without a back-off, those that only wait for the flag end in the meantime.
-        self._set_alarm(backoff, self._begin_waiting if timeout is None else self._force)
+        self._set_timer(backoff, self._begin_waiting if timeout is None else self._force)
 
     def _get_limits(self) -> tuple[float, float | None]:
         """For how long to wait for it to end by itself, and then by force; ``None`` is to use no force."""
@@ -293,11 +295,11 @@ class Daemon:
         self.owner.logger.debug("%s is signalled to exit by force.", self.handler)
         if self.task is not None and self.handler.asynchronous and not self._sending:
             self.task.cancel()  # but not its last patch, for which the function has ended in time
-        self._set_alarm(self._get_limits()[1] or 0, self._abandon)
+        self._set_timer(self._get_limits()[1] or 0, self._abandon)
 
     def _begin_waiting(self) -> None:
         delay = self._report_waiting()
-        self._set_alarm(min(PATIENCE, delay), self._warn)
+        self._set_timer(min(PATIENCE, delay), self._warn)
 
     def _warn(self) -> None:
         """Say once, while the user still looks at an object that is not deleted, what it waits for."""
@@ -307,11 +309,11 @@ class Daemon:
             self.handler,
             self._get_remedy(),
         )
-        self._set_alarm(max(0.0, self._get_polling_interval() - PATIENCE), self._remind)
+        self._set_timer(max(0.0, self._get_polling_interval() - PATIENCE), self._remind)
 
     def _remind(self) -> None:
         delay = self._report_waiting()
-        self._set_alarm(delay, self._remind)
+        self._set_timer(delay, self._remind)
 
     def _report_waiting(self) -> float:
         delay = self._get_polling_interval()
@@ -339,9 +341,9 @@ class Daemon:
         return "Let its loop end when `stopped` is set: while not stopped: ...; stopped.wait(10)"
 
     def _finish(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
+        if self._timer_handle is not None:
+            self._timer_handle.cancel()
+            self._timer_handle = None
         for_good = not self.stopper.is_set()
         if for_good:
             self.stopper.set(DaemonStoppingReason.DONE)
@@ -353,10 +355,10 @@ class Daemon:
         self.owner.spawner.background.discard(self)
         self.owner.remove(self, for_good=for_good)
 
-    def _set_alarm(self, delay: float, callback: Any) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._alarm = asyncio.get_running_loop().call_later(delay, callback)
+    def _set_timer(self, delay: float, callback: Any) -> None:
+        if self._timer_handle is not None:
+            self._timer_handle.cancel()
+        self._timer_handle = asyncio.get_running_loop().call_later(delay, callback)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -100,7 +100,7 @@ class PeeringMember:
         self._reason: object = None
         self._verdict = (False, False, False)  # what was told last: if it is known, if to pause, if joined
         self._nudge = asyncio.Event()
-        self._alarm: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def mandatory(self) -> bool:
@@ -208,15 +208,15 @@ class PeeringMember:
 
     # What follows.
 
-    def _set_alarm(self, now: float) -> None:
+    def _set_timer(self, now: float) -> None:
         """See to it that the next end of a lifetime is not missed."""
-        if self._alarm is not None:
-            self._alarm.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         ends = [sighting.until for sighting in self._sightings.values()]
         if self._expiry is not None:
             ends.append(self._expiry)
         end = min((end for end in ends if (self._present or self._ending) and end > now), default=None)
-        self._alarm = (
+        self._timer = (
             None if end is None else asyncio.get_running_loop().call_at(end - get_suspended_time(), self._note_end, end)
         )
 
@@ -241,7 +241,7 @@ class PeeringMember:
         if self.known:
             self._judge()
         else:
-            self._set_alarm(read_time())
+            self._set_timer(read_time())
         self._nudge.set()
 
     def _judge(self) -> None:
@@ -264,7 +264,7 @@ class PeeringMember:
         else:
             self._conclude(False, None)
         self.known = True
-        self._set_alarm(now)
+        self._set_timer(now)
         verdict = (self.known, self.paused, self.joined)
         if verdict != self._verdict:
             self._verdict = verdict
@@ -312,8 +312,8 @@ class PeeringMember:
                         continue
                 await self._rest()
         finally:
-            if self._alarm is not None:
-                self._alarm.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
 
     async def _rest(self) -> None:
         now = read_time()

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import orjson
 
+from kopf._cogs.aiokits.loop_monitors import LoopMonitor, rouse
 from kopf._cogs.aiokits.loops import end
-from kopf._cogs.aiokits.pulses import Pulse, rouse
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.ids import HandlerId
@@ -162,7 +162,7 @@ class ProbeServer:
     :param endpoint: where to listen.
     :param probes: what to show.
     :param condition: what to judge.
-    :param pulse: who knows whether the operator's loop goes on.
+    :param monitor: who knows whether the operator's loop goes on.
     :param settings: the settings of the operator.
     """
 
@@ -172,14 +172,14 @@ class ProbeServer:
         *,
         probes: Probes,
         condition: Condition,
-        pulse: Pulse[Any],
+        monitor: LoopMonitor[Any],
         settings: OperatorSettings,
     ) -> None:
         self._endpoint = endpoint
         self._probes = probes
         self._condition = condition
         self._settings = settings
-        self._pulse = pulse
+        self._monitor = monitor
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listening: concurrent.futures.Future[int] = concurrent.futures.Future()
         self._closing: Callable[[], object] = lambda: None
@@ -281,17 +281,17 @@ class ProbeServer:
 
     def _find_reasons(self, fn: Callable[[], Iterable[str]]) -> Iterable[str]:
         if self._is_stuck():
-            culprit = self._pulse.culprit or "e.g. an async handler that makes synchronous calls"
+            culprit = self._monitor.culprit or "e.g. an async handler that makes synchronous calls"
             yield (
-                f"The event loop of the operator is stuck for {self._pulse.silence:.0f} seconds: "
-                f"something blocks it, {'namely ' if self._pulse.culprit else ''}{culprit}."
+                f"The event loop of the operator is stuck for {self._monitor.silence:.0f} seconds: "
+                f"something blocks it, {'namely ' if self._monitor.culprit else ''}{culprit}."
             )
         yield from fn()
 
     def _is_stuck(self) -> bool:
         limit = self._settings.probing.stuck_loop_limit
         rouse()  # for the next time
-        return limit is not None and self._pulse.silence > limit
+        return limit is not None and self._monitor.silence > limit
 
 
 def make_response(results: Mapping[HandlerId, Any], reasons: Sequence[str]) -> 'web.Response':

@@ -13,15 +13,15 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from kopf._cogs.aiokits.alarms import Alarms
-from kopf._cogs.aiokits.waiters import ReasonedFlag
+from kopf._cogs.aiokits.awaitable_flags import ReasonedFlag
+from kopf._cogs.aiokits.coalesced_timers import CoalescedTimers
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody, is_older_version
+from kopf._cogs.structs.body_guards import explain_changes
 from kopf._cogs.structs.diffs import is_same
 from kopf._cogs.structs.ids import HandlerId
+from kopf._cogs.structs.packed_objects import PackedObject, ParsedCache
 from kopf._cogs.structs.patches import Patch
-from kopf._cogs.structs.seals import explain_changes
-from kopf._cogs.structs.stashes import Stash, Stashes
 from kopf._core.actions.execution import Execution
 from kopf._core.actions.loggers import ObjectLogger
 from kopf._core.engines.daemon_threads import DaemonThreads
@@ -32,7 +32,7 @@ from kopf._core.intents.causes import Identity, SpawningCause
 from kopf._core.intents.decisions import Decider
 from kopf._core.intents.handlers import ResourceHandler, SpawningHandler, TimerHandler
 from kopf._core.intents.registries import HandlerTable
-from kopf._core.intents.storing import StorageError
+from kopf._core.intents.storage_errors import StorageError
 
 _RESPAWNABLE = DaemonStoppingReason.FILTERS_MISMATCH | DaemonStoppingReason.OPERATOR_PAUSING
 
@@ -85,10 +85,10 @@ class OperatorDaemons:
         self.threads = DaemonThreads(settings.background)
         self.context = contextvars.copy_context()
         """The context that all runs begin with: none of them sees what others have left."""
-        self.alarms = Alarms(self.context)
-        self.deletions = DeletionFlags(self.alarms)
-        self.stashes = Stashes()
-        """The states of all objects that have daemons or timers."""
+        self.coalesced_timers = CoalescedTimers(self.context)
+        self.deletions = DeletionFlags(self.coalesced_timers)
+        self.parsed_cache = ParsedCache()
+        """The states of objects with daemons or timers that are in use now, and so are parsed."""
         self.paused = False
         self.closing = False
         self._is_overdue: Callable[[], bool] | None = None
@@ -164,16 +164,16 @@ class ObjectDaemons:
         'record',
         'seen_at',
         'spawner',
-        'stash',
+        'packed',
         'version',
     )
 
     def __init__(self, spawner: 'Spawner', record: Any, raw: RawBody) -> None:
         self.spawner = spawner
         self.record = record
-        self.stash = Stash(spawner.background.stashes, raw)
+        self.packed = PackedObject(spawner.background.parsed_cache, raw)
         """The newest state known."""
-        self.body = Body.living_in(self.stash)
+        self.body = Body.living_in(self.packed)
         metadata = raw['metadata']
         # The same strings as in the record: there can be many of them.
         self.identity = Identity(metadata.get('uid') and record.uid, record.name, record.namespace)
@@ -265,7 +265,7 @@ class ObjectDaemons:
         if not version or (is_older_version(version, self.version) and (asked_at is None or asked_at <= self.seen_at)):
             return False  # without a version, nothing but the identity of a deleted object is known
         changed = self.spawner.idling and self._notice_edit(raw, patch)
-        self.stash[0], self.version, self.seen_at = raw, version, time.monotonic()
+        self.packed[0], self.version, self.seen_at = raw, version, time.monotonic()
         if changed:
             self.changed_at = asyncio.get_running_loop().time()
             self.changes += 1
@@ -286,11 +286,11 @@ class ObjectDaemons:
         """
         Show the state as it was with this text, if it is still that version; explain what was changed in place, if so.
         """
-        if version != self.version or self.stash.text == text:
+        if version != self.version or self.packed.text == text:
             return None
-        changed = self.stash[0]
-        self.stash.text = text
-        original = self.stash[0]
+        changed = self.packed[0]
+        self.packed.text = text
+        original = self.packed[0]
         return None if is_same(original, changed) else explain_changes(original, changed)
 
     def remove(self, daemon: Daemon, *, for_good: bool) -> None:

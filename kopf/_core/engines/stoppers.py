@@ -9,8 +9,8 @@ import enum
 import weakref
 from typing import Any
 
-from kopf._cogs.aiokits.alarms import Alarms
-from kopf._cogs.aiokits.waiters import AsyncFlagWaiter, FlagWaiter, ReasonedFlag, SyncFlagWaiter
+from kopf._cogs.aiokits.awaitable_flags import AsyncFlagWaiter, FlagWaiter, ReasonedFlag, SyncFlagWaiter
+from kopf._cogs.aiokits.coalesced_timers import CoalescedTimers
 
 
 class DaemonStoppingReason(enum.Flag):
@@ -54,8 +54,8 @@ class _Flag(ReasonedFlag[DaemonStoppingReason]):
 class DeletionFlags:
     """The flags of the objects whose functions want to know of the deletion while they run: one an object."""
 
-    def __init__(self, alarms: Alarms) -> None:
-        self._alarms = alarms
+    def __init__(self, timers: CoalescedTimers) -> None:
+        self._timers = timers
         # They live as long as some function has them.
         self._flags: weakref.WeakValueDictionary[Any, _Flag] = weakref.WeakValueDictionary()
 
@@ -63,7 +63,7 @@ class DeletionFlags:
         """Return the flag of the object; raise it if the deletion is known already."""
         flag = self._flags.get(record)
         if flag is None:
-            flag = self._flags[record] = _Flag(self._alarms)
+            flag = self._flags[record] = _Flag(self._timers)
         if raised:
             flag.set(DaemonStoppingReason.RESOURCE_DELETED)
         return flag

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from kopf._cogs.aiokits.waiters import AsyncFlagWaiter, FlagWaiter, ReasonedFlag, SyncFlagWaiter
+from kopf._cogs.aiokits.awaitable_flags import AsyncFlagWaiter, FlagWaiter, ReasonedFlag, SyncFlagWaiter
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawEvent
 from kopf._cogs.structs.dicts import FieldPath, resolve

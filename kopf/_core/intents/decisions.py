@@ -24,7 +24,7 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol, cast
 
-from kopf._cogs.configs import conventions
+from kopf._cogs.configs import storage_formats
 from kopf._cogs.configs.configuration import PersistenceSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody
 from kopf._cogs.structs.dicts import FieldPath, resolve
@@ -33,13 +33,13 @@ from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch, combine_values
 from kopf._core.actions.execution import Outcome
 from kopf._core.actions.handler_states import State, digest_essence
-from kopf._core.intents import evidence, filters
+from kopf._core.intents import filters, missed_edits
 from kopf._core.intents.causes import ChangingCause, Reason
 from kopf._core.intents.essences import Essences
 from kopf._core.intents.handlers import ChangingHandler
-from kopf._core.intents.records import Records
+from kopf._core.intents.progress_records import Records
 from kopf._core.intents.registries import HandlerTable
-from kopf._core.intents.storing import StorageError
+from kopf._core.intents.storage_errors import StorageError
 
 TITLES = {
     Reason.CREATE: 'Creation',
@@ -366,7 +366,7 @@ class Decider:
         ]
         earlier = cast(dict[str, Any], essence)
         for field in added - {handler.field for handler in creating}:
-            earlier = conventions.without(earlier, field)
+            earlier = storage_formats.without(earlier, field)
         return cast(BodyEssence, earlier), not creating
 
     def _is_creation_going_on(self, body: Body, cycle: Cycle | None) -> bool:
@@ -442,7 +442,7 @@ class Decider:
             if (
                 not digested
                 and last is None
-                and evidence.is_changed_since_created(
+                and missed_edits.is_changed_since_created(
                     cause.body, has_status='status' in self.table.resource.subresources
                 )
             ):

@@ -9,14 +9,14 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from kopf._cogs.configs import conventions, digests
+from kopf._cogs.configs import digests, storage_formats
 from kopf._cogs.configs.configuration import PersistenceSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.handler_states import digest_essence
-from kopf._core.intents import evidence
+from kopf._core.intents import missed_edits
 from kopf._core.intents.registries import HandlerTable
-from kopf._core.intents.storing import StorageError
+from kopf._core.intents.storage_errors import StorageError
 
 _SECRET_FIELDS = ('data', 'stringData')
 
@@ -41,11 +41,11 @@ class Essences:
     def __init__(self, table: HandlerTable, persistence: PersistenceSettings) -> None:
         self._progress = persistence.progress_storage
         self._diffbase = persistence.diffbase_storage
-        self._copying = conventions.is_overridden(self._progress, 'clear')  # as it may modify what it is given
+        self._copying = storage_formats.is_overridden(self._progress, 'clear')  # as it may modify what it is given
         self._extra_fields = table.extra_fields
         self._revealing = table.resource.group == '' and table.resource.plural == 'secrets'
         self._concealing = self._revealing and not persistence.store_secrets
-        self._remembering = not conventions.is_overridden(self._diffbase, 'fetch', 'matches')
+        self._remembering = not storage_formats.is_overridden(self._diffbase, 'fetch', 'matches')
         # What is known of the latest state: it is usually looked at several times in a row.
         self._raw: Mapping[str, Any] | None = None
         self._essence = BodyEssence()
@@ -123,11 +123,11 @@ class Essences:
 
     def pack(self, essence: BodyEssence, body: Body) -> str | None:
         """Give the essence as a text for the record of a handler; ``None`` if there is no room for it."""
-        return evidence.pack(self._conceal(essence, body), body)
+        return missed_edits.pack(self._conceal(essence, body), body)
 
     def unpack(self, text: str | None, essence: BodyEssence, body: Body) -> BodyEssence:
         """Get back the essence from the record of an object with this present one; an empty one if it is not there."""
-        unpacked = evidence.unpack(text)
+        unpacked = missed_edits.unpack(text)
         if unpacked is None:
             return BodyEssence()
         return digests.reveal(unpacked, essence, body) if self._revealing else unpacked

@@ -98,7 +98,7 @@ class Applier:
         resume: Callable[[ObjectRecord], None],
     ) -> None:
         """Apply a patch of a daemon to the freshest state of the object; have it handled if it is not settled then."""
-        raw: RawBody | None = record.daemons.stash.copy()
+        raw: RawBody | None = record.daemons.packed.copy()
         for delay in CONFLICT_DELAYS:
             asked_at = time.monotonic()
             result = await self._send(record, record.daemons.identity.uid, patch, raw, record.daemons.logger)
@@ -173,7 +173,7 @@ class Applier:
         """Go on with the state that has come of our patch; its echo will be recognised by its version."""
         if record.daemons is not None:
             if not record.daemons.renew(raw, patch, asked_at=asked_at):
-                raw = record.daemons.stash.copy()  # a newer one is here: from a daemon's patch, or from the stream
+                raw = record.daemons.packed.copy()  # a newer one is here: from a daemon's patch, or from the stream
         record.accept(raw)
         echoes.expect(record, raw, timeout=self._settings.persistence.consistency_timeout)
 

@@ -8,11 +8,11 @@ applied to the freshest state of the object, and the object is looked at again w
 from collections.abc import Collection
 from typing import Any, Protocol
 
-from kopf._cogs.aiokits.waiters import ReasonedFlag
+from kopf._cogs.aiokits.awaitable_flags import ReasonedFlag
 from kopf._cogs.structs.bodies import RawBody
+from kopf._cogs.structs.body_guards import BodyGuard
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
-from kopf._cogs.structs.seals import Seal
 from kopf._core.engines.spawning import Spawner
 from kopf._core.engines.stoppers import DaemonStoppingReason
 from kopf._core.intents.contexts import OperatorContext
@@ -99,11 +99,11 @@ class ObjectHost:
         if self._owner is not None:
             self._owner.wake(record)
 
-    def restore(self, record: ObjectRecord, seal: Seal, keys: Collection[HandlerId]) -> None:
+    def restore(self, record: ObjectRecord, guard: BodyGuard, keys: Collection[HandlerId]) -> None:
         """Forget what these handlers have changed in place, and tell of it: nobody else must see it."""
-        self.tell_of_changes(record, seal.explain(), keys)
-        if record.body is seal.raw:
-            record.restore(seal.original)
+        self.tell_of_changes(record, guard.explain(), keys)
+        if record.body is guard.raw:
+            record.restore(guard.original)
 
     def tell_of_changes(self, record: ObjectRecord, explanation: str, keys: Collection[HandlerId]) -> None:
         """Warn once that these handlers have changed the object in place, which is undone."""

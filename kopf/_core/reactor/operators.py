@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from kopf._cogs.aiokits.flags import Flag, ServingFlag, raise_flag, wait_flag
+from kopf._cogs.aiokits.loop_monitors import LoopMonitor
 from kopf._cogs.aiokits.loops import end
-from kopf._cogs.aiokits.pulses import Pulse
 from kopf._cogs.clients import logins
 from kopf._cogs.clients.api import ApiClient, client_var
 from kopf._cogs.clients.discovery import discover, explaining
@@ -215,7 +215,7 @@ class Operator:
     async def _serve(self, client: ApiClient) -> None:
         """Serve the resources until cancelled; then close the client."""
         async with contextlib.AsyncExitStack() as stack:
-            pulse = await stack.enter_async_context(Pulse(BlockingReporter(self.settings)))
+            monitor = await stack.enter_async_context(LoopMonitor(BlockingReporter(self.settings)))
             stack.push_async_callback(self.vault.close)
             stack.push_async_callback(client.close)
             await stack.enter_async_context(Poster(client, self.settings))
@@ -252,7 +252,7 @@ class Operator:
             stack.push_async_callback(indexing_gate.close)
             async with tasks:
                 if self._options.get('liveness_endpoint') is not None:
-                    await stack.enter_async_context(self._make_probe_server(orchestrator, pulse))
+                    await stack.enter_async_context(self._make_probe_server(orchestrator, monitor))
                 tasks.create_task(self._watch_failures(workers.failure), name='workers')
                 tasks.create_task(self._watch_failures(indexing_gate.failure), name='indexing')
                 if orchestrator.webhooks is not None:
@@ -261,7 +261,7 @@ class Operator:
                 tasks.create_task(schedules.run(), name='schedules')
                 await self._tell_readiness(serving=True)
 
-    def _make_probe_server(self, condition: 'probing.Condition', pulse: Pulse[Any]) -> 'probing.ProbeServer':
+    def _make_probe_server(self, condition: 'probing.Condition', monitor: LoopMonitor[Any]) -> 'probing.ProbeServer':
         from kopf._core.engines import probing
 
         probes = probing.Probes(
@@ -269,7 +269,9 @@ class Operator:
             self._context,
         )
         endpoint = probing.Endpoint.parse(self._options.get('liveness_endpoint') or '')
-        return probing.ProbeServer(endpoint, probes=probes, condition=condition, pulse=pulse, settings=self.settings)
+        return probing.ProbeServer(
+            endpoint, probes=probes, condition=condition, monitor=monitor, settings=self.settings
+        )
 
     async def _watch_failures(self, failure: asyncio.Future[None]) -> None:
         await failure

@@ -306,7 +306,7 @@ class Processor(ObjectSink):
         if self._dropped:
             return
         if record.body is None:
-            record.accept(record.daemons.stash.copy())
+            record.accept(record.daemons.packed.copy())
         record.requeue()
         if not record.throttled:
             self._workers.start(self, record, at_once=False)  # whoever has ended, can be in the middle of receiving

@@ -11,10 +11,10 @@ from typing import cast
 
 from kopf._cogs.clients.pacing import background
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody, RawEvent
+from kopf._cogs.structs.body_guards import BodyGuard
 from kopf._cogs.structs.diffs import EMPTY, Diff
 from kopf._cogs.structs.finalizers import append_finalizer, remove_finalizer
 from kopf._cogs.structs.patches import Patch
-from kopf._cogs.structs.seals import Seal
 from kopf._core.actions.execution import ErrorsMode, Execution, run_handler, utcnow
 from kopf._core.actions.handler_states import HandlerState
 from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
@@ -23,7 +23,7 @@ from kopf._core.intents import filters
 from kopf._core.intents.causes import ChangingCause, Reason, WatchingCause
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.decisions import NO_FIELDS, TITLES, Decider, Decision, deliver_results, is_delivered
-from kopf._core.intents.storing import StorageError
+from kopf._core.intents.storage_errors import StorageError
 from kopf._core.reactor.applying import Applier, complete
 from kopf._core.reactor.hosting import ObjectHost
 from kopf._core.reactor.object_records import ObjectRecord, make_logger
@@ -79,7 +79,7 @@ class Reconciler:
 
     async def observe(self, record: ObjectRecord, event: RawEvent, body: Body, patch: Patch) -> RawEvent:
         """Run the handlers of raw events; return the event as it was before they could change it in place."""
-        seal = Seal(event['object']) if self._managing else None
+        guard = BodyGuard(event['object']) if self._managing else None
         local = LocalObjectLogger(body=body, settings=self._settings)
         cause = WatchingCause(
             logger=local,
@@ -108,9 +108,9 @@ class Reconciler:
                 # Usually, the same is returned for each event: it is stored once.
                 if outcome.result is not None and not is_delivered(outcome.result, body.status.get(handler.id)):
                     deliver_results({handler.id: outcome}, patch)
-        if seal is not None and seal.is_broken:
-            self._host.restore(record, seal, [handler.id for handler in self._decider.table.watching])
-            event = {**event, 'object': seal.original}
+        if guard is not None and guard.is_changed:
+            self._host.restore(record, guard, [handler.id for handler in self._decider.table.watching])
+            event = {**event, 'object': guard.original}
             body._replace_with(event['object'])
         return event
 
@@ -259,15 +259,15 @@ class Reconciler:
             if cause.old is not None and cause.diff:
                 log.debug("%s diff: %r", title, cause.diff)
         if decision.due:
-            seal = Seal(cast(RawBody, record.body))
+            guard = BodyGuard(cast(RawBody, record.body))
             try:
                 await step.run(decision.due)
             except asyncio.CancelledError:
                 self._keep_outcomes(record, step, patch)
                 raise
-            if seal.is_broken:
-                self._host.restore(record, seal, step.outcomes)
-                self._decider.revert(decision, seal.original)
+            if guard.is_changed:
+                self._host.restore(record, guard, step.outcomes)
+                self._decider.revert(decision, guard.original)
         deliver_results(step.outcomes, patch)
         complete(record, patch, log)
         done = state.done(decision.matching) and not decision.incomplete

@@ -27,7 +27,7 @@ from kopf._cogs.structs.bodies import Body, BodyEssence, RawEvent
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
 from kopf._core.intents.decisions import Decider, is_edited
-from kopf._core.intents.storing import StorageError
+from kopf._core.intents.storage_errors import StorageError
 from kopf._core.reactor.object_records import ObjectRecord, is_deleted, make_logger
 
 RECOVERY_PAUSE = 1.0

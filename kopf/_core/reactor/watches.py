@@ -22,8 +22,8 @@ import weakref
 from collections.abc import Collection, Mapping
 from typing import Any, NoReturn, cast
 
-from kopf._cogs.aiokits.pulses import rouse
-from kopf._cogs.aiokits.silences import SilenceLimit
+from kopf._cogs.aiokits.inactivity_timeouts import InactivityTimeout
+from kopf._cogs.aiokits.loop_monitors import rouse
 from kopf._cogs.clients import errors
 from kopf._cogs.clients.api import ApiClient, decode
 from kopf._cogs.configs.configuration import OperatorSettings
@@ -328,7 +328,7 @@ class ResourceWatch:
         async with self._client.stream(self._path, params, opening=OPENING_TIMEOUT if listing else None) as batches:
             self._opened_at = time.monotonic()
             try:
-                async with SilenceLimit(LIST_SILENCE if hasty else limit) as silence:
+                async with InactivityTimeout(LIST_SILENCE if hasty else limit) as silence:
                     async for lines in batches:
                         known = self._listed
                         for number, line in enumerate(lines, start=1):

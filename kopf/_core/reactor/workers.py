@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Protocol
 
 from kopf._cogs.aiokits.eager import create_eager_task
-from kopf._cogs.aiokits.lanes import Lanes
 from kopf._cogs.aiokits.loops import abandon
+from kopf._cogs.aiokits.priority_queues import FairPriorityQueue
 from kopf._cogs.clients.pacing import Pressure
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._core.engines.spawning import OperatorDaemons
@@ -69,7 +69,7 @@ class WorkerPool:
         self._tasks: dict[asyncio.Task[None], ObjectRecord] = {}
         self._beginning = 0  # how many run right now up to where they wait, and are no tasks until then
         self._calm: set[ObjectRecord] = set()  # those employed, but not urgent
-        self._queue: Lanes[ObjectRecord, ObjectProcessor] = Lanes()
+        self._queue: FairPriorityQueue[ObjectRecord, ObjectProcessor] = FairPriorityQueue()
         # Those who wait for indices, by the arguments of their handlers.
         self._outside: dict[frozenset[str] | None, dict[ObjectRecord, ObjectProcessor]] = {}
         self._begun = 0  # how many of those have begun in this turn of the loop

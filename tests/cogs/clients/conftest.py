@@ -16,7 +16,7 @@ from aiohttp import web
 from rawhttp import RawServer
 
 from kopf._cogs.clients import api
-from kopf._cogs.clients.pools import Origin, Pool
+from kopf._cogs.clients.connection_pools import Origin, Pool
 from kopf._cogs.configs import configuration
 from kopf._cogs.structs import credentials, ids
 

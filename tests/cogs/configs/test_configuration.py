@@ -10,7 +10,7 @@ import pytest
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.configs.diffbase import AnnotationsDiffBaseStorage
 from kopf._cogs.configs.progress import SmartProgressStorage
-from kopf._cogs.configs.selectors import SelectorMapping
+from kopf._cogs.configs.selector_mappings import SelectorMapping
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kopf._cogs.configs import conventions, diffbase, digests
+from kopf._cogs.configs import diffbase, digests, storage_formats
 from kopf._cogs.structs.bodies import Body
 from kopf._cogs.structs.diffs import diff
 from kopf._cogs.structs.patches import Patch
@@ -37,7 +37,7 @@ def make_body(spec, **metadata):
 @pytest.fixture(autouse=True)
 def forget_warnings():
     diffbase._warn_of_size.cache_clear()
-    conventions._warn_of_broken.cache_clear()
+    storage_formats._warn_of_broken.cache_clear()
 
 
 def store(storage, body):
@@ -169,8 +169,8 @@ def test_annotations_of_others_count(others, packed):
     storage = diffbase.AnnotationsDiffBaseStorage(ignored_fields=['metadata.annotations'])
     _, stored = store(storage, body)
     assert (PACKED in stored['metadata']['annotations']) is packed
-    total = conventions.measure_annotations(stored['metadata']['annotations'])
-    assert total <= conventions.MAX_ANNOTATIONS_SIZE or others > 261_900
+    total = storage_formats.measure_annotations(stored['metadata']['annotations'])
+    assert total <= storage_formats.MAX_ANNOTATIONS_SIZE or others > 261_900
 
 
 def test_what_the_patch_changes_counts():

@@ -12,7 +12,7 @@ import urllib.request
 import pytest
 
 import kopf
-from kopf._cogs.aiokits import pulses
+from kopf._cogs.aiokits import loop_monitors
 from kopf._core.engines.blocking import BlockingReporter
 from kopf._core.engines.probing import Endpoint, EndpointError, Probes, ProbeServer
 from kopf._core.intents.causes import Activity
@@ -67,10 +67,10 @@ def settings():
 
 
 @pytest.fixture
-async def pulse(settings, monkeypatch):
-    monkeypatch.setattr(pulses, 'INTERVAL', 0.05)
-    async with pulses.Pulse(BlockingReporter(settings)) as pulse:
-        yield pulse
+async def monitor(settings, monkeypatch):
+    monkeypatch.setattr(loop_monitors, 'INTERVAL', 0.05)
+    async with loop_monitors.LoopMonitor(BlockingReporter(settings)) as monitor:
+        yield monitor
 
 
 @pytest.fixture
@@ -79,13 +79,15 @@ def condition():
 
 
 @pytest.fixture
-def serve(registry, settings, condition, pulse):
+def serve(registry, settings, condition, monitor):
     def serve(endpoint='http://127.0.0.1:0/healthz'):
         probes = Probes(
             registry.activities.get_handlers(Activity.PROBE),
             OperatorContext(settings=settings, memo=kopf.Memo(x='y')),
         )
-        return ProbeServer(Endpoint.parse(endpoint), condition=condition, settings=settings, probes=probes, pulse=pulse)
+        return ProbeServer(
+            Endpoint.parse(endpoint), condition=condition, settings=settings, probes=probes, monitor=monitor
+        )
 
     return serve
 

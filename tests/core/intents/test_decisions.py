@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kopf._cogs.configs import conventions
+from kopf._cogs.configs import storage_formats
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.configs.progress import AnnotationsProgressStorage, MultiProgressStorage, ProgressStorage
 from kopf._cogs.structs.bodies import Body
@@ -642,7 +642,7 @@ def test_an_edit_in_a_downtime_while_a_creation_is_put_off_becomes_an_update_too
 
 @pytest.mark.parametrize('room, old', [(0, {}), (10**6, {'spec': {'a': 0, 'b': 0}})])
 def test_what_does_not_fit_into_the_object_is_not_kept(monkeypatch, room, old):
-    monkeypatch.setattr(conventions, 'MAX_ANNOTATIONS_SIZE', room)
+    monkeypatch.setattr(storage_formats, 'MAX_ANNOTATIONS_SIZE', room)
     sim = Simulation(
         make_handler('create1', reason=Reason.CREATE),
         make_handler('create2', reason=Reason.CREATE),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kopf._kits.testing.access import users
-from kopf._kits.testing.access.reviews import AUDIENCE
+from kopf._kits.testing.access.access_reviews import AUDIENCE
 from kopf._kits.testing.access.users import Tokens
 from kopf._kits.testing.kinds.kinds import Body, Kind
 from kopf._kits.testing.wire import statuses, timestamps

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from kopf._kits.testing.access.options import Options
+from kopf._kits.testing.access.write_options import Options
 from kopf._kits.testing.controllers import jobs, pods, replicasets
 from kopf._kits.testing.kinds.kinds import Body, Catalog, Kind
 from kopf._kits.testing.kinds.storage import Change, Record, Storage, Table, TableName

@@ -11,7 +11,7 @@ from typing import Any
 
 from kopf._kits.testing.kinds.kinds import Kind
 from kopf._kits.testing.wire import names, statuses
-from kopf._kits.testing.wire.patches import json_type
+from kopf._kits.testing.wire.json_patches import json_type
 from kopf._kits.testing.wire.statuses import Cause, text
 
 _TEXTS = {

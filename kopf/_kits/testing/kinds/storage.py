@@ -44,7 +44,7 @@ class Record:
     """
     One version of one object; ``rest`` is its JSON after the opening brace, without ``apiVersion`` and ``kind``.
 
-    ``stored`` is the API version that it was written in; see `kopf._kits.testing.resources.conversions`.
+    ``stored`` is the API version that it was written in; see `kopf._kits.testing.resources.converters`.
     """
 
     namespace: str

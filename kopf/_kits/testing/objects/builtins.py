@@ -11,7 +11,7 @@ from typing import Any
 
 from kopf._kits.testing.access import roles
 from kopf._kits.testing.kinds.kinds import Body, Kind
-from kopf._kits.testing.objects import defaulting, demands, eventrules, services
+from kopf._kits.testing.objects import builtin_rules, defaulting, eventrules, service_addresses
 from kopf._kits.testing.resources import crds
 from kopf._kits.testing.wire import statuses
 from kopf._kits.testing.wire.statuses import Cause
@@ -92,7 +92,7 @@ def apply(body: Body, kind: Kind) -> None:
         case 'namespaces':
             body['metadata'].setdefault('labels', {})['kubernetes.io/metadata.name'] = body['metadata'].get('name', '')
         case 'services':
-            services.complete(body)
+            service_addresses.complete(body)
         case 'roles' | 'clusterroles' | 'rolebindings' | 'clusterrolebindings':
             roles.complete(body, kind)
         case 'mutatingwebhookconfigurations' | 'validatingwebhookconfigurations':
@@ -132,7 +132,7 @@ def problems(body: Body, kind: Kind, old: Body | None = None) -> Iterator[Cause]
         case 'roles' | 'clusterroles' | 'rolebindings' | 'clusterrolebindings':
             yield from roles.problems(body, kind)
         case _:
-            yield from demands.problems(body, kind.plural)
+            yield from builtin_rules.problems(body, kind.plural)
 
 
 def _webhook_problems(webhook: Mapping[str, Any], place: str) -> Iterator[Cause]:
@@ -172,7 +172,7 @@ def _complete_webhook(webhook: dict[str, Any], kind: Kind) -> None:
 def allocate(body: Body, kind: Kind, old: Body | None = None) -> None:
     """Fill in the fields that the server allocates if the client has not set them."""
     if kind.plural == 'services':
-        services.allocate(body, old)
+        service_addresses.allocate(body, old)
 
 
 def _dig(body: Mapping[str, Any], path: str) -> str:

@@ -18,7 +18,7 @@ from kopf._kits.testing.patching import managers
 from kopf._kits.testing.resources import crds
 from kopf._kits.testing.schemas import decoding, registered, replicas, schemas, strictness
 from kopf._kits.testing.wire import clientjson, names, statuses, timestamps
-from kopf._kits.testing.wire.patches import json_type
+from kopf._kits.testing.wire.json_patches import json_type
 from kopf._kits.testing.wire.statuses import Cause
 
 PLAIN = frozenset(

@@ -15,15 +15,15 @@ from typing import Any, Protocol
 import orjson
 
 from kopf._kits.testing.access import permissions, roles
-from kopf._kits.testing.access.options import Options, report
 from kopf._kits.testing.access.users import User
+from kopf._kits.testing.access.write_options import Options, report
 from kopf._kits.testing.kinds import metadata
 from kopf._kits.testing.kinds.kinds import Body, Catalog, Kind
 from kopf._kits.testing.kinds.storage import ChangeType, Record, Storage
-from kopf._kits.testing.objects import builtins, deletion, immutables, objects, outcomes
-from kopf._kits.testing.patching import applying, managers, strategic
+from kopf._kits.testing.objects import builtins, deletion, immutables, objects, patch_results
+from kopf._kits.testing.patching import managers, server_side_apply, strategic
 from kopf._kits.testing.schemas import rules, strictness
-from kopf._kits.testing.wire import names, patches, statuses, timestamps
+from kopf._kits.testing.wire import json_patches, names, statuses, timestamps
 
 ATTEMPTS = 6
 NAME_ATTEMPTS = 8
@@ -104,7 +104,7 @@ CHECKED_TWICE = frozenset(
 
 
 class Admission(Protocol):
-    """Mutates or refuses objects before they are stored; see `kopf._kits.testing.objects.webhooking`."""
+    """Mutates or refuses objects before they are stored; see `kopf._kits.testing.objects.admission_webhooks`."""
 
     def concerns(self, kind: Kind, operation: str, subresource: str) -> bool:
         """Check whether any webhook is to be called."""
@@ -211,7 +211,7 @@ class Objects:
         if owners:
             body['metadata']['managedFields'] = owners
         elif owners is None:
-            managers.created(body, applying.writer_of(kind, self._catalog, options.manager, ''))
+            managers.created(body, server_side_apply.writer_of(kind, self._catalog, options.manager, ''))
         version = objects.prepare_new(body, kind, str(uuid.uuid4()))
         name = body['metadata'].get('name', '')
         if self._guard is not None:
@@ -258,7 +258,7 @@ class Objects:
         if (meta.get('uid') or record.uid) != record.uid:
             raise _other_uid(kind, namespace, name, (meta['uid'], record.uid), options)
         if _version(meta.get('resourceVersion')) == 0 and kind.custom:
-            raise outcomes.unversioned(kind, name)
+            raise patch_results.unversioned(kind, name)
         return await self._update(
             kind, namespace, name, lambda old: orjson.loads(orjson.dumps(body)), options, subresource
         ), False
@@ -279,20 +279,21 @@ class Objects:
         if content_type == STRATEGIC_PATCH:
             if not isinstance(patch, dict | None):
                 raise statuses.bad_request(
-                    f'json: cannot unmarshal {patches.json_type(patch)} into Go value of type map[string]interface {{}}'
+                    f'json: cannot unmarshal {json_patches.json_type(patch)} '
+                    f'into Go value of type map[string]interface {{}}'
                 )
         elif content_type == MERGE_PATCH:
             if not isinstance(patch, dict | list if lenient else dict | list | str | int | float):
-                raise patches.unread(None)
+                raise json_patches.unread(None)
             if isinstance(patch, list) and lenient:
-                raise outcomes.unreadable(patch, objects.no_kind(patch))
+                raise patch_results.unreadable(patch, objects.no_kind(patch))
             if not isinstance(patch, dict):
                 raise statuses.bad_request(
-                    f'error decoding patch: json: cannot unmarshal {patches.json_type(patch)} '
+                    f'error decoding patch: json: cannot unmarshal {json_patches.json_type(patch)} '
                     'into Go value of type map[string]interface {}'
                 )
         else:
-            patch = patches.check_operations(patch, lenient=lenient)
+            patch = json_patches.check_operations(patch, lenient=lenient)
         if kind.custom:
             options.mistakes += (
                 strictness.in_operations(patch, text) if content_type == JSON_PATCH else strictness.duplicates(text)
@@ -300,22 +301,22 @@ class Objects:
 
         def change(old: Body) -> Body:
             if content_type == STRATEGIC_PATCH:
-                outcomes.check_words(patch or {}, kind)
+                patch_results.check_words(patch or {}, kind)
                 new: Any = {
                     **strategic.merge(old, patch or {}, kind.shape),
                     'apiVersion': old['apiVersion'],
                     'kind': old['kind'],
                 }
             elif content_type == MERGE_PATCH:
-                new = patches.merge(old, patch)
+                new = json_patches.merge(old, patch)
             else:
                 try:
-                    new = patches.apply(old, patch)
-                except patches.PatchError:
+                    new = json_patches.apply(old, patch)
+                except json_patches.PatchError:
                     raise statuses.rejected() from None
             whole = content_type != STRATEGIC_PATCH
-            source = outcomes.Patched(new if whole else patch, not whole, text, options)
-            return outcomes.check(new, kind, namespace, name, source)
+            source = patch_results.Patched(new if whole else patch, not whole, text, options)
+            return patch_results.check(new, kind, namespace, name, source)
 
         return await self._update(kind, namespace, name, change, options, subresource)
 
@@ -332,19 +333,19 @@ class Objects:
         if subresource:
             self.get(kind, namespace, name)
         present = kind.store.get(namespace, name) is not None
-        applying.check(config, kind, namespace, name, present=present)
-        writer = applying.writer_of(kind, self._catalog, options.manager, subresource)
+        server_side_apply.check(config, kind, namespace, name, present=present)
+        writer = server_side_apply.writer_of(kind, self._catalog, options.manager, subresource)
         if not present:
             if self._guard is not None:
                 self._guard.check_creation(kind, namespace, name, options.user)
-            new = applying.apply(None, config, writer, options.force)
+            new = server_side_apply.apply(None, config, writer, options.force)
             new['metadata'].pop('resourceVersion', None)
             owners = new['metadata'].get('managedFields', [])
             body = objects.decode(orjson.loads(orjson.dumps(new)), kind, b'')
             return await self.create(kind, namespace, body, options, owners), True
 
         def change(old: Body) -> Body:
-            applied = applying.apply(old, config, writer, options.force)
+            applied = server_side_apply.apply(old, config, writer, options.force)
             body: Body = orjson.loads(orjson.dumps(applied))
             if not kind.custom:
                 return objects.structure(body, kind, b'')
@@ -440,7 +441,7 @@ class Objects:
         *,
         applied: bool = False,
     ) -> bytes:
-        writer = applying.writer_of(kind, self._catalog, options.manager, subresource)
+        writer = server_side_apply.writer_of(kind, self._catalog, options.manager, subresource)
         for _ in range(ATTEMPTS):
             record = self.get(kind, namespace, name)
             await kind.ready(record)
@@ -522,7 +523,9 @@ class Objects:
             mistakes,
             options,
             lambda why: (
-                outcomes.unhandled(kind, why) if options.patched is None else outcomes.unreadable(options.patched, why)
+                patch_results.unhandled(kind, why)
+                if options.patched is None
+                else patch_results.unreadable(options.patched, why)
             ),
         )
 
@@ -550,7 +553,7 @@ class Objects:
     def _check_place(self, kind: Kind, namespace: str, body: Body, name: str = '') -> None:
         meta = body['metadata']
         if name:
-            outcomes.check_name(meta.get('name') or '', name)
+            patch_results.check_name(meta.get('name') or '', name)
         if kind.namespaced and (meta.get('namespace') or namespace) != namespace:
             raise statuses.wrong_namespace()
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import orjson
 
-from kopf._kits.testing.access.options import Options
+from kopf._kits.testing.access.write_options import Options
 from kopf._kits.testing.kinds import jsonpaths, tables
 from kopf._kits.testing.kinds.kinds import Body, Kind
-from kopf._kits.testing.objects import outcomes
+from kopf._kits.testing.objects import patch_results
 from kopf._kits.testing.objects.rest import Objects
-from kopf._kits.testing.patching import applying, scaling
+from kopf._kits.testing.patching import scaling, server_side_apply
 from kopf._kits.testing.patching.managers import Record
 from kopf._kits.testing.wire import gotext, statuses
-from kopf._kits.testing.wire.patches import json_type
+from kopf._kits.testing.wire.json_patches import json_type
 
 API_VERSION, KIND = 'autoscaling/v1', 'Scale'
 KEPT = ('name', 'namespace', 'uid', 'resourceVersion', 'creationTimestamp')
@@ -101,7 +101,7 @@ class Scales:
         given = scale if isinstance(scale, dict) else {}
         _check_decoded(given, kind)
         meta = given.get('metadata') or {}
-        outcomes.check_name(meta.get('name') or '', name)
+        patch_results.check_name(meta.get('name') or '', name)
         self._objects.get(kind, namespace, name)
         return await self._store(kind, namespace, name, given, options)
 
@@ -126,7 +126,7 @@ class Scales:
     async def apply(self, kind: Kind, namespace: str, name: str, config: Body, options: Options) -> Body:
         """Apply a decoded configuration of the scale; raise a 409 if other managers own the number."""
         self._objects.get(kind, namespace, name)
-        applying.check(config, BUILTIN, namespace, name, present=True)
+        server_side_apply.check(config, BUILTIN, namespace, name, present=True)
 
         def change(scale: Body, owners: list[Record]) -> tuple[Body, list[Record]]:
             return scaling.applied(scale, owners, config, options.manager, options.force)

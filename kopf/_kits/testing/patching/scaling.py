@@ -11,7 +11,7 @@ from typing import Any
 
 from kopf._kits.testing.kinds import shapes
 from kopf._kits.testing.kinds.kinds import Body
-from kopf._kits.testing.patching import applying, fieldsets, managers
+from kopf._kits.testing.patching import fieldsets, managers, server_side_apply
 from kopf._kits.testing.patching.fieldsets import EMPTY, FieldSet
 from kopf._kits.testing.patching.managers import UPDATE, Record, Writer
 
@@ -62,6 +62,6 @@ def applied(scale: Body, owners: list[Record], config: Body, manager: str, force
     shape = shapes.builtin(GROUP, VERSION, KIND)
     writer = Writer(manager, API_VERSION, shape, {API_VERSION: shape}.get, SUBRESOURCE, {'f:status': EMPTY})
     live = {**scale, 'metadata': {**scale['metadata'], 'managedFields': [record.encoded() for record in owners]}}
-    result = applying.apply(live, config, writer, force)
+    result = server_side_apply.apply(live, config, writer, force)
     records = managers.decode(result['metadata'].pop('managedFields', None)) or []
     return result, [record for record in records if fieldsets.intersection(record.fields, REPLICAS)]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from kopf._kits.testing.kinds import recordings
 from kopf._kits.testing.kinds.shapes import ZEROS, Shape
 from kopf._kits.testing.wire import gotext, quantities
-from kopf._kits.testing.wire.patches import json_type
+from kopf._kits.testing.wire.json_patches import json_type
 
 
 class Spot(NamedTuple):

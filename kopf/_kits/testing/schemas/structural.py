@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kopf._kits.testing.kinds import extensions
-from kopf._kits.testing.schemas import declarations, rules, schemas
-from kopf._kits.testing.schemas.declarations import Place
+from kopf._kits.testing.schemas import rule_compilation, rules, schemas
+from kopf._kits.testing.schemas.rule_compilation import Place
 from kopf._kits.testing.wire.statuses import (
     Cause,
     text,
@@ -59,7 +59,7 @@ def _node(schema: Any, place: Place, why: str) -> list[Cause]:
     )
     causes += _node(schema.get('additionalProperties'), Place(f'{path}.additionalProperties', lost=place.lost), empty)
     sound = all(f'.{rules.RULES}[' in cause.field for cause in causes)
-    return [*causes, *declarations.problems(schema, place, sound=sound)]
+    return [*causes, *rule_compilation.problems(schema, place, sound=sound)]
 
 
 def _defaults(schema: Schema, place: str) -> Iterator[Cause]:

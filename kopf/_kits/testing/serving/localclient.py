@@ -9,11 +9,11 @@ from typing import Any
 
 import orjson
 
-from kopf._kits.testing.access.options import Options
+from kopf._kits.testing.access.write_options import Options
 from kopf._kits.testing.kinds.kinds import Bodies, Body, Kind
 from kopf._kits.testing.objects import objects, rest
 from kopf._kits.testing.serving import snapshots
-from kopf._kits.testing.serving.api import Api
+from kopf._kits.testing.serving.api_dispatch import Api
 from kopf._kits.testing.serving.snapshots import Snapshot
 from kopf._kits.testing.serving.waits import Predicate, Wait
 from kopf._kits.testing.storing.selectors import Selector

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 from kopf._kits.testing.access.permissions import Attributes
 from kopf._kits.testing.kinds.kinds import Catalog, Kind
-from kopf._kits.testing.serving.discovery import SUBRESOURCES
+from kopf._kits.testing.serving.discovery_documents import SUBRESOURCES
 from kopf._kits.testing.wire import statuses
 
 ONE = {'GET': 'get', 'HEAD': 'get', 'PUT': 'update', 'PATCH': 'patch', 'DELETE': 'delete'}

@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 import orjson
 
 from kopf._kits.testing.access import permissions, users
-from kopf._kits.testing.access.options import Options
 from kopf._kits.testing.access.users import Tokens, User
+from kopf._kits.testing.access.write_options import Options
 from kopf._kits.testing.kinds.kinds import Kind
 from kopf._kits.testing.serving import routes
-from kopf._kits.testing.serving.api import Api, json_response, refused
+from kopf._kits.testing.serving.api_dispatch import Api, json_response, refused
 from kopf._kits.testing.serving.audits import AuditLog
 from kopf._kits.testing.serving.faults import REASONS, Controls, Fault, Faults, SeenRequest
 from kopf._kits.testing.serving.impersonation import Impersonation

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from kopf._kits.testing.kinds.kinds import Body, Kind
-from kopf._kits.testing.serving.api import Api
+from kopf._kits.testing.serving.api_dispatch import Api
 from kopf._kits.testing.wire import statuses
 
 Predicate = Callable[[Body], object]

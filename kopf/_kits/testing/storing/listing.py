@@ -15,7 +15,7 @@ import orjson
 
 from kopf._kits.testing.kinds.kinds import Kind
 from kopf._kits.testing.kinds.storage import Expired, Record, Storage
-from kopf._kits.testing.storing.forms import Form
+from kopf._kits.testing.storing.representations import Form
 from kopf._kits.testing.storing.selectors import Selector
 from kopf._kits.testing.storing.sharding import Sharded
 from kopf._kits.testing.wire import clientjson, queries, statuses

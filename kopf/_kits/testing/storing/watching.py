@@ -16,8 +16,8 @@ import orjson
 from kopf._kits.testing.kinds import defaults
 from kopf._kits.testing.kinds.kinds import Kind
 from kopf._kits.testing.kinds.storage import Change, Expired, Record, Storage
-from kopf._kits.testing.storing.forms import Form
 from kopf._kits.testing.storing.listing import ListOptions
+from kopf._kits.testing.storing.representations import Form
 from kopf._kits.testing.storing.selectors import Selector
 from kopf._kits.testing.wire import statuses
 

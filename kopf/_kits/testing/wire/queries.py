@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kopf._kits.testing.wire import statuses
-from kopf._kits.testing.wire.patches import json_type
+from kopf._kits.testing.wire.json_patches import json_type
 from kopf._kits.testing.wire.statuses import Cause
 
 OPTIONS = {'create': 'CreateOptions', 'update': 'UpdateOptions', 'patch': 'PatchOptions'}

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 
-class SilenceLimit:
+class InactivityTimeout:
     """
     Raises `TimeoutError` in its block when there were no signs of life for too long; an async context manager.
 

@@ -20,28 +20,28 @@ MAX_PARSED = 100
 """The number of states that stay parsed: enough for a small operator whose daemons use them all the time."""
 
 
-class Stashes:
-    """All packed objects of an operator. They can be used from any thread."""
+class ParsedCache:
+    """The packed objects of an operator that are parsed now. They can be used from any thread."""
 
     __slots__ = ('_lock', '_parsed')
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant: finalizers of garbage collected meanwhile can use states, too
-        self._parsed: deque[Stash] = deque()
+        self._parsed: deque[PackedObject] = deque()
 
-    def _note_parsed(self, stash: 'Stash') -> None:
-        self._parsed.append(stash)
+    def _add(self, packed: 'PackedObject') -> None:
+        self._parsed.append(packed)
         if len(self._parsed) > MAX_PARSED:
-            self._parsed.popleft()._fold()
+            self._parsed.popleft()._drop_parsed()
 
 
-class Stash:
+class PackedObject:
     """One packed state of an object, replaceable by others; it can be the root of views."""
 
-    __slots__ = ('_data', '_stashes', '_text')
+    __slots__ = ('_data', '_cache', '_text')
 
-    def __init__(self, stashes: Stashes, data: Mapping[str, Any], /) -> None:
-        self._stashes = stashes
+    def __init__(self, cache: ParsedCache, data: Mapping[str, Any], /) -> None:
+        self._cache = cache
         self._text = _pack(data)
         self._data = data if self._text is None else None
 
@@ -49,28 +49,28 @@ class Stash:
         data = self._data
         if data is not None:
             return data
-        with self._stashes._lock:
+        with self._cache._lock:
             data = self._data
             if data is None:
                 assert self._text is not None
                 data = self._data = _unpack(self._text)
-                self._stashes._note_parsed(self)
+                self._cache._add(self)
         return data
 
     def __setitem__(self, index: int, data: Mapping[str, Any], /) -> None:
         text = _pack(data)
-        with self._stashes._lock:
+        with self._cache._lock:
             self._text, self._data = text, data if text is None else None
 
     @property
     def text(self) -> str | bytes | None:
         """The current state as JSON; ``None`` if it has values that JSON cannot express."""
-        with self._stashes._lock:
+        with self._cache._lock:
             return self._text if self._data is None else _pack(self._data)
 
     @text.setter
     def text(self, text: str | bytes) -> None:
-        with self._stashes._lock:
+        with self._cache._lock:
             self._text, self._data = text, None
 
     def copy(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class Stash:
         text = self.text
         return copy.deepcopy(dict(self[0])) if text is None else _unpack(text)
 
-    def _fold(self) -> None:
+    def _drop_parsed(self) -> None:
         if self._data is not None:
             text = _pack(self._data)
             if text is not None:

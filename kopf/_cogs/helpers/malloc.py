@@ -18,7 +18,7 @@ Why not smaller? Each large block needs new pages from the system, which takes t
 """
 
 
-def give_back_large_blocks() -> None:
+def release_large_blocks() -> None:
     """Make the allocator return large blocks to the system as soon as they are freed; only with glibc."""
     if sys.platform != 'linux':
         return

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kopf._cogs.structs.seals import Seal
+from kopf._cogs.structs.body_guards import BodyGuard
 
 
 def change_list(raw):
@@ -25,16 +25,16 @@ def put_what_is_no_json(raw):
 @pytest.mark.parametrize('change', [change_list, change_order, put_what_is_equal_only_in_python, put_what_is_no_json])
 def test_changes_are_noticed_and_can_be_undone(change, number):
     raw = {'metadata': {}, 'spec': {'items': [1, 2], 'number': number}}
-    seal = Seal(raw)
-    assert not seal.is_broken
+    guard = BodyGuard(raw)
+    assert not guard.is_changed
     change(raw)
-    assert seal.is_broken
-    assert seal.original == {'metadata': {}, 'spec': {'items': [1, 2], 'number': number}}
-    assert seal.explain().startswith("The object was changed in place: spec.items. ")
+    assert guard.is_changed
+    assert guard.original == {'metadata': {}, 'spec': {'items': [1, 2], 'number': number}}
+    assert guard.explain().startswith("The object was changed in place: spec.items. ")
 
 
 def test_originals_belong_to_nobody_else():
     raw = {'metadata': {}, 'spec': {'items': [], 'number': 10**30}}
-    seal = Seal(raw)
-    seal.original['spec']['items'].append(1)
-    assert seal.original['spec']['items'] == raw['spec']['items'] == []
+    guard = BodyGuard(raw)
+    guard.original['spec']['items'].append(1)
+    assert guard.original['spec']['items'] == raw['spec']['items'] == []

@@ -11,12 +11,12 @@ from typing import Any
 
 import orjson
 
-from kopf._kits.testing.access.options import Options, report
+from kopf._kits.testing.access.write_options import Options, report
 from kopf._kits.testing.kinds import metadata
 from kopf._kits.testing.kinds.kinds import Body, Kind
 from kopf._kits.testing.objects import objects
 from kopf._kits.testing.schemas import decoding
-from kopf._kits.testing.wire import gotext, patches, statuses
+from kopf._kits.testing.wire import gotext, json_patches, statuses
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def check(new: Any, kind: Kind, namespace: str, name: str, source: Patched) -> B
             raise unreadable(
                 new,
                 f'couldn\'t get version/kind; json parse error: json: cannot unmarshal '
-                f'{patches.json_type(part)} into Go struct field .{key} of type string',
+                f'{json_patches.json_type(part)} into Go struct field .{key} of type string',
             )
     if kind.custom and not given:
         raise unreadable(new, f'Object \'Kind\' is missing in \'{objects.sorted_text(new)}\'')

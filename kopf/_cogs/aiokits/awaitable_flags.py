@@ -13,8 +13,8 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from kopf._cogs.aiokits.alarms import Alarms
-from kopf._cogs.aiokits.pulses import rouse
+from kopf._cogs.aiokits.coalesced_timers import CoalescedTimers
+from kopf._cogs.aiokits.loop_monitors import rouse
 
 ReasonT = TypeVar('ReasonT', bound=enum.Flag)
 
@@ -26,14 +26,14 @@ class ReasonedFlag(Generic[ReasonT]):
     A flag that is raised in the event loop, and is never lowered. Further reasons are added to the first one.
 
     Args:
-        alarms: the timers for the time-outs of coroutines.
+        timers: the timers for the time-outs of coroutines.
     """
 
-    __slots__ = ('_alarms', '_event', '_futures', 'reason')
+    __slots__ = ('_timers', '_event', '_futures', 'reason')
 
-    def __init__(self, alarms: Alarms) -> None:
+    def __init__(self, timers: CoalescedTimers) -> None:
         self.reason: ReasonT | None = None
-        self._alarms = alarms
+        self._timers = timers
         self._event: threading.Event | None = None
         self._futures: tuple[asyncio.Future[None], ...] = ()
 
@@ -126,16 +126,16 @@ class AsyncFlagWaiter(FlagWaiter[ReasonT], Generic[ReasonT]):
             return self
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        alarm = None
+        timer = None
         if timeout is not None and timeout != math.inf:
-            alarm = flag._alarms.set(loop.time() + timeout, partial(_release, future))
+            timer = flag._timers.set(loop.time() + timeout, partial(_release, future))
         flag._futures += (future,)
         try:
             await future
         finally:
             flag._futures = tuple(other for other in flag._futures if other is not future)
-            if alarm is not None:
-                alarm.cancel()
+            if timer is not None:
+                timer.cancel()
             rouse()  # the code of the handler that follows can block the event loop
         return self
 

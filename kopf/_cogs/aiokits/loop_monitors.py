@@ -51,17 +51,17 @@ class Inspector(Protocol[T]):
         """Called with the time (in seconds) for which the culprit has blocked the loop: so far, or in total."""
 
 
-_dozing: 'set[Pulse[Any]]' = set()
+_dozing: 'set[LoopMonitor[Any]]' = set()
 
 
 def rouse() -> None:
     """Wake up the dozing monitors, because something starts in a loop; callable from any thread."""
     if _dozing:
-        for pulse in list(_dozing):
-            pulse._roused.set()
+        for monitor in list(_dozing):
+            monitor._roused.set()
 
 
-class Pulse(Generic[T]):
+class LoopMonitor(Generic[T]):
     """
     Monitors the running event loop; an async context manager.
 
@@ -81,7 +81,7 @@ class Pulse(Generic[T]):
 
     async def __aenter__(self) -> Self:
         self._loop, self._thread_id = asyncio.get_running_loop(), threading.get_ident()
-        threading.Thread(target=self._run, name='kopf-pulse', daemon=True).start()
+        threading.Thread(target=self._run, name='kopf-monitor', daemon=True).start()
         return self
 
     async def __aexit__(

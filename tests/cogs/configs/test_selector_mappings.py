@@ -1,6 +1,6 @@
 import pytest
 
-from kopf._cogs.configs.selectors import SelectorMapping
+from kopf._cogs.configs.selector_mappings import SelectorMapping
 from kopf._cogs.structs.references import EVERYTHING, Resource, Selector
 
 PODS = Resource('', 'v1', 'pods', kind='Pod', singular='pod')

@@ -20,9 +20,9 @@ from kopf._kits.testing.kinds import metadata
 from kopf._kits.testing.kinds.kinds import Body, Conversion, ConversionFactory, Schemas
 from kopf._kits.testing.kinds.storage import Record
 from kopf._kits.testing.schemas import schemas
-from kopf._kits.testing.storing.callouts import CalloutError, Callouts
+from kopf._kits.testing.storing.webhook_calls import CalloutError, Callouts
 from kopf._kits.testing.wire import gotext, statuses
-from kopf._kits.testing.wire.patches import json_type
+from kopf._kits.testing.wire.json_patches import json_type
 
 PATIENCE = 30.0
 """The timeout of a conversion webhook (seconds): CRDs have no field for it."""

@@ -17,9 +17,9 @@ import orjson
 from kopf._kits.testing.kinds.kinds import Body, Catalog, Kind
 from kopf._kits.testing.kinds.storage import Storage
 from kopf._kits.testing.objects.rest import Review
-from kopf._kits.testing.storing.callouts import CalloutError, Callouts
 from kopf._kits.testing.storing.selectors import label_selector
-from kopf._kits.testing.wire import patches, statuses
+from kopf._kits.testing.storing.webhook_calls import CalloutError, Callouts
+from kopf._kits.testing.wire import json_patches, statuses
 
 GROUP = 'admissionregistration.k8s.io'
 MUTATING, VALIDATING = 'mutatingwebhookconfigurations', 'validatingwebhookconfigurations'
@@ -166,9 +166,9 @@ def _response(answer: Any, uid: str) -> Mapping[str, Any]:
 def _patched(webhook: Mapping[str, Any], body: Body | None, response: Mapping[str, Any]) -> Body:
     try:
         operations = orjson.loads(base64.b64decode(response['patch']))
-        result: Body = patches.apply(body, operations)
+        result: Body = json_patches.apply(body, operations)
         return result
-    except (patches.PatchError, ValueError, binascii.Error) as error:
+    except (json_patches.PatchError, ValueError, binascii.Error) as error:
         message = f'admission webhook "{webhook["name"]}" attempted to apply a broken patch: {error}'
         raise statuses.Refusal(
             500, 'InternalError', f'Internal error occurred: {message}', {'causes': [{'message': message}]}

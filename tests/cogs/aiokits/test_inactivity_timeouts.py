@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from kopf._cogs.aiokits.silences import SilenceLimit
+from kopf._cogs.aiokits.inactivity_timeouts import InactivityTimeout
 
 pytestmark = pytest.mark.looptime
 
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.looptime
 async def test_signs_of_life_put_the_limit_off():
     loop = asyncio.get_running_loop()
     with pytest.raises(TimeoutError):
-        async with SilenceLimit(10) as silence:
+        async with InactivityTimeout(10) as silence:
             for _ in range(3):
                 await asyncio.sleep(9)
                 silence.renew()
@@ -19,23 +19,23 @@ async def test_signs_of_life_put_the_limit_off():
 
 
 async def test_nothing_is_left_of_it_when_it_is_over():
-    async with SilenceLimit(10):
+    async with InactivityTimeout(10):
         await asyncio.sleep(9)
     await asyncio.sleep(9)
 
 
 async def test_no_limit():
-    async with SilenceLimit(None) as silence:
+    async with InactivityTimeout(None) as silence:
         await asyncio.sleep(1e6)
         silence.renew()
 
 
 async def test_errors_and_cancellations_of_others_come_through():
     with pytest.raises(ZeroDivisionError):
-        async with SilenceLimit(10):
+        async with InactivityTimeout(10):
             raise ZeroDivisionError
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(5), SilenceLimit(10):
+        async with asyncio.timeout(5), InactivityTimeout(10):
             await asyncio.sleep(99)
     assert asyncio.get_running_loop().time() == pytest.approx(5)
 
@@ -43,7 +43,7 @@ async def test_errors_and_cancellations_of_others_come_through():
 @pytest.mark.parametrize('limit, end', [(20, 29), (None, 999)])
 async def test_limits_can_be_relaxed(limit, end):
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(999), SilenceLimit(10) as silence:
+        async with asyncio.timeout(999), InactivityTimeout(10) as silence:
             await asyncio.sleep(9)
             silence.relax(limit)
             await asyncio.sleep(9999)

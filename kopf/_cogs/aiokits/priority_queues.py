@@ -1,9 +1,10 @@
 """
-A queue with two lanes: urgent values go first, but the common ones never starve.
+A fair queue with two priorities: urgent values go first, but the common ones never starve.
 
-If urgent values always went first, the common ones could wait forever in a busy cluster. So each `SHARE`-th turn
-belongs to the common lane. All operations take constant time, since tens of thousands of values can be queued.
-This includes removal from the middle and the change of the lane, for which a heap or a deque would need a search.
+Each priority has its lane. If urgent values always went first, the common ones could wait forever in a busy cluster.
+So each `SHARE`-th turn belongs to the common lane. All operations take constant time, since tens of thousands of values
+can be queued. This includes removal from the middle and the change of the lane, for which a heap or a deque would need
+a search.
 """
 
 from collections import OrderedDict
@@ -17,7 +18,7 @@ SHARE = 8
 """The number of turns of which one goes to the common lane, if both lanes have values."""
 
 
-class Lanes(Generic[KeyT, ValueT]):
+class FairPriorityQueue(Generic[KeyT, ValueT]):
     """A queue of values in two lanes, each value under its key; each lane is in the order of arrival."""
 
     __slots__ = ('_common', '_count', '_urgent')

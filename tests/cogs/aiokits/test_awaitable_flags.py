@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from kopf._cogs.aiokits.alarms import Alarms
-from kopf._cogs.aiokits.waiters import AsyncFlagWaiter, ReasonedFlag, SyncFlagWaiter
+from kopf._cogs.aiokits.awaitable_flags import AsyncFlagWaiter, ReasonedFlag, SyncFlagWaiter
+from kopf._cogs.aiokits.coalesced_timers import CoalescedTimers
 
 
 class Why(enum.Flag):
@@ -20,7 +20,7 @@ class Why(enum.Flag):
 
 @pytest.fixture
 def flag():
-    return ReasonedFlag[Why](Alarms(contextvars.copy_context()))
+    return ReasonedFlag[Why](CoalescedTimers(contextvars.copy_context()))
 
 
 @pytest.mark.parametrize('cls', [SyncFlagWaiter, AsyncFlagWaiter])
@@ -79,7 +79,7 @@ async def test_coroutines_that_wait_for_nearly_the_same_time_go_on_together(flag
 
     await asyncio.gather(*[wait(5 + number / 1000) for number in range(2, 10)])
     assert len(set(times)) == 1 and 5.009 <= times[0] <= 5.02
-    assert not flag._alarms._rounds
+    assert not flag._timers._rounds
 
 
 async def test_several_coroutines_wait_and_one_is_cancelled(flag):
@@ -91,7 +91,7 @@ async def test_several_coroutines_wait_and_one_is_cancelled(flag):
     flag.set(Why.RAIN)
     await asyncio.wait(tasks)
     assert [task.cancelled() for task in tasks] == [False, True, False]
-    assert not flag._alarms._rounds
+    assert not flag._timers._rounds
 
 
 async def test_nothing_is_left_of_waiting(flag):

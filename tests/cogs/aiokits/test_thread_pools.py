@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from kopf._cogs.aiokits.pools import DaemonicThreadPool
+from kopf._cogs.aiokits.thread_pools import DaemonicThreadPool
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_forgotten_pools_end_their_threads():
 
 def test_the_process_does_not_wait():
     code = (
-        "import threading; from kopf._cogs.aiokits.pools import DaemonicThreadPool; "
+        "import threading; from kopf._cogs.aiokits.thread_pools import DaemonicThreadPool; "
         "DaemonicThreadPool(1).submit(threading.Event().wait); print('end')"
     )
     assert subprocess.run([sys.executable, '-c', code], timeout=60, stdout=subprocess.PIPE).stdout == b'end\n'

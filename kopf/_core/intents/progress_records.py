@@ -7,12 +7,12 @@ Storages of developers' own are always asked, as they can keep the records elsew
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from kopf._cogs.configs import conventions
+from kopf._cogs.configs import storage_formats
 from kopf._cogs.configs.progress import ProgressRecord, ProgressStorage
 from kopf._cogs.structs.bodies import Body
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
-from kopf._core.intents.storing import StorageError
+from kopf._core.intents.storage_errors import StorageError
 
 
 class Records:
@@ -22,7 +22,7 @@ class Records:
 
     def __init__(self, storage: ProgressStorage) -> None:
         self._storage = storage
-        self._remembering = not conventions.is_overridden(storage, 'fetch')
+        self._remembering = not storage_formats.is_overridden(storage, 'fetch')
         self._raw: Mapping[str, Any] | None = None
         self._known: dict[HandlerId, ProgressRecord | None] = {}
 

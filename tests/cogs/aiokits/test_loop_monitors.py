@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from kopf._cogs.aiokits import pulses
+from kopf._cogs.aiokits import loop_monitors
 
 
 class Inspector:
@@ -28,8 +28,8 @@ class Inspector:
 
 @pytest.fixture(autouse=True)
 def interval(monkeypatch):
-    monkeypatch.setattr(pulses, 'INTERVAL', 0.02)
-    monkeypatch.setattr(pulses, 'DOZE', 0.2)
+    monkeypatch.setattr(loop_monitors, 'INTERVAL', 0.02)
+    monkeypatch.setattr(loop_monitors, 'DOZE', 0.2)
 
 
 def block(seconds):
@@ -46,28 +46,28 @@ async def until(predicate):
 
 async def test_who_blocks_is_reported_with_the_time():
     inspector = Inspector(0.1)
-    async with pulses.Pulse(inspector) as pulse:
+    async with loop_monitors.LoopMonitor(inspector) as monitor:
         while not inspector.found:  # once is enough, unless the machine is very slow
             await asyncio.sleep(0.05)
             block(0.5)
         await until(lambda: inspector.reports)
-        assert pulse.culprit is None
+        assert monitor.culprit is None
     assert inspector.found == [('block', asyncio.current_task())]
     [(culprit, seconds, is_over)] = inspector.reports
     assert culprit == 'block' and is_over and seconds > 0.1
 
 
 async def test_what_does_not_end_is_reported_in_the_middle(monkeypatch):
-    monkeypatch.setattr(pulses, 'PATIENCE', 2.0)
+    monkeypatch.setattr(loop_monitors, 'PATIENCE', 2.0)
     inspector = Inspector(0.1)
-    async with pulses.Pulse(inspector) as pulse:
+    async with loop_monitors.LoopMonitor(inspector) as monitor:
         await asyncio.sleep(0.05)
         deadline = time.monotonic() + 60
         while not inspector.reports and time.monotonic() < deadline:
             pass
-        assert pulse.silence >= 0.2
-        assert pulse.culprit is not None
-        await until(lambda: pulse.silence < 0.1)
+        assert monitor.silence >= 0.2
+        assert monitor.culprit is not None
+        await until(lambda: monitor.silence < 0.1)
     assert [is_over for _, _, is_over in inspector.reports] == [False]
 
 
@@ -77,7 +77,7 @@ async def test_loops_that_are_busy_or_idle_are_not_blocked():
     async def work():
         block(0.008)
 
-    async with pulses.Pulse(inspector):
+    async with loop_monitors.LoopMonitor(inspector):
         await asyncio.gather(*[work() for _ in range(100)])  # 0.8 s in one iteration of the loop
         await asyncio.sleep(0.3)
     assert inspector.found == []
@@ -85,7 +85,7 @@ async def test_loops_that_are_busy_or_idle_are_not_blocked():
 
 async def test_blocking_callbacks_are_found_though_they_are_no_tasks():
     inspector = Inspector(0.1)
-    async with pulses.Pulse(inspector):
+    async with loop_monitors.LoopMonitor(inspector):
         asyncio.get_running_loop().call_soon(block, 1.2)
         await until(lambda: inspector.reports)
     assert inspector.found == [('block', None)]
@@ -95,16 +95,16 @@ async def test_idle_loops_are_woken_up_rarely(monkeypatch):
     loop, questions = asyncio.get_running_loop(), []
     call_soon_threadsafe = loop.call_soon_threadsafe
     monkeypatch.setattr(loop, 'call_soon_threadsafe', lambda fn: questions.append(fn) or call_soon_threadsafe(fn))
-    async with pulses.Pulse(Inspector(0.1)):
+    async with loop_monitors.LoopMonitor(Inspector(0.1)):
         await asyncio.sleep(0.4)
     assert len(questions) <= 2  # of up to 20 looks
 
 
 async def test_nobody_dozes_off_when_something_has_just_begun(monkeypatch):
-    monkeypatch.setattr(pulses, 'DOZE', 99)
-    async with pulses.Pulse(Inspector(None)) as pulse:
+    monkeypatch.setattr(loop_monitors, 'DOZE', 99)
+    async with loop_monitors.LoopMonitor(Inspector(None)) as monitor:
         answers = []
-        thread = threading.Thread(target=lambda: answers.append(pulse._doze()))
+        thread = threading.Thread(target=lambda: answers.append(monitor._doze()))
         thread.start()
         thread.join(5)  # blocks the loop, and has roused nobody
     assert answers == [True]
@@ -118,11 +118,11 @@ async def test_nobody_dozes_off_when_something_has_just_begun(monkeypatch):
     ],
 )
 async def test_who_dozes_can_be_roused(monkeypatch, begin):
-    monkeypatch.setattr(pulses, 'DOZE', 99)
+    monkeypatch.setattr(loop_monitors, 'DOZE', 99)
     inspector = Inspector(0.1)
-    async with pulses.Pulse(inspector) as pulse:
-        await until(lambda: pulse in pulses._dozing)
-        pulses.rouse()
+    async with loop_monitors.LoopMonitor(inspector) as monitor:
+        await until(lambda: monitor in loop_monitors._dozing)
+        loop_monitors.rouse()
         begin()
         await until(lambda: inspector.reports)
     assert [culprit for culprit, _, _ in inspector.reports] == ['block']
@@ -130,19 +130,19 @@ async def test_who_dozes_can_be_roused(monkeypatch, begin):
 
 async def test_no_limit_means_no_reports_but_the_silence_is_known():
     inspector = Inspector(None)
-    async with pulses.Pulse(inspector) as pulse:
+    async with loop_monitors.LoopMonitor(inspector) as monitor:
         await asyncio.sleep(0.05)
         block(0.3)
-        assert pulse.silence > 0.1
+        assert monitor.silence > 0.1
     assert inspector.found == []
 
 
 def test_the_thread_ends_with_the_loop():
     async def main():
-        await pulses.Pulse(Inspector(0.1)).__aenter__()  # as if it was not closed
+        await loop_monitors.LoopMonitor(Inspector(0.1)).__aenter__()  # as if it was not closed
 
     asyncio.run(main())
     deadline = time.monotonic() + 60
-    while any(thread.name == 'kopf-pulse' for thread in threading.enumerate()):
+    while any(thread.name == 'kopf-monitor' for thread in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -6,7 +6,7 @@ PodDisruptionBudgets do not limit evictions: a controller that the sandbox does 
 
 from typing import Any
 
-from kopf._kits.testing.access.options import Options, decode_options
+from kopf._kits.testing.access.write_options import Options, decode_options
 from kopf._kits.testing.kinds.kinds import Body, Kind
 from kopf._kits.testing.wire import statuses, timestamps
 from kopf._kits.testing.wire.statuses import Cause, text

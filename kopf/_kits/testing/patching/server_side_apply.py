@@ -15,7 +15,7 @@ from kopf._kits.testing.kinds.shapes import Shape
 from kopf._kits.testing.patching import fieldsets, managers, typed
 from kopf._kits.testing.patching.fieldsets import EMPTY, FieldSet
 from kopf._kits.testing.patching.managers import Writer
-from kopf._kits.testing.wire import clientjson, clientyaml, patches, statuses
+from kopf._kits.testing.wire import clientjson, clientyaml, json_patches, statuses
 
 LAST_APPLIED = 'kubectl.kubernetes.io/last-applied-configuration'
 KUBECTL = 'kubectl'
@@ -32,7 +32,7 @@ def decode(text: bytes) -> Body:
     if not isinstance(config, dict):
         raise statuses.bad_request(
             'error decoding YAML: error unmarshaling JSON: while decoding JSON: json: cannot '
-            f'unmarshal {patches.json_type(config)} into Go value of type map[string]interface '
+            f'unmarshal {json_patches.json_type(config)} into Go value of type map[string]interface '
             '{}'
         )
     return config

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from rawhttp import OK, REQUEST, close, get, until
 
+from kopf._cogs.clients.connection_pools import Origin, Pool
 from kopf._cogs.clients.connections import ConnectionLost
-from kopf._cogs.clients.pools import Origin, Pool
 
 
 async def test_requests_are_repeated_if_old_connections_are_closed_meanwhile(raw_server, pool):

@@ -17,7 +17,7 @@ from kopf._cogs.structs import diffs
 from kopf._cogs.structs.bodies import RawBody
 
 
-class Seal:
+class BodyGuard:
     """A detector of changes made in place to one state of an object after its creation."""
 
     __slots__ = ('_copy', '_text', 'raw')
@@ -31,7 +31,7 @@ class Seal:
             self._copy = copy.deepcopy(raw)
 
     @property
-    def is_broken(self) -> bool:
+    def is_changed(self) -> bool:
         """True if the state was changed since then."""
         if self._copy is not None:
             return not diffs.is_same(self._copy, self.raw)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from kopf._kits.testing.objects import podparts, podrules, services
+from kopf._kits.testing.objects import podparts, podrules, service_addresses
 from kopf._kits.testing.objects.podspecs import Fields, maps
 from kopf._kits.testing.wire import names, quantities
 from kopf._kits.testing.wire.statuses import (
@@ -178,7 +178,7 @@ def _service(body: Body, spec: Fields) -> Iterator[Cause]:
             if not isinstance(number := port.get(key) or 0, str) and not 1 <= number <= 65535:
                 yield value_invalid(f'{place}.{key}', str(number), podparts.PORTS)
     yield from podrules.one_of(spec, 'type', 'spec', ('ClusterIP', 'ExternalName', 'LoadBalancer', 'NodePort'))
-    yield from services.problems_of_status(body)
+    yield from service_addresses.problems_of_status(body)
 
 
 def _claim(body: Body, spec: Fields) -> Iterator[Cause]:

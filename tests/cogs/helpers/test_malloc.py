@@ -9,14 +9,14 @@ import pytest
 
 SCRIPT = textwrap.dedent("""
     import sys
-    from kopf._cogs.helpers.allocators import give_back_large_blocks
+    from kopf._cogs.helpers.malloc import release_large_blocks
 
     def measure():
         with open('/proc/self/statm') as f:
             return int(f.read().split()[1]) * 4 // 1024
 
     if 'fixed' in sys.argv:
-        give_back_large_blocks()
+        release_large_blocks()
     for _ in range(3):
         block = b'x' * 300_000
         del block  # from now on, the allocator believes that such blocks come again

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from kopf._cogs.configs import conventions, digests
+from kopf._cogs.configs import digests, storage_formats
 from kopf._cogs.helpers.versions import user_agent
 from kopf._cogs.structs.bodies import Body, BodyEssence
 
@@ -22,9 +22,11 @@ _MANAGER: Final = user_agent.partition('/')[0]
 
 def pack(essence: BodyEssence, body: Body) -> str | None:
     """Give the essence as a text for the record of a handler; ``None`` if there is no room for it in the object."""
-    text = digests.pack(conventions.dump_json(essence))
+    text = digests.pack(storage_formats.dump_json(essence))
     room = (
-        conventions.MAX_ANNOTATIONS_SIZE - RESERVE - conventions.measure_annotations(conventions.get_annotations(body))
+        storage_formats.MAX_ANNOTATIONS_SIZE
+        - RESERVE
+        - storage_formats.measure_annotations(storage_formats.get_annotations(body))
     )
     return text if 2 * len(text) <= room else None  # there can be two keys for one record
 
@@ -32,7 +34,7 @@ def pack(essence: BodyEssence, body: Body) -> str | None:
 def unpack(text: str | None) -> BodyEssence | None:
     """Get back the essence; ``None`` if there is nothing, or nothing that makes sense."""
     try:
-        essence = None if text is None else conventions.load_json(digests.unpack(text))
+        essence = None if text is None else storage_formats.load_json(digests.unpack(text))
     except (ValueError, TypeError, json.JSONDecodeError):
         return None
     return cast(BodyEssence, essence) if isinstance(essence, dict) else None
@@ -65,6 +67,6 @@ def _get_time(entry: Mapping[str, Any]) -> str:
 def _has_essential_metadata(entry: Mapping[str, Any]) -> bool:
     fields = (entry.get('fieldsV1') or {}).get('f:metadata') or {}
     return bool(fields.get('f:labels')) or any(
-        key.startswith('f:') and not conventions.is_foreign(key.removeprefix('f:'))
+        key.startswith('f:') and not storage_formats.is_foreign(key.removeprefix('f:'))
         for key in fields.get('f:annotations') or ()
     )

@@ -13,27 +13,36 @@ from typing import Any
 import orjson
 
 from kopf._kits.testing.access import permissions, subresources, users
-from kopf._kits.testing.access.options import Options, decode_options, report
-from kopf._kits.testing.access.reviews import Reviews
+from kopf._kits.testing.access.access_reviews import Reviews
 from kopf._kits.testing.access.roles import Guard
 from kopf._kits.testing.access.users import Tokens, User
+from kopf._kits.testing.access.write_options import Options, decode_options, report
 from kopf._kits.testing.controllers.manager import Controllers
 from kopf._kits.testing.kinds.kinds import ABSENT, Body, Catalog, Kind, builtin_kinds
 from kopf._kits.testing.kinds.storage import Storage, Table
-from kopf._kits.testing.objects import approvals, builtins, objects, outcomes, podcalls, podorders, rest, scales
+from kopf._kits.testing.objects import (
+    approvals,
+    builtins,
+    objects,
+    patch_results,
+    pod_subresources,
+    podcalls,
+    rest,
+    scales,
+)
+from kopf._kits.testing.objects.admission_webhooks import Webhooks
 from kopf._kits.testing.objects.rest import Objects
-from kopf._kits.testing.objects.webhooking import Webhooks
-from kopf._kits.testing.patching import applying, managers
-from kopf._kits.testing.resources import conversions, crds
+from kopf._kits.testing.patching import managers, server_side_apply
+from kopf._kits.testing.resources import converters, crds
 from kopf._kits.testing.schemas import strictness
 from kopf._kits.testing.serving import openapi, routes
-from kopf._kits.testing.serving.discovery import Discovery
+from kopf._kits.testing.serving.discovery_documents import Discovery
 from kopf._kits.testing.serving.faults import SeenRequest
 from kopf._kits.testing.serving.routes import Place
-from kopf._kits.testing.storing import forms, listing, selectors, sharding, watching
-from kopf._kits.testing.storing.callouts import Callouts
+from kopf._kits.testing.storing import listing, representations, selectors, sharding, watching
 from kopf._kits.testing.storing.states import Row, State
-from kopf._kits.testing.wire import clientjson, clientyaml, patches, protobuf, queries, statuses
+from kopf._kits.testing.storing.webhook_calls import Callouts
+from kopf._kits.testing.wire import clientjson, clientyaml, json_patches, protobuf, queries, statuses
 from kopf._kits.testing.wire.httpexchanges import Response
 
 HEALTH = frozenset(
@@ -80,7 +89,7 @@ class Api:
         self._discovery = Discovery(self.catalog)
         self._openapi = openapi.OpenApi(self.catalog)
         self._scales = scales.Scales(self.objects)
-        self._controllers = Controllers(self.storage, self.catalog, self.objects, conversions.factory(self.callouts))
+        self._controllers = Controllers(self.storage, self.catalog, self.objects, converters.factory(self.callouts))
         for kind in builtin_kinds(self._open):
             self.catalog.add(kind)
 
@@ -137,9 +146,9 @@ class Api:
         if path == '/openapi/v2' and 'proto-openapi.spec.v2' in accept:
             return raw_response(_NO_DEFINITIONS, media='application/com.github.proto-openapi.spec.v2.v1.0+protobuf')
         if path.startswith('/openapi/v3') and path != '/openapi/v3' or path == '/openapi/v2':
-            return response if forms.accepts(accept, 'application/json') else Response(406, b'', [])
+            return response if representations.accepts(accept, 'application/json') else Response(406, b'', [])
         if path.startswith(('/api', '/version')):
-            syntax = forms.of_document(accept, fixed=self._is_fixed(path), path=path)
+            syntax = representations.of_document(accept, fixed=self._is_fixed(path), path=path)
             return _yaml_response(response.body, 200) if syntax == 'yaml' else response
         return response
 
@@ -199,15 +208,15 @@ class Api:
 
     def watch(self, kind: Kind, place: Place, seen: SeenRequest, accept: str) -> AsyncIterator[bytes]:
         """Return the stream of a watch."""
-        forms.negotiate(accept, seen.query, kind, 'list')  # YAML, which cannot be streamed, is refused later.
+        representations.negotiate(accept, seen.query, kind, 'list')  # YAML, which cannot be streamed, is refused later.
         options = _list_options(kind, seen, watch=True, shards=self._sharding)
-        form, _ = forms.negotiate(accept, seen.query, kind, 'watch')
+        form, _ = representations.negotiate(accept, seen.query, kind, 'watch')
         return watching.Watch(self.storage, kind, place.namespace, options, form).lines()
 
     async def act(self, kind: Kind, place: Place, seen: SeenRequest, accept: str, options: Options) -> Response:
         """Execute a request (all verbs but watches), and return its response."""
         queries.check_timeout(seen.query)
-        form, syntax = forms.negotiate(accept, seen.query, kind, place.verb)
+        form, syntax = representations.negotiate(accept, seen.query, kind, place.verb)
         if place.verb == 'patch' and place.subresource != 'scale':
             _check_patch_media(seen, kind)
             if not place.name:
@@ -229,7 +238,7 @@ class Api:
                     raw = await listing.answer(self.storage, kind, place.namespace, listed, form)
                 case _:
                     status, raw = await self._write(kind, place, seen, options)
-                    if form is not forms.PLAIN and (place.verb != 'deletecollection' and not _is_status(raw)):
+                    if form is not representations.PLAIN and (place.verb != 'deletecollection' and not _is_status(raw)):
                         raw = form.raw(kind, raw)
         return raw_response(raw, status) if syntax == 'json' else _yaml_response(raw, status)
 
@@ -252,7 +261,7 @@ class Api:
                 return 201 if created else 200, raw
             case 'patch' if seen.content_type == rest.APPLY_PATCH:
                 raw, created = await self.objects.apply(
-                    kind, namespace, name, applying.decode(seen.body), options, subresource
+                    kind, namespace, name, server_side_apply.decode(seen.body), options, subresource
                 )
                 return 201 if created else 200, raw
             case 'patch':
@@ -280,7 +289,7 @@ class Api:
         kind: Kind,
         place: Place,
         seen: SeenRequest,
-        form: forms.Form,
+        form: representations.Form,
         options: Options,
     ) -> tuple[int, bytes]:
         namespace, name = place.namespace, place.name
@@ -289,7 +298,7 @@ class Api:
         if kind.table is None:
             asked = _decode_object(seen, kind, options)
             if asked.get('spec'):
-                managers.created(asked, applying.writer_of(kind, self.catalog, options.manager, ''))
+                managers.created(asked, server_side_apply.writer_of(kind, self.catalog, options.manager, ''))
             return 201, orjson.dumps(self._reviews.answer(kind, namespace, asked, options.user))
         if kind.conversion is not None:
             await self.objects.read(kind, namespace, name)
@@ -300,7 +309,7 @@ class Api:
                 scale = await self._scales.replace(kind, namespace, name, _decoded(seen, kind), options)
                 return 200, form.raw(scales.kind_of(kind), orjson.dumps(scale))
             case 'scale', _ if seen.content_type == rest.APPLY_PATCH:
-                scale = await self._scales.apply(kind, namespace, name, applying.decode(seen.body), options)
+                scale = await self._scales.apply(kind, namespace, name, server_side_apply.decode(seen.body), options)
                 return 200, form.raw(scales.kind_of(kind), orjson.dumps(scale))
             case 'scale', _:
                 scale = await self._scales.patch(kind, namespace, name, _scale_patch(seen, kind, options), options)
@@ -312,14 +321,16 @@ class Api:
                 answer = subresources.token_request(namespace, account, asked, self._tokens)
                 return 201, orjson.dumps(answer)
             case 'eviction', _:
-                podorders.check_eviction(_decode_object(seen, podorders.EVICTION, options), namespace, name, options)
+                pod_subresources.check_eviction(
+                    _decode_object(seen, pod_subresources.EVICTION, options), namespace, name, options
+                )
                 await self.objects.delete(kind, namespace, name, options)
                 return 201, _DONE
             case 'binding', _:
-                order = _decode_object(seen, podorders.BINDING, options)
-                podorders.check_binding(order, namespace, name)
+                order = _decode_object(seen, pod_subresources.BINDING, options)
+                pod_subresources.check_binding(order, namespace, name)
                 await self.objects.rewrite(
-                    kind, namespace, name, lambda pod: podorders.bind(pod, order), options, 'binding'
+                    kind, namespace, name, lambda pod: pod_subresources.bind(pod, order), options, 'binding'
                 )
                 return 201, _DONE
             case 'finalize', 'update':
@@ -361,7 +372,7 @@ def refused(refusal: statuses.Refusal, accept: str) -> Response:
     """Return the response of a refusal."""
     if isinstance(refusal, statuses.UnknownPath):
         return text_response('404 page not found\n', 404)
-    if 'yaml' in accept and forms.prefers_yaml(accept):
+    if 'yaml' in accept and representations.prefers_yaml(accept):
         response = _yaml_response(orjson.dumps(refusal.as_status()), refusal.code)
         return response._replace(headers=[*response.headers, *refusal.headers.items()])
     return json_response(refusal.as_status(), refusal.code, refusal.headers)
@@ -411,7 +422,7 @@ def _read_options(seen: SeenRequest, verb: str, options: Options) -> None:
 def _decode_object(seen: SeenRequest, kind: Kind, options: Options) -> Body:
     mistakes: list[str] = []
     body = objects.decode(_decoded(seen, kind), kind, seen.body, mistakes, lenient=options.field_validation == 'Ignore')
-    report(mistakes, options, lambda text: outcomes.unhandled(kind, text))
+    report(mistakes, options, lambda text: patch_results.unhandled(kind, text))
     if kind.custom:
         options.mistakes += strictness.duplicates(seen.body)
     return body
@@ -430,7 +441,7 @@ def _decoded(seen: SeenRequest, kind: Kind) -> Any:
             f'({clientjson.excerpt(seen.body)})'
         ) from None
     except clientjson.NumberError as error:
-        raise outcomes.unhandled(kind, str(error)) from None
+        raise patch_results.unhandled(kind, str(error)) from None
     except ValueError as error:
         raise statuses.bad_request(
             f'the object provided is unrecognized (must be of type {kind.name}): couldn\'t get version/kind; json '
@@ -472,7 +483,7 @@ def _decoded_patch(seen: SeenRequest, kind: Kind, options: Options) -> Any:
         return clientjson.loads(seen.body)
     except ValueError as error:
         if options.field_validation == 'Ignore' and seen.content_type in PATCHES:
-            raise patches.unread(None if seen.content_type == rest.MERGE_PATCH else str(error)) from None
+            raise json_patches.unread(None if seen.content_type == rest.MERGE_PATCH else str(error)) from None
         prefix = '' if seen.content_type == rest.STRATEGIC_PATCH else 'error decoding patch: '
         raise statuses.bad_request(f'{prefix}{error}') from None
 
@@ -483,15 +494,15 @@ def _scale_patch(seen: SeenRequest, kind: Kind, options: Options) -> Callable[[B
         seen = dataclasses.replace(seen, content_type=rest.MERGE_PATCH)
     patch = _decoded_patch(seen, kind, options)
     if seen.content_type == rest.MERGE_PATCH:
-        return lambda scale: patches.merge(scale, patch)
+        return lambda scale: json_patches.merge(scale, patch)
     if seen.content_type != rest.JSON_PATCH:
         raise statuses.unsupported_media((*PATCHES, rest.APPLY_PATCH))
-    operations = patches.check_operations(patch, lenient=options.field_validation == 'Ignore')
+    operations = json_patches.check_operations(patch, lenient=options.field_validation == 'Ignore')
 
     def change(scale: Body) -> Any:
         try:
-            return patches.apply(scale, operations)
-        except patches.PatchError:
+            return json_patches.apply(scale, operations)
+        except json_patches.PatchError:
             raise statuses.rejected() from None
 
     return change
