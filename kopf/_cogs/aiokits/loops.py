@@ -11,7 +11,7 @@ import contextvars
 import gc
 import logging
 import sys
-from collections.abc import Collection, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from typing import Any, TypeVar
 
 logger = logging.getLogger(__name__)
@@ -132,6 +132,21 @@ async def complete(coro: Coroutine[Any, Any, T], *, patience: float) -> T:
         if not task.done():
             task.cancel()
             await asyncio.wait({task})
+
+
+def make_threadsafe(fn: Callable[[], object]) -> Callable[[], None]:
+    """
+    Return a function that has the given one called in the current loop soon, and can be called in any thread.
+
+    When the loop is closed, nothing is called: those who call must not fail because a loop was closed carelessly.
+    """
+    loop = asyncio.get_running_loop()
+
+    def call_soon() -> None:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(fn)
+
+    return call_soon
 
 
 def abandon(tasks: Tasks) -> None:

@@ -2,19 +2,21 @@
 Functions of the operator itself that are run again and again: ``@kopf.on.schedule``.
 
 Each has one task for as long as the operator serves, so that it never runs twice at once. While the operator is paused
-because of its peers, no run begins. Specified in the documentation's "Timers".
+because of its peers, no run begins. Functions can be declared at any time, and in any thread.
+Specified in the documentation's "Timers".
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from kopf._cogs.aiokits.loops import end
+from kopf._cogs.aiokits.loops import end, make_threadsafe
 from kopf._core.actions.execution import Execution, Outcome, run_handler, utcnow
 from kopf._core.actions.handler_states import HandlerState
 from kopf._core.intents.causes import Activity, ActivityCause
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import ScheduleHandler
+from kopf._core.intents.registries import OperatorRegistry
 
 OVERDUE_DELAY = 0.1
 """When to look again whether the operator goes on, if it must pause but has not done so yet (in seconds)."""
@@ -28,10 +30,10 @@ class Schedules:
 
     def __init__(
         self,
-        handlers: Sequence[ScheduleHandler],
+        registry: OperatorRegistry,
         context: OperatorContext,
     ) -> None:
-        self._handlers = handlers
+        self._registry = registry
         self._settings = context.settings
         self._cause = ActivityCause(
             activity=Activity.SCHEDULE,
@@ -45,7 +47,7 @@ class Schedules:
         self._runs: set[asyncio.Task[Outcome]] = set()
 
     def __len__(self) -> int:
-        return len(self._handlers)
+        return len(self._registry.activities.get_schedules())
 
     def permit(self, permitted: bool) -> None:
         """Let the runs begin when they are due, or let none begin until permitted again."""
@@ -71,9 +73,20 @@ class Schedules:
 
     async def run(self) -> None:
         """Run the functions when they are due, until cancelled; those that run then are ended, too."""
-        async with asyncio.TaskGroup() as group:
-            for handler in self._handlers:
-                group.create_task(self._repeat(handler), name=f'{handler}')
+        changed = asyncio.Event()
+        listener = make_threadsafe(changed.set)
+        self._registry.activity_listeners.append(listener)
+        try:
+            async with asyncio.TaskGroup() as group:
+                started = 0
+                while True:
+                    changed.clear()
+                    for handler in self._registry.activities.get_schedules()[started:]:
+                        group.create_task(self._repeat(handler), name=f'{handler}')
+                        started += 1
+                    await changed.wait()
+        finally:
+            self._registry.activity_listeners.remove(listener)
 
     async def _repeat(self, handler: ScheduleHandler) -> None:
         loop = asyncio.get_running_loop()

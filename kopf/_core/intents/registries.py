@@ -94,9 +94,12 @@ class OperatorRegistry:
     def __init__(self) -> None:
         self.listeners: list[Callable[[], object]] = []
         """Are called when a handler of objects is added: in that very thread."""
+        self.activity_listeners: list[Callable[[], object]] = []
+        """The same for handlers of activities."""
         for kind in KINDS:
             make = _REGISTRIES.get(kind, HandlersRegistry)
-            handlers = make(self._notify if issubclass(kind, ResourceHandler) else None)
+            listeners = self.listeners if issubclass(kind, ResourceHandler) else self.activity_listeners
+            handlers = make(functools.partial(_notify, listeners))
             setattr(self, kind.slot, handlers)
             # Operators that look for their own handlers, or wrap them, know the slots by their private names.
             setattr(self, f'_{kind.slot}', handlers)
@@ -113,10 +116,6 @@ class OperatorRegistry:
             for handler in other.of(kind).get_all_handlers():
                 if handler not in known and chosen(handler):
                     own.append(handler)
-
-    def _notify(self) -> None:
-        for listener in list(self.listeners):
-            listener()
 
     def iter_handlers(self) -> Iterator[DeclaredHandler]:
         """Yield the handlers of all kinds."""
@@ -136,6 +135,11 @@ class OperatorRegistry:
                 continue
             if not patched or handler.modifies:
                 yield handler.selector
+
+
+def _notify(listeners: Collection[Callable[[], object]]) -> None:
+    for listener in list(listeners):
+        listener()
 
 
 _REGISTRIES: Mapping[type[DeclaredHandler], type[HandlersRegistry[Any]]] = {

@@ -221,10 +221,7 @@ class Operator:
             await stack.enter_async_context(Poster(client, self.settings))
             indexing_gate = IndexingGate()
             workers = WorkerPool(self.settings, indexing_gate)
-            schedules = Schedules(
-                self.registry.activities.get_schedules(),
-                self._context,
-            )
+            schedules = Schedules(self.registry, self._context)
             if (command := self._options.get('_command')) is not None:
                 with explaining():
                     found = await discover(client, PEERING_GROUPS)

@@ -7,13 +7,12 @@ as everything else is watched. Where an operator has no rights for that, it serv
 
 import asyncio
 import dataclasses
-import functools
 import itertools
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from kopf._cogs.aiokits.loops import end
+from kopf._cogs.aiokits.loops import end, make_threadsafe
 from kopf._cogs.clients import errors
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.clients.discovery import discover, explaining
@@ -115,7 +114,7 @@ class Orchestrator:
         self._absences = Absences(self._definitions)
         self._changed = asyncio.Event()
         # Handlers can be declared at any time, and in any thread.
-        self._listener = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, self.note_definition)
+        self._listener = make_threadsafe(self.note_definition)
         registry.listeners.append(self._listener)
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from kopf._cogs.aiokits.loops import complete, finishing
+from kopf._cogs.aiokits.loops import complete, finishing, make_threadsafe
 
 
 def test_the_loop_is_closed():
@@ -109,3 +109,22 @@ async def test_what_is_not_cancelled_is_as_without():
     assert await complete(asyncio.sleep(0, 'result'), patience=0) == 'result'
     with pytest.raises(TimeoutError):
         await complete(asyncio.wait_for(asyncio.Event().wait(), 0.01), patience=0)
+
+
+# Calls from other threads.
+
+
+async def test_a_function_is_called_in_its_loop_from_another_thread():
+    called = asyncio.Event()
+    await asyncio.to_thread(make_threadsafe(called.set))
+    async with asyncio.timeout(10):
+        await called.wait()
+
+
+def test_calls_into_a_closed_loop_do_nothing():
+    async def make():
+        return make_threadsafe(pytest.fail)
+
+    with finishing(asyncio.new_event_loop()) as loop:
+        call = loop.run_until_complete(make())
+    call()

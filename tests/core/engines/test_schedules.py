@@ -21,7 +21,7 @@ def registry():
 def make(registry):
     def make(permitted=True):
         made = Schedules(
-            registry.activities.get_schedules(),
+            registry,
             OperatorContext(settings=kopf.OperatorSettings(), memo='memo', indices={'index': 'content'}),
         )
         made.permit(permitted)
@@ -221,3 +221,40 @@ async def test_functions_in_threads_that_do_not_end_are_named(registry, make, mo
 def test_wrong_options(registry, options, error):
     with pytest.raises((TypeError, ValueError), match=error):
         kopf.on.schedule(registry=registry, **options)
+
+
+# Functions that are declared at run time.
+
+
+@pytest.mark.looptime
+async def test_functions_that_are_declared_at_run_time_are_run_too(registry, make):
+    seen = []
+
+    def declare(id):
+        @kopf.on.schedule(interval=10, initial_delay=1, registry=registry, id=id)
+        async def fn():
+            seen.append((id, now()))
+            if id == 'first' and len(seen) == 1:
+                declare('third')
+
+    declare('first')
+    async with run(make()):
+        await asyncio.sleep(5)
+        declare('second')
+        await asyncio.sleep(10)
+    assert seen == [('first', 1), ('third', 2), ('second', 6), ('first', 11), ('third', 12)]
+    assert registry.activity_listeners == []
+
+
+async def test_functions_that_are_declared_in_other_threads_are_run_too(registry, make):
+    called = asyncio.Event()
+
+    def declare():
+        @kopf.on.schedule(interval=10, registry=registry)
+        async def fn():
+            called.set()
+
+    async with run(make()), asyncio.timeout(10):
+        await asyncio.sleep(0)
+        await asyncio.to_thread(declare)
+        await called.wait()
