@@ -58,6 +58,7 @@ class ObjectRecord:
         'pending',
         'pending_patch',
         'requeued',
+        'selfpatching',
         'selftriggering',
         'throttle',
         'throttled',
@@ -101,6 +102,8 @@ class ObjectRecord:
         """The fields without which the object matches no handlers: their addition is an update."""
         self.selftriggering: SelfTriggering | None = None
         """What is known of updates that the object's handlers cause themselves, while they do."""
+        self.selfpatching: SelfTriggering | None = None
+        """The same of raw events."""
         self.pending_patch: Patch | None = None
         """What handlers have wanted of the object, and could not be applied to it yet."""
         self.indexing: IndexingState | None = None
@@ -235,6 +238,10 @@ class ObjectRecord:
     def watch_selftriggering(self, triggering: 'SelfTriggering | None') -> None:
         """Remember the updates that the handlers cause themselves; ``None`` when they do not any more."""
         self.selftriggering = triggering
+
+    def watch_selfpatching(self, triggering: 'SelfTriggering | None') -> None:
+        """Remember the raw events that their handlers cause themselves; ``None`` when they do not any more."""
+        self.selfpatching = triggering
 
     # The state, and what is done about it.
 

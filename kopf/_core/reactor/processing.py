@@ -241,12 +241,17 @@ class Processor(ObjectSink):
             self._forget(record, event, body)
             return None
         if not self._managing and not patch and record.body is None:
+            record.watch_selfpatching(None)
             return None
         stale = self._sift(record, event)
         if not stale:
             record.accept(event['object'])
         elif record.body is not None and self._is_foreign(record.body):
             await self._applier.reload(record, record.body)
+        if patch or record.selfpatching is not None:
+            pause = self._reconciler.hold_back(record, patch, body, own=stale, requeued=requeued)
+            if pause:
+                return pause
         if patch or requeued or not stale:
             deciding = record.body is not None
             record.adopt(event['object'])

@@ -114,6 +114,30 @@ class Reconciler:
             body._replace_with(event['object'])
         return event
 
+    def hold_back(self, record: ObjectRecord, patch: Patch, body: Body, *, own: bool, requeued: bool) -> float:
+        """
+        Remember the patch of the handlers of raw events for later if they trigger themselves.
+
+        Args:
+            record: the object.
+            patch: what the handlers want to be changed.
+            body: the object as it is in the event.
+            own: whether the event is of our own patch, or was before it.
+            requeued: whether the object is to be looked at, whatever the event is.
+
+        Returns:
+            The delay until the patch is to be sent (in seconds); zero if it is not held back.
+        """
+        pause = self._selftriggers.note_event(record, patch, body, own=own)
+        if not pause:
+            return 0
+        record.adopt(cast(RawBody, body._data()))
+        if requeued and not (record.cycle is None and self.is_settled(record, cast(RawBody, record.body))):
+            return 0  # there is other work, which must not wait
+        complete(record, patch, make_logger(record, self._decider.table.resource, self._settings, ObjectLogger))
+        record.keep_patch(patch)
+        return pause
+
     async def step(self, record: ObjectRecord, patch: Patch, *, deciding: bool) -> float | None:
         """
         Do one step about the newest state of the object, and apply what comes of it in one patch.

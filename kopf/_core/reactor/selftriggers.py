@@ -1,18 +1,22 @@
 """
-Updates that handlers cause themselves: they patch what they are called for, and are called for their own patches.
+Changes that handlers cause themselves: they patch what they are called for, and are called for their own patches.
 
 This can well end by itself, after some steps. If it does not, it would take all of the CPU and flood the API: it is
 told of once, and slowed down with growing pauses, until another client edits the object. Patches that handlers send on
 their own, by other means than the argument ``patch``, are edits of other clients here. The same is done if the storages
 of the user cause updates: they write more than the essence, or take for the essence what changes with each patch.
+
+Handlers of raw events are called for each event, also for those of the status. So their patches are held back instead.
 """
 
 import time
+from collections.abc import Collection
 from typing import cast
 
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody
-from kopf._cogs.structs.diffs import EMPTY, is_same
+from kopf._cogs.structs.dicts import FieldPath
+from kopf._cogs.structs.diffs import EMPTY, diff, is_same
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.loggers import ObjectLogger
@@ -37,10 +41,15 @@ _CAUSED_BY_STORAGES = (
     "essence (%s): by now, %d times in a row. From now on, there are growing pauses between the calls, until another "
     "client edits the object. Let build() of the diff-base storage leave out what changes with each patch."
 )
+_CAUSED_BY_EVENTS = (
+    "%s of raw events changes the object by its patch (%s), and is called for the event of this change again: by now, "
+    "%d times in a row. From now on, its patches are sent after growing pauses, until another client edits the object. "
+    "Change a field only if it is not as wanted yet."
+)
 
 
 class SelfTriggering:
-    """A row of updates of one object, each caused by the patch of the former one."""
+    """A row of changes of one object, each caused by the patch of the former one."""
 
     __slots__ = ('_count', '_essence', '_noticed_at', '_resumes_at')
 
@@ -51,11 +60,11 @@ class SelfTriggering:
 
     @property
     def count(self) -> int:
-        """How many updates there were."""
+        """How many changes there were."""
         return self._count
 
     def note(self, essence: BodyEssence) -> float:
-        """Take one more update, which has made this of the object; return the pause before the next (in seconds)."""
+        """Take one more change, which has made this of the object; return the pause before the next (in seconds)."""
         now = time.monotonic()
         since = now - max(self._noticed_at, self._resumes_at)
         self._count = self._count + 1 if since <= MAX_GAP else 1
@@ -69,18 +78,26 @@ class SelfTriggering:
         """Check whether another client has edited the object since the last update."""
         return not is_same(essence, self._essence)
 
+    def is_edited(self, essence: BodyEssence, fields: Collection[FieldPath]) -> bool:
+        """Check whether the object has changed since the last time, apart from these fields."""
+        return self._essence is not None and not all(
+            any(item.field[: len(field)] == field or field[: len(item.field)] == item.field for field in fields)
+            for item in diff(self._essence, essence)
+        )
+
     def get_pause(self) -> float:
-        """Return how long there is to wait for the next update (in seconds)."""
+        """Return how long there is to wait for the next change (in seconds)."""
         return max(0.0, self._resumes_at - time.monotonic())
 
 
 class SelfTriggers:
-    """The updates of all the objects of one resource that their handlers cause themselves."""
+    """The changes of all the objects of one resource that their handlers cause themselves."""
 
     def __init__(self, settings: OperatorSettings, decider: Decider) -> None:
         self._settings = settings
         self._decider = decider
         self._told: set[frozenset[HandlerId]] = set()
+        self._told_of_events = False
 
     def check(self, record: ObjectRecord, body: Body) -> float:
         """
@@ -117,3 +134,40 @@ class SelfTriggers:
                 triggering.count,
             )
         return pause
+
+    def note_event(self, record: ObjectRecord, patch: Patch, body: Body, *, own: bool) -> float:
+        """
+        Return for how long (in seconds) the patch of the handlers of raw events is to be held back.
+
+        Patches that change nothing bring no events. Why are the patches of a pause not counted? There can be many
+        events meanwhile, and one patch of the newest values is enough for all of them.
+
+        Args:
+            record: the object.
+            patch: what the handlers want to be changed.
+            body: the object as it is in the event.
+            own: whether the event is of our own patch, or was before it.
+        """
+        fields = _find_changed_fields(patch, body) if own else ()
+        triggering = record.selfpatching or SelfTriggering()
+        if not fields or triggering.is_edited(essence := self._decider.essences.of(body), fields):
+            record.watch_selfpatching(None)
+            return 0
+        record.watch_selfpatching(triggering)
+        pause = triggering.get_pause() or triggering.note(essence)
+        if pause and not self._told_of_events:
+            self._told_of_events = True
+            make_logger(record, self._decider.table.resource, self._settings, ObjectLogger).warning(
+                _CAUSED_BY_EVENTS,
+                ", ".join(f"Handler {handler.id!r}" for handler in self._decider.table.watching),
+                ', '.join('.'.join(field) for field in fields),
+                triggering.count,
+            )
+        return pause
+
+
+def _find_changed_fields(patch: Patch, body: Body) -> Collection[FieldPath]:
+    try:
+        return list(dict.fromkeys(item.field for item in diff(body._data(), patch.applied_to(body))))
+    except Exception:  # of the functions of the patch: it is reported where the patch is applied
+        return ()

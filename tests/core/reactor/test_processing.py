@@ -483,6 +483,54 @@ async def test_a_storage_that_triggers_handlers_is_told_of_and_slowed_down(world
         assert time.monotonic() - started < 10
 
 
+# Handlers of raw events that trigger themselves.
+
+
+async def count_in_status(status, patch, **_):
+    patch.status['count'] = status.get('count', 0) + 1
+
+
+async def count_by_function(patch, **_):
+    def count(body):
+        status = body.setdefault('status', {})
+        status['count'] = status.get('count', 0) + 1
+
+    patch.fns.append(count)
+
+
+@pytest.mark.parametrize('managing', [False, True], ids=['alone', 'beside others'])
+@pytest.mark.parametrize('does', [count_in_status, count_by_function])
+async def test_a_handler_of_raw_events_that_triggers_itself_is_told_of_and_slowed_down(world, does, managing):
+    world.declare(kopf.on.event, 'looping', does=does)
+    if managing:
+        world.declare(kopf.on.update, 'update')
+    async with world.operator():
+        await world.create()
+        await world.until_logged('in a row')
+        calls = len(world.called('looping'))
+        started = time.monotonic()
+        await world.until_called('looping', calls + 4)
+        assert time.monotonic() - started > 0.5
+        (warning,) = [text for text in world.log.texts if 'in a row' in text]
+        assert warning.startswith("Handler 'looping' of raw events changes the object by its patch (status")
+        await world.edit(x=1)  # what others edit is seen at once, and there can be as many steps again
+        await world.until_called('looping', calls + 20)
+        assert time.monotonic() - started < 10
+
+
+async def test_a_handler_of_raw_events_that_patches_what_is_not_as_wanted_is_not_slowed_down(world):
+    async def follow(spec, patch, **_):
+        patch.status['seen'] = spec['n']
+
+    world.declare(kopf.on.event, 'following', does=follow)
+    async with world.operator():
+        await world.create(spec={'n': 0})
+        for n in range(1, 61):
+            await world.edit(n=n)
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: body.get('status') == {'seen': 60}, timeout=5)
+    assert not any('in a row' in text for text in world.log.texts)
+
+
 # Storages of the user that fail for a moment.
 
 
