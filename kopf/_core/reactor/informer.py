@@ -13,6 +13,7 @@ import logging
 from collections.abc import Collection
 from typing import Any
 
+from kopf._cogs.aiokits.delays import Delays
 from kopf._cogs.clients.errors import APIError
 from kopf._cogs.structs.bodies import Body, RawEvent
 from kopf._cogs.structs.ids import HandlerId
@@ -40,7 +41,7 @@ MAX_FAILURES = 2
 class IndexingState:
     """What is remembered of an object while it is being indexed, or is excluded from some indices."""
 
-    __slots__ = ('event', 'excluded', 'listed_since', 'retried', 'running', 'timer')
+    __slots__ = ('delays', 'event', 'excluded', 'listed_since', 'retried', 'running', 'timer')
 
     def __init__(self) -> None:
         self.event: RawEvent | None = None
@@ -51,6 +52,8 @@ class IndexingState:
         self.retried: RawEvent | None = None
         """The last event indexed, if it is to be indexed again."""
         self.timer: asyncio.TimerHandle | None = None
+        self.delays: Delays | None = None
+        """The pauses between the attempts to pass an event on, if that has failed."""
 
     def cancel_timer(self) -> None:
         self.retried = None
@@ -203,15 +206,40 @@ class Informer(ObjectSink):
                     await self._index(record, state, event)
                     if self._is_over():
                         break
-                self._sink.receive(record, event, listed_since=listed_since)
+                if not self._pass_on(record, state, event, listed_since=listed_since):
+                    break
         finally:
             state.running = False
             if self._dropped:
                 self._discard(record)
                 if self._successor is not None and state.event is not None:
                     self._successor.resume_indexing(record, state)
-            elif not state.excluded and record.indexing is state:
+            elif not state.excluded and state.event is None and record.indexing is state:
                 record.end_indexing()
+
+    def _pass_on(
+        self, record: ObjectRecord, state: IndexingState, event: RawEvent, *, listed_since: float | None
+    ) -> bool:
+        """Pass the event on; if that fails, do it again later, as watches do without indices."""
+        try:
+            self._sink.receive(record, event, listed_since=listed_since)
+        except Exception:
+            if state.delays is None:
+                state.delays = Delays(self._settings.queueing.error_delays)
+            delay = state.delays.next()
+            logger.exception(
+                "An event of %r of %s could not be taken; it is tried again in %g seconds.",
+                record,
+                self._resource,
+                delay,
+            )
+            state.cancel_timer()
+            if state.event is None:
+                state.event = event
+            state.timer = asyncio.get_running_loop().call_later(delay, self._retry, record, state)
+            return False
+        state.delays = None
+        return True
 
     def _is_over(self) -> bool:
         return self._dropped

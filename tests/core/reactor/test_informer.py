@@ -509,6 +509,45 @@ async def test_functions_that_always_ask_to_be_called_at_once_do_not_spin(setup:
     assert calls == [2]
 
 
+@pytest.mark.looptime
+@pytest.mark.parametrize('type', ['MODIFIED', 'DELETED'])
+async def test_an_event_that_the_sink_fails_to_take_is_passed_on_again(
+    setup: Setup, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, type: str
+) -> None:
+    going, taken = asyncio.Event(), []
+
+    @kopf.index('pods', registry=setup.registry, id='idx')
+    async def idx(name: str, **_: Any) -> Any:
+        await going.wait()
+        return name
+
+    @kopf.on.event('pods', registry=setup.registry)
+    async def handle(**_: Any) -> None:
+        pass
+
+    def receive(record: ObjectRecord, event: Any, *, listed_since: float | None) -> None:
+        taken.append((record.name, event['type'], asyncio.get_running_loop().time()))
+        if len(taken) < 3:
+            raise ValueError("boo")
+
+    setup.settings.queueing.error_delays = [1, 2]
+    pods = setup.serve(PODS)
+    monkeypatch.setattr(cast(Informer, pods.sink).processor, 'receive', receive)
+    record = pods.feed('pod1')
+    pods.listed()
+    if type == 'DELETED':
+        await asyncio.sleep(0)
+        pods.feed('pod1', type)
+    going.set()
+    await asyncio.sleep(10)
+    last = None if type == 'MODIFIED' else type
+    assert [(kind, round(time)) for _, kind, time in taken] == [(None, 0), (last, 1), (last, 3)]
+    assert "An event of <ns/pod1> of pods.v1 could not be taken; it is tried again in 1 seconds." in caplog.text
+    assert "ValueError: boo" in caplog.text
+    assert not setup.indexing_gate.failure.done() and setup.indexing_gate.is_complete
+    assert record.indexing is None
+
+
 async def test_exclusions_end_with_the_object(setup: Setup) -> None:
     @kopf.index('pods', registry=setup.registry, id='idx')
     async def idx(**_: Any) -> Any:
