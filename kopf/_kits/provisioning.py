@@ -100,7 +100,7 @@ class _Provision:
                 if await self._try_to_apply():
                     return
             except errors.APIConflictError:
-                self._waiting[self._name] = "it is changed by somebody else all the time"
+                self._waiting[self._name] = "it is changed by another client all the time"
             except errors.APIForbiddenError as error:
                 raise PermanentError(
                     f"The CRD {self._name} cannot be applied: {error}. The operator needs the permission {RULE}."
@@ -122,7 +122,11 @@ class _Provision:
             return False
         elif changes := _find_changes(self._crd, live):
             changes.setdefault('metadata', {})['resourceVersion'] = live['metadata']['resourceVersion']
-            await self._client.patch(f'{PATH}/{self._name}', changes, MERGE_PATCH)
+            try:
+                await self._client.patch(f'{PATH}/{self._name}', changes, MERGE_PATCH)
+            except errors.APINotFoundError:  # it was deleted since it was read
+                self._waiting[self._name] = "it is deleted by another client all the time"
+                return False
             logger.info("The CRD %s is updated.", self._name)
         return True
 

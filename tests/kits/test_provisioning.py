@@ -286,3 +286,13 @@ async def test_functions_in_threads_are_told_to_be_asynchronous(sandbox, registr
 async def test_outside_of_operators():
     with pytest.raises(kopf.PermanentError, match="only inside of an operator"):
         await kopf.ensure_crds(make_crd())
+
+
+async def test_a_crd_that_is_deleted_before_it_is_patched_is_created_anew(sandbox, registry):
+    crd = make_crd()
+    await sandbox.aio.create(crd | {'metadata': {**crd['metadata'], 'labels': {'other': 'one'}}})
+    crd['metadata']['labels'] = {'wanted': 'one'}
+    sandbox.faults.error(404, method='PATCH', resource='customresourcedefinitions')
+    await ensure(registry, crd)
+    live = await sandbox.aio.get('customresourcedefinitions', 'widgets.example.com')
+    assert live['metadata']['labels']['wanted'] == 'one'
