@@ -159,11 +159,16 @@ def may_match_change(handler: ChangingHandler, cause: ChangingCause) -> bool:
         return True
 
 
+def get_key(handler: ResourceHandler) -> tuple[int, str]:
+    """Return the key of the function and the id: a function declared for several reasons or filters has one key."""
+    return id(handler.fn), handler.id
+
+
 def deduplicate(handlers: Iterable[HandlerT]) -> Iterator[HandlerT]:
-    """Skip the handlers that are the same function under the same id: it was declared for several reasons."""
+    """Skip the handlers that repeat the key of a former one; see `get_key`."""
     seen: set[tuple[int, str]] = set()
     for handler in handlers:
-        key = (id(handler.fn), handler.id)
+        key = get_key(handler)
         if key not in seen:
             seen.add(key)
             yield handler
@@ -171,7 +176,7 @@ def deduplicate(handlers: Iterable[HandlerT]) -> Iterator[HandlerT]:
 
 def are_distinct(handlers: Sequence[ResourceHandler]) -> bool:
     """Check whether `deduplicate` would skip none of the handlers, whichever of them match."""
-    return len({(id(handler.fn), handler.id) for handler in handlers}) == len(handlers)
+    return len({get_key(handler) for handler in handlers}) == len(handlers)
 
 
 def _match_metadata(handler: ResourceHandler, cause: ResourceCause) -> bool:

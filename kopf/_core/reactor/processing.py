@@ -1,10 +1,10 @@
 """
-Processing the events of one resource: from an event received to the object at rest.
+Processing the events of one resource, from the received event until the object is at rest.
 
-An event costs nothing but a look if there is nothing to be done about it. Otherwise the object gets a worker: a task
-that exists only while there is work, and that takes the newest state each time it goes on. After our own patch, it
-goes on with the state that the patch has returned; the echo of the patch in the stream is recognised by its version.
-A delayed retry holds no worker: it is a timer, and the record of the object.
+An event that requires no action is only compared with the known state, without a task. Otherwise, the object gets
+a worker: a task that exists only while there is work, and takes the newest state for each step. After a patch of the
+operator, the worker continues with the state from the response; the echo of the patch in the stream is recognized by
+its resource version. A delayed retry holds no worker: it is a timer and the record of the object.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from kopf._core.reactor.watches import ResourceWatch
 from kopf._core.reactor.workers import WorkerPool
 
 MAX_STEPS = 1000
-"""After so many steps without a pause, something must be wrong: the object is throttled."""
+"""The number of steps in a row without an event, after which the object is throttled: it is a bug by then."""
 
 
 class Processor(ObjectSink):
@@ -65,8 +65,8 @@ class Processor(ObjectSink):
         )
         self._observing, self._managing = bool(table.watching), table.managing
         self._dropped = False
-        self._known: Set[str] = frozenset()  # the uids of the objects that were there before the operator has paused
-        self._inherited: set[ObjectRecord] = set()  # those taken over: to be looked at, whatever is expected
+        self._known: Set[str] = frozenset()  # the uids of the objects that existed when the operator paused
+        self._inherited: set[ObjectRecord] = set()  # taken over from a predecessor: echoes are to be handled, too
         self._successor: Processor | None = None
         self._api_version = get_api_version(table.resource)
 
@@ -77,16 +77,18 @@ class Processor(ObjectSink):
 
     @property
     def requesting(self) -> bool:
+        """Whether handling usually sends requests to the API."""
         return self._managing
 
     @property
     def arguments(self) -> frozenset[str] | None:
+        """The arguments that the handlers can use, indices among them; ``None`` if it can be any argument."""
         return self._decider.table.arguments
 
-    # Receiving: in the watch, without waiting.
+    # Receiving: called by the watch, synchronous.
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
-        """Take the next event of an object: remember it for the worker, or see that there is no work."""
+        """Take the next event of an object: keep it for the worker, or drop it if it requires no action."""
         if self._successor is not None:
             self._successor.receive(record, event, listed_since=listed_since)
             return
@@ -98,7 +100,8 @@ class Processor(ObjectSink):
                 record.daemons.return_()
             if is_deleted(event):
                 self._workers.background.deletions.announce(record)
-                record.daemons.stop(DaemonStoppingReason.RESOURCE_DELETED)  # the worker can be busy for long
+                # Not only by the worker: it can be busy with a handler for long, or wait for its turn.
+                record.daemons.stop(DaemonStoppingReason.RESOURCE_DELETED)
         elif record.has_worker and is_deleted(event):
             self._workers.background.deletions.announce(record)
         if self._workers.paused and not self._receive_in_pause(record, event):
@@ -115,10 +118,13 @@ class Processor(ObjectSink):
 
     def _receive_in_pause(self, record: ObjectRecord, event: RawEvent) -> bool:
         """
-        Take an event that comes while the operator is paused; return whether it is to be handled after that.
+        Take an event that comes while the operator is paused.
 
-        All objects are listed again then, so only the deletions of those that the handlers know are to be remembered.
-        Those that come meanwhile are as if they were there before the operator, also if others have handled them.
+        After the pause, all objects are listed again, so only the deletions of the objects that the handlers know are
+        kept. New objects are resumed after the pause, as other operators can have handled them meanwhile.
+
+        Returns:
+            Whether to keep the event until the pause is over.
         """
         if record.uid in self._known:
             return event['type'] == 'DELETED'
@@ -126,22 +132,22 @@ class Processor(ObjectSink):
         return False
 
     def paused(self, watch: ResourceWatch) -> None:
-        """Remember which objects the handlers know, so as to report their deletions."""
+        """Remember which objects the handlers know, in order to report their deletions."""
         self._known = {record.uid for record in watch.get_known()}
 
     def resumed(self, watch: ResourceWatch) -> None:
-        """Forget what has been known and planned: others could have handled it, only the objects themselves tell."""
-        for record in watch.records.values():  # not those that are gone: that is still to be reported
+        """Forget the states and the plans of all objects: other operators could have handled them in the pause."""
+        for record in watch.records.values():  # without those of deleted objects: the deletions are to be handled
             record.forget_plans()
         self._known = frozenset()
 
     def revise(self, table: HandlerTable) -> None:
-        """Go on with the resource as it is defined now: with other subresources, for example, but the same handlers."""
+        """Use this table from now on: the resource has other verbs or subresources, but the same handlers."""
         self._decider.revise(table)
         self._host.revise(table)
 
     def dropped(self, watch: ResourceWatch) -> None:
-        """There are no objects to process any more; or others do that. What has begun may finish its step."""
+        """Start no more steps: the watch is stopped. A running step may finish."""
         self._dropped = True
         for record in watch.get_known():
             record.abandon()
@@ -149,7 +155,11 @@ class Processor(ObjectSink):
                 record.daemons.forget()
 
     def released(self, watch: ResourceWatch) -> None:
-        """Break what refers to each other: kinds and namespaces come and go, and nobody else would free it soon."""
+        """
+        Break the reference cycles.
+
+        Resources and namespaces come and go, and the garbage collector would free these objects only much later.
+        """
         self._host.release(self._successor)
         for record in watch.get_known():
             if record.daemons is not None and not record.daemons.alive:
@@ -157,23 +167,26 @@ class Processor(ObjectSink):
 
     @property
     def processor(self) -> 'Processor':
+        """The processor itself, as the last in the chain of sinks."""
         return self
 
     def retire(self, successor: ObjectSink, records: Collection[ObjectRecord]) -> None:
-        """Let another processor go on with the objects: with those that are worked on, when their step has ended."""
+        """Hand the objects over to another processor; those with running workers, when their step has ended."""
         self._dropped, self._successor = True, successor.processor
         self._successor.take_over(self, records)
 
     def take_over(self, predecessor: 'Processor', records: Collection[ObjectRecord]) -> None:
+        """Handle these objects from now on, with what their records contain."""
         redefined = predecessor.table.resource != self.table.resource
         for record in records:
             record.change_hands(redefined=redefined)
             if record.expected is not None or record.has_worker:
-                self._inherited.add(record)  # what follows from the handlers of this processor is not known yet
+                # The echo of the predecessor's patch must be handled: the handlers can be other ones now.
+                self._inherited.add(record)
             self._host.take_over(record, redefined=redefined)
 
     def _screen(self, record: ObjectRecord, event: RawEvent) -> bool:
-        """Return whether the event of an object at rest needs a worker; what is stale is dropped, or held back."""
+        """Return whether the event of an object at rest needs a worker. A stale event does not; see `echoes`."""
         if not self._observing and not self._managing:
             return False
         if self._observing or record.body is not None or record.cycle is not None or event['type'] == 'DELETED':
@@ -191,17 +204,17 @@ class Processor(ObjectSink):
     def _receive_again(self, record: ObjectRecord, event: RawEvent) -> None:
         self.receive(record, event, listed_since=None)
 
-    # Working: one task an object.
+    # Working: one task for each object.
 
     async def work(self, record: ObjectRecord) -> None:
-        """Do all there is to do about the object now."""
+        """Process the object, step by step, until nothing is left to do now."""
         if self._successor is not None:
             await self._successor.work(record)
             return
         steps = 0
         while record.has_work and not self._workers.halted and not self._dropped:
             if steps and record.pending is not None and self._workers.is_overloaded:
-                return  # whatever changes all the time must not keep the place for ever
+                return  # the queue is next: an object that changes all the time must not keep its worker forever
             event = record.take_pending()
             steps = 1 if event is not None else steps + 1
             try:
@@ -217,14 +230,19 @@ class Processor(ObjectSink):
                 self._wake_later(record, delay)
             self._throttling.succeed(record)
         if self._has_successor():
-            return  # the record goes there as it is
+            return  # the successor continues with the record as it is
         if self._dropped:
             record.discard_work()
         if record.wakeup is None and record.cycle is None and record.pending_patch is None:
             record.drop_body()
 
     async def _process(self, record: ObjectRecord, event: RawEvent | None) -> float | None:
-        """Take the event, if there is any, and do one step; return the delay until the next one (in seconds)."""
+        """
+        Do one step for the object, with the event if there is one.
+
+        Returns:
+            The delay until the next step (in seconds); ``None`` if no step is planned.
+        """
         requeued = record.take_requeue()
         if event is None:
             if record.body is not None and (record.outdated or self._is_foreign(record.body)):
@@ -262,7 +280,7 @@ class Processor(ObjectSink):
         return self._successor is not None
 
     def _is_foreign(self, raw: RawBody) -> bool:
-        """Check whether the object is in another version of the resource: from a patch of the former processor."""
+        """Check whether the state is of another API version: a patch of the predecessor has returned it."""
         return raw.get('apiVersion', self._api_version) != self._api_version
 
     def _forget(self, record: ObjectRecord, event: RawEvent, body: Body) -> None:
@@ -276,19 +294,24 @@ class Processor(ObjectSink):
             record.daemons.forget()
 
     async def save(self, record: ObjectRecord) -> None:
-        """Store what is only remembered of the object, without running any handlers."""
+        """Store on the object what is only in memory yet, without running any handlers."""
         await (self._reconciler if self._successor is None else self._successor).save(record)
 
     async def _save_before_forgetting(self, record: ObjectRecord) -> None:
-        """The object can have left the selection of the watch only: then it is still there, and can come back."""
-        if record.in_memory_only:  # of those that are certainly gone, nothing is, unless the last patch was lost
+        """
+        Store what is only in memory before the record is forgotten.
+
+        A DELETED event also comes when an object stops matching the selectors of the watch: such an object still
+        exists, and can match again. Deleted objects usually have nothing left to store.
+        """
+        if record.in_memory_only:
             try:
                 await self.save(record)
             except LoginError:
                 raise
             except Exception as error:
                 make_logger(record, self.table.resource, self._settings).error(
-                    "The object is gone, and what its handlers have come to can't be stored: %r", error
+                    "The object is gone, and the results of its handlers can't be stored: %r", error
                 )
 
     def _wake_later(self, record: ObjectRecord, delay: float) -> None:
@@ -304,7 +327,7 @@ class Processor(ObjectSink):
             self._workers.start(self, record)
 
     def wake(self, record: ObjectRecord) -> None:
-        """Look at the object again, event or not."""
+        """Requeue the object without an event."""
         if self._successor is not None:
             self._successor.wake(record)
             return
@@ -314,8 +337,9 @@ class Processor(ObjectSink):
             record.accept(record.daemons.packed.copy())
         record.requeue()
         if not record.throttled:
-            self._workers.start(self, record, at_once=False)  # whoever has ended, can be in the middle of receiving
+            # Not at once: a daemon can end inside of `receive`, which must not be re-entered by the worker.
+            self._workers.start(self, record, at_once=False)
 
     def is_settled(self, record: ObjectRecord, raw: RawBody) -> bool:
-        """Check whether there is nothing to be done about the object in this state."""
+        """Check whether the object in this state requires no action."""
         return self._reconciler.is_settled(record, raw)

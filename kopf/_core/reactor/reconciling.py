@@ -1,28 +1,32 @@
 """
-The steps of an object towards its rest: look, decide, run what is due, apply what comes of it in one patch.
+The steps that bring an object to rest: decide, run the handlers that are due, apply the results in one patch.
 
-A step begins with the newest state known, and ends with the state that its patch has returned, so that the next step
-needs no event. A step waits for nothing but the API and the handlers: it says when the next one is due, and ends.
+A step begins with the newest known state, and ends with the state from the response to its patch, so that the next
+step needs no event. A step waits only for the API and the handlers. It never sleeps until a retry: it returns the
+delay until the next step instead.
 """
 
 import asyncio
 import functools
+from collections.abc import Mapping
 from typing import cast
 
+from kopf._cogs.clients.api import AnyLogger
 from kopf._cogs.clients.pacing import background
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody, RawEvent
 from kopf._cogs.structs.body_guards import BodyGuard
 from kopf._cogs.structs.diffs import EMPTY, Diff
 from kopf._cogs.structs.finalizers import append_finalizer, remove_finalizer
+from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
-from kopf._core.actions.execution import ErrorsMode, Execution, run_handler, utcnow
+from kopf._core.actions.execution import ErrorsMode, Execution, Outcome, run_handler, utcnow
 from kopf._core.actions.handler_states import HandlerState
 from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
 from kopf._core.engines.changing import Step
 from kopf._core.intents import filters
 from kopf._core.intents.causes import ChangingCause, Reason, WatchingCause
 from kopf._core.intents.contexts import OperatorContext
-from kopf._core.intents.decisions import NO_FIELDS, TITLES, Decider, Decision, deliver_results, is_delivered
+from kopf._core.intents.decisions import NO_FIELDS, TITLES, Cycle, Decider, Decision, deliver_results, is_delivered
 from kopf._core.intents.storage_errors import StorageError
 from kopf._core.reactor.applying import Applier, complete
 from kopf._core.reactor.hosting import ObjectHost
@@ -31,11 +35,11 @@ from kopf._core.reactor.selftriggers import SelfTriggers
 from kopf._core.reactor.workers import WorkerPool
 
 DAEMONS_GRACE = 1.0
-"""For how long the progress of a deletion is only remembered, not stored, as the daemons end soon (in seconds)."""
+"""How long the progress of a deletion is kept in memory, not stored, as the daemons usually end soon (in seconds)."""
 
 
 class Reconciler:
-    """Brings the objects of one resource to rest, step by step."""
+    """Does the steps of all objects of one resource."""
 
     def __init__(
         self,
@@ -63,7 +67,7 @@ class Reconciler:
         self._reports = filters.FailureReports()
 
     def is_settled(self, record: ObjectRecord, raw: RawBody) -> bool:
-        """Check whether there is nothing to be done about the object in this state."""
+        """Check whether the object in this state requires no action."""
         if record.initial and self._decider.table.resuming_ids:
             return False
         holding = False
@@ -74,11 +78,16 @@ class Reconciler:
                     return False
                 holding = survey.holding
             return self._decider.is_settled(Body(raw), holding=holding, handled_digest=record.handled_digest)
-        except Exception:  # of filters or storages; it is reported, and retried, where the object is handled
+        except Exception:  # from filters or storages: the next step raises it again, and it is reported there
             return False
 
     async def observe(self, record: ObjectRecord, event: RawEvent, body: Body, patch: Patch) -> RawEvent:
-        """Run the handlers of raw events; return the event as it was before they could change it in place."""
+        """
+        Run the handlers of raw events (``@kopf.on.event``).
+
+        Returns:
+            The event as it was before the handlers, which can have modified its object in place.
+        """
         guard = BodyGuard(event['object']) if self._managing else None
         local = LocalObjectLogger(body=body, settings=self._settings)
         cause = WatchingCause(
@@ -99,13 +108,13 @@ class Reconciler:
                 self._reports.report({handler: error}, cause)
                 continue
             if matching and not self._watching_is_distinct:
-                key = (id(handler.fn), handler.id)
-                matching = key not in called  # a function that is declared with several filters is called once
+                key = filters.get_key(handler)  # a function that is declared with several filters is called once
+                matching = key not in called
                 called.add(key)
             if matching:
                 state = HandlerState(started=utcnow())
                 outcome = (await run_handler(handler, cause, state, self._lenient_rules)).without_exception()
-                # Usually, the same is returned for each event: it is stored once.
+                # Handlers usually return the same result for each event: it is not patched again.
                 if outcome.result is not None and not is_delivered(outcome.result, body.status.get(handler.id)):
                     deliver_results({handler.id: outcome}, patch)
         if guard is not None and guard.is_changed:
@@ -140,16 +149,21 @@ class Reconciler:
 
     async def step(self, record: ObjectRecord, patch: Patch, *, deciding: bool) -> float | None:
         """
-        Do one step about the newest state of the object, and apply what comes of it in one patch.
+        Do one step from the newest known state of the object, and apply its results in one patch.
+
+        Args:
+            record: the record of the object.
+            patch: what the handlers of raw events have put into the patch.
+            deciding: whether to look for causes and daemons; otherwise, only apply the patch.
 
         Returns:
-            The delay until the next step (in seconds); ``None`` if only an event, or the requeued object, needs one.
+            The delay until the next step (in seconds); ``None`` if an event, or a requeue, starts it.
         """
         record.cancel_wakeup()
         holding = False
         if deciding and self._host.spawner is not None:
             holding = await self._host.spawner.adjust(record, cast(RawBody, record.body))
-            record.cancel_requeue()  # those that have just ended are taken into account
+            record.cancel_requeue()  # daemons that have ended just now are taken into account already
         body = Body(cast(RawBody, record.body))
         pause = self._selftriggers.check(record, body) if deciding else 0
         deciding_now = deciding and self._managing and not pause
@@ -170,15 +184,7 @@ class Reconciler:
             record.leave_cycle()
         elif decision is not None and not decision.add_finalizer:
             if done:
-                record.end_cycle(decision.followup)
-                # An update follows an edited creation, also if there was nothing to be stored, and so no event comes.
-                if decision.is_outdated:
-                    record.requeue()
-                if decision.reason in (Reason.CREATE, Reason.UPDATE):
-                    if decision.relevant:
-                        record.note_missing_fields(NO_FIELDS)
-                    record.note_handled(self._find_handled_digest(record, decision))
-                    pause = self._selftriggers.note(record, decision, patch, conclusion)
+                pause = self._end_cycle(record, decision, patch, conclusion)
             elif not record.requeued and record.body is not None:
                 delay = self._find_delay(record, decision) or delay
         if pause:
@@ -188,8 +194,21 @@ class Reconciler:
             record.cancel_requeue()
         return delay
 
+    def _end_cycle(self, record: ObjectRecord, decision: Decision, patch: Patch, conclusion: Patch) -> float:
+        """End the cycle of a handled change; return the pause before the next one (in seconds)."""
+        record.end_cycle(decision.followup)
+        # An update follows an edited creation. If its patch was empty, no event comes that would start it.
+        if decision.is_outdated:
+            record.requeue()
+        if decision.reason not in (Reason.CREATE, Reason.UPDATE):
+            return 0
+        if decision.relevant:
+            record.note_missing_fields(NO_FIELDS)
+        record.note_handled(self._find_handled_digest(record, decision))
+        return self._selftriggers.note(record, decision, patch, conclusion)
+
     def _find_handled_digest(self, record: ObjectRecord, decision: Decision) -> str | None:
-        # It is gone, or another cycle goes on with what is stored of this one.
+        # Nothing is to be remembered of a deleted object, or if another cycle continues with the stored state.
         if record.body is None or record.cycle is not None:
             return None
         return self._decider.find_handled_digest(decision, Body(record.body))
@@ -247,33 +266,40 @@ class Reconciler:
         self, record: ObjectRecord, decision: Decision, patch: Patch, conclusion: Patch
     ) -> tuple[bool, float | None]:
         """
-        Run what is due; put its effects into the patch, and its success into the conclusion.
+        Run the handlers that are due; put their effects into the patch, and their progress into the conclusion.
 
         Returns:
-            Whether all is done; and the delay until the next step (in seconds), if there is no other reason for one.
+            Whether the cycle is done; and the delay until the next step (in seconds), if only the delay starts it.
         """
-        cause, log, state = decision.cause, decision.cause.logger, decision.cycle.state
-        title = TITLES.get(decision.reason)
         if decision.add_finalizer:
-            log.debug("Adding the finalizer, thus preventing the actual deletion.")
-            complete(record, patch, log)
-            conclusion.fns.append(append_finalizer(self._decider.finalizer))
+            self._add_finalizer(record, decision, patch, conclusion)
             return False, None
+        self._begin_cycle(record, decision)
+        outcomes = await self._run_due(record, decision, patch)
+        deliver_results(outcomes, patch)
+        complete(record, patch, decision.cause.logger)
+        done = decision.cycle.state.done(decision.matching) and not decision.incomplete
+        if done and _is_held_by_daemons(record, decision):
+            done = False  # the progress must not be purged while the finalizer stays for the daemons
+            if outcomes and not patch and not self._workers.paused:
+                # Daemons usually end soon. Then one patch is enough, so the progress is not stored now.
+                return False, DAEMONS_GRACE
+        if done:
+            self._log_result(decision, outcomes)
+        self._conclude(record, decision, patch, conclusion, done=done)
+        return done, None
+
+    def _add_finalizer(self, record: ObjectRecord, decision: Decision, patch: Patch, conclusion: Patch) -> None:
+        decision.cause.logger.debug("Adding the finalizer, thus preventing the actual deletion.")
+        complete(record, patch, decision.cause.logger)
+        conclusion.fns.append(append_finalizer(self._decider.finalizer))
+
+    def _begin_cycle(self, record: ObjectRecord, decision: Decision) -> None:
+        """Begin the cycle of the decision, or continue it; log what is handled."""
+        cause, log, title = decision.cause, decision.cause.logger, TITLES.get(decision.reason)
         if record.cycle is not None and record.cycle is not decision.cycle and title is not None:
-            old_title = TITLES.get(Reason(record.cycle.state.purpose or Reason.NOOP))
-            succeeded, failed = (
-                sum(getattr(old, name) for old in record.cycle.state.values()) for name in ('success', 'failure')
-            )
-            log.info(
-                "%s is superseded by %s: %d succeeded; %d failed; %d left to the moment.",
-                old_title,
-                title.lower(),
-                succeeded,
-                failed,
-                len(record.cycle.state) - succeeded - failed,
-            )
+            _log_superseded(record.cycle, title, log)
         record.begin_cycle(decision.cycle)
-        step = Step(cause, state, self._rules, self._lifecycle)
         if decision.reason is Reason.FREE:
             log.debug("It is being deleted, and is not held by this operator any more: there is nothing to do.")
         elif title is None:
@@ -282,30 +308,44 @@ class Reconciler:
             log.debug("%s is in progress: %r", title, cause.body)
             if cause.old is not None and cause.diff:
                 log.debug("%s diff: %r", title, cause.diff)
-        if decision.due:
-            guard = BodyGuard(cast(RawBody, record.body))
-            try:
-                await step.run(decision.due)
-            except asyncio.CancelledError:
-                self._keep_outcomes(record, step, patch)
-                raise
-            if guard.is_changed:
-                self._host.restore(record, guard, step.outcomes)
-                self._decider.revert(decision, guard.original)
-        deliver_results(step.outcomes, patch)
-        complete(record, patch, log)
-        done = state.done(decision.matching) and not decision.incomplete
-        if done and decision.reason is Reason.DELETE and record.daemons is not None and record.daemons.holding:
-            done = False  # what is done must not be forgotten while the object waits for its daemons
-            if step.outcomes and not patch and not self._workers.paused:
-                # They usually end soon, and then one patch is enough.
-                return False, DAEMONS_GRACE
-        if done and title is not None and (step.outcomes or not state.unsaved):
-            counts = state.counts(
-                self._decider.table.changing_ids
-            )  # those that match no more by now have been run, too
-            if decision.matching or any(counts):
-                log.info("%s is processed: %d succeeded; %d failed.", title, *counts)
+
+    async def _run_due(self, record: ObjectRecord, decision: Decision, patch: Patch) -> Mapping[HandlerId, Outcome]:
+        """Run the handlers that are due, and undo what they have modified in the body in place."""
+        if not decision.due:
+            return {}
+        step = Step(decision.cause, decision.cycle.state, self._rules, self._lifecycle)
+        guard = BodyGuard(cast(RawBody, record.body))
+        try:
+            await step.run(decision.due)
+        except asyncio.CancelledError:
+            self._keep_outcomes(record, step, patch)
+            raise
+        if guard.is_changed:
+            self._host.restore(record, guard, step.outcomes)
+            self._decider.revert(decision, guard.original)
+        return step.outcomes
+
+    def _keep_outcomes(self, record: ObjectRecord, step: Step, patch: Patch) -> None:
+        """Keep the results of the handlers that ended before the step was cancelled: `save` stores them."""
+        if step.outcomes:
+            deliver_results(step.outcomes, patch)
+            complete(record, patch, step.cause.logger)
+            record.keep_patch(patch)
+
+    def _log_result(self, decision: Decision, outcomes: Mapping[HandlerId, Outcome]) -> None:
+        """Log the result of a cycle that is done, unless a former step has logged it and its patch has failed."""
+        title, state = TITLES.get(decision.reason), decision.cycle.state
+        if title is None or not (outcomes or not state.unsaved):
+            return
+        # Handlers that ran earlier in the cycle but do not match any more are counted, too.
+        counts = state.counts(self._decider.table.changing_ids)
+        if decision.matching or any(counts):
+            decision.cause.logger.info("%s is processed: %d succeeded; %d failed.", title, *counts)
+
+    def _conclude(
+        self, record: ObjectRecord, decision: Decision, patch: Patch, conclusion: Patch, *, done: bool
+    ) -> None:
+        """Put the progress, or the handled state, into the conclusion; remove the finalizer if it can be removed."""
         try:
             self._decider.conclude(decision, patch, conclusion, done=done)
             self._decider.records.flush()
@@ -313,17 +353,9 @@ class Reconciler:
             self._applier.keep_unsaved(record, decision, patch, Patch())
             raise
         self._release(record, decision, conclusion, done=done)
-        return done, None
-
-    def _keep_outcomes(self, record: ObjectRecord, step: Step, patch: Patch) -> None:
-        """Remember what those have wanted that have ended before the step was cancelled: it is stored in the end."""
-        if step.outcomes:
-            deliver_results(step.outcomes, patch)
-            complete(record, patch, step.cause.logger)
-            record.keep_patch(patch)
 
     def _release(self, record: ObjectRecord, decision: Decision, conclusion: Patch, *, done: bool) -> None:
-        """Take the finalizer away if it is not needed any more."""
+        """Remove the finalizer if it is not needed any more."""
         if decision.reason is Reason.DELETE:
             if not done:
                 return
@@ -347,7 +379,7 @@ class Reconciler:
         return delay
 
     async def save(self, record: ObjectRecord) -> None:
-        """Store what is only remembered of the object, without running any handlers."""
+        """Store on the object what is only in memory yet, without running any handlers."""
         if record.body is None or not record.in_memory_only:
             return
         record.cancel_wakeup()
@@ -363,3 +395,21 @@ class Reconciler:
             complete(record, patch, make_logger(record, self._decider.table.resource, self._settings, ObjectLogger))
         if patch or conclusion:
             await self._applier.apply(record, decision, patch, conclusion)
+
+
+def _is_held_by_daemons(record: ObjectRecord, decision: Decision) -> bool:
+    return decision.reason is Reason.DELETE and record.daemons is not None and record.daemons.holding
+
+
+def _log_superseded(cycle: Cycle, title: str, log: AnyLogger) -> None:
+    """Log that a cycle ends before it is done, as another change has come."""
+    former_title = TITLES.get(Reason(cycle.state.purpose or Reason.NOOP))
+    succeeded, failed = (sum(getattr(old, name) for old in cycle.state.values()) for name in ('success', 'failure'))
+    log.info(
+        "%s is superseded by %s: %d succeeded; %d failed; %d left to the moment.",
+        former_title,
+        title.lower(),
+        succeeded,
+        failed,
+        len(cycle.state) - succeeded - failed,
+    )
