@@ -1,8 +1,8 @@
 """
-Applying patches to objects, and taking over what comes of them.
+Applying patches to objects, and accepting the state from the response.
 
-What could not be applied is remembered in the record of the object: the next attempt is with the next state of it. The
-state that a patch returns is the newest one known; its echo in the stream will be recognised by its version.
+Changes that could not be applied are kept in the record of the object, and are applied to its next state. The state
+from the response is the newest known one; its echo in the stream is recognized by its resource version.
 """
 
 import asyncio
@@ -22,20 +22,20 @@ from kopf._core.reactor import echoes
 from kopf._core.reactor.object_records import ObjectRecord, make_logger
 
 CONFLICT_DELAYS = (0, 0.1, 0.2, 0.5, 1, 2)
-"""When a daemon's functions are tried again on an object that was changed by others meanwhile (in seconds)."""
+"""The delays (in seconds) between the attempts to apply transforming functions to an object that keeps changing."""
 
 
 class Application(NamedTuple):
-    """What has come of applying a patch."""
+    """The result of applying a patch."""
 
     done: bool
-    """Whether all is done that can be."""
+    """Whether the patch is applied completely, or the object is gone."""
     delay: float | None = None
-    """After which time (in seconds) the object is to be looked at again, if there is no event until then."""
+    """The delay (in seconds) until the next attempt, if no event comes earlier."""
 
 
 class Applier:
-    """Applies the patches to all the objects of one resource."""
+    """Applies patches to the objects of one resource."""
 
     def __init__(self, client: ApiClient, settings: OperatorSettings, decider: Decider) -> None:
         self._client = client
@@ -49,7 +49,15 @@ class Applier:
         patch: Patch,
         conclusion: Patch,
     ) -> Application:
-        """Send the patch; remember what could not be applied."""
+        """
+        Send the patch with the conclusion, and keep what could not be applied.
+
+        Args:
+            record: the record of the object.
+            decision: the decision that the conclusion belongs to, if there is one.
+            patch: the changes that handlers request.
+            conclusion: the progress, the handled state, and the finalizers, which are stored only with all the changes.
+        """
         asked_at = time.monotonic()
         try:
             result = await self._send(
@@ -60,7 +68,7 @@ class Applier:
                 make_logger(record, self._decider.table.resource, self._settings),
                 conclusion,
             )
-        except BaseException:  # also a cancellation: nobody knows then whether it was stored
+        except BaseException:  # a cancellation, too: it is unknown then whether the patch was stored
             self.keep_unsaved(record, decision, patch)
             raise
         if result.unserved:
@@ -84,8 +92,8 @@ class Applier:
                 record.requeue()
         if record.requeued or not result.remaining_fns:
             return Application(not result.remaining_fns)
-        # Usually, an event brings the state that they fit to. If it is late, or if there was another reason for
-        # the refusal, then the state is asked for: otherwise, the same patch would be refused again and again.
+        # Usually, an event brings the state that the functions can be applied to. If it is late, or if the refusal
+        # had another reason, the state is requested: otherwise, the same patch would be refused again and again.
         record.mark_outdated()
         return Application(False, CONFLICT_DELAYS[-1])
 
@@ -97,7 +105,15 @@ class Applier:
         is_settled: Callable[[ObjectRecord, RawBody], bool],
         resume: Callable[[ObjectRecord], None],
     ) -> None:
-        """Apply a patch of a daemon to the freshest state of the object; have it handled if it is not settled then."""
+        """
+        Apply a patch of a daemon to the newest state of the object.
+
+        Args:
+            record: the record of the object.
+            patch: the changes that the daemon requests.
+            is_settled: checks whether the object in the resulting state requires no action.
+            resume: requeues the object if it does require action.
+        """
         raw: RawBody | None = record.daemons.packed.copy()
         for delay in CONFLICT_DELAYS:
             asked_at = time.monotonic()
@@ -118,7 +134,7 @@ class Applier:
         )
 
     async def reload(self, record: ObjectRecord, known: RawBody) -> None:
-        """Ask for the state of the object, as no event brings it."""
+        """Request the state of the object, as no event has brought it."""
         record.clear_outdated()
         resource = self._decider.table.resource
         url = resource.get_url(namespace=record.namespace, name=record.name)
@@ -126,12 +142,12 @@ class Applier:
         try:
             raw = await self._client.get_json(url, logger=make_logger(record, resource, self._settings))
         except APIForbiddenError:
-            return  # there are rights to watch, but not to get: only an event can help
+            return  # RBAC permits watching, but not getting: only an event can bring the state
         except APINotFoundError:
             raw = None
         if raw is not None and raw['metadata'].get('uid') == known['metadata'].get('uid'):
             self._accept(record, raw, Patch(), asked_at)
-        else:  # gone: what is to be done about that, is done when it is seen in the stream
+        else:  # the object is deleted: that is handled when the stream brings the DELETED event
             record.forget_state()
 
     async def _send(
@@ -162,7 +178,15 @@ class Applier:
         patch: Patch,
         stored: Patch | None = None,
     ) -> None:
-        """Remember what could not be stored: for the next attempt, or for those who serve the object after us."""
+        """
+        Keep what could not be stored, for the next attempt.
+
+        Args:
+            record: the record of the object.
+            decision: the decision whose conclusion could not be stored, if there is one.
+            patch: the changes that could not be applied.
+            stored: the changes that were applied nevertheless.
+        """
         record.keep_patch(patch)
         if record.cycle is not None:
             record.cycle.state.mark_unsaved()
@@ -170,23 +194,23 @@ class Applier:
                 self._decider.retract(decision, stored)
 
     def _accept(self, record: ObjectRecord, raw: RawBody, patch: Patch, asked_at: float) -> None:
-        """Go on with the state that has come of our patch; its echo will be recognised by its version."""
+        """Take the state from the response to a patch, and expect its echo in the stream."""
         if record.daemons is not None:
             if not record.daemons.renew(raw, patch, asked_at=asked_at):
-                raw = record.daemons.packed.copy()  # a newer one is here: from a daemon's patch, or from the stream
+                raw = record.daemons.packed.copy()  # a newer one has come: from a daemon's patch, or from the stream
         record.accept(raw)
         echoes.expect(record, raw, timeout=self._settings.persistence.consistency_timeout)
 
 
 def complete(record: ObjectRecord, patch: Patch, log: AnyLogger) -> None:
-    """Add to what the handlers want now what they have wanted before, and could not get."""
+    """Add the changes that handlers requested before, and that could not be applied yet."""
     patching.discard_unstorable(patch, log)
     if record.pending_patch is not None:
         _merge(patch, record.pending_patch)
 
 
 def _merge(patch: Patch, older: Patch) -> None:
-    """Add to the patch what could not be applied before; the newer values win, also over the older functions."""
+    """Add older changes to the patch. Newer values override older values and the results of older functions."""
     newer = Patch(copy.deepcopy(dict(patch)))
     patch.update(copy.deepcopy(dict(combine_values(older, newer))))
     patch.fns[:0] = [*older.fns, *([newer.apply_to] if older.fns and newer else [])]

@@ -1,12 +1,14 @@
 """
-Which states of an object are from before our own last patch: they must not be handled as if they were new.
+Telling states from before the operator's last patch, which must not be handled as if they were new, from new ones.
 
-A stream is always behind: after a patch, it brings what was before it, then the echo of the patch, then what is new.
-Versions that are numbers tell them apart at once. With others, only the echo does, or time: what comes before either
-of them is kept until it is known to be new. Specified in the documentation's "Consistency".
+A watch stream lags behind: after a patch, it brings older states, then the echo of the patch, then newer states.
+Numeric resource versions are compared. Other versions are only compared for equality with that of the echo: an event
+before it is held back until the echo comes, or until ``settings.persistence.consistency_timeout`` is over. Then, it
+counts as new. Specified in the documentation's "Consistency".
 
-Versions can go back: when the cluster's storage is restored from a backup. A list tells so if it was asked for after
-our patch; but as caches of servers can be behind, too, it is believed only when the time for consistency is over.
+Resource versions go back when the cluster's storage is restored from a backup. A list that was requested after the
+patch shows that. But the caches of API servers can lag behind, too, so older versions from a list, and those that
+follow it, are also held back until the timeout.
 """
 
 import asyncio
@@ -21,24 +23,24 @@ Receive: TypeAlias = Callable[[ObjectRecord, RawEvent], None]
 
 
 class Expectation:
-    """The state that our last patch has made, until something newer is seen."""
+    """The state after the operator's last patch, until the stream brings it or a newer one."""
 
     __slots__ = ('deadline', 'doubted', 'made_at', 'unsure', 'version')
 
     def __init__(self, version: str, *, made_at: float, deadline: float, unsure: RawEvent | None) -> None:
         self.version = version
         self.made_at = made_at
-        """When the patch was answered."""
+        """The time of the response to the patch (by the monotonic clock)."""
         self.deadline = deadline
-        """Until when to wait for that version, if it can't be compared with others (by the monotonic clock)."""
+        """The time until which events that cannot be compared are held back (by the monotonic clock)."""
         self.doubted = False
-        """Older versions are not certainly outdated: a list was asked for after the patch."""
+        """Whether lower versions can be new nevertheless, as a list was requested after the patch."""
         self.unsure = unsure
-        """The newest event that may be from before that version, or not."""
+        """The newest event that is held back, as it is unknown whether it is stale."""
 
 
 def expect(record: ObjectRecord, raw: RawBody, *, timeout: float) -> None:
-    """Expect the state that has come of our patch, for some time (in seconds; zero is not to expect anything)."""
+    """Expect the state from the response to a patch, with a timeout (in seconds); if zero, nothing is expected."""
     version = raw['metadata'].get('resourceVersion')
     if version is None or timeout <= 0:
         record.expect(None)
@@ -48,12 +50,12 @@ def expect(record: ObjectRecord, raw: RawBody, *, timeout: float) -> None:
     record.expect(Expectation(version, made_at=now, deadline=now + timeout, unsure=unsure))
 
 
-def outlive(record: ObjectRecord, event: RawEvent) -> None:
+def note_deletion(record: ObjectRecord, event: RawEvent) -> None:
     """
-    Called when the object is gone from the stream, and forgotten; it can come back as it was before our last patch.
+    Called for a DELETED event; keeps the expectation if the event is older than the operator's last patch.
 
-    This is so if the patch was made after the object had left: then it has only left the selection of the watch, and
-    what comes next in the stream can be older than the patch. The echo of the patch is news, as nothing is known else.
+    Then, the object still existed after the event: it has only stopped matching the selectors of the watch. It can
+    match again, and events before the patch are stale. The echo of the patch is not, as the record is reset by then.
     """
     expected = record.expected
     record.expect(None)
@@ -74,8 +76,8 @@ def _expire(record: ObjectRecord, expected: Expectation) -> None:
         record.expect(None)
 
 
-def notice_list(record: ObjectRecord, *, since: float) -> None:
-    """Trust a list that was asked for after our patch: it knows better, at the latest when the deadline is over."""
+def note_list(record: ObjectRecord, *, since: float) -> None:
+    """Called for an object of a list: doubt the expectation if the list was requested after the patch."""
     expected = record.expected
     if expected is None:
         return
@@ -87,11 +89,15 @@ def notice_list(record: ObjectRecord, *, since: float) -> None:
 
 def sift(record: ObjectRecord, event: RawEvent, receive: Receive, *, dropping_echo: bool = True) -> bool:
     """
-    Compare the event with what is expected, and return whether it is to be dropped.
+    Return whether the event is stale: from before the operator's last patch, or the echo of it.
 
-    It is if it is from before our own last patch, or is the echo of it. What can be either is held back as if it
-    were stale, and given to the function when it turns out to be new. What is new ends the expectation; so does the
-    echo if it is not to be dropped.
+    An event that cannot be compared is held back as if it were stale. A new event ends the expectation.
+
+    Args:
+        record: the record of the object.
+        event: the event to compare with the expectation.
+        receive: is called with an event that was held back, when it turns out to be new.
+        dropping_echo: whether the echo counts as stale; otherwise, it counts as new.
     """
     expected = record.expected
     if expected is None:
@@ -104,7 +110,7 @@ def sift(record: ObjectRecord, event: RawEvent, receive: Receive, *, dropping_ec
             record.expect(None)
             return False
         if not comparable:
-            record.expect(None)  # all that follows is newer
+            record.expect(None)  # all events after the echo are new
         return True
     older = not comparable or int(version or '') < int(expected.version)
     certain = comparable and not expected.doubted
@@ -127,7 +133,7 @@ def _reconsider(record: ObjectRecord, receive: Receive) -> None:
     expected = record.expected
     if expected is None or expected.unsure is None:
         return
-    if time.monotonic() < expected.deadline:  # there was one more patch meanwhile
+    if time.monotonic() < expected.deadline:  # another patch was made meanwhile
         _wait(record, expected, receive)
         return
     event, expected.unsure = expected.unsure, None

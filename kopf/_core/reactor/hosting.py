@@ -1,8 +1,9 @@
 """
-What the handlers and the daemons of an object share: its memo, the flag of its deletion, its patches.
+The host of daemons: the connection between the daemons of an object and its processing.
 
-The daemons run beside the processing of their object. What they need of it goes through their host: their patches are
-applied to the freshest state of the object, and the object is looked at again when they have ended.
+Daemons and timers run in parallel to the processing of their object. The host applies their patches to the newest
+state of the object, and requeues the object when they have ended. It also provides what daemons and handlers share:
+the memo and the deletion flag.
 """
 
 from collections.abc import Collection
@@ -24,17 +25,17 @@ from kopf._core.reactor.workers import WorkerPool
 
 
 class Owner(Protocol):
-    """The processor of the objects, which their daemons run beside."""
+    """The processor of the objects."""
 
     def wake(self, record: ObjectRecord, /) -> None:
-        """Look at the object again, event or not."""
+        """Requeue the object without an event."""
 
     def is_settled(self, record: ObjectRecord, raw: RawBody, /) -> bool:
-        """Check whether there is nothing to be done about the object in this state."""
+        """Check whether the object in this state requires no action."""
 
 
 class ObjectHost:
-    """Hosts the daemons of all the objects of one resource, and keeps what other handlers share with them."""
+    """Hosts the daemons and timers of all objects of one resource."""
 
     def __init__(
         self,
@@ -53,17 +54,17 @@ class ObjectHost:
         self._copy_memo = context.copy_memo
         self._told: set[HandlerId] = set()
         self.spawner: Spawner | None = None
-        """Starts and stops the daemons; ``None`` if no handlers ask for any."""
+        """Starts and stops the daemons; ``None`` if no daemons or timers are declared."""
         if decider.table.spawning:
             self.spawner = Spawner(self, decider.table, decider, workers.background, context.indices)
 
     def revise(self, table: HandlerTable) -> None:
-        """Go on with the resource as it is defined now, with the same handlers."""
+        """Use this table from now on: the resource has other verbs or subresources, but the same handlers."""
         if self.spawner is not None:
             self.spawner.revise(table)
 
     def take_over(self, record: ObjectRecord, *, redefined: bool) -> None:
-        """Go on with the daemons of an object that another processor has had."""
+        """Take over the daemons of an object from another processor; stop them if none are declared here."""
         if record.daemons is None:
             return
         if self.spawner is None:
@@ -73,9 +74,9 @@ class ObjectHost:
 
     def release(self, successor: Owner | None) -> None:
         """
-        Called when the objects are not served here any more: break the references in both directions.
+        Called when the objects are not served here any more: break the reference cycles.
 
-        Daemons that do not end can still come here: then, what they want is for the successor, if there is any.
+        Daemons that ignore their cancellation still call the host. It forwards their calls to the successor, if any.
         """
         self.spawner, self._owner = None, successor
 
@@ -84,34 +85,34 @@ class ObjectHost:
         return record.get_memo(self._copy_memo)
 
     def get_deletion(self, record: ObjectRecord) -> ReasonedFlag[DaemonStoppingReason]:
-        """Return the flag that is raised when the object is to be deleted, for those who run meanwhile."""
+        """Return the flag that is raised when the object is marked for deletion, for handlers that run meanwhile."""
         return self._workers.background.deletions.get_flag(record, raised=record.is_being_deleted)
 
     async def send(self, record: ObjectRecord, patch: Patch) -> None:
-        """Apply a patch of a daemon to the freshest state of the object."""
+        """Apply a patch of a daemon to the newest state of the object."""
         await self._applier.apply_of_daemon(record, patch, is_settled=self._is_settled, resume=self.wake)
 
     def _is_settled(self, record: ObjectRecord, raw: RawBody) -> bool:
         return self._owner is None or self._owner.is_settled(record, raw)
 
     def wake(self, record: ObjectRecord) -> None:
-        """Look at the object again, as its daemons have ended, or have patched it."""
+        """Requeue the object, as its daemons have ended or have patched it."""
         if self._owner is not None:
             self._owner.wake(record)
 
     def restore(self, record: ObjectRecord, guard: BodyGuard, keys: Collection[HandlerId]) -> None:
-        """Forget what these handlers have changed in place, and tell of it: nobody else must see it."""
+        """Undo what these handlers have modified in place, so that no other handler sees it, and warn about it."""
         self.tell_of_changes(record, guard.explain(), keys)
         if record.body is guard.raw:
             record.restore(guard.original)
 
     def tell_of_changes(self, record: ObjectRecord, explanation: str, keys: Collection[HandlerId]) -> None:
-        """Warn once that these handlers have changed the object in place, which is undone."""
+        """Warn, once for each handler, that it has modified the object in place, which is undone."""
         if not self._told.issuperset(keys):
             self._told.update(keys)
             log = make_logger(record, self._decider.table.resource, self._settings)
             log.warning("%s: %s", ", ".join(f"Handler {key!r}" for key in keys), explanation)
 
     def fail(self, error: Exception) -> None:
-        """End the operator because of the error."""
+        """End the operator with this error."""
         self._workers.fail(error)

@@ -1,8 +1,8 @@
 """
-What an operator remembers of the objects it has seen.
+The records of the objects that an operator has seen.
 
-There is one slotted record an object, and it is all that is kept of an object at rest: who it is, and a few flags.
-Everything else (the body, the progress of a change, a worker, a timer, a memo) is only there while it is needed.
+Each object has one slotted record. For an object at rest, the record holds only its identity and a few flags.
+Everything else (the body, the progress of a change, the timer, the memo) is only set while it is needed.
 """
 
 import asyncio
@@ -34,9 +34,9 @@ _UNSET: Any = object()
 
 class ObjectRecord:
     """
-    One object, as long as it is there: its identity, what is known and planned while there is work, and a few flags.
+    The identity, state, and plans of one object, from its first event until its deletion is handled.
 
-    Only this class assigns its attributes; the other modules call the transitions, each of which has a name.
+    Only this class assigns its attributes. Other modules call its transitions, which are named methods.
     """
 
     __slots__ = (
@@ -68,48 +68,51 @@ class ObjectRecord:
 
     def __init__(self, uid: str, namespace: str | None, name: str, *, initial: bool) -> None:
         self.uid = uid
-        self.namespace = sys.intern(namespace) if type(namespace) is str else namespace  # there are few of them
+        self.namespace = sys.intern(namespace) if type(namespace) is str else namespace  # many objects share few
         self.name = name
         self.initial = initial
-        """The object was there before this process has begun to watch, and is not resumed yet."""
+        """Whether the object existed before this process started to watch, and is not resumed yet."""
 
         self.expected: Expectation | None = None
-        """The state that our own last patch has made, until something newer is seen in the stream."""
+        """The state after the operator's last patch, until the stream brings it or a newer one."""
 
         self.pending: RawEvent | bytes | None = None
-        """The newest event that is not looked at yet; as a text if it has to wait for long. See `take_pending`."""
+        """The newest event that is not processed yet; serialized if it has to wait. Read it by `take_pending`."""
         self.body: RawBody | None = None
-        """The newest state known, while there is something to be done about the object."""
+        """The newest known state, while the object has work, a timer, or a cycle."""
         self.outdated = False
-        """That state is known to be not the newest, as our patch did not fit to it."""
+        """Whether that state is known to be outdated, as the API server refused a patch made for it."""
         self.requeued = False
-        """There is something to be done now, event or not."""
+        """Whether the object is to be processed without an event."""
         self.has_worker = False
-        """A worker has the object, or the object waits for one."""
+        """Whether the object is queued for a worker, or has one."""
         self.wakeup: asyncio.TimerHandle | None = None
+        """The timer that requeues the object."""
         self.throttle: Throttle | None = None
-        """What is known of the failures while the framework fails to handle the object."""
+        """The failures in a row to process the object, if the last attempt has failed."""
         self.throttled = False
-        """The object is left alone until its next attempt."""
+        """Whether events are kept until the next attempt after a failure."""
 
         self.cycle: Cycle | None = None
         """The change that is being handled."""
         self.deletion_handled = False
-        """The deletion is handled: only our finalizer is to be removed."""
+        """Whether the deletion is handled, so that only the finalizer of the operator is to be removed."""
         self.handled_digest: str | None = None
-        """The digest of the state that was handled last, if that state cannot be stored on the object."""
+        """The digest of the last handled state, if that state cannot be stored on the object."""
         self.missing_fields: frozenset[FieldPath] = NO_FIELDS
-        """The fields without which the object matches no handlers: their addition is an update."""
+        """The fields that the object lacks in order to match some handlers: when one is added, it is an update."""
         self.selftriggering: SelfTriggering | None = None
-        """What is known of updates that the object's handlers cause themselves, while they do."""
+        """The updates in a row that the handlers have triggered by their own patches, if there are any."""
         self.selfpatching: SelfTriggering | None = None
-        """The same of raw events."""
+        """The patches in a row that handlers of raw events have triggered by their own patches, if there are any."""
         self.pending_patch: Patch | None = None
-        """What handlers have wanted of the object, and could not be applied to it yet."""
+        """The changes that handlers have requested, and that could not be applied to the object yet."""
         self.indexing: IndexingState | None = None
-        """What goes on with the indexing of the object, if anything does."""
+        """The state of indexing while the object is being indexed, or excluded from an index."""
         self.memo: Any = _UNSET
+        """The memo that all handlers of the object share. Read it by `get_memo`."""
         self.daemons: Any = None
+        """The daemons and timers (`spawning.ObjectDaemons`), if there are any."""
 
     def __repr__(self) -> str:
         return f"<{self.namespace}/{self.name}>" if self.namespace else f"<{self.name}>"
@@ -118,7 +121,7 @@ class ObjectRecord:
 
     @property
     def in_use(self) -> bool:
-        """Whether a worker (also one of later), a daemon, an index function, or a patch can still have this record."""
+        """Whether a worker, a timer, a daemon, an index function, or an expected echo still refers to this record."""
         return (
             self.has_worker
             or self.throttled
@@ -129,18 +132,18 @@ class ObjectRecord:
 
     @property
     def is_vanishing(self) -> bool:
-        """Whether the object is known to be deleted, but that is not handled yet."""
+        """Whether the pending event is the final DELETED event."""
         pending: RawEvent | None = orjson.loads(self.pending) if isinstance(self.pending, bytes) else self.pending
         return pending is not None and pending['type'] == 'DELETED'
 
     @property
     def in_memory_only(self) -> bool:
-        """Whether something has come of the object's handlers that is not stored on the object yet."""
+        """Whether the progress or the patches of handlers are not stored on the object yet."""
         return self.pending_patch is not None or (self.cycle is not None and self.cycle.state.in_memory_only)
 
     @property
     def is_being_deleted(self) -> bool:
-        """Whether the newest that is known of the object is its deletion."""
+        """Whether the newest known state of the object is deleted, or marked for deletion."""
         if self.pending is not None:
             return is_deleted(orjson.loads(self.pending) if isinstance(self.pending, bytes) else self.pending)
         if self.body is not None:
@@ -151,13 +154,13 @@ class ObjectRecord:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is something to be done about the object now."""
+        """Whether the object has a pending event, or is requeued."""
         return self.pending is not None or self.requeued
 
-    # What is shared by all handlers of the object.
+    # The memo.
 
     def get_memo(self, factory: Callable[[], Any]) -> Any:
-        """Return the memo; the first time, it is made by the factory."""
+        """Return the memo; create it by the factory at the first call."""
         if self.memo is _UNSET:
             self.memo = factory()
         return self.memo
@@ -165,190 +168,191 @@ class ObjectRecord:
     # Events.
 
     def put_pending(self, event: RawEvent) -> None:
-        """Keep the event for the worker, in place of an older one."""
+        """Keep the event for the worker, instead of an older one."""
         self.pending = event
 
     def fold_pending(self) -> None:
-        """Keep the event as a text, a fifth as large: it has to wait, as thousands of others do."""
+        """Serialize the pending event, as thousands can be queued: the text takes a fifth of the memory."""
         if self.pending is not None and not isinstance(self.pending, bytes):
-            with contextlib.suppress(TypeError):  # of huge numbers, or of halves of characters
+            with contextlib.suppress(TypeError):  # for integers beyond 64 bits and for lone surrogates
                 self.pending = dump_tightly(self.pending)
 
     def take_pending(self) -> RawEvent | None:
-        """Return the event, if there is any: it is looked at now."""
+        """Return the pending event, if there is one, and clear it."""
         event, self.pending = self.pending, None
         return orjson.loads(event) if isinstance(event, bytes) else event
 
     def expect(self, expectation: 'Expectation | None') -> None:
-        """Expect this state in the stream; ``None`` if there is nothing to wait for any more."""
+        """Expect the stream to bring this state; ``None`` to expect nothing."""
         self.expected = expectation
 
     def mark_initial(self) -> None:
-        """Count the object among those that were there before this process."""
+        """Treat the object as if it existed before this process: it is to be resumed."""
         self.initial = True
 
     # The queue of workers.
 
     def requeue(self) -> None:
-        """Have the object looked at again, event or not."""
+        """Request processing without an event."""
         self.requeued = True
 
     def cancel_requeue(self) -> None:
-        """Look at the object only when something happens."""
+        """Withdraw `requeue`: only an event or a timer starts the next step."""
         self.requeued = False
 
     def take_requeue(self) -> bool:
-        """Return whether the object was requeued: it is looked at now."""
+        """Return whether the object is requeued, and clear that."""
         requeued, self.requeued = self.requeued, False
         return requeued
 
     def assign_worker(self) -> None:
-        """Called when the object gets a worker, or a place in the queue for one."""
+        """Called when the object is queued for a worker, or gets one at once."""
         self.has_worker = True
 
     def free_worker(self) -> None:
-        """Called when the worker has ended, or is not needed any more."""
+        """Called when the worker has ended, or the object is removed from the queue."""
         self.has_worker = False
 
     def wake_by(self, timer: asyncio.TimerHandle) -> None:
-        """Be woken up by this timer, and by no other."""
+        """Remember the timer that requeues the object; cancel the former one."""
         self.cancel_wakeup()
         self.wakeup = timer
 
     def cancel_wakeup(self) -> None:
-        """Be woken up by events only."""
+        """Cancel the timer that requeues the object."""
         if self.wakeup is not None:
             self.wakeup.cancel()
             self.wakeup = None
 
     def wake(self) -> None:
-        """Called when the time has come: the object is not left alone any more."""
+        """Called when the timer fires; ends a delay after a failure, too."""
         self.wakeup, self.throttled = None, False
 
     # Failures of the framework.
 
     def hold_off(self, throttle: 'Throttle') -> None:
-        """Leave the object alone until the next attempt."""
+        """Keep further events until the next attempt."""
         self.throttle, self.throttled = throttle, True
 
     def end_throttling(self) -> None:
-        """Called when the object could be handled after all."""
+        """Called when the object is processed without a failure."""
         self.throttle = None
 
     def watch_selftriggering(self, triggering: 'SelfTriggering | None') -> None:
-        """Remember the updates that the handlers cause themselves; ``None`` when they do not any more."""
+        """Remember the updates that the handlers trigger by their own patches; ``None`` when that has ended."""
         self.selftriggering = triggering
 
     def watch_selfpatching(self, triggering: 'SelfTriggering | None') -> None:
-        """Remember the raw events that their handlers cause themselves; ``None`` when they do not any more."""
+        """Remember the patches that handlers of raw events trigger themselves; ``None`` when that has ended."""
         self.selfpatching = triggering
 
-    # The state, and what is done about it.
+    # The state, and the cycle that handles it.
 
     def accept(self, raw: RawBody) -> None:
-        """Go on with this state, which is the newest one."""
+        """Take this state as the newest one."""
         self.body, self.outdated = raw, False
 
     def adopt(self, raw: RawBody) -> None:
-        """Go on with this state if no other one is known."""
+        """Take this state if no other one is known."""
         if self.body is None:
             self.body = raw
 
     def restore(self, original: RawBody) -> None:
-        """Go on with the state as it was before handlers have changed it in place."""
+        """Take the state as it was before handlers modified it in place."""
         self.body = original
 
     def mark_outdated(self) -> None:
-        """Called when the state is known to be not the newest."""
+        """Called when the known state turns out to be outdated."""
         self.outdated = True
 
     def clear_outdated(self) -> None:
-        """Called when the newest state is asked for."""
+        """Called when the newest state is requested from the API server."""
         self.outdated = False
 
     def drop_body(self) -> None:
-        """Called when the object comes to rest: its state is not kept."""
+        """Called when the object comes to rest. Bodies are not kept then, as they take most of the memory."""
         self.body = None
 
     def begin_cycle(self, cycle: 'Cycle') -> None:
-        """Go on with this cycle: a new one, or the same as before."""
+        """Begin this cycle, or continue it."""
         self.cycle = cycle
 
     def end_cycle(self, followup: 'Cycle | None') -> None:
-        """Called when the change is handled, so that the object is resumed too; another change can follow it."""
+        """Called when a change is handled, which includes resuming the object; a follow-up change can be given."""
         self.cycle, self.initial = followup, False
 
     def leave_cycle(self) -> None:
-        """Called when the object is none of our business; if it is ever again, the progress is on the object."""
+        """Called when no handlers match. If some match again later, the progress is read from the object."""
         self.cycle = None
 
     def note_missing_fields(self, fields: frozenset[FieldPath]) -> None:
-        """Remember the fields without which the object matches no handlers."""
+        """Remember the fields that the object lacks in order to match some handlers."""
         self.missing_fields = fields
 
     def note_handled(self, digest: str | None) -> None:
-        """Remember the state that was handled, if it cannot be stored on the object."""
+        """Remember the digest of the handled state, if the state cannot be stored on the object."""
         self.handled_digest = digest
 
     def note_deletion_handled(self) -> None:
-        """Called when there is nothing to do about the deletion but to remove our finalizer."""
+        """Called when all deletion handlers have finished, and only the finalizer is to be removed."""
         self.deletion_handled = True
 
     def keep_patch(self, patch: Patch | None) -> None:
-        """Remember what could not be applied; ``None`` or an empty patch if nothing is left."""
+        """Remember the changes that could not be applied; ``None`` or an empty patch if there are none."""
         self.pending_patch = patch if patch else None
 
     def give_up(self) -> None:
-        """Forget what was refused, and run the handlers again."""
+        """Forget the refused patch and its cycle, so that the handlers run again."""
         self.pending_patch = self.cycle = None
 
     # Indexing and daemons.
 
     def begin_indexing(self, state: 'IndexingState') -> None:
-        """Called when the object is to be indexed, or is excluded from an index."""
+        """Called when indexing starts."""
         self.indexing = state
 
     def end_indexing(self) -> None:
-        """Called when nothing goes on with the indexing."""
+        """Called when indexing has ended, and the object is excluded from no index."""
         self.indexing = None
 
     def attach_daemons(self, daemons: Any) -> None:
-        """Called when the object has daemons or timers."""
+        """Called when the first daemon or timer is started."""
         self.daemons = daemons
 
     def detach_daemons(self) -> None:
-        """Called when none of them is left."""
+        """Called when no daemon or timer is left."""
         self.daemons = None
 
     # The end.
 
     def forget_state(self) -> None:
-        """Called when the object is gone: nothing is to be done about its last state."""
+        """Called when the object is deleted: drop its state and the progress."""
         self.body = self.cycle = self.pending_patch = None
 
     def forget_plans(self) -> None:
-        """Forget what is known and planned: others could have handled the object, only the object itself tells."""
+        """Drop all but the identity: other operators could have handled the object, so only its next state counts."""
         self.cancel_wakeup()
         self.throttled = self.requeued = False
         self.cycle = self.pending_patch = self.expected = self.pending = None
 
     def abandon(self) -> None:
-        """Called when the object is not served any more: a step that has begun may end, no other one begins."""
+        """Called when the object is not served any more: a running step may end, but no other one begins."""
         self.cancel_wakeup()
         self.requeued = self.throttled = False
         self.pending = self.expected = None
 
     def discard_work(self) -> None:
-        """Called when the worker ends in a processor that has been dropped."""
+        """Called when a worker ends after its processor was dropped."""
         self.cancel_wakeup()
         self.pending, self.requeued = None, False
 
     def change_hands(self, *, redefined: bool) -> None:
         """
-        Called when another processor serves the object from now on; what is known and planned stays valid.
+        Called when another processor serves the object from now on. The state and the plans stay valid.
 
-        It is tried again at once if it was throttled. An event in another version of the resource, if the resource
-        is ``redefined``, is not needed: the object is listed anew.
+        Args:
+            redefined: whether the resource has another version now. Then a pending event is dropped, as its object is
+                of the former version; the new watch lists the object anyway.
         """
         if self.throttled:
             self.throttle, self.throttled = None, False
@@ -363,7 +367,7 @@ def make_logger(
     settings: OperatorSettings,
     cls: type[ObjectLogger] = LocalObjectLogger,
 ) -> ObjectLogger:
-    """Make a logger of the object, by what is known of it."""
+    """Create a logger for the object, with its body if known, otherwise with its identity."""
     raw: Mapping[str, Any] = (
         record.body
         if record.body is not None
@@ -382,12 +386,12 @@ def get_api_version(resource: Resource) -> str:
 
 
 def is_deleted(event: RawEvent) -> bool:
-    """Tell if the object is deleted, or is going to be."""
+    """Check whether the object is deleted, or marked for deletion."""
     return event['type'] == 'DELETED' or event['object']['metadata'].get('deletionTimestamp') is not None
 
 
 def identify(raw: Mapping[str, Any]) -> str:
-    """Give what tells an object from all others of its resource, predecessors of the same name included."""
+    """Return the key that identifies an object: its uid, which differs from that of a deleted object of that name."""
     metadata = raw['metadata']
     uid = metadata.get('uid')
     return str(uid) if uid else f"{metadata.get('namespace') or ''}/{metadata.get('name')}"

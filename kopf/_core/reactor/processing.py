@@ -93,7 +93,7 @@ class Processor(ObjectSink):
             self._successor.receive(record, event, listed_since=listed_since)
             return
         if listed_since is not None:
-            echoes.notice_list(record, since=listed_since)
+            echoes.note_list(record, since=listed_since)
         if record.daemons is not None:
             record.daemons.renew(event['object'], asked_at=listed_since)
             if record.daemons.gone and event['type'] != 'DELETED':
@@ -289,7 +289,7 @@ class Processor(ObjectSink):
         self._inherited.discard(record)
         record.cancel_wakeup()
         record.forget_state()
-        echoes.outlive(record, event)
+        echoes.note_deletion(record, event)
         if record.daemons is not None:
             record.daemons.forget()
 

@@ -125,14 +125,14 @@ class Reconciler:
 
     def hold_back(self, record: ObjectRecord, patch: Patch, body: Body, *, own: bool, requeued: bool) -> float:
         """
-        Remember the patch of the handlers of raw events for later if they trigger themselves.
+        Hold back the patch of the handlers of raw events if they trigger themselves.
 
         Args:
-            record: the object.
-            patch: what the handlers want to be changed.
-            body: the object as it is in the event.
-            own: whether the event is of our own patch, or was before it.
-            requeued: whether the object is to be looked at, whatever the event is.
+            record: the record of the object.
+            patch: the changes that the handlers request.
+            body: the object in the event.
+            own: whether the event is stale: the echo of the operator's last patch, or from before it.
+            requeued: whether the object was requeued for other work.
 
         Returns:
             The delay until the patch is to be sent (in seconds); zero if it is not held back.

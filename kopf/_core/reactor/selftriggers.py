@@ -1,12 +1,13 @@
 """
-Changes that handlers cause themselves: they patch what they are called for, and are called for their own patches.
+Detecting handlers that trigger themselves: an update handler that patches the fields for which it is called.
 
-This can well end by itself, after some steps. If it does not, it would take all of the CPU and flood the API: it is
-told of once, and slowed down with growing pauses, until another client edits the object. Patches that handlers send on
-their own, by other means than the argument ``patch``, are edits of other clients here. The same is done if the storages
-of the user cause updates: they write more than the essence, or take for the essence what changes with each patch.
+Such a loop often ends after some steps. If it does not, it would take all of the CPU and flood the API. So, it is
+logged once, and slowed down with growing pauses until another client edits the object. Requests that handlers send on
+their own, not by the argument ``patch``, count as edits of other clients. Custom storages are treated in the same way
+if they write more than the essence, or if their essence includes what changes with each patch.
 
-Handlers of raw events are called for each event, also for those of the status. So their patches are held back instead.
+Handlers of raw events (``@kopf.on.event``) are called for each event, such as one of a change in the status. So, they
+are called without pauses, but their patches are held back.
 """
 
 import time
@@ -24,10 +25,10 @@ from kopf._core.intents.decisions import Decider, Decision, is_explained
 from kopf._core.reactor.object_records import ObjectRecord, make_logger
 
 MAX_UPDATES = 20
-"""After so many updates in a row, each caused by the former one, there are pauses between them."""
+"""The number of updates in a row, each triggered by the patch of the former one, that run without pauses."""
 
 MAX_GAP = 0.5
-"""Updates that follow each other less often do not need any pauses (in seconds)."""
+"""The time between two updates (in seconds), after which they do not count as a row: they are rare enough."""
 
 MIN_PAUSE, MAX_PAUSE = 0.1, 60.0
 
@@ -49,7 +50,7 @@ _CAUSED_BY_EVENTS = (
 
 
 class SelfTriggering:
-    """A row of changes of one object, each caused by the patch of the former one."""
+    """A row of changes of one object, each triggered by the patch of the former one."""
 
     __slots__ = ('_count', '_essence', '_noticed_at', '_resumes_at')
 
@@ -60,11 +61,11 @@ class SelfTriggering:
 
     @property
     def count(self) -> int:
-        """How many changes there were."""
+        """The number of changes in the row."""
         return self._count
 
     def note(self, essence: BodyEssence) -> float:
-        """Take one more change, which has made this of the object; return the pause before the next (in seconds)."""
+        """Count a change with the resulting essence; return the pause before the next one (in seconds)."""
         now = time.monotonic()
         since = now - max(self._noticed_at, self._resumes_at)
         self._count = self._count + 1 if since <= MAX_GAP else 1
@@ -75,23 +76,23 @@ class SelfTriggering:
         return pause
 
     def is_over(self, essence: BodyEssence) -> bool:
-        """Check whether another client has edited the object since the last update."""
+        """Check whether another client has edited the object since the last change."""
         return not is_same(essence, self._essence)
 
     def is_edited(self, essence: BodyEssence, fields: Collection[FieldPath]) -> bool:
-        """Check whether the object has changed since the last time, apart from these fields."""
+        """Check whether other fields than these have changed since the last change of the row."""
         return self._essence is not None and not all(
             any(item.field[: len(field)] == field or field[: len(item.field)] == item.field for field in fields)
             for item in diff(self._essence, essence)
         )
 
     def get_pause(self) -> float:
-        """Return how long there is to wait for the next change (in seconds)."""
+        """Return the remaining time until the next change may be made (in seconds)."""
         return max(0.0, self._resumes_at - time.monotonic())
 
 
 class SelfTriggers:
-    """The changes of all the objects of one resource that their handlers cause themselves."""
+    """Detects self-triggered changes of the objects of one resource."""
 
     def __init__(self, settings: OperatorSettings, decider: Decider) -> None:
         self._settings = settings
@@ -101,9 +102,9 @@ class SelfTriggers:
 
     def check(self, record: ObjectRecord, body: Body) -> float:
         """
-        Return for how long (in seconds) the object is not to be updated, as its handlers cause that themselves.
+        Return the remaining pause (in seconds) before the object may be updated; zero if there is no row of updates.
 
-        That is over when another client has edited the object, and then it is forgotten.
+        An edit by another client ends the row.
         """
         triggering = record.selftriggering
         if triggering is None or record.cycle is not None:
@@ -114,7 +115,12 @@ class SelfTriggers:
         return triggering.get_pause()
 
     def note(self, record: ObjectRecord, decision: Decision, patch: Patch, conclusion: Patch) -> float:
-        """Notice updates that follow our own patches; return the pause before the next one (in seconds)."""
+        """
+        Called after an update: count it if the operator's own patch triggers the next one.
+
+        Returns:
+            The pause before the next update (in seconds).
+        """
         changes = EMPTY
         if record.cycle is None:
             changes = self._decider.find_own_changes(decision, patch, conclusion, record.body)
@@ -139,14 +145,14 @@ class SelfTriggers:
         """
         Return for how long (in seconds) the patch of the handlers of raw events is to be held back.
 
-        Patches that change nothing bring no events. Why are the patches of a pause not counted? There can be many
-        events meanwhile, and one patch of the newest values is enough for all of them.
+        Patches that change nothing are not counted, as they bring no events. Patches of events in a pause are not
+        counted either: one patch with the newest values is sent for all of them.
 
         Args:
-            record: the object.
-            patch: what the handlers want to be changed.
-            body: the object as it is in the event.
-            own: whether the event is of our own patch, or was before it.
+            record: the record of the object.
+            patch: the changes that the handlers request.
+            body: the object in the event.
+            own: whether the event is stale: the echo of the operator's last patch, or from before it.
         """
         fields = _find_changed_fields(patch, body) if own else ()
         triggering = record.selfpatching or SelfTriggering()
@@ -169,5 +175,5 @@ class SelfTriggers:
 def _find_changed_fields(patch: Patch, body: Body) -> Collection[FieldPath]:
     try:
         return list(dict.fromkeys(item.field for item in diff(body._data(), patch.applied_to(body))))
-    except Exception:  # of the functions of the patch: it is reported where the patch is applied
+    except Exception:  # from the functions of the patch: it is raised again when the patch is applied
         return ()

@@ -1,8 +1,8 @@
 """
-Leaving an object alone for a while, when the framework or the API can't handle it now: the others are not concerned.
+Delaying an object after unexpected errors of the framework or of the API, without delaying other objects.
 
-Some refusals of the API are for good, until something changes: then, a change of the object is a reason to try soon,
-and what was refused is explained once, with what can be done about it.
+Some requests would be refused each time until something changes, such as those that violate the schema. The refusal
+is explained once, with a remedy. If the object changes then, it is processed soon, without waiting for the whole delay.
 Specified in the documentation's "Timeouts and retries of the API".
 """
 
@@ -31,16 +31,16 @@ from kopf._core.intents.storage_errors import StorageError
 from kopf._core.reactor.object_records import ObjectRecord, is_deleted, make_logger
 
 RECOVERY_PAUSE = 1.0
-"""How soon after a failure it is tried again because of a change, however often the object changes (in seconds)."""
+"""The time after a failure (in seconds), before which no change of the object starts another attempt."""
 
 _MAX_QUOTE = 180
-"""How much of the API's words is repeated in an explanation (in characters), so that all of it fits into one line."""
+"""The maximum length of the quoted message of the API (in characters), so that the explanation fits into one line."""
 
 _PASSING = (APIUnauthorizedError, APINotFoundError, APIConflictError, APITooManyRequestsError)
 
 
 class Throttle:
-    """What is known of the failures of an object, from the first one to the next success."""
+    """The failures in a row of one object, until the next success."""
 
     __slots__ = ('_delays', '_failed_at', '_known', 'essence', 'hastened', 'is_users_fault', 'refused')
 
@@ -49,22 +49,22 @@ class Throttle:
         self._known = ''
         self._failed_at = 0.0
         self.hastened = False
-        """It is about to be tried again because of a change."""
+        """Whether an attempt is planned because the object has changed."""
         self.refused: Patch | None = None
-        """What the API has refused for good, if that is the failure."""
+        """The changes requested by handlers, if the API has refused the last patch; see `is_refusal`."""
         self.essence: BodyEssence | None = None
-        """What the object was then."""
+        """The essence of the object when the patch was refused."""
         self.is_users_fault = False
-        """Whether that is of what the handlers have wanted, not of what the framework stores."""
+        """Whether the API has refused changes requested by handlers, not the data of the framework."""
 
     def fail(self, error: Exception) -> tuple[float, bool]:
-        """Take one more failure; give the delay until the next attempt, and tell if the error is a new one."""
+        """Count a failure; return the delay until the next attempt (in seconds), and whether the error is new."""
         self._failed_at, self.hastened, self.refused = time.monotonic(), False, None
         is_known, self._known = self._known == repr(error), repr(error)
         return self._delays.next(), not is_known
 
     def get_pause(self) -> float:
-        """For how long (in seconds) not to try again even if the object changes."""
+        """Return the time (in seconds), before which even a change of the object starts no attempt."""
         return max(0.0, self._failed_at + RECOVERY_PAUSE - time.monotonic())
 
 
@@ -76,13 +76,13 @@ class Throttling:
         self._decider = decider
 
     def fail(self, record: ObjectRecord, error: Exception) -> float:
-        """Know that the framework, or the API, can't handle the object now; give the delay to leave it alone."""
+        """Called when a step fails with an unexpected error; return the delay until the next attempt (in seconds)."""
         throttle = record.throttle or Throttle(self._settings.queueing.error_delays)
         delay, is_new = throttle.fail(error)
         log, refused = self._make_logger(record), is_refusal(error)
         if refused:
             self._note_refusal(record, throttle, error)
-            if is_new:  # before the raw error: what is read first should say what to do
+            if is_new:  # before the raw error, so that the remedy is read first
                 posted = self._make_logger(record, ObjectLogger)
                 posted.error("%s", explain_refusal(error, is_users_fault=throttle.is_users_fault))
         log.error(
@@ -95,20 +95,24 @@ class Throttling:
         return delay
 
     def succeed(self, record: ObjectRecord) -> None:
-        """Know that the object could be handled after all."""
+        """Called when a step succeeds; ends the row of failures."""
         if record.throttle is not None:
             record.end_throttling()
             self._make_logger(record).info("Throttling is over. Switching back to normal operations.")
 
     def hasten(self, record: ObjectRecord, event: RawEvent, *, sift: Callable[[], bool]) -> float | None:
         """
-        Let the object be tried again soon if it has changed so that it can be handled now, though it could not before.
+        Return the delay of an earlier attempt, if the event brings a change that can end the failures.
 
-        What the API has refused of the handlers' wishes is given up then, as the handlers will have other ones. The
-        function ``sift`` compares the event with what our own patches have made; it returns whether it is stale.
+        The refused changes are dropped then, as the handlers run again for the new state.
+
+        Args:
+            record: the record of the object.
+            event: the new event.
+            sift: returns whether the event is stale; see `echoes.sift`. Called only if needed, as it has side effects.
 
         Returns:
-            The delay until the next attempt (in seconds); ``None`` to wait as long as it was planned.
+            The delay until the next attempt (in seconds); ``None`` to keep the planned one.
         """
         throttle = record.throttle
         if throttle is None or throttle.hastened or not self._find_change(record, throttle, event, sift):
@@ -129,7 +133,7 @@ class Throttling:
         event: RawEvent,
         sift: Callable[[], bool],
     ) -> bool:
-        """Return whether the event is a reason to try again; it is not if it is stale, which is noticed here."""
+        """Return whether the event is a reason for another attempt. A stale event is not."""
         if is_deleted(event):
             known = record.body is not None and is_deleted({'type': None, 'object': record.body})
             return event['type'] == 'DELETED' or not known
@@ -138,7 +142,7 @@ class Throttling:
         try:
             essence = self._decider.essences.of(Body(event['object']))
         except StorageError:
-            return False  # it is tried again anyway
+            return False  # the next attempt is planned anyway
         return is_edited(throttle.essence, essence, throttle.refused)
 
     def _note_refusal(self, record: ObjectRecord, throttle: Throttle, error: Exception) -> None:
@@ -153,12 +157,12 @@ class Throttling:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Tell if the same request would be refused again and again."""
+    """Check whether the API server would refuse the same request again."""
     return isinstance(error, APIClientError) and not isinstance(error, _PASSING)
 
 
 def is_fault_of(wanted: Patch, error: Exception) -> bool:
-    """Tell if what the handlers have wanted is refused, or at least can be; otherwise, it is what goes with it."""
+    """Check whether the error can be about the changes requested by handlers, not only about the framework's data."""
     assert isinstance(error, APIClientError)
     if not wanted:
         return False
@@ -172,7 +176,7 @@ def is_fault_of(wanted: Patch, error: Exception) -> bool:
 
 
 def explain_refusal(error: Exception, *, is_users_fault: bool) -> str:
-    """Say what is refused, and what can be done about it."""
+    """Return a message about what is refused, with a remedy."""
     assert isinstance(error, APIClientError)
     causes = list(_iter_causes(error))
     what = (
@@ -202,7 +206,7 @@ def explain_refusal(error: Exception, *, is_users_fault: bool) -> str:
         remedy = "Fix what the handlers put there, or the schema or the policies of the resource"
     else:
         remedy = "Fix the schema or the policies of the resource so that its annotations and finalizers can be changed"
-    if len(what) > _MAX_QUOTE:  # it can be the whole object; what is wrong with it is in the end
+    if len(what) > _MAX_QUOTE:  # it can quote the whole object; the reason is at the end
         what = f"{what[: _MAX_QUOTE // 2]}...{what[-_MAX_QUOTE // 2 :]}"
     return (
         f"The API refuses to patch the object: {what}. {remedy}. It will be tried again less and less often, "

@@ -1,14 +1,13 @@
 """
-Who works on the objects, and how many at a time.
+The pool of workers: which objects are processed now, and which are queued.
 
-An object has a worker only while there is work, and a worker is a task only if it waits for something. So an operator
-of many thousands of objects at rest has no tasks for them, and the limit of workers is a limit of what happens, not
-of what exists.
+An object has a worker only while there is work, and a worker becomes a task only if it waits for something. So, objects
+at rest have no tasks, and the limit of workers limits concurrent work, not the number of objects.
 
-Those who wait for a place go in two lanes: what has just happened is served before what was there already when the
-operator has started, both here and among the requests to the API. Of the latter, there can be very many at once, and a
-worker that waits for the API takes ten times as much memory as an object that waits for its worker. So they do not
-begin while enough of them wait there. What the others do besides requests holds nobody back.
+The queue has two lanes. Live changes are urgent. Objects of the initial list are not urgent: they are started after the
+urgent ones, and their requests to the API also give way to urgent requests. There can be thousands of them at once,
+and a worker that waits for the API takes ten times the memory of a queued object. So, no more of them are started while
+enough of their requests are queued in the API client. Workers that wait for anything else do not count for that.
 """
 
 import asyncio
@@ -30,67 +29,73 @@ logger = logging.getLogger(__name__)
 
 
 MAX_WAITING = 32
-"""How many requests about objects of the initial lists may wait for the API before no more of these objects begin."""
+"""The number of queued requests of workers that are not urgent, at which no more of such workers are started."""
 
 MAX_AT_ONCE = 16
-"""How many of them begin in one turn of the loop: only in the next one it is known whether they make requests."""
+"""
+The number of workers that are not urgent, to be started in one iteration of the event loop.
+
+Only in the next iteration, it is known how many of them have queued requests.
+"""
 
 DRAINING_INTERVAL = 0.05
-"""How often to look whether the daemons have ended (in seconds)."""
+"""How often to check whether the daemons have ended (in seconds)."""
 
 
 class ObjectProcessor(Protocol):
-    """Who knows what is to be done about the objects of a resource."""
+    """Processes the objects of one resource."""
 
     @property
     def requesting(self) -> bool:
-        """Whether this usually comes to requests to the API."""
+        """Whether processing usually sends requests to the API."""
 
     @property
     def arguments(self) -> frozenset[str] | None:
-        """The arguments that the handlers can look at, indices among them; ``None`` if that can be any."""
+        """The arguments that the handlers can use, indices among them; ``None`` if it can be any argument."""
 
     def work(self, record: ObjectRecord) -> Coroutine[Any, Any, None]:
-        """Do all there is to do about the object now."""
+        """Process the object until nothing is left to do now."""
 
 
 class WorkerPool:
     """
-    The workers of all the objects of an operator: at most ``settings.queueing.worker_limit`` at a time.
+    The workers of all objects of an operator, at most ``settings.queueing.worker_limit`` at a time.
 
-    Those who come when there is no place wait in a queue, without a task. Those whose handlers need indices that are
-    not complete wait before it.
+    When all places are taken, further objects are queued, without tasks. Objects whose handlers can use incomplete
+    indices are held at the indexing gate, and are queued when it opens.
     """
 
     def __init__(self, settings: OperatorSettings, indexing_gate: IndexingGate) -> None:
         self._settings = settings
         self._indexing_gate = indexing_gate
-        indexing_gate.listeners.append(self._admit)
+        indexing_gate.listeners.append(self._queue_held)
         self._tasks: dict[asyncio.Task[None], ObjectRecord] = {}
-        self._beginning = 0  # how many run right now up to where they wait, and are no tasks until then
-        self._calm: set[ObjectRecord] = set()  # those employed, but not urgent
+        self._starting = 0  # the number of workers that run synchronously just now, until their first real await
+        self._not_urgent: set[ObjectRecord] = set()  # running or queued, but not urgent
         self._queue: FairPriorityQueue[ObjectRecord, ObjectProcessor] = FairPriorityQueue()
-        # Those who wait for indices, by the arguments of their handlers.
-        self._outside: dict[frozenset[str] | None, dict[ObjectRecord, ObjectProcessor]] = {}
-        self._begun = 0  # how many of those have begun in this turn of the loop
-        self._look: asyncio.Handle | None = None
+        # Objects held at the indexing gate, by the arguments of their handlers.
+        self._held: dict[frozenset[str] | None, dict[ObjectRecord, ObjectProcessor]] = {}
+        self._started = 0  # the number of not urgent ones in this iteration of the loop
+        self._start_handle: asyncio.Handle | None = None
         self._closed = False
         self._is_overdue: Callable[[], bool] | None = None
-        self.pressure = Pressure(self._notice_relief)
-        """Those who are not urgent, and wait for the API."""
+        self.pressure = Pressure(self._note_relief)
+        """The number of queued requests of workers that are not urgent."""
         self.paused = False
-        """Whether the workers finish what they do, and begin nothing."""
+        """Whether running workers finish their steps, but no steps or workers are started."""
         self.background = OperatorDaemons(settings)
+        """The daemons and timers of the operator."""
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Fails with the error of a worker that must end the operator."""
 
     def guard(self, is_overdue: Callable[[], bool]) -> None:
-        """Ask this before any work begins: whether the operator must pause, and has not been told so yet."""
+        """Set the function that checks whether the operator must pause though its timers have not fired yet."""
         self._is_overdue = is_overdue
         self.background.guard(is_overdue)
 
     @property
     def halted(self) -> bool:
-        """Whether nothing is to be begun now: neither objects, nor their next steps."""
+        """Whether no workers and no steps are to be started now."""
         return self.paused or (self._is_overdue is not None and self._is_overdue())
 
     def start(
@@ -102,68 +107,73 @@ class WorkerPool:
         at_once: bool = True,
     ) -> None:
         """
-        Give the object a worker, now or when there is a place for it; who is not urgent lets others go first.
+        Start a worker for the object, or queue the object for one; do nothing if it has one already.
 
-        It begins before this returns, if there is a place, unless it is not to begin ``at_once``.
+        Args:
+            processor: the processor that the worker calls.
+            record: the record of the object.
+            urgent: whether the object is started before those that are not urgent.
+            at_once: whether the worker runs up to its first real await before this method returns, if there is a place;
+                otherwise, it begins in the next iteration of the event loop.
         """
         if record.has_worker:
-            if urgent and record in self._calm:
-                self._calm.discard(record)
+            if urgent and record in self._not_urgent:
+                self._not_urgent.discard(record)
                 self._queue.hurry(record)
-                self._begin_all()
+                self._start_queued()
             return
         if self._closed:
             return
         record.assign_worker()
         if not urgent:
-            self._calm.add(record)
-        if not self._may_begin(processor):
-            self._put_outside(processor, record)
-        elif not self._can_begin(processor, urgent=urgent):
+            self._not_urgent.add(record)
+        if not self._is_gate_open(processor):
+            self._hold(processor, record)
+        elif not self._can_start(processor, urgent=urgent):
             record.fold_pending()
             self._queue.push(record, processor, urgent=urgent)
         elif at_once:
-            self._begin(processor, record)
+            self._start_eagerly(processor, record)
         else:
-            self._begin_later(processor, record)
+            self._start_task(processor, record)
 
     @property
     def is_overloaded(self) -> bool:
-        """Whether others wait for a place."""
+        """Whether objects are queued, and all places are taken."""
         return bool(self._queue) and not self._has_place()
 
     def is_at_work(self, record: ObjectRecord) -> bool:
-        """Check whether the object is worked on at the moment, and does not only wait for a place."""
+        """Check whether the worker of the object is running, not only queued."""
         return record in self._tasks.values()
 
     def is_urgent(self, record: ObjectRecord) -> bool:
-        """Tell whether the object is worked on because of something that has just happened."""
-        return record not in self._calm
+        """Check whether the object is processed because of a live change, not because of the initial list."""
+        return record not in self._not_urgent
 
     def _has_place(self) -> bool:
         limit = self._settings.queueing.worker_limit
-        if self.paused or (limit is not None and len(self._tasks) + self._beginning >= limit):
+        if self.paused or (limit is not None and len(self._tasks) + self._starting >= limit):
             return False
         if self._is_overdue is not None and self._is_overdue():
-            self._look_soon()  # if there is no pause after all
+            self._start_soon()  # the operator can turn out not to pause; no event would start the queued objects then
             return False
         return True
 
-    def _can_begin(self, processor: ObjectProcessor, *, urgent: bool) -> bool:
+    def _can_start(self, processor: ObjectProcessor, *, urgent: bool) -> bool:
         if self._queue.is_urgent or not self._has_place():
             return False
-        return urgent or not processor.requesting or (not self._queue and self._is_relieved())
+        return urgent or not processor.requesting or (not self._queue and self._is_pressure_low())
 
-    def _is_relieved(self) -> bool:
-        return self.pressure.size < MAX_WAITING and self._begun < MAX_AT_ONCE
+    def _is_pressure_low(self) -> bool:
+        return self.pressure.size < MAX_WAITING and self._started < MAX_AT_ONCE
 
     def pause(self) -> None:
-        """Begin nothing until resumed: neither objects, nor the next steps of those that are being processed."""
+        """Start no workers until resumed, and no further steps of running workers; stop the daemons."""
         self.paused = True
         self.background.pause()
 
     async def drain(self) -> None:
-        """Return when nobody works any more, after a pause."""
+        """Wait until all workers and daemons have ended, after `pause`."""
         while self._tasks or len(self.background):
             if self._tasks:
                 await asyncio.wait(self._tasks)
@@ -171,65 +181,71 @@ class WorkerPool:
                 await asyncio.sleep(DRAINING_INTERVAL)
 
     def resume(self) -> None:
-        """Go on."""
+        """Start workers again, beginning with those that were queued in the pause."""
         self.paused = False
         self.background.resume()
-        self._begin_all()
+        self._start_queued()
 
-    def _begin_all(self) -> None:
+    def _start_queued(self) -> None:
         while self._queue and self._has_place() and not self._closed:
-            relieved = self._is_relieved()
-            if not relieved and not self._queue.is_urgent:
+            is_low = self._is_pressure_low()
+            if not is_low and not self._queue.is_urgent:
                 break
-            record, processor = self._queue.pop(urgent_only=not relieved)
-            if self._may_begin(processor):
-                self._begin_later(processor, record)  # there can be thousands
+            record, processor = self._queue.pop(urgent_only=not is_low)
+            if self._is_gate_open(processor):
+                self._start_task(processor, record)  # not eagerly: thousands at once would block the loop
             else:
-                self._put_outside(processor, record)
+                self._hold(processor, record)
 
-    def _may_begin(self, processor: ObjectProcessor) -> bool:
+    def _is_gate_open(self, processor: ObjectProcessor) -> bool:
         return self._indexing_gate.is_complete or self._indexing_gate.is_open(processor.arguments)
 
-    def _put_outside(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
-        """Let the object wait until the indices are complete that its handlers can use."""
+    def _hold(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
+        """Hold the object until the indices are complete that its handlers can use."""
         record.fold_pending()
-        self._outside.setdefault(processor.arguments, {})[record] = processor
+        self._held.setdefault(processor.arguments, {})[record] = processor
 
-    def _admit(self) -> None:
-        """Let those into the queue whose indices are complete now."""
-        for arguments in [arguments for arguments in self._outside if self._indexing_gate.is_open(arguments)]:
-            for record, processor in self._outside.pop(arguments).items():
-                self._queue.push(record, processor, urgent=record not in self._calm)
-        self._begin_all()
+    def _queue_held(self) -> None:
+        """Queue the objects for whose handlers the indexing gate is open now."""
+        for arguments in [arguments for arguments in self._held if self._indexing_gate.is_open(arguments)]:
+            for record, processor in self._held.pop(arguments).items():
+                self._queue.push(record, processor, urgent=record not in self._not_urgent)
+        self._start_queued()
 
-    def _remove_waiting(self, record: ObjectRecord) -> bool:
-        """Let the object wait no more; return whether it has waited for its worker."""
+    def _unqueue(self, record: ObjectRecord) -> bool:
+        """Remove the object from the queue, or from the gate; return whether it was there."""
         if self._queue.discard(record):
             return True
-        return any(records.pop(record, None) is not None for records in self._outside.values())
+        return any(records.pop(record, None) is not None for records in self._held.values())
 
-    def _notice_relief(self) -> None:
-        if self._queue and self._is_relieved():
-            self._look_soon()
+    def _note_relief(self) -> None:
+        if self._queue and self._is_pressure_low():
+            self._start_soon()
 
-    def _look_soon(self) -> None:
-        """Let more of them begin in the next turn of the loop, and not in the context of whoever is here."""
-        if self._look is None:
-            self._look = asyncio.get_running_loop().call_soon(self._look_again, context=self.background.context)
+    def _start_soon(self) -> None:
+        """
+        Start queued objects in the next iteration of the loop.
 
-    def _look_again(self) -> None:
-        self._look, self._begun = None, 0
-        self._begin_all()
+        Not now, and not in the current context: its variables are those of another worker or of a request.
+        """
+        if self._start_handle is None:
+            self._start_handle = asyncio.get_running_loop().call_soon(
+                self._start_again, context=self.background.context
+            )
 
-    def _begin_later(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
+    def _start_again(self) -> None:
+        self._start_handle, self._started = None, 0
+        self._start_queued()
+
+    def _start_task(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
         self._follow(processor, record, asyncio.create_task(processor.work(record)))
 
-    def _begin(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
-        self._beginning += 1
+    def _start_eagerly(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
+        self._starting += 1
         try:
             task = create_eager_task(processor.work(record))
         finally:
-            self._beginning -= 1
+            self._starting -= 1
         if task.done():
             self._end(processor, record, task)
         else:
@@ -237,9 +253,9 @@ class WorkerPool:
 
     def _follow(self, processor: ObjectProcessor, record: ObjectRecord, task: asyncio.Task[None]) -> None:
         self._tasks[task] = record
-        if record in self._calm and processor.requesting:
-            self._begun += 1
-            self._look_soon()
+        if record in self._not_urgent and processor.requesting:
+            self._started += 1
+            self._start_soon()
         task.add_done_callback(functools.partial(self._end, processor, record))
 
     def _end(self, processor: ObjectProcessor, record: ObjectRecord, task: asyncio.Task[None]) -> None:
@@ -249,25 +265,25 @@ class WorkerPool:
         self._conclude(processor, record)
 
     def _conclude(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
-        """Give the place to others, or to the object itself for what has come just now."""
+        """Start the queued objects; queue this one again if it has got an event meanwhile."""
         record.free_worker()
-        self._calm.discard(record)
+        self._not_urgent.discard(record)
         if self._queue:
-            self._begin_all()
+            self._start_queued()
         if record.has_work and not record.throttled:
             self.start(processor, record)
 
     async def release(self, records: Collection[ObjectRecord]) -> None:
         """
-        Return when nobody works on these objects any more, and their daemons have ended, however long that takes.
+        Remove these objects from the queue; wait until their workers and daemons have ended, however long that takes.
 
-        Those that only wait for a place do not begin. Nothing is cancelled: a thread would run on nevertheless, and
-        the objects can be served again meanwhile.
+        Nothing is cancelled: the threads of sync handlers could not be, and other workers can serve the objects
+        again meanwhile.
         """
         for record in records:
-            if record.has_worker and self._remove_waiting(record):
+            if record.has_worker and self._unqueue(record):
                 record.free_worker()
-                self._calm.discard(record)
+                self._not_urgent.discard(record)
         mine = {id(record) for record in records}
         while True:
             daemons = {
@@ -283,19 +299,19 @@ class WorkerPool:
             await asyncio.wait(working)
 
     async def wait_for(self, records: Collection[ObjectRecord]) -> None:
-        """Return when those who work on these objects now have come to an end; others can have begun meanwhile."""
+        """Wait until the workers that are running for these objects now have ended."""
         mine = {id(record) for record in records}
         workers = {task for task, record in self._tasks.items() if id(record) in mine}
         if workers:
             await asyncio.wait(workers)
 
     def fail(self, error: BaseException) -> None:
-        """End the operator because of the error."""
+        """End the operator with this error."""
         if not self.failure.done():
             self.failure.set_exception(error)
 
     async def close(self) -> None:
-        """Let the workers and the daemons finish for a while; cancel those that do not, and name them."""
+        """Wait for the workers and the daemons for a limited time; then cancel the remaining ones and log them."""
         self._closed = True
         self.failure.cancel()
         await asyncio.gather(self.background.close(), self._end_all())
