@@ -1,4 +1,5 @@
-"""Running what the user gave: one handler, once, with its errors, its retries, its progress and its logger.
+"""
+Running a handler once: the call of its function, its errors and retries, its progress, and its logger.
 
-Nothing here knows why a handler runs or how the news of a change came in.
+Nothing here knows why a handler is run, or from where its object comes.
 """

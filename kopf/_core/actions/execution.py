@@ -1,9 +1,9 @@
 """
-Running one handler once: the call itself, its time limit, and what its errors mean.
+Execution of one attempt of one handler: the call of its function, its time limit, and the meaning of its errors.
 
-Everything that can be handled (a change, an event, a daemon, an activity, …) goes through `run_handler`,
-so that errors, retries and logs mean the same everywhere. What it returns is an `Outcome`: data, from which the callers
-decide what to store and when to try again. Handling never raises because of the user's code.
+Handlers of all kinds (of changes, events, daemons, activities, …) are run by `run_handler`, so that errors, retries and
+logs are the same everywhere. It never raises because of the user's code, but returns an `Outcome`, from which the
+callers decide what to store and when to retry.
 """
 
 import asyncio
@@ -34,37 +34,37 @@ ExcInfo = tuple[type[BaseException], BaseException, TracebackType]
 _PACKAGE = str(pathlib.Path(__file__).parents[2]) + os.sep
 
 DEFAULT_RETRY_DELAY = 60
-"""For how many seconds a handler is delayed by `TemporaryError` if the error does not say."""
+"""The delay of a `TemporaryError` that is raised without a delay (in seconds)."""
 
 
 EXTRAS = frozenset({'deleting'})
-"""The arguments that are made only for functions that name them: for ``**kwargs`` alone, they would cost too much."""
+"""The kwargs that are made only for functions that name them: they are too expensive to be made for ``**kwargs``."""
 
 
 class ErrorsMode(enum.Enum):
     """
-    What an arbitrary exception of a handler means: neither `TemporaryError` nor `PermanentError`.
+    The meaning of arbitrary exceptions of a handler: those that are neither `TemporaryError` nor `PermanentError`.
 
     Specified in the documentation's "Errors".
     """
 
     IGNORED = enum.auto()
-    """It is logged, and the handler counts as succeeded."""
+    """The error is logged, and the handler counts as succeeded."""
     TEMPORARY = enum.auto()
-    """The handler is tried again after its ``backoff``."""
+    """The handler is retried after its ``backoff``."""
     PERMANENT = enum.auto()
-    """The handler has failed for good."""
+    """The handler has failed permanently."""
 
 
 class PermanentError(Exception):
-    """The handler has failed for good: retries are of no use."""
+    """Raised by handlers that have failed permanently: they are not retried."""
 
 
 class TemporaryError(Exception):
     """
-    The handler can't succeed yet: try again.
+    Raised by handlers that cannot succeed yet: they are retried.
 
-    ``delay`` is the time in seconds until the next attempt; ``0`` or ``None`` means at once.
+    ``delay`` is the time until the next attempt (in seconds); ``0`` or ``None`` means at once.
     """
 
     def __init__(self, __msg: str | None = None, delay: float | None = DEFAULT_RETRY_DELAY) -> None:
@@ -76,49 +76,53 @@ class TemporaryError(Exception):
 
 
 class HandlerTimeoutError(PermanentError):
-    """The handler has not succeeded within its ``timeout``."""
+    """Raised when a handler has not succeeded within its ``timeout``."""
 
 
 class HandlerRetriesError(PermanentError):
-    """The handler has not succeeded within its ``retries``."""
+    """Raised when a handler has not succeeded within its ``retries``."""
 
 
 class HandlerChildrenRetry(TemporaryError):
-    """The handler's sub-handlers are not finished yet; raised by the framework: it is no failure."""
+    """Raised by the framework when the sub-handlers of a handler are not finished yet. It is no failure."""
 
     def __init__(self, delay: float | None) -> None:
         super().__init__(None, delay=delay)
 
 
 class Outcome(NamedTuple):
-    """What came of one attempt. Not final: another attempt is due after the ``delay`` (in seconds)."""
+    """The outcome of one attempt of a handler."""
 
     final: bool
+    """Whether the handler is finished, with a success or a permanent failure."""
     delay: float | None = None
+    """The time until the next attempt (in seconds), if the outcome is not final."""
     result: object = None
     exception: BaseException | None = None
     uncounted: bool = False
-    """Whether there is a limit of attempts, and this one does not count towards it."""
+    """Whether the handler has a limit of attempts, and this attempt does not count towards it."""
 
     @property
     def message(self) -> str | None:
+        """The text of the error to be stored in the progress, if there is one."""
         if self.exception is None or isinstance(self.exception, HandlerChildrenRetry):
             return None
         return describe_error(self.exception)
 
     def without_exception(self) -> 'Outcome':
         """
-        Return the rest, for a caller that keeps it in a variable or in an object that its variables refer to.
+        Return the outcome without its exception, for callers that keep it in a variable or in an object.
 
-        The traceback of the exception refers to the frames of all callers, and so to their variables: an exception
-        that is in one of them is in a reference cycle, and it stays in memory until the garbage collector comes.
+        The traceback of an exception refers to the frames of all callers, and so to their local variables. An exception
+        in one of these variables is in a reference cycle. It would stay in memory, with all that the frames refer to,
+        until the garbage collector runs.
         """
         return self if self.exception is None else self._replace(exception=None)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Handler:
-    """A function with an id and the rules for its errors: what all kinds of handlers have in common."""
+    """A function with an id and the rules for its errors: the base of all kinds of handlers."""
 
     id: HandlerId
     fn: Callable[..., Any]
@@ -129,16 +133,16 @@ class Handler:
     backoff: float | None = None
     asynchronous: bool = dataclasses.field(init=False)
     names: tuple[str, ...] | None = dataclasses.field(init=False)
-    """The arguments that the function takes; ``None`` if it takes any."""
+    """The kwargs that the function takes; ``None`` if it takes any."""
     extras: tuple[str, ...] = dataclasses.field(init=False)
-    """Those of them that are made only for functions that name them."""
+    """The kwargs of `EXTRAS` that the function names."""
 
     kind = 'Handler'
-    """How logs call it."""
+    """The name of the kind in logs."""
     quiet: ClassVar[bool] = False
-    """Whether its successes are of interest only for debugging."""
+    """Whether successes are logged only for debugging."""
     routine: ClassVar[bool] = False
-    """Whether its successes are of no interest for users of the cluster: they are logged, and not posted as Events."""
+    """Whether successes are logged, but not posted as Events, as users of the cluster need not see them."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, 'asynchronous', invocation.is_async_fn(self.fn))
@@ -151,42 +155,42 @@ class Handler:
 
 
 class Execution(NamedTuple):
-    """The rules of the operator for running handlers: where sync functions run, and the defaults for errors."""
+    """The rules for running handlers: the executor for sync functions, and the defaults for errors."""
 
     executor: Executor
     default_errors: ErrorsMode = ErrorsMode.TEMPORARY
     default_backoff: float = 60
     permanent_errors: tuple[type[BaseException], ...] = (PermanentError,)
     find_mistake: 'Callable[[Handler, BaseException], str | None] | None' = None
-    """Finds the line of a mistake in the code, if the error is one: it would fail in the same way again and again."""
+    """Returns the line of a mistake in the handler's code, if the error is one. Such a handler is not retried."""
 
 
 handler_var: ContextVar[Handler] = ContextVar('handler_var')
-"""The handler that is being run."""
+"""The current handler."""
 
 cause_var: ContextVar[Any] = ContextVar('cause_var')
-"""Why it is being run: for the toolkit's functions that take the current object when none is given."""
+"""The cause of the current handler, for functions such as `kopf.adopt` that use the current object by default."""
 
 
 _UNPOSTED = {'k8s_skip': True}
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the type of an error and its text; only the text of those that handlers raise to tell something."""
+    """Return the class and the text of an error; only the text for errors that handlers raise to report something."""
     text = str(error)
     is_told = isinstance(error, PermanentError | TemporaryError | ExplainedError) or type(error) is Exception
     return text if is_told and text and text != 'None' else name_error(error)
 
 
 class RunnableCause(Protocol):
-    """Why a handler is run, with all that its function can be told."""
+    """The reason why a handler is run, with the kwargs for its function."""
 
     @property
     def logger(self) -> Logger:
-        """Where the framework reports what comes of the handler."""
+        """The logger for the outcomes of the handler."""
 
     def kwargs_for(self, handler: Handler, state: 'HandlerState', /) -> dict[str, Any]:
-        """Return the arguments that the function of the handler takes, for this run only."""
+        """Return the kwargs that the function of the handler takes, made for this attempt only."""
 
 
 async def run_handler(
@@ -198,22 +202,22 @@ async def run_handler(
     after: Callable[[], Awaitable[None]] | None = None,
 ) -> Outcome:
     """
-    Run the handler once, and log what comes of it. Handlers of all kinds are run here, and nowhere else.
+    Run the handler once, and log the outcome. Handlers of all kinds are run here, and nowhere else.
 
-    While it runs, the handler and the cause are known to the functions of the toolkit that it calls.
+    While it runs, the handler and its cause are in `handler_var` and `cause_var`.
 
     Args:
         handler: the handler.
-        cause: why it is run; it makes the arguments of the function.
-        state: how often, and since when it has been tried.
-        rules: where sync functions run, and what errors mean by default.
-        after: what is done after the function, and counts as a part of it.
+        cause: the reason why it is run; it makes the kwargs of the function.
+        state: the progress of the previous attempts.
+        rules: the executor for sync functions, and the defaults for errors.
+        after: a function to be called after that of the handler; its errors count as errors of the handler.
 
     Returns:
-        What has come of it, errors of the function included.
+        The outcome, including any error of the function.
 
     Raises:
-        asyncio.CancelledError: if the task is cancelled; nothing else comes through as an exception.
+        asyncio.CancelledError: if the task is cancelled. No other exception is raised.
     """
     logger, limits = cause.logger, _Limits(handler, state)
     debugging = logger.isEnabledFor(logging.DEBUG)
@@ -223,7 +227,8 @@ async def run_handler(
                 limits.check_before()
             if debugging:
                 logger.debug("%s is invoked.", handler)
-            # The arguments are not kept here: what they refer to would live for as long as the function waits.
+            # The kwargs are not kept in a variable: `invoke` clears them, so only the function keeps them in memory.
+            # Daemons run for long, and most use only some of their kwargs.
             if limits.timeout is None or not handler.asynchronous:
                 result = await invocation.invoke(
                     handler.fn,
@@ -239,8 +244,9 @@ async def run_handler(
             if _is_task_cancelled():
                 logger.warning("%s is cancelled. Will escalate.", handler)
                 raise
-            return _conclude_arbitrary(handler, error, limits, rules, logger)  # of something that it has awaited
-        except (Exception, SystemExit) as error:  # an exit is for the operator to decide, not for a handler
+            # Not this task is cancelled, but one that the function has awaited: an error like any other.
+            return _conclude_arbitrary(handler, error, limits, rules, logger)
+        except (Exception, SystemExit) as error:  # a handler must not stop the operator by sys.exit()
             return _conclude_error(handler, error, limits, rules, logger)
     if debugging or not handler.quiet:
         level = logging.DEBUG if handler.quiet else logging.INFO
@@ -265,7 +271,7 @@ def _conclude_error(
         return _conclude_temporary(handler, error, limits, logger)
     if isinstance(error, rules.permanent_errors):
         text = describe_error(error)
-        is_limit = text.startswith(f"{handler} has ")  # our own error, which names the handler already
+        is_limit = text.startswith(f"{handler} has ")  # an error of `_Limits`, which already names the handler
         logger.error("%s", text if is_limit else f"{handler} failed permanently: {text}")
         return Outcome(final=True, exception=error)
     return _conclude_arbitrary(handler, error, limits, rules, logger)
@@ -277,7 +283,7 @@ def _is_task_cancelled() -> bool:
 
 
 class _Limits:
-    """The limits of the handler's attempts and time, and how much of them is used up."""
+    """The limits of attempts and time of a handler, and how much of them is used."""
 
     __slots__ = ('attempts', 'handler', 'retries', 'started', 'timeout')
 
@@ -289,7 +295,16 @@ class _Limits:
         return None if self.timeout is None else self.timeout - (utcnow() - self.started).total_seconds()
 
     def check_before(self) -> None:
-        """Raise if there is no attempt left: with limits lowered, or with the time gone by in a downtime."""
+        """
+        Check that an attempt is left.
+
+        Normally, the previous attempt was final if not. But the time can have passed while the operator was down, or
+        the limits can be lower in a new version of the operator.
+
+        Raises:
+            HandlerTimeoutError: if the time is over.
+            HandlerRetriesError: if all attempts are used.
+        """
         remaining = self.remaining()
         if remaining is not None and remaining <= 0:
             raise HandlerTimeoutError(f"{self.handler} has timed out after {self.timeout:g} seconds.")
@@ -297,9 +312,11 @@ class _Limits:
             raise HandlerRetriesError(f"{self.handler} has exceeded {self.retries} retries.")
 
     def exceeds_retries(self) -> bool:
+        """Check whether the current attempt is the last one."""
         return self.retries is not None and self.attempts + 1 >= self.retries
 
     def exceeds_timeout(self, delay: float | None) -> bool:
+        """Check whether the time is over before the next attempt after this delay."""
         remaining = self.remaining()
         return remaining is not None and (delay or 0) >= remaining
 
@@ -361,7 +378,11 @@ def _conclude_arbitrary(
 
 
 def _begin_in_users_code(error: BaseException) -> BaseException | ExcInfo | None:
-    """Leave out of the traceback how the framework has come to call the function; all of it if that has failed."""
+    """
+    Return the error with a traceback that begins in the user's code, for logs.
+
+    If the framework has failed to call the function, e.g. because of wrong arguments, there is no traceback.
+    """
     trace, last = error.__traceback__, None
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         last, trace = trace, trace.tb_next
@@ -384,11 +405,11 @@ _VIEWS = (
         ]
     ),
 )
-"""Where the framework raises errors about what users do with its values: those of mappings, settings, exceptions."""
+"""The modules that raise errors about a wrong use of values: mappings, settings, exceptions."""
 
 
 def _leave_out_views(trace: TracebackType) -> TracebackType:
-    """Leave out how mappings and settings of the framework have come to raise it: for users, they are values."""
+    """Return the traceback without the last frames if they are in `_VIEWS`, so that it ends in the user's code."""
     entries = [trace]
     while entries[-1].tb_next is not None:
         entries.append(entries[-1].tb_next)
@@ -404,9 +425,10 @@ def _leave_out_views(trace: TracebackType) -> TracebackType:
 
 class running:
     """
-    Make the handler and its cause known to the toolkit's functions called inside of this context.
+    A context in which the handler and its cause are in `handler_var` and `cause_var`.
 
-    It is a class, as generators would cost more than all the rest here, and there is one for each daemon that runs.
+    It is a class rather than a generator with `contextlib.contextmanager`: it is faster, and it takes less memory, of
+    which every running daemon needs its share.
     """
 
     __slots__ = ('_cause', '_cause_token', '_handler', '_handler_token')
@@ -421,5 +443,5 @@ class running:
         try:
             handler_var.reset(self._handler_token)
             cause_var.reset(self._cause_token)
-        except ValueError:  # it was abandoned, and is closed in another context
+        except ValueError:  # the operator has abandoned the task, and the coroutine is closed in another context
             pass

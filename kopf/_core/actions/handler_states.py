@@ -1,14 +1,14 @@
 """
-How far the handlers of one change have come: what is stored of it, and what the next step is.
+The progress of handlers: their attempts, delays, and results in one handling cycle of one object.
 
-`HandlerState` is one handler's record: immutable, derived from what is stored and from the outcomes of attempts.
-`State` is all the records of one handling cycle of one object. It lives in memory while the cycle goes on, and is
-stored on the object after each step, so that a restarted operator goes on where the previous one was.
+`HandlerState` is the progress of one handler: immutable, made from a stored record or from the outcome of an attempt.
+`State` is the progress of all handlers in the cycle. It is kept in memory during the cycle, and is stored on the object
+after each step, so that a restarted operator continues the cycle.
 
-A record also carries a digest of the essence that its handler has seen: when the object is edited meanwhile, a finished
-handler has not seen the edit, and is due again. While creation handlers follow each other at once, their records have
-it after the microseconds of a timestamp, and no fields that upstream's do not have. The formats are specified in the
-documentation's "Continuity".
+A record also contains a digest of the essence that its handler has seen. If the object is edited after that, the
+handler is run again, even if it was finished. Records of creation handlers contain the digest in the last digits of a
+timestamp, as long as nothing was edited: so their fields are the same as those of upstream kopf. The formats are
+specified in the documentation's "Continuity".
 """
 
 import datetime
@@ -27,13 +27,18 @@ from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.execution import Handler, Outcome
 
 MAX_MESSAGE = 4096
-"""How much of an error is stored: annotations are limited to 256 KiB altogether (characters)."""
+"""The limit of stored error messages (in characters): all annotations of an object are limited to 256 KiB."""
 
-TOLD_DELAY = 300.0
-"""Longer delays (in seconds) are also stored as such, so that nobody with another clock waits longer than they are."""
+STORED_DELAY = 300.0
+"""
+The delay above which records contain the delay itself, too (in seconds).
+
+Otherwise, they contain only the time of the next attempt. For an operator whose clock is behind, that time is too late;
+with the delay, it waits at most for that long.
+"""
 
 MAX_DELAY = 10 * 365 * 86400.0
-"""The limit of delays, beyond which no time can be told (in seconds)."""
+"""The limit of delays, as timestamps far in the future are not supported (in seconds)."""
 
 _DIGEST_IN_TIME: Final = re.compile(r'\.\d{6}(\d{15})(?!\d)')
 
@@ -41,13 +46,13 @@ HandlerT = TypeVar('HandlerT', bound=Handler)
 
 
 def digest_essence(essence: Mapping[str, Any]) -> str:
-    """A short digest of an essence: equal for equal essences, whatever the order of their keys."""
+    """Return a short digest of an essence, independent of the order of its keys."""
     text = orjson.dumps(essence, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
     return hashlib.blake2b(text, digest_size=6).hexdigest()
 
 
 class HandlerState(NamedTuple):
-    """One handler's progress within one cycle."""
+    """The progress of one handler in one cycle."""
 
     started: datetime.datetime
     purpose: str | None = None
@@ -55,26 +60,28 @@ class HandlerState(NamedTuple):
     delayed: datetime.datetime | None = None
     retries: int = 0
     waits: int = 0
-    """How many of the attempts do not count towards the limit: they have ended with unfinished sub-handlers."""
+    """The number of attempts that do not count towards the limit, as they have ended with unfinished sub-handlers."""
     success: bool = False
     failure: bool = False
     message: str | None = None
     subrefs: tuple[HandlerId, ...] = ()
     digest: str | None = None
     delay: float | None = None
-    """The last delay (in seconds), if it is a long one."""
+    """The last delay (in seconds), if it is longer than `STORED_DELAY`."""
     base: str | None = None
-    """What the first finished handler of the cycle has seen, packed; in one of the records."""
+    """The packed essence that the first finished handler of the cycle has seen; only in one record of the cycle."""
 
     @property
     def finished(self) -> bool:
+        """True if the handler has succeeded or has failed permanently."""
         return self.success or self.failure
 
     def is_due(self, now: datetime.datetime) -> bool:
+        """Check whether the next attempt can begin."""
         return not self.finished and (self.delayed is None or self.delayed <= now)
 
     def with_outcome(self, outcome: Outcome, now: datetime.datetime) -> 'HandlerState':
-        """The state after one more attempt."""
+        """Return the state after one more attempt."""
         delay = None if outcome.final or outcome.delay is None else min(outcome.delay, MAX_DELAY)
         return HandlerState(
             started=self.started,
@@ -88,11 +95,11 @@ class HandlerState(NamedTuple):
             message=outcome.message,
             subrefs=self.subrefs,
             digest=None if outcome.final else self.digest,
-            delay=delay if delay is not None and delay > TOLD_DELAY else None,
+            delay=delay if delay is not None and delay > STORED_DELAY else None,
         )
 
     def shifted(self, shift: datetime.timedelta) -> 'HandlerState':
-        """The same by a clock that is so much ahead."""
+        """Return the state with all times shifted, as a clock that is ahead by this much would show them."""
         return (
             self
             if not shift
@@ -104,7 +111,7 @@ class HandlerState(NamedTuple):
         )
 
     def limited(self, now: datetime.datetime) -> 'HandlerState':
-        """The same, without what can only be by a clock that was wrong: a start in the future, or too long a wait."""
+        """Return the state without effects of wrong clocks: a start in the future, or a wait longer than its delay."""
         state = self if self.started <= now else self.shifted(now - self.started)
         if state.delayed is None or state.delay is None:
             return state
@@ -112,6 +119,7 @@ class HandlerState(NamedTuple):
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], now: datetime.datetime) -> 'HandlerState':
+        """Return the state of a stored record."""
         return cls(
             started=parse_time(record.get('started')) or now,
             stopped=parse_time(record.get('stopped')),
@@ -129,7 +137,13 @@ class HandlerState(NamedTuple):
         )
 
     def as_record(self, *, usual: bool = False) -> ProgressRecord:
-        """Give what is stored; in records that are to look as ``usual``, the digest is in digits of a timestamp."""
+        """
+        Return the record to be stored.
+
+        Args:
+            usual: whether the record must have only the fields of upstream kopf. If so, the digest is in the last
+                digits of a timestamp.
+        """
         record: dict[str, Any] = {
             'started': self.started.isoformat(timespec='microseconds'),
             'stopped': None if self.stopped is None else self.stopped.isoformat(timespec='microseconds'),
@@ -155,13 +169,13 @@ class HandlerState(NamedTuple):
 
 
 class Fetching(Protocol):
-    """Reads the stored records: a storage of progress, for example."""
+    """The part of a progress storage that reads records."""
 
     def fetch(self, *, key: HandlerId, body: Body) -> ProgressRecord | None: ...
 
 
 class Storing(Protocol):
-    """Writes the records to be stored: a storage of progress, for example."""
+    """The part of a progress storage that writes records."""
 
     def store(self, *, key: HandlerId, record: ProgressRecord, body: Body, patch: Patch) -> None: ...
 
@@ -169,16 +183,16 @@ class Storing(Protocol):
 
 
 class State(Mapping[HandlerId, HandlerState]):
-    """The progress of all the handlers of one cycle, sub-handlers included."""
+    """The progress of all handlers in one cycle, including sub-handlers."""
 
     __slots__ = ('_dirty', '_stored', '_states', '_unsure', 'purpose')
 
     def __init__(self, purpose: str | None = None) -> None:
         self.purpose = purpose
         self._states: dict[HandlerId, HandlerState] = {}
-        self._stored: set[HandlerId] = set()  # what the object is known to have
-        self._dirty: set[HandlerId] = set()  # what differs from what is stored
-        self._unsure = False  # whether the object can have more than it is known to have
+        self._stored: set[HandlerId] = set()  # the ids whose records the object has, as far as known
+        self._dirty: set[HandlerId] = set()  # the ids whose records differ from the stored ones
+        self._unsure = False  # the object can have more records, as the response to a patch was lost
 
     def __getitem__(self, key: HandlerId) -> HandlerState:
         return self._states[key]
@@ -189,7 +203,7 @@ class State(Mapping[HandlerId, HandlerState]):
     def __len__(self) -> int:
         return len(self._states)
 
-    # The mixins of Mapping do the same, item by item.
+    # Faster than the mixins of Mapping, which look up the items one by one.
     def items(self) -> ItemsView[HandlerId, HandlerState]:
         return self._states.items()
 
@@ -206,10 +220,17 @@ class State(Mapping[HandlerId, HandlerState]):
         keep: Collection[HandlerId] = (),
     ) -> None:
         """
-        Take over the stored records of these handlers, and of their sub-handlers.
+        Load the stored records of these handlers, and of their sub-handlers.
 
-        A record of another purpose is of a cycle that was superseded: it is only remembered to be purged, with the
-        first records of a deletion, or with the end of any other cycle. Those to ``keep`` count whatever their purpose.
+        A record with another purpose belongs to a previous cycle that was superseded by this one. Its progress is not
+        used. It is purged together with the first stored records of a deletion, or at the end of any other cycle.
+
+        Args:
+            ids: the handlers.
+            storage: the storage of the records.
+            body: the object.
+            now: the current time.
+            keep: the handlers whose finished records count whatever their purpose is.
         """
         shift: datetime.timedelta | None = None
         pending = [*ids]
@@ -231,21 +252,22 @@ class State(Mapping[HandlerId, HandlerState]):
                 self._set(key, HandlerState(started=now, purpose=self.purpose))
 
     def restart(self, key: HandlerId, now: datetime.datetime) -> None:
-        """Make a finished handler due again: from the first attempt. What it has seen stays in its record."""
+        """Start a finished handler and its sub-handlers again. Their digests stay in the records."""
         for each in (key, *self._states[key].subrefs):
             if each in self._states:
                 old = self._states[each]
                 self._set(each, HandlerState(started=now, purpose=self.purpose, subrefs=old.subrefs, digest=old.digest))
 
     def inherit(self, key: HandlerId, old: HandlerState, digest: str) -> None:
-        """Let a handler that has finished in another cycle be due in this one, as it has seen something else there."""
+        """Start a handler in this cycle that was finished in another one, with the digest that it has seen there."""
         self._set(key, HandlerState(started=old.stopped or old.started, purpose=self.purpose, digest=digest))
 
     def conclude(self, key: HandlerId, outcome: Outcome, now: datetime.datetime) -> None:
+        """Update the progress of the handler with the outcome of an attempt."""
         self._set(key, self._states[key].with_outcome(outcome, now))
 
     def adopt(self, parent: HandlerId, children: Iterable[HandlerId]) -> None:
-        """Remember in the parent's record that it has these sub-handlers, and those below them."""
+        """Add the sub-handlers to the records of the parent and of its own parents, so that they are found later."""
         for key, state in list(self._states.items()):
             if key == parent or parent.startswith(f'{key}/'):
                 subrefs = tuple(sorted({*state.subrefs, *children}))
@@ -253,7 +275,7 @@ class State(Mapping[HandlerId, HandlerState]):
                     self._set(key, state._replace(subrefs=subrefs))
 
     def see(self, keys: Iterable[HandlerId], digest: str) -> None:
-        """Let the finished handlers count as having seen the essence of this digest."""
+        """Mark the essence with this digest as seen by those of the handlers that are finished."""
         for key in keys:
             state = self._states.get(key)
             if state is not None and state.finished and state.digest != digest:
@@ -261,24 +283,26 @@ class State(Mapping[HandlerId, HandlerState]):
 
     @property
     def base(self) -> str | None:
-        """What the first finished handler has seen, if it is kept."""
+        """The packed essence that the first finished handler has seen, if it is kept."""
         return next((state.base for state in self._states.values() if state.base is not None), None)
 
     def keep_base(self, text: str | None) -> None:
-        """Keep it in the record of a finished handler: those that are not finished change more often."""
+        """Keep the base in the record of a finished handler, which does not change any more, so it is stored once."""
         finished = [key for key, state in self._states.items() if state.finished]
         for key in [key for key in finished if self._states[key].base is not None] or finished[:1]:
             if self._states[key].base != text:
                 self._set(key, self._states[key]._replace(base=text))
 
     def due(self, handlers: Iterable[HandlerT], now: datetime.datetime) -> list[HandlerT]:
+        """Return those of the handlers whose next attempt can begin."""
         return [handler for handler in handlers if self._states[handler.id].is_due(now)]
 
     def done(self, handlers: Iterable[Handler]) -> bool:
+        """Check whether all the handlers are finished."""
         return all(self._states[handler.id].finished for handler in handlers)
 
     def delay(self, handlers: Iterable[Handler], now: datetime.datetime) -> float | None:
-        """For how many seconds nothing is due; ``None`` if all is finished."""
+        """Return the time until the first of the handlers is due (in seconds); ``None`` if all are finished."""
         delays = [
             0 if state.delayed is None else max(0, (state.delayed - now).total_seconds())
             for state in (self._states[handler.id] for handler in handlers)
@@ -287,7 +311,7 @@ class State(Mapping[HandlerId, HandlerState]):
         return min(delays, default=None)
 
     def counts(self, ids: Iterable[HandlerId]) -> tuple[int, int]:
-        """Return how many of these handlers have succeeded in this cycle, and how many have failed for good."""
+        """Return how many of these handlers have succeeded in this cycle, and how many have failed permanently."""
         states = [
             state
             for key in set(ids)
@@ -296,7 +320,7 @@ class State(Mapping[HandlerId, HandlerState]):
         return sum(state.success for state in states), sum(state.failure for state in states)
 
     def store(self, *, storage: Storing, body: Body, patch: Patch) -> None:
-        """Put what has changed into the patch."""
+        """Add the changed records to the patch."""
         shift = get_shift()
         usual = self.purpose == 'create' and self.base is None
         for key in self._states:
@@ -310,7 +334,7 @@ class State(Mapping[HandlerId, HandlerState]):
         self._dirty.clear()
 
     def purge(self, *, storage: Storing, body: Body, patch: Patch) -> None:
-        """Let the patch remove all that is stored, or could have been."""
+        """Add the removal of all stored records to the patch, including those that could have been stored."""
         if self._unsure:
             possible = Patch()
             for key, state in self._states.items():
@@ -320,23 +344,23 @@ class State(Mapping[HandlerId, HandlerState]):
             storage.purge(key=key, body=body, patch=patch)
 
     def mark_unsaved(self) -> None:
-        """Know that the last patch with the records has failed, or only its answer was lost: store them again."""
+        """Called when the last patch with the records has failed, or its response was lost: store all records again."""
         self._dirty.update(self._states)
         self._unsure = True
 
     @property
     def unsaved(self) -> bool:
-        """Whether a patch with the records has ever failed, so that the object can have more than it is known to."""
+        """True if a patch with the records has ever failed, so that the object can have more records than known."""
         return self._unsure
 
     @property
     def in_memory_only(self) -> bool:
-        """Whether there are attempts that no patch has stored yet."""
+        """True if there are attempts that no patch has stored yet."""
         return any(self._states[key].retries for key in self._dirty if key in self._states)
 
     @property
     def stored(self) -> bool:
-        """Whether the object has any records of these handlers, as far as known."""
+        """True if the object has any records of these handlers, as far as known."""
         return bool(self._stored)
 
     def _set(self, key: HandlerId, state: HandlerState) -> None:
@@ -351,7 +375,7 @@ def _shorten(message: str | None) -> str | None:
 
 
 def _add_digest(time: str, digest: str) -> str:
-    """Put the digest after the microseconds, as 15 more digits: that is still the same time in the same format."""
+    """Return the timestamp with the digest as 15 more digits after the microseconds; parsers ignore them."""
     seconds, dot, rest = time.partition('.')
     return f'{seconds}{dot}{rest[:6]}{int(digest, 16):015}{rest[6:]}'
 
@@ -362,7 +386,7 @@ def _parse_digest(time: str | None) -> str | None:
 
 
 def parse_time(text: str | None) -> datetime.datetime | None:
-    """Read a stored timestamp; those without an offset are in UTC."""
+    """Return the time of a stored timestamp; those without an offset are in UTC."""
     if not text:
         return None
     value = datetime.datetime.fromisoformat(text)
@@ -370,5 +394,5 @@ def parse_time(text: str | None) -> datetime.datetime | None:
 
 
 def parse_delay(value: object) -> float | None:
-    """Read a stored delay (in seconds); what is no sane delay is as none."""
-    return float(value) if isinstance(value, int | float) and TOLD_DELAY < value <= MAX_DELAY else None
+    """Return a stored delay (in seconds); ``None`` if it is not a delay that would have been stored."""
+    return float(value) if isinstance(value, int | float) and STORED_DELAY < value <= MAX_DELAY else None

@@ -1,12 +1,12 @@
 """
-Calling a function of the user: a coroutine in the event loop, anything else in a thread.
+Calling the user's functions: async ones in the event loop, sync ones in threads.
 
 The rest of the framework awaits both alike. A thread inherits the context variables of the calling task, so that
-``kopf.info()`` or ``kopf.adopt()`` know their object there too. Whether a function is a coroutine function is found
-through partials, wrappers and callable objects; a plain function that returns a coroutine is awaited as well.
+``kopf.info()`` or ``kopf.adopt()`` use the current object there, too. Partials, wrappers and callable objects are
+unwrapped to find out whether a function is async; if a sync function returns a coroutine, it is awaited, too.
 
-Functions are called with the keyword arguments that they name, and with all of them if they take any (``**kwargs``).
-This is read from the signature once, when the function is declared: see `read_arguments`.
+Functions are called with the kwargs that they name, or with all kwargs if they have ``**kwargs``. Their signatures are
+read once, when the functions are declared: see `read_arguments`.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from kopf._cogs.aiokits.loop_monitors import rouse
 
 @contextlib.contextmanager
 def context(values: Iterable[tuple[contextvars.ContextVar[Any], Any]]) -> Iterator[None]:
-    """Set the variables for a while: so functions that need a handler around them are called without an operator."""
+    """Set context variables in a block of code, e.g. in unit tests of functions that need a current handler."""
     tokens = [(var, var.set(value)) for var, value in values]
     try:
         yield
@@ -35,7 +35,7 @@ def context(values: Iterable[tuple[contextvars.ContextVar[Any], Any]]) -> Iterat
 
 
 def is_marked(check: Callable[[object], bool], fn: object) -> bool:
-    """Tell what a check of `inspect` finds in the code of the function; nothing if there is no code, as in mocks."""
+    """Check the function by a predicate of `inspect`; ``False`` if it fails, as it does for some mocks."""
     try:
         return check(fn)
     except TypeError:
@@ -43,7 +43,7 @@ def is_marked(check: Callable[[object], bool], fn: object) -> bool:
 
 
 def is_async_fn(fn: object) -> bool:
-    """Tell whether calling the function gives a coroutine; partials, wrappers and callable objects are unwrapped."""
+    """Check whether the function returns a coroutine; partials, wrappers and callable objects are unwrapped."""
     while True:
         if is_marked(inspect.iscoroutinefunction, fn):
             return True
@@ -57,34 +57,34 @@ def is_async_fn(fn: object) -> bool:
 
 
 class Arguments(NamedTuple):
-    """The arguments that a function can be called with by their names."""
+    """The kwargs that a function accepts."""
 
     names: tuple[str, ...] | None
-    """``None`` if it takes any: because of ``**kwargs``, or as it is not known which ones."""
+    """All names; ``None`` if it accepts any, because of ``**kwargs`` or of an unknown signature."""
     required: tuple[str, ...] = ()
-    """Those without defaults."""
+    """The names of kwargs without defaults."""
     explicit: tuple[str, ...] = ()
-    """Those that are named, also if it takes any others."""
+    """The names in the signature, even if the function accepts any others."""
 
 
 _UNKNOWN_ARGUMENTS = Arguments(None)
 _WITHOUT_ARGUMENTS: Collection[Any] = (bool, int, float, str)
-"""What is used for checks of values, takes nothing by name, and does not say so in all versions of Python."""
+"""Classes that users pass as functions of values. They accept no kwargs, but have no signatures in some Pythons."""
 
 
 def read_arguments(fn: Callable[..., Any], positional: int = 0) -> Arguments:
     """
-    Read from the signature of the function which arguments it takes by their names.
+    Return which kwargs the function accepts, according to its signature.
 
-    The signature is that of the function as it is called: a wrapper decides on its own what it passes on, so what it
-    wraps does not matter.
+    Wrappers are not unwrapped, unlike by `inspect.signature`: the wrapper is called, and it decides which kwargs it
+    passes on.
 
     Args:
         fn: the function, or anything else that can be called.
-        positional: how many arguments it gets by their positions, before those by their names.
+        positional: the number of positional arguments that it will get before the kwargs.
     """
     if type(fn) is types.FunctionType and '__signature__' not in fn.__dict__:
-        return _read_code(fn, positional)  # ten times faster, and sub-handlers are declared again and again
+        return _read_code(fn, positional)  # ten times faster, and sub-handlers are declared in each attempt
     parameters = get_parameters(fn)
     if parameters is None:
         return Arguments(()) if fn in _WITHOUT_ARGUMENTS else _UNKNOWN_ARGUMENTS
@@ -115,12 +115,12 @@ def _read_code(fn: types.FunctionType, positional: int) -> Arguments:
 
 
 def get_parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
-    """Return the parameters of the function itself, not of what it wraps; ``None`` if they are not known."""
-    while type(fn) in _TRANSPARENT:  # without signatures of their own
+    """Return the parameters of the function itself, not of the wrapped one; ``None`` if they are unknown."""
+    while type(fn) in _TRANSPARENT:  # these have no signatures of their own
         fn = fn.__wrapped__  # type: ignore[attr-defined]
     try:
         return _read_signature(fn).parameters
-    except (ValueError, TypeError):  # of those that are written in C, and of some mocks
+    except (ValueError, TypeError):  # functions that are written in C, and some mocks
         return None
 
 
@@ -130,7 +130,7 @@ if sys.version_info >= (3, 14):
     import annotationlib
 
     def _read_signature(fn: Callable[..., Any]) -> inspect.Signature:
-        # The types can be unknown at run time, e.g. if they are imported only for checks of types.
+        # As strings, since evaluation fails for types that are imported only under `if TYPE_CHECKING`.
         return inspect.signature(fn, follow_wrapped=False, annotation_format=annotationlib.Format.STRING)
 else:
 
@@ -146,25 +146,35 @@ async def invoke(
     executor: Executor,
     asynchronous: bool | None = None,
 ) -> Any:
-    """Call the function and return its result; its exceptions come through unchanged."""
+    """
+    Call the function, in a thread if it is sync, and return its result.
+
+    Args:
+        fn: the function.
+        kwargs: its kwargs. They are cleared while the function waits.
+        executor: the executor for sync functions.
+        asynchronous: whether the function is async, if the caller has found it out before.
+    """
     if is_async_fn(fn) if asynchronous is None else asynchronous:
         rouse()
         result = fn(**kwargs)
         if type(result) is types.CoroutineType or inspect.isawaitable(result):
-            kwargs.clear()  # or else, those who call would hold them as long as the function waits
+            kwargs.clear()  # otherwise, the callers' frames would keep the values in memory while the function waits
             return await result
-        return result  # a wrapper may have awaited it already
+        return result  # a wrapper can return the result itself
     context = contextvars.copy_context()
     result = await asyncio.get_running_loop().run_in_executor(executor, context.run, _call, fn, kwargs)
     if type(result) is _Raised:
         try:
             raise result.error
         finally:
-            del result  # the traceback refers to this frame: a cycle
+            del result  # the error's traceback refers to this frame: with the variable, that would be a reference cycle
     return await result if inspect.iscoroutine(result) else result
 
 
 class _Raised(NamedTuple):
+    """An error returned from a thread, as asyncio would not raise it unchanged."""
+
     error: Exception
 
 
@@ -172,8 +182,9 @@ def _call(fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
     try:
         return fn(**kwargs)
     except (TimeoutError, CancelledError) as error:
-        # Asyncio takes them for those of its futures: it replaces them by errors without tracebacks, by cancellations.
+        # Asyncio would take them for errors of its own futures, and replace them by a cancellation, or by an error
+        # without the traceback.
         return _Raised(error)
     except StopIteration as error:
-        # A future can't carry it: the awaiting side would never be woken up.
+        # Futures do not accept this error, so the awaiting task would never be woken up.
         raise RuntimeError(f"The function {fn!r} raised StopIteration.") from error

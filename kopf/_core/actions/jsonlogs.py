@@ -1,8 +1,9 @@
-"""JSON logs: a line of JSON a record, for those who collect and search logs.
+"""
+JSON logs: one line of JSON for each record, for log collectors.
 
-What is in a line, and how it is collected from a record, is a matter of python-json-logger, so that lines look like
-those of other programs. What is added here is what clusters need: the severity as log collectors know it, and the
-reference to the object. Lines are spaced as those of all Python programs: people search for ``"severity": "error"``.
+The lines are made by python-json-logger, so they look like those of other programs. Added here are the severity as log
+collectors know it, and the reference to the object. Lines have spaces after colons and commas, as `json` writes
+them by default: people search for ``"severity": "error"``.
 """
 
 import json
@@ -14,14 +15,15 @@ from pythonjsonlogger.json import JsonEncoder
 
 from kopf._core.actions.loggers import DEFAULT_REFKEY, prefix_message
 
-# What the loggers of objects add to records: not the user's extra fields.
 _OWN_ATTRS = ('settings', 'k8s_skip', 'k8s_ref')
+"""The attributes that the loggers of objects add to records. Unlike the user's extra fields, they are not logged."""
 
-_encode = json.JSONEncoder(default=JsonEncoder().default, skipkeys=True).encode  # made once: it is costly
+_encode = json.JSONEncoder(default=JsonEncoder().default, skipkeys=True).encode  # once, as encoders are slow to make
 
 
 class JsonFormatter(BaseJsonFormatter):
-    """A formatter of lines for machines: a JSON object a line.
+    """
+    A formatter for machines: one JSON object on each line.
 
     It has the ``message``, the traceback and the stack if any, the extra fields of the record, the ``timestamp``
     (ISO 8601, UTC), the reference to the object, and the ``severity``.
@@ -42,7 +44,7 @@ class JsonFormatter(BaseJsonFormatter):
         record: logging.LogRecord,
         message_dict: dict[str, Any],
     ) -> None:
-        """Add what clusters need."""
+        """Add the reference to the object, the prefix, and the severity."""
         super().add_fields(log_data, record, message_dict)
         if self._prefix:
             log_data['message'] = prefix_message(log_data['message'], record)
@@ -51,7 +53,7 @@ class JsonFormatter(BaseJsonFormatter):
         log_data.setdefault('severity', _get_severity(record.levelno))
 
     def jsonify_log_record(self, log_data: LogData) -> str:
-        """Encode the line in ASCII: it survives any encoding of the stream, and no line is split at a U+2028."""
+        """Return the line in ASCII, for streams of any encoding, and for readers that split lines at U+2028."""
         return _encode(log_data)
 
 

@@ -1,9 +1,9 @@
 """
-In which order and in which portions the handlers of one change are run.
+Lifecycles: the order in which the handlers of one change are run.
 
-A lifecycle is a function that picks, from the handlers that are due, those to be run in this step. What it leaves is
-offered again in the next one. The default is to take one at a time, those with fewer attempts first: a handler
-that keeps failing does not hold up the others. Specified in the documentation of `kopf.lifecycles`.
+A lifecycle is a function that picks the handlers to run in the next step from those that are due. The default one takes
+one handler at a time, with the fewest attempts first, so that a handler that keeps failing does not hold up the others.
+Specified in the documentation of `kopf.lifecycles`.
 """
 
 import logging
@@ -20,7 +20,7 @@ HandlerT = TypeVar('HandlerT', bound=Handler)
 
 
 LifeCycleFn = Callable[..., Sequence[Any]]
-"""It is called with the handlers, and with those of ``state`` and the handlers' kwargs that it names."""
+"""A function of the handlers that are due. By name, it can take ``state`` and the kwargs of the handlers."""
 
 
 def all_at_once(handlers: Sequence[HandlerT], **_: Any) -> Sequence[HandlerT]:
@@ -49,18 +49,18 @@ def asap(handlers: Sequence[HandlerT], *, state: State, **_: Any) -> Sequence[Ha
 
 
 PLAIN_LIFECYCLES: Collection[LifeCycleFn] = (all_at_once, one_by_one, randomized, shuffled, asap)
-"""The lifecycles that use only the state: the kwargs about the object need not be made for them."""
+"""The lifecycles that use only the state, so that no kwargs about the object are made for them."""
 
 _default: LifeCycleFn = asap
 
 
 def get_default_lifecycle() -> LifeCycleFn:
-    """Give the lifecycle used where none is given to the operator or to `kopf.execute`."""
+    """Return the lifecycle that is used if none is given to the operator or to `kopf.execute`."""
     return _default
 
 
 def set_default_lifecycle(lifecycle: LifeCycleFn | None) -> None:
-    """Use another lifecycle by default; ``None`` restores the original one, `asap`."""
+    """Set the default lifecycle; ``None`` restores the original one, `asap`."""
     global _default
     if lifecycle is not None and _default is not asap:
         logger.warning("The default lifecycle is already set to %r, overriding it to %r.", _default, lifecycle)

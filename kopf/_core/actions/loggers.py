@@ -1,11 +1,12 @@
-"""Loggers that know their object, and formats that show it: plain, full, and JSON.
+"""
+Loggers of objects, and formatters that show the object: plain, full, and JSON.
 
-Handlers log for two readers: for people, who want to see which object a line is about, and for the cluster, where
-lines become Events of that object. So every record of an object carries a reference to it, and nothing else: neither
-the body, which may change or be large, nor formatted texts. What is done with it is up to handlers and formatters.
+A message about an object is shown with the object's name in the log, and becomes an Event of the object in the
+cluster. For that, its record contains a reference to the object. It does not contain the body, which can change or be
+large, nor formatted texts: these are made by log handlers and formatters.
 
-Lines are written often. So a format is one pass over the record, and the parts that repeat, as the time within a
-second, are kept. The lines of JSON are in `jsonlogs`.
+Logging is on the hot path. So formatters make one pass over the record, and cache parts such as the time within a
+second. The formatter of JSON is in `jsonlogs`.
 """
 
 import contextlib
@@ -25,27 +26,27 @@ from kopf._core.actions.logrecords import make_record
 if TYPE_CHECKING:
     from kopf._cogs.configs import configuration
 
-# The logger of all messages about objects, whoever writes them: users filter and silence it by this name.
 objects_logger = logging.getLogger('kopf.objects')
+"""The logger of all messages about objects, of handlers and of the framework: users filter it by this name."""
 
 DEFAULT_REFKEY = 'object'
 
 MAX_MESSAGE = 500
-"""How long the framework's own messages are in the lines for people; in JSON, they are whole."""
+"""The length above which text formatters cut messages of the framework (in characters). JSON has whole messages."""
 
 _MAX_TAIL = 150
 _MIN_CUT = 50
 _PACKAGE = str(pathlib.Path(__file__).parents[2]) + os.sep
 
 _NO_CALLERS = frozenset({logging.Logger.log.__code__.co_filename, (lambda: None).__code__.co_filename})
-"""The files of the functions that are never those who log."""
+"""The files of functions that pass messages on: the caller is looked for above them in the stack."""
 
 
 _ONLY_EXTRA = frozenset({'extra'})
 
 
 class LogFormat(enum.Enum):
-    """What the lines of the log look like; the text formats are the format strings of ``logging``."""
+    """The format of the log lines; the text formats are format strings of ``logging``."""
 
     PLAIN = '%(message)s'
     FULL = '[%(asctime)s] %(name)-20.20s [%(levelname)-8.8s] %(message)s'
@@ -53,13 +54,14 @@ class LogFormat(enum.Enum):
 
 
 class ObjectLogger(logging.LoggerAdapter[logging.Logger]):
-    """A logger of one object: what is logged is marked with a reference to the object.
+    """
+    A logger of one object: it adds a reference to the object to all its records.
 
-    By this mark, the lines are prefixed with the object's name and are posted as the object's Events
-    (see ``settings.posting``).
+    By this reference, the lines are prefixed with the object's name, and the messages are posted as Events of the
+    object (see ``settings.posting``).
 
     Args:
-        body: the object; it may be replaced later, but it must remain the same object.
+        body: the object. Its content can change later, but it must remain the same object.
         settings: the settings of the operator that handles the object.
     """
 
@@ -73,8 +75,8 @@ class ObjectLogger(logging.LoggerAdapter[logging.Logger]):
 
     @property
     def extra(self) -> Mapping[str, object]:
-        """The mark of this object."""
-        # Made on the first line only: most loggers never come to write one.
+        """The attributes to be added to records, with the reference to the object."""
+        # Made for the first message, as most loggers never write one.
         mark = self._mark
         if mark is None:
             mark = self._mark = {
@@ -89,28 +91,28 @@ class ObjectLogger(logging.LoggerAdapter[logging.Logger]):
         self._mark = value
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        """Add the mark to the extra fields of the record, below those that the caller gives."""
+        """Add the reference to the extra fields of the record; those given by the caller have precedence."""
         mark = self._mark or self.extra
         given = kwargs.get('extra')
         kwargs['extra'] = {**mark, **given} if given else mark
         return msg, kwargs
 
     def debug(self, msg: object, *args: object, **kwargs: Any) -> None:
-        """Log the message if somebody wants it: there are many of these, and usually nobody does."""
+        """Log a message for debugging. Overridden to return fast if they are disabled, as they usually are."""
         if self.logger.isEnabledFor(logging.DEBUG):
             if kwargs:
                 kwargs['stacklevel'] = kwargs.get('stacklevel', 1) + 1
             self.log(logging.DEBUG, msg, *args, **kwargs)
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """Log the message with the mark; the arguments are as everywhere in ``logging``."""
+        """Log the message with the reference to the object. The arguments are the same as those of ``logging``."""
         logger = self.logger
         if not logger.isEnabledFor(level):
             return
         if type(level) is not int or (kwargs and kwargs.keys() != _ONLY_EXTRA):
             super().log(level, msg, *args, **{**kwargs, 'stacklevel': kwargs.get('stacklevel', 1) + 1})
             return
-        # A line is written for nearly every event. What the loggers would do for it, does more than there is to do.
+        # A faster way than `super().log` for the usual arguments, as a line is written for nearly every event.
         msg, given = self.process(msg, kwargs)
         caller = sys._getframe(1)
         while caller.f_code.co_filename in _NO_CALLERS and caller.f_back is not None:
@@ -120,16 +122,18 @@ class ObjectLogger(logging.LoggerAdapter[logging.Logger]):
 
 
 class LocalObjectLogger(ObjectLogger):
-    """A logger of one object whose lines stay in the log and never become Events.
+    """
+    A logger of one object whose messages never become Events.
 
-    It is used for what happens too often to be reported to the cluster, as in event-watching handlers.
+    It is for handlers that run too often for that, such as event-watching ones.
     """
 
     _local = True
 
 
 class TextFormatter(logging.Formatter):
-    """A formatter of lines for people, optionally with the name of the object before the message.
+    """
+    A formatter for people, optionally with the name of the object before the message.
 
     Args:
         fmt: the format string of ``logging`` in the ``%`` style.
@@ -168,28 +172,29 @@ class TextFormatter(logging.Formatter):
         if second != int(record.created):
             second = int(record.created)
             text = time.strftime(self.default_time_format, self.converter(second))
-            # Assigned at once: other threads see either the old pair or the new one.
+            # One assignment of a pair, so that other threads see either the old pair or the new one.
             self._second = (second, text)
         return f'{text},{int(record.msecs):03d}'
 
 
 def shorten_message(message: str, record: logging.LogRecord) -> str:
     """
-    Cut the message in the middle if it is the framework's own: what has happened comes first, and the reason last.
+    Return the message, cut in the middle if it is the framework's own.
 
-    Messages of users are never cut, and neither are those for debugging, which show whole objects, and the last words
-    of an operator, which can have a traceback of the user's file.
+    Such messages begin with what has happened and end with the reason, so the middle matters least. Messages of users
+    are never cut. Neither are those for debugging, which show whole objects, nor critical ones, which can contain a
+    traceback.
     """
     if not logging.DEBUG < record.levelno < logging.CRITICAL or not record.pathname.startswith(_PACKAGE):
         return message
     cut = len(message) - MAX_MESSAGE
-    if cut <= _MIN_CUT:  # the note of it would be as long
+    if cut <= _MIN_CUT:  # the number of cut characters would take as much space
         return message
     return f'{message[: MAX_MESSAGE - _MAX_TAIL]}...({cut} characters)...{message[-_MAX_TAIL:]}'
 
 
 def prefix_message(message: str, record: logging.LogRecord) -> str:
-    """Put the name of the object, if the record is about one, before the message."""
+    """Return the message with the name of the object before it, if the record is about an object."""
     ref: Mapping[str, Any] | None = getattr(record, 'k8s_ref', None)
     if ref is None:
         return message
@@ -198,13 +203,13 @@ def prefix_message(message: str, record: logging.LogRecord) -> str:
 
 
 class _KopfStreamHandler(logging.StreamHandler[TextIO]):
-    """Its class tells our handler from those of the user when the logging is configured again."""
+    """The log handler of the framework: `configure` replaces it by its class, but keeps those of the user."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             stream, formatter = self.stream, self.formatter
             stream.write(f'{self.format(record) if formatter is None else formatter.format(record)}\n')
-            # The standard error flushes every line by itself.
+            # Not needed for the standard error, which flushes every line by itself.
             if not getattr(stream, 'line_buffering', False):
                 stream.flush()
         except RecursionError:
@@ -217,13 +222,13 @@ class _KopfStreamHandler(logging.StreamHandler[TextIO]):
         if error is None:
             super().handleError(record)
         elif logging.raiseExceptions:
-            # In the place of what was meant, without the frames of logging and of the framework.
+            # One line in place of the message; the base class would print a traceback of `logging` and the framework.
             with contextlib.suppress(Exception):
                 self.stream.write(f'{error}\n')
 
 
 def explain_bad_message(record: logging.LogRecord) -> str | None:
-    """Return what is wrong with a message whose arguments do not fit its format; ``None`` if nothing is."""
+    """Return an explanation if the arguments of a message do not fit its format; ``None`` if they do."""
     try:
         record.getMessage()
     except Exception as error:
@@ -242,15 +247,16 @@ def configure(
     log_prefix: bool | None = False,
     log_refkey: str | None = None,
 ) -> None:
-    """Configure the logging of the whole process, as the options of the command line do.
+    """
+    Configure the logging of the whole process, as the options of the command line do.
 
-    Can be called again: the last call counts. Handlers that others have added to the root logger remain.
+    Can be called again: the last call counts. Log handlers of other code on the root logger remain.
 
     Args:
         debug: log everything, including the internals of asyncio and aiohttp.
         verbose: log everything that the framework and the handlers do.
         quiet: log only warnings and errors.
-        log_format: the format of the lines: one of those that are there, or of one's own, as in Python's `logging`.
+        log_format: the format of the lines: a `LogFormat`, or a format string of Python's `logging`.
         log_prefix: whether to prefix the messages about objects with their names.
             With ``None``, the text formats are prefixed, and JSON is not.
         log_refkey: the key for the reference to the object in JSON; ``object`` by default.
@@ -264,7 +270,7 @@ def configure(
 
     level = logging.DEBUG if debug or verbose else logging.WARNING if quiet else logging.INFO
     root.setLevel(level)
-    # Of the libraries below, only what goes wrong in asyncio, and the access logs of the servers.
+    # By default, only warnings of asyncio, and the access logs of the servers, but no debug messages of them.
     logging.getLogger('asyncio').setLevel(logging.NOTSET if debug else logging.WARNING)
     logging.getLogger('aiohttp').setLevel(logging.NOTSET if debug else max(level, logging.INFO))
 
@@ -272,11 +278,11 @@ def configure(
 def _make_formatter(log_format: LogFormat | str, prefix: bool | None, refkey: str | None) -> logging.Formatter:
     match log_format:
         case LogFormat.JSON:
-            from kopf._core.actions import jsonlogs  # a library that most operators do not need
+            from kopf._core.actions import jsonlogs  # here, as most operators do not need its library
 
             return jsonlogs.JsonFormatter(refkey=refkey or DEFAULT_REFKEY, prefix=bool(prefix))
         case LogFormat.PLAIN | LogFormat.FULL:
-            # The value of the format is as users know it, but what is cut off of a name is missed.
+            # The value of the member is public, but it cuts the names of loggers.
             return TextFormatter(log_format.value.replace('-20.20s', '-20s'), prefix=prefix is None or prefix)
         case str():
             return TextFormatter(log_format, prefix=prefix is None or prefix)

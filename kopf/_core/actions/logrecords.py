@@ -1,10 +1,10 @@
 """
-Records of logs, made for less: most of what is in a record depends only on the line of the code that logs.
+Fast creation of log records: most attributes of a record depend only on the line of code that logs it.
 
-The library computes the names of the file, of the module, of the process, etc. for each record anew, which costs more
-than all the rest of a line of the log. Here, it does so for the first record of each line of the code; the next ones
-begin as copies of that, with what differs. They are records like all others, with the same attributes. Whoever has
-replaced the factory of records gets everything made by that factory.
+`logging` computes the names of the file, the module, the process, etc. for each record, which takes longer than all the
+rest of a log line. Here, it does so for the first record of each line of code; the next ones begin as copies of that
+record. They have the same attributes as all records. If the user's code has replaced the factory of records, that
+factory makes all records.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from types import CodeType
 from typing import Any
 
 MAX_TEMPLATES = 1000
-"""How many lines of the code are remembered; code that is generated could have any number of them."""
+"""The limit of cached lines of code: generated code could have any number of them."""
 
 _Place = tuple[CodeType, int]
 
@@ -36,9 +36,15 @@ def make_record(
     extra: Mapping[str, object],
 ) -> logging.LogRecord:
     """
-    Make a record of the logger, as of this place: the code, and the number of its line.
+    Return a record of the logger.
 
-    The ``extra`` must not have names of the usual attributes of records.
+    Args:
+        logger: the logger.
+        level: the level of the message.
+        place: the code that logs the message, and the number of its line.
+        msg: the message, to be formatted with the arguments.
+        args: the arguments.
+        extra: additional attributes; their names must differ from those of the usual attributes of records.
     """
     code, line = place
     if (
@@ -74,7 +80,7 @@ def _make_template(name: str, level: int, place: _Place) -> dict[str, Any]:
         _templates.clear()
     code, line = place
     record = logging.LogRecord(name, level, code.co_filename, line, '', (), None, code.co_name)
-    record.relativeCreated -= record.created * 1000  # what is to be added to any other time
+    record.relativeCreated -= record.created * 1000  # the offset, to which `make_record` adds the time
     _templates[name, level, place] = record.__dict__
     return record.__dict__
 
