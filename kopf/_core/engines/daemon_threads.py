@@ -1,10 +1,11 @@
 """
-Threads of sync daemons: one a daemon, for as long as it runs.
+Threads of sync daemons: each running daemon has a thread of its own.
 
-They are not those of the handlers' pool: a daemon would never give its thread back, and some daemons would be enough
-for all handlers to stop. There is a limit, as an operating system has one too; those above it wait, which is logged.
+The threads are not taken from the pool of the handlers: a daemon would occupy one for as long as its object exists, and
+a few daemons would block all handlers. The number of threads is limited; daemons above the limit wait, with a warning.
 
-The interpreter does not wait for these threads at its end: a daemon that ignores its flag does not hold up the process.
+They are daemon threads in the sense of `threading`, too: the interpreter does not join them at exit, so a daemon
+that ignores its ``stopped`` flag does not hold up the process. `ThreadPoolExecutor` would join its threads.
 """
 
 import itertools
@@ -25,9 +26,10 @@ T = TypeVar('T')
 
 class DaemonThreads(Executor):
     """
-    Starts a thread for every call. Those who call ask for a place before, and give it back after.
+    An executor that starts a thread for every call, with a limit of running threads.
 
-    The places are counted in the event loop; so nothing is locked.
+    Callers reserve a place by `admit` before they submit a call, and give it back by `release` afterwards. Both are
+    called only in the event loop, so no locks are needed.
     """
 
     def __init__(self, settings: BackgroundSettings) -> None:
@@ -39,9 +41,11 @@ class DaemonThreads(Executor):
 
     def admit(self, enter: Callable[[], bool], who: object) -> None:
         """
-        Call the function now, or when there is a place.
+        Call the function now, or as soon as there is a free place.
 
-        It returns whether it has taken the place; then, the place is to be given back by `release`.
+        Args:
+            enter: the function, which returns whether it uses the place. If so, the caller gives it back by `release`.
+            who: the daemon, for the log.
         """
         if self._taken < self._settings.max_threads:
             self._enter(enter)
@@ -57,6 +61,7 @@ class DaemonThreads(Executor):
             )
 
     def release(self) -> None:
+        """Release a place, and pass it to the next daemon that waits for one."""
         self._taken -= 1
         while self._queue and self._taken < self._settings.max_threads:
             self._enter(self._queue.popleft())
@@ -67,7 +72,7 @@ class DaemonThreads(Executor):
             self._taken -= 1
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Start a thread with the function."""
+        """Call the function in a new thread."""
         future: Future[T] = Future()
         threading.Thread(
             target=_run,
@@ -85,6 +90,6 @@ def _run(future: Future[Any], fn: Callable[..., Any], args: tuple[Any, ...], kwa
         result = fn(*args, **kwargs)
     except BaseException as error:
         future.set_exception(error)
-        del future  # this frame is in the traceback of what the future has: a cycle for the garbage collector
+        del future  # the error's traceback refers to this frame: with the future, that would be a reference cycle
     else:
         future.set_result(result)

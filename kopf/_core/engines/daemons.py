@@ -1,9 +1,9 @@
 """
-Daemons and timers: the life of one handler with one object, from its start to its end.
+Daemons and timers: one handler of one object, from its start to its end.
 
-A daemon that runs is one task, and nothing besides: no watcher, no queue, no event. What waits for its time (a timer
-between its runs, a daemon before a retry) is not even a task, but one entry among the coalesced timers; the stages
-of stopping are timers. Nobody polls: whoever ends says so, and the object goes on at once.
+There can be tens of thousands of them. So a running daemon is one task, without a watcher, a queue, or an event. A
+timer between its runs, or a daemon before a retry, is not even a task, but an entry in the coalesced timers. The stages
+of stopping are timers of the loop. Nothing is polled: a daemon that ends wakes up the handling of its object.
 
 Specified in the documentation's "Daemons" and "Timers".
 """
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
     from kopf._core.engines.spawning import ObjectDaemons
 
 EXIT_TIMEOUT, EXIT_CANCELLATION_TIMEOUT = 5.0, 1.0
-"""For daemons without limits of their own: how long an exiting operator waits before it cancels them, and after."""
+"""How long an exiting operator waits for daemons without limits of their own before and after it cancels them."""
 
-PATIENCE = 5.0
-"""How long (in seconds) a daemon that nothing forces to end can take before a warning says that it is waited for."""
+WARNING_DELAY = 5.0
+"""After how long (in seconds) a daemon without ``cancellation_timeout`` that does not stop is reported."""
 
 HALTED_DELAY = 0.1
-"""When to look again whether the operator goes on, if it must pause but has not done so yet (in seconds)."""
+"""The interval of checks of an operator that must pause but has not done so yet (in seconds)."""
 
 TIMER_RESOLUTION = 0.001
-"""How much too early an event loop may be (in seconds): uvloop counts in milliseconds."""
+"""How much too early an event loop may call a timer (in seconds): uvloop counts in milliseconds."""
 
 _PASSING_ERRORS = (APIServerError, APIConnectionError, APITooManyRequestsError)
 
 
 class Daemon:
-    """One handler, a daemon or a timer, with one object."""
+    """One handler, a daemon or a timer, of one object."""
 
     __slots__ = (
         '_timer_handle',
@@ -70,11 +70,11 @@ class Daemon:
         self.owner = owner
         self.stopper: ReasonedFlag[DaemonStoppingReason] = ReasonedFlag(owner.spawner.background.coalesced_timers)
         self.abandoned = False
-        """It was not waited for any longer, and it may run."""
+        """Whether it did not stop in time, so that the operator does not wait for it any more; it can still run."""
         self.state: HandlerState | None = None
         """The progress of the current attempts; ``None`` before the first one."""
         self.task: asyncio.Task[None] | None = None
-        """What runs the function, while it runs."""
+        """The task of the function, only while it runs."""
         self._timer_handle: CoalescedTimer | asyncio.TimerHandle | None = None
         self._due = self._base = 0.0
         self._has_thread = isinstance(handler, DaemonHandler) and not handler.asynchronous
@@ -83,16 +83,17 @@ class Daemon:
     # Running.
 
     def start(self) -> None:
+        """Run the function after its initial delay."""
         self.owner.spawner.background.add(self)
         self._schedule(self._now() + self._get_initial_delay())
 
     def resume(self) -> None:
-        """Go on after a change of the object, if only that is waited for."""
+        """Called when the object has changed: run the function now if it waits only for a change."""
         if self.task is None and self._due == math.inf:
             self._schedule(self._now())
 
     def _schedule(self, at: float) -> None:
-        """Begin the next attempt at this time of the loop, but not before the object is idle long enough."""
+        """Start the next attempt at this time of the loop, but not before the object has been idle long enough."""
         idle = self.handler.idle if isinstance(self.handler, TimerHandler) else None
         if idle is not None:
             at = max(at, self.owner.changed_at + idle)
@@ -107,7 +108,7 @@ class Daemon:
 
     def _wake_up(self) -> None:
         self._timer_handle = None
-        self._schedule(self._due)  # the object could have changed meanwhile
+        self._schedule(self._due)  # not `_begin`, as the object can have changed meanwhile, so that it is not idle
 
     def _begin(self) -> None:
         if self._has_thread:
@@ -116,13 +117,14 @@ class Daemon:
             self._enter()
 
     def _enter(self) -> bool:
+        """Start the task of the function; return whether it is started, and so uses its thread."""
         if self.stopper.is_set():
             return False  # it was stopped while it was waiting for a thread
         if self.owner.spawner.background.halted:
             self._timer_handle = self.owner.spawner.background.coalesced_timers.set(
                 self._now() + HALTED_DELAY, self._wake_up
             )
-            return False  # it is stopped soon
+            return False  # normally, the operator pauses before that timer, and stops this daemon
         self.task = asyncio.get_running_loop().create_task(
             self._run(), context=self.owner.spawner.background.context.copy()
         )
@@ -131,19 +133,20 @@ class Daemon:
     async def _run(self) -> None:
         at: float | None = None
         try:
-            began, patch, seen = self._now(), Patch(body=self.owner.body), self._look()
+            began, patch, seen = self._now(), Patch(body=self.owner.body), self._take_snapshot()
             changes = self.owner.changes
             outcome: Outcome | None = None
             try:
-                outcome = await self._call(patch)  # nothing is in between, as thousands can wait here
+                # Awaited directly, without coroutines in between: thousands of them would be in memory here.
+                outcome = await self._call(patch)
             except asyncio.CancelledError:
-                pass  # what it wants is applied all the same
-            at = await self._conclude(outcome, patch, began, seen)
+                pass  # the patch is applied nevertheless, as it has the results of what the function has done so far
+            at = await self._apply(outcome, patch, began, seen)
             del outcome  # see `Outcome.without_exception`
             if at == math.inf and self.owner.changes != changes:
-                at = self._now()  # it waits only for a change, and one has come while the function ran
+                at = self._now()  # the timer waits for a change, and the object has changed while the function ran
         except asyncio.CancelledError:
-            pass  # there is nobody to be told: the task ends here anyway
+            pass  # not raised, as no other task awaits this one, and it ends here anyway
         except LoginError as error:
             self.owner.spawner.host.fail(error)
         except Exception:
@@ -156,12 +159,16 @@ class Daemon:
         else:
             self._schedule(at)
 
-    def _look(self) -> tuple[str | bytes | None, str | None]:
-        """Give the text of the object and its version, to notice what is changed in place; daemons run for too long."""
+    def _take_snapshot(self) -> tuple[str | bytes | None, str | None]:
+        """
+        Return the text of the object and its version, to detect whether the function mutates the object.
+
+        Only for timers: daemons run for so long that the object normally changes meanwhile.
+        """
         return self.owner.packed.text if isinstance(self.handler, TimerHandler) else None, self.owner.version
 
     def _call(self, patch: Patch) -> Coroutine[Any, Any, Outcome]:
-        """Run the function once."""
+        """Return the coroutine of one run of the function."""
         handler, owner = self.handler, self.owner
         if self.state is None:
             self.state, self._base = HandlerState(started=utcnow()), self._due
@@ -169,26 +176,26 @@ class Daemon:
         rules = owner.spawner.rules_of_threads if self._has_thread else owner.spawner.rules
         return run_handler(handler, cause, self.state, rules)
 
-    async def _conclude(
+    async def _apply(
         self,
         outcome: Outcome | None,
         patch: Patch,
         began: float,
         seen: tuple[str | bytes | None, str | None],
     ) -> float | None:
-        """Apply what the function wants; tell when to run it again, if ever."""
+        """Apply the results and the patch of the function; return the time of the next run, or ``None``."""
         handler, owner, (text, version) = self.handler, self.owner, seen
         if outcome is not None:
             deliver_results({handler.id: outcome}, patch)
             patching.discard_unstorable(patch, owner.logger)
-        if text is not None and (explanation := owner.undo(text, version)) is not None:
-            owner.spawner.host.tell_of_changes(owner.record, explanation, [handler.id])
+        if text is not None and (explanation := owner.restore(text, version)) is not None:
+            owner.spawner.host.report_mutation(owner.record, explanation, [handler.id])
         if patch:
             await self._send(patch)
-        return None if outcome is None or self.state is None else self._plan(self.state, outcome, began)
+        return None if outcome is None or self.state is None else self._get_next_run(self.state, outcome, began)
 
-    def _plan(self, state: HandlerState, outcome: Outcome, began: float) -> float | None:
-        """Tell when to run it again, on the clock of the loop: never, or only after a change (infinity)."""
+    def _get_next_run(self, state: HandlerState, outcome: Outcome, began: float) -> float | None:
+        """Return the time of the next run by the clock of the loop: ``None`` for never, infinity for after a change."""
         handler, now = self.handler, self._now()
         if not outcome.final:
             self.state = state.with_outcome(outcome, utcnow())
@@ -201,12 +208,12 @@ class Daemon:
         if handler.sharp:
             missed = max(0, (now - self._base) // handler.interval) if handler.interval > 0 else 0
             return self._base + (missed + 1) * handler.interval
-        # The delays of a busy loop must not add up.
+        # The interval is counted from when the run was due, if the loop was late: otherwise, delays would add up.
         lag = began - self._due
         return now + handler.interval - (lag if lag < handler.interval else 0)
 
     async def _send(self, patch: Patch) -> None:
-        """Apply the patch; if the API does not work, try again until it does, or until the daemon is to stop."""
+        """Apply the patch; if the API is unavailable, retry until it works, or until the daemon is stopped."""
         logger = self.owner.logger
         delays = Delays(self.owner.spawner.settings.queueing.error_delays)
         self._sending = True
@@ -258,7 +265,7 @@ class Daemon:
     # Stopping.
 
     def stop(self, reason: DaemonStoppingReason) -> None:
-        """Ask it to end, and let this take its stages. What waits for its time ends here."""
+        """Signal the daemon to stop, and start the stages of that. If its function does not run, it ends at once."""
         known = self.stopper.reason
         if known is not None and reason in known:
             return
@@ -266,18 +273,22 @@ class Daemon:
         if self.task is None:
             self._finish()
         elif known is None or (reason is DaemonStoppingReason.OPERATOR_EXITING and self._get_own_limits()[1] is None):
-            self._part()
+            self._start_stopping()
 
-    def _part(self) -> None:
+    def _start_stopping(self) -> None:
         backoff, timeout = self._get_limits()
         if self._get_own_limits()[0] > 0:
             self.stopper.set(DaemonStoppingReason.DAEMON_SIGNALLED)
             self.owner.logger.debug("%s is signalled to exit gracefully.", self.handler)
-        # Even without a back-off, those that only wait for the flag end in the meantime.
-        self._set_timer(backoff, self._begin_waiting if timeout is None else self._force)
+        # A timer even without a back-off: functions that wait for the flag return before it, and are not cancelled.
+        self._set_timer(backoff, self._start_waiting if timeout is None else self._cancel)
 
     def _get_limits(self) -> tuple[float, float | None]:
-        """For how long to wait for it to end by itself, and then by force; ``None`` is to use no force."""
+        """
+        Return how long to wait before the cancellation, and how long after it (both in seconds).
+
+        The latter is ``None`` if the daemon is never cancelled.
+        """
         backoff, timeout = self._get_own_limits()
         reason = self.stopper.reason
         if timeout is None and reason is not None and DaemonStoppingReason.OPERATOR_EXITING in reason:
@@ -285,31 +296,32 @@ class Daemon:
         return backoff, timeout
 
     def _get_own_limits(self) -> tuple[float, float | None]:
+        """Return the same as declared for the handler, without the limits of an exiting operator."""
         handler = self.handler
         if isinstance(handler, DaemonHandler):
             return handler.cancellation_backoff or 0, handler.cancellation_timeout
         return 0, None
 
-    def _force(self) -> None:
+    def _cancel(self) -> None:
         self.stopper.set(DaemonStoppingReason.DAEMON_CANCELLED)
         self.owner.logger.debug("%s is signalled to exit by force.", self.handler)
         if self.task is not None and self.handler.asynchronous and not self._sending:
-            self.task.cancel()  # but not its last patch, for which the function has ended in time
+            self.task.cancel()  # not while it sends its last patch: the function itself has ended in time
         self._set_timer(self._get_limits()[1] or 0, self._abandon)
 
-    def _begin_waiting(self) -> None:
+    def _start_waiting(self) -> None:
         delay = self._report_waiting()
-        self._set_timer(min(PATIENCE, delay), self._warn)
+        self._set_timer(min(WARNING_DELAY, delay), self._warn)
 
     def _warn(self) -> None:
-        """Say once, while the user still looks at an object that is not deleted, what it waits for."""
+        """Log a warning, once, so that users know why their object is not deleted."""
         self.owner.logger.warning(
             "%s still runs, though it was told to stop. It is waited for; if its object is being deleted, the object "
             "stays until then. %s",
             self.handler,
             self._get_remedy(),
         )
-        self._set_timer(max(0.0, self._get_polling_interval() - PATIENCE), self._remind)
+        self._set_timer(max(0.0, self._get_polling_interval() - WARNING_DELAY), self._remind)
 
     def _remind(self) -> None:
         delay = self._report_waiting()

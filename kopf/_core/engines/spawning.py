@@ -1,10 +1,11 @@
 """
-Which daemons and timers must run for an object, and the owner of all that run.
+Spawning of daemons and timers: decide which of them must run for an object, start them, and stop them.
 
-A `Spawner` looks at the objects of one resource: those that match get their daemons, those that do not match any more
-lose them. It looks only when something has changed. The daemons of one object share one live body, which is replaced by
-each newer state, wherever it comes from: the stream, or an answer to a patch. `OperatorDaemons` owns all daemons of an
-operator, whatever their resource is: it stops them when the operator pauses or ends.
+A `Spawner` is for the objects of one resource: it starts daemons for objects that match the filters, and stops those of
+objects that do not match any more. It checks an object only when the object has changed. `ObjectDaemons` are the
+daemons of one object. They share a live body, which is replaced by each newer state, whether it comes from the watch or
+from the response to a patch. `OperatorDaemons` are those of all resources: it stops them when the operator pauses or
+exits.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ _RESPAWNABLE = DaemonStoppingReason.FILTERS_MISMATCH | DaemonStoppingReason.OPER
 
 
 class Record(Protocol):
-    """An object, as its host remembers it."""
+    """The record of an object in memory, as far as daemons need it."""
 
     uid: str
     namespace: str | None
@@ -56,25 +57,25 @@ class Record(Protocol):
 
 
 class Host(Protocol):
-    """Who handles the objects of the resource otherwise, and talks to the API."""
+    """The part of the reactor that handles the objects of the resource and sends their patches."""
 
     def get_memo(self, record: Any, /) -> Any:
-        """Give the memo of the object."""
+        """Return the memo of the object."""
 
     async def send(self, record: Any, patch: Patch, /) -> None:
-        """Apply a daemon's patch to the object, and show the daemons what has come of it."""
+        """Apply a daemon's patch to the object, and update the object's daemons with the response."""
 
-    def tell_of_changes(self, record: Any, explanation: str, keys: Collection[HandlerId], /) -> None:
-        """Warn that these handlers have changed the object in place, which is undone."""
+    def report_mutation(self, record: Any, explanation: str, keys: Collection[HandlerId], /) -> None:
+        """Log a warning that these handlers have mutated the object, which is undone."""
 
     def get_deletion(self, record: Any, /) -> ReasonedFlag[DaemonStoppingReason]:
-        """Return the flag that is raised when the object is to be deleted."""
+        """Return the flag that is set when the object is being deleted."""
 
     def wake(self, record: Any, /) -> None:
-        """Look at the object again: its daemons have ended."""
+        """Process the object again, as its daemons have ended."""
 
     def fail(self, error: Exception, /) -> None:
-        """End the operator: nothing can be done without the API."""
+        """Stop the operator with this error, as it cannot work without the API."""
 
 
 class OperatorDaemons:
@@ -84,7 +85,7 @@ class OperatorDaemons:
         self.settings = settings
         self.threads = DaemonThreads(settings.background)
         self.context = contextvars.copy_context()
-        """The context that all runs begin with: none of them sees what others have left."""
+        """The context that each run gets a copy of, so that runs do not see each other's context variables."""
         self.coalesced_timers = CoalescedTimers(self.context)
         self.deletions = DeletionFlags(self.coalesced_timers)
         self.parsed_cache = ParsedCache()
@@ -93,47 +94,48 @@ class OperatorDaemons:
         self.closing = False
         self._is_overdue: Callable[[], bool] | None = None
         self._active: set[Daemon] = set()
-        self._orphans: set[Daemon] = set()
+        self._abandoned: set[Daemon] = set()
         self._ended: asyncio.Future[None] | None = None
 
     def __len__(self) -> int:
         return len(self._active)
 
     def guard(self, is_overdue: Callable[[], bool]) -> None:
-        """Ask this before any of them begins to run: whether the operator must pause, and has not been told so yet."""
+        """Set the check that precedes each run: whether the operator must pause, but has not done so yet."""
         self._is_overdue = is_overdue
 
     @property
     def halted(self) -> bool:
-        """Whether none of them is to begin now."""
+        """True if no daemon may start now."""
         return self.paused or (self._is_overdue is not None and self._is_overdue())
 
     def add(self, daemon: Daemon) -> None:
+        """Called when the daemon has started."""
         self._active.add(daemon)
 
     def discard(self, daemon: Daemon) -> None:
-        """Know that it has ended, or is abandoned."""
+        """Called when the daemon has ended or is abandoned."""
         self._active.discard(daemon)
-        (self._orphans.add if daemon.abandoned and daemon.task is not None else self._orphans.discard)(daemon)
+        (self._abandoned.add if daemon.abandoned and daemon.task is not None else self._abandoned.discard)(daemon)
         if not self._active and self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
 
     def pause(self) -> None:
-        """Stop all of them, and start none, until resumed."""
+        """Stop all daemons, and start none until `resume` is called."""
         self.paused = True
         for daemon in list(self._active):
             daemon.stop(DaemonStoppingReason.OPERATOR_PAUSING)
 
     def resume(self) -> None:
-        """Let them start again: each as soon as its object is looked at."""
+        """Permit daemons to start. Each starts when its object is processed the next time."""
         self.paused = False
 
     async def close(self) -> None:
         """
-        Stop all of them; return when they have ended.
+        Stop all daemons, and wait until they have ended.
 
-        It is bounded by their own back-offs and timeouts, and by those of the operator where there are none. Those that
-        are abandoned by then, or have been before, are waited for only if there is time left.
+        The wait is bounded by the back-offs and timeouts of the daemons, or by `EXIT_TIMEOUT` if they have none.
+        Abandoned daemons are waited for only until that timeout, and are then cancelled.
         """
         self.closing = True
         deadline = asyncio.get_running_loop().time() + EXIT_TIMEOUT
@@ -142,7 +144,7 @@ class OperatorDaemons:
         if self._active:
             self._ended = asyncio.get_running_loop().create_future()
             await self._ended
-        tasks = [daemon.task for daemon in self._orphans if daemon.task is not None]
+        tasks = [daemon.task for daemon in self._abandoned if daemon.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=max(0, deadline - asyncio.get_running_loop().time()))
         for task in tasks:
@@ -150,7 +152,7 @@ class OperatorDaemons:
 
 
 class ObjectDaemons:
-    """The daemons and timers of one object, and the object as they see it."""
+    """The daemons and timers of one object, with the body that they share."""
 
     __slots__ = (
         'body',
@@ -172,23 +174,23 @@ class ObjectDaemons:
         self.spawner = spawner
         self.record = record
         self.packed = PackedObject(spawner.background.parsed_cache, raw)
-        """The newest state known."""
+        """The newest known state of the object."""
         self.body = Body.living_in(self.packed)
         metadata = raw['metadata']
-        # The same strings as in the record: there can be many of them.
+        # The strings of the record, not equal ones of the body: there can be many objects, and much memory is saved.
         self.identity = Identity(metadata.get('uid') and record.uid, record.name, record.namespace)
         self.version = metadata.get('resourceVersion')
         self.seen_at = time.monotonic()
-        """When that version was received: what the API is asked for later, is newer whatever its version is."""
+        """When that version was received. The result of any later request to the API is newer, whatever its version."""
         self.logger = ObjectLogger(body=self.body, settings=spawner.settings)
         self.known: dict[SpawningHandler, Daemon | None] = {}
-        """Those that run, or wait for their time; ``None`` for those that have ended by themselves, for good."""
+        """The daemons that run or wait for their next run; ``None`` for those that have ended and never run again."""
         self.gone = False
-        """Nothing is to be done about the object any more."""
+        """Whether the object is gone from the cluster, so that nothing more is done for it."""
         self.changed_at = asyncio.get_running_loop().time()
-        """When the object was changed by others, or was seen for the first time: on the clock of the loop."""
+        """When another client has changed the object, or when it was first seen; by the clock of the loop."""
         self.changes = 0
-        """How many times it was changed by others since then."""
+        """How many times other clients have changed the object since then."""
         self.essence: BodyEssence | None = spawner.essence_of(self.body) if spawner.idling else None
 
     def __iter__(self) -> Iterator[Daemon]:
@@ -196,44 +198,50 @@ class ObjectDaemons:
 
     @property
     def alive(self) -> bool:
-        """Whether there are any that run, or wait for their time."""
+        """True if any of the daemons runs or waits for its next run."""
         return any(daemon is not None for daemon in self.known.values())
 
     @property
     def holding(self) -> bool:
-        """Whether the object must stay because of those that run."""
+        """True if the finalizer must stay on the object because of its daemons."""
         return any(not daemon.abandoned for daemon in self)
 
     @property
     def stopping(self) -> list[Daemon]:
-        """Those that are asked to stop, and have not ended yet."""
+        """The daemons that are signalled to stop, but have not ended yet."""
         return [daemon for daemon in self if daemon.stopper.is_set() and not daemon.abandoned]
 
     def spawn(self, handler: SpawningHandler) -> None:
+        """Start a daemon for the handler."""
         daemon = self.known[self.spawner.keys[handler]] = Daemon(handler, self)
         daemon.start()
 
     def stop(self, reason: DaemonStoppingReason) -> None:
+        """Signal all daemons to stop."""
         for daemon in self:
             daemon.stop(reason)
 
     def forget(self) -> None:
-        """Know that the object is gone: whatever has been holding it."""
+        """Called when the object is gone from the cluster, even if it was to be held: stop all daemons."""
         self.gone = True
         self.known = {handler: daemon for handler, daemon in self.known.items() if daemon is not None}
         self.stop(DaemonStoppingReason.RESOURCE_DELETED)
-        self._let_go()
+        self._detach_if_ended()
 
-    def return_(self) -> None:
-        """Called when the object is there again while its daemons are still ending: they will be started anew."""
+    def reappear(self) -> None:
+        """Called when the object is there again while its daemons are still stopping: they will be started anew."""
         self.gone = False
 
     def move(self, spawner: 'Spawner', *, redefined: bool) -> None:
         """
-        Called when another spawner serves the object from now on.
+        Called when another spawner takes over the object.
 
-        The daemons that it would start in the same way go on. The others are stopped, and what replaces them starts
-        when they have ended. All of them are stopped if the resource is ``redefined``: they know it as it was.
+        Daemons of handlers that the new spawner has, too, go on. The others are stopped, and their replacements start
+        when they have ended.
+
+        Args:
+            spawner: the new spawner.
+            redefined: whether the resource has changed. If so, all daemons are stopped, as they know the old one.
         """
         self.spawner = spawner
         known, self.known = self.known, {}
@@ -243,7 +251,7 @@ class ObjectDaemons:
                 self.known[key or handler] = daemon
         if spawner.idling and self.essence is None:
             self.essence = spawner.essence_of(self.body)
-        gone, self.gone = self.gone, True  # those that end at once wake nobody up: the object is listed anew
+        gone, self.gone = self.gone, True  # daemons that end at once need not wake the object up: it is listed again
         for daemon in self:
             if redefined or daemon.handler not in spawner.keys:
                 daemon.stop(DaemonStoppingReason.RESOURCE_DELETED)
@@ -253,17 +261,24 @@ class ObjectDaemons:
         else:
             self.record.detach_daemons()
 
-    def renew(self, raw: RawBody, patch: Patch | None = None, *, asked_at: float | None = None) -> bool:
+    def update(self, raw: RawBody, patch: Patch | None = None, *, asked_at: float | None = None) -> bool:
         """
-        Show the object in this state, unless a newer one is known; tell if it is shown.
+        Replace the body that the daemons see by this state, unless a newer one is known.
 
-        A state that has come of our own ``patch`` is no change by others, except for what the patch does not explain.
-        A state that the API was asked for after the known one was received is newer, even if its version is lower: the
-        versions of a cluster go back when its storage is restored from a backup.
+        Args:
+            raw: the state.
+            patch: the operator's own patch, if this is the response to it. Only what the patch does not explain counts
+                as a change by other clients.
+            asked_at: when the state was requested from the API, by the monotonic clock. If that was after the known
+                state was received, this one is newer even with a lower version: versions go back when the storage of
+                a cluster is restored from a backup.
+
+        Returns:
+            Whether the body is replaced.
         """
         version = raw['metadata'].get('resourceVersion')
         if not version or (is_older_version(version, self.version) and (asked_at is None or asked_at <= self.seen_at)):
-            return False  # without a version, nothing but the identity of a deleted object is known
+            return False  # a state without a version is not a full body, but the identity of a deleted object
         changed = self.spawner.idling and self._notice_edit(raw, patch)
         self.packed[0], self.version, self.seen_at = raw, version, time.monotonic()
         if changed:
@@ -277,14 +292,21 @@ class ObjectDaemons:
         try:
             expected = self.essence if patch is None else self.spawner.predict(self.body, patch)
             essence = self.spawner.essence_of(Body(raw))
-        except StorageError:  # it is reported where the object is handled; until then, timers wait rather longer
+        except StorageError:  # reported by the handling of the object; a false change only lets idle timers wait longer
             return True
         changed, self.essence = not is_same(essence, expected), essence
         return changed
 
-    def undo(self, text: str | bytes, version: str | None) -> str | None:
+    def restore(self, text: str | bytes, version: str | None) -> str | None:
         """
-        Show the state as it was with this text, if it is still that version; explain what was changed in place, if so.
+        Undo the mutations of the object by its handlers.
+
+        Args:
+            text: the serialized object before the run of the handler.
+            version: its version then. If it is another one now, the mutated state is replaced already.
+
+        Returns:
+            An explanation of the mutations for the log; ``None`` if there were none.
         """
         if version != self.version or self.packed.text == text:
             return None
@@ -294,21 +316,22 @@ class ObjectDaemons:
         return None if is_same(original, changed) else explain_changes(original, changed)
 
     def remove(self, daemon: Daemon, *, for_good: bool) -> None:
+        """Called when the daemon has ended; ``for_good`` if it must never be started again for this object."""
         key = next(key for key, known in self.known.items() if known is daemon)
         if for_good:
             self.known[key] = None
         else:
             del self.known[key]
         self.notify(daemon)
-        self._let_go()
+        self._detach_if_ended()
 
-    def _let_go(self) -> None:
-        """Break what refers to each other when it is over: objects come and go, and nobody else would free it soon."""
+    def _detach_if_ended(self) -> None:
+        """Break the reference cycle with the record when all daemons have ended, to free the memory without the GC."""
         if self.gone and not self.alive:
             self.record.detach_daemons()
 
     def notify(self, daemon: Daemon) -> None:
-        """Let the object be looked at, as a daemon does not hold it any more: it can be freed, or get a new daemon."""
+        """Have the object processed if it can be released, or can get another daemon, as this one has ended."""
         background = self.spawner.background
         if self.gone or background.closing or background.paused:
             return
@@ -319,19 +342,21 @@ class ObjectDaemons:
         reason = daemon.stopper.reason
         if reason is None or DaemonStoppingReason.DONE in reason:
             return False
-        # What was deleted can be there again: it had only left the selection of its watch.
+        # A DELETED event can also mean that the object has left the selector of the watch, and it is there again now.
         return bool(reason & _RESPAWNABLE) or self.body.metadata.get('deletionTimestamp') is None
 
 
-class Survey(NamedTuple):
-    """What there is to do about the daemons of an object."""
+class SpawningPlan(NamedTuple):
+    """The daemons of an object to be started and stopped."""
 
     missing: Sequence[SpawningHandler]
+    """The handlers whose daemons must be started."""
     excess: Sequence[Daemon]
+    """The daemons that must be stopped."""
     holding: bool
-    """Whether the object must stay: because of those that run, or of those that must run."""
+    """Whether the finalizer must be on the object, because of daemons that run or must be started."""
     failures: Mapping[ResourceHandler, filters.FilterError] = {}
-    """Those of which it is unknown, as their filters fail: what runs goes on, and what does not is not started."""
+    """The handlers whose filters have failed: their running daemons go on, and no new ones are started."""
 
 
 class Spawner:
@@ -357,35 +382,35 @@ class Spawner:
         self.rules_of_threads = self.rules._replace(executor=background.threads)
         self._reports = filters.FailureReports()
         self.keys: dict[SpawningHandler, SpawningHandler] = {}
-        """For each handler, the first one of the same function and id: they are one, whichever of them matches."""
+        """For each handler, the first one with the same function and id: one daemon runs, whichever of them matches."""
         self._firsts: dict[tuple[str, int], SpawningHandler] = {}
         for handler in table.spawning:
             self.keys[handler] = self._firsts.setdefault((handler.id, id(handler.fn)), handler)
         self._finalizer = decider.finalizer
-        self._always: Sequence[SpawningHandler] | None = None  # those for all objects, if all are
+        self._always: Sequence[SpawningHandler] | None = None  # the handlers without filters, if none has any
         if all(filters.is_unconditional(handler) for handler in table.spawning):
             self._always = list(filters.deduplicate(table.spawning))
 
     def revise(self, table: HandlerTable) -> None:
-        """Go on with the resource as it is defined now, with the same handlers."""
+        """Replace the table of the resource by one with the same handlers."""
         self.table = table
 
     def find_key(self, handler: SpawningHandler) -> SpawningHandler | None:
-        """Return the handler that is the same function under the same id as one of another spawner, if there is any."""
+        """Return the handler of this spawner with the same function and id, if there is one."""
         return self._firsts.get((handler.id, id(handler.fn)))
 
-    def survey(self, record: Record, raw: RawBody) -> Survey:
-        """Look what there is to do, and do nothing."""
+    def plan(self, record: Record, raw: RawBody) -> SpawningPlan:
+        """Return which daemons must be started and stopped for the object in this state."""
         daemons = record.daemons
         if raw['metadata'].get('deletionTimestamp') is not None:
             excess = [] if daemons is None else [daemon for daemon in daemons if not daemon.stopper.is_set()]
-            return Survey((), excess, holding=daemons is not None and daemons.holding)
+            return SpawningPlan((), excess, holding=daemons is not None and daemons.holding)
         failures: filters.Failures = {}
         matching = self._match(record, raw, failures)
         if daemons is None:
-            # Whether the finalizer is needed is unknown, so it stays as it is.
+            # With failed filters, it is unknown whether the finalizer is needed, so it is neither added nor removed.
             held = bool(failures) and self._finalizer in (raw['metadata'].get('finalizers') or ())
-            return Survey(matching, (), holding=bool(matching) or held, failures=failures)
+            return SpawningPlan(matching, (), holding=bool(matching) or held, failures=failures)
         keys = {self.keys[handler] for handler in (*matching, *failures) if isinstance(handler, SpawningHandler)}
         missing = [handler for handler in matching if self.keys[handler] not in daemons.known]
         excess = [
@@ -393,7 +418,7 @@ class Spawner:
             for key, daemon in daemons.known.items()
             if daemon is not None and key not in keys and not daemon.stopper.is_set()
         ]
-        return Survey(missing, excess, holding=bool(missing) or daemons.holding, failures=failures)
+        return SpawningPlan(missing, excess, holding=bool(missing) or daemons.holding, failures=failures)
 
     def _match(self, record: Record, raw: RawBody, failures: filters.Failures) -> Sequence[SpawningHandler]:
         if self._always is not None:
@@ -414,27 +439,27 @@ class Spawner:
         )
 
     async def adjust(self, record: Record, raw: RawBody) -> bool:
-        """Start what is missing, and stop what is in excess; tell if the object must stay."""
-        survey = self.survey(record, raw)
-        if survey.failures:
-            self._reports.report(survey.failures, self._make_cause(record, raw))
+        """Start and stop the daemons of the object; return whether the finalizer must be on it."""
+        plan = self.plan(record, raw)
+        if plan.failures:
+            self._reports.report(plan.failures, self._make_cause(record, raw))
         deleted = raw['metadata'].get('deletionTimestamp') is not None
         reason = DaemonStoppingReason.RESOURCE_DELETED if deleted else DaemonStoppingReason.FILTERS_MISMATCH
-        for daemon in survey.excess:
+        for daemon in plan.excess:
             daemon.stop(reason)
-        self._spawn(record, raw, survey.missing)
+        self._spawn(record, raw, plan.missing)
         daemons = record.daemons
         if daemons is None:
-            return survey.holding
-        if survey.missing:
-            await asyncio.sleep(0)  # the daemons begin before the handlers of the same state
+            return plan.holding
+        if plan.missing:
+            await asyncio.sleep(0)  # the functions of daemons begin before the handlers of the same event
         if deleted and daemons.stopping:
             await self._wait_instantly(daemons)
         if not daemons.known:
             record.detach_daemons()
-            return bool(survey.missing)
-        known = daemons.known  # also those that have ended at once
-        return any(self.keys[handler] not in known for handler in survey.missing) or daemons.holding
+            return bool(plan.missing)
+        known = daemons.known  # including daemons that have ended at once
+        return any(self.keys[handler] not in known for handler in plan.missing) or daemons.holding
 
     def _spawn(self, record: Record, raw: RawBody, missing: Sequence[SpawningHandler]) -> None:
         if self.background.halted or self.background.closing:
@@ -449,7 +474,7 @@ class Spawner:
                 daemons.spawn(handler)
 
     async def _wait_instantly(self, daemons: ObjectDaemons) -> None:
-        """Give a chance to those that end at once: then, the object is freed in one step."""
+        """Wait shortly for daemons that stop at once: then, the finalizer is removed in the same step."""
         settings = self.settings.background
         for _ in range(settings.instant_exit_zero_time_cycles or 0):
             if not daemons.stopping:

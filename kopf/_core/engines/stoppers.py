@@ -1,8 +1,8 @@
 """
-How daemons are told to stop, and why; and how handlers are told that their object is to be deleted meanwhile.
+Flags for running functions: ``stopped`` for daemons, and ``deleting`` for handlers whose object is being deleted.
 
-A daemon gets ``stopped``: a flag that it can check and wait for, in its own manner, sync or async. There is one flag
-for all reasons, since a daemon must end whatever the reason is. Specified in the documentation's "Daemons".
+A daemon can check its flag and wait for it, sync or async. There is one flag for all reasons, since a daemon must stop
+whatever the reason is. Specified in the documentation's "Daemons".
 """
 
 import enum
@@ -15,27 +15,27 @@ from kopf._cogs.aiokits.coalesced_timers import CoalescedTimers
 
 class DaemonStoppingReason(enum.Flag):
     """
-    Why a daemon is to stop, and how far that has gone.
+    The reasons why a daemon must stop, and the stages of its stopping.
 
-    Several of them can be there at once, as when an object is deleted while the operator exits.
+    Several of them can be set at once: for example, if an object is deleted while the operator exits.
     """
 
     DONE = enum.auto()
-    """It has ended by itself."""
+    """The function has returned by itself."""
     FILTERS_MISMATCH = enum.auto()
-    """Its object is not of those that it is for any more."""
+    """The object does not match the filters of the daemon any more."""
     RESOURCE_DELETED = enum.auto()
-    """Its object is being deleted, or is gone, or its resource is not served any more."""
+    """The object is being deleted, or is gone, or its resource is not served any more."""
     OPERATOR_PAUSING = enum.auto()
     """The operator pauses in favour of another one."""
     OPERATOR_EXITING = enum.auto()
-    """The operator ends."""
+    """The operator exits."""
     DAEMON_SIGNALLED = enum.auto()
-    """It was asked to end, and has its ``cancellation_backoff`` for it."""
+    """The daemon was signalled to stop, and has its ``cancellation_backoff`` for that."""
     DAEMON_CANCELLED = enum.auto()
-    """It was cancelled, and has its ``cancellation_timeout`` to end."""
+    """The daemon was cancelled, and has its ``cancellation_timeout`` for that."""
     DAEMON_ABANDONED = enum.auto()
-    """It did not end in time, and is not waited for any more."""
+    """The daemon has not stopped in time, and the operator does not wait for it any more."""
 
 
 DaemonStopped = FlagWaiter[DaemonStoppingReason]
@@ -52,15 +52,15 @@ class _Flag(ReasonedFlag[DaemonStoppingReason]):
 
 
 class DeletionFlags:
-    """The flags of the objects whose functions want to know of the deletion while they run: one an object."""
+    """The ``deleting`` flags: one flag for each object that has a running function with this kwarg."""
 
     def __init__(self, timers: CoalescedTimers) -> None:
         self._timers = timers
-        # They live as long as some function has them.
+        # Weak references: the functions hold the flags, and a flag is of no use without them.
         self._flags: weakref.WeakValueDictionary[Any, _Flag] = weakref.WeakValueDictionary()
 
     def get_flag(self, record: Any, *, raised: bool) -> ReasonedFlag[DaemonStoppingReason]:
-        """Return the flag of the object; raise it if the deletion is known already."""
+        """Return the flag of the object, the same for all its functions; set it if the deletion is known already."""
         flag = self._flags.get(record)
         if flag is None:
             flag = self._flags[record] = _Flag(self._timers)
@@ -69,7 +69,7 @@ class DeletionFlags:
         return flag
 
     def announce(self, record: Any) -> None:
-        """Raise the flag of the object, if there is any."""
+        """Set the flag of the object, if any function has it."""
         flag = self._flags.get(record)
         if flag is not None:
             flag.set(DaemonStoppingReason.RESOURCE_DELETED)

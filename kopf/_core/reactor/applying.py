@@ -196,7 +196,7 @@ class Applier:
     def _accept(self, record: ObjectRecord, raw: RawBody, patch: Patch, asked_at: float) -> None:
         """Take the state from the response to a patch, and expect its echo in the stream."""
         if record.daemons is not None:
-            if not record.daemons.renew(raw, patch, asked_at=asked_at):
+            if not record.daemons.update(raw, patch, asked_at=asked_at):
                 raw = record.daemons.packed.copy()  # a newer one has come: from a daemon's patch, or from the stream
         record.accept(raw)
         echoes.expect(record, raw, timeout=self._settings.persistence.consistency_timeout)

@@ -102,11 +102,11 @@ class ObjectHost:
 
     def restore(self, record: ObjectRecord, guard: BodyGuard, keys: Collection[HandlerId]) -> None:
         """Undo what these handlers have modified in place, so that no other handler sees it, and warn about it."""
-        self.tell_of_changes(record, guard.explain(), keys)
+        self.report_mutation(record, guard.explain(), keys)
         if record.body is guard.raw:
             record.restore(guard.original)
 
-    def tell_of_changes(self, record: ObjectRecord, explanation: str, keys: Collection[HandlerId]) -> None:
+    def report_mutation(self, record: ObjectRecord, explanation: str, keys: Collection[HandlerId]) -> None:
         """Warn, once for each handler, that it has modified the object in place, which is undone."""
         if not self._told.issuperset(keys):
             self._told.update(keys)

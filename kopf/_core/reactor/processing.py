@@ -95,9 +95,9 @@ class Processor(ObjectSink):
         if listed_since is not None:
             echoes.note_list(record, since=listed_since)
         if record.daemons is not None:
-            record.daemons.renew(event['object'], asked_at=listed_since)
+            record.daemons.update(event['object'], asked_at=listed_since)
             if record.daemons.gone and event['type'] != 'DELETED':
-                record.daemons.return_()
+                record.daemons.reappear()
             if is_deleted(event):
                 self._workers.background.deletions.announce(record)
                 # Not only by the worker: it can be busy with a handler for long, or wait for its turn.

@@ -73,10 +73,10 @@ class Reconciler:
         holding = False
         try:
             if self._host.spawner is not None:
-                survey = self._host.spawner.survey(record, raw)
-                if survey.missing or survey.excess or survey.failures:
+                plan = self._host.spawner.plan(record, raw)
+                if plan.missing or plan.excess or plan.failures:
                     return False
-                holding = survey.holding
+                holding = plan.holding
             return self._decider.is_settled(Body(raw), holding=holding, handled_digest=record.handled_digest)
         except Exception:  # from filters or storages: the next step raises it again, and it is reported there
             return False
@@ -385,7 +385,7 @@ class Reconciler:
         record.cancel_wakeup()
         body = Body(record.body)
         patch, conclusion = Patch(body=body), Patch()
-        holding = self._host.spawner is not None and self._host.spawner.survey(record, record.body).holding
+        holding = self._host.spawner is not None and self._host.spawner.plan(record, record.body).holding
         decision = self._decide(record, body, patch, holding=holding) if self._managing else None
         if decision is not None and decision.cycle is record.cycle:
             decision.hold_back()

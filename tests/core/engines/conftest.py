@@ -114,7 +114,7 @@ class DaemonsHost:
         self.raw = patch.applied_to(self.raw)
         self._advance()
         if record.daemons is not None:
-            record.daemons.renew(self.raw, patch)
+            record.daemons.update(self.raw, patch)
 
     def wake(self, record):
         self.wakeups += 1
@@ -140,7 +140,7 @@ class DaemonsHost:
     async def look(self):
         """Look at the object as it is, and tell if it must stay."""
         if self.record.daemons is not None:
-            self.record.daemons.renew(self.raw)
+            self.record.daemons.update(self.raw)
         return await self.spawner.adjust(self.record, self.raw)
 
     async def edit(self, metadata=(), **fields):

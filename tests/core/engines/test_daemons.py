@@ -110,7 +110,7 @@ async def test_older_states_are_not_shown(host):
     old = host.raw
     await host.look()
     await host.edit(spec={'field': 'other'})
-    assert not host.record.daemons.renew(old)
+    assert not host.record.daemons.update(old)
     assert host.record.daemons.body.spec == {'field': 'other'}
 
 

@@ -190,9 +190,9 @@ async def test_different_functions_of_the_same_id_run_side_by_side(host):
 
 async def test_looking_changes_nothing(host):
     notes = declare(host)
-    survey = host.spawner.survey(host.record, host.raw)
+    plan = host.spawner.plan(host.record, host.raw)
     await let_it_run()
-    assert ([handler.id for handler in survey.missing], list(survey.excess), survey.holding) == (['fn'], [], True)
+    assert ([handler.id for handler in plan.missing], list(plan.excess), plan.holding) == (['fn'], [], True)
     assert notes == []
 
 
