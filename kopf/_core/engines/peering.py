@@ -1,10 +1,10 @@
 """
-Operators that know of each other: who is there, who is to act, and who has to wait.
+Peers: the records by which operators know of each other, and the commands that pause and resume operators.
 
-They meet in an object of a special kind: each keeps a record of itself in its status. Those with a lower priority than
-somebody else pause. A record is alive for its lifetime since it was seen to change, by our own clock: the clocks of
-others may go wrong, and what they have written is believed only when there is nothing else, i.e. at first sight.
-Specified in the documentation's "Peering".
+Each operator keeps its record in the status of a shared object of the kind ``KopfPeering``. An operator pauses if there
+is another one with a higher priority. A record is alive for its lifetime since its last observed change, measured by
+the clock of the observer, as clocks of other machines can be wrong. The timestamp of the record counts only when the
+record is seen for the first time, since its last change was not observed. Specified in the documentation's "Peering".
 """
 
 import dataclasses
@@ -36,21 +36,21 @@ logger = logging.getLogger(__name__)
 
 
 class PeeringError(ExplainedError):
-    """The peering can't be used as it is asked for."""
+    """Raised when the peering cannot be used as requested."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Peer:
-    """One operator, as it is described in its record."""
+    """The record of one operator."""
 
     identity: str
     priority: int = 0
     lifetime: int = 60
     lastseen: str = ''
     waiting: bool = False
-    """Whether it is to take over, and waits until those below have stopped."""
+    """Whether it takes over, and waits until the operators with lower priorities have paused."""
     paused: bool = False
-    """Whether it has stopped all its work, and somebody waits for that."""
+    """Whether it has stopped all its work, while another operator waits for that."""
 
     def __repr__(self) -> str:
         return (
@@ -60,7 +60,7 @@ class Peer:
 
     @classmethod
     def parse(cls, identity: str, record: Any) -> 'Peer | None':
-        """Read a record; give ``None`` if it makes no sense. What is not there has its default."""
+        """Return the peer of a stored record, with defaults for missing fields; ``None`` if the record is malformed."""
         if not isinstance(record, Mapping):
             return None
         try:
@@ -76,11 +76,11 @@ class Peer:
             return None
 
     def as_record(self) -> dict[str, Any]:
-        """Make the record for the status of the peering object."""
+        """Return the record to be stored in the status of the peering object."""
         return {'priority': self.priority, 'lifetime': self.lifetime, 'lastseen': self.lastseen}
 
     def seems_dead(self, now: datetime.datetime) -> bool:
-        """Tell if the record is past its lifetime, as far as the clock of its author can be believed."""
+        """Check whether the record is past its lifetime according to its own timestamp."""
         try:
             lastseen = datetime.datetime.fromisoformat(self.lastseen)
         except ValueError:
@@ -92,16 +92,18 @@ class Peer:
 
 def detect_own_id(*, manual: bool) -> str:
     """
-    Give the identity of this operator.
+    Return the identity of this operator.
 
-    :param manual: for people who run commands: the same each time; otherwise, unique for each run of an operator.
+    Args:
+        manual: whether it is for the commands of a user, whose identity is the same each time. Otherwise, the identity
+            is unique for each run of an operator.
     """
     pod = os.environ.get('POD_ID')
     if pod:
         return pod
     try:
         user = getpass.getuser()
-    except (ImportError, KeyError, OSError):  # containers run under users that are in no list
+    except (ImportError, KeyError, OSError):  # containers often run with user ids that have no names
         user = str(os.getuid()) if hasattr(os, 'getuid') else 'unknown'
     place = f'{user}@{get_descriptive_hostname()}'
     if manual:
@@ -112,7 +114,7 @@ def detect_own_id(*, manual: bool) -> str:
 
 
 def describe_place(name: str, namespace: Namespace) -> str:
-    """Name a peering object in a log."""
+    """Return the name of a peering object for logs."""
     return f"{name!r} {'cluster-wide' if namespace is None else f'in {namespace!r}'}"
 
 
@@ -127,12 +129,23 @@ async def touch(
     backoffs: api.Backoffs | None = None,
 ) -> Mapping[str, Any] | None:
     """
-    Put the records into a peering object, or remove those that are ``None``.
+    Write the records into a peering object, or remove those that are ``None``.
 
-    :param version: the only resource version to be changed; for removals, so that nobody's fresh record is removed.
-    :param backoffs: the pauses between attempts (seconds) instead of those of the settings.
-    :returns: the new state of the object, or ``None`` if there is no such object.
-    :raises errors.APIError: if the request is refused or has failed.
+    Args:
+        client: the API client of the operator.
+        resource: the resource of the peering object.
+        namespace: the namespace of the peering object; ``None`` if it is cluster-scoped.
+        name: the name of the peering object.
+        records: the records by the identities of the operators.
+        version: the resource version to which the change applies. It is given for removals, so that a record is not
+            removed if it was just renewed.
+        backoffs: the pauses between attempts instead of those of the settings (in seconds).
+
+    Returns:
+        The new state of the object, or ``None`` if there is no such object.
+
+    Raises:
+        errors.APIError: if the API server refuses the request, or is unavailable.
     """
     patch: dict[str, Any] = {'status': dict(records)}
     if version is not None:
@@ -154,9 +167,9 @@ async def touch(
 @dataclasses.dataclass(frozen=True)
 class PeeringCommand:
     """
-    Puts one record into all the peering objects of the namespaces, or removes it from there, once.
+    Writes one record into the peering objects of all the namespaces, or removes it from there.
 
-    It is how people pause and resume operators. With the lifetime of zero, the record is removed.
+    The commands that pause and resume operators use it. With a lifetime of zero, the record is removed.
     """
 
     identity: str
@@ -172,10 +185,11 @@ class PeeringCommand:
         patterns: Collection[NamespacePattern],
     ) -> None:
         """
-        Do it.
+        Write or remove the record.
 
-        :raises PeeringError: if there is no peering object of this name at all.
-        :raises errors.APIError: if the API does not permit it, or does not work.
+        Raises:
+            PeeringError: if there is no peering object of this name at all.
+            errors.APIError: if the API server refuses the request, or is unavailable.
         """
         name, clusterwide = settings.peering.name, settings.peering.clusterwide
         resource = select_peerings(resources, clusterwide=clusterwide)
@@ -191,7 +205,7 @@ class PeeringCommand:
             for namespace in ([None] if clusterwide else await find_namespaces(client, patterns))
         ]
         if not any(found):
-            raise PeeringError(f"There is no {resource.kind} {name!r}, so nobody was told.")
+            raise PeeringError(f"There is no {resource.kind} {name!r}, so no operator was paused or resumed.")
 
     async def _touch(self, client: api.ApiClient, resource: Resource, namespace: Namespace, name: str) -> bool:
         lastseen = datetime.datetime.now(datetime.UTC).isoformat(timespec='microseconds')
@@ -216,9 +230,10 @@ class PeeringCommand:
 
 async def find_namespaces(client: api.ApiClient, patterns: Collection[NamespacePattern]) -> list[str]:
     """
-    Give the names of the namespaces that are asked for; the cluster is asked only if there are patterns.
+    Return the names of the namespaces that match the patterns; namespaces are listed only if there are globs.
 
-    :raises errors.APIError: if namespaces can't be listed.
+    Raises:
+        errors.APIError: if namespaces cannot be listed.
     """
     names = set(select_specific_namespaces(patterns))
     if any(not select_specific_namespaces([pattern]) for pattern in patterns):

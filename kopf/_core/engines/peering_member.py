@@ -1,10 +1,10 @@
 """
-Our membership in one peering object: telling the others that we are alive, and seeing who else is.
+The membership of this operator in one peering object: it renews its own record, and observes those of the others.
 
-The verdict follows from the records: whether this operator has to pause. It is reached at once when a record changes,
-and at the very moment when a record's lifetime ends, whatever is being requested meanwhile: at that moment, the next
-one begins to act, so nobody may go on for longer. An operator that can't renew its own record in time pauses, too:
-the others must think that it is dead, and take over. Nothing is requested while the peering object is absent.
+From the records follows whether this operator has to pause. This is decided as soon as a record changes, and exactly
+when the lifetime of a record ends, even while a request is in progress: at that moment, the next operator begins to
+work, and two must never work at once. An operator that cannot renew its own record in time pauses, too: the others
+must assume that it is dead, and take over. No requests are made while the peering object is absent.
 """
 
 import asyncio
@@ -28,26 +28,26 @@ from kopf._core.engines.peering import Peer, describe_place, touch
 logger = logging.getLogger(__name__)
 
 RETRY_DELAY = 5.0
-"""When to try again after a failed request, and how often to restore or remove the same record (in seconds)."""
+"""The pause after a failed request, and the minimal interval of restoring or removing the same record (in seconds)."""
 
 REQUEST_TIMEOUT = 10.0
-"""For how long to wait for the API at most: the lifetime goes on (in seconds)."""
+"""The time limit of a request (in seconds): a slow one is of no use, as the lifetime of the record goes on."""
 
-EXIT_PATIENCE = 2.0
-"""For how long the end waits for a record that is being written: it must not come after its removal (in seconds)."""
+EXIT_TIMEOUT = 2.0
+"""How long the exiting operator waits for its record in progress (in seconds): it must not come after its removal."""
 
 TAKEOVER_TIMEOUT = 5.0
-"""For how long a newcomer waits at most until those of lower priorities tell that they have stopped (in seconds)."""
+"""How long a starting operator waits until the operators with lower priorities have paused (in seconds)."""
 
 
 def read_time() -> float:
-    """Return the time of the loop (in seconds), as if it went on while the machine is suspended."""
+    """Return the time of the loop (in seconds), including the time when the machine was suspended."""
     return asyncio.get_running_loop().time() + get_suspended_time()
 
 
 @dataclasses.dataclass(slots=True)
-class Sighting:
-    """The last change of a record as we have seen it, and when it ceases to mean anything, by our clock."""
+class ObservedPeer:
+    """The record of another operator, and when its lifetime ends by our clock."""
 
     peer: Peer
     until: float
@@ -57,7 +57,7 @@ class PeeringMember:
     """
     One operator in one peering object.
 
-    It is driven from outside by what is seen of the object: `see`, `settle`; and needs `run` to be running.
+    The reactor watches the peering object and calls `see` and `settle`; and it runs `run` in a task.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class PeeringMember:
     ) -> None:
         self.name = settings.peering.name
         self.known = False
-        """Whether it is known if we may work: until then, we may not."""
+        """Whether it is decided if this operator may work. It must not work until then."""
         self.paused = False
-        """Whether we have to leave the work to the others, or to nobody."""
+        """Whether this operator must not work, according to the last decision."""
         self._client = client
         self._settings = settings
         self._resource = resource
@@ -85,41 +85,44 @@ class PeeringMember:
         self._present: bool | None = None
         self._version: str | None = None
         self._seen_at = 0.0  # when that version was received
-        self._ending = False  # whether the namespace is being deleted
-        self._sightings: dict[str, Sighting] = {}
+        self._ending = False  # the namespace is being deleted
+        self._observed: dict[str, ObservedPeer] = {}
         self._halted = False
-        self._told: frozenset[str] = frozenset()
+        self._written_flags: frozenset[str] = frozenset()
         self._failing = False
-        self._listed = False  # whether our own record is there
+        self._listed = False  # our own record is in the object
         self._own: Peer | None = None
         self._announced = 0.0
         self._renewal = 0.0
         self._removal = 0.0
         self._expiry: float | None = None
-        self._unsure = False  # whether our own record can be there, though nobody has confirmed it
+        self._unsure = False  # our own record can be in the object, as the response to its request is lost
         self._reason: object = None
-        self._verdict = (False, False, False)  # what was told last: if it is known, if to pause, if joined
-        self._nudge = asyncio.Event()
+        self._reported = (False, False, False)  # the last values of `known`, `paused`, `joined`, to report only changes
+        self._wakeup = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def mandatory(self) -> bool:
-        """Whether to wait for the peering object as long as there is none."""
+        """True if the operator must pause as long as there is no peering object."""
         return self._settings.peering.mandatory
 
     @property
     def joined(self) -> bool:
-        """Whether the objects may be looked at, at least: not before our own record is there, if it must be."""
+        """True if the operator may begin to watch objects. If the peering is mandatory, its own record comes first."""
         return self.known and (self.expiry is not None or not self.mandatory or self._is_over())
 
-    # What is seen.
+    # The observed state.
 
     def see(self, body: Mapping[str, Any] | None, *, asked_at: float | None = None) -> None:
         """
-        Take the newest state of the peering object, or its absence.
+        Called with each state of the peering object, or with ``None`` if it is absent.
 
-        What the API was asked for after the known state was received is newer, even if its version is lower: the
-        versions of a cluster go back when its storage is restored from a backup.
+        Args:
+            body: the object.
+            asked_at: when the state was requested from the API, by the monotonic clock. If that was after the known
+                state was received, this one is newer even with a lower version: versions go back when the storage of
+                a cluster is restored from a backup.
         """
         if body is None:
             self._present, self._version, self._listed = False, None, False
@@ -128,7 +131,7 @@ class PeeringMember:
         elif (asked_at is not None and asked_at > self._seen_at) or not self._is_outdated(body):
             first = not self._present
             if first:
-                self._sightings.clear()
+                self._observed.clear()
             self._present = True
             self._version = (body.get('metadata') or {}).get('resourceVersion')
             self._seen_at = time.monotonic()
@@ -143,17 +146,18 @@ class PeeringMember:
             self._reconsider()
 
     def _is_over(self) -> bool:
-        # No operator can join any more, nor tell that it is alive: what is known of the others holds as long as their
-        # records would have. If all operators waited for the object, nothing could free what is left in the namespace.
+        # The peering object is gone, so no operator can join or renew its record: the known records count until their
+        # lifetimes end. If all operators paused because of the absence, none would remove the finalizers of the objects
+        # that are left in the namespace.
         return self._ending and not self._present
 
     def settle(self) -> None:
-        """Know that everything has been seen: if there was no such object, then there is none."""
+        """Called when the peering objects are listed: if the object was not among them, it is absent."""
         if self._present is None:
             self.see(None)
 
     def give_up(self, error: Exception) -> None:
-        """Know that the peering object can't be looked at."""
+        """Called when the peering object cannot be watched: it counts as absent."""
         if self._present is None:
             logger.warning(
                 "The peering %s is not accessible; %s. Grant the verbs list, watch, patch for %s to the "
@@ -166,53 +170,53 @@ class PeeringMember:
             self.see(None)
 
     def _is_outdated(self, body: Mapping[str, Any]) -> bool:
-        # The stream is behind the responses to our own patches.
+        # Events of the watch come later than the responses to our own patches, so an event can be older.
         version = (body.get('metadata') or {}).get('resourceVersion')
         return version is not None and is_older_version(version, self._version)
 
     def _read(self, status: Mapping[str, Any], *, first: bool) -> None:
         now, clock = read_time(), read_wall_clock()
-        sightings: dict[str, Sighting] = {}
+        observed: dict[str, ObservedPeer] = {}
         for identity, record in status.items():
             peer = Peer.parse(identity, record)
             if peer is None or identity == self._identity:
                 continue
-            sighting = self._sightings.get(identity)
-            if sighting is None or sighting.peer != peer:
-                # The record could be there for ages: only in this case, there is nothing but its own word.
+            other = self._observed.get(identity)
+            if other is None or other.peer != peer:
+                # Only in the first state, a record can be old already: then, its own timestamp counts.
                 dead = peer.lifetime <= 0 or (first and peer.seems_dead(clock))
-                sighting = Sighting(peer, now if dead else now + peer.lifetime)
-            sightings[identity] = sighting
-        self._sightings = sightings
+                other = ObservedPeer(peer, now if dead else now + peer.lifetime)
+            observed[identity] = other
+        self._observed = observed
         self._listed = status.get(self._identity) is not None
 
     def halt(self, halted: bool) -> None:
-        """Know whether this operator has stopped all its work, as it is paused; tell it to those who wait for that."""
+        """Called when the paused operator has stopped all its work, or works again. Others can wait for that."""
         self._halted = halted
-        self._nudge.set()
+        self._wakeup.set()
 
     @property
     def expiry(self) -> float | None:
-        """When our own record ends to live (as `read_time` counts), if it is there."""
+        """When the lifetime of our own record ends (by `read_time`); ``None`` if it is not in the object."""
         return self._expiry if self._present else None
 
     @property
     def is_overdue(self) -> bool:
-        """Whether our own record is not alive any more, though this was not noticed yet: the operator was suspended."""
+        """True if the lifetime of our own record has ended unnoticed, because the operator was suspended."""
         return self.known and not self.paused and self.expiry is not None and self.expiry <= read_time()
 
     def notice_overdue(self) -> None:
-        """Pause if our own record is not alive any more, and announce it again."""
+        """Pause if the lifetime of our own record has ended, and write the record again."""
         if self.is_overdue:
             self._reconsider()
 
-    # What follows.
+    # The decision.
 
     def _set_timer(self, now: float) -> None:
         """See to it that the next end of a lifetime is not missed."""
         if self._timer is not None:
             self._timer.cancel()
-        ends = [sighting.until for sighting in self._sightings.values()]
+        ends = [other.until for other in self._observed.values()]
         if self._expiry is not None:
             ends.append(self._expiry)
         end = min((end for end in ends if (self._present or self._ending) and end > now), default=None)
@@ -225,7 +229,7 @@ class PeeringMember:
         self._reconsider()
 
     def _reach(self, moment: float) -> None:
-        """Leave no doubt that it is as late as that: timers can be early, by as much as the clock can't tell."""
+        """Move all times up to this moment to the past: a timer can be too early, and nothing would be due then."""
         now = read_time()
         if self._renewal <= moment:
             self._renewal = min(self._renewal, now)
@@ -233,45 +237,45 @@ class PeeringMember:
             self._removal = min(self._removal, now)
         if self._expiry is not None and self._expiry <= moment:
             self._expiry = min(self._expiry, now)
-        for sighting in self._sightings.values():
-            if sighting.until <= moment:
-                sighting.until = min(sighting.until, now)
+        for other in self._observed.values():
+            if other.until <= moment:
+                other.until = min(other.until, now)
 
     def _reconsider(self) -> None:
         if self.known:
-            self._judge()
+            self._decide()
         else:
             self._set_timer(read_time())
-        self._nudge.set()
+        self._wakeup.set()
 
-    def _judge(self) -> None:
-        """Decide whether to pause, and why; tell about it if it has changed."""
+    def _decide(self) -> None:
+        """Decide whether to pause; call `changed` if the decision has changed."""
         now = read_time()
         priority = self._settings.peering.priority
-        alive = [sighting.peer for sighting in self._sightings.values() if sighting.until > now]
+        alive = [other.peer for other in self._observed.values() if other.until > now]
         higher = [peer for peer in alive if peer.priority > priority]
         equal = [peer for peer in alive if peer.priority == priority]
         if not self._present and not self._ending:
-            self._conclude(self.mandatory, 'absent')
+            self._set_decision(self.mandatory, 'absent')
         elif self._expiry is not None and self._expiry <= now:
-            self._conclude(True, 'expired')
+            self._set_decision(True, 'expired')
         elif self._expiry is None and self.mandatory and self._present:
-            self._conclude(True, 'unannounced')
+            self._set_decision(True, 'unannounced')
         elif higher:
-            self._conclude(True, higher)
+            self._set_decision(True, higher)
         elif equal and not self._settings.watching.shard_selectors:
-            self._conclude(True, equal, equal=equal)
+            self._set_decision(True, equal, equal=equal)
         else:
-            self._conclude(False, None)
+            self._set_decision(False, None)
         self.known = True
         self._set_timer(now)
-        verdict = (self.known, self.paused, self.joined)
-        if verdict != self._verdict:
-            self._verdict = verdict
+        decision = (self.known, self.paused, self.joined)
+        if decision != self._reported:
+            self._reported = decision
             self._changed()
 
-    def _conclude(self, paused: bool, reason: object, *, equal: Collection[Peer] = ()) -> None:
-        # The same peers are not worth saying twice, though their records change all the time.
+    def _set_decision(self, paused: bool, reason: object, *, equal: Collection[Peer] = ()) -> None:
+        # Compared by identities, as records change with every renewal, and each reason is logged once.
         key = sorted(peer.identity for peer in reason) if isinstance(reason, list) else reason
         if key != self._reason:
             if equal:
@@ -296,35 +300,35 @@ class PeeringMember:
     def _describe_absence(self) -> str:
         return "pausing until it is there" if self.mandatory else "running in the standalone mode"
 
-    # What is done.
+    # The requests.
 
     async def run(self) -> None:
-        """Keep our record alive, remove those of the dead, and see when they die; until cancelled."""
+        """Renew our own record, remove the dead ones of others, and decide when to pause; until cancelled."""
         try:
             while True:
                 if self._present is not None:
                     if self._present:
-                        await self._care()
+                        await self._maintain_records()
                     if not self.known:
                         await self._take_over()
-                    self._judge()
-                    if self._present and not self._failing and self._get_notes() != self._told:
+                    self._decide()
+                    if self._present and not self._failing and self._get_flags() != self._written_flags:
                         continue
-                await self._rest()
+                await self._wait()
         finally:
             if self._timer is not None:
                 self._timer.cancel()
 
-    async def _rest(self) -> None:
+    async def _wait(self) -> None:
         now = read_time()
         moment = min((moment for moment in self._moments() if moment > now), default=None)
         try:
             async with asyncio.timeout_at(None if moment is None else moment - get_suspended_time()):
-                await self._nudge.wait()
+                await self._wakeup.wait()
         except TimeoutError:
             if moment is not None:
                 self._reach(moment)
-        self._nudge.clear()
+        self._wakeup.clear()
 
     def _moments(self) -> Iterator[float]:
         if self._present:
@@ -332,44 +336,45 @@ class PeeringMember:
             yield self._removal
 
     async def _take_over(self) -> None:
-        """Wait until those of lower priorities have stopped, or are dead, or do not tell: as other frameworks."""
+        """
+        Wait until the operators with lower priorities have paused, or their records are dead.
+
+        The wait is limited, as operators of other frameworks, upstream kopf included, do not report that they paused.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(TAKEOVER_TIMEOUT, self._settings.peering.lifetime / 2)):
                 while self._present and self._outranks_workers():
-                    self._nudge.clear()
-                    await self._nudge.wait()
+                    self._wakeup.clear()
+                    await self._wakeup.wait()
 
     def _outranks_workers(self) -> bool:
         now, priority = read_time(), self._settings.peering.priority
         return any(
-            sighting.until > now
-            and sighting.peer.priority < priority
-            and not sighting.peer.paused
-            and not sighting.peer.waiting
-            for sighting in self._sightings.values()
+            other.until > now and other.peer.priority < priority and not other.peer.paused and not other.peer.waiting
+            for other in self._observed.values()
         )
 
     def _is_waited_for(self) -> bool:
         now, priority = read_time(), self._settings.peering.priority
         return any(
-            sighting.until > now and sighting.peer.priority > priority and sighting.peer.waiting
-            for sighting in self._sightings.values()
+            other.until > now and other.peer.priority > priority and other.peer.waiting
+            for other in self._observed.values()
         )
 
-    def _get_notes(self) -> frozenset[str]:
-        """What is to be said in our record besides the usual, as long as somebody takes over from somebody."""
+    def _get_flags(self) -> frozenset[str]:
+        """Return the additional fields of our own record, by which operators coordinate a takeover."""
         if self._halted and self._is_waited_for():
             return frozenset({'paused'})
         arriving = not self.known or self._reason == 'expired'
         return frozenset({'waiting'}) if arriving and self._outranks_workers() else frozenset()
 
-    async def _care(self) -> None:
+    async def _maintain_records(self) -> None:
         if not self._listed and self._expiry is not None:
-            # Somebody with a wrong clock has removed us. There must be no endless fight without a breath.
+            # Another operator has removed our record, as its clock is wrong. The pause limits the rate of that fight.
             self._renewal = min(self._renewal, self._announced + RETRY_DELAY)
-        if read_time() >= self._renewal or (not self._failing and self._get_notes() != self._told):
+        if read_time() >= self._renewal or (not self._failing and self._get_flags() != self._written_flags):
             await self._announce()
-        dead = [identity for identity, sighting in self._sightings.items() if sighting.until <= read_time()]
+        dead = [identity for identity, other in self._observed.items() if other.until <= read_time()]
         if dead and self._present and read_time() >= self._removal:
             self._removal = read_time() + RETRY_DELAY
             await self._remove(dead)
@@ -377,7 +382,7 @@ class PeeringMember:
     async def _announce(self) -> None:
         """Renew our own record."""
         if self.is_overdue:
-            self._judge()  # the operator was suspended: others could have taken over
+            self._decide()  # the operator was suspended, and another one could have taken over
         lifetime = self._settings.peering.lifetime
         started = read_time()
         own = Peer(
@@ -386,11 +391,11 @@ class PeeringMember:
             lifetime=lifetime,
             lastseen=read_wall_clock().isoformat(timespec='microseconds'),
         )
-        notes, asked_at = self._get_notes(), time.monotonic()
-        record = {**own.as_record(), **dict.fromkeys(self._told - notes), **dict.fromkeys(notes, True)}
+        flags, asked_at = self._get_flags(), time.monotonic()
+        record = {**own.as_record(), **dict.fromkeys(self._written_flags - flags), **dict.fromkeys(flags, True)}
         self._unsure = True
         try:
-            body = await complete(self._touch({self._identity: record}), patience=EXIT_PATIENCE)
+            body = await complete(self._touch({self._identity: record}), patience=EXIT_TIMEOUT)
         except (errors.APIError, TimeoutError) as error:
             self._failing = True
             self._unsure = not isinstance(error, errors.APIClientError)
@@ -400,16 +405,17 @@ class PeeringMember:
         self._failing = self._unsure = False
         self._log_keepalive('not found' if body is None else 'ok')
         if body is not None:
-            # Not at the same time with others, and not too late. Short lifetimes are for those who are in a hurry.
+            # Random, so that operators do not send their requests simultaneously; and early enough for retries. With
+            # short lifetimes, the random part would be too long, so the record is renewed at the half.
             self._renewal = started + max(lifetime / 2, lifetime - random.uniform(5, 10))
             self._expiry = started + lifetime
-            self._announced, self._own, self._told = started, own, notes
+            self._announced, self._own, self._written_flags = started, own, flags
             if self._reason == 'expired':
-                self.known = False  # others could have taken over meanwhile
+                self.known = False  # another operator could have taken over meanwhile
         self.see(body, asked_at=asked_at)
 
     async def _remove(self, identities: list[str]) -> None:
-        """Remove the records of those who are dead, unless anything changes meanwhile."""
+        """Remove dead records, unless the object changes meanwhile."""
         asked_at = time.monotonic()
         try:
             body = await self._touch(dict.fromkeys(identities), version=self._version)
@@ -422,14 +428,15 @@ class PeeringMember:
         self.see(body, asked_at=asked_at)
 
     async def leave(self) -> None:
-        """Remove our own record, if it is there: the others need not wait until it dies."""
+        """Remove our own record, so that other operators need not wait until its lifetime ends."""
         if not self._present or (self._expiry is None and not self._unsure):
             return
         try:
             body = await self._touch({self._identity: None})
         except (errors.APIError, LoginError, TimeoutError) as error:
             logger.warning(
-                "Our record could not be removed from the peering %s; other operators wait until it dies: %s",
+                "The operator's record could not be removed from the peering %s; other operators wait until its "
+                "lifetime ends: %s",
                 self._place,
                 str(error) or repr(error),
             )
@@ -442,7 +449,7 @@ class PeeringMember:
         *,
         version: str | None = None,
     ) -> Mapping[str, Any] | None:
-        # Without the usual retries, which take longer than records live.
+        # Without the usual retries, which can take longer than the lifetime of the record.
         async with asyncio.timeout(REQUEST_TIMEOUT):
             return await touch(
                 self._client, self._resource, self._namespace, self.name, records, version=version, backoffs=()
