@@ -1,4 +1,5 @@
-"""What runs beside the handling of changes: daemons, timers, indices, admission, peering, posting, probes, activities.
+"""
+The parts of an operator beside the watching of resources: daemons, indices, webhooks, peering, events, probes.
 
-Each engine owns its own tasks and state and is driven by the reactor; engines do not drive each other.
+Each engine owns its tasks and its state. The reactor drives the engines; engines do not drive each other.
 """

@@ -1,8 +1,8 @@
 """
-What an operator does as a whole: starting up, logging in, probing, cleaning up.
+Activities: what the operator runs for itself, not for an object, such as startup, login, and cleanup handlers.
 
-The handlers of an activity are run in rounds until each has succeeded or failed for good. Their progress is only
-kept in memory: an operator that is restarted starts anew. Specified in the documentation's "Startup", "Shutdown",
+The handlers of an activity are run in rounds until each has succeeded or failed permanently. Their progress is kept
+only in memory: a restarted operator runs all of them again. Specified in the documentation's "Startup", "Shutdown",
 "Probes", "Authentication".
 """
 
@@ -46,12 +46,12 @@ from kopf._core.intents.handlers import ActivityHandler
 
 Credentials = ConnectionInfo | AiohttpSession
 
-PATIENCE = 10.0
-"""How long (in seconds) one call of a startup or cleanup handler can take before a warning says what waits for it."""
+SLOW_CALL_DELAY = 10.0
+"""After how long (in seconds) a running startup or cleanup handler is reported, with what waits for it."""
 
 
 class ActivityError(ExplainedError):
-    """An activity has failed: at least one of its handlers has failed for good."""
+    """Raised when an activity has failed: at least one of its handlers has failed permanently."""
 
     def __init__(self, activity: Activity, outcomes: Mapping[HandlerId, Outcome]) -> None:
         self.activity = activity
@@ -73,7 +73,8 @@ async def run_activity(
     """
     Run the handlers until all are finished; return their final outcomes.
 
-    Handlers of the same id are all run: functions of different modules often have the same name.
+    All handlers with the same id are run, since functions of different modules often have the same name. The keys
+    of their outcomes get numbers: ``fn``, ``fn#2``, and so on.
     """
     cause = ActivityCause(
         activity=activity,
@@ -89,7 +90,7 @@ async def run_activity(
             for handler, state in states.items():
                 if not state.is_due(utcnow()):
                     continue
-                with _reported_if_slow(handler, cause):
+                with _report_if_slow(handler, cause):
                     outcome = await run_handler(handler, cause, state, make_rules(context.settings, activity))
                 states[handler] = state.with_outcome(outcome, utcnow())
                 if outcome.final:
@@ -108,13 +109,14 @@ _EFFECTS_OF_SLOWNESS = {
 
 
 @contextlib.contextmanager
-def _reported_if_slow(handler: ActivityHandler, cause: ActivityCause) -> Iterator[None]:
+def _report_if_slow(handler: ActivityHandler, cause: ActivityCause) -> Iterator[None]:
+    """Log a warning if the handler still runs after `SLOW_CALL_DELAY`, for activities that others wait for."""
     effect = _EFFECTS_OF_SLOWNESS.get(cause.activity)
     if effect is None:
         yield
         return
-    text = f"{handler} ({mistakes.locate(handler.fn)}) still runs after {PATIENCE:g} seconds. {effect}"
-    timer = asyncio.get_running_loop().call_later(PATIENCE, cause.logger.warning, "%s", text)
+    text = f"{handler} ({mistakes.locate(handler.fn)}) still runs after {SLOW_CALL_DELAY:g} seconds. {effect}"
+    timer = asyncio.get_running_loop().call_later(SLOW_CALL_DELAY, cause.logger.warning, "%s", text)
     try:
         yield
     finally:
@@ -122,16 +124,17 @@ def _reported_if_slow(handler: ActivityHandler, cause: ActivityCause) -> Iterato
 
 
 def make_rules(settings: OperatorSettings, activity: Activity) -> Execution:
+    """Return the rules for running the handlers of an activity."""
     return Execution(
         find_mistake=find_mistake if activity is Activity.STARTUP else None,
         executor=settings.execution.executor,
         default_backoff=settings.execution.default_backoff,
         permanent_errors=(
             PermanentError,
-            LoginError,  # what is to be done about it, is decided by those who need the credentials
-            SystemExit,
+            LoginError,  # not retried here: `get_credentials` decides whether the login is tried again as a whole
+            SystemExit,  # handlers call sys.exit(), e.g. if something is not configured
         ),
-    )  # of those who call sys.exit(), e.g. if something is not configured
+    )
 
 
 _MISTAKES = (AttributeError, ImportError, NameError, TypeError)
@@ -140,10 +143,11 @@ _PACKAGE = str(pathlib.Path(__file__).parents[2]) + os.sep
 
 def find_mistake(handler: Handler, error: BaseException) -> str | None:
     """
-    Return the line of the handler that has failed because of a mistake in the code; ``None`` for all other errors.
+    Return the line of the mistake if the handler has failed because of a mistake in its code; ``None`` otherwise.
 
-    Nothing becomes better by waiting then. It is not so for errors inside of libraries, nor for `None` where something
-    was expected: these can depend on what a server has answered. Whoever limits the attempts, wants them.
+    A retry of such a handler would fail in the same way. Errors raised inside of libraries, and errors about ``None``,
+    are not taken for mistakes: they can depend on the response of a server. Handlers with ``retries`` or ``timeout``
+    are retried whatever the error is, as their authors have asked for these attempts.
     """
     if handler.retries is not None or handler.timeout is not None:
         return None
@@ -165,27 +169,35 @@ def find_mistake(handler: Handler, error: BaseException) -> str | None:
 
 
 def _is_refused_setting(error: BaseException) -> bool:
+    """Check whether the settings have raised the error, because the handler has assigned a wrong value."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(frames) and frames[-1].f_code.co_filename == configuration.__file__
 
 
 def _get_libraries() -> list[str]:
-    import sysconfig  # it takes a while, and mistakes are rare
+    import sysconfig  # not at the top: its import is slow, and mistakes are rare
 
     return ['<frozen', *(sysconfig.get_path(name) for name in ('stdlib', 'platstdlib', 'purelib', 'platlib'))]
 
 
 def check_outcomes(activity: Activity, outcomes: Mapping[HandlerId, Outcome]) -> None:
-    """Raise `ActivityError` if a handler has failed."""
+    """
+    Check that all handlers have succeeded.
+
+    Raises:
+        ActivityError: if some of them have failed.
+    """
     if any(outcome.exception is not None for outcome in outcomes.values()):
         raise ActivityError(activity, outcomes)
 
 
 def get_credentials(outcomes: Mapping[HandlerId, Outcome]) -> dict[HandlerId, Credentials]:
     """
-    Collect what the login handlers have got.
+    Return the credentials that the login handlers have returned.
 
-    :raises LoginError: if there are no credentials at all, and some handlers have failed.
+    Raises:
+        LoginError: if there are no credentials at all, and some handlers have failed.
+        FinalLoginError: if a handler has returned something else than credentials or ``None``.
     """
     found: dict[HandlerId, Credentials] = {}
     for key, outcome in outcomes.items():
@@ -208,11 +220,11 @@ def get_credentials(outcomes: Mapping[HandlerId, Outcome]) -> dict[HandlerId, Cr
 
 
 def _get_error_type(outcomes: Mapping[HandlerId, Outcome]) -> type[LoginError]:
-    """Return whether the login is to be tried again: as soon as one of the handlers can have another result then."""
+    """Return the class of the error, which says whether a new login can succeed."""
     failures = [outcome.exception for outcome in outcomes.values() if outcome.exception is not None]
     if all(
         isinstance(error, PermanentError | SystemExit)
-        and not isinstance(error, HandlerRetriesError | HandlerTimeoutError)  # these are limits of one login
+        and not isinstance(error, HandlerRetriesError | HandlerTimeoutError)  # a new login has new attempts
         for error in failures
     ):
         return FinalLoginError
@@ -220,7 +232,7 @@ def _get_error_type(outcomes: Mapping[HandlerId, Outcome]) -> type[LoginError]:
 
 
 def _get_exit_code(outcomes: Mapping[HandlerId, Outcome]) -> int:
-    """Give what a handler has called ``sys.exit()`` with, if any has; for all other failures, it is 1."""
+    """Return the exit code: that of ``sys.exit()`` if a handler has called it, otherwise 1."""
     failures = [outcome.exception for outcome in outcomes.values() if outcome.exception is not None]
     codes = [(error.code or 0) if isinstance(error, SystemExit) else 1 for error in failures]
     return max((code if isinstance(code, int) else 1 for code in codes), default=1)
@@ -232,6 +244,7 @@ def _make_unique(id: HandlerId, taken: Collection[HandlerId]) -> HandlerId:
 
 
 def _get_delay(states: Iterable[HandlerState], now: datetime.datetime) -> float:
+    """Return the time until the next attempt of a handler is due (in seconds)."""
     delays = [
         0 if state.delayed is None else max(0, (state.delayed - now).total_seconds())
         for state in states

@@ -1,9 +1,10 @@
 """
-Answering admission reviews: which handlers are asked, what they say, and what the API is told.
+Admission reviews: choose the handlers for a request of the API server, run them, and build the response.
 
-A review that is none is refused with `ReviewError`, before any handler is run. Whatever the handlers do with a proper
-review, the answer is a proper review too: the API must never be left with guesses. Handlers are not retried: the API
-waits, for seconds at most. Specified in the documentation's "Admission control".
+A malformed request raises `ReviewError` before any handler is run. For a well-formed one, the response is always a
+well-formed review, whatever the handlers do: on anything else, the API server would apply the ``failurePolicy``, and
+its users would see no reason. Handlers are not retried, as the API server waits for seconds at most. Specified in the
+documentation's "Admission control".
 """
 
 import asyncio
@@ -33,7 +34,7 @@ from kopf._core.intents.handlers import WebhookHandler, WebhookType
 logger = logging.getLogger(__name__)
 
 vault_var: ContextVar[Vault] = ContextVar('vault_var')
-"""The credentials of the operator: for the servers that want to know what cluster they serve."""
+"""The credentials of the operator, for webhook servers that detect in which cluster they run."""
 
 _Key: TypeAlias = tuple[str, str, str]
 """The group, the version, and the plural name of a resource."""
@@ -46,9 +47,9 @@ _TIMEOUT_CODE = 504
 
 class AdmissionError(PermanentError):
     """
-    What is about to be done with the object is refused, with this message and this HTTP code.
+    Raised by handlers to deny the request, with this message and this HTTP code.
 
-    It is preferred to all other errors if several handlers fail in one review.
+    If several handlers fail in one review, the response reports this error rather than errors of other classes.
     """
 
     def __init__(self, message: str | None = '', code: int | None = _DEFAULT_CODE) -> None:
@@ -57,7 +58,7 @@ class AdmissionError(PermanentError):
 
 
 class _Review(NamedTuple):
-    """The request of a review, checked as far as the framework relies on it."""
+    """The request of a review, validated as far as the framework relies on it."""
 
     api_version: str
     uid: str
@@ -73,10 +74,17 @@ class _Review(NamedTuple):
 
     @property
     def body(self) -> RawBody:
+        """The new object, or the old one if the object is being deleted."""
         return cast(RawBody, self.new if self.new is not None else self.old)
 
     @classmethod
     def parse(cls, review: Any) -> '_Review':
+        """
+        Return the request of a decoded ``AdmissionReview``.
+
+        Raises:
+            ReviewError: if the review is malformed.
+        """
         if not isinstance(review, Mapping) or review.get('kind') != 'AdmissionReview':
             raise ReviewError("It is not an AdmissionReview.")
         if review.get('apiVersion') not in _VERSIONS:
@@ -108,11 +116,9 @@ class _Review(NamedTuple):
         )
 
 
-# Nearly everything comes as dicts, and asking for mappings in general takes ten times longer.
-
-
 def _get_mapping(source: Mapping[str, Any], name: str, title: str) -> Mapping[str, Any]:
     value = source.get(name)
+    # Decoded JSON has only dicts, and `isinstance` with an abstract class takes ten times longer.
     if value.__class__ is not dict and not isinstance(value, Mapping):
         raise ReviewError(f"The field {name!r} of the {title} must be an object.")
     return cast(Mapping[str, Any], value)
@@ -143,9 +149,9 @@ def _get_body(request: Mapping[str, Any], name: str) -> RawBody | None:
 
 class AdmissionReviewer(Responder):
     """
-    Reviews what is about to be stored, by asking the handlers; it is what webhook servers call.
+    Answers admission reviews by running the handlers; webhook servers call it for each request.
 
-    The handlers that are served are known only when their resources are discovered: see `serve`.
+    It serves no handlers until the resources are discovered and `serve` is called.
     """
 
     def __init__(
@@ -161,7 +167,7 @@ class AdmissionReviewer(Responder):
         self._handlers: dict[tuple[_Key, str | None], list[WebhookHandler]] = {}
 
     def serve(self, served: Served) -> None:
-        """Ask these handlers about these resources."""
+        """Replace the handlers and the resources for which reviews are answered."""
         self._resources, self._endpoints, self._handlers = {}, {}, {}
         endpoints = name_endpoints(served)
         for handler, resources in served.items():
@@ -187,9 +193,10 @@ class AdmissionReviewer(Responder):
         sslpeer: SSLPeer | None = None,
     ) -> Response:
         """
-        Review one request; see `kopf.WebhookFn`.
+        Answer one review; see `kopf.WebhookFn`.
 
-        :raises ReviewError: if it is no review, or not of what there are handlers for.
+        Raises:
+            ReviewError: if the request is malformed, or if there are no handlers for its resource or its path.
         """
         review = _Review.parse(request)
         resource, handlers = self._find(review, webhook)
@@ -262,7 +269,8 @@ class AdmissionReviewer(Responder):
             if not filters.match(handler, cause):
                 return
         except filters.FilterError as error:
-            # It is unknown whether the object may be stored. What is not checked is not accepted.
+            # Unknown whether the handler would have denied the request. So the request is denied rather than admitted
+            # without the check.
             text = error.explain(handler)
             cause.logger.error("%s", text)
             verdict.blame(handler, Exception(text), cause)
@@ -284,14 +292,14 @@ class AdmissionReviewer(Responder):
                 raise
             failure = HandlerTimeoutError(f"{handler} has not answered within {limit:g} seconds.")
             cause.logger.error("%s", failure)
-        if guard is not None and guard.is_changed:  # the patch is to be compared with what the API has
+        if guard is not None and guard.is_changed:  # the JSON patch must apply to the object that the API server has
             cause.logger.warning("%s: %s", handler, guard.explain())
             cause.body._replace_with(guard.original)
         verdict.mutating = verdict.mutating or handler.type is WebhookType.MUTATING
         if failure is not None:
             verdict.blame(handler, failure, cause)
             del failure  # see `Outcome.without_exception`
-            if before is not None:  # nothing is half done
+            if before is not None:  # an ignored handler must not leave a half of its changes
                 cause.patch.clear()
                 cause.patch.update(before)
                 cause.patch.fns.extend(before.fns)
@@ -304,7 +312,7 @@ class AdmissionReviewer(Responder):
         *,
         was_patched: bool,
     ) -> None:
-        """Warn once of what a handler does in vain."""
+        """Log a warning, once for each handler, if the handler has done something that has no effect."""
         if handler in self._warned:
             return
         if result is False or isinstance(result, str):
@@ -327,17 +335,17 @@ class AdmissionReviewer(Responder):
 
 
 def _is_asked(handler: WebhookHandler, cause: WebhookCause) -> bool:
-    """Tell whether the handler is for the operation and for the subresource."""
+    """Check whether the handler is declared for the operation and for the subresource."""
     if handler.operations is not None:
         if cause.operation not in handler.operations:
             return False
     elif handler.type is WebhookType.MUTATING and cause.operation == 'DELETE':
-        return False  # nothing can be changed any more, so it is asked only if it says so
+        return False  # a deleted object cannot be mutated, so only handlers with operation='DELETE' are run
     return handler.subresource == '*' or handler.subresource == cause.subresource
 
 
 class _Refusal(NamedTuple):
-    """What the API is told of an error of a handler; that of the lowest rank is reported."""
+    """A denial because of an error of a handler. Of several ones, the response has that of the lowest rank."""
 
     rank: int
     message: str
@@ -345,7 +353,7 @@ class _Refusal(NamedTuple):
 
 
 class _Verdict:
-    """What the handlers have said of one review."""
+    """The outcomes of the handlers in one review."""
 
     __slots__ = ('mutating', 'refusals', 'strict')
 
@@ -353,16 +361,17 @@ class _Verdict:
         self.refusals: list[_Refusal] = []
         self.mutating = False
         self.strict = False
-        """Whether any of them is to be taken seriously if it fails."""
+        """Whether any of the handlers has not declared ``ignore_failures``."""
 
     def blame(self, handler: WebhookHandler, error: BaseException, cause: WebhookCause) -> None:
-        """Refuse because of the failure of a handler; or only warn if its failures are to be ignored."""
+        """Deny the request because of a failed handler, or add a warning if its failures are ignored."""
         if handler.ignore_failures:
             cause.warnings.append(f"{handler} has failed, which is ignored: {describe(error)}")
         else:
             self.refusals.append(_refuse(error))
 
     def respond(self, review: _Review, cause: WebhookCause) -> ResponsePayload:
+        """Return the response of the review."""
         patch = self._encode_patch(review, cause)
         response: ResponsePayload = {'uid': review.uid, 'allowed': not self.refusals}
         if cause.warnings:
@@ -376,13 +385,13 @@ class _Verdict:
         return response
 
     def _encode_patch(self, review: _Review, cause: WebhookCause) -> str | None:
-        # The API takes it as an error if it is given a patch by a validating webhook, or with nothing to be patched.
+        # The API server fails the request if a validating webhook returns a patch, or if there is no new object.
         if not self.mutating or self.refusals or review.new is None or not cause.patch:
             return None
         try:
             ops = cause.patch.as_json_patch(cause.body)
             return base64.b64encode(encode(ops)).decode() if ops else None
-        except Exception as error:  # of the patch's functions, or of values that are not JSON
+        except Exception as error:  # raised by the patch's functions, or for values that are not JSON
             cause.logger.error("The patch cannot be applied: %s", describe(error), exc_info=error)
             if self.strict:
                 self.refusals.append(_refuse(error))

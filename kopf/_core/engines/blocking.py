@@ -1,9 +1,10 @@
 """
-Telling whose code blocks the event loop: the handler, the line, and what to do about it.
+Detection of blocking calls: report the handler and the line that block the event loop, and the remedy.
 
-A blocking call in an async handler is the most usual mistake with asyncio, and the hardest to find: it is always the
-others who are late. Who it is, is read from the stack of the loop's thread when the block is already there. So it costs
-nothing as long as there are no blocks. Specified in the documentation's "Async".
+A blocking call in an async handler is the most frequent mistake with asyncio, and the hardest to find, as all other
+handlers become slow. A monitor in another thread notices that the loop is stuck; this module reads the stack of the
+loop's thread to find the line. Until then, it costs nothing, unlike the debug mode of asyncio, which measures every
+callback. Specified in the documentation's "Async".
 """
 
 import asyncio
@@ -36,7 +37,7 @@ _REMEDY_OF_CALLBACKS = (
 
 @dataclasses.dataclass(frozen=True)
 class BlockingCall:
-    """Some code of the user that blocks the event loop."""
+    """A call in the user's code that blocks the event loop."""
 
     handler: str | None
     place: str
@@ -48,20 +49,23 @@ class BlockingCall:
 
 
 class BlockingReporter:
-    """All the blockages of an operator: each handler is reported once."""
+    """Finds and logs the blocking calls in an operator, once for each handler."""
 
     def __init__(self, settings: OperatorSettings) -> None:
         self._settings = settings
         self._reported: set[str] = set()
 
     def get_limit(self) -> float | None:
+        """Return after what time a blocked loop is reported (in seconds); ``None`` if it is not reported at all."""
         limit = self._settings.execution.blocking_limit
         return limit if limit is None or limit > 0 else None
 
     def find(self, frame: FrameType, task: asyncio.Task[Any] | None) -> BlockingCall | None:
+        """Return the blocking call in this stack, if the user's code blocks the loop."""
         return find_blocking_call(frame, task)
 
     def report(self, culprit: BlockingCall, seconds: float, *, is_over: bool) -> None:
+        """Log a warning about the call, unless its handler was reported before."""
         key = culprit.handler or culprit.place
         if key in self._reported:
             return
@@ -79,8 +83,8 @@ class BlockingReporter:
 
 
 def find_blocking_call(frame: FrameType, task: asyncio.Task[Any] | None) -> BlockingCall | None:
-    """Tell which code of the user has this stack; ``None`` if it is not in the user's code, but in the framework's."""
-    inner: list[FrameType] = []  # from what is called to who calls it, down to the framework
+    """Return the user's call in the stack of the event loop's thread; ``None`` if only the framework is there."""
+    inner: list[FrameType] = []  # from the innermost call outwards, until the first frame of the framework
     outer: list[FrameType] = []
     for each in _iter_stack(frame):
         (outer if outer or each.f_code.co_filename.startswith(_FRAMEWORK) else inner).append(each)
@@ -121,7 +125,7 @@ def _find_handler(frames: list[FrameType]) -> Handler | None:
 
 
 def _get_handler_of(task: asyncio.Task[Any] | None) -> Handler | None:
-    """Give the handler that has started the task, where that can be known (since Python 3.12)."""
+    """Return the handler that has started the task; ``None`` before Python 3.12, which has no ``get_context``."""
     get_context = getattr(task, 'get_context', None)
     return None if get_context is None else get_context().get(handler_var)
 

@@ -1,9 +1,9 @@
 """
-Running the handlers of one step of a change, sub-handlers included.
+Running the change-detecting handlers (``@kopf.on.create`` and so on) in one step of a cycle, with their sub-handlers.
 
-A handler may declare sub-handlers while it runs. They are run right after it, by the same rules, and their records are
-kept beside its own. The parent is finished only when all of them are; until then it is run again, each time declaring
-them anew. Specified in the documentation's "Sub-handlers" and "Idempotence".
+A handler can declare sub-handlers while it runs. They are run right after it, with the same rules, and their progress
+is stored beside that of the parent. The parent is finished only when all of them are. Until then, it is retried, and
+declares them again each time. Specified in the documentation's "Sub-handlers" and "Idempotence".
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from kopf._core.intents.registries import ChangingRegistry
 
 
 class Step:
-    """One step of the handling: some of the handlers that are due, each run once."""
+    """One step of a handling cycle: one attempt of some of the handlers that are due."""
 
     def __init__(self, cause: ChangingCause, state: State, rules: Execution, lifecycle: LifeCycleFn) -> None:
         self.cause = cause
@@ -42,7 +42,7 @@ class Step:
         self.outcomes: dict[HandlerId, Outcome] = {}
 
     def narrowed(self, parent: ChangingHandler) -> 'Step':
-        """Give the same step for the sub-handlers: they see what their parent sees, be it one field."""
+        """Return this step as the sub-handlers see it: if the parent is for a field, they are for this field, too."""
         if not parent.field:
             return self
         step = Step(self.cause.narrowed(parent.field), self.state, self.rules, self.lifecycle)
@@ -50,7 +50,7 @@ class Step:
         return step
 
     async def run(self, due: Sequence[ChangingHandler], lifecycle: LifeCycleFn | None = None) -> None:
-        """Run those of the handlers that the lifecycle picks, one after another."""
+        """Run the handlers that the lifecycle picks, one after another, and store their outcomes in the state."""
         pick = lifecycle if lifecycle is not None else self.lifecycle
         for handler in pick(due, **self._get_kwargs_of(pick)):
             outcome = await self._run_one(handler)
@@ -58,6 +58,7 @@ class Step:
             self.outcomes[handler.id] = outcome = outcome.without_exception()
 
     def _get_kwargs_of(self, lifecycle: LifeCycleFn) -> dict[str, Any]:
+        # Kwargs about the object are slow to make (diffs, copies), so only those that the lifecycle names are made.
         if lifecycle in PLAIN_LIFECYCLES:
             return {'state': self.state}
         names = read_arguments(lifecycle, positional=1).names
@@ -75,12 +76,12 @@ class Step:
         finally:
             try:
                 _children_var.reset(token)
-            except ValueError:  # it was abandoned, and is closed in another context
+            except ValueError:  # the operator has abandoned the task, and the coroutine is closed in another context
                 pass
 
 
 class SubHandlers:
-    """The sub-handlers of one handler in one run of it."""
+    """The sub-handlers that one handler declares in one attempt."""
 
     def __init__(self, step: Step, parent: ChangingHandler) -> None:
         self._outer = step
@@ -90,10 +91,10 @@ class SubHandlers:
 
     @functools.cached_property
     def step(self) -> Step:
-        return self._outer.narrowed(self.parent)  # few handlers have sub-handlers
+        return self._outer.narrowed(self.parent)  # not in `__init__`, as few handlers have sub-handlers
 
     async def execute_declared(self) -> None:
-        """Run the sub-handlers that were declared, unless the handler did so itself."""
+        """Run the declared sub-handlers, unless the handler has run them by `kopf.execute`."""
         if len(self.declared) and not self._executed:
             await self.execute(self.declared)
 
@@ -101,8 +102,9 @@ class SubHandlers:
         """
         Run the sub-handlers that are due.
 
-        :raises HandlerChildrenRetry: if not all of them are finished.
-        :raises TemporaryError: if filters of some of them have failed, so that it is unknown whether to run them.
+        Raises:
+            HandlerChildrenRetry: if some of them are not finished.
+            TemporaryError: if filters of some of them have failed, so that it is unknown whether these must run.
         """
         self._executed = self._executed or handlers is self.declared
         step, state = self.step, self.step.state
@@ -114,7 +116,7 @@ class SubHandlers:
         await step.run(state.due(matching, utcnow()), lifecycle)
         if not state.done(matching):
             raise HandlerChildrenRetry(state.delay(matching, utcnow()))
-        if failures:  # the others are done, but the parent is not: it must find out whether to run these
+        if failures:  # the others are finished; the parent is retried until the filters of these work
             backoff = self.parent.backoff if self.parent.backoff is not None else step.rules.default_backoff
             raise TemporaryError('; '.join(error.explain(handler) for handler, error in failures.items()), backoff)
 
@@ -123,10 +125,16 @@ _children_var: ContextVar[SubHandlers] = ContextVar('children_var')
 
 
 def append_subhandler(fn: Callable[..., Any], options: SubHandlerOptions | Mapping[str, Any]) -> None:
-    """Add a sub-handler to the handler that is being run; `LookupError` if none is."""
+    """
+    Add a sub-handler to the current handler.
+
+    Raises:
+        LookupError: if called outside of a change-detecting handler.
+    """
     children = _get_children()
     handler = _make_child(fn, children, options)
-    # Unlike those of other handlers, the ids have no fields in them, unless it is one function for several fields.
+    # Ids of sub-handlers do not include the field, unlike those of other handlers; but one function can be declared for
+    # several fields, and ids must be unique.
     if handler.field and any(each.id == handler.id and each.field != handler.field for each in children.declared):
         handler = dataclasses.replace(handler, id=HandlerId(f"{handler.id}/{'.'.join(handler.field)}"))
     if handler.field and children.step.cause.reason is Reason.UPDATE:
@@ -143,18 +151,22 @@ async def execute(
     cause: ChangingCause | None = None,
 ) -> None:
     """
-    Run sub-handlers in the middle of the handler, and return when all of them are finished.
+    Run sub-handlers in the middle of the current handler, and return when all of them are finished.
 
-    Without any functions, handlers, or a registry, those declared so far by `subhandler` and `register` are run.
-    As long as some are not finished, the call does not return: the handler ends here, and is run again later.
+    Without functions, handlers, or a registry, it runs the sub-handlers declared so far by `subhandler` and `register`.
+    If some are not finished, the call raises an error that ends this attempt of the current handler. The handler is
+    retried later.
 
-    :param fns: the functions, or a mapping of ids to functions.
-    :param handlers: handlers made before.
-    :param registry: a registry of handlers made before.
-    :param lifecycle: which of them to run in one step; by default, as all other handlers of the operator.
-    :param cause: the cause to run them for; only that of the current handler is possible.
-    :raises TypeError: if several sources of handlers are given.
-    :raises LookupError: if called outside of a change-detecting handler.
+    Args:
+        fns: the functions, or a mapping of ids to functions.
+        handlers: handlers made before.
+        registry: a registry of handlers made before.
+        lifecycle: which of them to run in one step; by default, the lifecycle of the operator.
+        cause: the cause to run them for; only that of the current handler is possible.
+
+    Raises:
+        TypeError: if several sources of handlers are given.
+        LookupError: if called outside of a change-detecting handler.
     """
     if sum(source is not None for source in (fns, handlers, registry)) > 1:
         raise TypeError("Only one of fns=, handlers=, registry= can be given to kopf.execute().")

@@ -1,9 +1,10 @@
 """
-Answering conversion reviews: objects of custom resources come in one version and are wanted in another.
+Conversion reviews: the API server sends custom objects in one version and requests them in another.
 
-All the objects of a review are converted, or none: a list with a hole would be a loss. Where no handler leads from the
-one version to the other, a chain of handlers does. What the API does not let be changed is kept by the framework, so
-that handlers can return just what they are about. Specified in the documentation's "Conversion between versions".
+A review is all or nothing: if one object cannot be converted, the whole review fails, as the API server demands. If no
+handler converts between the two versions directly, a chain of handlers through other versions does. The framework
+keeps the fields that conversions must not change (names, uids, …), so handlers can omit them from their results.
+Specified in the documentation's "Conversion between versions".
 """
 
 import asyncio
@@ -33,23 +34,23 @@ logger = logging.getLogger(__name__)
 KIND = 'ConversionReview'
 VERSION = 'apiextensions.k8s.io/v1'
 ENDPOINT = 'convert/'
-"""What the paths of conversions begin with; the name of the CRD follows."""
+"""The prefix of the URL paths of conversions; the name of the CRD follows."""
 
 Convertible = Mapping[ConversionHandler, Collection[Resource]]
-"""The handlers and the resources that they are for."""
+"""The handlers with the resources that they are for."""
 
-_BREATH = 20
-"""After how many objects others get their turn, if the handlers do not wait for anything themselves."""
+_YIELD_INTERVAL = 20
+"""After how many objects other tasks get their turn: a list can be long, and sync code does not yield by itself."""
 _CHANGEABLE = ('labels', 'annotations')
 
 
 class ConversionError(PermanentError):
-    """An object can't be converted; the message is shown to whoever has asked the API for it."""
+    """Raised when an object cannot be converted; the API server shows the message to the client of the request."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Review:
-    """A conversion review, checked as far as the framework relies on it."""
+    """The request of a review, validated as far as the framework relies on it."""
 
     uid: str
     group: str
@@ -58,6 +59,12 @@ class _Review:
 
     @classmethod
     def parse(cls, review: Any) -> '_Review':
+        """
+        Return the request of a decoded ``ConversionReview``.
+
+        Raises:
+            ReviewError: if the review is malformed.
+        """
         if not isinstance(review, Mapping) or review.get('kind') != KIND:
             raise ReviewError("It is not a ConversionReview.")
         if review.get('apiVersion') != VERSION:
@@ -80,9 +87,9 @@ class _Review:
 
 class Converter(Responder):
     """
-    Converts objects by asking the handlers; it is what webhook servers call with conversion reviews.
+    Answers conversion reviews by running the handlers; webhook servers call it for each request.
 
-    The handlers that are served are known only when their resources are discovered: see `serve`.
+    It serves no handlers until the resources are discovered and `serve` is called.
     """
 
     def __init__(
@@ -95,7 +102,7 @@ class Converter(Responder):
         self._routes: dict[str, _Routes] = {}  # by the names of CRDs
 
     def serve(self, served: Convertible) -> None:
-        """Convert the objects of these resources by these handlers."""
+        """Replace the handlers and the resources for which reviews are answered."""
         self._routes = {name: _Routes(*found) for name, found in group_by_crd(served).items()}
 
     async def __call__(
@@ -107,9 +114,10 @@ class Converter(Responder):
         sslpeer: SSLPeer | None = None,
     ) -> ConversionResponse:
         """
-        Convert the objects of one request; see `kopf.WebhookFn`.
+        Answer one review; see `kopf.WebhookFn`.
 
-        :raises ReviewError: if it is no review, or not of what there are handlers for.
+        Raises:
+            ReviewError: if the request is malformed, or if there are no handlers for its resource or its path.
         """
         review = _Review.parse(request)
         routes = self._find(review, webhook)
@@ -121,7 +129,7 @@ class Converter(Responder):
             async with timeout:
                 for obj in review.objects:
                     converted.append(await self._convert(obj, review, routes, headers or {}, sslpeer or {}))
-                    if len(converted) % _BREATH == 0:
+                    if len(converted) % _YIELD_INTERVAL == 0:
                         await asyncio.sleep(0)
         except (ConversionError, RecursionError) as error:
             response['result'] = {'status': 'Failed', 'message': describe(error)}
@@ -161,7 +169,7 @@ class Converter(Responder):
         headers: Headers,
         sslpeer: SSLPeer,
     ) -> Mapping[str, Any]:
-        """Lead one object through all the versions between."""
+        """Return one object in the requested version, converted through the versions between if needed."""
         group, _, version = obj['apiVersion'].rpartition('/')
         if group != review.group or obj['kind'] != routes.resource.kind:
             raise ConversionError(
@@ -193,7 +201,7 @@ class Converter(Responder):
         except ConversionError as error:
             cause.logger.error("%s has not converted the object: %s", handler, error)
             raise
-        except Exception as error:  # of the patch's functions, or of values that are not JSON
+        except Exception as error:  # raised by the patch's functions, or for values that are not JSON
             cause.logger.error("%s has not converted the object: %s", handler, describe(error), exc_info=error)
             raise ConversionError(describe(error)) from None
 
@@ -216,7 +224,7 @@ class Converter(Responder):
 
 
 class _Routes:
-    """The ways between the versions of one resource."""
+    """The chains of handlers between the versions of one resource."""
 
     def __init__(self, resource: Resource, handlers: Sequence[ConversionHandler]) -> None:
         self.resource = resource
@@ -224,7 +232,7 @@ class _Routes:
         self.find: Callable[[str, str], Sequence[tuple[ConversionHandler, str]]] = functools.lru_cache(256)(self._find)
 
     def _find(self, start: str, end: str) -> Sequence[tuple[ConversionHandler, str]]:
-        """Give the handlers to be called one after another, each with the version that it leads to; the fewest."""
+        """Return the shortest chain of handlers to call one after another, each with the version it converts to."""
         named = (versions for handler in self._handlers for versions in (handler.from_versions, handler.to_versions))
         versions = sorted({end}.union(*(some for some in named if some is not None)))
         ways: dict[str, list[str]] = {start: [start]}
@@ -243,7 +251,7 @@ class _Routes:
         return [(self._choose(*pair), pair[1]) for pair in itertools.pairwise(ways[end])]
 
     def _choose(self, start: str, end: str) -> ConversionHandler:
-        """Give the handler for two versions: the one that names them most precisely."""
+        """Return the handler for two versions: the one that names more of them rather than accepting any."""
         found = [handler for handler in self._handlers if handler.converts(start, end)]
         best = max(map(_get_precision, found))
         first, *others = [handler for handler in found if _get_precision(handler) == best]
@@ -257,7 +265,7 @@ class _Routes:
 
 
 def group_by_crd(served: Convertible) -> dict[str, tuple[Resource, list[ConversionHandler]]]:
-    """Give the resource and the handlers of each CRD, in all versions; by the names of CRDs."""
+    """Return the resource and the handlers for each name of a CRD; the resource is in the preferred version."""
     found: dict[str, tuple[Resource, list[ConversionHandler]]] = {}
     for handler, resources in served.items():
         for resource in sorted(resources, key=lambda resource: not resource.preferred):
@@ -288,14 +296,15 @@ def _check_object(obj: Any) -> None:
 
 
 def _finish(old: Mapping[str, Any], result: object, patch: Patch, api_version: str) -> Mapping[str, Any]:
-    """Make the object in the new version of what the handler has returned and what it has patched."""
+    """Return the object in the new version, made from the result of the handler and from its patch."""
     if result is not None and not isinstance(result, Mapping):
         raise ConversionError(
             f"The handler must return the converted object, or nothing if it has changed the object "
             f"by patch; it has returned {result!r}."
         )
     new = old if result is None else result
-    new = orjson.loads(encode(patch.applied_to(new) if patch else new))  # also, nothing is shared with the handler
+    # Encoded and decoded to find values that are not JSON, and to share none with the handler, which can keep them.
+    new = orjson.loads(encode(patch.applied_to(new) if patch else new))
     metadata, given = dict(old['metadata']), new.get('metadata')
     if given is not None and not isinstance(given, Mapping):
         raise ConversionError(f"The handler has made metadata of {given!r}.")

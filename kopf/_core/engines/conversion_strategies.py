@@ -1,9 +1,9 @@
 """
-The conversion strategies in CRDs: what the API must know in order to ask the handlers of conversions.
+The conversion strategies of CRDs (``spec.conversion``): they tell the API server to call the operator's webhook server.
 
-Each CRD has one, in ``spec.conversion``: the address of the webhook server, or that there is no conversion. In the end,
-it is left as it is unless the handlers say otherwise: without any conversion, the API would serve and store objects of
-one version as if they were of another. What somebody else has put there in the meantime is never touched.
+When the operator exits, a strategy is left as it is, unless the handlers are declared with ``persistent=False``:
+without a conversion, the API server would serve and store objects of one version as if they were of another. If another
+client has changed the strategy in the meantime, it is never overwritten.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ NONE: Mapping[str, Any] = {'strategy': 'None'}
 
 
 class ConversionStrategies(WebhookRegistration):
-    """Keeps the conversion strategies of CRDs in line with the handlers, and with the address of the server."""
+    """Keeps the conversion strategies of CRDs up to date with the handlers and with the address of the server."""
 
     rule = "{apiGroups: [apiextensions.k8s.io], resources: [customresourcedefinitions], verbs: [get, patch]}"
     consequence = "objects can not be converted until the operator is back"
@@ -36,14 +36,15 @@ class ConversionStrategies(WebhookRegistration):
 
     def __init__(self, client: ApiClient) -> None:
         super().__init__(client)
-        self._persistent: dict[str, bool] = {}  # by the names of CRDs, as all the others
+        # The keys of all these are the names of CRDs.
+        self._persistent: dict[str, bool] = {}
         self._sent: dict[str, Mapping[str, Any]] = {}
         self._written: dict[str, Mapping[str, Any]] = {}
         self._previous: dict[str, Mapping[str, Any]] = {}
         self._foreign: set[str] = set()
 
     def serve(self, served: Convertible) -> None:
-        """Let the API ask the operator for conversions between the versions of these resources."""
+        """Replace the handlers and the resources, and have the strategies written."""
         self._persistent = {
             name: any(handler.persistent for handler in handlers)
             for name, (_, handlers) in group_by_crd(served).items()
@@ -62,7 +63,7 @@ class ConversionStrategies(WebhookRegistration):
     async def _restore(self, name: str) -> None:
         crd = await self._read(name)
         if crd is None or not is_same(_get_strategy(crd), self._sent[name]):
-            return  # it is somebody else's now
+            return  # deleted, or changed by another client
         if self._persistent.get(name, True):
             logger.info(
                 "The conversion strategy of %s is left as it is: until the operator is back, "
@@ -75,7 +76,7 @@ class ConversionStrategies(WebhookRegistration):
 
     async def _write_over(self, name: str, strategy: Mapping[str, Any]) -> None:
         for _ in range(ATTEMPTS - 1):
-            with contextlib.suppress(errors.APIUnprocessableError):  # maybe only since the CRD has just changed
+            with contextlib.suppress(errors.APIUnprocessableError):  # raised, too, if the resource version has changed
                 await self._write(name, strategy)
                 return
         await self._write(name, strategy)
@@ -92,8 +93,8 @@ class ConversionStrategies(WebhookRegistration):
         elif written is not None and is_same(written, strategy) and current['strategy'] == 'Webhook':
             if name not in self._foreign:
                 logger.warning(
-                    "The conversion strategy of %s has been changed by somebody else, who is to convert the "
-                    "objects now: %s",
+                    "The conversion strategy of %s has been changed by another client. The API server does not call "
+                    "this operator for conversions any more, but: %s",
                     name,
                     current.get('webhook'),
                 )
@@ -127,7 +128,7 @@ class ConversionStrategies(WebhookRegistration):
 
 
 def build_strategy(name: str, client_config: WebhookClientConfig) -> dict[str, Any]:
-    """Build the conversion strategy of a CRD: to be asked of the server at this address."""
+    """Return the conversion strategy of a CRD with the address of the webhook server."""
     return {
         'strategy': 'Webhook',
         'webhook': {
@@ -138,7 +139,7 @@ def build_strategy(name: str, client_config: WebhookClientConfig) -> dict[str, A
 
 
 def is_same(strategy: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Compare two strategies, whether or not the API has added its defaults."""
+    """Check whether two strategies are equal, not counting the defaults that the API server adds."""
     return _simplify(strategy) == _simplify(other)
 
 
@@ -161,7 +162,7 @@ def _get_strategy(crd: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_own(strategy: Mapping[str, Any], name: str) -> bool:
-    """Tell whether it was written by an operator of this framework, maybe by a former run of this one."""
+    """Check whether an operator of this framework has written the strategy, maybe a previous run of this one."""
     config = (strategy.get('webhook') or {}).get('clientConfig') or {}
     path = config.get('url') or (config.get('service') or {}).get('path') or ''
     return bool(path.endswith(f'/{ENDPOINT}{name}'))

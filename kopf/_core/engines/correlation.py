@@ -1,10 +1,10 @@
 """
-Which Events are posted: equal ones become one with a count, similar ones are combined, floods are cut off.
+Correlation of Events: equal ones become one Event with a count, similar ones are combined, floods are dropped.
 
-The rules and their numbers are those of client-go's recorder, so that an operator in Python is as good a neighbour as
-one in Go: after 10 different messages of one object, type and reason in ten minutes, the next ones are combined into
-one Event; an object has a burst of 25 requests, and then one in five minutes. What is cut off is counted, and the
-counts of later Events include it. The memory is bounded: what was not used for longest is forgotten.
+The rules and their numbers are those of client-go's ``EventCorrelator``, so an operator in Python puts no more load on
+the cluster than one in Go. After 10 different messages for one object, type and reason in ten minutes, the next ones
+are combined into one Event. Each object has a burst of 25 requests, and then one request in five minutes. Dropped
+Events are included in the counts of later ones. The memory is bounded: the least recently used entries are forgotten.
 """
 
 import collections
@@ -13,76 +13,77 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 MAX_ENTRIES = 4096
-"""How many objects, groups of similar Events, and Events are remembered."""
+"""The limit of remembered objects; and as many groups of similar Events, and series."""
 
 BURST = 25
-"""How many requests for the Events of an object are permitted at once."""
+"""The size of the token bucket of an object: how many requests it can make at once."""
 
 REFILL_INTERVAL = 300.0
-"""After which time (in seconds) one more request is permitted."""
+"""The time in which the token bucket gets one more token (in seconds)."""
 
 MAX_SIMILAR = 10
-"""How many Events that differ only in their messages are posted one by one."""
+"""How many Events that differ only in their messages are posted one by one, before the next ones are combined."""
 
 SIMILARITY_INTERVAL = 600.0
-"""How long after the last one (in seconds) Events do not count as similar any more."""
+"""The pause between two similar Events after which the second one begins a new group (in seconds)."""
 
 COMBINED_PREFIX = '(combined from similar events): '
+"""The prefix of the messages of combined Events, the same as that of client-go."""
 
 EventT = TypeVar('EventT')
 _V = TypeVar('_V')
 
 
 class EventSeries(Generic[EventT]):
-    """Equal Events of one object, which are one Event in the cluster."""
+    """A series of equal Events of one object: one Event in the cluster, with a count."""
 
     __slots__ = ('count', 'first', 'latest', 'name', 'waiting')
 
     def __init__(self) -> None:
         self.count = 0
-        """How many there were, those that were cut off included."""
+        """The number of Events in the series, including the dropped ones."""
         self.latest: EventT | None = None
-        """The newest of them, while it is to be posted."""
+        """The newest Event, until it is posted."""
         self.waiting = False
-        """Whether it waits to be posted: those that come meanwhile are only counted."""
+        """Whether the series waits in a queue to be posted: until then, new Events are only counted."""
         self.name: str | None = None
-        """The name of the Event in the cluster, once it is there."""
+        """The name of the Event in the cluster, once it is posted."""
         self.first: str | None = None
-        """When it was posted first."""
+        """The time of the first post."""
 
     def wait(self) -> None:
-        """Begin to wait."""
+        """Mark the series as queued."""
         self.waiting = True
 
     def take(self) -> EventT:
-        """Return the newest Event: it is posted now."""
+        """Return the newest Event, which is posted now; the series is not queued any more."""
         assert self.latest is not None
         event, self.latest, self.waiting = self.latest, None, False
         return event
 
     def keep(self, name: str | None, first: str | None) -> None:
-        """Remember what the Event is called in the cluster; without a name, the next one is posted as a new one."""
+        """Remember the Event in the cluster, so that it is updated later; without a name, the next one is a new one."""
         self.name, self.first = name, first
 
 
 class Correlator(Generic[EventT]):
-    """Decides about the Events of one operator, in their order."""
+    """Decides which Events of one operator are posted."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.dropped = 0
-        """How many Events were not posted, not even as a change of a count."""
+        """The number of Events that exceeded the limit of requests."""
         self._clock = clock
-        self._budgets: _Cache[tuple[float, float]] = _Cache()  # how many requests there were left, and when
-        self._groups: _Cache[tuple[float, tuple[int, ...]]] = _Cache()  # the last one, and the different messages
+        self._budgets: _Cache[tuple[float, float]] = _Cache()  # the tokens that were left, and at which time
+        self._groups: _Cache[tuple[float, tuple[int, ...]]] = _Cache()  # the last time, and hashes of the messages
         self._series: _Cache[EventSeries[EventT]] = _Cache()
 
     def combine(self, key: Hashable, message: str) -> str:
         """
-        Return the message to be posted: another one if there were too many similar ones.
+        Return the message to post: with the prefix of combined Events if there were too many similar ones.
 
         Args:
-            key: what similar Events have in common: the object, the type, the reason.
-            message: what they differ in.
+            key: the values that similar Events have in common: the object, the type, the reason.
+            message: the message, in which similar Events differ.
         """
         now, number = self._clock(), hash(message)
         seen_at, numbers = self._groups.get(hash(key)) or (now, ())
@@ -95,11 +96,13 @@ class Correlator(Generic[EventT]):
 
     def observe(self, source: Hashable, key: Hashable, event: EventT) -> EventSeries[EventT] | None:
         """
-        Count the Event, and return its series if it is to be posted; it can be waiting already.
+        Count the Event, and return its series to post; ``None`` if the Event is dropped.
+
+        The returned series can be queued already, with a previous Event.
 
         Args:
             source: the object, which has a limit of requests.
-            key: what equal Events have in common.
+            key: the values that equal Events have in common.
             event: the Event itself.
         """
         series = self._series.get(hash(key)) or EventSeries()
@@ -113,6 +116,7 @@ class Correlator(Generic[EventT]):
         return series
 
     def _spend(self, source: Hashable) -> bool:
+        """Take a token from the bucket of the object; return whether there was one."""
         now = self._clock()
         left, at = self._budgets.get(hash(source)) or (float(BURST), now)
         left = min(float(BURST), left + (now - at) / REFILL_INTERVAL)
@@ -122,7 +126,12 @@ class Correlator(Generic[EventT]):
 
 
 class _Cache(Generic[_V]):
-    """Values by hashes of their keys: the keys themselves, with the texts of messages, would be much larger."""
+    """
+    An LRU cache of values by the hashes of their keys.
+
+    The keys themselves are not kept, as they contain the texts of messages and would take much more memory. The price
+    is that two keys with equal hashes share a value, which is improbable and harmless: one count is too high.
+    """
 
     __slots__ = ('_values',)
 

@@ -1,9 +1,10 @@
 """
-Indices: what the indexing functions make of all the objects, kept in memory and given to all handlers by name.
+Indices: the results of the indexing functions for all objects, kept in memory and passed to all handlers by name.
 
-Each index has one writer, the event loop, and any number of readers, in the loop and in threads. So readers iterate
-over snapshots: nothing that happens meanwhile breaks them. An object is known by its record, not by its name: what a
-removed object has left is never mixed up with a successor, whichever comes first. All is O(1) an object and a key.
+Each index is written only in the event loop, and read there and in threads. So readers iterate over snapshots, and no
+locks are needed. Objects are identified by their records, not by their names: values of a deleted object are never
+confused with those of a new object with the same name, in whatever order their events come. Every operation takes O(1)
+per object and key.
 """
 
 import collections
@@ -23,17 +24,17 @@ from kopf._core.intents.causes import IndexingCause
 from kopf._core.intents.handlers import IndexingHandler
 
 MAX_ATTEMPTS_AT_ONCE = 5
-"""How many attempts of functions that ask for no delay follow each other at once."""
+"""How many attempts of a function follow each other at once, if its errors have no delay."""
 
 MIN_PAUSE, MAX_PAUSE = 0.1, 10.0
-"""The pauses between the next ones: they grow twofold (in seconds). An event of the object ends a pause."""
+"""The pauses before the further attempts: they double each time (in seconds). An event of the object ends a pause."""
 
 _K = TypeVar('_K')
 _V = TypeVar('_V')
 
 
 class Store(ephemera.Store[_V], Generic[_V]):
-    """The values of one key: one of each object that has brought the key."""
+    """The values of one key of an index: one value for each object with this key."""
 
     __slots__ = ('_values',)
 
@@ -53,12 +54,12 @@ class Store(ephemera.Store[_V], Generic[_V]):
         return value in list(self._values.values())
 
     def __getstate__(self) -> Any:
-        # Copies of all kinds are of the values only, not of the objects that have brought them.
+        # Copied and pickled without the objects: their records are internal, and refer to much more.
         return None, {'_values': dict(enumerate(self))}
 
 
 class Index(ephemera.Index[_K, _V], Generic[_K, _V]):
-    """The stores by their keys, as readers see them."""
+    """A read-only mapping of keys to stores of values."""
 
     __slots__ = ('_stores',)
 
@@ -91,7 +92,7 @@ class Index(ephemera.Index[_K, _V], Generic[_K, _V]):
 
 
 class OperatorIndexer:
-    """The writer of one index; it knows which keys an object has brought."""
+    """The writer of one index, with the keys of each object."""
 
     __slots__ = ('_keys', 'index')
 
@@ -101,10 +102,10 @@ class OperatorIndexer:
 
     def replace(self, obj: Hashable, result: object) -> None:
         """
-        Put the result for the object instead of its previous one.
+        Replace the values of the object by the result of its indexing function.
 
-        Only a plain dict is split by its keys, anything else is one value under the key ``None``. A key that stays is
-        never absent in between.
+        Only a plain dict is split by its keys; anything else is one value under the key ``None``. Keys that the object
+        keeps are never absent in between, as threads can read the index at any time.
         """
         values = result if type(result) is dict else {None: result}
         previous = self._keys.get(obj, ())
@@ -114,7 +115,7 @@ class OperatorIndexer:
             if store is None:
                 store = Store()
                 store._values[obj] = value
-                stores[key] = store  # only when it is filled: readers never see an empty one
+                stores[key] = store  # only now, so that readers in threads never see an empty store
             else:
                 store._values[obj] = value
         if values:
@@ -124,7 +125,7 @@ class OperatorIndexer:
         self._remove(obj, [key for key in previous if key not in values])
 
     def discard(self, obj: Hashable) -> None:
-        """Remove all that the object has brought; nothing happens if it has not."""
+        """Remove the values of the object, if there are any."""
         self._remove(obj, self._keys.pop(obj, ()))
 
     def _remove(self, obj: Hashable, keys: Iterable[Any]) -> None:
@@ -132,7 +133,7 @@ class OperatorIndexer:
         for key in keys:
             store = stores[key]
             if len(store) == 1:
-                del stores[key]  # before it is emptied
+                del stores[key]  # before its last value, so that readers in threads never see an empty store
             del store._values[obj]
 
 
@@ -140,17 +141,17 @@ class OperatorIndexers(dict[HandlerId, OperatorIndexer]):
     """
     All the indexers of an operator, by the names of the indices.
 
-    Those who embed an operator can make one, give it to ``kopf.operator(indexers=…)``, and read its ``indices``
+    Programs with embedded operators can create one, pass it to ``kopf.operator(indexers=…)``, and read its ``indices``
     from outside of the operator.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.indices: dict[str, Index[Any, Any]] = {}
-        """The indices by their names, as they are passed to the handlers: live, and to be read only."""
+        """The indices by their names, as they are passed to the handlers: live and read-only."""
 
     def ensure(self, handlers: Iterable[IndexingHandler], /) -> None:
-        """Make the indices of these handlers, empty, if they are not there yet."""
+        """Create empty indices for these handlers, unless they exist."""
         for handler in handlers:
             if handler.id not in self:
                 indexer = self[handler.id] = OperatorIndexer()
@@ -158,7 +159,7 @@ class OperatorIndexers(dict[HandlerId, OperatorIndexer]):
 
 
 class ResourceIndexing:
-    """Runs the indexing functions of one resource, and puts their results into the indices."""
+    """Runs the indexing functions of one resource, and stores their results in the indices."""
 
     def __init__(
         self,
@@ -189,10 +190,14 @@ class ResourceIndexing:
         again: bool = False,
     ) -> None:
         """
-        Index the object anew in all the indices, except for those from which it is ``excluded`` by errors.
+        Update the object in all the indices, except for those where its previous errors exclude it.
 
-        The exclusions are kept by the caller for as long as the object is there; they are changed here. If the same
-        state of the object is indexed ``again``, only those indices are looked at where it was excluded.
+        Args:
+            obj: the record of the object.
+            cause: the object and the kwargs of the indexing functions.
+            excluded: the indices from which errors exclude the object, with the progress of their retries. The caller
+                keeps them as long as the object exists; this method changes them.
+            again: whether this state of the object was indexed before. If so, only the excluded indices are updated.
         """
         for id, indexer, group in self._groups:
             state = excluded.get(id)
@@ -202,7 +207,7 @@ class ResourceIndexing:
                 continue
             failures: filters.Failures = {}
             handler = _pick(group, cause, failures)
-            if failures:  # the old values are better than none
+            if failures:  # unknown whether the object belongs to the index; its old values are better than none
                 self._reports.report(failures, cause)
                 continue
             if handler is None:
@@ -237,14 +242,14 @@ class ResourceIndexing:
 
 
 def make_rules(settings: ExecutionSettings) -> Execution:
-    """Give the rules for indexing functions: by default, their errors change nothing."""
+    """Return the rules for running indexing functions: by default, their errors are ignored."""
     return Execution(
         executor=settings.executor, default_errors=ErrorsMode.IGNORED, default_backoff=settings.default_backoff
     )
 
 
 def get_retry_delay(excluded: Mapping[HandlerId, HandlerState]) -> float | None:
-    """Return in how many seconds the first of the exclusions is over; ``None`` if there is nothing to wait for."""
+    """Return the time until the first retry is due (in seconds); ``None`` if there is nothing to retry."""
     now = utcnow()
     return min((_get_delay(state, now) for state in excluded.values() if not state.finished), default=None)
 
@@ -252,7 +257,7 @@ def get_retry_delay(excluded: Mapping[HandlerId, HandlerState]) -> float | None:
 def _get_delay(state: HandlerState, now: datetime.datetime) -> float:
     if state.delayed is not None:
         return max(0.0, (state.delayed - now).total_seconds())
-    # Without a delay, it is tried again at once; but what fails again and again must not keep the operator busy.
+    # An error without a delay means a retry at once; but endless failures must not occupy the whole event loop.
     excess = state.retries - MAX_ATTEMPTS_AT_ONCE
     return 0.0 if excess < 0 else min(MAX_PAUSE, MIN_PAUSE * 2 ** min(excess, 99))
 
@@ -267,7 +272,7 @@ def _pick(
     cause: IndexingCause,
     failures: filters.Failures,
 ) -> IndexingHandler | None:
-    """Give the handler that decides on the index: of several under one name, the last one that matches the object."""
+    """Return the handler to run for an index: of several with the same id, the last one that matches the object."""
     for handler in reversed(group):
         if filters.sift([handler], cause, filters.prematch, failures):
             return handler

@@ -1,11 +1,12 @@
-"""Posting of Kubernetes Events: of those that users post explicitly, and of what is logged about objects.
+"""
+Posting of Kubernetes Events: those that handlers post explicitly, and log messages about objects.
 
-Nobody waits for an Event: handlers, sync and async alike, leave it in the queue of its object and go on. Of one
-object, Events are posted one by one, in their order; different objects do not wait for each other's retries.
-Objects with nothing to post hold no queues and no tasks. Floods of Events are kept from the cluster: see `correlation`.
+Handlers never wait for an Event: they put it into the queue of its object and go on. The Events of one object are
+posted one by one, in their order; different objects do not wait for each other's retries. Objects without Events have
+no queues and no tasks. Floods of Events are dropped: see `correlation`.
 
-The operator is found by a context variable, so that several operators can live in one process. Threads of sync
-handlers inherit it; in threads that users start by themselves there is no operator, and nothing is posted.
+The poster of the operator is in a context variable, so that several operators can run in one process. Threads of sync
+handlers inherit it. Threads that handlers start by themselves do not, so nothing is posted from there.
 """
 
 import asyncio
@@ -28,31 +29,33 @@ if TYPE_CHECKING:
     from kopf._cogs.clients import api, events
     from kopf._cogs.configs import configuration
 
-# How many objects have their Events posted at once, unless limited by the settings. Few: Events must not take
-# the connections away from patches. It is enough for thousands of Events a second.
 _DEFAULT_LIMIT = 8
+"""
+For how many objects Events are posted at once, unless the settings limit it.
 
-# After how many seconds a slow Event (usually, with retries) does not count for the limit anymore.
-_PATIENCE = 1.0
+Few, as Events must not take the connections away from patches; yet enough for thousands of Events a second.
+"""
 
-# For how many seconds a new Event waits. It usually comes right before the patch of what has happened,
-# and must not make the patch wait.
-_COURTESY = 0.1
+_SLOW_AFTER = 1.0
+"""After how long a slow request (usually, with retries) does not count for the limit any more (in seconds)."""
 
-# For how many seconds the remaining Events are awaited when the operator exits.
+_POSTING_DELAY = 0.1
+"""How long a new Event waits (in seconds): it usually comes right before a patch, which must not wait behind it."""
+
 _EXIT_TIMEOUT = 2.0
+"""How long the exiting operator waits for the remaining Events (in seconds)."""
 
-# From which level of `settings.posting.level` the conventional types are posted. Other types have no level.
 _LEVELS = {'Normal': logging.INFO, 'Warning': logging.WARNING, 'Error': logging.ERROR}
+"""The levels of the conventional types, compared with `settings.posting.level`. Other types have no level."""
 
-# Not the logger of objects: a failure to post an Event must not become yet another Event.
 logger = logging.getLogger(__name__)
+"""Not the logger of objects: a failure to post an Event must not become yet another Event."""
 
 poster_var: contextvars.ContextVar['Poster'] = contextvars.ContextVar('poster_var')
 """The poster of the operator that runs the current code."""
 
 event_queue_var: contextvars.ContextVar[Any] = contextvars.ContextVar('event_queue_var')
-"""Where `event` leaves the Events: the poster, unless the user's code has put a queue there, as unit tests do."""
+"""Where `event` puts the Events: the poster, unless the user's code has set a queue, as unit tests of operators do."""
 
 
 class K8sEvent(NamedTuple):
@@ -66,13 +69,14 @@ class K8sEvent(NamedTuple):
 
 
 class Poster:
-    """The owner of all Events of one operator that are not posted yet.
+    """
+    The queues of all Events of one operator that are not posted yet, and the tasks that post them.
 
-    It works inside of its context (``async with``), and is found by everything that is started from there.
-    When the context is left, what is still waiting is given a short time to be posted, and is then dropped.
+    It works inside of its context (``async with``), and all tasks started there find it in `poster_var`.
+    At exit from the context, the remaining Events have a short time to be posted, and are then dropped.
 
     Args:
-        client: the client of the API to post by.
+        client: the API client of the operator.
         settings: the settings of the operator, mostly ``settings.posting``.
     """
 
@@ -81,7 +85,7 @@ class Poster:
         self._settings = settings
         self._writer: events.EventWriter | None = None
         self._correlator: Correlator[K8sEvent] = Correlator()
-        # The objects with Events: waiting for a place (ready), taking a place (serving), or being slow (neither).
+        # The objects with Events wait for a place (ready), or have a place (serving), or are slow (neither).
         self._queues: dict[tuple[object, ...], collections.deque[EventSeries[K8sEvent]]] = {}
         self._ready: collections.deque[tuple[object, ...]] = collections.deque()
         self._serving: set[tuple[object, ...]] = set()
@@ -107,7 +111,7 @@ class Poster:
         poster_var.reset(self._token)
         event_queue_var.reset(self._queue_token)
         try:
-            # What has come from threads by now is not in the queues yet.
+            # Events posted from threads are not in the queues yet: their callbacks run in the next cycle of the loop.
             await asyncio.sleep(0)
             if self._pending is not None:
                 self._pending.cancel()
@@ -129,21 +133,23 @@ class Poster:
 
     @property
     def dropped(self) -> int:
-        """How many Events were not posted, as there were too many about their objects."""
+        """The number of Events that were not posted, as there were too many for their objects."""
         return self._correlator.dropped
 
     def qsize(self) -> int:
         """
-        Return how many Events wait to be posted; from any thread.
+        Return how many Events wait to be posted. Can be called from any thread.
 
-        It is named as that of a queue, which `event_queue_var` has in other versions: operators report it.
+        The name is that of a queue's method: in upstream kopf, `event_queue_var` has a queue, and operators report
+        its size.
         """
         return sum(map(len, tuple(self._queues.values())))
 
     def post(self, event: K8sEvent) -> None:
-        """Leave an Event to be posted soon; from any thread, without waiting.
+        """
+        Put an Event into the queue to be posted soon. Can be called from any thread.
 
-        Events about Events are dropped: one would lead to another endlessly.
+        Events about Events are dropped: a handler of Events that posts Events would call itself endlessly.
         """
         if _is_event(event.ref):
             return
@@ -184,7 +190,7 @@ class Poster:
             self._queues[key] = collections.deque([series])
             self._ready.append(key)
             if self._pending is None:
-                self._pending = self._loop.call_later(_COURTESY, self._dispatch)
+                self._pending = self._loop.call_later(_POSTING_DELAY, self._dispatch)
 
     def _dispatch(self) -> None:
         self._pending = None
@@ -192,15 +198,15 @@ class Poster:
         while self._ready and len(self._serving) < limit and not self._closed:
             key = self._ready.popleft()
             self._serving.add(key)
-            # Tasks belong to the operator: they must not inherit what surrounds the handler that posts.
+            # In the operator's context: the current one is that of the handler that posts, with all its variables.
             task = self._context.run(self._loop.create_task, self._serve(key))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, key: tuple[object, ...]) -> None:
-        """Post one Event of the object; if there are more of them, the object waits for its next turn."""
+        """Post one Event of the object. If there are more of them, the object waits for its next turn."""
         queue = self._queues[key]
-        timer = self._loop.call_later(_PATIENCE, self._vacate, key)
+        timer = self._loop.call_later(_SLOW_AFTER, self._vacate, key)
         try:
             await self._post(queue.popleft())
         finally:
@@ -212,6 +218,7 @@ class Poster:
             self._vacate(key)
 
     def _vacate(self, key: tuple[object, ...]) -> None:
+        """Free the place of the object for other objects: its Event is posted, or is slow."""
         self._serving.discard(key)
         self._dispatch()
 
@@ -238,15 +245,15 @@ class Poster:
             if posted is not None:
                 series.keep(posted.name, posted.first)
         except Exception:
-            # Nobody waits for the task, and the operator can go on without its Events.
+            # Not raised, as the operator can go on without its Events.
             logger.exception("Failed to post an event: %r", event)
 
 
 class K8sPoster(logging.Handler):
-    """A handler of logs that posts the records about objects as Events, if ``settings.posting`` tells so."""
+    """A log handler that posts the records about objects as Events, according to ``settings.posting``."""
 
     def handle(self, record: logging.LogRecord) -> Any:
-        # There is a record for nearly every event, and most are not to be posted: those must cost nothing more.
+        # Checked before the locks and filters of the base class: most records are not posted, and must cost little.
         return self._find_poster(record) is not None and super().handle(record)
 
     def _find_poster(self, record: logging.LogRecord) -> Poster | None:
@@ -271,7 +278,7 @@ class K8sPoster(logging.Handler):
                     )
                 )
         except Exception:
-            if loggers.explain_bad_message(record) is None:  # it is said by those who write the log
+            if loggers.explain_bad_message(record) is None:  # otherwise, the handler of the log stream reports it
                 self.handleError(record)
 
 
@@ -286,10 +293,11 @@ def event(
     message: str = '',
     backoffs: float | Iterable[float] | None = None,
 ) -> None:
-    """Post a Kubernetes Event about one or several objects; can be called in handlers of all kinds.
+    """
+    Post a Kubernetes Event about one or several objects. Can be called in handlers of all kinds.
 
-    The function does not wait until the Event is posted, and a failure to post it is only logged.
-    Nothing happens outside of a running operator, and for objects that are Events themselves.
+    The function does not wait until the Event is posted; a failure to post it is only logged.
+    Nothing is posted outside of a running operator, or for objects that are Events themselves.
 
     Args:
         objs: the object or objects that the Event is about: bodies as in handlers, or as from other clients.
@@ -345,10 +353,10 @@ def exception(
     exc: BaseException | None = None,
     backoffs: float | Iterable[float] | None = None,
 ) -> None:
-    """Post an Event of the type ``Error`` with the text of an exception after the message.
+    """
+    Post an Event of the type ``Error`` with the text of an exception after the message.
 
-    The exception is the one given or the one being handled at the moment; there can be none. Its class is the reason
-    by default.
+    By default, it is the exception that is being handled at the moment, if there is any; and the reason is its class.
     See `event` for the other arguments.
     """
     exc = exc if exc is not None else sys.exc_info()[1]
@@ -361,7 +369,7 @@ def exception(
 
 
 def _iterate(objs: bodies.Body | Iterable[bodies.Body]) -> Iterator[bodies.Body]:
-    # Plain dicts, as other clients have them, serve as well as our bodies.
+    # Any mappings are accepted, not only the bodies of handlers: other clients return plain dicts.
     objects: Any = objs
     if isinstance(objects, Mapping | str) or not isinstance(objects, Iterable):
         objects = [objs]

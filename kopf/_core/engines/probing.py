@@ -1,10 +1,10 @@
 """
-Telling the outside world that the operator lives: an HTTP server for the probes of Kubernetes.
+The HTTP server for the liveness and readiness probes of Kubernetes.
 
-The server has a thread and an event loop of its own: when the operator's loop is stuck, there must be somebody to say
-so. The liveness endpoint runs the probe handlers and shows their results; it fails if some of them fail, and if the
-operator does not do its work for long. The readiness endpoint tells if it has begun to. Every request is answered.
-Specified in the documentation's "Probes".
+The server has a thread and an event loop of its own, as it must respond, with a failure, when the operator's loop is
+stuck. The liveness endpoint runs the probe handlers and returns their results. It fails if a handler fails, or if the
+operator has not worked for long. The readiness endpoint succeeds when the operator has begun to work. Specified in the
+documentation's "Probes".
 """
 
 import asyncio
@@ -40,24 +40,24 @@ logger = logging.getLogger(__name__)
 
 
 class ProbesError(ExplainedError, OSError):
-    """The endpoint of the probes can't be listened at; the text says why, and what to do about it."""
+    """Raised when the server cannot listen at the endpoint; the text says why, and what to do about it."""
 
 
 READINESS_PATH = '/readyz'
-SLACK = 1.0
-"""For how long the operator's loop may be late itself when it watches the time (in seconds)."""
+TIMEOUT_MARGIN = 1.0
+"""How much later than the operator's loop the server's loop ends the wait for the probe handlers (in seconds)."""
 
 EXIT_TIMEOUT = 2.0
-"""For how long the probes may take to end when they are cancelled (in seconds)."""
+"""How long the exiting operator waits for the cancelled probe handlers (in seconds)."""
 
 
 class EndpointError(ValueError):
-    """The URL of the endpoint makes no sense."""
+    """Raised when the URL of the liveness endpoint is invalid."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Endpoint:
-    """Where to listen: on all interfaces if there is no host."""
+    """The address to listen at, on all interfaces if there is no host; and the path of the liveness probe."""
 
     host: str | None
     port: int
@@ -66,9 +66,10 @@ class Endpoint:
     @classmethod
     def parse(cls, url: str) -> Self:
         """
-        Read the URL, e.g. ``http://:8080/healthz``.
+        Return the endpoint for a URL such as ``http://:8080/healthz``.
 
-        :raises EndpointError: if it is not such a URL.
+        Raises:
+            EndpointError: if it is not such a URL.
         """
         parts = urllib.parse.urlsplit(url)
         try:
@@ -81,24 +82,24 @@ class Endpoint:
 
 
 class Condition(Protocol):
-    """The operator, as it is judged by the probes. It is asked in another thread."""
+    """The health of the operator. The methods are called in the thread of the server."""
 
     def find_failures(self) -> Iterable[str]:
-        """Give the reasons why the operator does not do its work for long."""
+        """Return the reasons why the operator has not worked for long, so that it must be restarted."""
 
     def find_delays(self) -> Iterable[str]:
-        """Give the reasons why the operator is not ready yet."""
+        """Return the reasons why the operator is not ready yet."""
 
 
-class Finding(NamedTuple):
-    """What one probe handler has returned, or why it has failed."""
+class ProbeResult(NamedTuple):
+    """The result of one probe handler, or the reason of its failure."""
 
     result: object = None
     failure: str | None = None
 
 
 class Probes:
-    """The probe handlers; their results are kept for a while, so that many requests do not make much work."""
+    """The probe handlers with a cache of their results, so that frequent requests do not run them each time."""
 
     def __init__(
         self,
@@ -114,15 +115,16 @@ class Probes:
             indices=context.indices,
             logger=logging.getLogger(f'kopf.activities.{Activity.PROBE.value}'),
         )
-        self._findings: dict[HandlerId, Finding] = {}
+        self._findings: dict[HandlerId, ProbeResult] = {}
         self._expiry: float | None = None
         self._task: asyncio.Task[None] | None = None
 
-    async def collect(self) -> dict[HandlerId, Finding]:
+    async def collect(self) -> dict[HandlerId, ProbeResult]:
         """
-        Give the results, new or kept ones.
+        Return the results, from the cache if they are recent.
 
-        :raises TimeoutError: if the handlers do not end in time; they go on, and the next call waits for them.
+        Raises:
+            TimeoutError: if the handlers do not end in time. They go on, and the next call waits for them.
         """
         if self._task is None and (self._expiry is None or self._expiry <= time.monotonic()):
             self._task = asyncio.create_task(self._run(), name='probes')
@@ -139,18 +141,18 @@ class Probes:
         finally:
             self._task = None
 
-    async def _probe(self, handler: ActivityHandler) -> Finding:
-        # Once: those who ask can't wait for the next attempt, and will ask again.
+    async def _probe(self, handler: ActivityHandler) -> ProbeResult:
+        # One attempt without retries: the kubelet does not wait for a retry, and sends the next request anyway.
         execution = self._settings.execution
         rules = Execution(executor=execution.executor, default_backoff=self._settings.probing.cache_lifetime)
         state = HandlerState(started=utcnow())
         outcome = await run_handler(handler, self._cause, state, rules)
-        finding = Finding(outcome.result, outcome.message)
+        finding = ProbeResult(outcome.result, outcome.message)
         del outcome  # see `Outcome.without_exception`
         return finding
 
     async def close(self) -> None:
-        """Stop the handlers that still run."""
+        """Cancel the running handlers."""
         if self._task is not None:
             await end({self._task}, timeout=EXIT_TIMEOUT, what="The probes")
 
@@ -159,11 +161,12 @@ class ProbeServer:
     """
     The server of the probes; an async context manager.
 
-    :param endpoint: where to listen.
-    :param probes: what to show.
-    :param condition: what to judge.
-    :param monitor: who knows whether the operator's loop goes on.
-    :param settings: the settings of the operator.
+    Args:
+        endpoint: the address to listen at.
+        probes: the probe handlers.
+        condition: the health of the operator.
+        monitor: the monitor of the operator's event loop.
+        settings: the settings of the operator.
     """
 
     def __init__(
@@ -185,7 +188,7 @@ class ProbeServer:
         self._closing: Callable[[], object] = lambda: None
         self._closed: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.port = endpoint.port
-        """The port where it listens in fact, also if the endpoint's is 0."""
+        """The port at which the server listens. It is the port of the endpoint, unless that is 0."""
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -226,7 +229,7 @@ class ProbeServer:
         loop, closing = asyncio.get_running_loop(), asyncio.Event()
 
         def close() -> None:
-            with contextlib.suppress(RuntimeError):  # it is over already
+            with contextlib.suppress(RuntimeError):  # the loop is closed already
                 loop.call_soon_threadsafe(closing.set)
 
         self._closing = close
@@ -252,7 +255,7 @@ class ProbeServer:
 
     async def _answer_liveness(self, request: 'web.Request') -> 'web.Response':
         reasons = list(self._find_reasons(self._condition.find_failures))
-        findings: Mapping[HandlerId, Finding] = {}
+        findings: Mapping[HandlerId, ProbeResult] = {}
         if not self._is_stuck():
             try:
                 findings = await self._collect()
@@ -272,11 +275,11 @@ class ProbeServer:
     async def _answer_readiness(self, request: 'web.Request') -> 'web.Response':
         return make_response({}, list(self._find_reasons(self._condition.find_delays)))
 
-    async def _collect(self) -> Mapping[HandlerId, Finding]:
+    async def _collect(self) -> Mapping[HandlerId, ProbeResult]:
         assert self._loop is not None
         future = asyncio.run_coroutine_threadsafe(self._probes.collect(), self._loop)
-        # The operator's loop watches the time, unless it is stuck.
-        async with asyncio.timeout(self._settings.probing.timeout + SLACK):
+        # Normally, the timeout of `collect` comes first; this one is for an operator's loop that becomes stuck.
+        async with asyncio.timeout(self._settings.probing.timeout + TIMEOUT_MARGIN):
             return await asyncio.wrap_future(future)
 
     def _find_reasons(self, fn: Callable[[], Iterable[str]]) -> Iterable[str]:
@@ -290,12 +293,12 @@ class ProbeServer:
 
     def _is_stuck(self) -> bool:
         limit = self._settings.probing.stuck_loop_limit
-        rouse()  # for the next time
+        rouse()  # the monitor sleeps when there is nothing to watch; the next request needs its measurements
         return limit is not None and self._monitor.silence > limit
 
 
 def make_response(results: Mapping[HandlerId, Any], reasons: Sequence[str]) -> 'web.Response':
-    """Make the response: the results if everything is good, otherwise what is wrong, too."""
+    """Return the response: the results of the handlers, and the reasons of the failure if there are any."""
     from aiohttp import web
 
     content: Mapping[Any, Any] = {'reasons': reasons, 'probes': results} if reasons else results
@@ -303,7 +306,7 @@ def make_response(results: Mapping[HandlerId, Any], reasons: Sequence[str]) -> '
 
 
 def _encode(content: Mapping[Any, Any]) -> str:
-    """The content as JSON, whatever the probes have returned: an operator is not ill of what they look like."""
+    """Return the content as JSON. Odd results of the handlers are not a failure: anything is encoded somehow."""
     try:
         return orjson.dumps(content, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
     except TypeError:  # e.g. integers above 64 bits, half characters, tuples as keys

@@ -1,8 +1,8 @@
 """
-What the answers to reviews of all kinds have in common: how handlers are told what they are asked about.
+The base of all that answers webhook requests: run a handler once, with the kwargs for the object of the request.
 
-Nothing is stored of a review, and nothing is tried again: whoever has asked waits. So a handler is run once, and what
-comes of it is the answer. See `admission` and `conversion_reviews` for the questions.
+Handlers of webhooks are not retried, and no progress is stored, as the API server waits for the response. Admission
+reviews are in `admission`, conversion reviews in `conversion_reviews`.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,11 +28,11 @@ from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import ResourceHandler
 
 Memos = Callable[[Resource, Mapping[str, Any]], Any]
-"""Gives the memo of the existing object with this metadata, or ``None`` if the object is not known."""
+"""Returns the memo of the object with this resource and metadata, or ``None`` if the operator does not know it."""
 
 
 class ReviewError(Exception):
-    """The request can't be reviewed; ``status`` is the HTTP status that says why."""
+    """Raised for a request that cannot be answered by a review; ``status`` is the HTTP status of the response."""
 
     def __init__(self, message: str, *, status: int = 400) -> None:
         super().__init__(message)
@@ -40,7 +40,7 @@ class ReviewError(Exception):
 
 
 def describe(error: BaseException) -> str:
-    """Return the text of an error, with its type where the text alone says little; its whole form if there is none."""
+    """Return the text of an error; with its type, except for errors that handlers raise to report something."""
     text = str(error)
     if not text or text == 'None':
         return repr(error)
@@ -48,7 +48,7 @@ def describe(error: BaseException) -> str:
 
 
 class Responder:
-    """Runs handlers for the answers to reviews, with what the operator has for them."""
+    """Runs the handlers of webhooks."""
 
     def __init__(
         self,
@@ -61,7 +61,14 @@ class Responder:
         self._memos = memos
 
     def get_basics(self, resource: Resource, body: Body, metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Give what all causes have about an object; its metadata, if it exists already, lead to its memo."""
+        """
+        Return the fields that all causes have in common.
+
+        Args:
+            resource: the resource of the object.
+            body: the object, as the handlers see it.
+            metadata: the metadata of the stored object, to find its memo; ``None`` if it is not stored yet.
+        """
         memo = None if metadata is None else self._memos(resource, metadata)
         return {
             'logger': LocalObjectLogger(body=body, settings=self._settings),
@@ -73,7 +80,7 @@ class Responder:
         }
 
     async def ask(self, handler: ResourceHandler, cause: ResourceCause) -> Outcome:
-        """Run the handler once."""
+        """Run the handler once; arbitrary errors are permanent."""
         state = HandlerState(started=utcnow())
         rules = Execution(self._settings.execution.executor, default_errors=ErrorsMode.PERMANENT)
         return await run_handler(handler, cause, state, rules)

@@ -1,9 +1,9 @@
 """
-Functions of the operator itself that are run again and again: ``@kopf.on.schedule``.
+Schedules: handlers of the operator itself that are run at intervals (``@kopf.on.schedule``).
 
-Each has one task for as long as the operator serves, so that it never runs twice at once. While the operator is paused
-because of its peers, no run begins. Functions can be declared at any time, and in any thread.
-Specified in the documentation's "Timers".
+Each handler has one task while the operator works, so its runs never overlap. While the operator is paused because of
+its peers, no run begins. Handlers can be declared at any time, in any thread. Specified in the documentation's
+"Timers".
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from kopf._core.intents.handlers import ScheduleHandler
 from kopf._core.intents.registries import OperatorRegistry
 
 OVERDUE_DELAY = 0.1
-"""When to look again whether the operator goes on, if it must pause but has not done so yet (in seconds)."""
+"""The interval of checks of an operator that must pause but has not done so yet (in seconds)."""
 
 EXIT_TIMEOUT = 5.0
-"""How long an ending operator waits for a function that runs (in seconds)."""
+"""How long an exiting operator waits for a running handler (in seconds)."""
 
 
 class Schedules:
-    """All the schedules of one operator. None begins before it is permitted."""
+    """All the schedules of one operator. No run begins before `permit` is called."""
 
     def __init__(
         self,
@@ -50,14 +50,14 @@ class Schedules:
         return len(self._registry.activities.get_schedules())
 
     def permit(self, permitted: bool) -> None:
-        """Let the runs begin when they are due, or let none begin until permitted again."""
+        """Permit or forbid new runs. Runs that become due meanwhile begin as soon as they are permitted again."""
         if permitted:
             self._permitted.set()
         else:
             self._permitted.clear()
 
     def guard(self, is_overdue: Callable[[], bool]) -> None:
-        """Ask this before any run begins: whether the operator must pause, and has not been told so yet."""
+        """Set the check that precedes each run: whether the operator must pause, but has not done so yet."""
         self._is_overdue = is_overdue
 
     async def _wait_for_permission(self) -> None:
@@ -67,12 +67,12 @@ class Schedules:
             await self._permitted.wait()
 
     async def drain(self) -> None:
-        """Wait until nothing runs any more, while no run is permitted."""
+        """Wait until the current runs end. Called while no new runs are permitted."""
         while self._runs:
             await asyncio.wait(self._runs)
 
     async def run(self) -> None:
-        """Run the functions when they are due, until cancelled; those that run then are ended, too."""
+        """Run the handlers at their intervals, until cancelled. Then, the current runs are cancelled, too."""
         changed = asyncio.Event()
         listener = make_threadsafe(changed.set)
         self._registry.activity_listeners.append(listener)
@@ -101,7 +101,7 @@ class Schedules:
                 state = state.with_outcome(outcome, utcnow())
                 if not state.finished:
                     await asyncio.sleep(outcome.delay or 0)
-            # A failure for good is of this run only: unlike objects, operators have no other occasion to try again.
+            # A permanent failure ends this run only: for objects, a change begins a new cycle, but nothing would here.
             if handler.sharp:
                 due = base + ((loop.time() - base) // handler.interval + 1) * handler.interval
             else:
@@ -117,7 +117,7 @@ class Schedules:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if not handler.asynchronous:  # threads cannot be cancelled
+            if not handler.asynchronous:  # a thread cannot be cancelled, only waited for
                 await asyncio.wait({task}, timeout=EXIT_TIMEOUT)
                 if not task.done():
                     self._cause.logger.warning("%s does not end in time, and is left.", handler)

@@ -1,9 +1,9 @@
 """
-The webhook configurations of the cluster: what the API must know in order to ask the handlers.
+The webhook configurations of the cluster: they tell the API server to call the operator's webhook server.
 
-There is one object for validating and one for mutating webhooks, both of the name in ``settings.admission.managed``.
-They are written as a whole, and only when something has changed. They matter to the whole cluster: a webhook that is
-left behind with nobody to answer blocks all changes of its resource; so they are cleaned up before the server ends.
+There is one object for validating and one for mutating webhooks, both with the name of ``settings.admission.managed``.
+They are written as a whole, and only when something has changed. If a webhook stayed in the cluster without a server,
+the API server would deny all changes of its resource; so the objects are cleaned up before the webhook server stops.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 GROUP_VERSION = 'admissionregistration.k8s.io/v1'
 MERGE_PATCH = 'application/merge-patch+json'
 TIMEOUT = 30
-"""How long the API waits for an answer (in seconds): the longest time that it permits."""
+"""The time limit for the API server's requests: the longest one that it permits (in seconds)."""
 
 _KINDS = {
     WebhookType.VALIDATING: ('ValidatingWebhookConfiguration', 'validatingwebhookconfigurations'),
@@ -34,11 +34,11 @@ _KINDS = {
 }
 
 Served = Mapping[WebhookHandler, Collection[Resource]]
-"""The handlers and the resources that they are for."""
+"""The handlers with the resources that they are for."""
 
 
 class WebhookConfigurations(WebhookRegistration):
-    """Keeps the webhook configurations in line with the handlers, their resources, and the address of the server."""
+    """Keeps the webhook configurations up to date with the handlers, their resources, and the address of the server."""
 
     rule = (
         "{apiGroups: [admissionregistration.k8s.io], verbs: [create, patch], "
@@ -51,14 +51,14 @@ class WebhookConfigurations(WebhookRegistration):
         self._name = name
         self._served: Served = {}
         self._written: dict[WebhookType, list[dict[str, Any]]] = {}
-        self._unsure: set[WebhookType] = set()  # sent, and it is not known what came of it
+        self._unsure: set[WebhookType] = set()  # requested, and it is unknown whether the API server has stored it
 
     @property
     def title(self) -> str:
         return f"webhook configuration {self._name}"
 
     def serve(self, served: Served) -> None:
-        """Let the API ask these handlers about these resources."""
+        """Replace the handlers and the resources, and have the configurations written."""
         self._served = served
         self._changed.set()
 
@@ -96,7 +96,8 @@ class WebhookConfigurations(WebhookRegistration):
         try:
             await self._client.post_json(f'/apis/{GROUP_VERSION}/{plural}', obj, logger=logger)
         except (errors.APIConflictError, errors.APIForbiddenError) as error:
-            logger.debug("The webhook configuration %s is not created: %s", self._name, error)  # it can be there
+            # Not an error yet: the object can exist, and operators can be permitted only to patch it.
+            logger.debug("The webhook configuration %s is not created: %s", self._name, error)
 
     async def _write(self, type: WebhookType, webhooks: list[dict[str, Any]]) -> None:
         if self._written.get(type) == webhooks and type not in self._unsure:
@@ -108,7 +109,7 @@ class WebhookConfigurations(WebhookRegistration):
         except errors.APIClientError as error:
             self._unsure.discard(type)
             if isinstance(error, errors.APINotFoundError):
-                self._written.pop(type, None)  # somebody has deleted it
+                self._written.pop(type, None)  # deleted by another client; it is created again with the next attempt
             raise
         self._unsure.discard(type)
         self._written[type] = webhooks
@@ -132,9 +133,10 @@ class WebhookConfigurations(WebhookRegistration):
 
 def name_endpoints(handlers: Collection[WebhookHandler]) -> dict[WebhookHandler, str]:
     """
-    Give the last part of the URL at which each of the handlers is called: normally, it is the id.
+    Return the last part of the URL for each of the handlers: normally, it is the id.
 
-    A validating and a mutating handler of the same id are told apart, as the former must never give a patch.
+    A validating and a mutating handler with the same id get different ones, as the API server calls them separately,
+    and a response with a patch is an error for the former.
     """
     types: dict[str, set[WebhookType]] = {}
     for handler in handlers:
@@ -146,7 +148,7 @@ def name_endpoints(handlers: Collection[WebhookHandler]) -> dict[WebhookHandler,
 
 
 def get_aliases(endpoint: str) -> Collection[str]:
-    """Give all the paths by which an endpoint is called: in URLs, and in services of the cluster."""
+    """Return all the paths of an endpoint: in URLs, and in references to services of the cluster."""
     return {endpoint, _make_service_path(endpoint)}
 
 
@@ -158,15 +160,15 @@ def build_webhooks(
     endpoints: Mapping[WebhookHandler, str],
 ) -> list[dict[str, Any]]:
     """
-    Build the webhooks of one configuration object.
+    Return the ``webhooks`` of one configuration object.
 
     Those that differ only in their rules become one webhook: a handler can be declared for several resources. Names are
-    unique, as the API demands.
+    made unique by numbers, as the API server demands.
     """
     webhooks: dict[str, dict[str, Any]] = {}
     for handler, resources in served.items():
         if not resources:
-            continue  # the API would accept it, but there would be nothing to ask about
+            continue  # the API server would accept a webhook without rules, but never call it
         base = normalize_name(handler.id, suffix)
         webhook = _build_webhook(handler, resources, inject_path(client_config, endpoints[handler]))
         for number in range(1, len(webhooks) + 2):
@@ -210,7 +212,7 @@ def _build_rule(handler: WebhookHandler, resource: Resource) -> dict[str, Any]:
 
 
 def _build_selector(labels: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Let the API filter the objects by labels; callbacks are left to the operator."""
+    """Return the selector by which the API server filters objects; callbacks are evaluated by the operator instead."""
     expressions = [_build_expression(key, value) for key, value in (labels or {}).items() if not callable(value)]
     return {'matchExpressions': expressions} if expressions else None
 
@@ -228,7 +230,7 @@ def _get_order(resource: Resource) -> tuple[str, str, str]:
 
 
 def normalize_name(id: str, suffix: str = '') -> str:
-    """Make a name that the API accepts of the id: by dots, dashes, and codes of the other characters."""
+    """Return the id as a DNS name, which the API server demands: other characters become dots, dashes, or hex codes."""
     text = ''.join(_NAME_CHARS.get(char) or char.encode().hex() for char in id)
     parts = [part.strip('-') for part in text.split('.')]
     return '.'.join([part for part in parts if part] + ([suffix] if suffix else []))
@@ -238,7 +240,7 @@ _NAME_CHARS = {**{char: char for char in 'abcdefghijklmnopqrstuvwxyz0123456789-.
 
 
 def inject_path(client_config: WebhookClientConfig, endpoint: str) -> WebhookClientConfig:
-    """Extend the URL, or the path of the service, with the endpoint of a handler."""
+    """Return the configuration with the endpoint of a handler added to the URL or to the path of the service."""
     config = dict(client_config)
     if url := client_config.get('url'):
         config['url'] = f"{url.rstrip('/')}/{urllib.parse.quote(endpoint)}"
@@ -249,5 +251,5 @@ def inject_path(client_config: WebhookClientConfig, endpoint: str) -> WebhookCli
 
 
 def _make_service_path(endpoint: str) -> str:
-    # The API is stricter with services than with URLs: each part of the path must be a name.
+    # The API server is stricter with services than with URLs: each part of the path must be a DNS name.
     return '/'.join(filter(None, (normalize_name(part) for part in endpoint.split('/'))))

@@ -1,8 +1,9 @@
 """
-Keeping something in the cluster in line with what the operator serves, and with the address where it serves it.
+Registration of the operator's webhook server in the cluster: the base of webhook configurations and CRD conversions.
 
-It is written when both are known, and again when either changes; on failures, until it works: the API can be ill, or an
-administrator can be just about to give the permission that is missing.
+The objects are written when both the served handlers and the address of the server are known, and again when either
+changes. A failed request is retried endlessly rather than raised: the API server can be unavailable for a while, and an
+administrator can grant a missing permission later. Meanwhile, the rest of the operator works.
 """
 
 import asyncio
@@ -18,19 +19,19 @@ from kopf._cogs.structs.reviews import WebhookClientConfig
 logger = logging.getLogger(__name__)
 
 CLEANUP_TIMEOUT = 10.0
-"""How long the clean-up may take before it is given up (in seconds)."""
+"""How long the clean-up can take before it is given up (in seconds)."""
 
 RETRY_DELAYS = (1, 2, 5, 10, 30)
 """The pauses after failures (in seconds); the last one is repeated."""
 
 
 class WebhookRegistration(ABC):
-    """What is written to the cluster so that the API finds the webhook server, and is cleaned up in the end."""
+    """Writes the address of the webhook server to objects in the cluster, and cleans them up at exit."""
 
     rule: ClassVar[str]
-    """The RBAC rule that it takes."""
+    """The RBAC rule that the operator needs for that."""
     consequence: ClassVar[str]
-    """What happens if it can't be cleaned up."""
+    """The consequence of a failed clean-up, for logs."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
@@ -42,27 +43,27 @@ class WebhookRegistration(ABC):
     @property
     @abstractmethod
     def title(self) -> str:
-        """What is written, for logs."""
+        """The name of the objects, for logs."""
 
     @abstractmethod
     async def write(self, client_config: WebhookClientConfig) -> None:
-        """Write what has changed."""
+        """Write the objects that have changed."""
 
     @abstractmethod
     async def remove(self, client_config: WebhookClientConfig) -> None:
-        """Remove what must not stay when nobody answers any more."""
+        """Remove the webhooks that must not stay when the webhook server stops."""
 
     def connect(self, client_config: WebhookClientConfig) -> None:
-        """Let the API find the server there."""
+        """Set the address of the webhook server, and have the objects written."""
         self._client_config = client_config
         self._changed.set()
 
     def recheck(self) -> None:
-        """Write again what is not as it should be."""
+        """Have the objects written again if they differ in the cluster."""
         self._changed.set()
 
     async def run(self) -> None:
-        """Write when it has to be written until it is cleaned up; on failures, try again until it works."""
+        """Write the objects after each change, until they are cleaned up; retry failed requests."""
         failures = 0
         while True:
             await self._changed.wait()
@@ -85,9 +86,10 @@ class WebhookRegistration(ABC):
 
     async def clean_up(self) -> None:
         """
-        Remove what must not stay; if that is impossible, say so.
+        Remove the webhooks that must not stay; log an error if that fails.
 
-        What is just being written is waited for: the API would store it even if nobody waited, after it is removed.
+        A request in progress is waited for rather than cancelled: the API server would process it nevertheless, maybe
+        after the removal.
         """
         self._closed = True
         if self._client_config is None:
@@ -101,7 +103,7 @@ class WebhookRegistration(ABC):
 
 async def attempt_all(steps: Iterable[Callable[[], Awaitable[None]]]) -> None:
     """
-    Take all the steps, even if the API refuses some: what is wrong with one object must not be felt by others.
+    Run all the steps, even if some fail, so that a broken object does not affect the others.
 
     Raises:
         errors.APIError: the first of the failures, after all the steps.

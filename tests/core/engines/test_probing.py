@@ -274,7 +274,7 @@ async def test_stuck_loop_is_reported_from_aside(settings, serve, monkeypatch, l
     settings.probing.stuck_loop_limit = limit
     settings.probing.timeout = 0.05
     settings.execution.blocking_limit = 0.1
-    monkeypatch.setattr('kopf._core.engines.probing.SLACK', 0.1)
+    monkeypatch.setattr('kopf._core.engines.probing.TIMEOUT_MARGIN', 0.1)
     answers = []
     async with serve() as server:
         deadline = time.monotonic() + 0.5

@@ -189,7 +189,7 @@ async def test_what_others_have_taken_over_is_left_to_them(world, server, strate
     async with world.operator():
         await strategy(is_own)
         await world.aio.patch(CRDS, CRD, {'spec': {'conversion': FOREIGN}})
-        await world.until_logged("has been changed by somebody else")
+        await world.until_logged("has been changed by another client")
     assert (await world.aio.get(CRDS, CRD))['spec']['conversion'] == FOREIGN
 
 
