@@ -84,6 +84,8 @@ class Server:
         self.visible = 100
         """Up to which version the streams show what has happened."""
         self.changed = asyncio.Event()
+        self.read_until = 0
+        """The version that the operator has read last from the stream."""
         self.broken = False
         """Whether the next read of a stream fails, and everything is to be listed anew."""
         self.faults = []
@@ -171,17 +173,18 @@ class Server:
         return result
 
     @contextlib.asynccontextmanager
-    async def stream(self, path, params):
+    async def stream(self, path, params, *, opening=None):
         self.broken = False
-        yield self._iterate(int(params['resourceVersion']))
+        self.read_until = int(params['resourceVersion'])
+        yield self._iterate()
 
-    async def _iterate(self, since):
+    async def _iterate(self):
         while True:
             if self.broken:
                 raise errors.APIGoneError('too old', status=410)
-            lines = [(version, line) for version, line in self.log if since < version <= self.visible]
+            lines = [(version, line) for version, line in self.log if self.read_until < version <= self.visible]
             for version, line in lines:
-                since = version
+                self.read_until = version
                 yield [line]
             if not lines:
                 self.changed.clear()
@@ -238,7 +241,7 @@ class Operator(RuleBasedStateMachine):
 
     def open(self):
         """Begin a time of its own."""
-        self.loop = looptime.new_event_loop(start=0)
+        self.loop = looptime.new_event_loop(start=0, noop_cycles=0)  # nothing comes from outside of the loop
         self.stack.callback(self.loop.close)
         logger = logging.getLogger('kopf')
         self.stack.callback(logger.setLevel, logger.level)
@@ -442,6 +445,7 @@ class Operator(RuleBasedStateMachine):
         annotations = self.server.raw['metadata']['annotations']
         assert list(annotations) == [LAST_HANDLED]
         assert look_at({'metadata': {}, **json.loads(annotations[LAST_HANDLED])}) == look_at(raw)
+        assert self.server.read_until == self.server.version, "the stream has ended, or lags behind"
         [record] = self.process.watch.records.values()
         assert record.body is record.cycle is record.pending_patch is record.pending is record.wakeup is None
         assert not record.has_worker and not record.throttled
@@ -484,6 +488,6 @@ class Operator(RuleBasedStateMachine):
 
 # Without the explanation of failures: it would trace every line of the reactor.
 Operator.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=20, deadline=None, phases=set(Phase) - {Phase.explain}
+    max_examples=300, stateful_step_count=20, deadline=None, phases=set(Phase) - {Phase.explain}
 )
 test_no_update_is_lost_and_nothing_runs_twice = Operator.TestCase
