@@ -5,6 +5,7 @@ import datetime
 import gc
 import socket
 import ssl
+import weakref
 
 import pytest
 from cryptography import x509
@@ -75,19 +76,26 @@ async def test_certificates_of_clients(app, serve, connect, pair, client_pair):
 
 
 @pytest.mark.parametrize('last', [GET, POST[:-1], b'rubbish', b''])
-async def test_nothing_of_a_connection_is_left_to_the_garbage_collector(app, serve, connect, secure, last):
+async def test_nothing_of_a_connection_is_left_to_the_garbage_collector(app, serve, connect, secure, last, monkeypatch):
+    accepted = []
+
+    def accept(*args):
+        connection = Connection(*args)
+        accepted.append(weakref.ref(connection))
+        return connection
+
+    monkeypatch.setattr(httplisteners, 'Connection', accept)
     port, _ = await serve(secure=secure)
-    gc.collect()
     gc.disable()
-    known = [each for each in gc.get_objects() if isinstance(each, Connection)]  # e.g. in tracebacks of other tests
     try:
         for _ in range(3):
             client = await connect(port, secure=secure)
             await client.ask(GET)
             client.send(last)
             await client.close()
+        assert len(accepted) == 3
         async with asyncio.timeout(60):
-            while [each for each in gc.get_objects() if isinstance(each, Connection) and each not in known]:
+            while any(connection() for connection in accepted):
                 app.requests.clear()
                 await asyncio.sleep(0.01)
     finally:
