@@ -223,5 +223,10 @@ def _is_open(command: str) -> bool:
 def environment() -> dict[str, str]:
     """The variables of the commands that differ from those of the tests."""
     scripts = pathlib.Path(sys.executable).parent
-    # Readers have no plugin of pytest but ours; this one warns of itself on Python 3.12 and 3.13.
-    return {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", "PYTEST_ADDOPTS": "-p no:looptime_plugin"}
+    return {
+        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+        # As on terminals, where each line is shown at once; into files, it would come at the end.
+        "PYTHONUNBUFFERED": "1",
+        # Readers have no plugin of pytest but ours; this one warns of itself on Python 3.12 and 3.13.
+        "PYTEST_ADDOPTS": "-p no:looptime_plugin",
+    }
