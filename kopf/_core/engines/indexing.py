@@ -187,7 +187,7 @@ class ResourceIndexing:
         cause: IndexingCause,
         excluded: dict[HandlerId, HandlerState],
         *,
-        again: bool = False,
+        retrying: bool = False,
     ) -> None:
         """
         Update the object in all the indices, except for those where its previous errors exclude it.
@@ -197,11 +197,11 @@ class ResourceIndexing:
             cause: the object and the kwargs of the indexing functions.
             excluded: the indices from which errors exclude the object, with the progress of their retries. The caller
                 keeps them as long as the object exists; this method changes them.
-            again: whether this state of the object was indexed before. If so, only the excluded indices are updated.
+            retrying: whether this state of the object was indexed before. If so, only the excluded indices are updated.
         """
         for id, indexer, group in self._groups:
             state = excluded.get(id)
-            if again and state is None:
+            if retrying and state is None:
                 continue
             if state is not None and not state.is_due(utcnow()):
                 continue

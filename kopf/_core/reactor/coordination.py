@@ -1,8 +1,8 @@
 """
-What operators agree on with each other: which of them may work now, and where.
+Coordination between operators: which of them may handle objects now, and in which namespaces.
 
-The orchestrator asks one `Coordinator`. A way to agree, such as peering, is one class of this protocol, and is created
-in `make_coordinator` if the settings ask for it. Where there are several ways, all of them must permit the work.
+The orchestrator asks one `Coordinator`. Each way of coordination, such as peering, is one class of this protocol, and
+is created in `make_coordinator` if the settings enable it. If there are several, all of them must permit the handling.
 """
 
 import asyncio
@@ -16,67 +16,67 @@ from kopf._core.reactor.peering_coordinator import PeeringCoordinator
 from kopf._core.reactor.watches import ResourceWatch
 
 Affected = Collection[Namespace] | None
-"""The namespaces where it can be decided differently what is to be done; ``None`` for all of them."""
+"""The namespaces for which a decision can have changed; ``None`` for all of them."""
 
 Guard = Callable[[], bool]
-"""Whether the operator must pause, although its coordinator has not said so yet."""
+"""A function that checks whether the operator must pause, even if `Coordinator.paused` is not set yet."""
 
 
 class Coordinator(Protocol):
-    """One way to agree with other operators."""
+    """One way of coordination with other operators."""
 
     @property
     def groups(self) -> Collection[str]:
-        """The API groups of the kinds that it meets the others by; they are discovered for it."""
+        """The API groups of the resources that it uses, to be included in the discovery."""
 
     @property
     def paused(self) -> bool:
-        """Whether the operator has to leave the work to others, or to wait."""
+        """Return whether the operator must pause, because other operators handle the objects or can do so."""
 
     @property
     def guard(self) -> Guard | None:
-        """What is to be asked before any work begins; ``None`` if nothing is."""
+        """The function to call before any work begins; ``None`` if there is none."""
 
     @property
     def watches(self) -> Sequence[ResourceWatch]:
-        """Its watches that go on. The probes read them in another thread."""
+        """The running watches. The probes read them in another thread."""
 
     def is_open(self, namespace: Namespace) -> bool:
-        """Check whether it is known that work may begin in this namespace; with ``None``, in the whole cluster."""
+        """Check whether watching may begin in this namespace; with ``None``, for the whole cluster."""
 
     def rediscover(self, resources: Collection[Resource]) -> None:
-        """Find the kinds that it needs among all the resources that there are now; `adjust` follows."""
+        """Called with all discovered resources: select those that it uses. A call of `adjust` follows."""
 
     def adjust(self, namespaces: Set[Namespace], affected: Affected = None) -> Affected:
         """
-        Meet the others in these namespaces, and no longer in those that are not served any more.
+        Coordinate in these namespaces, and stop that in namespaces that are not served any more.
 
-        It must not call back: what it decides at once is asked for when it returns.
+        It must not call back ``changed``: the orchestrator reads the new decisions when it returns.
 
         Args:
-            namespaces: all the namespaces that are served.
-            affected: those that can have come or gone since the last time; by default, all of them.
+            namespaces: all namespaces that are served.
+            affected: the namespaces that were added or removed since the last call; by default, all of them.
 
         Returns:
-            The affected namespaces; all of them if more can be decided differently now.
+            The affected namespaces; ``None`` (all of them) if decisions for others can have changed, too.
         """
 
     def note_ending(self, namespace: Namespace, ending: bool) -> None:
-        """Called when the namespace begins to be deleted (``ending``), and when it is gone or not ending after all."""
+        """Called with ``ending`` when the namespace is being deleted; without it when it is deleted or created anew."""
 
     def halt(self, halted: bool) -> None:
-        """Called when all work has stopped after a pause was asked for, and when it goes on."""
+        """Called with ``halted`` when all work has stopped for a pause; without it when the work resumes."""
 
     async def leave(self) -> None:
-        """Let the others take over. Called when the operator exits and does nothing any more."""
+        """Let other operators take over. Called when the operator exits, after all work has ended."""
 
 
 Changed = Callable[[Affected], None]
-"""Is called by a coordinator when it has come to another decision in these namespaces."""
+"""The function that a coordinator calls when its decision for these namespaces has changed."""
 
 
 class Unanimity:
-    """Several coordinators as one: the operator works where all of them permit it. With none, it always works."""
+    """Several coordinators as one: all of them must permit the work. Without any, the work is always permitted."""
 
     def __init__(self, coordinators: Collection[Coordinator]) -> None:
         self._coordinators = tuple(coordinators)
@@ -93,11 +93,12 @@ class Unanimity:
 
     @property
     def guard(self) -> Guard | None:
-        # It is asked for each event: so, a single guard is asked directly.
+        # It is called for each event. So, a single guard is returned as it is, without a call in between.
         return self._check_guards if len(self._guards) > 1 else self._guards[0] if self._guards else None
 
     def _check_guards(self) -> bool:
-        answers = [guard() for guard in self._guards]  # of all: each of them can begin a pause of its own
+        # Not `any()` of a generator: each guard must be called, as it can begin a pause of its coordinator.
+        answers = [guard() for guard in self._guards]
         return any(answers)
 
     @property
@@ -124,7 +125,7 @@ class Unanimity:
             each.halt(halted)
 
     async def leave(self) -> None:
-        # All of them are waited for, also if one fails: otherwise, the operator would end in the midst of the rest.
+        # If one fails, the others are awaited nevertheless: otherwise, the operator would end before they have left.
         results = await asyncio.gather(*(each.leave() for each in self._coordinators), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
@@ -140,14 +141,14 @@ def make_coordinator(
     changed: Changed,
 ) -> Coordinator:
     """
-    Create what the settings ask for; the only place that knows which coordinators there are.
+    Create the coordinators that the settings enable. This is the only place that knows their classes.
 
     Args:
         client: the client of the API.
-        settings: the settings of the operator, as its startup handlers have left them.
-        identity: the name of the operator among the others; if absent, it is detected when it is needed.
-        tasks: where the tasks of the coordinators live.
-        changed: is called when it can be decided differently what is to be done.
+        settings: the settings of the operator, after its startup handlers.
+        identity: the identity of the operator among other operators; if absent, it is detected when needed.
+        tasks: the group for the tasks of the coordinators.
+        changed: the function to call when a decision has changed.
     """
     coordinators: list[Coordinator] = []
     if not settings.peering.standalone:

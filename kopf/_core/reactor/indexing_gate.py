@@ -15,14 +15,14 @@ from kopf._cogs.aiokits.loops import end
 logger = logging.getLogger(__name__)
 
 REMINDER_INTERVAL = 30.0
-"""How often the logs tell what the handlers wait for (in seconds)."""
+"""The interval of log messages about what handlers wait for (in seconds)."""
 
 EXIT_TIMEOUT = 2.0
-"""For how long the indexing functions may take to end when they are cancelled (in seconds)."""
+"""How long cancelled index functions may take to end (in seconds)."""
 
 
 class AwaitedList:
-    """A list that is to come, and the objects of it that are being indexed."""
+    """A list that handlers wait for, and the number of its objects that are being indexed."""
 
     __slots__ = ('indices', 'initial', 'listing', 'objects', 'title')
 
@@ -32,36 +32,40 @@ class AwaitedList:
         self.initial = True
         """Whether all handlers wait for it, not only those that can use its indices."""
         self.listing = False
+        """Whether the list is not complete yet."""
         self.objects = 0
+        """The number of its objects that are being indexed."""
 
 
 class IndexingGate:
     """
-    All the indexing that goes on in an operator, and the gate that is closed until the indices are complete.
+    The gate of one operator, and the owner of the tasks that index objects.
 
-    It counts: there are lists to come, and objects of them to be indexed. When the operator starts, all handlers wait
-    for all of them, as the documentation promises. For resources and namespaces that come later, and for lists that
-    fail, only those handlers wait that can use the indices: they name them, or read their kwargs. Handlers of the same
-    resource wait together.
+    The gate counts the incomplete lists, and their objects that are being indexed. When the operator starts, all
+    handlers wait for all of them, as the documentation promises. For lists of later resources and namespaces, and for
+    lists that fail, only handlers that can use the indices wait: their functions name an index, or have ``**kwargs``
+    and read it. All handlers of a resource wait together.
     """
 
     def __init__(self) -> None:
         self.listeners: list[Callable[[], None]] = []
-        """Are called each time when the gate opens for some of the handlers, or for all."""
+        """The functions to call when the gate opens for some handlers, or for all."""
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Fails with the error of an indexing task that must end the operator."""
         self._awaited: dict[Hashable, AwaitedList] = {}
-        self._initial = 0  # how many of them keep all handlers waiting
-        self._filling: collections.Counter[str] = collections.Counter()  # how many of them each index waits for
+        self._initial = 0  # the number of lists that delay all handlers
+        self._filling: collections.Counter[str] = collections.Counter()  # the number of lists by index
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self._reminder: asyncio.TimerHandle | None = None
 
     @property
     def is_complete(self) -> bool:
+        """Return whether all indices are complete."""
         return not self._awaited
 
     def is_open(self, arguments: frozenset[str] | None) -> bool:
-        """Check whether those handlers may run that can look at these arguments; ``None`` is for any arguments."""
+        """Check whether handlers that can use these arguments may run; ``None`` means that they can use any."""
         if not self._awaited:
             return True
         if self._initial or arguments is None:
@@ -70,13 +74,13 @@ class IndexingGate:
 
     def expect(self, key: Hashable, title: str, indices: Collection[str] = (), *, initial: bool = True) -> None:
         """
-        Let handlers wait for a list, and for the objects of it.
+        Delay handlers until a list is complete, and its objects are indexed.
 
         Args:
-            key: by what the list is known.
-            title: what it is called in the logs.
-            indices: the names of the indices that are filled from it.
-            initial: whether all handlers wait for it, or only those that can use these indices.
+            key: the key of the list.
+            title: the name of the list for log messages.
+            indices: the names of the indices that get values from it.
+            initial: whether to delay all handlers, or only those that can use these indices.
         """
         awaited = self._awaited.get(key)
         if awaited is None:
@@ -90,13 +94,13 @@ class IndexingGate:
             self._remind_later()
 
     def dismiss(self, key: Hashable) -> None:
-        """Do not wait for the list any more: it is complete, or never will be."""
+        """Stop waiting for the list: it is complete, or cannot be completed. Its objects are still waited for."""
         if (awaited := self._awaited.get(key)) is not None and awaited.listing:
             awaited.listing = False
             self._check(key, awaited)
 
     def excuse(self, key: Hashable) -> bool:
-        """Let only those handlers wait for the list that can use its indices; return whether others have waited."""
+        """Delay only handlers that can use the indices of the list; return whether it has delayed all of them."""
         awaited = self._awaited.get(key)
         if awaited is None or not awaited.initial:
             return False
@@ -106,7 +110,7 @@ class IndexingGate:
         return True
 
     def start(self, work: Coroutine[None, None, None], key: Hashable = None) -> None:
-        """Let an object be indexed in the background; wait for that, too, if the list of this key is waited for."""
+        """Start a task that indexes an object; the gate also waits for the task if it waits for the list of the key."""
         if self._closed:
             work.close()
             return
@@ -129,7 +133,7 @@ class IndexingGate:
             self.failure.set_exception(error)
 
     def _check(self, key: Hashable, awaited: AwaitedList) -> None:
-        """Open the gate for those who have waited for this, unless they wait for something else."""
+        """Open the gate for the handlers that have waited for this list, unless they wait for another one."""
         if awaited.listing or awaited.objects:
             return
         del self._awaited[key]
@@ -148,7 +152,7 @@ class IndexingGate:
                 listener()
 
     async def close(self) -> None:
-        """Stop all indexing; the indices stay as they are. Functions that do not stop in time are named and left."""
+        """Cancel all indexing tasks. Those that do not end in time are logged and abandoned."""
         self._closed = True
         self._cancel_reminder()
         self.failure.cancel()
@@ -180,5 +184,5 @@ class IndexingGate:
 
 
 def join_names(names: Iterable[str]) -> str:
-    """Name the indices in a log."""
+    """Return the names of indices for a log message."""
     return ', '.join(map(repr, sorted(names))) or 'there'

@@ -1,11 +1,11 @@
 """
-Indexing in front of everything else: an event of an object comes to its handlers only when the object is indexed.
+Indexing the objects of a watch before their events are processed.
 
-Between a watch and the `Processor` of its resource there is an `Informer`, if the resource is indexed at all. A slow
-handler of the object does not delay its indexing, only the other way round. An object that is indexed leaves nothing
-behind but its values in the indices; the exclusions by errors are remembered while they last.
+If a resource is indexed, there is an `Informer` between its watch and its `Processor`. It passes an event on when the
+object is indexed. So, slow index functions delay the handlers of the object, but slow handlers do not delay indexing.
+Of an indexed object, only its values in the indices are kept, and its exclusions from indices while they last.
 
-The `IndexingGate` keeps handlers waiting until what they can look up is indexed; at the start, all of them.
+The `IndexingGate` delays all handlers until the indices that they can use are complete.
 """
 
 import asyncio
@@ -32,14 +32,14 @@ from kopf._core.reactor.watches import ResourceWatch
 logger = logging.getLogger(__name__)
 
 MAX_REFUSALS = 2
-"""How many times the API can refuse to list a resource before no handlers wait for it any more."""
+"""The number of times that the API refuses to list a resource, after which no handlers wait for it any more."""
 
 MAX_FAILURES = 2
-"""How many times a list can fail otherwise before only those handlers wait for it that can use its indices."""
+"""The number of other failures to list a resource, after which only handlers that can use its indices wait for it."""
 
 
 class IndexingState:
-    """What is remembered of an object while it is being indexed, or is excluded from some indices."""
+    """The state of one object while it is being indexed, or is excluded from some indices."""
 
     __slots__ = ('delays', 'event', 'excluded', 'listed_since', 'retried', 'running', 'timer')
 
@@ -47,15 +47,20 @@ class IndexingState:
         self.event: RawEvent | None = None
         """The newest event that is not indexed yet."""
         self.listed_since: float | None = None
+        """The time when the list of that event was requested, if it is from a list."""
         self.running = False
+        """Whether a task is indexing the object."""
         self.excluded: dict[HandlerId, HandlerState] = {}
+        """The states of the index functions that have excluded the object by their errors."""
         self.retried: RawEvent | None = None
-        """The last event indexed, if it is to be indexed again."""
+        """The last indexed event, if it is to be indexed again."""
         self.timer: asyncio.TimerHandle | None = None
+        """The timer of the next attempt."""
         self.delays: Delays | None = None
-        """The pauses between the attempts to pass an event on, if that has failed."""
+        """The delays between the attempts to pass an event on, if that has failed."""
 
     def cancel_timer(self) -> None:
+        """Cancel the next attempt."""
         self.retried = None
         if self.timer is not None:
             self.timer.cancel()
@@ -63,7 +68,7 @@ class IndexingState:
 
 
 class Informer(ObjectSink):
-    """Indexes the objects of one watch, and passes their events on."""
+    """Indexes the objects of one watch, and passes their events on to the next sink."""
 
     def __init__(
         self,
@@ -83,13 +88,13 @@ class Informer(ObjectSink):
         self._settings = context.settings
         self._copy_memo = context.copy_memo
         self._indexing_gate = indexing_gate
-        self._counting = True  # whether the gate waits for the objects too
+        self._counting = True  # whether the gate waits for the objects, not only for the list
         self._refusals = self._failures = 0
         self._dropped = False
         self._successor: Informer | None = None
 
     def expect(self, title: str, *, initial: bool = True) -> None:
-        """Let handlers wait until all the objects of the watch are listed and indexed; see `IndexingGate.expect`."""
+        """Delay handlers until all objects of the watch are listed and indexed; see `IndexingGate.expect`."""
         self._counting, self._refusals, self._failures = True, 0, 0
         self._indexing_gate.expect(self, title, self._names, initial=initial)
 
@@ -145,7 +150,7 @@ class Informer(ObjectSink):
         self._sink.revise(table)
 
     def dropped(self, watch: ResourceWatch) -> None:
-        self._let_go(watch.get_known())
+        self._remove(watch.get_known())
         self._sink.dropped(watch)
 
     def vanished(self, watch: ResourceWatch) -> None:
@@ -162,11 +167,11 @@ class Informer(ObjectSink):
     def retire(self, successor: ObjectSink, records: Collection[ObjectRecord]) -> None:
         if isinstance(successor, Informer):
             self._successor = successor
-        self._let_go(records)
+        self._remove(records)
         self._sink.retire(successor, records)
 
-    def _let_go(self, records: Collection[ObjectRecord]) -> None:
-        """Remove the objects from the indices: those for which functions run, when these have ended."""
+    def _remove(self, records: Collection[ObjectRecord]) -> None:
+        """Remove the objects from the indices; those that are being indexed, when their functions have ended."""
         self._dropped = True
         for record in records:
             state = record.indexing
@@ -194,10 +199,10 @@ class Informer(ObjectSink):
         self._indexing_gate.start(self._work(record, state), self if counted else None)
 
     async def _work(self, record: ObjectRecord, state: IndexingState) -> None:
-        """Index the object until there is nothing new about it."""
+        """Index the object, and pass its events on, until there are no more events."""
         try:
             if state.event is None and state.retried is not None:
-                await self._index(record, state, state.retried, again=True)
+                await self._index(record, state, state.retried, retrying=True)
             while (event := state.event) is not None and not self._is_over():
                 state.event, listed_since = None, state.listed_since
                 if event['type'] == 'DELETED':
@@ -220,7 +225,12 @@ class Informer(ObjectSink):
     def _pass_on(
         self, record: ObjectRecord, state: IndexingState, event: RawEvent, *, listed_since: float | None
     ) -> bool:
-        """Pass the event on; if that fails, do it again later, as watches do without indices."""
+        """
+        Pass the event on; if that fails, retry later, as watches do for resources without indices.
+
+        Returns:
+            Whether the event was passed on.
+        """
         try:
             self._sink.receive(record, event, listed_since=listed_since)
         except Exception:
@@ -228,7 +238,7 @@ class Informer(ObjectSink):
                 state.delays = Delays(self._settings.queueing.error_delays)
             delay = state.delays.next()
             logger.exception(
-                "An event of %r of %s could not be taken; it is tried again in %g seconds.",
+                "An event of %r of %s could not be processed; trying again in %g seconds.",
                 record,
                 self._resource,
                 delay,
@@ -245,7 +255,7 @@ class Informer(ObjectSink):
         return self._dropped
 
     def resume_indexing(self, record: ObjectRecord, state: IndexingState) -> None:
-        """Called when a function of the former sink has ended, and there is a newer event of the object."""
+        """Called when an index function of the former informer has ended, and there is a newer event of the object."""
         record.begin_indexing(state)
         self._start(record, state, counted=self._counting)
 
@@ -255,9 +265,13 @@ class Informer(ObjectSink):
         state: IndexingState,
         event: RawEvent,
         *,
-        again: bool = False,
+        retrying: bool = False,
     ) -> None:
-        """Index the object; again at once if a function asks for that, as the handlers of the object are to see it."""
+        """
+        Index the object; retry at once or later if a function requests that by its error.
+
+        Retries without a delay are made before the event is passed on, so that the handlers see their results.
+        """
         state.cancel_timer()
         body = Body(event['object'])
         cause = IndexingCause(
@@ -269,7 +283,7 @@ class Informer(ObjectSink):
             patch=Patch(),
             selected=self._selected,
         )
-        await self._indexing.index(record, cause, state.excluded, again=again)
+        await self._indexing.index(record, cause, state.excluded, retrying=retrying)
         while state.excluded and not self._dropped:
             delay = get_retry_delay(state.excluded)
             if delay is None:
@@ -279,7 +293,7 @@ class Informer(ObjectSink):
                 state.timer = asyncio.get_running_loop().call_later(delay, self._retry, record, state)
                 return
             await asyncio.sleep(0)
-            await self._indexing.index(record, cause, state.excluded, again=True)
+            await self._indexing.index(record, cause, state.excluded, retrying=True)
 
     def _retry(self, record: ObjectRecord, state: IndexingState) -> None:
         state.timer = None

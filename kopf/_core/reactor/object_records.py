@@ -121,7 +121,7 @@ class ObjectRecord:
 
     @property
     def in_use(self) -> bool:
-        """Whether a worker, a timer, a daemon, an index function, or an expected echo still refers to this record."""
+        """Return whether a worker, a timer, a daemon, an index function, or an expected echo refers to this record."""
         return (
             self.has_worker
             or self.throttled
@@ -132,18 +132,18 @@ class ObjectRecord:
 
     @property
     def is_vanishing(self) -> bool:
-        """Whether the pending event is the final DELETED event."""
+        """Return whether the pending event is the final DELETED event."""
         pending: RawEvent | None = orjson.loads(self.pending) if isinstance(self.pending, bytes) else self.pending
         return pending is not None and pending['type'] == 'DELETED'
 
     @property
     def in_memory_only(self) -> bool:
-        """Whether the progress or the patches of handlers are not stored on the object yet."""
+        """Return whether the progress or the patches of handlers are not stored on the object yet."""
         return self.pending_patch is not None or (self.cycle is not None and self.cycle.state.in_memory_only)
 
     @property
     def is_being_deleted(self) -> bool:
-        """Whether the newest known state of the object is deleted, or marked for deletion."""
+        """Return whether the newest known state of the object is deleted, or marked for deletion."""
         if self.pending is not None:
             return is_deleted(orjson.loads(self.pending) if isinstance(self.pending, bytes) else self.pending)
         if self.body is not None:
@@ -154,7 +154,7 @@ class ObjectRecord:
 
     @property
     def has_work(self) -> bool:
-        """Whether the object has a pending event, or is requeued."""
+        """Return whether the object has a pending event, or is requeued."""
         return self.pending is not None or self.requeued
 
     # The memo.

@@ -1,8 +1,8 @@
 """
-Which resources are served, and in which namespaces: what the handlers ask for, matched with what the cluster has.
+Selecting the resources to serve: the selectors of the handlers are resolved to the discovered resources.
 
-It is found out at the start, and again whenever a CRD changes. Nothing is assumed about resources that are not there:
-they are named once in the logs, and are served as soon as they appear.
+They are resolved at the start, and whenever a CRD changes. Missing resources are logged once, and are served as soon
+as they appear.
 """
 
 import logging
@@ -18,14 +18,14 @@ from kopf._core.intents.registries import HandlerTable, OperatorRegistry
 logger = logging.getLogger(__name__)
 
 CONFIRMATION_TIME = 1.0
-"""For how long a resource without a CRD must be missing in the discovery before it is gone (in seconds)."""
+"""How long a resource without a CRD must be missing in the discovery until it counts as gone (in seconds)."""
 
 Versions = dict[str, frozenset[str]]
 """The served versions of a resource, with their subresources."""
 
 
 class Complaints(NamedTuple):
-    """What can't be served as asked for; said once, and again only if it changes."""
+    """The selectors and resources that cannot be served. They are logged once, and again when they change."""
 
     unresolved: frozenset[Selector] = frozenset()
     ambiguous: Mapping[Selector, frozenset[Resource]] = MappingProxyType({})
@@ -33,17 +33,18 @@ class Complaints(NamedTuple):
     unpatchable: frozenset[Resource] = frozenset()
     failed_groups: frozenset[str] = frozenset()
     unselected: frozenset[Resource] = frozenset()
-    """Those whose handlers have different label selectors."""
+    """The resources whose handlers have different label selectors."""
     similar: Mapping[Selector, str] = MappingProxyType({})
-    """What there is instead of what is unresolved, if its name is nearly the same."""
+    """The closest existing names, suggested for unresolved selectors."""
 
     def about_groups(self, failed: Collection[str], hidden: Collection[Resource]) -> 'Complaints':
-        """Give the same, and the groups that are down: those where something is missing because of that."""
+        """Return the same with the groups that cannot be discovered, if resources can be missing because of that."""
         missing = {selector.group for selector in self.unresolved}
         wanted = {group for group in failed if missing & {group, None}} | {resource.group for resource in hidden}
         return self._replace(failed_groups=frozenset(wanted))
 
     def log(self, previous: 'Complaints') -> None:
+        """Log what has changed since the previous complaints."""
         if self.unresolved and self.unresolved != previous.unresolved:
             logger.warning(
                 "Unresolved resources cannot be served (try creating their CRDs): %s%s",
@@ -79,7 +80,7 @@ def resolve_tables(
     registry: OperatorRegistry,
     resources: Collection[Resource],
 ) -> tuple[dict[Resource, HandlerTable], Complaints]:
-    """Give the handlers of each resource to be served, and what can't be."""
+    """Return the handler tables of the resources to be served, and the complaints about the others."""
     chosen, complaints = _resolve_selectors(registry.iter_selectors(), resources)
     served: dict[Resource, set[Selector]] = {}
     for selector, found in chosen.items():
@@ -107,7 +108,7 @@ def resolve_webhooks(
     registry: OperatorRegistry,
     resources: Collection[Resource],
 ) -> tuple[dict[WebhookHandler, frozenset[Resource]], dict[ConversionHandler, frozenset[Resource]], Complaints]:
-    """Give the resources of admission handlers, those of conversions, and what can't be served. None is watched."""
+    """Return the resources of admission handlers and of conversion handlers, and the complaints about the others."""
     chosen, complaints = _resolve_selectors(registry.iter_selectors(watched=False), resources)
     webhooks = {
         handler: chosen.get(handler.selector, frozenset())
@@ -139,7 +140,7 @@ def _resolve_selectors(
 
 
 def _find_similar(selector: Selector, resources: Collection[Resource]) -> str | None:
-    import difflib  # only for what is misspelt
+    import difflib  # only if needed: most operators have no misspelt names
 
     wanted = next(
         (
@@ -164,16 +165,16 @@ def _find_similar(selector: Selector, resources: Collection[Resource]) -> str | 
 
 class Definitions:
     """
-    The CRDs that are known, to tell whether what is discovered reflects them yet.
+    The known CRDs, in order to check whether the discovery reflects them already.
 
-    The API server needs a while for that, and does not tell when it is done.
+    The API server needs some time for that, and does not report when it is done.
     """
 
     def __init__(self) -> None:
         self._versions: dict[tuple[str, str], Versions] = {}  # by group and plural
 
     def note(self, name: str, raw: Mapping[str, Any]) -> None:
-        """Take the newest state of the CRD; an empty one if it is gone."""
+        """Take the newest state of the CRD; an empty mapping if it is deleted."""
         plural, _, group = name.partition('.')
         try:
             established = any(
@@ -190,18 +191,18 @@ class Definitions:
         if established:
             self._versions[group, plural] = versions
         else:
-            self._versions.pop((group, plural), None)  # it is not clear whether it is to be served
+            self._versions.pop((group, plural), None)  # not established, or malformed
 
-    def tell_if_served(self, resource: Resource) -> bool | None:
+    def is_served(self, resource: Resource) -> bool | None:
         """Check whether the CRD of the resource serves it in this version; ``None`` if no such CRD is known."""
         versions = self._versions.get((resource.group, resource.plural))
         return None if versions is None else resource.version in versions
 
     def compare(self, resources: Iterable[Resource], groups: Collection[str] | None) -> bool:
         """
-        Return whether the resources are those of the CRDs, in these groups; in all of them if ``None``.
+        Return whether the discovered resources match the CRDs in these groups; in all groups if ``None``.
 
-        CRDs that serve nothing any more are forgotten when the resources are gone, too.
+        A CRD without served versions is forgotten when its resources are not discovered any more.
         """
         found: dict[tuple[str, str], Versions] = {}
         for resource in resources:
@@ -218,22 +219,26 @@ class Definitions:
 
 class Absences:
     """
-    What was discovered before, and is missing now: to be served until it is certain that it is gone.
+    The resources that were discovered before and are missing now; they are served until they are certainly gone.
 
-    One of several API servers can be behind the others, or just be starting: it does not tell of some kinds for a
-    while. If that was believed, their daemons would be stopped. CRDs know better; where there is none (of aggregated
-    APIs), the kinds must be missing for a while.
+    One of several API servers can lag behind the others, or just be starting, so that it does not list some resources.
+    If these were not served any more, their daemons would be stopped. So, their CRDs are checked. Resources without
+    CRDs (of aggregated APIs) must be missing for some time.
     """
 
     def __init__(self, definitions: Definitions) -> None:
         self._definitions = definitions
-        self._since: dict[Resource, float] = {}  # for all that is missing, since when (by the monotonic clock)
+        self._since: dict[Resource, float] = {}  # the time when they were found missing (by the monotonic clock)
 
     def __bool__(self) -> bool:
         return bool(self._since)
 
     def fill(self, found: Collection[Resource], known: Collection[Resource]) -> frozenset[Resource]:
-        """Return what is found, and what is missing, but not certainly gone; with all versions as they were known."""
+        """
+        Return the resources to serve: the found ones, and the missing ones that can still exist.
+
+        If one version of a resource is missing, all its versions are returned as they were known before.
+        """
         now, before = time.monotonic(), self._since
         missing = {resource: before.get(resource, now) for resource in set(known).difference(found)}
         self._since = {
@@ -254,12 +259,12 @@ class Absences:
         )
 
     def _is_doubtful(self, resource: Resource, seconds: float) -> bool:
-        served = self._definitions.tell_if_served(resource)
+        served = self._definitions.is_served(resource)
         return seconds < CONFIRMATION_TIME if served is None else served
 
 
 def get_groups(registry: OperatorRegistry) -> set[str] | None:
-    """Give the API groups that the handlers name; ``None`` if some of them name none, so that all must be looked at."""
+    """Return the API groups that the handlers name; ``None`` if some handlers name none: all are to be discovered."""
     groups = {selector.group for watched in (True, False) for selector in registry.iter_selectors(watched=watched)}
     return None if None in groups else {group for group in groups if group is not None}
 

@@ -1,8 +1,8 @@
 """
-An operator: the owner of all that lives while it runs, from its startup handlers to its cleanup handlers.
+The operator: the lifecycle from the startup handlers to the cleanup handlers.
 
-It opens the API client, the poster of events, the watches and the workers, and closes all of them, in reverse order.
-Every task has a parent that waits for it: a failure of any ends the operator, with the cause, after the cleanup.
+An operator owns the API client, the poster of events, the watches, and the workers. It opens them, and closes them in
+reverse order. Each task has a parent that waits for it: if any fails, the operator cleans up and exits with the error.
 """
 
 import asyncio
@@ -48,14 +48,14 @@ logger = logging.getLogger(__name__)
 T = TypeVar('T')
 
 Command = Callable[[ApiClient, OperatorSettings, Collection[Resource], Collection[NamespacePattern]], Awaitable[None]]
-"""What to do once instead of serving: with the resources that there are, in the namespaces that are asked for."""
+"""A coroutine function to run instead of serving, with the discovered resources and the requested namespaces."""
 
 
 class OperatorOptions(TypedDict, total=False):
     """
-    What an operator can be started with: the keyword arguments of `kopf.operator`, which describes them.
+    The options of an operator: the keyword arguments of `kopf.operator`, which documents them.
 
-    This is the only declaration: `kopf.run`, `kopf.operator`, `kopf.spawn_tasks` and ``kopf run`` take these.
+    This is the only declaration for `kopf.run`, `kopf.operator`, `kopf.spawn_tasks`, and ``kopf run``.
     """
 
     lifecycle: LifeCycleFn | None
@@ -80,7 +80,7 @@ class OperatorOptions(TypedDict, total=False):
 
 
 STARTUP_PATIENCE = 2.0
-"""For how long startup handlers may take to end when the operator is stopped (in seconds)."""
+"""How long startup handlers may take to end when the operator is stopped (in seconds)."""
 
 
 class Operator:
@@ -100,13 +100,13 @@ class Operator:
             memo=make_unless_given(options.get('memo'), Memo),
             indices=self.indexers.indices,
         )
-        self.indexers.ensure(self.registry.indexing)  # empty ones are there for the startup handlers too
+        self.indexers.ensure(self.registry.indexing)  # startup handlers get the indices, too, even if empty
         self._stopping = asyncio.Event()
         self._logged_in = False
         self._adopt_options()
 
     def _adopt_options(self) -> None:
-        """Let the startup handlers see what the operator is told from outside, and change it."""
+        """Put the options into the settings, so that startup handlers can read and change them."""
         options, settings = self._options, self.settings.peering
         settings.clusterwide = not self._namespaces
         if (standalone := options.get('standalone')) is not None:
@@ -117,11 +117,11 @@ class Operator:
             settings.name, settings.mandatory = name, True
 
     def stop(self) -> None:
-        """Let the operator end, with its cleanup."""
+        """Request the operator to clean up and exit."""
         self._stopping.set()
 
     async def run(self) -> None:
-        """Run until stopped; raise what makes it impossible to go on."""
+        """Run until stopped; raise the error if the operator cannot continue."""
         logger.debug("Starting Kopf %s.", version)
         flag = asyncio.create_task(self._wait_for_flag(), name='stop-flag')
         client = ApiClient(self.vault, self.settings)  # it logs in with the first request
@@ -137,7 +137,7 @@ class Operator:
                         await self._clean_up()
         finally:
             flag.cancel()
-            await self._tell_readiness(serving=False)  # those who wait for it must not wait for ever
+            await self._tell_readiness(serving=False)  # the threads that wait for the flag must not hang
             await asyncio.wait({flag})
             await client.close()
             await self.vault.close()
@@ -164,9 +164,15 @@ class Operator:
         patience: float | None = None,
     ) -> bool:
         """
-        Run the coroutine until it ends or the operator is stopped; tell if it has ended by itself.
+        Run the coroutine until it ends or the operator is stopped.
 
-        When it is stopped, it has as much time as it takes, or only so many seconds as there is ``patience``.
+        Args:
+            coro: the coroutine to run.
+            flag: the task that waits for the stop-flag; its errors are raised, too.
+            patience: how long to wait for the cancelled coroutine (in seconds); by default, until it ends.
+
+        Returns:
+            Whether the coroutine has ended by itself.
         """
         task = asyncio.create_task(coro)
         stopping = asyncio.create_task(self._stopping.wait(), name='stopping')
@@ -213,7 +219,7 @@ class Operator:
     # Serving.
 
     async def _serve(self, client: ApiClient) -> None:
-        """Serve the resources until cancelled; then close the client."""
+        """Serve the resources until cancelled."""
         async with contextlib.AsyncExitStack() as stack:
             monitor = await stack.enter_async_context(LoopMonitor(BlockingReporter(self.settings)))
             stack.push_async_callback(self.vault.close)
@@ -275,26 +281,28 @@ class Operator:
 
 
 def make_unless_given(given: T | None, make: Callable[[], T]) -> T:
-    """Return what is given, even if it is empty; otherwise, make it."""
+    """Return the given value, even if it is falsy; if it is ``None``, create one."""
     return make() if given is None else given
 
 
 def unwrap_error(error: BaseException) -> BaseException:
-    """Give the only error of a group of tasks: usually, one has failed, and the others were stopped because of it."""
+    """Return the error of a task group without the group, if all its errors are the same."""
     while isinstance(error, BaseExceptionGroup):
         first, *others = error.exceptions
         if any(type(other) is not type(first) or str(other) != str(first) for other in others):
             break
-        error = first  # many can fail of the same at once, such as of a lost login
+        error = first  # many tasks can fail with the same error at once, such as a failed login
     return error
 
 
 def get_fallback_logins() -> list[ActivityHandler]:
     """
-    Give the login handlers to use where none are declared.
+    Return the login handlers to use if none are declared.
 
-    Those of the client libraries that are installed, as they know the most ways to log in; otherwise, our own.
-    Raises `LoginError` if there is nothing to log in with.
+    Installed client libraries are preferred, as they support the most ways to log in.
+
+    Raises:
+        LoginError: if there are no credentials to log in with.
     """
     logins.check_sources()
     candidates: list[Any] = []

@@ -1,8 +1,8 @@
 """
-What is served at the moment: the watches that run, as resources and namespaces come and go.
+Starting and stopping watches as resources and namespaces come and go.
 
-It is found out at the start and whenever something changes. Observers tell what changes: they watch namespaces and CRDs
-as everything else is watched. Where an operator has no rights for that, it serves what it knows from the beginning.
+Resources and namespaces are discovered at the start and whenever they change. Observers detect the changes: they are
+watches of namespaces and CRDs. If RBAC forbids these watches, the operator serves what it has discovered at the start.
 """
 
 import asyncio
@@ -16,14 +16,12 @@ from kopf._cogs.aiokits.loops import end, make_threadsafe
 from kopf._cogs.clients import errors
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.clients.discovery import discover, explaining
-from kopf._cogs.structs.bodies import RawEvent
 from kopf._cogs.structs.credentials import Vault
 from kopf._cogs.structs.references import (
     CRDS,
     Namespace,
     NamespacePattern,
     Resource,
-    match_namespace,
     select_specific_namespaces,
 )
 from kopf._core.engines.indexing import OperatorIndexers
@@ -31,9 +29,10 @@ from kopf._core.engines.schedules import Schedules
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor.coordination import make_coordinator
+from kopf._core.reactor.discovery_sinks import DefinitionsSink, NamespaceSink, join_names
 from kopf._core.reactor.indexing_gate import IndexingGate
-from kopf._core.reactor.informer import MAX_FAILURES, Informer
-from kopf._core.reactor.object_records import ObjectRecord, is_deleted
+from kopf._core.reactor.informer import Informer
+from kopf._core.reactor.object_records import ObjectRecord
 from kopf._core.reactor.observation import Absences, Complaints, Definitions, get_groups, resolve_tables
 from kopf._core.reactor.processing import Processor
 from kopf._core.reactor.sinks import EventSink, ObjectSink
@@ -46,24 +45,30 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Scope = tuple[Resource, Namespace]
+"""What one watch serves: a resource in a namespace, or in the whole cluster."""
+
 Place = tuple[str, str, Namespace]
+"""The group, the plural name, and the namespace: the same for all versions of a resource."""
+
 Watching = tuple[ResourceWatch, ObjectSink, asyncio.Task[None]]
+"""A watch with its sink, and the task that runs it."""
+
 Leaving = tuple[ResourceWatch, ObjectSink, asyncio.Task[None], asyncio.Task[None] | None]
+"""The same for a watch that is being stopped; with the task that releases its objects, when that has begun."""
 
 NAMESPACE = Resource('', 'v1', 'namespaces', kind='Namespace', namespaced=False)
-"""It is in every cluster: there is no need to look for it."""
+"""The resource of namespaces. Every cluster has it, so it is not discovered."""
 
 SETTLING_DELAYS = (0.2, 0.5, 1, 2, 5, 10, 20, 30)
-"""How soon to look again while the API server is known to serve something else than it tells (in seconds)."""
-
+"""The delays (in seconds) between discoveries, while the discovery API does not reflect the known CRDs yet."""
 
 LAST_EVENTS_DELAYS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4)
-"""When to look whether a stream has brought the last events of a namespace or a kind that is gone (in seconds)."""
+"""The delays (in seconds) for a stream to bring the last events of a deleted namespace or resource."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tools:
-    """What an operator works with; it opens and closes them."""
+    """The collaborators of an orchestrator. The operator opens and closes them."""
 
     context: OperatorContext
     client: ApiClient
@@ -75,7 +80,7 @@ class Tools:
 
 
 class Orchestrator:
-    """Starts and stops the watches, as resources and namespaces come and go."""
+    """Starts and stops the watches of an operator; pauses and resumes them."""
 
     def __init__(
         self,
@@ -97,7 +102,7 @@ class Orchestrator:
         registry = tools.context.registry
         self.webhooks = self._make_webhook_runtime() if registry.webhooks or registry.conversions else None
         self._paused = False
-        self._starting = True  # whether all handlers wait for the indices of what is found
+        self._starting = True  # whether all handlers wait for the indices of newly found resources
         self._listing_namespaces = False
         self._tables: dict[Resource, HandlerTable] = {}
         self._namespaces: set[Namespace] = set()
@@ -113,12 +118,12 @@ class Orchestrator:
         self._definitions = Definitions()
         self._absences = Absences(self._definitions)
         self._changed = asyncio.Event()
-        # Handlers can be declared at any time, and in any thread.
+        # Users can declare handlers at any time, and in any thread.
         self._listener = make_threadsafe(self.note_definition)
         registry.listeners.append(self._listener)
 
     def close(self) -> None:
-        """Do not listen to the registry any more: it can be there for longer."""
+        """Stop listening to the registry, which can outlive the operator."""
         self._tools.context.registry.listeners.remove(self._listener)
 
     def _make_webhook_runtime(self) -> 'WebhookRuntime':
@@ -133,7 +138,7 @@ class Orchestrator:
         )
 
     async def start(self) -> None:
-        """Begin to serve what is there, and to observe what changes."""
+        """Discover the resources, and start the watches and the observers."""
         specific = select_specific_namespaces(self._patterns)
         self._namespaces = {None} if not self._patterns else set(specific)
         self._listing_namespaces = bool(self._patterns) and not self._tools.context.settings.scanning.disabled
@@ -170,7 +175,12 @@ class Orchestrator:
             self._observers.discard(watch)
 
     async def _discover(self) -> bool:
-        """Find out what is to be served, and serve it; tell if it is certain that nothing is missing."""
+        """
+        Discover the resources, and adjust the watches.
+
+        Returns:
+            Whether the result is complete. Otherwise, the discovery is to be repeated.
+        """
         registry = self._tools.context.registry
         groups = get_groups(registry)
         if groups is not None:
@@ -178,7 +188,7 @@ class Orchestrator:
         discovery = await discover(self._tools.client, groups)
         hidden = {resource for resource in self._resources or () if resource.group in discovery.failed_groups}
         self._tools.indexers.ensure(registry.indexing)
-        # If a group is down, what it serves is still there.
+        # If the server of a group is down, its resources still exist.
         self._resources = self._absences.fill(discovery.resources | hidden, self._resources or ())
         self._tables, complaints = resolve_tables(registry, self._resources)
         complaints = complaints.about_groups(discovery.failed_groups, hidden)
@@ -194,7 +204,7 @@ class Orchestrator:
         return self._definitions.compare(self._resources, groups)
 
     def get_memo(self, resource: Resource, metadata: Mapping[str, Any]) -> Any:
-        """Give the memo of the object, or ``None`` if it is not seen in any watch."""
+        """Return the memo of the object, or ``None`` if no watch has seen it."""
         for namespace in {metadata.get('namespace'), None}:
             watch, _, _ = self._watches.get((resource, namespace), (None, None, None))
             record = None if watch is None else watch.records.get(metadata.get('uid') or '')
@@ -203,7 +213,7 @@ class Orchestrator:
         return None
 
     def find_failures(self) -> Iterator[str]:
-        """Tell what has been failing for long."""
+        """Return messages about watches and logins that have been failing for long, for the probes."""
         limit = self._tools.context.settings.probing.failing_watch_limit
         watches = [watch for watch, _, _ in list(self._watches.values())]
         for watch in [*list(self._observers), *self.coordinator.watches, *watches]:
@@ -213,7 +223,7 @@ class Orchestrator:
             yield f"The login has been failing for {self._tools.vault.failing_for:.0f} s."
 
     def find_delays(self) -> Iterator[str]:
-        """Tell what has not begun yet. Those who are paused are ready to take over."""
+        """Return messages about what is not started yet, for the probes. A paused operator is ready."""
         if self._resources is None:
             yield "The resources are not discovered yet."
         if self.webhooks is not None and not self.webhooks.listening:
@@ -226,7 +236,7 @@ class Orchestrator:
             yield "The indices are not complete yet."
 
     async def _rediscover(self) -> None:
-        """Find out anew what is served, each time when something has changed, and until it is certain."""
+        """Repeat the discovery when something has changed, and until the result is complete."""
         delays: Iterator[float] | None = None
         while True:
             try:
@@ -236,7 +246,7 @@ class Orchestrator:
                 pass
             else:
                 delays = itertools.chain(SETTLING_DELAYS, itertools.repeat(SETTLING_DELAYS[-1]))
-                await asyncio.sleep(0.1)  # changes come in bunches
+                await asyncio.sleep(0.1)  # changes usually come together, such as CRDs of one chart
             self._changed.clear()
             try:
                 if await self._discover():
@@ -245,43 +255,49 @@ class Orchestrator:
                 logger.warning("The resources could not be discovered; trying again: %s", error)
 
     def note_definition(self) -> None:
-        """Know that a definition of a resource has changed, or that there are more handlers."""
+        """Called when a CRD has changed, or when handlers are declared."""
         self._changed.set()
 
     def compare_definitions(self) -> None:
-        """Know that all definitions are listed: some can be newer than what was discovered before."""
+        """Called when all CRDs are listed. Some can be newer than the last discovery."""
         if not self._definitions.compare(self._resources or (), None):
             self._changed.set()
         if self.webhooks is not None:
             self.webhooks.recheck()
 
     def add_namespace(self, name: str, *, ending: bool = False) -> None:
+        """Called when a namespace is created or modified; ``ending`` if it is being deleted."""
         self.coordinator.note_ending(name, ending)
         if name not in self._namespaces:
             self._namespaces.add(name)
             self._adjust([name])
 
     def remove_namespaces(self, names: Collection[Namespace]) -> None:
+        """Called when namespaces are deleted."""
         gone = [name for name in names if name in self._namespaces]
         self._namespaces.difference_update(gone)
         if gone:
             self._adjust(gone)
-        for name in gone:  # only after their peerings are left: nothing is to be paused because of them any more
+        for name in gone:  # only after `_adjust`, where the operator leaves their peerings: it must not pause for them
             self.coordinator.note_ending(name, False)
 
     def compare_namespaces(self, names: Collection[str]) -> None:
-        """Know that these are all the namespaces that match: those that were assumed to exist are not there yet."""
+        """Called when all namespaces are listed. Stop serving those that were only assumed to exist."""
         if missing := self._namespaces.difference(names):
             logger.warning("These namespaces are served as soon as they exist: %s.", join_names(missing))
             self.remove_namespaces(missing)
 
     def end_listing_namespaces(self) -> None:
-        """Called when all namespaces are known, or when they cannot be."""
+        """Called when all namespaces are listed, or when they cannot be listed."""
         self._listing_namespaces = False
         self._notice_start()
 
     def _notice_start(self) -> None:
-        """From when everything is served that was there at the start, handlers wait only for indices that they use."""
+        """
+        End the start of the operator when everything that existed before is being served.
+
+        From then on, handlers wait only for the indices that they can use.
+        """
         if not self._listing_namespaces and not self._paused and self.coordinator.is_open(None):
             self._starting = False
 
@@ -290,8 +306,8 @@ class Orchestrator:
         Start the watches that are missing, stop those that are not needed; or pause and resume them all.
 
         Args:
-            affected: the namespaces that have come or gone, or that can be served now; by default, all of them. With
-                hundreds of namespaces, it takes too long to look at all of them whenever one of them changes.
+            affected: the namespaces that were created or deleted, or can be served now; by default, all of them. With
+                hundreds of namespaces, it would take too long to check all of them whenever one of them changes.
         """
         affected = self.coordinator.adjust(self._namespaces, affected)
         if self.coordinator.paused != self._paused:
@@ -330,7 +346,7 @@ class Orchestrator:
         self._notice_start()
 
     def _find_wanted(self, namespaces: Collection[Namespace]) -> dict[Scope, HandlerTable]:
-        """Find what is to be served in these namespaces, and what is in no namespace."""
+        """Return the scopes to be served in these namespaces, and those of cluster-scoped resources."""
         return {
             (resource, namespace): table
             for resource, table in self._tables.items()
@@ -338,29 +354,29 @@ class Orchestrator:
         }
 
     def _find_scopes(self, namespaces: Collection[Namespace]) -> list[Scope]:
-        """Find what is watched in these namespaces."""
+        """Return the scopes that are watched in these namespaces."""
         scopes = [(resource, namespace) for resource in self._tables for namespace in namespaces]
         return [scope for scope in scopes if scope in self._watches]
 
     def _keep_serving(self, scope: Scope, table: HandlerTable | None) -> bool:
-        """Go on with the watch if its handlers are the same; return whether they are."""
+        """Keep the watch of the scope if its handlers are the same; return whether it is kept."""
         served = self._served[scope]
         if table is None or table != served:
             return False
         if not table.resource.is_same(served.resource):
-            self._watches[scope][1].revise(table)  # it has other subresources, for example
+            self._watches[scope][1].revise(table)  # for example, with other subresources
             self._served[scope] = table
         return True
 
     def _pause(self) -> None:
-        """Let others handle the objects: go on seeing and indexing them, but do nothing about them."""
+        """Pause the handling, so that other operators handle the objects. Watching and indexing continue."""
         if self._resuming is not None:
             self._resuming.cancel()
         self._tools.workers.pause()
         for watch, sink, _ in self._watches.values():
             sink.paused(watch)
         if self._watches or self._tools.schedules:
-            # At once: the daemons can take long to end, and the pause can be over by then.
+            # Saving starts at once, not after the daemons have ended: the pause can be over by then.
             self._halting = self._tasks.create_task(self._halt(self._start_saving()), name='pausing')
 
     async def _halt(self, saving: asyncio.Task[None]) -> None:
@@ -371,12 +387,12 @@ class Orchestrator:
         self.coordinator.halt(True)
 
     def _start_saving(self) -> asyncio.Task[None]:
-        """Store what is only remembered of the objects, also if the pause is over meanwhile."""
+        """Start to store what is only in memory; it continues even if the pause ends meanwhile."""
         self._saving = self._tasks.create_task(self.save(), name='saving')
         return self._saving
 
     async def save(self) -> None:
-        """Store what is only remembered of the objects: before the operator ends, or leaves them to another one."""
+        """Store on the objects what is only in memory, before the operator exits or pauses."""
         workers, timeout = self._tools.workers, self._tools.context.settings.queueing.exit_timeout
         pairs = [(watch, sink) for watch, sink, _ in self._watches.values()]
         pairs += [(watch, sink) for watch, sink, _, _ in self._leaving.values()]
@@ -394,18 +410,18 @@ class Orchestrator:
             failed = [task for task in tasks if not task.done() or task.cancelled() or task.exception() is not None]
             if failed:
                 logger.warning(
-                    "What has come of the handlers of %d objects can't be stored, and is handled again later: %s",
+                    "The results of the handlers of %d objects can't be stored; they are handled again later: %s",
                     len(failed),
                     ', '.join(sorted(task.get_name() for task in failed)),
                 )
             await end(tasks, timeout=timeout, what="The last patches")
 
     def _resume(self) -> None:
-        """Go on where the others have stopped."""
+        """Resume the handling after a pause."""
         if self._halting is not None:
             self._halting.cancel()
         if self._saving is not None and not self._saving.done():
-            # What is being stored must not be forgotten before it is on the objects: it would be done twice.
+            # The plans are dropped on resuming. If they were dropped before they are stored, handlers would run twice.
             self._resuming = self._tasks.create_task(self._resume_later(self._saving), name='resuming')
         else:
             self._go_on()
@@ -432,7 +448,7 @@ class Orchestrator:
         await watch.run()
 
     def _is_gone(self, resource: Resource, namespace: Namespace) -> bool:
-        """Check whether the objects are gone with their namespace or kind, and are not only served no more."""
+        """Check whether the namespace or the resource is deleted, not only excluded from serving."""
         return (resource.namespaced and namespace not in self._namespaces) or not any(
             other.plural == resource.plural and other.group == resource.group for other in self._resources or ()
         )
@@ -446,8 +462,8 @@ class Orchestrator:
         return watch, sink, task, self._tasks.create_task(end, name=f'end of {watch}')
 
     async def _bury(self, watch: ResourceWatch, sink: ObjectSink, task: asyncio.Task[None]) -> None:
-        """Report the objects as deleted that are gone with their namespace or kind; then, let go of the watch."""
-        # The stream shows objects as they were in the end, but it can be behind that of the namespaces or the CRDs.
+        """Report the objects of a deleted namespace or resource as deleted, and release the watch."""
+        # The stream can lag behind that of the namespaces or CRDs. Its events are better, as they have the last states.
         for delay in LAST_EVENTS_DELAYS:
             if watch.records and watch.state is WatchState.STREAMING:
                 await asyncio.sleep(delay)
@@ -459,12 +475,12 @@ class Orchestrator:
         sink.released(watch)
 
     async def _release(self, watch: ResourceWatch, sink: ObjectSink) -> None:
-        """Let those who work on the objects finish; then, nothing is to be left of the watch."""
+        """Wait for the workers and daemons of the objects, and release the watch."""
         await self._tools.workers.release(watch.get_known())
         sink.released(watch)
 
     async def _retire(self, watch: ResourceWatch, sink: ObjectSink, records: Collection[ObjectRecord]) -> None:
-        """The same when others have taken over: they wait only for those objects that are worked on at the moment."""
+        """Wait for the workers of objects that another watch has taken over, and release the former watch."""
         await self._tools.workers.wait_for(records)
         sink.released(watch)
 
@@ -500,7 +516,7 @@ class Orchestrator:
         return watch, sink, self._run_watch(watch)
 
     def _take_over(self, watch: ResourceWatch, sink: ObjectSink, former: Leaving) -> None:
-        """Let the watch go on with the objects of a former one: of another version of them, or for other handlers."""
+        """Take over the objects of a former watch, which had another version of the resource or other handlers."""
         former_watch, former_sink, task, end = former
         task.cancel()
         watch.inherit(former_watch)
@@ -511,109 +527,6 @@ class Orchestrator:
         self._tasks.create_task(self._retire(former_watch, former_sink, records), name=f'end of {former_watch}')
 
 
-class DefinitionsSink(EventSink):
-    """Notices which resources are defined, and tells the orchestrator what has changed since the first list."""
-
-    def __init__(self, orchestrator: Orchestrator, definitions: Definitions) -> None:
-        self._orchestrator = orchestrator
-        self._definitions = definitions
-        self._uids: dict[str, str] = {}
-        self._listed = False
-
-    def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
-        if event['type'] != 'DELETED':
-            self._uids[record.name] = record.uid
-            self._definitions.note(record.name, event['object'])
-        elif self._uids.get(record.name) == record.uid:  # otherwise, it has got a successor already
-            del self._uids[record.name]
-            self._definitions.note(record.name, {})
-        if self._listed:
-            self._orchestrator.note_definition()
-
-    def listed(self, watch: ResourceWatch) -> None:
-        self._listed = True
-        self._orchestrator.compare_definitions()
-
-    def refused(self, watch: ResourceWatch, error: errors.APIError) -> bool:
-        if not isinstance(error, errors.APIForbiddenError):
-            return False
-        logger.warning(
-            "Resources that appear, change, or vanish will not be noticed. Grant the verbs list and watch for "
-            "customresourcedefinitions.apiextensions.k8s.io to the operator's account, or set "
-            "settings.scanning.disabled, to avoid this warning: %s",
-            error,
-        )
-        return True
-
-
-class NamespaceSink(EventSink):
-    """Tells the orchestrator which namespaces are there, of those that match."""
-
-    def __init__(
-        self,
-        orchestrator: Orchestrator,
-        patterns: Collection[NamespacePattern],
-        indexing_gate: IndexingGate,
-    ) -> None:
-        self._orchestrator = orchestrator
-        self._specific = select_specific_namespaces(patterns)
-        self._patterns = [pattern for pattern in patterns if pattern not in self._specific]
-        self._indexing_gate = indexing_gate
-        self._uids: dict[str, str] = {}
-        self._failures = 0
-
-    def expect(self, indices: Collection[str]) -> None:
-        """Let the handlers wait for the namespaces: each of them can bring more objects to these indices."""
-        self._indexing_gate.expect(self, 'namespaces', indices)
-
-    def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
-        if not self._matches(record.name):
-            return
-        if event['type'] != 'DELETED':
-            self._uids[record.name] = record.uid
-            self._orchestrator.add_namespace(record.name, ending=is_deleted(event))
-        elif self._uids.get(record.name) == record.uid:  # otherwise, it has got a successor already
-            del self._uids[record.name]
-            self._orchestrator.remove_namespaces({record.name})
-
-    def _matches(self, name: str) -> bool:
-        return name in self._specific or any(match_namespace(name, pattern) for pattern in self._patterns)
-
-    def listed(self, watch: ResourceWatch) -> None:
-        self._orchestrator.compare_namespaces(self._uids)
-        self._stop_waiting()
-
-    def failed(self, watch: ResourceWatch, error: Exception) -> None:
-        self._failures += 1
-        if self._failures == MAX_FAILURES:
-            self._indexing_gate.excuse(self)
-
-    def _stop_waiting(self) -> None:
-        self._indexing_gate.dismiss(self)
-        self._orchestrator.end_listing_namespaces()
-
-    def refused(self, watch: ResourceWatch, error: errors.APIError) -> bool:
-        self._stop_waiting()
-        if not isinstance(error, errors.APIForbiddenError):
-            return False
-        logger.warning(
-            "The patterns of namespaces match nothing, and only these namespaces are served, assuming that they exist: "
-            "%s. Grant the verbs list and watch for namespaces to the operator's account, or set "
-            "settings.scanning.disabled, to avoid this warning: %s",
-            join_names(self._specific),
-            error,
-        )
-        return True
-
-    def dropped(self, watch: ResourceWatch) -> None:
-        self._stop_waiting()
-
-
 def get_place(resource: Resource, namespace: Namespace) -> Place:
-    """Give what different versions of the same objects have in common."""
+    """Return the key that the scopes of different versions of the same objects share."""
     return resource.group, resource.plural, namespace
-
-
-def join_names(names: Collection[Namespace]) -> str:
-    """Name the namespaces in a log."""
-    return ', '.join(sorted(map(str, names))) or 'none'

@@ -1,8 +1,8 @@
 """
-The peering objects of an operator: one for the whole cluster, or one in each namespace that it serves.
+Coordination by peering objects: one for the whole cluster, or one in each served namespace.
 
-They are watched as everything else. The operator pauses if it has to in any of them; nothing is begun in a namespace
-until its peering object is looked at. Where the cluster has no such kind of objects, nothing is requested at all.
+Peering objects are watched as other resources are. The operator pauses if it must do so in any of them. A namespace is
+not served until its peering object is read. If the cluster does not have the CRD of peerings, nothing is requested.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MIN_LIFETIME = 1.0
-"""No record that is announced from now on can end earlier than after that time (in seconds)."""
+"""The least lifetime of records in peering objects (in seconds)."""
 
 
 class JoinedPeering(NamedTuple):
@@ -50,14 +50,14 @@ class PeeringCoordinator:
         changed: Callable[[Collection[Namespace] | None], None],
     ) -> None:
         """
-        Create the peerings; they are joined later.
+        Create the coordinator. It joins peerings later, in `adjust`.
 
         Args:
             client: the client of the API.
             settings: the settings of the operator.
-            identity: the name of the operator among its peers; if absent, it is detected when it is needed.
-            tasks: where the tasks of the members live.
-            changed: is called when it can be decided differently what is to be done: in these namespaces, or in all.
+            identity: the identity of the operator among its peers; if absent, it is detected when needed.
+            tasks: the group for the tasks of the members.
+            changed: the function to call when the decision has changed, for these namespaces or for all of them.
         """
         self._client = client
         self._settings = settings
@@ -67,11 +67,11 @@ class PeeringCoordinator:
         self._resource: Resource | None = None
         self._joined: dict[Namespace, JoinedPeering] = {}
         self._complained = False
-        self._oriented = False  # whether it was known once what to do in all the namespaces that there were
-        self._safe_until = 0.0
-        # With hundreds of namespaces, all the members cannot be asked each time when one of them has changed.
-        self._unknown: set[Namespace] = set()  # the members that do not know yet what to do
-        self._pausing: set[Namespace] = set()  # the members because of which the operator pauses
+        self._oriented = False  # whether all members had a verdict at the same time, at least once
+        self._safe_until = 0.0  # until when no record can expire, so that the members need not be asked
+        # The verdicts are cached here: with hundreds of namespaces, asking all members at each change takes too long.
+        self._unknown: set[Namespace] = set()  # the namespaces of members without a verdict
+        self._pausing: set[Namespace] = set()  # the namespaces of members that require a pause
         self._ending: set[Namespace] = set()  # the namespaces that are being deleted
 
     @property
@@ -90,10 +90,10 @@ class PeeringCoordinator:
 
     def _check_overdue(self) -> bool:
         """
-        Return whether our own record has not been renewed in time, by the clock, and have the operator paused if so.
+        Return whether a record of this operator has expired by the clock; if so, request the pause.
 
-        After a suspension (SIGSTOP, a laptop's lid), all timers are overdue at once, and handlers must not be called
-        before it is noticed that others could have taken over. It is asked before any work begins, so it is cheap.
+        After a suspension (SIGSTOP, a laptop's lid), all timers are overdue at once. Other operators can have taken
+        over, so no handlers may be called before that is checked. It is called before any work begins, so it is cheap.
         """
         if not self._joined:
             return False
@@ -119,12 +119,12 @@ class PeeringCoordinator:
             return not self._settings.peering.mandatory
         if self._oriented and namespace in self._joined:
             return self._joined[namespace].member.joined
-        # In the beginning, all must be known: who pauses because of us in one namespace, does so in all of them, and
-        # is to be given the time for that.
+        # At first, the verdicts of all members must be known: an operator of a lower priority that sees this one in
+        # one namespace pauses in all its namespaces, and needs the time for that.
         return not self._unknown
 
     def note_ending(self, namespace: Namespace, ending: bool) -> None:
-        # The peering object of a namespace that is being deleted is not to be waited for.
+        # Members do not wait for the peering object of a namespace that is being deleted.
         if ending is not (namespace in self._ending):
             (self._ending.add if ending else self._ending.discard)(namespace)
             if namespace in self._joined:
@@ -148,7 +148,7 @@ class PeeringCoordinator:
         namespaces: Set[Namespace],
         affected: Collection[Namespace] | None = None,
     ) -> Collection[Namespace] | None:
-        """Join the peerings of these namespaces, or the only one; stop meeting the peers in other namespaces."""
+        """Join the peerings of these namespaces, or the cluster-wide one; stop the members of other namespaces."""
         was_oriented = self._oriented
         if self._resource is not None:
             self._adjust(self._resource, namespaces, affected)
@@ -195,9 +195,9 @@ class PeeringCoordinator:
         )
 
     def _note(self, namespace: Namespace) -> None:
-        """Called when the member in this namespace has come to another decision."""
+        """Called when the verdict of the member in this namespace has changed."""
         if namespace not in self._joined:
-            return  # it has left meanwhile
+            return  # the member was stopped meanwhile
         member = self._joined[namespace].member
         (self._unknown.discard if member.joined else self._unknown.add)(namespace)
         (self._pausing.add if member.paused else self._pausing.discard)(namespace)
@@ -210,7 +210,7 @@ class PeeringCoordinator:
             self._oriented = True
 
     def _stop(self, namespaces: Collection[Namespace]) -> None:
-        # The records are not removed: either there is nothing to remove them from, or they die soon.
+        # The records are not removed: either the peering objects are deleted, too, or the records expire soon.
         for namespace in namespaces:
             self._unknown.discard(namespace)
             self._pausing.discard(namespace)
@@ -219,12 +219,12 @@ class PeeringCoordinator:
         self._orient()
 
     async def leave(self) -> None:
-        """Remove our records, so that the peers take over at once."""
+        """Remove the records of this operator, so that its peers take over at once."""
         await asyncio.gather(*(joined.member.leave() for joined in self._joined.values()))
 
 
 class PeeringSink(EventSink):
-    """Shows the peering object to its member, of all such objects in the namespace."""
+    """Passes the states of the peering object to its member; skips other peering objects."""
 
     def __init__(self, member: 'PeeringMember') -> None:
         self._member = member
@@ -237,7 +237,7 @@ class PeeringSink(EventSink):
             body: Any = event['object']
             self._uid = record.uid
             self._member.see(body, asked_at=listed_since)
-        elif self._uid in (None, record.uid):  # otherwise, it has got a successor already
+        elif self._uid in (None, record.uid):  # otherwise, there is a new object of this name
             self._uid = None
             self._member.see(None)
 

@@ -77,7 +77,7 @@ class Processor(ObjectSink):
 
     @property
     def requesting(self) -> bool:
-        """Whether handling usually sends requests to the API."""
+        """Return whether handling usually sends requests to the API."""
         return self._managing
 
     @property

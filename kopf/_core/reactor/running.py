@@ -1,9 +1,9 @@
 """
-The entry points of operators: from code of one's own, from other event loops, and from the command line.
+The entry points: running operators from the command line, in threads, and in existing event loops.
 
-`run` is for a whole process or thread, `operator` is for a running event loop, `spawn_tasks` and `run_tasks` are for
-those who orchestrate tasks on their own. An operator cancels only the tasks that it or its handlers have created: other
-parts of the application can share the loop. But `run_tasks` is the end of all tasks, except for those before it.
+`run` takes a whole process or thread, `operator` runs in an existing event loop, `spawn_tasks` and `run_tasks` are for
+applications that manage tasks themselves. An operator cancels only the tasks that it or its handlers have created, as
+other parts of the application can share the loop. But `run_tasks` cancels all tasks except for those created before.
 Specified in the documentation's "Embedding".
 """
 
@@ -27,29 +27,30 @@ from kopf._core.reactor.operators import Operator, OperatorOptions
 logger = logging.getLogger(__name__)
 
 LEFTOVERS_PATIENCE = 5.0
-"""For how long `run_tasks` waits for the tasks that are left when the root tasks have ended (in seconds)."""
+"""How long `run_tasks` waits for the remaining tasks when the root tasks have ended (in seconds)."""
 
 CANCELLATION_TIMEOUT = 2.0
-"""For how long to wait for tasks that are left behind when they are cancelled (in seconds)."""
+"""How long cancelled remaining tasks may take to end (in seconds)."""
 
 _operator_var: contextvars.ContextVar[Operator | None] = contextvars.ContextVar('_operator_var', default=None)
-"""The operator to which a task belongs: itself, its handlers, and all tasks that these have created."""
+"""The operator to which a task belongs. Its handlers and the tasks that they create inherit the variable."""
 
 _predecessors: weakref.WeakKeyDictionary[asyncio.Task[None], weakref.WeakSet[asyncio.Task[Any]]] = (
     weakref.WeakKeyDictionary()
 )
-"""The tasks that were there when an operator was spawned."""
+"""The tasks that existed when an operator was spawned."""
 
 
 def run(*, loop: asyncio.AbstractEventLoop | None = None, **options: Unpack[OperatorOptions]) -> None:
     """
     Run an operator until it is stopped, in this thread.
 
-    :param loop: the event loop to run in; by default, a new one, which is closed in the end.
+    Args:
+        loop: the event loop to run in; by default, a new one, which is closed in the end.
+        options: the other parameters; see `operator`, also for its errors.
 
-    All the other parameters, and the errors, are those of `operator`.
-
-    :raises RuntimeError: if there is a running event loop in this thread.
+    Raises:
+        RuntimeError: if there is a running event loop in this thread.
     """
     if asyncio.events._get_running_loop() is not None:
         raise RuntimeError("kopf.run() cannot be called in a running event loop. Use: await kopf.operator(...)")
@@ -61,25 +62,27 @@ async def operator(**options: Unpack[OperatorOptions]) -> None:
     """
     Run an operator until it is stopped: by a signal (in the main thread), by its flag, or by a cancellation.
 
-    :param lifecycle: the order of handlers instead of the default one: see `kopf.lifecycles`.
-    :param registry: the handlers; by default, all those declared without a registry.
-    :param settings: the settings to start with; startup handlers can change them.
-    :param indexers: the indices to fill, for those who want to read them from outside of the operator.
-    :param memo: the operator's memo, of any class that can be copied.
-    :param vault: credentials that are there already.
-    :param clusterwide: serve the whole cluster.
-    :param namespaces: the names and the patterns of namespaces to serve.
-    :param namespace: the only name or pattern; the old form of the former.
-    :param stop_flag: an event or a future, of asyncio or of threads, that ends the operator when it is raised.
-    :param ready_flag: is raised after the startup handlers; and in any case when the operator ends.
-    :param identity: the name of the operator among its peers.
-    :param standalone: ignore the peers.
-    :param priority: the priority among the peers.
-    :param peering_name: the name of the peering object.
-    :param liveness_endpoint: the URL at which to answer probes.
+    Keyword Args:
+        lifecycle: the order of handlers instead of the default one: see `kopf.lifecycles`.
+        registry: the handlers; by default, all those declared without a registry.
+        settings: the settings to start with; startup handlers can change them.
+        indexers: the indices to fill, in order to read them from outside of the operator.
+        memo: the operator's memo, of any class that can be copied.
+        vault: existing credentials.
+        clusterwide: serve the whole cluster.
+        namespaces: the names and the patterns of namespaces to serve.
+        namespace: the only name or pattern; the old form of ``namespaces``.
+        stop_flag: an event or a future, of asyncio or of threads, that stops the operator when it is set.
+        ready_flag: is set after the startup handlers; and in any case when the operator ends.
+        identity: the name of the operator among its peers.
+        standalone: ignore the peers.
+        priority: the priority among the peers.
+        peering_name: the name of the peering object.
+        liveness_endpoint: the URL of the server for probes.
 
-    :raises kopf.LoginError: if there are no credentials, or none are accepted.
-    :raises Exception: what the startup or cleanup handlers, or the framework's own tasks have failed with.
+    Raises:
+        kopf.LoginError: if there are no credentials, or if none are accepted.
+        Exception: the error of a startup handler, a cleanup handler, or a task of the framework.
     """
     instance = Operator(_parse_options(options))
     if (path := loaders.get_loading()) is not None:
@@ -111,10 +114,11 @@ async def spawn_tasks(**options: Unpack[OperatorOptions]) -> list[asyncio.Task[N
     """
     Start an operator in the running loop; return its tasks, to be awaited by `run_tasks` or otherwise.
 
-    Tasks of one's own can be added to the list: then they are stopped together, as soon as any of them ends.
-    When it returns, the options are checked, and are in the settings already.
+    Other tasks can be added to the list: then all of them are stopped as soon as any of them ends.
+    When this function returns, the options are verified, and are in the settings already.
 
-    :raises TypeError: if the options are wrong, or contradict each other.
+    Raises:
+        TypeError: if the options are invalid, or contradict each other.
     """
     instance, predecessors = Operator(_parse_options(options)), weakref.WeakSet(asyncio.all_tasks())
     task = asyncio.create_task(_run(instance), name='operator')
@@ -128,11 +132,14 @@ async def run_tasks(
     ignored: Collection[asyncio.Task[Any]] = frozenset(),
 ) -> None:
     """
-    Wait until one of the tasks ends, and stop the others; raise what any of them has failed with.
+    Wait until one of the tasks ends, and cancel the others; raise the error of any of them.
 
-    All tasks that were created since the operator was spawned are assumed to be a part of it: when the ``root_tasks``
-    have ended, they can finish for 5 seconds, then they are named in the logs and cancelled. What was there before is
-    left alone, and so are the tasks to be ``ignored``.
+    All tasks that were created since the operator was spawned are assumed to belong to it. When the root tasks have
+    ended, the others may finish for 5 seconds; then they are logged and cancelled. Earlier tasks are not cancelled.
+
+    Args:
+        root_tasks: the tasks from `spawn_tasks`, possibly with others.
+        ignored: the tasks that are not cancelled.
     """
     tasks, strangers = set(root_tasks) - set(ignored), _find_strangers(root_tasks)
     if not tasks:
@@ -151,13 +158,13 @@ async def run_tasks(
 
 
 def _find_strangers(root_tasks: Collection[asyncio.Task[None]]) -> set[asyncio.Task[Any]]:
-    """Return the tasks that were there before the root tasks; all that are there now if that is not known of them."""
+    """Return the tasks that existed before the root tasks; all existing tasks if it is unknown for the root tasks."""
     known = [_predecessors[task] for task in root_tasks if task in _predecessors]
     return set.intersection(*map(set, known)) if known else asyncio.all_tasks()
 
 
 def _parse_options(given: OperatorOptions) -> OperatorOptions:
-    """Return the options without those forms of them that are only accepted; raise `TypeError` if they are wrong."""
+    """Return the options with deprecated forms replaced; raise `TypeError` if they are invalid."""
     if unknown := sorted(given.keys() - OperatorOptions.__annotations__.keys()):
         raise TypeError(f"The operator got an unexpected keyword argument {unknown[0]!r}.")
     options = given.copy()
@@ -179,10 +186,10 @@ def _parse_options(given: OperatorOptions) -> OperatorOptions:
 
 class _Signals:
     """
-    The signals of one event loop: the first one stops all the operators there, the second one ends the process.
+    The signal handlers of one event loop: the first signal stops all its operators, the second one ends the process.
 
-    If they are still stopping when the time-out of ``settings.process`` is over, the process is killed: what keeps them
-    may be as well the event loop itself. What was there before is restored when the last of the operators ends.
+    If the operators do not stop within the timeout of ``settings.process``, the process is killed from a thread, as
+    the event loop can be blocked. The former signal handlers are restored when the last operator ends.
     """
 
     numbers = (signal.SIGINT, signal.SIGTERM)
@@ -194,15 +201,17 @@ class _Signals:
         self._killing: threading.Timer | None = None
 
     def add(self, instance: Operator) -> None:
+        """Stop this operator by signals; install the signal handlers if it is the first operator of the loop."""
         if not self._operators:
             self._previous = {number: signal.getsignal(number) for number in self.numbers}
             for number in self.numbers:
                 self._loop.add_signal_handler(number, self._receive, number)
-                signal.signal(number, self._note)  # instead of nothing; the loop is woken up anyway
+                signal.signal(number, self._note)  # asyncio sets a no-op; it gets the signal by its wakeup fd anyway
                 signal.siginterrupt(number, False)
         self._operators.add(instance)
 
     def discard(self, instance: Operator) -> None:
+        """Forget this operator; restore the former signal handlers if it is the last operator of the loop."""
         self._operators.discard(instance)
         if not self._operators:
             if self._killing is not None:
@@ -213,7 +222,7 @@ class _Signals:
             _signals.pop(self._loop, None)
 
     def _note(self, number: int, frame: object) -> None:
-        """Let the next signal end the process even if a handler blocks the event loop, which knows of none then."""
+        """Let the next signal end the process, even if a blocked event loop does not see the first one."""
         for other in self.numbers:
             signal.signal(other, signal.SIG_DFL)
 

@@ -1,16 +1,16 @@
 """
-Watching one resource in one namespace, or in all of them: forever, whatever the server and the network do.
+Watching one resource in one namespace or in the whole cluster, until stopped, despite all failures.
 
-It is a state machine: LISTING → STREAMING → BACKING_OFF → … The list tells the state of all the objects,
-the stream what happens after it. A stream that ends is continued from the last version seen. When the server does not
-have that version any more, everything is listed again, and what is gone meanwhile is reported as deleted: before a new
-object of the same name, and at the end of the list if there is none.
+A watch is a state machine: LISTING → STREAMING → BACKING_OFF → … The list brings the states of all objects, the stream
+brings the changes after the list. A stream that ends is continued from the last resource version. When the server does
+not have that version any more (HTTP 410), all objects are listed again. Objects that were deleted meanwhile are then
+reported as deleted: before a new object of the same name, otherwise at the end of the list.
 
-With WatchList, the list is a part of the stream: its objects come as events, up to a bookmark that ends them. A version
-seen before that bookmark means nothing. Servers without it refuse such a request, or stream only changes, as if no list
-was asked for (mocks, aggregated APIs): they are listed in chunks.
+With WatchList, the list is a part of the stream: its objects come as events, followed by a bookmark. Resource versions
+before that bookmark must not be used to continue. Servers without WatchList refuse the request, or ignore its
+parameters and stream only changes (mocks, aggregated APIs): their objects are listed in chunks.
 
-Nothing that fails here concerns other resources: it is retried with a growing delay, alone.
+A failure concerns only its own resource: it is retried with growing delays.
 """
 
 import asyncio
@@ -37,59 +37,65 @@ from kopf._core.reactor.sinks import EventSink
 logger = logging.getLogger(__name__)
 
 CHUNK_SIZE = 500
+"""The number of objects in a chunk of a list, unless set by ``settings.watching.chunk_size``."""
 MAX_AT_ONCE = 50
-"""How many objects are taken before those who handle them get their turn: each of them is in memory until then."""
+"""The number of events to take before other tasks run: each event is in memory until its worker has run."""
 MIN_BACKOFF, MAX_BACKOFF, HEALTHY_AFTER = 0.8, 30.0, 120.0
+"""The least and the greatest delay after failures, and the time without failures that resets it (in seconds)."""
 FORBIDDEN_BACKOFF = 60.0
+"""The least delay after HTTP 403 (in seconds): only a change of RBAC can help."""
 TRANSIENT_REFUSALS = (408, 429)
-"""Statuses of refusals that only mean "not now"."""
+"""The statuses of client errors that do not repeat: the same request can succeed later."""
 EXPIRATIONS = ('Expired', 'Gone')
+"""The reasons of errors that mean that the resource version has expired."""
 EXPIRATION_PERIOD = 10.0
-"""Versions that expire more often than that are a failure (in seconds)."""
+"""The time (in seconds), within which a second expiration counts as a failure."""
 MAX_FAILURES = 3
-"""After so many refusals to go on from a version, it is given up."""
+"""The number of failures to continue from a resource version, after which all objects are listed again."""
 SUSPICIOUS_SILENCES = 2
-"""After so many streams that have brought nothing for long, the version that they go on from is compared."""
+"""The number of streams without events and bookmarks in a row, after which the resource version is verified."""
 SHORT_LIFE = 0.5
-"""A stream that has ended earlier, and has brought nothing, is a failure (in seconds)."""
+"""The duration (in seconds), below which a stream that has brought nothing counts as a failure."""
 
 LIST_SILENCE = 5.0
 """
-How long a streamed list may bring no more objects before its end (in seconds).
+How long an unfinished streamed list may bring no more objects (in seconds).
 
-API servers look every second whether the list can end; client-go begins to complain after 10 seconds of silence. Large
-lists may take much longer, as their objects keep coming. A list that is given up too early is only listed in chunks.
+API servers check every second whether the list can end; client-go warns after 10 seconds of silence. Large lists may
+take much longer, as their objects keep coming. If the limit is too short, objects are only listed in chunks instead.
 """
 OPENING_TIMEOUT = 20.0
 """
-How long it may take until a streamed list begins (in seconds).
+How long the response to a request for a streamed list may take (in seconds).
 
-API servers answer before they have anything to send, but busy ones can keep the request waiting for 15 seconds.
+API servers respond before they have any events to send, but overloaded ones can queue the request for 15 seconds.
 """
 
 END_OF_LIST = 'k8s.io/initial-events-end'
 
 
 class WatchState(enum.Enum):
+    """The state of a watch."""
+
     LISTING = 'listing'
     STREAMING = 'streaming'
     BACKING_OFF = 'backing-off'
 
 
 class RefusalAccepted(Exception):
-    """The objects can't be watched, and that is good enough for whoever wants to."""
+    """The API server refuses the watch, and the sink accepts that."""
 
 
 class StreamBroken(Exception):
-    """The stream can't be used any more, for a reason that is not an error of the API."""
+    """The stream cannot be continued, for a reason that is not an error response of the API."""
 
 
 class StreamedListMissing(Exception):
-    """The server streams events, but not the list that it is asked for."""
+    """The server streams events, but not the requested list."""
 
 
 class ResourceWatch:
-    """Watches one resource in one scope; owns the records of its objects."""
+    """Watches one resource in one namespace or in the whole cluster; owns the records of its objects."""
 
     def __init__(
         self,
@@ -109,40 +115,40 @@ class ResourceWatch:
         self.failing_since: float | None = None
         self.last_event_at = time.monotonic()
         self.records: dict[str, ObjectRecord] = {}
-        # Objects that are gone from the stream, but still worked on. They can come back, as when they leave and
-        # re-enter the selection of the watch: a second record would mean a second worker beside the first one.
+        # The objects with a DELETED event that still have workers or daemons. They can come back if they only stopped
+        # matching the selectors for a while. With a new record, such an object would get a second worker.
         self._departed: weakref.WeakValueDictionary[str, ObjectRecord] = weakref.WeakValueDictionary()
         self._client = client
         self._settings = settings
         self._sink = sink
-        self._selective = selective  # whether users choose the objects by the settings
+        self._selective = selective  # whether the selectors of the settings apply
         self._label_selectors = [] if label_selector is None else [str(label_selector)]  # those of the handlers
         self._path = resource.get_url(namespace=namespace)
         self._since: str | None = None
         self._listing_since: float | None = None
         self._listed = 0
-        """How many objects the list that is going on has shown."""
+        """The number of objects in the current list so far."""
         self._unlisted: dict[str, ObjectRecord] = {}
-        """The objects known from before the list that is going on, as far as the list has not shown them yet."""
+        """The objects known before the current list that it has not brought yet."""
         self._predecessors: dict[str, ObjectRecord] | None = None
-        """The same by namespaces and names: made when a list brings the first new object."""
-        self._flawed = False  # whether something could not be read of the list
-        self._complete = False  # whether all has been listed at least once
-        self._streamed_list = f'streamed lists of {resource}'  # what servers can lack
-        self._endless_lists = 0  # how many streamed lists in a row have had no end
+        """The same by namespace and name; built when a list brings the first new object."""
+        self._flawed = False  # whether a part of the list was malformed
+        self._complete = False  # whether a list was completed at least once
+        self._streamed_list = f'streamed lists of {resource}'  # the key of what the server lacks
+        self._endless_lists = 0  # the number of streamed lists in a row without an end
         self._backoff = MIN_BACKOFF
         self._healthy_since: float | None = None
         self._opened_at: float | None = None
         self._expired_at: float | None = None
         self._failures = 0  # since the last event
-        self._silences = 0  # how many streams in a row have broken off because they have brought nothing for long
+        self._silences = 0  # the number of streams in a row that brought nothing until the inactivity timeout
 
     def __str__(self) -> str:
         where = 'cluster-wide' if self.namespace is None else f'in {self.namespace!r}'
         return f'{self.resource} {where}'
 
     async def run(self) -> None:
-        """Watch until cancelled. It ends only by a failed login, or if the sink accepts that it is refused."""
+        """Watch until cancelled, until a login fails, or until the sink accepts a refusal."""
         logger.debug("Starting the watch-stream for %s.", self)
         try:
             while True:
@@ -154,7 +160,7 @@ class ResourceWatch:
                     await self._recover(error)
                 except StreamBroken as error:
                     await self._fail(error)
-                except Exception as error:  # an answer that makes no sense, such as HTML of a proxy instead of a list
+                except Exception as error:  # an unexpected response, such as HTML from a proxy
                     logger.exception("The watch-stream for %s has failed unexpectedly.", self)
                     self._since = None
                     await self._fail(error)
@@ -166,7 +172,7 @@ class ResourceWatch:
             logger.debug("Stopping the watch-stream for %s.", self)
 
     async def _recover(self, error: errors.APIError) -> None:
-        """Wait after an error of the API; list everything again if there is no going on from the last version."""
+        """Wait after an error of the API; list all objects again if the stream cannot be continued."""
         if error.status == 410 or error.reason in EXPIRATIONS:
             logger.debug("Restarting the watch-stream for %s: %s", self, error)
             self._since = None
@@ -175,7 +181,7 @@ class ResourceWatch:
                 await self._pause(self._settings.watching.reconnect_backoff)
                 return
         elif isinstance(error, errors.APIClientError) and error.status not in (401, 403, *TRANSIENT_REFUSALS):
-            self._since = None  # it can be of the version itself, with no other way out of it
+            self._since = None  # the error can be about the resource version
         elif error.status and self._failures >= MAX_FAILURES:
             self._since = None
         forbidden = isinstance(error, errors.APIForbiddenError)
@@ -188,12 +194,12 @@ class ResourceWatch:
         self._conclude_list()
 
     def inherit(self, predecessor: 'ResourceWatch') -> None:
-        """Take over the records of another watch, which is over, of the same objects, e.g. in another version."""
+        """Take over the records of a stopped watch of the same objects, e.g. in another version of the resource."""
         self.records, predecessor.records = predecessor.records, {}
         self._departed, predecessor._departed = predecessor._departed, self._departed
 
     async def report_deletions(self) -> None:
-        """Report all objects as deleted: they are gone with their namespace or kind, and the watch is over."""
+        """Report all objects as deleted, together with their namespace or resource. The watch is stopped by then."""
         self._conclude_list()
         for number, record in enumerate(list(self.records.values()), start=1):
             self._take(self._make_deletion(record))
@@ -201,17 +207,17 @@ class ResourceWatch:
                 await asyncio.sleep(0)
 
     def get_known(self) -> Collection[ObjectRecord]:
-        """Return the records of all objects, and of those that are gone, but still worked on."""
+        """Return the records of all objects, including deleted ones with running workers or daemons."""
         return [*self.records.values(), *self._departed.values()]
 
     @property
     def complete(self) -> bool:
-        """Whether all the objects are listed."""
+        """Return whether all objects were listed at least once since the start or the restart."""
         return self._complete
 
     @property
     def failing_for(self) -> float:
-        """For how long (in seconds) nothing comes because of failures."""
+        """The duration of the current failure (in seconds); zero if the watch works."""
         return 0 if self.failing_since is None or self._is_alive() else time.monotonic() - self.failing_since
 
     def _is_alive(self) -> bool:
@@ -272,14 +278,14 @@ class ResourceWatch:
         }
 
     async def _list(self) -> None:
-        """List all in chunks. A chunk that is too old to be continued restarts the whole."""
+        """List all objects in chunks. An expired continue token (HTTP 410) restarts the list."""
         limit = self._settings.watching.chunk_size or CHUNK_SIZE
         token: str | None = None
         while True:
             params = {'limit': limit, 'continue': token, **self._selectors()}
             page = await self._client.get_json(self._path, params, logger=logger)
             if not isinstance(page, dict) or not isinstance(page.get('items', 0), list | None):
-                # It must not be taken for an empty list: all the objects would be gone.
+                # It must not be treated as an empty list: all objects would be reported as deleted.
                 raise errors.APIServerError(f"The answer is no list of objects: {str(page)[:200]}")
             defaults = {'apiVersion': page.get('apiVersion'), 'kind': (page.get('kind') or '').removesuffix('List')}
             for number, item in enumerate(page.get('items') or (), start=1):
@@ -290,14 +296,14 @@ class ResourceWatch:
             meta = page.get('metadata') or {}
             token = meta.get('continue')
             if not token:
-                self._end_list(meta.get('resourceVersion') or '')  # the stream begins with what is there, then
+                self._end_list(meta.get('resourceVersion') or '')  # if empty, the stream begins with all objects
                 return
 
     def _end_list(self, version: str | None) -> None:
-        """Report the objects as deleted that were known before, and are not in the list."""
+        """Report the objects that are not in the list as deleted; continue from its resource version."""
         if self._unlisted and self._flawed:
             logger.warning(
-                "%d objects are not in the list of %s; but as some of it makes no sense, they can be there.",
+                "%d objects are not in the list of %s; but they can exist, as some items of the list are malformed.",
                 len(self._unlisted),
                 self,
             )
@@ -319,12 +325,12 @@ class ResourceWatch:
         self._listing_since, self._unlisted, self._predecessors = None, {}, None
 
     async def _stream(self, params: Mapping[str, Any]) -> None:
-        """Take the events until the stream ends or breaks."""
+        """Take events until the stream ends or breaks."""
         started, count = time.monotonic(), 0
         listing = self._since is None
         self.state = WatchState.LISTING if listing else WatchState.STREAMING
         limit = self._settings.watching.inactivity_timeout
-        hasty = listing and not (limit and limit <= LIST_SILENCE)  # as long as the end of the list is awaited
+        hasty = listing and not (limit and limit <= LIST_SILENCE)  # until the list ends
         async with self._client.stream(self._path, params, opening=OPENING_TIMEOUT if listing else None) as batches:
             self._opened_at = time.monotonic()
             try:
@@ -335,12 +341,12 @@ class ResourceWatch:
                             count += self._take_line(line)
                             if number % MAX_AT_ONCE == 0:
                                 await asyncio.sleep(0)
-                                silence.renew()  # it is here already, however long it takes to handle it
+                                silence.renew()  # the lines have come already, however long it takes to handle them
                         self._note_health()
                         if hasty and self._since is not None:
                             hasty = False
                             silence.relax(limit)
-                        if not hasty or self._listed > known:  # changes are no part of a list
+                        if not hasty or self._listed > known:  # live changes do not prolong a list
                             silence.renew()
             except TimeoutError as error:
                 if hasty:
@@ -356,7 +362,7 @@ class ResourceWatch:
             raise StreamBroken("the stream has ended at once")
 
     def _take_line(self, line: bytes) -> bool:
-        """Take what the line brings; tell if it is about an object."""
+        """Take a line of the stream; return whether it is an event of an object."""
         try:
             event = decode(line)
             type_, raw = event['type'], event['object']
@@ -392,14 +398,14 @@ class ResourceWatch:
             self._since = version
 
     async def _check_version(self) -> None:
-        """List everything again if the stream is silent as it goes on from a version that the server has not yet."""
+        """List all objects again if the server's resource version is lower, so that the stream would stay silent."""
         page = await self._client.get_json(self._path, {'limit': 1, **self._selectors()}, logger=logger)
         self._silences = 0
         if is_older_version(get_meta(page).get('resourceVersion') or '', self._since):
             self._go_back()
 
     def _go_back(self) -> NoReturn:
-        """List everything again: the versions went back, as the cluster's storage was restored from a backup."""
+        """Start over: resource versions went back, as the storage of the cluster was restored from a backup."""
         raise errors.APIGoneError(f"the versions have gone back since {self._since}", status=410)
 
     def _take(self, event: RawEvent) -> None:
@@ -430,7 +436,7 @@ class ResourceWatch:
             if record is None:
                 record = ObjectRecord(uid, meta.get('namespace'), meta['name'], initial=event['type'] is None)
             self.records[uid] = record
-        rouse()  # those who receive it call filters and such, which can block
+        rouse()  # the sink calls filters of users, which can block the event loop
         try:
             self._sink.receive(record, event, listed_since=self._listing_since)
         except Exception:
@@ -439,7 +445,7 @@ class ResourceWatch:
             self._departed[uid] = record
 
     def _bury_predecessor(self, namespace: str | None, name: str) -> None:
-        """Report the object of this name from before the list as deleted: the list has brought another one."""
+        """Report the former object of this name as deleted, as the list has brought a new one."""
         if self._predecessors is None:
             self._predecessors = {f'{record.namespace}/{record.name}': record for record in self._unlisted.values()}
         predecessor = self._predecessors.get(f'{namespace}/{name}')
@@ -447,7 +453,7 @@ class ResourceWatch:
             self._take(self._make_deletion(predecessor))
 
     def _make_deletion(self, record: ObjectRecord) -> RawEvent:
-        """The event of a deletion that happened while nobody was looking: only the identity is known."""
+        """Return an event for a deletion that the stream has not brought. It contains only the identity."""
         metadata = {'name': record.name, 'uid': record.uid}
         if record.namespace is not None:
             metadata['namespace'] = record.namespace
@@ -468,7 +474,7 @@ class ResourceWatch:
             self._backoff = MIN_BACKOFF
 
     async def _fail(self, error: Exception, *, at_least: float = 0) -> None:
-        """Report the failure, and wait: longer each time, until the stream is healthy for a while."""
+        """Log the failure, and wait: longer each time, until the stream works for a while."""
         healthy_since = self._opened_at if self._healthy_since is None else self._healthy_since
         if healthy_since is not None and time.monotonic() - healthy_since > HEALTHY_AFTER:
             self._backoff = MIN_BACKOFF
@@ -509,6 +515,6 @@ class ResourceWatch:
 
 
 def get_meta(raw: object) -> Mapping[str, Any]:
-    """Give the metadata of whatever has come from the API; it is empty if it is not what it must be."""
+    """Return the metadata of an object from the API; an empty mapping if the object is malformed."""
     meta = raw.get('metadata') if isinstance(raw, dict) else None
     return meta if isinstance(meta, dict) else {}

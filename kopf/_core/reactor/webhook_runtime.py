@@ -1,9 +1,8 @@
 """
-The side of an operator that the API calls: its webhook server, and what the server and the API must know of each other.
+Running the webhook server of an operator, and registering its webhooks in the cluster.
 
-The server (or tunnel) is the user's choice, any callable of the documented protocol. It is started when it is known
-what there is to be asked about; it lives as long as the operator. On exit, the API forgets the webhooks before the
-server ends.
+The server (or tunnel) is chosen by the user: any callable of the documented protocol. It is started after the first
+discovery, and runs until the operator exits. Then, the webhooks are removed from the cluster before the server stops.
 """
 
 import asyncio
@@ -30,11 +29,11 @@ from kopf._core.reactor.observation import Complaints, resolve_webhooks
 logger = logging.getLogger(__name__)
 
 EXIT_TIMEOUT = 10.0
-"""For how long the webhook server may take to end when it is cancelled (in seconds)."""
+"""How long a cancelled webhook server may take to end (in seconds)."""
 
 
 class ServerMissingError(ExplainedError):
-    """There are admission handlers, and nothing to call them."""
+    """There are admission or conversion handlers, but no webhook server is configured."""
 
     def __init__(self, found: object = None) -> None:
         super().__init__(
@@ -48,14 +47,15 @@ class ServerMissingError(ExplainedError):
 
 
 class ServerEndedError(Exception):
-    """The webhook server has ended, and nobody answers the API any more."""
+    """The webhook server has ended, so that the API server cannot call the webhooks any more."""
 
 
 class WebhookRuntime:
     """
-    Serves the admission and conversion handlers of an operator that has any.
+    Serves the admission and conversion handlers of an operator, if there are any.
 
-    :raises ServerMissingError: if there is nothing to serve them by.
+    Raises:
+        ServerMissingError: if no webhook server is configured.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class WebhookRuntime:
         self._complaints = Complaints()
         self._discovered = asyncio.Event()
         self.listening = False
-        """Whether the server has told where it is."""
+        """Whether the server has yielded its client configuration."""
 
     def rediscover(self, resources: Collection[Resource]) -> frozenset[Selector]:
-        """Serve the handlers for those of the resources that they are for; give the selectors that have none."""
+        """Select the resources of the handlers; return the selectors that match none."""
         served, converted, complaints = resolve_webhooks(self._registry, resources)
         complaints.log(self._complaints)
         self._complaints = complaints
@@ -100,7 +100,7 @@ class WebhookRuntime:
         return complaints.unresolved
 
     def recheck(self) -> None:
-        """Know that definitions of resources can have changed since the discovery, with the conversions in them."""
+        """Called when CRDs can have changed since the discovery, with their conversion strategies."""
         if self._strategies is not None:
             self._strategies.recheck()
 
@@ -128,13 +128,13 @@ class WebhookRuntime:
         headers: Headers | None = None,
         sslpeer: SSLPeer | None = None,
     ) -> Any:
-        """Answer any review; see `kopf.WebhookFn`."""
+        """Respond to a review of admission or conversion; see `kopf.WebhookFn`."""
         conversion = isinstance(request, Mapping) and request.get('kind') == KIND
         answer: Any = self._converter if conversion else self._reviewer
         return await answer(request, webhook=webhook, headers=headers, sslpeer=sslpeer)
 
     async def _is_last(self) -> bool:
-        """Tell whether no other replica of the operator answers the API at the same address."""
+        """Check whether no other replica of the operator serves webhooks at the same address."""
         leave: Callable[[], Awaitable[bool]] | None = getattr(self._settings.server, 'leave', None)
         if leave is None:
             return True

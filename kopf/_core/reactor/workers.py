@@ -47,7 +47,7 @@ class ObjectProcessor(Protocol):
 
     @property
     def requesting(self) -> bool:
-        """Whether processing usually sends requests to the API."""
+        """Return whether processing usually sends requests to the API."""
 
     @property
     def arguments(self) -> frozenset[str] | None:
@@ -95,7 +95,7 @@ class WorkerPool:
 
     @property
     def halted(self) -> bool:
-        """Whether no workers and no steps are to be started now."""
+        """Return whether no workers and no steps are to be started now."""
         return self.paused or (self._is_overdue is not None and self._is_overdue())
 
     def start(
@@ -139,7 +139,7 @@ class WorkerPool:
 
     @property
     def is_overloaded(self) -> bool:
-        """Whether objects are queued, and all places are taken."""
+        """Return whether objects are queued, and all places are taken."""
         return bool(self._queue) and not self._has_place()
 
     def is_at_work(self, record: ObjectRecord) -> bool:

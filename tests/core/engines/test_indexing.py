@@ -196,7 +196,7 @@ class Bench:
         with concurrent.futures.ThreadPoolExecutor(1) as executor:
             rules = Execution(executor=executor, default_errors=ErrorsMode.IGNORED, default_backoff=60)
             await ResourceIndexing(list(self.registry.indexing), self.indexers, rules).index(
-                name, cause, self.excluded, again=again
+                name, cause, self.excluded, retrying=again
             )
 
     def get(self, name: str) -> dict[Any, list[Any]]:

@@ -542,7 +542,7 @@ async def test_an_event_that_the_sink_fails_to_take_is_passed_on_again(
     await asyncio.sleep(10)
     last = None if type == 'MODIFIED' else type
     assert [(kind, round(time)) for _, kind, time in taken] == [(None, 0), (last, 1), (last, 3)]
-    assert "An event of <ns/pod1> of pods.v1 could not be taken; it is tried again in 1 seconds." in caplog.text
+    assert "An event of <ns/pod1> of pods.v1 could not be processed; trying again in 1 seconds." in caplog.text
     assert "ValueError: boo" in caplog.text
     assert not setup.indexing_gate.failure.done() and setup.indexing_gate.is_complete
     assert record.indexing is None

@@ -95,7 +95,7 @@ async def test_successes_that_can_never_be_stored_are_told_of(impatient):
     async with world.operator():
         await world.create()
         await world.until_logged('Throttling for 60 seconds')
-    await world.until_logged("What has come of the handlers of 1 objects can't be stored")
+    await world.until_logged("The results of the handlers of 1 objects can't be stored")
     world.sandbox.faults.clear()
 
 
