@@ -40,7 +40,7 @@ class ReviewError(Exception):
 
 
 def describe(error: BaseException) -> str:
-    """Return the text of an error; with its type, except for errors that handlers raise to report something."""
+    """Return the text of an error, with its class if the text alone says little (``KeyError: 'x'``)."""
     text = str(error)
     if not text or text == 'None':
         return repr(error)

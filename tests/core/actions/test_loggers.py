@@ -1,6 +1,5 @@
 """Loggers of objects and the formats of logs: what is seen on the standard error."""
 
-import json
 import logging
 import logging.handlers
 
@@ -48,26 +47,26 @@ def lines(capsys):
     return lambda: capsys.readouterr().err.splitlines()
 
 
-def test_plain(logger, lines):
+def test_plain_lines_are_prefixed_with_the_object(logger, lines):
     configure(log_format=LogFormat.PLAIN, log_prefix=None)
     logger.info("hello %s", 'world')
     logging.getLogger('mine').info("of mine")
     assert lines() == ["[ns1/name1] hello world", "of mine"]
 
 
-def test_plain_without_prefix(logger, lines):
+def test_plain_lines_can_have_no_prefix(logger, lines):
     configure(log_format=LogFormat.PLAIN, log_prefix=False)
     logger.info("hello %s", 'world')
     assert lines() == ["hello world"]
 
 
-def test_prefix_of_cluster_scoped_objects(cluster_logger, lines):
+def test_the_prefix_of_cluster_scoped_objects_is_the_name_alone(cluster_logger, lines):
     configure(log_format=LogFormat.PLAIN, log_prefix=True)
     cluster_logger.info("hello")
     assert lines() == ["[name1] hello"]
 
 
-def test_full(logger, lines):
+def test_full_lines_have_the_time_the_logger_and_the_level(logger, lines):
     configure(log_format=LogFormat.FULL, log_prefix=True)
     record = logging.makeLogRecord({'created': 1577934245.678, 'msecs': 678.0, 'levelno': 20, 'levelname': 'INFO'})
     formatter = logging.getLogger().handlers[-1].formatter
@@ -126,7 +125,7 @@ def test_names_of_loggers_are_not_cut(lines):
     assert '] kopf.activities.authentication [WARNING ] hello' in lines()[0]
 
 
-def test_formats_of_ones_own(logger, lines):
+def test_the_format_can_be_a_format_string(logger, lines):
     configure(log_format='%(levelname)s! %(message)s')
     logger.info('hello')
     assert lines() == ['INFO! hello']
@@ -138,104 +137,6 @@ def test_full_times_of_different_seconds():
     for created in [1577934245.1, 1577934245.9, 1577934246.0, 1577934245.5]:
         record = logging.makeLogRecord({'created': created, 'msecs': (created % 1) * 1000})
         assert formatter.formatTime(record) == logging.Formatter().formatTime(record)
-
-
-def test_json(logger, lines):
-    configure(log_format=LogFormat.JSON, log_prefix=None)
-    logger.info("hello %s", 'world', extra={'key': {'nested': 1}})
-    logging.getLogger('mine').warning("of mine")
-    first, second = map(json.loads, lines())
-    assert first.pop('timestamp').endswith('+00:00')
-    assert second.pop('timestamp').endswith('+00:00')
-    assert first == {'message': "hello world", 'key': {'nested': 1}, 'object': REF, 'severity': 'info'}
-    assert second == {'message': "of mine", 'severity': 'warn'}
-
-
-def test_json_order_of_keys(logger, lines):
-    configure(log_format=LogFormat.JSON)
-    try:
-        raise ValueError("boo")
-    except ValueError:
-        logger.exception("hello", extra={'key': 'value'})
-    assert list(json.loads(lines()[0])) == ['message', 'exc_info', 'key', 'timestamp', 'object', 'severity']
-
-
-def test_json_with_refkey_and_prefix(logger, lines):
-    configure(log_format=LogFormat.JSON, log_prefix=True, log_refkey='k8s')
-    logger.info("hello")
-    fields = json.loads(lines()[0])
-    assert fields['message'] == "[ns1/name1] hello"
-    assert fields['k8s'] == REF
-    assert 'object' not in fields
-
-
-@pytest.mark.parametrize(
-    'level, severity',
-    [
-        (1, 'debug'),
-        (10, 'debug'),
-        (11, 'info'),
-        (20, 'info'),
-        (21, 'warn'),
-        (30, 'warn'),
-        (31, 'error'),
-        (40, 'error'),
-        (41, 'fatal'),
-        (50, 'fatal'),
-        (60, 'fatal'),
-    ],
-)
-def test_json_severities(lines, level, severity):
-    configure(log_format=LogFormat.JSON)
-    logging.getLogger().setLevel(1)
-    logging.getLogger('mine').log(level, "hello")
-    assert json.loads(lines()[0])['severity'] == severity
-
-
-def test_json_with_exceptions_and_stacks(logger, lines):
-    configure(log_format=LogFormat.JSON)
-    try:
-        raise ValueError("boo")
-    except ValueError:
-        logger.exception("hello")
-    logger.info("bye", stack_info=True)
-    first, second = map(json.loads, lines())
-    assert first['exc_info'].startswith("Traceback (most recent call last):\n")
-    assert first['exc_info'].endswith("\nValueError: boo")
-    assert second['stack_info'].startswith("Stack (most recent call last):\n")
-
-
-@pytest.mark.parametrize(
-    'value, expected',
-    [
-        ("é\u2028\U0001f600", "é\u2028\U0001f600"),
-        (2**100, 2**100),
-        (
-            {
-                1,
-            },
-            '{1}',
-        ),
-        ({1: 2}, {'1': 2}),
-        (ValueError('boo'), 'ValueError: boo'),
-        (b'abc', 'YWJj'),
-        ("\udcff", "\udcff"),
-    ],
-)
-def test_json_with_unusual_values(logger, lines, value, expected):
-    configure(log_format=LogFormat.JSON)
-    logger.info("hello", extra={'key': value})
-    (line,) = lines()
-    assert line.isascii()
-    assert json.loads(line)['key'] == expected
-
-
-def test_json_with_dicts_as_messages(logger, lines):
-    configure(log_format=LogFormat.JSON)
-    logger.info({'message': "hello", 'key': 'value'})
-    fields = json.loads(lines()[0])
-    assert fields['message'] == "hello"
-    assert fields['key'] == 'value'
 
 
 @pytest.mark.parametrize(
@@ -278,7 +179,7 @@ def test_json_with_dicts_as_messages(logger, lines):
         ),
     ],
 )
-def test_verbosity(lines, options, expected):
+def test_the_verbosity_decides_on_the_levels_of_loggers(lines, options, expected):
     configure(debug=True)  # the previous configuration must not matter.
     configure(**options, log_format=LogFormat.PLAIN)
     for name in ['kopf', 'mine', 'asyncio', 'aiohttp.x']:
@@ -302,7 +203,7 @@ def test_handlers_of_others_remain():
     assert other in logging.getLogger().handlers
 
 
-def test_unknown_format():
+def test_an_unknown_format_is_refused():
     with pytest.raises(ValueError, match='xml'):
         configure(log_format='xml')
 

@@ -1,11 +1,13 @@
-"""Objects without a cluster: for tests in which the time is faked, so that there can be no network."""
+"""Objects without a cluster, for tests with virtual time, where there can be no network; and whole operators."""
 
 import asyncio
 import gc
 import json
 import weakref
+from collections.abc import Iterator
 
 import pytest
+from operatorworld import World, new_world
 
 from kopf._cogs.clients import errors
 from kopf._cogs.configs.configuration import OperatorSettings
@@ -38,7 +40,7 @@ class PeeringApi:
         return {'metadata': {'name': 'default', 'resourceVersion': str(self.version)}, 'status': dict(self.status)}
 
     def put(self, **records):
-        """Change the records by somebody else's hand."""
+        """Change the records as another operator."""
         self.version += 1
         self.status = {key: value for key, value in {**self.status, **records}.items() if value is not None}
         for observer in self.observers:
@@ -74,7 +76,7 @@ def peering_resource():
 
 
 class DaemonsHost:
-    """An object in a cluster, and who serves it: decides about its daemons, applies their patches, wakes it up."""
+    """An object in a cluster, and the host of its spawner."""
 
     def __init__(self, settings):
         self.settings = settings
@@ -100,7 +102,7 @@ class DaemonsHost:
         self.wakeups = 0
         self._spawner = None
 
-    # What a spawner wants from its host.
+    # The methods of a host.
 
     def get_memo(self, record):
         return self.memo
@@ -122,7 +124,7 @@ class DaemonsHost:
     def fail(self, error):
         self.failed = error
 
-    # What tests do.
+    # The methods for tests.
 
     @property
     def spawner(self):
@@ -138,13 +140,13 @@ class DaemonsHost:
         return self.record.daemons is not None and self.record.daemons.holding
 
     async def look(self):
-        """Look at the object as it is, and tell if it must stay."""
+        """Process the object as it is; return whether its finalizer must stay."""
         if self.record.daemons is not None:
             self.record.daemons.update(self.raw)
         return await self.spawner.adjust(self.record, self.raw)
 
     async def edit(self, metadata=(), **fields):
-        """Let somebody change the object."""
+        """Change the object as another client, and process it."""
         self.raw = {**self.raw, **fields, 'metadata': {**self.raw['metadata'], **dict(metadata)}}
         self._advance()
         return await self.look()
@@ -182,7 +184,7 @@ class Failing:
 
     @property
     def remaining(self):
-        """The errors that somebody holds, be it a reference cycle."""
+        """The errors that are still referred to, be it by a reference cycle."""
         return [error() for error in self.errors if error() is not None]
 
 
@@ -191,3 +193,10 @@ def failing():
     gc.disable()
     yield Failing()
     gc.enable()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """A sandbox, and operators with handlers of the test in its own loop."""
+    with new_world() as world:
+        yield world

@@ -61,7 +61,7 @@ async def test_the_handler_the_line_and_the_remedy_are_told_once(world):
     ],
     ids=['event', 'index', 'daemon', 'timer'],
 )
-async def test_all_kinds_of_handlers(world, decorator, title):
+async def test_handlers_of_all_kinds_are_reported(world, decorator, title):
     async def work(**_):
         block()
 
@@ -73,7 +73,7 @@ async def test_all_kinds_of_handlers(world, decorator, title):
     assert f"{title} 'bad' has blocked" in text
 
 
-async def test_filters(world):
+async def test_blocking_filters_are_reported_with_a_remedy_of_their_own(world):
     def is_good(**_):
         block()
         return True
@@ -86,7 +86,7 @@ async def test_filters(world):
     assert 'such as filters' in reports(world)[0]
 
 
-async def test_tasks_of_handlers(world):
+async def test_blocking_tasks_are_reported_as_their_handlers(world):
     async def task():
         block()
 
@@ -101,7 +101,7 @@ async def test_tasks_of_handlers(world):
     assert reports(world)[0].startswith(f"{who} has blocked")
 
 
-async def test_nothing_to_report(world):
+async def test_sync_handlers_and_waiting_coroutines_are_not_reported(world):
     @kopf.on.create('kopfexamples', registry=world.registry, id='sync')
     def sync(**_):
         block()
@@ -117,7 +117,7 @@ async def test_nothing_to_report(world):
     assert reports(world) == []
 
 
-async def test_it_can_be_switched_off(world):
+async def test_nothing_is_reported_without_a_limit(world):
     async def work(**_):
         block()
 
@@ -173,7 +173,7 @@ async def create_fn(**_):
 '''
 
 
-def test_the_runner_and_the_sandbox(kopf_sandbox, tmp_path, world):
+def test_blocking_is_reported_in_tests_of_operators_too(kopf_sandbox, tmp_path, world):
     kopf_sandbox.apply(world.root / 'examples' / 'crd.yaml')
     path = tmp_path / 'handlers.py'
     path.write_text(HANDLERS)

@@ -193,7 +193,7 @@ async def test_what_others_have_taken_over_is_left_to_them(world, server, strate
     assert (await world.aio.get(CRDS, CRD))['spec']['conversion'] == FOREIGN
 
 
-async def test_crds_that_come_later(world, server, strategy):
+async def test_crds_that_are_created_later_are_configured_then(world, server, strategy):
     declare(world, resource='kopflates')
     async with world.operator():
         await world.until_logged("Unresolved resources")
@@ -261,7 +261,7 @@ async def test_unmanaged_crds_are_left_alone(world, server, strategy):
     await strategy(is_none)
 
 
-async def test_no_server_for_conversions(world):
+async def test_conversions_without_a_server_are_an_error_at_the_start(world):
     declare(world)
     with pytest.raises(Exception, match=r"@kopf\.on\.convert"):
         await kopf.operator(registry=world.registry, settings=world.settings, standalone=True)

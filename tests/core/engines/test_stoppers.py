@@ -114,7 +114,7 @@ async def test_those_that_begin_after_the_deletion_know_it_too(world):
         await world.until_called('raised')
 
 
-async def test_waiting_can_time_out(world):
+async def test_waiting_for_the_deletion_can_time_out(world):
     @kopf.on.create('kopfexamples', registry=world.registry)
     async def fn(name, deleting):
         world.note('first', name, flag=bool(await deleting.wait(0.01)))
