@@ -85,20 +85,20 @@ def messages(caplog, level=logging.INFO):
 # Successes.
 
 
-async def test_success(run, caplog):
+async def test_a_handler_that_returns_has_succeeded_with_its_result(run, caplog):
     assert await run({'a': 1}) == Outcome(final=True, result={'a': 1})
     assert messages(caplog, logging.DEBUG) == ["Handler 'fn' is invoked.", "Handler 'fn' succeeded."]
     assert [record.levelname for record in caplog.records] == ['DEBUG', 'INFO']
 
 
-async def test_kwargs(run):
+async def test_handlers_get_the_kwargs_of_their_cause(run):
     async def fn(**kwargs):
         return kwargs
 
     assert (await run(fn)).result == {'x': 1}
 
 
-async def test_sync_functions(executor, caplog):
+async def test_sync_functions_are_run_in_the_executor(executor, caplog):
     handler = Handler(id='fn', fn=lambda **kwargs: kwargs)
     outcome = await run_handler(handler, Cause(), HandlerState(started=START), Execution(executor=executor))
     assert outcome.result == {'x': 1}
@@ -121,7 +121,7 @@ async def test_unfinished_children_are_not_logged(run, caplog):
 
 
 @pytest.mark.parametrize('delay', [0, None, 5, 1.5])
-async def test_temporary_errors(run, caplog, delay):
+async def test_temporary_errors_delay_the_next_attempt(run, caplog, delay):
     outcome = await run(kopf.TemporaryError('boo', delay=delay))
     assert (outcome.final, outcome.delay, outcome.message) == (False, delay, 'boo')
     assert messages(caplog) == ["Handler 'fn' failed temporarily: boo"]
@@ -135,7 +135,7 @@ async def test_temporary_errors_are_delayed_by_default(run):
 @pytest.mark.parametrize(
     'error, text', [(kopf.PermanentError('boo'), 'boo'), (kopf.PermanentError(), 'PermanentError()')]
 )
-async def test_permanent_errors(run, caplog, error, text):
+async def test_permanent_errors_are_final(run, caplog, error, text):
     outcome = await run(error)
     assert (outcome.final, outcome.exception, outcome.message) == (True, error, text)
     assert messages(caplog) == [f"Handler 'fn' failed permanently: {text}"]
@@ -149,7 +149,7 @@ async def test_modes_do_not_concern_explicit_errors(run, mode):
 
 @pytest.mark.parametrize('error', [ValueError('boo'), TimeoutError('boo'), SystemExit('boo')])
 @pytest.mark.parametrize('options, delay', [({}, 33), ({'backoff': 7}, 7), ({'backoff': 0}, 0)])
-async def test_arbitrary_errors(run, caplog, error, options, delay):
+async def test_arbitrary_errors_are_retried_after_the_backoff(run, caplog, error, options, delay):
     outcome, text = await run(error, **options), f'{type(error).__name__}: boo'
     assert (outcome.final, outcome.delay, outcome.exception, outcome.message) == (False, delay, error, text)
     assert messages(caplog) == [f"Handler 'fn' failed with an exception and will try again in {delay} seconds: {text}"]
@@ -157,7 +157,7 @@ async def test_arbitrary_errors(run, caplog, error, options, delay):
 
 
 @pytest.mark.parametrize('how', ['own', 'default'])
-async def test_arbitrary_errors_as_permanent(run, caplog, how):
+async def test_arbitrary_errors_can_be_declared_as_permanent(run, caplog, how):
     error, mode = ValueError('boo'), kopf.ErrorsMode.PERMANENT
     outcome = await (run(error, errors=mode) if how == 'own' else run(error, default_errors=mode))
     assert outcome == Outcome(final=True, exception=error)
@@ -165,14 +165,14 @@ async def test_arbitrary_errors_as_permanent(run, caplog, how):
 
 
 @pytest.mark.parametrize('how', ['own', 'default'])
-async def test_arbitrary_errors_as_ignored(run, caplog, how):
+async def test_arbitrary_errors_can_be_ignored(run, caplog, how):
     error, mode = ValueError('boo'), kopf.ErrorsMode.IGNORED
     outcome = await (run(error, errors=mode) if how == 'own' else run(error, default_errors=mode))
     assert outcome == Outcome(final=True)
     assert messages(caplog) == ["Handler 'fn' failed with an exception and will ignore it: ValueError: boo"]
 
 
-async def test_own_mode_wins(run):
+async def test_the_mode_of_the_handler_precedes_that_of_the_operator(run):
     outcome = await run(ValueError(), errors=kopf.ErrorsMode.TEMPORARY, default_errors=kopf.ErrorsMode.IGNORED)
     assert not outcome.final
 
@@ -181,7 +181,7 @@ async def test_own_mode_wins(run):
 
 
 @pytest.mark.parametrize('error', [kopf.TemporaryError('boo'), ValueError('boo')])
-async def test_attempts_end(run, caplog, error):
+async def test_the_last_permitted_attempt_is_final_if_it_fails(run, caplog, error):
     outcomes = [await run(error, retries=3, retries_done=done) for done in range(3)]
     assert [outcome.final for outcome in outcomes] == [False, False, True]
     assert outcomes[-1].exception is not None
@@ -299,7 +299,7 @@ def test_kinds_of_functions_are_found_once(fn, expected):
     assert Handler(id='fn', fn=fn).asynchronous is expected
 
 
-def test_error_texts():
+def test_errors_are_described_with_their_classes_unless_they_are_written_for_users():
     assert execution.describe_error(KeyError('nosuch')) == "KeyError: 'nosuch'"
     assert execution.describe_error(AssertionError()) == 'AssertionError()'
     assert execution.describe_error(Exception('boo')) == 'boo'
@@ -311,6 +311,6 @@ def test_error_texts():
 
 
 @pytest.mark.parametrize('delay', ['60', float('nan')])
-def test_delays_are_numbers(delay):
+def test_other_delays_than_numbers_are_refused(delay):
     with pytest.raises(TypeError, match="delay= must be a number of seconds, not "):
         kopf.TemporaryError('boo', delay=delay)

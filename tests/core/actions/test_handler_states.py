@@ -186,17 +186,17 @@ def test_broken_records_are_absent(record):
         ('2030-01-02T05:04:05+02:00', 0),
     ],
 )
-def test_times(text, seconds):
+def test_times_are_read_with_and_without_offsets(text, seconds):
     expected = datetime.datetime(2030, 1, 2, 3, 4, 5, tzinfo=datetime.UTC) + datetime.timedelta(seconds=seconds)
     assert parse_time(text) == expected
 
 
 @pytest.mark.parametrize('text', [None, ''])
-def test_no_time(text):
+def test_an_absent_time_is_none(text):
     assert parse_time(text) is None
 
 
-def test_the_form_of_records():
+def test_records_have_the_fields_of_other_versions():
     setup = Setup('fn')
     setup.retry('fn', delay=5)
     setup.store()
@@ -234,7 +234,7 @@ def test_the_form_of_records():
         ),
     ],
 )
-def test_outcomes(outcome, success, failure, delayed, message):
+def test_outcomes_of_attempts_change_the_state(outcome, success, failure, delayed, message):
     old = HandlerState(started=after(-9), purpose='create', retries=2, message='old', subrefs=('fn/a',))
     new = old.with_outcome(outcome, NOW)
     assert new == HandlerState(
@@ -270,7 +270,7 @@ def test_when_handlers_are_due(state, due):
 # All records of a cycle.
 
 
-def test_continued_after_a_restart():
+def test_a_stored_state_is_continued_after_a_restart():
     setup = Setup('fn1', 'fn2', 'fn3')
     setup.succeed('fn1')
     setup.retry('fn2', delay=10)
@@ -350,7 +350,7 @@ def test_records_without_a_purpose_count():
     assert Setup('fn', fn={'retries': 5}).state['fn'].retries == 5
 
 
-def test_delays():
+def test_the_delay_is_that_of_the_first_handler_to_be_due():
     setup = Setup('fn1', 'fn2', 'fn3')
     assert setup.state.delay(setup.handlers, NOW) == 0
     setup.retry('fn1', delay=10)
@@ -362,7 +362,7 @@ def test_delays():
     assert setup.state.delay(setup.handlers[2:], NOW) is None
 
 
-def test_counts():
+def test_successes_and_failures_of_the_cycle_are_counted():
     setup = Setup('fn1', 'fn2', 'fn3', 'fn4')
     setup.succeed('fn1')
     setup.succeed('fn2')
@@ -454,7 +454,7 @@ def test_digests_are_equal_for_equal_essences_only(one, two):
         (HandlerState(started=after(3591), delayed=after(3660)), 3600, (-9, 60)),  # the clock of both was set
     ],
 )
-def test_times_of_the_future(monkeypatch, stored, seconds, expected):
+def test_times_of_wrong_clocks_do_not_put_handlers_off(monkeypatch, stored, seconds, expected):
     setup = Setup('fn', fn=stored.as_record())
     monkeypatch.setattr(handler_states, 'get_shift', lambda: datetime.timedelta(seconds=seconds))
     setup.restart()
@@ -466,7 +466,7 @@ def test_times_of_the_future(monkeypatch, stored, seconds, expected):
 
 
 @pytest.mark.parametrize('delay, told', [(300, None), (301, 301), (float('inf'), 315360000.0)])
-def test_long_delays_are_told(delay, told):
+def test_long_delays_are_stored_as_such(delay, told):
     setup = Setup('fn')
     setup.retry('fn', delay=delay)
     setup.store()

@@ -87,7 +87,7 @@ ASYNC = {
 
 
 @pytest.mark.parametrize('fn', SYNC.values(), ids=SYNC)
-async def test_sync(fn, executor):
+async def test_sync_functions_are_called_in_threads(fn, executor):
     args, kwargs, thread = await invoke(fn, {'x': 1, 'y': 2}, executor=executor)
     assert (args, kwargs) == ((), {'x': 1, 'y': 2})
     assert thread is not threading.current_thread()
@@ -95,7 +95,7 @@ async def test_sync(fn, executor):
 
 
 @pytest.mark.parametrize('fn', ASYNC.values(), ids=ASYNC)
-async def test_async(fn, executor):
+async def test_async_functions_are_called_in_the_event_loop(fn, executor):
     args, kwargs, thread = await invoke(fn, {'x': 1, 'y': 2}, executor=executor)
     assert (args, kwargs) == ((), {'x': 1, 'y': 2})
     assert thread is threading.current_thread()

@@ -38,21 +38,21 @@ def pick(lifecycle, handlers, state):
     return list(lifecycle(handlers, state=state, body={}, anything=None))
 
 
-def test_all_at_once(handlers, state):
+def test_all_at_once_takes_all_in_their_order(handlers, state):
     assert pick(kopf.lifecycles.all_at_once, handlers, state) == handlers
 
 
-def test_one_by_one(handlers, state):
+def test_one_by_one_takes_the_first(handlers, state):
     assert pick(kopf.lifecycles.one_by_one, handlers, state) == handlers[:1]
 
 
-def test_randomized(handlers, state):
+def test_randomized_takes_one_of_all(handlers, state):
     picked = [pick(kopf.lifecycles.randomized, handlers, state) for _ in range(200)]
     assert all(len(each) == 1 for each in picked)
     assert {each[0] for each in picked} == set(handlers)
 
 
-def test_shuffled(handlers, state):
+def test_shuffled_takes_all_in_any_order(handlers, state):
     picked = [pick(kopf.lifecycles.shuffled, handlers, state) for _ in range(50)]
     assert all(set(each) == set(handlers) and len(each) == len(handlers) for each in picked)
     assert any(each != handlers for each in picked)
@@ -70,15 +70,15 @@ def test_asap_takes_the_one_with_fewest_attempts(handlers, state):
 
 
 @pytest.mark.parametrize('name', ['all_at_once', 'one_by_one', 'randomized', 'shuffled', 'asap'])
-def test_nothing_of_nothing(name, state):
+def test_all_lifecycles_take_nothing_of_nothing(name, state):
     assert pick(getattr(kopf.lifecycles, name), [], state) == []
 
 
-def test_the_default():
+def test_the_default_lifecycle_is_asap():
     assert get_default_lifecycle() is kopf.lifecycles.asap
 
 
-def test_another_default():
+def test_the_default_lifecycle_can_be_replaced_and_restored():
     set_default_lifecycle(kopf.lifecycles.shuffled)
     assert get_default_lifecycle() is kopf.lifecycles.shuffled
     set_default_lifecycle(None)

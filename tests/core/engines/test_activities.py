@@ -49,7 +49,7 @@ def run(registry):
 
 
 @pytest.mark.looptime
-async def test_all_in_order(registry, run):
+async def test_all_handlers_of_an_activity_run_in_the_order_of_their_declaration(registry, run):
     calls = []
     for number in range(3):
         kopf.on.startup(id=f'id{number}', registry=registry)(lambda number=number, **_: calls.append(number) or number)
@@ -69,7 +69,7 @@ async def test_all_in_order(registry, run):
         ),
     ],
 )
-async def test_what_takes_long_is_named_once(registry, run, caplog, activity, effect):
+async def test_a_slow_handler_is_reported_once_with_what_waits_for_it(registry, run, caplog, activity, effect):
     decorator = kopf.on.startup if activity is Activity.STARTUP else kopf.on.cleanup
 
     @decorator(registry=registry, id='quick')
@@ -88,7 +88,7 @@ async def test_what_takes_long_is_named_once(registry, run, caplog, activity, ef
 
 
 @pytest.mark.looptime
-async def test_kwargs(registry, run, caplog):
+async def test_handlers_get_the_kwargs_of_activities(registry, run, caplog):
     seen = {}
 
     @kopf.on.startup(registry=registry, param='param')
@@ -122,7 +122,7 @@ async def test_handlers_of_the_same_id_are_all_run(registry, run):
 
 
 @pytest.mark.looptime
-async def test_retries(registry, run):
+async def test_failed_handlers_are_retried_after_their_delays(registry, run):
     calls = []
 
     @kopf.on.startup(id='slow', registry=registry)
@@ -152,7 +152,7 @@ async def test_retries(registry, run):
 
 
 @pytest.mark.looptime
-async def test_limits(registry, run):
+async def test_the_limit_of_retries_ends_the_attempts(registry, run):
     kopf.on.startup(id='fn', registry=registry, retries=2)(lambda **_: 1 / 0)
     outcomes = await run(settings=(settings := kopf.OperatorSettings()))
     assert settings.execution.default_backoff == 60
@@ -172,14 +172,20 @@ async def test_failures_do_not_stop_the_others(registry, run):
     assert calls == [1] and set(outcomes) == {'failing', 'other'}
 
 
-async def test_nothing_to_do(run):
+async def test_an_activity_without_handlers_ends_at_once(run):
     assert await run() == {}
 
 
-async def test_cancellation(registry, run):
-    kopf.on.startup(id='fn', registry=registry)(lambda **_: asyncio.Event().wait())
+async def test_a_cancelled_activity_cancels_its_handlers(registry, run):
+    started = asyncio.Event()
+
+    @kopf.on.startup(id='fn', registry=registry)
+    async def fn(**_):
+        started.set()
+        await asyncio.Event().wait()
+
     task = asyncio.create_task(run())
-    await asyncio.sleep(0.01)
+    await started.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -193,7 +199,7 @@ async def test_other_activities_are_not_concerned(registry, run):
 # Credentials.
 
 
-def test_credentials():
+def test_credentials_are_collected_though_other_login_handlers_fail():
     outcomes = {
         'a': Outcome(final=True, result=INFO),
         'b': Outcome(final=True),
@@ -217,7 +223,7 @@ async def test_exits_are_not_retried_and_give_their_codes(registry, run, codes, 
     assert info.value.exit_code == expected
 
 
-def test_no_credentials_because_of_failures():
+def test_failures_of_all_login_handlers_are_an_error():
     with pytest.raises(kopf.LoginError, match='All login handlers have failed. a: ValueError: boo; b: ValueError: foo'):
         get_credentials(
             {
@@ -228,7 +234,7 @@ def test_no_credentials_because_of_failures():
 
 
 @pytest.mark.parametrize('result', ['token', 123, {}])
-def test_wrong_credentials(result):
+def test_other_results_of_login_handlers_are_refused(result):
     with pytest.raises(kopf.LoginError, match="The login handler 'a' must return a kopf.ConnectionInfo"):
         get_credentials({'a': Outcome(final=True, result=result)})
 

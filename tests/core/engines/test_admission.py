@@ -126,7 +126,7 @@ def declare(registry: kopf.OperatorRegistry, calls: list[str]) -> Callable[..., 
 # What handlers are told.
 
 
-async def test_kwargs_on_creation(registry: kopf.OperatorRegistry, ask: Ask) -> None:
+async def test_handlers_get_the_new_object_on_creation(registry: kopf.OperatorRegistry, ask: Ask) -> None:
     seen: dict[str, Any] = {}
 
     @kopf.on.validate('kopfexamples', registry=registry, param='param1')
@@ -159,7 +159,7 @@ async def test_absent_headers_and_peers_are_empty(registry: kopf.OperatorRegistr
     assert seen == [{}, {}]
 
 
-async def test_kwargs_on_update_and_deletion(registry: kopf.OperatorRegistry, ask: Ask) -> None:
+async def test_handlers_get_the_old_object_on_update_and_deletion(registry: kopf.OperatorRegistry, ask: Ask) -> None:
     seen: list[Any] = []
 
     @kopf.on.validate('kopfexamples', registry=registry)
@@ -234,7 +234,9 @@ async def test_all_are_asked_without_a_hint_and_only_one_with_it(ask: Ask, calls
         ('CONNECT', ['any', 'mutating']),
     ],
 )
-async def test_operations(ask: Ask, calls: list[str], declare: Any, operation: str, expected: list[str]) -> None:
+async def test_handlers_are_called_for_their_operations_only(
+    ask: Ask, calls: list[str], declare: Any, operation: str, expected: list[str]
+) -> None:
     declare('any')
     declare('create', operation='CREATE')
     declare('both', operations=['CREATE', 'UPDATE'])
@@ -253,7 +255,7 @@ async def test_operations(ask: Ask, calls: list[str], declare: Any, operation: s
         ('scale', ['every']),
     ],
 )
-async def test_subresources(
+async def test_handlers_are_called_for_their_subresources_only(
     ask: Ask, calls: list[str], declare: Any, subresource: str | None, expected: list[str]
 ) -> None:
     declare('main')
@@ -263,7 +265,7 @@ async def test_subresources(
     assert calls == expected
 
 
-async def test_filters(ask: Ask, calls: list[str], declare: Any) -> None:
+async def test_handlers_are_called_for_matching_objects_only(ask: Ask, calls: list[str], declare: Any) -> None:
     declare('label', labels={'a': 'b'})
     declare('absent', labels={'a': kopf.ABSENT})
     declare('annotation', annotations={'x': kopf.PRESENT})
@@ -315,12 +317,12 @@ async def test_stacked_decorators_call_once(registry: kopf.OperatorRegistry, ask
 
 
 @pytest.mark.parametrize('version', ['v1', 'v1beta1'])
-async def test_approval(ask: Ask, declare: Any, version: str) -> None:
+async def test_requests_are_allowed_if_no_handler_fails(ask: Ask, declare: Any, version: str) -> None:
     declare('handler')
     assert await ask(make_review(version=version)) == {'uid': 'review1', 'allowed': True}
 
 
-async def test_warnings(registry: kopf.OperatorRegistry, ask: Ask) -> None:
+async def test_warnings_of_handlers_are_returned(registry: kopf.OperatorRegistry, ask: Ask) -> None:
     @kopf.on.validate('kopfexamples', registry=registry)
     def handler(warnings: list[Any], **_: Any) -> None:
         warnings.extend(['text', 123])
@@ -349,7 +351,7 @@ ERRORS = [  # from the least to the most important ones
     ],
 )
 @pytest.mark.parametrize('on', [kopf.on.validate, kopf.on.mutate])
-async def test_refusal(
+async def test_errors_of_handlers_deny_the_request(
     registry: kopf.OperatorRegistry, ask: Ask, on: Any, error: BaseException, message: str, code: int
 ) -> None:
     @on('kopfexamples', registry=registry)
@@ -366,7 +368,9 @@ async def test_refusal(
 
 @pytest.mark.parametrize('first', range(len(ERRORS)))
 @pytest.mark.parametrize('second', range(len(ERRORS)))
-async def test_priorities_of_errors(registry: kopf.OperatorRegistry, ask: Ask, first: int, second: int) -> None:
+async def test_the_most_specific_error_is_reported(
+    registry: kopf.OperatorRegistry, ask: Ask, first: int, second: int
+) -> None:
     for number, index in enumerate([first, second]):
 
         @kopf.on.validate('kopfexamples', registry=registry, id=f'handler{number}', param=ERRORS[index][0])
@@ -499,7 +503,9 @@ async def test_slow_handlers_do_not_hold_up_others(registry: kopf.OperatorRegist
 # Patches.
 
 
-async def test_patches(registry: kopf.OperatorRegistry, ask: Ask) -> None:
+async def test_changes_of_mutating_handlers_are_returned_as_a_json_patch(
+    registry: kopf.OperatorRegistry, ask: Ask
+) -> None:
     @kopf.on.mutate('kopfexamples', registry=registry, id='handler')
     def handler(patch: kopf.Patch, **_: Any) -> None:
         patch.spec['new'] = {'deep': [1, (2, 3)]}
@@ -566,7 +572,9 @@ async def test_patches_that_change_nothing(registry: kopf.OperatorRegistry, ask:
         lambda patch: patch.fns.append(lambda body: body['absent'].clear()),
     ],
 )
-async def test_patches_that_are_none(registry: kopf.OperatorRegistry, ask: Ask, spoil: Callable[[Any], None]) -> None:
+async def test_patches_that_cannot_be_encoded_deny_the_request(
+    registry: kopf.OperatorRegistry, ask: Ask, spoil: Callable[[Any], None]
+) -> None:
     @kopf.on.mutate('kopfexamples', registry=registry)
     def handler(patch: kopf.Patch, **_: Any) -> None:
         spoil(patch)
@@ -609,7 +617,9 @@ async def test_patches_that_are_none(registry: kopf.OperatorRegistry, ask: Ask, 
         {**make_review(), 'request': {**make_review()['request'], 'resource': {'resource': 1}}},
     ],
 )
-async def test_bad_reviews(ask: Ask, declare: Any, calls: list[str], reviewer: AdmissionReviewer, review: Any) -> None:
+async def test_malformed_reviews_raise_errors_before_any_handler_is_called(
+    ask: Ask, declare: Any, calls: list[str], reviewer: AdmissionReviewer, review: Any
+) -> None:
     declare('handler')
     with pytest.raises(ReviewError) as error:
         await reviewer(review)
@@ -618,7 +628,9 @@ async def test_bad_reviews(ask: Ask, declare: Any, calls: list[str], reviewer: A
     assert not calls
 
 
-async def test_unknown_handlers_and_resources(ask: Ask, declare: Any, calls: list[str]) -> None:
+async def test_reviews_for_unknown_handlers_and_resources_are_not_found(
+    ask: Ask, declare: Any, calls: list[str]
+) -> None:
     declare('handler')
     for review, webhook in [
         (make_review(), 'other'),
@@ -631,7 +643,7 @@ async def test_unknown_handlers_and_resources(ask: Ask, declare: Any, calls: lis
     assert not calls
 
 
-async def test_objects_nested_too_deep(ask: Ask, declare: Any) -> None:
+async def test_objects_that_are_nested_too_deep_are_refused(ask: Ask, declare: Any) -> None:
     declare('handler')
     old: Any = 'x'
     new: Any = 'y'
@@ -712,7 +724,7 @@ def test_malformed_reviews_are_refused_or_answered(review: Any, webhook: str | N
         assert answer['response']['allowed'] is True
 
 
-def test_no_operations_at_all() -> None:
+def test_an_empty_list_of_operations_is_refused_by_the_decorator() -> None:
     with pytest.raises(ValueError, match='operations='):
         kopf.on.validate('kopfexamples', operations=[], registry=kopf.OperatorRegistry())
 

@@ -109,7 +109,7 @@ def temporarily(times, delay=0):
     return Failing(times, kopf.TemporaryError('boo', delay=delay))
 
 
-async def test_all_that_are_due(steps):
+async def test_all_handlers_that_are_due_are_run_and_their_results_are_kept(steps):
     steps.declare('a', lambda **_: 'result')
     steps.declare('b', temporarily(1))
     outcomes = await steps.step()
@@ -119,7 +119,7 @@ async def test_all_that_are_due(steps):
     assert steps.calls == ['b'] and steps.done
 
 
-async def test_the_lifecycle_picks(steps):
+async def test_only_the_handlers_that_the_lifecycle_picks_are_run(steps):
     for id in 'abc':
         steps.declare(id)
     for id in 'abc':
@@ -139,7 +139,7 @@ async def test_lifecycles_get_all_kwargs(steps):
     assert steps.calls == ['b']
 
 
-async def test_subhandlers(steps):
+async def test_subhandlers_are_run_after_their_parents(steps):
     def fn(**_):
         steps.sub('x', lambda **_: 'result')
         steps.sub('y', temporarily_y)
@@ -154,7 +154,7 @@ async def test_subhandlers(steps):
     assert steps.calls == ['fn', 'y'] and steps.finished == ['fn', 'fn/x', 'fn/y']
 
 
-async def test_subhandlers_by_the_lifecycle(steps):
+async def test_subhandlers_are_picked_by_the_lifecycle_too(steps):
     steps.declare('fn', lambda **_: [steps.sub(id) for id in 'xyz'])
     for id in 'xyz':
         await steps.step(kopf.lifecycles.asap)
@@ -243,7 +243,7 @@ async def test_failed_subhandlers_do_not_hold_their_parents(steps):
     assert steps.done and steps.state['fn/x'].failure and steps.state['fn'].success
 
 
-async def test_nested_subhandlers(steps):
+async def test_subhandlers_can_have_subhandlers_of_their_own(steps):
     steps.declare('fn', lambda **_: steps.sub('x', lambda **_: steps.sub('y', lambda **_: steps.sub('z'))))
     await steps.step()
     assert steps.calls == ['fn', 'x', 'y', 'z'] and steps.done
@@ -330,7 +330,7 @@ async def test_subhandlers_of_failing_parents_are_not_run(steps):
 
 
 @pytest.mark.parametrize('given', ['list', 'mapping', 'declared'])
-async def test_executed_in_the_middle(steps, given):
+async def test_subhandlers_can_be_executed_in_the_middle_of_their_parents(steps, given):
     def x(**_):
         steps.calls.append('x')
 
@@ -359,7 +359,7 @@ async def test_executed_in_the_middle(steps, given):
     assert steps.calls == ['fn', 'y', 'after'] and steps.finished == ['fn', 'fn/x', 'fn/y']
 
 
-async def test_executed_with_a_lifecycle(steps):
+async def test_executed_subhandlers_can_have_a_lifecycle_of_their_own(steps):
     async def fn(**_):
         await kopf.execute(
             fns={id: lambda id=id, **_: steps.calls.append(id) for id in 'xyz'}, lifecycle=kopf.lifecycles.one_by_one
@@ -372,7 +372,7 @@ async def test_executed_with_a_lifecycle(steps):
     assert steps.done
 
 
-async def test_wrong_executions(steps):
+async def test_contradictory_sources_of_subhandlers_are_refused(steps):
     errors = []
 
     async def fn(**_):
@@ -387,7 +387,7 @@ async def test_wrong_executions(steps):
     assert len(errors) == 2
 
 
-async def test_outside_of_handlers():
+async def test_subhandlers_are_refused_outside_of_handlers():
     with pytest.raises(LookupError, match='only inside of change-detecting handlers'):
         kopf.subhandler()(lambda **_: None)
     with pytest.raises(LookupError, match='only inside of change-detecting handlers'):

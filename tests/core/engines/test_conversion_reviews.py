@@ -106,7 +106,9 @@ def get_failure(response: Any) -> str:
 # What handlers are told, and what they do.
 
 
-async def test_kwargs(registry: kopf.OperatorRegistry, ask: Ask, known: dict[str, Any]) -> None:
+async def test_handlers_get_the_object_and_both_versions(
+    registry: kopf.OperatorRegistry, ask: Ask, known: dict[str, Any]
+) -> None:
     seen: dict[str, Any] = {}
 
     @kopf.on.convert('kopfexamples', registry=registry, param='a param')
@@ -126,7 +128,7 @@ async def test_kwargs(registry: kopf.OperatorRegistry, ask: Ask, known: dict[str
     assert seen['memo'] == {'shared': 'yes'}
 
 
-async def test_returned_objects(registry: kopf.OperatorRegistry, ask: Ask) -> None:
+async def test_returned_objects_are_the_converted_ones(registry: kopf.OperatorRegistry, ask: Ask) -> None:
     @kopf.on.convert('kopfexamples', registry=registry)
     async def convert(body: kopf.Body, spec: kopf.Spec, **_: Any) -> Any:
         return {**body, 'spec': {'ports': [spec['port']], 'deep': spec}}
@@ -138,7 +140,9 @@ async def test_returned_objects(registry: kopf.OperatorRegistry, ask: Ask) -> No
     ]
 
 
-async def test_returned_parts(registry: kopf.OperatorRegistry, ask: Ask) -> None:
+async def test_what_conversions_cannot_change_is_added_to_returned_objects(
+    registry: kopf.OperatorRegistry, ask: Ask
+) -> None:
     @kopf.on.convert('kopfexamples', registry=registry)
     def convert(**_: Any) -> Any:
         return {'spec': {'new': 'yes'}, 'metadata': {'annotations': {'c': 'd'}}}
@@ -161,7 +165,7 @@ async def test_returned_parts(registry: kopf.OperatorRegistry, ask: Ask) -> None
     ]
 
 
-async def test_patches(registry: kopf.OperatorRegistry, ask: Ask) -> None:
+async def test_objects_can_be_converted_by_patches(registry: kopf.OperatorRegistry, ask: Ask) -> None:
     @kopf.on.convert('kopfexamples', registry=registry)
     def convert(spec: kopf.Spec, patch: kopf.Patch, **_: Any) -> None:
         patch.spec['old'] = None
@@ -177,7 +181,7 @@ async def test_patches(registry: kopf.OperatorRegistry, ask: Ask) -> None:
     assert not found['metadata']['labels']
 
 
-async def test_patches_of_returned_objects(registry: kopf.OperatorRegistry, ask: Ask) -> None:
+async def test_patches_are_applied_to_returned_objects(registry: kopf.OperatorRegistry, ask: Ask) -> None:
     @kopf.on.convert('kopfexamples', registry=registry)
     def convert(patch: kopf.Patch, **_: Any) -> Any:
         patch.spec['patched'] = 'yes'
@@ -187,7 +191,7 @@ async def test_patches_of_returned_objects(registry: kopf.OperatorRegistry, ask:
     assert response['convertedObjects'][0]['spec'] == {'returned': 'yes', 'patched': 'yes'}
 
 
-async def test_order_is_kept(registry: kopf.OperatorRegistry, ask: Ask) -> None:
+async def test_objects_are_returned_in_their_order(registry: kopf.OperatorRegistry, ask: Ask) -> None:
     @kopf.on.convert('kopfexamples', from_version='v1', registry=registry)
     async def convert(patch: kopf.Patch, name: str, **_: Any) -> None:
         patch.spec['name'] = name
@@ -215,7 +219,7 @@ async def test_the_most_precise_are_asked(declare: Any, ask: Ask) -> None:
     assert get_ways(await ask(make_review(make_object('v1'), make_object('v2'), to='v3'))) == [['both'], ['both']]
 
 
-async def test_chains(declare: Any, ask: Ask) -> None:
+async def test_handlers_are_chained_where_none_converts_directly(declare: Any, ask: Ask) -> None:
     for start, end in [('v1', 'v2'), ('v2', 'v3'), ('v3', 'v4'), ('v4', 'v3'), ('v3', 'v2'), ('v2', 'v1')]:
         declare(f'{start}-{end}', from_version=start, to_version=end)
     declare('v1-v3', from_version='v1', to_version='v3')
@@ -240,14 +244,14 @@ async def test_handlers_in_chains_know_their_versions(registry: kopf.OperatorReg
     assert seen == [('kopf.dev/v1', 'v1', 'v2'), ('kopf.dev/v2', 'v2', 'v3')]
 
 
-async def test_missing_ways(declare: Any, ask: Ask) -> None:
+async def test_versions_without_a_chain_of_handlers_are_an_error(declare: Any, ask: Ask) -> None:
     declare('v1-v2', from_version='v1', to_version='v2')
     text = get_failure(await ask(make_review(make_object('v2'), to='v1')))
     assert text.startswith('ns1/name1: There is no handler that converts from v2 to v1 ')
     assert "from_version='v2', to_version='v1'" in text
 
 
-async def test_ambiguous_ways(declare: Any, ask: Ask) -> None:
+async def test_equally_precise_handlers_are_an_error(declare: Any, ask: Ask) -> None:
     declare('one', from_version='v1', to_version='v2')
     declare('two', from_version=['v1', 'v3'], to_version='v2')
     text = get_failure(await ask(make_review(make_object('v1'))))
@@ -255,7 +259,7 @@ async def test_ambiguous_ways(declare: Any, ask: Ask) -> None:
     assert get_ways(await ask(make_review(make_object('v3')))) == [['two']]
 
 
-async def test_resources(declare: Any, ask: Ask) -> None:
+async def test_handlers_convert_the_objects_of_their_resources_only(declare: Any, ask: Ask) -> None:
     declare('examples')
     declare('others', 'others')
     declare('everything', kopf.EVERYTHING, from_version='v7')
@@ -281,7 +285,9 @@ async def test_resources(declare: Any, ask: Ask) -> None:
         (TimeoutError("of its own"), 'TimeoutError: of its own'),
     ],
 )
-async def test_failures(registry: kopf.OperatorRegistry, ask: Ask, error: BaseException, text: str) -> None:
+async def test_errors_of_handlers_fail_the_whole_review(
+    registry: kopf.OperatorRegistry, ask: Ask, error: BaseException, text: str
+) -> None:
     @kopf.on.convert('kopfexamples', registry=registry)
     async def convert(name: str, **_: Any) -> None:
         if name == 'bad':
@@ -303,7 +309,9 @@ async def test_failures(registry: kopf.OperatorRegistry, ask: Ask, error: BaseEx
         ({'spec': object()}, "cannot be stored"),
     ],
 )
-async def test_bad_results(registry: kopf.OperatorRegistry, ask: Ask, result: Any, text: str) -> None:
+async def test_results_that_are_no_objects_are_errors(
+    registry: kopf.OperatorRegistry, ask: Ask, result: Any, text: str
+) -> None:
     @kopf.on.convert('kopfexamples', registry=registry)
     async def convert(**_: Any) -> Any:
         return result
@@ -311,7 +319,7 @@ async def test_bad_results(registry: kopf.OperatorRegistry, ask: Ask, result: An
     assert text in get_failure(await ask(make_review(make_object())))
 
 
-async def test_bad_patches(registry: kopf.OperatorRegistry, ask: Ask) -> None:
+async def test_patches_that_cannot_be_applied_are_errors(registry: kopf.OperatorRegistry, ask: Ask) -> None:
     @kopf.on.convert('kopfexamples', registry=registry)
     async def convert(patch: kopf.Patch, **_: Any) -> Any:
         patch.fns.append(lambda body: body['absent'].append(1))
@@ -323,7 +331,7 @@ async def test_slow_handlers_fail_in_time(registry: kopf.OperatorRegistry, ask: 
     @kopf.on.convert('kopfexamples', registry=registry)
     async def convert(name: str, **_: Any) -> None:
         if name == 'slow':
-            await asyncio.sleep(100)
+            await asyncio.Event().wait()
 
     time_limit_var.set(0.05)
     text = get_failure(await ask(make_review(make_object(), make_object(name='slow'))))
@@ -357,12 +365,12 @@ async def test_long_lists_do_not_hold_up_others(registry: kopf.OperatorRegistry,
         {**make_object(), 'apiVersion': 'v1'},
     ],
 )
-async def test_objects_of_others(declare: Any, ask: Ask, obj: Any) -> None:
+async def test_objects_of_other_kinds_and_groups_are_refused(declare: Any, ask: Ask, obj: Any) -> None:
     declare('any')
     assert "ns1/name1: it is" in get_failure(await ask(make_review(obj), webhook='convert/kopfexamples.kopf.dev'))
 
 
-async def test_unknown_conversions(declare: Any, ask: Ask) -> None:
+async def test_reviews_for_unknown_conversions_are_not_found(declare: Any, ask: Ask) -> None:
     declare('any')
     for webhook in ('convert/unknown.kopf.dev', 'convert/', 'kopfexamples.kopf.dev', 'any'):
         with pytest.raises(ReviewError) as error:
@@ -460,7 +468,9 @@ def test_malformed_reviews_are_refused_or_answered(path: tuple[Any, ...], value:
         ({'operation': 'CREATE'}, TypeError),
     ],
 )
-def test_wrong_options(registry: kopf.OperatorRegistry, options: Any, error: type[Exception]) -> None:
+def test_wrong_options_are_refused_by_the_decorator(
+    registry: kopf.OperatorRegistry, options: Any, error: type[Exception]
+) -> None:
     with pytest.raises(error, match=r"@kopf\.on\.convert"):
         kopf.on.convert('kopfexamples', registry=registry, **options)(lambda **_: None)
     assert not len(registry.conversions)

@@ -26,14 +26,14 @@ def test_threads_do_not_hold_up_the_process(threads):
 
 
 @pytest.mark.parametrize('error', [ValueError('boo'), SystemExit(1)])
-def test_errors_come_through(threads, error):
+def test_errors_are_passed_to_the_caller(threads, error):
     def fn():
         raise error
 
     assert threads.submit(fn).exception(5) is error
 
 
-def test_arguments_are_passed(threads):
+def test_arguments_and_results_are_passed(threads):
     var = contextvars.ContextVar('var', default=0)
     assert threads.submit(lambda *args, **kwargs: (args, kwargs, var.get()), 1, x=2).result(5) == ((1,), {'x': 2}, 0)
 

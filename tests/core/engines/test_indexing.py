@@ -235,7 +235,7 @@ async def test_sync_and_async_functions(bench: Bench) -> None:
     assert bench.get('another-name') == {'a': [True]}
 
 
-async def test_kwargs(bench: Bench) -> None:
+async def test_indexing_functions_get_the_kwargs_of_the_object(bench: Bench) -> None:
     seen: dict[str, Any] = {}
 
     @kopf.index('pods', registry=bench.registry, id='name', param=123)
@@ -287,7 +287,7 @@ async def test_none_keeps_the_previous_values(bench: Bench) -> None:
     assert bench.get('fn') == {None: ['old']}
 
 
-async def test_two_functions_of_one_name(bench: Bench) -> None:
+async def test_of_two_functions_with_one_name_the_last_matching_one_is_called(bench: Bench) -> None:
     @kopf.index('pods', registry=bench.registry, id='idx', labels={'kind': 'a'})
     async def fn_a(**_: Any) -> Any:
         return 'a'
@@ -446,7 +446,9 @@ async def test_limits_end_the_attempts(bench: Bench, clock: Callable[[float], No
     assert get_retry_delay(bench.excluded) is None
 
 
-async def test_mismatch_ends_the_exclusion(bench: Bench, clock: Callable[[float], None]) -> None:
+async def test_an_exclusion_ends_when_the_object_does_not_match_any_more(
+    bench: Bench, clock: Callable[[float], None]
+) -> None:
     @kopf.index('pods', registry=bench.registry, id='fn', field='spec.x')
     async def fn(**_: Any) -> Any:
         raise kopf.TemporaryError("boo", delay=6)

@@ -22,19 +22,19 @@ def settings():
     return settings
 
 
-def test_record_of_a_peer():
+def test_peers_are_stored_as_records_and_read_again():
     peer = Peer('id', priority=5, lifetime=60, lastseen='2020-01-01T00:00:00')
     assert peer.as_record() == {'priority': 5, 'lifetime': 60, 'lastseen': '2020-01-01T00:00:00'}
     assert Peer.parse('id', peer.as_record()) == peer
     assert repr(peer) == "<Peer id: priority=5, lifetime=60, lastseen='2020-01-01T00:00:00'>"
 
 
-def test_defaults_of_a_record():
+def test_missing_fields_of_records_have_defaults():
     assert Peer.parse('id', {}) == Peer('id', priority=0, lifetime=60, lastseen='')
 
 
 @pytest.mark.parametrize('record', [None, 'text', [], {'priority': 'high'}, {'lifetime': {}}])
-def test_broken_records(record):
+def test_malformed_records_are_no_peers(record):
     assert Peer.parse('id', record) is None
 
 
@@ -50,29 +50,29 @@ def test_broken_records(record):
         ('some day', False),
     ],
 )
-def test_death_of_peers(lastseen, dead):
+def test_records_past_their_lifetime_seem_dead(lastseen, dead):
     assert Peer('id', lifetime=60, lastseen=lastseen).seems_dead(NOW) == dead
 
 
-def test_identity_of_pods(monkeypatch):
+def test_the_identity_in_a_pod_is_the_id_of_the_pod(monkeypatch):
     monkeypatch.setenv('POD_ID', 'pod1')
     assert detect_own_id(manual=False) == detect_own_id(manual=True) == 'pod1'
 
 
-def test_identity_of_operators(monkeypatch):
+def test_identities_of_operators_are_unique_for_each_run(monkeypatch):
     monkeypatch.delenv('POD_ID', raising=False)
     identities = {detect_own_id(manual=False) for _ in range(10)}
     assert all(re.fullmatch(r'[^@/]+@[^@/]+/\d{14}/[a-z0-9]{3}', identity) for identity in identities)
     assert len(identities) > 1
 
 
-def test_identity_of_people(monkeypatch):
+def test_identities_of_people_are_the_same_each_time(monkeypatch):
     monkeypatch.delenv('POD_ID', raising=False)
     assert detect_own_id(manual=True) == detect_own_id(manual=True)
     assert re.fullmatch(r'[^@/]+@[^@/]+', detect_own_id(manual=True))
 
 
-def test_identity_of_users_without_names(monkeypatch):
+def test_users_without_names_are_identified_by_their_numbers(monkeypatch):
     def fail():
         raise KeyError('uid not found')
 
@@ -81,7 +81,7 @@ def test_identity_of_users_without_names(monkeypatch):
     assert re.fullmatch(r'\d+@[^@/]+', detect_own_id(manual=True))
 
 
-async def test_touching(peering_api, peering_resource):
+async def test_records_are_written_and_removed_by_patches(peering_api, peering_resource):
     body = await touch(peering_api, peering_resource, 'ns1', 'mine', {'me': {'priority': 1}, 'you': None})
     assert body['status'] == {'me': {'priority': 1}}
     assert peering_api.patches == [
@@ -89,23 +89,23 @@ async def test_touching(peering_api, peering_resource):
     ]
 
 
-async def test_touching_of_status_subresources(peering_api, peering_resource):
+async def test_records_are_written_to_the_status_subresource_if_there_is_one(peering_api, peering_resource):
     resource = dataclasses.replace(peering_resource, subresources=frozenset({'status'}))
     await touch(peering_api, resource, 'ns1', 'mine', {'me': None})
     assert peering_api.patches[0][0] == '/apis/kopf.dev/v1/namespaces/ns1/kopfpeerings/mine/status'
 
 
-async def test_touching_of_one_version_only(peering_api, peering_resource):
+async def test_records_are_written_only_to_the_given_version_of_the_object(peering_api, peering_resource):
     with pytest.raises(errors.APIConflictError):
         await touch(peering_api, peering_resource, 'ns1', 'mine', {'me': None}, version='0')
 
 
-async def test_touching_of_absent_objects(peering_api, peering_resource):
+async def test_writing_to_an_absent_object_returns_nothing(peering_api, peering_resource):
     peering_api.exists = False
     assert await touch(peering_api, peering_resource, 'ns1', 'mine', {'me': None}) is None
 
 
-async def test_freezing(peering_api, peering_resource, settings, caplog):
+async def test_the_command_to_pause_writes_a_record(peering_api, peering_resource, settings, caplog):
     caplog.set_level('INFO')
     command = PeeringCommand(identity='me', priority=50, lifetime=60, message='a reason')
     await command(peering_api, settings, [peering_resource], ['ns1'])
@@ -116,7 +116,7 @@ async def test_freezing(peering_api, peering_resource, settings, caplog):
     assert "a reason" in caplog.text
 
 
-async def test_resuming(peering_api, peering_resource, settings):
+async def test_the_command_to_resume_removes_the_record(peering_api, peering_resource, settings):
     peering_api.status = {'me': {'priority': 50}, 'you': {'priority': 0}}
     await PeeringCommand(identity='me')(peering_api, settings, [peering_resource], ['ns1'])
     assert peering_api.status == {'you': {'priority': 0}}

@@ -72,7 +72,7 @@ async def test_nothing_is_known_before_anything_is_seen(peering_api, peering_res
     task.cancel()
 
 
-async def test_announcement(peering_api, join):
+async def test_the_own_record_is_written_at_the_start(peering_api, join):
     async with join() as member:
         assert peering_api.status['me'].keys() == {'priority', 'lifetime', 'lastseen'}
         assert peering_api.status['me']['priority'] == 10
@@ -117,7 +117,7 @@ async def test_failed_removal_is_only_reported(peering_api, join, caplog):
     assert "could not be removed" in caplog.text
 
 
-async def test_pause_for_those_above(peering_api, join, caplog):
+async def test_an_operator_pauses_while_there_are_higher_priorities(peering_api, join, caplog):
     caplog.set_level('INFO')
     async with join() as member:
         peering_api.put(boss=record(priority=100))
@@ -210,7 +210,7 @@ async def test_those_who_took_over_get_time_to_stop(peering_api, join):
         assert not member.paused
 
 
-async def test_pause_at_the_start(peering_api, join):
+async def test_an_operator_pauses_at_the_start_if_there_are_higher_priorities(peering_api, join):
     peering_api.put(boss=record(priority=100))
     async with join() as member:
         assert member.changes == [(True, True)]
@@ -320,7 +320,7 @@ async def test_no_fight_for_the_record(peering_api, join):
         assert len(peering_api.patches) == 2
 
 
-async def test_unable_to_renew(peering_api, join, caplog):
+async def test_an_operator_that_cannot_renew_its_record_pauses(peering_api, join, caplog):
     async with join() as member:
         peering_api.error = errors.APIServerError('oops', status=500)
         await passed(59.9)
@@ -376,7 +376,9 @@ async def test_object_that_vanishes_before_it_is_touched(peering_api, join, sett
 
 
 @pytest.mark.parametrize('mandatory, hint', [(True, 'pausing until'), (False, 'standalone')])
-async def test_inaccessible_object(peering_api, peering_resource, settings, caplog, mandatory, hint):
+async def test_an_inaccessible_object_counts_as_absent(
+    peering_api, peering_resource, settings, caplog, mandatory, hint
+):
     settings.peering.mandatory = mandatory
     member = PeeringMember(
         peering_api, settings, resource=peering_resource, namespace='ns1', identity='me', changed=lambda: None
@@ -391,7 +393,7 @@ async def test_inaccessible_object(peering_api, peering_resource, settings, capl
 
 
 @pytest.mark.parametrize('mandatory', [True, False])
-async def test_forbidden_announcement(peering_api, join, settings, mandatory):
+async def test_a_forbidden_record_pauses_only_if_the_peering_is_mandatory(peering_api, join, settings, mandatory):
     settings.peering.mandatory = mandatory
     peering_api.error = errors.APIForbiddenError('no way', status=403)
     async with join() as member:
@@ -404,7 +406,7 @@ async def test_keepalive_is_logged(join, caplog):
         assert "Keep-alive in 'default' in 'ns1': ok." in caplog.text
 
 
-async def test_stealth(join, settings, caplog):
+async def test_keepalive_is_not_logged_in_the_stealth_mode(join, settings, caplog):
     caplog.set_level('DEBUG')
     settings.peering.stealth = True
     async with join():

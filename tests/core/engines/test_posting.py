@@ -139,7 +139,7 @@ async def operating(api, settings):
         yield poster
 
 
-async def test_content_of_events(api, settings, body):
+async def test_posted_events_refer_to_their_objects(api, settings, body):
     async with operating(api, settings):
         posting.event(body, type='SomeType', reason='SomeReason', message='some message')
     (event,) = api.events
@@ -155,7 +155,7 @@ async def test_content_of_events(api, settings, body):
     }
 
 
-async def test_shortcuts(api, settings, body):
+async def test_shortcuts_have_types_of_their_own(api, settings, body):
     async with operating(api, settings):
         posting.info(body, reason='Reason1', message='one')
         posting.warn(body, reason='Reason2', message='two')
@@ -181,14 +181,14 @@ async def test_shortcuts(api, settings, body):
 
 
 @pytest.mark.parametrize('wrap', [list, tuple, iter])
-async def test_several_objects(api, settings, body, wrap):
+async def test_an_event_can_be_posted_about_several_objects(api, settings, body, wrap):
     async with operating(api, settings):
         posting.info(wrap([body, make_raw('obj2')]), reason='Reason', message='msg')
     assert {name for name, *_ in api.summary} == {'obj1', 'obj2'}
 
 
 @pytest.mark.parametrize('wrong', ['text', [object()], [['nested']]])
-async def test_wrong_objects(api, settings, wrong):
+async def test_other_values_than_bodies_are_refused(api, settings, wrong):
     async with operating(api, settings):
         with pytest.raises(TypeError):
             posting.info(wrong, reason='Reason')
@@ -209,12 +209,12 @@ async def test_custom_kinds_named_as_events_are_posted(api, settings):
     assert len(api.events) == 1
 
 
-def test_outside_of_operators(body, settings):
+def test_nothing_is_posted_outside_of_operators(body, settings):
     posting.info(body, reason='Reason')
     ObjectLogger(body=body, settings=settings).info("hello")
 
 
-async def test_after_the_operator(api, settings, body):
+async def test_nothing_is_posted_after_the_operator_has_ended(api, settings, body):
     async with operating(api, settings) as poster:
         pass
     posting.info(body, reason='Reason')
@@ -223,7 +223,7 @@ async def test_after_the_operator(api, settings, body):
     assert posting.poster_var.get(None) is None
 
 
-async def test_disabled(api, settings, body, logger):
+async def test_nothing_is_posted_if_the_posting_is_disabled(api, settings, body, logger):
     settings.posting.enabled = False
     async with operating(api, settings):
         posting.event(body, type='SomeType', reason='Reason')
@@ -242,7 +242,7 @@ async def test_disabled(api, settings, body, logger):
         (logging.CRITICAL, ['SomeType']),
     ],
 )
-async def test_levels_of_events(api, settings, body, level, expected):
+async def test_types_of_events_obey_the_level_of_the_settings(api, settings, body, level, expected):
     settings.posting.level = level
     async with operating(api, settings):
         for type in ['Normal', 'Warning', 'Error', 'SomeType']:
@@ -259,7 +259,7 @@ async def test_levels_of_events(api, settings, body, level, expected):
         (logging.ERROR, ['Error', 'Fatal']),
     ],
 )
-async def test_levels_of_logs(api, settings, logger, level, expected):
+async def test_log_messages_obey_the_level_of_the_settings(api, settings, logger, level, expected):
     settings.posting.level = level
     async with operating(api, settings):
         logger.debug("msg %s", 1)
@@ -270,7 +270,7 @@ async def test_levels_of_logs(api, settings, logger, level, expected):
     assert api.summary == [('obj1', type, 'Logging', 'msg 1') for type in expected]
 
 
-async def test_logs_with_exceptions(api, settings, logger):
+async def test_exceptions_in_logs_are_posted_with_the_message(api, settings, logger):
     async with operating(api, settings):
         try:
             raise ValueError("boo")
@@ -292,7 +292,7 @@ async def test_logs_that_are_not_posted(api, settings, body, logger):
     assert api.of('obj1') == ['explicit']
 
 
-async def test_from_threads(api, settings, body, logger):
+async def test_events_can_be_posted_from_threads(api, settings, body, logger):
     asyncio.get_running_loop().set_debug(True)  # complains about what is not thread-safe
     async with operating(api, settings):
         await asyncio.to_thread(posting.info, body, reason='Reason', message='event')
@@ -301,7 +301,7 @@ async def test_from_threads(api, settings, body, logger):
     assert api.of('obj1') == ['event', 'log']
 
 
-async def test_from_threads_at_the_very_end(api, settings, body):
+async def test_events_from_threads_are_posted_even_at_the_exit(api, settings, body):
     async with operating(api, settings) as poster:
         thread = threading.Thread(
             target=functools.partial(
@@ -313,7 +313,7 @@ async def test_from_threads_at_the_very_end(api, settings, body):
     assert api.of('obj1') == ['late']
 
 
-async def test_from_threads_after_the_loop(settings):
+async def test_events_from_threads_after_the_loop_are_dropped(settings):
     def run_and_close():
         async def run():
             async with posting.Poster(None, settings) as poster:
@@ -325,7 +325,7 @@ async def test_from_threads_after_the_loop(settings):
     poster.post(posting.K8sEvent({'name': 'obj1'}, 'Normal', 'Reason', 'late', ()))
 
 
-async def test_from_tasks_started_in_the_operator(api, settings, body):
+async def test_events_can_be_posted_from_tasks_of_the_operator(api, settings, body):
     async def handler():
         posting.info(body, reason='Reason', message='event')
 
@@ -346,7 +346,7 @@ async def test_operators_do_not_mix(api, settings, body):
     assert api.of('obj1') == ['enabled']
 
 
-async def test_order_is_kept(api, settings, body):
+async def test_events_of_an_object_are_posted_in_their_order(api, settings, body):
     settings.posting.level = logging.WARNING
     async with operating(api, settings):
         for i in range(20):
@@ -445,7 +445,7 @@ async def test_failures_are_limited_and_do_not_stop_the_others(api, settings, bo
     assert api.of('obj1') == ['posted']
 
 
-async def test_default_backoffs(api, settings, body, logger):
+async def test_backoffs_are_those_of_the_settings_by_default(api, settings, body, logger):
     settings.posting.default_backoffs = [0]
     settings.posting.logging_backoffs = [0, 0]
     api.failures['obj1'] = 5
@@ -468,7 +468,7 @@ async def test_slow_objects_do_not_hold_others(api, settings, body):
     assert api.of('obj1') == ['slow', 'fast']
 
 
-async def test_limit_of_objects_at_once(api, settings):
+async def test_the_number_of_objects_posted_at_once_is_limited(api, settings):
     settings.posting.worker_limit = 2
     api.gates = {f'obj{i}': asyncio.Event() for i in range(5)}
     async with operating(api, settings):
@@ -521,7 +521,7 @@ async def test_nothing_runs_for_idle_objects(settings):
 
 
 @pytest.mark.looptime
-async def test_exit_is_bounded(settings, body, caplog):
+async def test_the_exit_waits_for_events_only_for_a_while(settings, body, caplog):
     loop = asyncio.get_running_loop()
     client = SlowClient()
     async with posting.Poster(client, settings):
@@ -535,7 +535,7 @@ async def test_exit_is_bounded(settings, body, caplog):
 
 
 @pytest.mark.looptime
-async def test_exit_by_cancellation(settings, body):
+async def test_a_cancelled_exit_ends_at_once(settings, body):
     async def operate():
         async with posting.Poster(SlowClient(), settings):
             posting.info(body, reason='Reason')

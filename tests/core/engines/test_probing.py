@@ -102,26 +102,26 @@ def serve(registry, settings, condition, monitor):
         ('http://[::1]:8080/', '::1', 8080, '/'),
     ],
 )
-def test_endpoints(url, host, port, path):
+def test_endpoints_are_read_from_urls(url, host, port, path):
     assert Endpoint.parse(url) == Endpoint(host, port, path)
 
 
 @pytest.mark.parametrize(
     'url', ['', 'https://localhost/', 'localhost:8080', 'http://', 'http://x:99999/', 'http://x:y/']
 )
-def test_wrong_endpoints(url):
+def test_urls_that_are_no_endpoints_are_refused(url):
     with pytest.raises(EndpointError):
         Endpoint.parse(url)
 
 
-async def test_nothing_to_show(serve):
+async def test_without_probes_the_operator_is_alive_with_an_empty_response(serve):
     async with serve() as server:
         answer = await ask(server)
         assert (answer.status, answer.type, answer.json) == (200, 'application/json', {})
         assert (await ask(server, '/other')).status == 404
 
 
-async def test_results(registry, serve):
+async def test_results_of_probes_are_in_the_response(registry, serve):
     @kopf.on.probe(registry=registry, id='named')
     def named(**_):
         return {'nested': [1, None]}
@@ -139,7 +139,7 @@ async def test_results(registry, serve):
         assert (answer.status, answer.json) == (200, {'named': {'nested': [1, None]}, 'unnamed': 'y'})
 
 
-async def test_results_of_any_type(registry, serve):
+async def test_results_of_any_type_are_shown(registry, serve):
     @kopf.on.probe(registry=registry, id='anything')
     async def anything(**_):
         return {1: complex(1, 2)}
@@ -226,7 +226,7 @@ async def test_failing_probes_are_answered(registry, serve, error):
         )
 
 
-async def test_ignored_errors(registry, serve):
+async def test_ignored_errors_of_probes_are_no_failures(registry, serve):
     @kopf.on.probe(registry=registry, id='failing', errors=kopf.ErrorsMode.IGNORED)
     async def failing(**_):
         raise ValueError("oops")
@@ -251,7 +251,7 @@ async def test_hanging_probes_are_answered(registry, settings, serve):
         )
 
 
-async def test_failures_of_the_operator(condition, serve):
+async def test_failures_of_the_operator_fail_the_liveness_but_not_the_readiness(condition, serve):
     condition.failures = ["It is broken."]
     async with serve() as server:
         answer = await ask(server)
@@ -259,7 +259,7 @@ async def test_failures_of_the_operator(condition, serve):
         assert (await ask(server, '/readyz')).status == 200
 
 
-async def test_readiness(condition, serve):
+async def test_an_operator_that_is_not_ready_fails_the_readiness_but_not_the_liveness(condition, serve):
     condition.delays = ["It is not there yet."]
     async with serve() as server:
         answer = await ask(server, '/readyz')
@@ -293,14 +293,14 @@ async def test_stuck_loop_is_reported_from_aside(settings, serve, monkeypatch, l
         assert "test_probing.py, line" in answers[0].json['reasons'][0]
 
 
-async def test_access_log(serve, caplog):
+async def test_requests_are_in_the_access_log(serve, caplog):
     caplog.set_level(logging.INFO, logger='aiohttp.access')
     async with serve() as server:
         await ask(server)
     assert "GET /healthz" in caplog.text
 
 
-async def test_port_in_use(serve):
+async def test_a_port_in_use_is_named_in_the_error(serve):
     with socket.create_server(('127.0.0.1', 0)) as taken:
         with pytest.raises(OSError, match=r"The probes cannot be answered at 127\.0\.0\.1:\d+: .*already in use"):
             async with serve(f'http://127.0.0.1:{taken.getsockname()[1]}/healthz'):

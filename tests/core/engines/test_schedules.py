@@ -218,7 +218,7 @@ async def test_functions_in_threads_that_do_not_end_are_named(registry, make, mo
         ({'interval': 1, 'idle': 1}, "unexpected keyword argument 'idle'"),
     ],
 )
-def test_wrong_options(registry, options, error):
+def test_wrong_options_are_refused_by_the_decorator(registry, options, error):
     with pytest.raises((TypeError, ValueError), match=error):
         kopf.on.schedule(registry=registry, **options)
 
@@ -255,6 +255,7 @@ async def test_functions_that_are_declared_in_other_threads_are_run_too(registry
             called.set()
 
     async with run(make()), asyncio.timeout(10):
-        await asyncio.sleep(0)
+        while not registry.activity_listeners:
+            await asyncio.sleep(0)
         await asyncio.to_thread(declare)
         await called.wait()

@@ -41,7 +41,7 @@ def declare(registry: kopf.OperatorRegistry, id: str, resource: str = 'kopfexamp
         pass
 
 
-def test_defaults(registry: kopf.OperatorRegistry) -> None:
+def test_webhooks_have_defaults_for_all_fields(registry: kopf.OperatorRegistry) -> None:
     declare(registry, 'handler_id/sub')
     assert build(registry) == [
         {
@@ -89,7 +89,9 @@ def test_defaults(registry: kopf.OperatorRegistry) -> None:
         ({'annotations': {'a': 'b'}}, {'objectSelector': None}),
     ],
 )
-def test_options(registry: kopf.OperatorRegistry, options: Any, expected: Any) -> None:
+def test_options_of_handlers_are_fields_of_webhooks(
+    registry: kopf.OperatorRegistry, options: Any, expected: Any
+) -> None:
     declare(registry, 'handler', **options)
     (webhook,) = build(registry)
     assert {key: webhook[key] for key in expected} == expected
@@ -104,7 +106,9 @@ def test_options(registry: kopf.OperatorRegistry, options: Any, expected: Any) -
         ({'subresource': '*'}, ['*'], 'kopfexamples/*'),
     ],
 )
-def test_rules(registry: kopf.OperatorRegistry, options: Any, operations: Any, resource: str) -> None:
+def test_rules_have_the_operations_and_the_subresource_of_the_handler(
+    registry: kopf.OperatorRegistry, options: Any, operations: Any, resource: str
+) -> None:
     declare(registry, 'handler', **options)
     ((rule,),) = [webhook['rules'] for webhook in build(registry)]
     assert (rule['operations'], rule['resources']) == (operations, [resource])
@@ -154,7 +158,7 @@ def test_handlers_of_one_id_are_one_webhook_or_have_different_names(registry: ko
         ('/a//b/', 'a.b'),
     ],
 )
-def test_names(id: str, name: str) -> None:
+def test_ids_are_converted_to_names(id: str, name: str) -> None:
     assert normalize_name(id, 'my.kopf.dev') == f'{name}.my.kopf.dev'
 
 
@@ -176,7 +180,7 @@ def test_names_are_acceptable_for_the_api(id: str) -> None:
         ({'caBundle': None, 'url': None, 'service': None}, {'caBundle': None, 'url': None, 'service': None}),
     ],
 )
-def test_paths(config: Any, expected: Any) -> None:
+def test_paths_are_added_to_the_address(config: Any, expected: Any) -> None:
     original = repr(config)
     assert inject_path(config, 'a_b/c d') == expected
     assert repr(config) == original
