@@ -45,6 +45,7 @@ from kopf._cogs.structs.dicts import FieldPath, FieldSpec
 from kopf._cogs.structs.diffs import Diff, DiffItem, DiffOperation
 from kopf._cogs.structs.ephemera import Index, Memo, Store
 from kopf._cogs.structs.ids import HandlerId
+from kopf._cogs.structs.instruments import Instrument
 from kopf._cogs.structs.patches import Patch, PatchFn
 from kopf._cogs.structs.references import EVERYTHING, Resource
 from kopf._cogs.structs.reviews import (
@@ -141,6 +142,7 @@ __all__ = [
     'HandlerTimeoutError',
     'Headers',
     'Index',
+    'Instrument',
     'Labels',
     'LocalObjectLogger',
     'LogFormat',

@@ -1,0 +1,433 @@
+"""
+The seam for metrics, traces, and whatever else looks at a running operator: instruments are told what happens.
+
+An operator has one `Instruments`; each place that has something to tell asks it first whether an instrument listens
+there: ``if instruments.steps: ...``. That is a tuple, made when an instrument is added, so an operator without
+instruments pays for one attribute and one test. Why not events, or loggers? Both would cost more when they are off,
+and could not tell what is inside of what.
+
+What takes time is a `Span`: it is told when it begins and when it ends, always both, whatever happens in between. Spans
+are nested: step → handler → sub-handler → request. The tree is kept in a context variable, so it is right in threads
+and tasks too, and an instrument can set context variables of its own between a beginning and its end.
+"""
+
+import asyncio
+import inspect
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar, Token
+from types import TracebackType
+from typing import Any, ClassVar, NamedTuple, Self
+
+from kopf._cogs.structs.ids import HandlerId
+from kopf._cogs.structs.references import Namespace, Resource
+
+logger = logging.getLogger(__name__)
+
+
+class Instrument:
+    """
+    The base class of instruments: each overrides the methods that it needs.
+
+    The methods are called in the event loop, so they must not block. They must not change what they are given, except
+    for the attributes that say so. An instrument whose method raises an error is reported and removed: the operator
+    goes on without it.
+    """
+
+    def step_begins(self, step: 'ObjectStep') -> None:
+        """Called when a worker takes the newest state of an object, to bring it closer to its rest."""
+
+    def step_decides(self, step: 'ObjectStep') -> None:
+        """Called when it is known why handlers of changes are to be run, or that none are. Not all steps get there."""
+
+    def step_ends(self, step: 'ObjectStep') -> None:
+        """Called when the handlers have been run, and what they have wanted is applied."""
+
+    def handler_begins(self, call: 'HandlerCall') -> None:
+        """Called before an attempt of a handler of any kind."""
+
+    def handler_ends(self, call: 'HandlerCall') -> None:
+        """Called after the attempt."""
+
+    def request_begins(self, request: 'ApiRequest') -> None:
+        """Called before an attempt of a request to the Kubernetes API; it can be given more ``headers``."""
+
+    def request_ends(self, request: 'ApiRequest') -> None:
+        """Called when the attempt is answered or has failed; for a watch-stream, when it is open."""
+
+    def watch_changes(self, change: 'WatchChange') -> None:
+        """Called when a watch has come to another state."""
+
+    def object_queued(self, entry: 'QueueEntry') -> None:
+        """Called when an object needs a worker."""
+
+    def object_taken(self, entry: 'QueueEntry') -> None:
+        """Called when the object has got its worker, which does one step or several."""
+
+    def object_done(self, entry: 'QueueEntry') -> None:
+        """Called when the worker has ended, or the object does not need one any more; once for each `object_queued`."""
+
+    def object_requeued(self, entry: 'QueueEntry') -> None:
+        """Called when the object is to be queued again after the ``delay``, unless something happens to it before."""
+
+
+Listeners = tuple[Instrument, ...]
+
+_POINTS: Mapping[str, tuple[str, ...]] = {
+    'steps': ('step_begins', 'step_decides', 'step_ends'),
+    'handlers': ('handler_begins', 'handler_ends'),
+    'requests': ('request_begins', 'request_ends'),
+    'watches': ('watch_changes',),
+    'queue': ('object_queued', 'object_taken', 'object_done', 'object_requeued'),
+}
+
+
+class Instruments:
+    """The instruments of one operator; for each point, the tuple of those that listen there."""
+
+    __slots__ = ('_members', *_POINTS)
+
+    steps: Listeners
+    handlers: Listeners
+    requests: Listeners
+    watches: Listeners
+    queue: Listeners
+
+    def __init__(self, members: Iterable[Instrument] = ()) -> None:
+        self._members: Listeners = ()
+        self._find_listeners()
+        for member in members:
+            self.add(member)
+
+    def add(self, instrument: Instrument) -> None:
+        """Let the instrument listen from now on: not to the ends of what has begun before."""
+        if not isinstance(instrument, Instrument):
+            raise TypeError(f"Instruments must be instances of kopf.Instrument, not {instrument!r}.")
+        for hook in (hook for hooks in _POINTS.values() for hook in hooks):
+            if inspect.iscoroutinefunction(getattr(instrument, hook)):
+                raise TypeError(f"{type(instrument).__name__}.{hook} must be a plain function, not a coroutine.")
+        if instrument not in self._members:
+            self._members += (instrument,)
+            self._find_listeners()
+
+    def remove(self, instrument: Instrument) -> None:
+        """Tell the instrument nothing any more."""
+        self._members = tuple(member for member in self._members if member is not instrument)
+        self._find_listeners()
+
+    def _find_listeners(self) -> None:
+        for point, hooks in _POINTS.items():
+            setattr(self, point, tuple(member for member in self._members if _overrides(member, hooks)))
+
+    def tell(self, listeners: Listeners, hook: str, facts: object) -> None:
+        """Call the hook of these instruments, as far as they are not removed; remove those that fail."""
+        for instrument in listeners:
+            if instrument in self._members:
+                try:
+                    getattr(instrument, hook)(facts)
+                except Exception:
+                    self.remove(instrument)
+                    logger.exception("The instrument %r has failed in %s(), and is removed.", instrument, hook)
+
+
+def _overrides(instrument: Instrument, hooks: Iterable[str]) -> bool:
+    return any(getattr(type(instrument), hook) is not getattr(Instrument, hook) for hook in hooks)
+
+
+NO_INSTRUMENTS = Instruments()
+"""For those that are made without an operator; nothing is ever added here."""
+
+
+class ObjectKey(NamedTuple):
+    """Which object it is about. Its name and uid are not for the labels of metrics: there are too many of them."""
+
+    resource: Resource
+    namespace: Namespace
+    name: str | None
+    uid: str | None
+
+
+class Span:
+    """What takes time: a context manager that tells of its beginning and its end."""
+
+    __slots__ = ('_instruments', '_listeners', '_token', 'began', 'duration', 'exception', 'outcome', 'parent')
+
+    POINT: ClassVar[str]
+    BEGINS: ClassVar[str]
+    ENDS: ClassVar[str]
+
+    def __init__(self, instruments: Instruments) -> None:
+        self._instruments = instruments
+        self._listeners: Listeners = ()
+        self._token: Token[Span | None] | None = None
+        self.began = 0.0
+        """On the monotonic clock (in seconds)."""
+        self.duration: float | None = None
+        """How long it has taken (in seconds); ``None`` while it lasts."""
+        self.outcome: str | None = None
+        """What has come of it, in one word; ``None`` while it lasts."""
+        self.exception: BaseException | None = None
+        """What it has failed with. Only while the end is told: kept for longer, it would keep all its frames."""
+        self.parent: Span | None = None
+        """The span that it is a part of."""
+
+    def __enter__(self) -> Self:
+        parent = _current_var.get()
+        self.parent = parent if parent is not None and parent.duration is None else None
+        self._token = _current_var.set(self)
+        self._listeners = getattr(self._instruments, self.POINT)
+        self.began = time.monotonic()
+        self._instruments.tell(self._listeners, self.BEGINS, self)
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.duration = time.monotonic() - self.began
+        if exc is not None:
+            self.outcome = 'cancelled' if isinstance(exc, asyncio.CancelledError | GeneratorExit) else 'failed'
+            self.exception = exc
+        self._instruments.tell(self._listeners, self.ENDS, self)
+        self.exception = self.parent = None
+        if self._token is not None:
+            try:
+                _current_var.reset(self._token)
+            except ValueError:  # it was abandoned, and is closed in another context
+                pass
+            self._token = None
+
+
+_current_var: ContextVar[Span | None] = ContextVar('_current_var', default=None)
+
+
+def get_current_span() -> Span | None:
+    """Return the innermost span that goes on here, if an instrument listens to any: for lines of logs, for example."""
+    span = _current_var.get()
+    return span if span is not None and span.duration is None else None
+
+
+class ObjectStep(Span):
+    """
+    One step of an object towards its rest: handlers of raw events, a decision, handlers of changes, one patch.
+
+    Traces call it a cycle, and metrics a reconciliation. The outcomes: ``done``, ``delayed`` until the next step,
+    ``requeued`` for it at once, ``failed`` in the framework itself (not in a handler), ``cancelled``.
+    """
+
+    __slots__ = ('carried', 'delay', 'event', 'handlers', 'key', 'number', 'reason')
+
+    POINT, BEGINS, ENDS = 'steps', 'step_begins', 'step_ends'
+
+    def __init__(self, instruments: Instruments, key: ObjectKey, *, event: str | None, number: int) -> None:
+        super().__init__(instruments)
+        self.key = key
+        self.event = event
+        """The type of the event that it takes, ``LISTED`` if the object is from a list; ``None`` without an event."""
+        self.number = number
+        """Which step of the worker it is since the last event."""
+        self.reason: str | None = None
+        """The reason of the change (``create``, ``update``, …, ``noop``), as soon as it is decided on."""
+        self.handlers: tuple[HandlerId, ...] = ()
+        """The handlers that are due, as soon as it is decided on."""
+        self.carried: str | None = None
+        """What an instrument has left in a `HandlerCall` of an earlier step about the same change."""
+        self.delay: float | None = None
+        """The time until the next step (in seconds)."""
+
+    def decide(self, reason: str, handlers: Iterable[HandlerId], carried: str | None) -> None:
+        """Tell what is decided on."""
+        self.reason, self.handlers, self.carried = reason, tuple(handlers), carried
+        self._instruments.tell(self._listeners, 'step_decides', self)
+
+    def conclude(self, delay: float | None, *, requeued: bool) -> None:
+        """Take what has come of it, to be told when it ends."""
+        self.delay = delay
+        self.outcome = 'requeued' if requeued else 'done' if delay is None else 'delayed'
+
+
+class HandlerCall(Span):
+    """
+    One attempt of a handler of any kind.
+
+    The outcomes: ``succeeded``; ``failed`` for good; ``retried`` after the ``delay``; ``waiting`` for its sub-handlers;
+    ``ignored`` if it has failed, and its errors are ignored; ``cancelled``.
+    """
+
+    __slots__ = ('carried', 'cause', 'delay', 'fn', 'id', 'key', 'kind', 'message', 'reason', 'retry')
+
+    POINT, BEGINS, ENDS = 'handlers', 'handler_begins', 'handler_ends'
+
+    def __init__(
+        self,
+        instruments: Instruments,
+        *,
+        id: HandlerId,
+        kind: str,
+        fn: Callable[..., Any],
+        cause: Any,
+        retry: int,
+        carried: str | None = None,
+    ) -> None:
+        super().__init__(instruments)
+        self.id = id
+        self.kind = kind
+        """What logs call it: ``Handler``, ``Daemon``, ``Timer``, ``Indexer``, ``Webhook``, ``Activity``, …"""
+        self.fn = fn
+        self.cause = cause
+        """Why it is run, with all that its function can be told, such as the ``diff`` of a change."""
+        self.reason: str | None = cause.occasion
+        """The reason of the change, the type of the event, the operation of the review, or the activity."""
+        self.key: ObjectKey | None = cause.key
+        """The object; ``None`` for activities."""
+        self.retry = retry
+        """How many attempts there were before this one."""
+        self.carried = carried
+        """
+        A text that an instrument can leave for the next attempts of changes, e.g. for their trace.
+
+        It is stored with the handler's progress, so it is there after a restart, and in another process, too.
+        """
+        self.delay: float | None = None
+        self.message: str | None = None
+        """The text of the error."""
+
+    def conclude(
+        self,
+        outcome: str,
+        *,
+        delay: float | None = None,
+        message: str | None = None,
+        exception: BaseException | None = None,
+    ) -> None:
+        """Take what has come of it, to be told when it ends."""
+        self.outcome, self.delay, self.message, self.exception = outcome, delay, message, exception
+
+
+class ApiRequest(Span):
+    """
+    One attempt of a request to the Kubernetes API: ``succeeded``, ``failed``, or ``cancelled``.
+
+    It begins when it is sent; before that, it can have waited for others. A repeated request is several of these.
+    """
+
+    __slots__ = ('attempt', 'headers', 'method', 'path', 'payload', 'server', 'status', 'streaming', 'waited')
+
+    POINT, BEGINS, ENDS = 'requests', 'request_begins', 'request_ends'
+
+    def __init__(
+        self,
+        instruments: Instruments,
+        *,
+        server: str,
+        method: str,
+        path: str,
+        payload: bytes | None = None,
+        attempt: int = 0,
+        waited: float = 0.0,
+        streaming: bool = False,
+    ) -> None:
+        super().__init__(instruments)
+        self.server = server
+        """The URL of the server."""
+        self.method = method
+        self.path = path
+        """The path without the query; see `route` for metrics."""
+        self.payload = payload
+        self.attempt = attempt
+        """How many attempts there were before this one."""
+        self.waited = waited
+        """How long it has waited until it could be sent (in seconds)."""
+        self.streaming = streaming
+        """Whether it opens a watch-stream."""
+        self.headers: dict[str, str] = {}
+        """More headers to send, such as ``traceparent``: instruments can add them in `Instrument.request_begins`."""
+        self.status: int | None = None
+        """The HTTP status; ``None`` if there is no answer."""
+
+    def note_status(self, status: int) -> None:
+        """Remember what the server has answered."""
+        self.status, self.outcome = status, 'succeeded' if status < 300 else 'failed'
+
+    def get_headers(self) -> Mapping[str, str]:
+        """Return those of the added headers that can be sent."""
+        return {
+            name: value
+            for name, value in self.headers.items()
+            if name and f'{name}{value}'.isascii() and f'{name}{value}'.isprintable() and ':' not in name
+        }
+
+    @property
+    def route(self) -> str:
+        """The path without the names of objects: ``/api/v1/namespaces/{namespace}/pods/{name}``, for example."""
+        return '/'.join(_replace_names(self.path.split('/')))
+
+    @property
+    def verb(self) -> str:
+        """What is done, as permissions call it: ``get``, ``list``, ``watch``, ``create``, ``patch``, and so on."""
+        if self.streaming:
+            return 'watch'
+        parts = self.route.split('/')
+        if '{name}' in parts or len(parts) <= _STARTS.get(parts[1], len(parts)):
+            return _VERBS.get(self.method, self.method.lower())
+        return _PLURAL_VERBS.get(self.method, self.method.lower())
+
+
+def _replace_names(parts: list[str]) -> list[str]:
+    """Replace the names in the parts of a path, if it is one of resources: ``['', 'api', 'v1', 'pods', …]``."""
+    found, start = parts.copy(), _STARTS.get(parts[1], len(parts))
+    if parts[start : start + 1] == ['namespaces'] and len(parts) > start + 2 and parts[start + 2] not in _OWN_PARTS:
+        found[start + 1] = '{namespace}'
+        start += 2
+    if len(parts) > start + 1:
+        found[start + 1] = '{name}'
+    return found
+
+
+_OWN_PARTS = ('status', 'finalize')
+_STARTS = {'api': 3, 'apis': 4}
+"""Where the plural name is in a path, or ``namespaces`` before it: after the group and the version."""
+_VERBS = {'POST': 'create', 'PUT': 'update'}
+_PLURAL_VERBS = {'POST': 'create', 'GET': 'list', 'DELETE': 'deletecollection'}
+
+
+class WatchChange(NamedTuple):
+    """Another state of a watch."""
+
+    resource: Resource
+    namespace: Namespace
+    """The namespace; ``None`` if it watches all of them."""
+    previous: str
+    state: str
+    """``listing``, ``streaming``, ``backing-off``, ``stopped``."""
+    paused: bool
+    """Whether the operator is paused: what comes is indexed, but not handled."""
+    reason: str | None = None
+    """
+    Why, in one word, if there is more to tell than the states.
+
+    It backs off because of ``ended``, ``expired``, ``inactive``, ``incomplete``, ``forbidden``, ``unauthorized``,
+    ``throttled``, ``refused``, ``server``, ``timeout``, ``connection``, ``unexpected``. Or the operator is ``paused``
+    or ``resumed``, and the watch goes on.
+    """
+    error: BaseException | None = None
+    """What it has failed with."""
+    delay: float | None = None
+    """How long it backs off (in seconds)."""
+
+
+class QueueEntry(NamedTuple):
+    """An object in the queue for workers."""
+
+    key: ObjectKey
+    urgent: bool
+    """Whether it goes before those that were there when the operator has started."""
+    depth: int
+    """How many objects wait for a worker at the moment."""
+    delay: float | None = None
+    """In how long it is queued again (in seconds)."""
+    reason: str | None = None
+    """Why it is queued again: ``delayed`` for its next attempt or look, or ``failed`` in the framework itself."""
