@@ -97,13 +97,17 @@ class AiohttpSession(sessions.Session):
             async with asyncio.timeout(timeouts.answering), await self._send(request, timeouts) as response:
                 with _aborting(response.connection):
                     body = await response.read()
+                if request.span is not None:
+                    request.span.note_status(response.status)
         errors.check_response(response.status, response.headers, body)
         return body
 
-    async def open(self, query: str, timeouts: sessions.Timeouts) -> sessions.Stream:
+    async def open(self, request: sessions.Request, timeouts: sessions.Timeouts) -> sessions.Stream:
         with _typed_errors():
             async with asyncio.timeout(timeouts.answering):
-                response = await self._send(sessions.Request('GET', query), timeouts)
+                response = await self._send(request, timeouts)
+                if request.span is not None:
+                    request.span.note_status(response.status)
                 if response.status < 300:
                     return AiohttpStream(response)
                 async with response:
@@ -115,7 +119,7 @@ class AiohttpSession(sessions.Session):
             request.method,
             self._make_url(request.query),
             data=request.payload,
-            headers=self._make_headers(request.headers),
+            headers=self._make_headers(request),
             timeout=self._make_timeout(timeouts),
             **self._options,
         )
@@ -123,9 +127,12 @@ class AiohttpSession(sessions.Session):
     def _make_url(self, query: str) -> yarl.URL:
         return yarl.URL(self.server + query, encoded=True)
 
-    def _make_headers(self, extra: sessions.ExtraHeaders) -> Mapping[str, str]:
+    def _make_headers(self, request: sessions.Request) -> Mapping[str, str]:
         self._headers.refresh()
-        return multidict.CIMultiDict(self._headers.combine(extra))
+        headers = multidict.CIMultiDict(self._headers.combine(request.headers))
+        if request.span is not None:
+            headers.update(request.span.get_headers())
+        return headers
 
     def _make_timeout(self, timeouts: sessions.Timeouts) -> aiohttp.ClientTimeout:
         key = timeouts.streaming, timeouts.connecting

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import time
 import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Iterator, Mapping, Sized
 from contextvars import ContextVar
@@ -21,6 +22,7 @@ from kopf._cogs.clients import errors, pacing, sessions
 from kopf._cogs.configs import configuration
 from kopf._cogs.helpers.jsontexts import dump_tightly, replace_halves
 from kopf._cogs.structs import credentials
+from kopf._cogs.structs.instruments import NO_INSTRUMENTS, ApiRequest, Instruments
 
 if TYPE_CHECKING:
     import aiohttp
@@ -47,11 +49,19 @@ class ApiClient:
     Args:
         vault: the source of credentials, to which refused ones are reported.
         settings: the settings, mostly ``settings.networking``.
+        instruments: who is told of the requests.
     """
 
-    def __init__(self, vault: credentials.Vault, settings: configuration.OperatorSettings) -> None:
+    def __init__(
+        self,
+        vault: credentials.Vault,
+        settings: configuration.OperatorSettings,
+        instruments: Instruments = NO_INSTRUMENTS,
+    ) -> None:
         self._vault = vault
         self._settings = settings
+        self.instruments = instruments
+        """Who is told of the requests."""
         self._sessions: dict[credentials.VaultKey, sessions.Session] = {}
         self._retired: set[sessions.Session] = set()
         self._given: set[aiohttp.ClientSession] = set()  # sessions of login handlers, which the client has to close
@@ -151,12 +161,17 @@ class ApiClient:
         headers = (accept, content_type if payload is not None else None)
         request = sessions.Request(method, _encode_query(path, params), payload, headers)
         attempts = _Attempts(self._settings.networking, logger or default_logger, backoffs)
+        number = 0
         while True:
+            asked = time.monotonic() if self.instruments.requests else 0.0
             session, gate = await self._enter()
             refusal: errors.APIUnauthorizedError | None = None
             failure: errors.APIError | None = None
             try:
-                return await self._attempt(request, session, gate)
+                if not self.instruments.requests:
+                    return await self._attempt(request, session, gate)
+                with self._observe(session, request, number, asked) as span:
+                    return await self._attempt(request._replace(span=span), session, gate)
             except errors.APIUnauthorizedError as e:
                 refusal = e
             except (errors.APITooManyRequestsError, errors.APIServerError, errors.APIConnectionError) as e:
@@ -167,7 +182,29 @@ class ApiClient:
                 elif failure is not None:
                     await attempts.wait(failure, method, session.server + request.query)
             finally:
+                number += 1
                 refusal = failure = None  # otherwise, this frame and their tracebacks would be a reference cycle
+
+    def _observe(
+        self,
+        session: sessions.Session,
+        request: sessions.Request,
+        number: int,
+        asked: float,
+        *,
+        streaming: bool = False,
+    ) -> ApiRequest:
+        path, _, _ = request.query.partition('?')
+        return ApiRequest(
+            self.instruments,
+            server=session.server,
+            method=request.method,
+            path=path,
+            payload=request.payload,
+            attempt=number,
+            waited=time.monotonic() - asked if asked else 0.0,
+            streaming=streaming,
+        )
 
     async def _attempt(self, request: sessions.Request, session: sessions.Session, gate: pacing.Gate) -> bytes:
         """Make the request once, and release the session and the gate in any case."""
@@ -217,11 +254,16 @@ class ApiClient:
             errors.APIError: if the stream is not opened; from reads: if it breaks.
             credentials.LoginError: if there are no (more) credentials.
         """
-        query = _encode_query(path, params)
+        request, number = sessions.Request('GET', _encode_query(path, params)), 0
         while True:
+            asked = time.monotonic() if self.instruments.requests else 0.0
             session, gate = await self._enter(streaming=True)
             try:
-                stream = await self._open(session, query, opening)
+                if not self.instruments.requests:
+                    stream = await self._open(session, request, opening)
+                else:
+                    with self._observe(session, request, number, asked, streaming=True) as span:
+                        stream = await self._open(session, request._replace(span=span), opening)
             except errors.APITooManyRequestsError as e:
                 if not e.is_partial:
                     gate.hold(e.retry_after)
@@ -242,6 +284,7 @@ class ApiClient:
             finally:
                 await self._release(session)
             (logger or default_logger).debug("The stream needs other credentials: %r", refusal)
+            number += 1
             try:
                 await self._replace(session, refusal)
             finally:
@@ -268,12 +311,14 @@ class ApiClient:
                 else "Is the cluster running, and is it the right one? See kubectl cluster-info.",
             )
 
-    async def _open(self, session: sessions.Session, query: str, opening: float | None) -> sessions.Stream:
+    async def _open(
+        self, session: sessions.Session, request: sessions.Request, opening: float | None
+    ) -> sessions.Stream:
         networking, watching = self._settings.networking, self._settings.watching
         limits = [limit for limit in (opening, networking.request_timeout) if limit is not None]
         connect_timeouts = [watching.connect_timeout, networking.connect_timeout, networking.request_timeout]
         return await session.open(
-            query,
+            request,
             sessions.Timeouts(
                 connecting=next((value for value in connect_timeouts if value is not None), None),
                 answering=min(limits, default=None),

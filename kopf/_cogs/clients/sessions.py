@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeAlias
 
 from kopf._cogs.clients import errors
 from kopf._cogs.helpers import versions
-from kopf._cogs.structs import credentials
+from kopf._cogs.structs import credentials, instruments
 
 if TYPE_CHECKING:
     from kopf._cogs.clients import connections
@@ -40,6 +40,8 @@ class Request(NamedTuple):
     query: str
     payload: bytes | None = None
     headers: ExtraHeaders = (None, None)
+    span: instruments.ApiRequest | None = None
+    """Who wants to know the status, and can add headers."""
 
 
 class Timeouts(NamedTuple):
@@ -79,7 +81,7 @@ class Session(abc.ABC):
         """Make one request and return the body of the response; all errors are typed."""
 
     @abc.abstractmethod
-    async def open(self, query: str, timeouts: Timeouts) -> Stream:
+    async def open(self, request: Request, timeouts: Timeouts) -> Stream:
         """Open a stream and return it; all errors are typed."""
 
 
@@ -184,17 +186,21 @@ class DirectSession(Session):
                 )
         except OSError as e:
             raise make_error(e) from e
+        if request.span is not None:
+            request.span.note_status(response.status)
         if response.status >= 300:
             raise _refuse(response)
         return response.body
 
-    async def open(self, query: str, timeouts: Timeouts) -> Stream:
-        data = self._encode(Request('GET', query))
+    async def open(self, request: Request, timeouts: Timeouts) -> Stream:
+        data = self._encode(request)
         try:
             async with asyncio.timeout(timeouts.answering):
                 response, stream = await self._pool.stream(
                     data, connect_timeout=timeouts.connecting, total_timeout=timeouts.streaming
                 )
+                if request.span is not None:
+                    request.span.note_status(response.status)
                 if response.status < 300:
                     return stream
                 try:
@@ -206,7 +212,7 @@ class DirectSession(Session):
         raise _refuse(response._replace(body=body))
 
     def _encode(self, request: Request) -> bytes:
-        method, query, payload, extra = request
+        method, query, payload, extra, span = request
         version = self._headers.refresh()
         if version != self._version:
             self._version = version
@@ -218,6 +224,8 @@ class DirectSession(Session):
             head = self._heads[extra] = f" HTTP/1.1\r\n{''.join(lines)}"
         if not query.isascii() or not query.isprintable() or ' ' in query:
             query = urllib.parse.quote(query, safe="/?&=%:,;+~@!$'()*")
+        if span is not None and span.headers:
+            head += ''.join([f'{name}: {value}\r\n' for name, value in span.get_headers().items()])
         if payload is None:
             length = '' if method in ('GET', 'DELETE') else 'Content-Length: 0\r\n'
             return f'{method} {self._prefix}{query}{head}{length}\r\n'.encode('latin-1')
