@@ -343,6 +343,7 @@ async def embed() -> None:
     kopf.configure(verbose=True, log_format=kopf.LogFormat.JSON)
     flag = asyncio.Event()
     await kopf.operator(registry=registry, clusterwide=True, stop_flag=flag, memo=kopf.Memo(), priority=1)
+    await kopf.operator(clusterwide=True, instruments=[kopf.Instrument()])
     tasks: Collection[asyncio.Task[None]] = await kopf.spawn_tasks(namespaces=['a', 'b-*'], standalone=True)
     await kopf.run_tasks(tasks)
 

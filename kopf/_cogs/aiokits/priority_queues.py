@@ -53,6 +53,11 @@ class FairPriorityQueue(Generic[KeyT, ValueT]):
                 return True
         return False
 
+    def take(self, key: KeyT) -> ValueT | None:
+        """Remove and return the value of this key, out of turn; `None` if it is not there."""
+        lane = self._urgent if key in self._urgent else self._common
+        return lane.pop(key, None)
+
     def pop(self, *, urgent_only: bool = False) -> tuple[KeyT, ValueT]:
         """
         Remove and return the next key and its value.

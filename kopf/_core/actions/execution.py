@@ -13,7 +13,7 @@ import logging
 import math
 import os
 import pathlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
 from contextvars import ContextVar
 from types import TracebackType
@@ -23,6 +23,7 @@ from kopf._cogs.helpers import typedefs
 from kopf._cogs.helpers.clocks import utcnow as utcnow
 from kopf._cogs.helpers.explanations import ExplainedError, name_error
 from kopf._cogs.structs.ids import HandlerId
+from kopf._cogs.structs.instruments import NO_INSTRUMENTS, HandlerCall, Instruments, ObjectKey
 from kopf._core.actions import invocation
 
 if TYPE_CHECKING:
@@ -101,6 +102,17 @@ class Outcome(NamedTuple):
     exception: BaseException | None = None
     uncounted: bool = False
     """Whether the handler has a limit of attempts, and this attempt does not count towards it."""
+    ignored: bool = False
+    """Whether the function has failed, and its errors are ignored."""
+    carried: str | None = None
+    """The text that an instrument has left for the next attempts: see `HandlerCall`."""
+
+    @property
+    def verdict(self) -> str:
+        """The outcome in one word, as in `HandlerCall`."""
+        if not self.final:
+            return 'waiting' if isinstance(self.exception, HandlerChildrenRetry) else 'retried'
+        return 'failed' if self.exception is not None else 'ignored' if self.ignored else 'succeeded'
 
     @property
     def message(self) -> str | None:
@@ -155,7 +167,7 @@ class Handler:
 
 
 class Execution(NamedTuple):
-    """The rules for running handlers: the executor for sync functions, and the defaults for errors."""
+    """The rules for running handlers: the executor for sync functions, the defaults for errors, the instruments."""
 
     executor: Executor
     default_errors: ErrorsMode = ErrorsMode.TEMPORARY
@@ -163,6 +175,8 @@ class Execution(NamedTuple):
     permanent_errors: tuple[type[BaseException], ...] = (PermanentError,)
     find_mistake: 'Callable[[Handler, BaseException], str | None] | None' = None
     """Returns the line of a mistake in the handler's code, if the error is one. Such a handler is not retried."""
+    instruments: Instruments = NO_INSTRUMENTS
+    """The instruments of the operator."""
 
 
 handler_var: ContextVar[Handler] = ContextVar('handler_var')
@@ -189,18 +203,26 @@ class RunnableCause(Protocol):
     def logger(self) -> Logger:
         """The logger for the outcomes of the handler."""
 
+    @property
+    def key(self) -> ObjectKey | None:
+        """The key of the object, if the cause has an object."""
+
+    @property
+    def occasion(self) -> str | None:
+        """The reason, event, operation or activity, in one word; ``None`` if the kind of the handler says it all."""
+
     def kwargs_for(self, handler: Handler, state: 'HandlerState', /) -> dict[str, Any]:
         """Return the kwargs that the function of the handler takes, made for this attempt only."""
 
 
-async def run_handler(
+def run_handler(
     handler: Handler,
     cause: RunnableCause,
     state: 'HandlerState',
     rules: Execution,
     *,
     after: Callable[[], Awaitable[None]] | None = None,
-) -> Outcome:
+) -> Coroutine[Any, Any, Outcome]:
     """
     Run the handler once, and log the outcome. Handlers of all kinds are run here, and nowhere else.
 
@@ -210,7 +232,7 @@ async def run_handler(
         handler: the handler.
         cause: the reason why it is run; it makes the kwargs of the function.
         state: the progress of the previous attempts.
-        rules: the executor for sync functions, and the defaults for errors.
+        rules: the executor for sync functions, the defaults for errors, and the instruments.
         after: a function to be called after that of the handler; its errors count as errors of the handler.
 
     Returns:
@@ -219,6 +241,40 @@ async def run_handler(
     Raises:
         asyncio.CancelledError: if the task is cancelled. No other exception is raised.
     """
+    run = _run(handler, cause, state, rules, after)
+    # Why not one coroutine for both? Thousands of daemons can be waiting in it, and its frame would be larger.
+    return _run_observed(run, handler, cause, state, rules.instruments) if rules.instruments.handlers else run
+
+
+async def _run_observed(
+    run: Coroutine[Any, Any, Outcome],
+    handler: Handler,
+    cause: RunnableCause,
+    state: 'HandlerState',
+    instruments: Instruments,
+) -> Outcome:
+    call = HandlerCall(
+        instruments,
+        id=handler.id,
+        kind=handler.kind,
+        fn=handler.fn,
+        cause=cause,
+        retry=state.retries,
+        carried=state.carried,
+    )
+    with call:
+        outcome = await run
+        call.conclude(outcome.verdict, delay=outcome.delay, message=outcome.message, exception=outcome.exception)
+    return outcome if call.carried is None else outcome._replace(carried=call.carried)
+
+
+async def _run(
+    handler: Handler,
+    cause: RunnableCause,
+    state: 'HandlerState',
+    rules: Execution,
+    after: Callable[[], Awaitable[None]] | None,
+) -> Outcome:
     logger, limits = cause.logger, _Limits(handler, state)
     debugging = logger.isEnabledFor(logging.DEBUG)
     with running(handler, cause):
@@ -357,7 +413,7 @@ def _conclude_arbitrary(
     text, exc_info = describe_error(error), _begin_in_users_code(error)
     if errors is ErrorsMode.IGNORED:
         logger.error("%s failed with an exception and will ignore it: %s", handler, text, exc_info=exc_info)
-        return Outcome(final=True)
+        return Outcome(final=True, ignored=True)
     delay = handler.backoff if handler.backoff is not None else rules.default_backoff
     mistake = None if rules.find_mistake is None or handler.errors else rules.find_mistake(handler, error)
     if errors is ErrorsMode.PERMANENT:

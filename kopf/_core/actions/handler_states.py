@@ -70,6 +70,8 @@ class HandlerState(NamedTuple):
     """The last delay (in seconds), if it is longer than `STORED_DELAY`."""
     base: str | None = None
     """The packed essence that the first finished handler of the cycle has seen; only in one record of the cycle."""
+    carried: str | None = None
+    """The text that an instrument has left for the next attempts, such as the trace that they belong to."""
 
     @property
     def finished(self) -> bool:
@@ -96,6 +98,7 @@ class HandlerState(NamedTuple):
             subrefs=self.subrefs,
             digest=None if outcome.final else self.digest,
             delay=delay if delay is not None and delay > STORED_DELAY else None,
+            carried=outcome.carried,
         )
 
     def shifted(self, shift: datetime.timedelta) -> 'HandlerState':
@@ -134,6 +137,7 @@ class HandlerState(NamedTuple):
             digest=record['digest'] if record.get('digest') is not None else _parse_digest(record.get('stopped')),
             delay=parse_delay(record.get('delay')),
             base=record.get('base'),
+            carried=record.get('carried'),
         )
 
     def as_record(self, *, usual: bool = False) -> ProgressRecord:
@@ -165,6 +169,8 @@ class HandlerState(NamedTuple):
             record['delay'] = self.delay
         if self.base is not None:
             record['base'] = self.base
+        if self.carried is not None:
+            record['carried'] = self.carried
         return record  # type: ignore[return-value]
 
 

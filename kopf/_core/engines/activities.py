@@ -17,7 +17,6 @@ import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from kopf._cogs.configs import configuration
-from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.credentials import (
     AiohttpSession,
@@ -91,7 +90,7 @@ async def run_activity(
                 if not state.is_due(utcnow()):
                     continue
                 with _report_if_slow(handler, cause):
-                    outcome = await run_handler(handler, cause, state, make_rules(context.settings, activity))
+                    outcome = await run_handler(handler, cause, state, make_rules(context, activity))
                 states[handler] = state.with_outcome(outcome, utcnow())
                 if outcome.final:
                     outcomes[_make_unique(handler.id, outcomes)] = outcome
@@ -123,12 +122,10 @@ def _report_if_slow(handler: ActivityHandler, cause: ActivityCause) -> Iterator[
         timer.cancel()
 
 
-def make_rules(settings: OperatorSettings, activity: Activity) -> Execution:
+def make_rules(context: OperatorContext, activity: Activity) -> Execution:
     """Return the rules for running the handlers of an activity."""
-    return Execution(
+    return context.make_rules()._replace(
         find_mistake=find_mistake if activity is Activity.STARTUP else None,
-        executor=settings.execution.executor,
-        default_backoff=settings.execution.default_backoff,
         permanent_errors=(
             PermanentError,
             LoginError,  # not retried here: `get_credentials` decides whether the login is tried again as a whole

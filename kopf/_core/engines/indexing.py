@@ -13,7 +13,6 @@ import datetime
 from collections.abc import Collection, Hashable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from typing import Any, Generic, TypeVar
 
-from kopf._cogs.configs.configuration import ExecutionSettings
 from kopf._cogs.structs import ephemera
 from kopf._cogs.structs.ids import HandlerId
 from kopf._core.actions import execution
@@ -21,6 +20,7 @@ from kopf._core.actions.execution import ErrorsMode, Execution, Outcome, utcnow
 from kopf._core.actions.handler_states import HandlerState
 from kopf._core.intents import filters
 from kopf._core.intents.causes import IndexingCause
+from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import IndexingHandler
 
 MAX_ATTEMPTS_AT_ONCE = 5
@@ -241,11 +241,9 @@ class ResourceIndexing:
         return await execution.run_handler(handler, cause, state, self._rules)
 
 
-def make_rules(settings: ExecutionSettings) -> Execution:
+def make_rules(context: OperatorContext) -> Execution:
     """Return the rules for running indexing functions: by default, their errors are ignored."""
-    return Execution(
-        executor=settings.executor, default_errors=ErrorsMode.IGNORED, default_backoff=settings.default_backoff
-    )
+    return context.make_rules()._replace(default_errors=ErrorsMode.IGNORED)
 
 
 def get_retry_delay(excluded: Mapping[HandlerId, HandlerState]) -> float | None:

@@ -27,7 +27,7 @@ from kopf._cogs.aiokits.loops import end
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.ids import HandlerId
-from kopf._core.actions.execution import Execution, run_handler, utcnow
+from kopf._core.actions.execution import run_handler, utcnow
 from kopf._core.actions.handler_states import HandlerState
 from kopf._core.intents.causes import Activity, ActivityCause
 from kopf._core.intents.contexts import OperatorContext
@@ -107,7 +107,7 @@ class Probes:
         context: OperatorContext,
     ) -> None:
         self._handlers = handlers
-        self._settings = context.settings
+        self._context, self._settings = context, context.settings
         self._cause = ActivityCause(
             activity=Activity.PROBE,
             settings=context.settings,
@@ -143,8 +143,7 @@ class Probes:
 
     async def _probe(self, handler: ActivityHandler) -> ProbeResult:
         # One attempt without retries: the kubelet does not wait for a retry, and sends the next request anyway.
-        execution = self._settings.execution
-        rules = Execution(executor=execution.executor, default_backoff=self._settings.probing.cache_lifetime)
+        rules = self._context.make_rules()._replace(default_backoff=self._settings.probing.cache_lifetime)
         state = HandlerState(started=utcnow())
         outcome = await run_handler(handler, self._cause, state, rules)
         finding = ProbeResult(outcome.result, outcome.message)

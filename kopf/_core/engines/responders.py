@@ -14,7 +14,6 @@ from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.references import Resource
 from kopf._core.actions.execution import (
     ErrorsMode,
-    Execution,
     Outcome,
     PermanentError,
     TemporaryError,
@@ -82,5 +81,5 @@ class Responder:
     async def ask(self, handler: ResourceHandler, cause: ResourceCause) -> Outcome:
         """Run the handler once; arbitrary errors are permanent."""
         state = HandlerState(started=utcnow())
-        rules = Execution(self._settings.execution.executor, default_errors=ErrorsMode.PERMANENT)
+        rules = self._context.make_rules()._replace(default_errors=ErrorsMode.PERMANENT)
         return await run_handler(handler, cause, state, rules)

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 
 from kopf._cogs.aiokits.loops import end, make_threadsafe
-from kopf._core.actions.execution import Execution, Outcome, run_handler, utcnow
+from kopf._core.actions.execution import Outcome, run_handler, utcnow
 from kopf._core.actions.handler_states import HandlerState
 from kopf._core.intents.causes import Activity, ActivityCause
 from kopf._core.intents.contexts import OperatorContext
@@ -34,7 +34,7 @@ class Schedules:
         context: OperatorContext,
     ) -> None:
         self._registry = registry
-        self._settings = context.settings
+        self._context = context
         self._cause = ActivityCause(
             activity=Activity.SCHEDULE,
             settings=context.settings,
@@ -125,6 +125,4 @@ class Schedules:
             raise
 
     async def _execute(self, handler: ScheduleHandler, state: HandlerState) -> Outcome:
-        execution, cause = self._settings.execution, self._cause
-        rules = Execution(executor=execution.executor, default_backoff=execution.default_backoff)
-        return await run_handler(handler, cause, state, rules)
+        return await run_handler(handler, self._cause, state, self._context.make_rules())

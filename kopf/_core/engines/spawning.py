@@ -23,13 +23,13 @@ from kopf._cogs.structs.diffs import is_same
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.packed_objects import PackedObject, ParsedCache
 from kopf._cogs.structs.patches import Patch
-from kopf._core.actions.execution import Execution
 from kopf._core.actions.loggers import ObjectLogger
 from kopf._core.engines.daemon_threads import DaemonThreads
 from kopf._core.engines.daemons import EXIT_TIMEOUT, Daemon
 from kopf._core.engines.stoppers import DaemonStoppingReason, DeletionFlags
 from kopf._core.intents import filters
 from kopf._core.intents.causes import Identity, SpawningCause
+from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.decisions import Decider
 from kopf._core.intents.handlers import ResourceHandler, SpawningHandler, TimerHandler
 from kopf._core.intents.registries import HandlerTable
@@ -365,20 +365,19 @@ class Spawner:
     def __init__(
         self,
         host: Host,
-        table: HandlerTable,
         decider: Decider,
         background: OperatorDaemons,
-        indices: Mapping[str, Any],
+        context: OperatorContext,
     ) -> None:
         self.host = host
-        self.table = table
+        self.table = table = decider.table
         self.background = background
-        self.indices = indices
-        self.settings = settings = background.settings
+        self.indices = context.indices
+        self.settings = context.settings
         self.essence_of = decider.essences.of
         self.predict = decider.essences.predict
         self.idling = any(isinstance(handler, TimerHandler) and handler.idle is not None for handler in table.spawning)
-        self.rules = Execution(executor=settings.execution.executor, default_backoff=settings.execution.default_backoff)
+        self.rules = context.make_rules()
         self.rules_of_threads = self.rules._replace(executor=background.threads)
         self._reports = filters.FailureReports()
         self.keys: dict[SpawningHandler, SpawningHandler] = {}

@@ -17,6 +17,7 @@ from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawEvent
 from kopf._cogs.structs.dicts import FieldPath, resolve
 from kopf._cogs.structs.diffs import EMPTY, Diff, reduce
+from kopf._cogs.structs.instruments import ObjectKey
 from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.references import Resource
 from kopf._core.actions.execution import Logger, utcnow
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 Getters = Mapping[str, Callable[[Any], Any]]
 DeletionFlagFactory = Callable[[], ReasonedFlag[Any]]
+
+LISTED = 'LISTED'
+"""What instruments are told instead of the type of an event if the object is from a list."""
 
 _CHANGES = frozenset({'old', 'new', 'diff'})
 _NO_INDICES: Mapping[str, Any] = {}
@@ -88,6 +92,16 @@ class Cause:
     """How each of `base_kwargs` is made alone."""
     EXTRA_GETTERS: ClassVar[Mapping[str, Callable[[Any, Any], Any]]] = {}
     """How those are made, for a handler, that only functions get that name them."""
+
+    @property
+    def key(self) -> ObjectKey | None:
+        """The object that it is about, for instruments."""
+        return None
+
+    @property
+    def occasion(self) -> str | None:
+        """What has happened, in one word, for instruments."""
+        return None
 
     def base_kwargs(self) -> dict[str, Any]:
         return {'logger': self.logger, 'memo': self.memo}
@@ -151,6 +165,10 @@ class ActivityCause(Cause):
 
     GETTERS = {**Cause.GETTERS, 'settings': attrgetter('settings'), 'activity': attrgetter('activity')}
 
+    @property
+    def occasion(self) -> str | None:
+        return self.activity.value
+
     def base_kwargs(self) -> dict[str, Any]:
         return {'logger': self.logger, 'memo': self.memo, 'settings': self.settings, 'activity': self.activity}
 
@@ -178,6 +196,11 @@ class ResourceCause(Cause):
         'labels': attrgetter('body.metadata.labels'),
         'annotations': attrgetter('body.metadata.annotations'),
     }
+
+    @property
+    def key(self) -> ObjectKey | None:
+        meta = self.body.metadata
+        return ObjectKey(self.resource, meta.get('namespace'), meta.get('name'), meta.get('uid'))
 
     def base_kwargs(self) -> dict[str, Any]:
         if self._shared is None:
@@ -221,6 +244,10 @@ class WatchingCause(ResourceCause):
 
     GETTERS = {**ResourceCause.GETTERS, 'event': attrgetter('event'), 'type': lambda cause: cause.event['type']}
 
+    @property
+    def occasion(self) -> str | None:
+        return self.event['type'] or LISTED
+
     def _build(self) -> dict[str, Any]:
         kwargs = ResourceCause._build(self)
         kwargs['event'] = self.event
@@ -252,6 +279,11 @@ class DaemonCause(ResourceCause):
         'namespace': attrgetter('identity.namespace'),
     }
 
+    @property
+    def key(self) -> ObjectKey | None:
+        uid, name, namespace = self.identity
+        return ObjectKey(self.resource, namespace, name, uid)
+
     def base_kwargs(self) -> dict[str, Any]:
         return self._build()  # there is only one handler, so there is nothing to share
 
@@ -276,6 +308,10 @@ class ChangingCause(ResourceCause):
 
     EXTRA_GETTERS = {'deleting': lambda cause, handler: make_deletion_waiter(cause.deletion, handler)}
     GETTERS = {**ResourceCause.GETTERS, **{name: attrgetter(name) for name in ('reason', 'old', 'new', 'diff')}}
+
+    @property
+    def occasion(self) -> str | None:
+        return self.reason.value
 
     @property
     def deleted(self) -> bool:
@@ -369,6 +405,15 @@ class WebhookCause(ResourceCause):
         'name': lambda cause: cause.body.metadata.name or cause.name,
         'namespace': lambda cause: cause.body.metadata.namespace or cause.namespace,
     }
+
+    @property
+    def key(self) -> ObjectKey | None:
+        meta = self.body.metadata
+        return ObjectKey(self.resource, meta.namespace or self.namespace, meta.name or self.name, meta.uid)
+
+    @property
+    def occasion(self) -> str | None:
+        return None if self.operation is None else self.operation.lower()
 
     def _build(self) -> dict[str, Any]:
         kwargs = ResourceCause._build(self)

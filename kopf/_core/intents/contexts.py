@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.instruments import Instruments
+from kopf._core.actions.execution import Execution
 from kopf._core.actions.lifecycles import LifeCycleFn, get_default_lifecycle
 from kopf._core.intents.registries import OperatorRegistry
 
@@ -28,7 +30,16 @@ class OperatorContext:
     """The memo of the operator; the memos of objects are copies of it."""
     indices: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The indices by their names: live, and to be read only."""
+    instruments: Instruments = dataclasses.field(default_factory=Instruments)
+    """Who is told what happens."""
 
     def copy_memo(self) -> Any:
         """Return the first memo of an object."""
         return copy.copy(self.memo)
+
+    def make_rules(self) -> Execution:
+        """Make the rules for running handlers, by the settings as they are now."""
+        execution = self.settings.execution
+        return Execution(
+            executor=execution.executor, default_backoff=execution.default_backoff, instruments=self.instruments
+        )

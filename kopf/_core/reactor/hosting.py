@@ -56,7 +56,7 @@ class ObjectHost:
         self.spawner: Spawner | None = None
         """Starts and stops the daemons; ``None`` if no daemons or timers are declared."""
         if decider.table.spawning:
-            self.spawner = Spawner(self, decider.table, decider, workers.background, context.indices)
+            self.spawner = Spawner(self, decider, workers.background, context)
 
     def revise(self, table: HandlerTable) -> None:
         """Use this table from now on: the resource has other verbs or subresources, but the same handlers."""

@@ -83,7 +83,7 @@ class Informer(ObjectSink):
         self._resource = table.resource
         self._selected = table.label_selector is not None
         self._names = frozenset(handler.id for handler in table.indexing)
-        self._indexing = ResourceIndexing(table.indexing, indexers, make_rules(context.settings.execution))
+        self._indexing = ResourceIndexing(table.indexing, indexers, make_rules(context))
         self._indices = indexers.indices
         self._settings = context.settings
         self._copy_memo = context.copy_memo

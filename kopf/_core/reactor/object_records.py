@@ -17,6 +17,7 @@ from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.jsontexts import dump_tightly
 from kopf._cogs.structs.bodies import Body, RawBody, RawEvent
 from kopf._cogs.structs.dicts import FieldPath
+from kopf._cogs.structs.instruments import ObjectKey
 from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.references import Resource
 from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
@@ -378,6 +379,11 @@ def make_logger(
         }
     )
     return cls(body=Body(raw), settings=settings)
+
+
+def get_key(record: ObjectRecord, resource: Resource) -> ObjectKey:
+    """Return what instruments are told of which object it is."""
+    return ObjectKey(resource, record.namespace, record.name, record.uid)
 
 
 def get_api_version(resource: Resource) -> str:

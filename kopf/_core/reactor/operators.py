@@ -22,6 +22,7 @@ from kopf._cogs.helpers.versions import version
 from kopf._cogs.structs.credentials import Vault
 from kopf._cogs.structs.ephemera import Memo
 from kopf._cogs.structs.ids import HandlerId
+from kopf._cogs.structs.instruments import Instrument, Instruments
 from kopf._cogs.structs.references import PEERING_GROUPS, NamespacePattern, Resource
 from kopf._core.actions.execution import ErrorsMode
 from kopf._core.actions.invocation import context
@@ -75,6 +76,7 @@ class OperatorOptions(TypedDict, total=False):
     stop_flag: Flag | None
     ready_flag: Flag | None
     vault: Vault | None
+    instruments: Collection[Instrument] | None
     memo: object | None
     _command: Command | None
 
@@ -93,12 +95,14 @@ class Operator:
         self.settings = make_unless_given(options.get('settings'), OperatorSettings)
         self.vault = make_unless_given(options.get('vault'), Vault)
         self.indexers = make_unless_given(options.get('indexers'), OperatorIndexers)
+        self.instruments = Instruments(options.get('instruments') or ())
         self._context = OperatorContext(
             settings=self.settings,
             registry=self.registry,
             lifecycle=make_unless_given(options.get('lifecycle'), get_default_lifecycle),
             memo=make_unless_given(options.get('memo'), Memo),
             indices=self.indexers.indices,
+            instruments=self.instruments,
         )
         self.indexers.ensure(self.registry.indexing)  # startup handlers get the indices, too, even if empty
         self._stopping = asyncio.Event()
@@ -124,7 +128,7 @@ class Operator:
         """Run until stopped; raise the error if the operator cannot continue."""
         logger.debug("Starting Kopf %s.", version)
         flag = asyncio.create_task(self._wait_for_flag(), name='stop-flag')
-        client = ApiClient(self.vault, self.settings)  # it logs in with the first request
+        client = ApiClient(self.vault, self.settings, self.instruments)  # it logs in with the first request
         if self.vault.authenticate is None:
             self.vault.authenticate = self._log_in
         try:
@@ -226,7 +230,7 @@ class Operator:
             stack.push_async_callback(client.close)
             await stack.enter_async_context(Poster(client, self.settings))
             indexing_gate = IndexingGate()
-            workers = WorkerPool(self.settings, indexing_gate)
+            workers = WorkerPool(self.settings, indexing_gate, self.instruments)
             schedules = Schedules(self.registry, self._context)
             if (command := self._options.get('_command')) is not None:
                 with explaining():

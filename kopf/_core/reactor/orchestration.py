@@ -164,7 +164,15 @@ class Orchestrator:
         self._tasks.create_task(self._rediscover(), name='discovery')
 
     def _observe(self, resource: Resource, sink: EventSink) -> None:
-        watch = ResourceWatch(self._tools.client, self._tools.context.settings, resource, None, sink, selective=False)
+        watch = ResourceWatch(
+            self._tools.client,
+            self._tools.context.settings,
+            resource,
+            None,
+            sink,
+            selective=False,
+            instruments=self._tools.context.instruments,
+        )
         self._observers.add(watch)
         self._tasks.create_task(self._run_observer(watch), name=f'observer of {watch}')
 
@@ -375,6 +383,7 @@ class Orchestrator:
         self._tools.workers.pause()
         for watch, sink, _ in self._watches.values():
             sink.paused(watch)
+            watch.pause(True)
         if self._watches or self._tools.schedules:
             # Saving starts at once, not after the daemons have ended: the pause can be over by then.
             self._halting = self._tasks.create_task(self._halt(self._start_saving()), name='pausing')
@@ -435,6 +444,7 @@ class Orchestrator:
         for scope, (watch, sink, task) in self._watches.items():
             task.cancel()
             watch.restart()
+            watch.pause(False)
             sink.resumed(watch)
             self._watches[scope] = watch, sink, self._run_watch(watch, task)
         self._tools.workers.resume()
@@ -505,7 +515,12 @@ class Orchestrator:
         )
         sink: ObjectSink = processor if informer is None else informer
         watch = ResourceWatch(
-            self._tools.client, self._tools.context.settings, *scope, sink, label_selector=table.label_selector
+            self._tools.client,
+            self._tools.context.settings,
+            *scope,
+            sink,
+            label_selector=table.label_selector,
+            instruments=tools.context.instruments,
         )
         if informer is not None:
             informer.expect(str(watch), initial=self._starting)
@@ -513,6 +528,7 @@ class Orchestrator:
             self._take_over(watch, sink, former)
         if self._paused:
             sink.paused(watch)
+            watch.pause(True)
         return watch, sink, self._run_watch(watch)
 
     def _take_over(self, watch: ResourceWatch, sink: ObjectSink, former: Leaving) -> None:

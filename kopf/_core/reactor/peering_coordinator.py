@@ -182,7 +182,15 @@ class PeeringCoordinator:
             identity=self._identity,
             changed=functools.partial(self._note, namespace),
         )
-        watch = ResourceWatch(self._client, self._settings, resource, namespace, PeeringSink(member), selective=False)
+        watch = ResourceWatch(
+            self._client,
+            self._settings,
+            resource,
+            namespace,
+            PeeringSink(member),
+            selective=False,
+            instruments=self._client.instruments,
+        )
         member.note_ending(namespace in self._ending)
         self._unknown.add(namespace)
         self._joined[namespace] = JoinedPeering(

@@ -13,16 +13,19 @@ from collections.abc import Collection, Set
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.structs.bodies import Body, RawBody, RawEvent
 from kopf._cogs.structs.credentials import LoginError
+from kopf._cogs.structs.instruments import ObjectStep
 from kopf._cogs.structs.patches import Patch
+from kopf._cogs.structs.references import Resource
 from kopf._core.actions.loggers import ObjectLogger
 from kopf._core.engines.stoppers import DaemonStoppingReason
+from kopf._core.intents.causes import LISTED
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.decisions import Decider
 from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor import echoes
 from kopf._core.reactor.applying import Applier
 from kopf._core.reactor.hosting import ObjectHost
-from kopf._core.reactor.object_records import ObjectRecord, get_api_version, is_deleted, make_logger
+from kopf._core.reactor.object_records import ObjectRecord, get_api_version, get_key, is_deleted, make_logger
 from kopf._core.reactor.reconciling import Reconciler
 from kopf._core.reactor.sinks import ObjectSink
 from kopf._core.reactor.throttling import Throttling
@@ -46,6 +49,7 @@ class Processor(ObjectSink):
     ) -> None:
         self._settings = settings = context.settings
         self._workers = workers
+        self._instruments = context.instruments
         self._decider = Decider(table, settings.persistence)
         self._applier = Applier(client, settings, self._decider)
         self._throttling = Throttling(settings, self._decider)
@@ -85,6 +89,11 @@ class Processor(ObjectSink):
         """The arguments that the handlers can use, indices among them; ``None`` if it can be any argument."""
         return self._decider.table.arguments
 
+    @property
+    def resource(self) -> Resource:
+        """The resource."""
+        return self._decider.table.resource
+
     # Receiving: called by the watch, synchronous.
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
@@ -114,7 +123,7 @@ class Processor(ObjectSink):
         else:
             delay = self._throttling.hasten(record, event, sift=lambda: self._sift(record, event))
             if delay is not None:
-                self._wake_later(record, delay)
+                self._wake_later(record, delay, reason='failed')
 
     def _receive_in_pause(self, record: ObjectRecord, event: RawEvent) -> bool:
         """
@@ -220,11 +229,14 @@ class Processor(ObjectSink):
             try:
                 if steps > MAX_STEPS:
                     raise RuntimeError(f"The object does not come to rest in {MAX_STEPS} steps.")
-                delay = await self._process(record, event)
+                if self._instruments.steps:
+                    delay = await self._process_observed(record, event, number=steps)
+                else:
+                    delay = await self._process(record, event)
             except LoginError:
                 raise
             except Exception as error:
-                self._wake_later(record, self._throttling.fail(record, error))
+                self._wake_later(record, self._throttling.fail(record, error), reason='failed')
                 return
             if delay is not None:
                 self._wake_later(record, delay)
@@ -235,6 +247,14 @@ class Processor(ObjectSink):
             record.discard_work()
         if record.wakeup is None and record.cycle is None and record.pending_patch is None:
             record.drop_body()
+
+    async def _process_observed(self, record: ObjectRecord, event: RawEvent | None, *, number: int) -> float | None:
+        key = get_key(record, self.resource)
+        type_ = None if event is None else event['type'] or LISTED
+        with ObjectStep(self._instruments, key, event=type_, number=number) as step:
+            delay = await self._process(record, event)
+            step.conclude(delay, requeued=record.has_work)
+        return delay
 
     async def _process(self, record: ObjectRecord, event: RawEvent | None) -> float | None:
         """
@@ -314,7 +334,9 @@ class Processor(ObjectSink):
                     "The object is gone, and the results of its handlers can't be stored: %r", error
                 )
 
-    def _wake_later(self, record: ObjectRecord, delay: float) -> None:
+    def _wake_later(self, record: ObjectRecord, delay: float, *, reason: str = 'delayed') -> None:
+        if self._instruments.queue:
+            self._workers.tell('object_requeued', self, record, delay, reason)
         record.wake_by(asyncio.get_running_loop().call_later(delay, self._wake, record))
 
     def _wake(self, record: ObjectRecord) -> None:

@@ -18,8 +18,9 @@ from kopf._cogs.structs.body_guards import BodyGuard
 from kopf._cogs.structs.diffs import EMPTY, Diff
 from kopf._cogs.structs.finalizers import append_finalizer, remove_finalizer
 from kopf._cogs.structs.ids import HandlerId
+from kopf._cogs.structs.instruments import ObjectStep, get_current_span
 from kopf._cogs.structs.patches import Patch
-from kopf._core.actions.execution import ErrorsMode, Execution, Outcome, run_handler, utcnow
+from kopf._core.actions.execution import ErrorsMode, Outcome, run_handler, utcnow
 from kopf._core.actions.handler_states import HandlerState
 from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
 from kopf._core.engines.changing import Step
@@ -58,10 +59,9 @@ class Reconciler:
         self._lifecycle = context.lifecycle
         self._indices = context.indices
         self._managing = decider.table.managing
-        self._rules = Execution(
-            executor=settings.execution.executor, default_backoff=settings.execution.default_backoff
-        )
-        self._lenient_rules = Execution(executor=settings.execution.executor, default_errors=ErrorsMode.IGNORED)
+        self._instruments = context.instruments
+        self._rules = context.make_rules()
+        self._lenient_rules = self._rules._replace(default_errors=ErrorsMode.IGNORED)
         self._selftriggers = SelfTriggers(settings, decider)
         self._watching_is_distinct = filters.are_distinct(decider.table.watching)  # the same after a revision
         self._reports = filters.FailureReports()
@@ -168,6 +168,8 @@ class Reconciler:
         pause = self._selftriggers.check(record, body) if deciding else 0
         deciding_now = deciding and self._managing and not pause
         decision = self._decide(record, body, patch, holding=holding) if deciding_now else None
+        if self._instruments.steps and decision is not None:
+            _tell_decision(decision)
         conclusion = Patch()
         done, delay = True, None
         if decision is not None:
@@ -395,6 +397,14 @@ class Reconciler:
             complete(record, patch, make_logger(record, self._decider.table.resource, self._settings, ObjectLogger))
         if patch or conclusion:
             await self._applier.apply(record, decision, patch, conclusion)
+
+
+def _tell_decision(decision: Decision) -> None:
+    """Tell the instruments that follow the step what is to be done."""
+    span = get_current_span()
+    if isinstance(span, ObjectStep):
+        carried = (state.carried for state in decision.cycle.state.values() if state.carried is not None)
+        span.decide(decision.reason.value, [handler.id for handler in decision.due], next(carried, None))
 
 
 def _is_held_by_daemons(record: ObjectRecord, decision: Decision) -> bool:

@@ -69,6 +69,7 @@ async def operator(**options: Unpack[OperatorOptions]) -> None:
         indexers: the indices to fill, in order to read them from outside of the operator.
         memo: the operator's memo, of any class that can be copied.
         vault: existing credentials.
+        instruments: instances of `kopf.Instrument`, which are told what happens.
         clusterwide: serve the whole cluster.
         namespaces: the names and the patterns of namespaces to serve.
         namespace: the only name or pattern; the old form of ``namespaces``.

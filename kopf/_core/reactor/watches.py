@@ -29,6 +29,7 @@ from kopf._cogs.clients.api import ApiClient, decode
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import RawBody, RawEvent, is_older_version
 from kopf._cogs.structs.credentials import LoginError
+from kopf._cogs.structs.instruments import NO_INSTRUMENTS, Instruments, WatchChange
 from kopf._cogs.structs.labelselectors import LabelSelector
 from kopf._cogs.structs.references import Namespace, Resource
 from kopf._core.reactor.object_records import ObjectRecord, get_api_version, identify
@@ -80,6 +81,7 @@ class WatchState(enum.Enum):
     LISTING = 'listing'
     STREAMING = 'streaming'
     BACKING_OFF = 'backing-off'
+    STOPPED = 'stopped'
 
 
 class RefusalAccepted(Exception):
@@ -87,7 +89,11 @@ class RefusalAccepted(Exception):
 
 
 class StreamBroken(Exception):
-    """The stream cannot be continued, for a reason that is not an error response of the API."""
+    """The stream cannot be continued for another reason than an error of the API: in one word, and in a message."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class StreamedListMissing(Exception):
@@ -107,10 +113,13 @@ class ResourceWatch:
         *,
         selective: bool = True,
         label_selector: LabelSelector | None = None,
+        instruments: Instruments = NO_INSTRUMENTS,
     ) -> None:
         self.resource = resource
         self.namespace = namespace
-        self.state = WatchState.LISTING
+        self.state = WatchState.STOPPED
+        self.paused = False
+        """Whether the operator is paused: what comes is not handled."""
         self.failure: str | None = None
         self.failing_since: float | None = None
         self.last_event_at = time.monotonic()
@@ -121,6 +130,7 @@ class ResourceWatch:
         self._client = client
         self._settings = settings
         self._sink = sink
+        self._instruments = instruments
         self._selective = selective  # whether the selectors of the settings apply
         self._label_selectors = [] if label_selector is None else [str(label_selector)]  # those of the handlers
         self._path = resource.get_url(namespace=namespace)
@@ -165,10 +175,11 @@ class ResourceWatch:
                     self._since = None
                     await self._fail(error)
                 else:
-                    await self._pause(self._settings.watching.reconnect_backoff)
+                    await self._back_off(self._settings.watching.reconnect_backoff, 'ended')
         except RefusalAccepted:
             pass
         finally:
+            self._enter(WatchState.STOPPED)
             logger.debug("Stopping the watch-stream for %s.", self)
 
     async def _recover(self, error: errors.APIError) -> None:
@@ -178,7 +189,7 @@ class ResourceWatch:
             self._since = None
             previous, self._expired_at = self._expired_at, time.monotonic()
             if previous is None or self._expired_at - previous > EXPIRATION_PERIOD:
-                await self._pause(self._settings.watching.reconnect_backoff)
+                await self._back_off(self._settings.watching.reconnect_backoff, 'expired', error)
                 return
         elif isinstance(error, errors.APIClientError) and error.status not in (401, 403, *TRANSIENT_REFUSALS):
             self._since = None  # the error can be about the resource version
@@ -189,7 +200,7 @@ class ResourceWatch:
 
     def restart(self) -> None:
         """Forget the position in the stream, after the watch was cancelled: `run` lists all objects again."""
-        self.state, self.failure, self.failing_since = WatchState.LISTING, None, None
+        self.failure = self.failing_since = None
         self._since, self._complete = None, False
         self._conclude_list()
 
@@ -226,7 +237,7 @@ class ResourceWatch:
 
     async def _list_and_stream(self) -> None:
         if self._since is None:
-            self.state = WatchState.LISTING
+            self._enter(WatchState.LISTING)
             self._listing_since, self._flawed = time.monotonic(), False
             self._begin_list()
             if self._wants_streamed_list():
@@ -328,7 +339,7 @@ class ResourceWatch:
         """Take events until the stream ends or breaks."""
         started, count = time.monotonic(), 0
         listing = self._since is None
-        self.state = WatchState.LISTING if listing else WatchState.STREAMING
+        self._enter(WatchState.LISTING if listing else WatchState.STREAMING)
         limit = self._settings.watching.inactivity_timeout
         hasty = listing and not (limit and limit <= LIST_SILENCE)  # until the list ends
         async with self._client.stream(self._path, params, opening=OPENING_TIMEOUT if listing else None) as batches:
@@ -352,14 +363,14 @@ class ResourceWatch:
                 if hasty:
                     raise StreamedListMissing(f"no objects and no end for {LIST_SILENCE:g} seconds") from error
                 self._silences += 1
-                raise StreamBroken(f"the stream is inactive for {limit:g} seconds; reconnecting") from error
+                raise StreamBroken('inactive', f"the stream is inactive for {limit:g} seconds; reconnecting") from error
         if self._since is None:
             self._endless_lists += 1
             if self._endless_lists >= MAX_FAILURES:
                 raise StreamedListMissing(f"{self._endless_lists} streams have ended without an end of the list")
-            raise StreamBroken("the stream has ended before the end of its initial list")
+            raise StreamBroken('incomplete', "the stream has ended before the end of its initial list")
         if not count and time.monotonic() - started < SHORT_LIFE:
-            raise StreamBroken("the stream has ended at once")
+            raise StreamBroken('refused', "the stream has ended at once")
 
     def _take_line(self, line: bytes) -> bool:
         """Take a line of the stream; return whether it is an event of an object."""
@@ -391,7 +402,7 @@ class ResourceWatch:
         if self._since is None:
             if (meta.get('annotations') or {}).get(END_OF_LIST) == 'true':
                 self._end_list(version)
-                self.state = WatchState.STREAMING
+                self._enter(WatchState.STREAMING)
         elif version:
             if is_older_version(version, self._since):
                 self._go_back()
@@ -507,11 +518,62 @@ class ResourceWatch:
             logger.warning(
                 "The watch-stream for %s has failed; trying again in %.1f seconds: %s", self, delay, self.failure
             )
-        await self._pause(delay)
+        await self._back_off(delay, _name_reason(error), error)
 
-    async def _pause(self, delay: float) -> None:
-        self.state = WatchState.BACKING_OFF
+    async def _back_off(self, delay: float, reason: str, error: Exception | None = None) -> None:
+        self._enter(WatchState.BACKING_OFF, reason, error, delay)
         await asyncio.sleep(delay)
+
+    def pause(self, paused: bool) -> None:
+        """Note whether the operator is paused, so that the events are not handled; the watch continues in any case."""
+        if paused is not self.paused:
+            self.paused = paused
+            self._tell(self.state, 'paused' if paused else 'resumed')
+
+    def _enter(
+        self,
+        state: WatchState,
+        reason: str | None = None,
+        error: Exception | None = None,
+        delay: float | None = None,
+    ) -> None:
+        previous, self.state = self.state, state
+        if previous is not state:
+            self._tell(previous, reason, error, delay)
+
+    def _tell(
+        self,
+        previous: WatchState,
+        reason: str | None,
+        error: Exception | None = None,
+        delay: float | None = None,
+    ) -> None:
+        if self._instruments.watches:
+            change = WatchChange(
+                self.resource, self.namespace, previous.value, self.state.value, self.paused, reason, error, delay
+            )
+            self._instruments.tell(self._instruments.watches, 'watch_changes', change)
+
+
+_REASONS: Mapping[type[Exception], str] = {
+    errors.APIUnauthorizedError: 'unauthorized',
+    errors.APIForbiddenError: 'forbidden',
+    errors.APITooManyRequestsError: 'throttled',
+    errors.APIGoneError: 'expired',
+    errors.APIClientError: 'refused',
+    errors.APIServerError: 'server',
+    errors.APITimeoutError: 'timeout',
+    errors.APIConnectionError: 'connection',
+}
+
+
+def _name_reason(error: Exception) -> str:
+    """Return why the watch backs off, in one of few words."""
+    if isinstance(error, StreamBroken):
+        return error.reason
+    if isinstance(error, errors.APIError) and error.reason in EXPIRATIONS:
+        return 'expired'
+    return next((reason for cls, reason in _REASONS.items() if isinstance(error, cls)), 'unexpected')
 
 
 def get_meta(raw: object) -> Mapping[str, Any]:

@@ -21,9 +21,11 @@ from kopf._cogs.aiokits.loops import abandon
 from kopf._cogs.aiokits.priority_queues import FairPriorityQueue
 from kopf._cogs.clients.pacing import Pressure
 from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.instruments import NO_INSTRUMENTS, Instruments, QueueEntry
+from kopf._cogs.structs.references import Resource
 from kopf._core.engines.spawning import OperatorDaemons
 from kopf._core.reactor.indexing_gate import IndexingGate
-from kopf._core.reactor.object_records import ObjectRecord
+from kopf._core.reactor.object_records import ObjectRecord, get_key
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,10 @@ class ObjectProcessor(Protocol):
     """Processes the objects of one resource."""
 
     @property
+    def resource(self) -> Resource:
+        """The resource."""
+
+    @property
     def requesting(self) -> bool:
         """Return whether processing usually sends requests to the API."""
 
@@ -65,8 +71,14 @@ class WorkerPool:
     indices are held at the indexing gate, and are queued when it opens.
     """
 
-    def __init__(self, settings: OperatorSettings, indexing_gate: IndexingGate) -> None:
+    def __init__(
+        self,
+        settings: OperatorSettings,
+        indexing_gate: IndexingGate,
+        instruments: Instruments = NO_INSTRUMENTS,
+    ) -> None:
         self._settings = settings
+        self._instruments = instruments
         self._indexing_gate = indexing_gate
         indexing_gate.listeners.append(self._queue_held)
         self._tasks: dict[asyncio.Task[None], ObjectRecord] = {}
@@ -127,6 +139,8 @@ class WorkerPool:
         record.assign_worker()
         if not urgent:
             self._not_urgent.add(record)
+        if self._instruments.queue:
+            self.tell('object_queued', processor, record)
         if not self._is_gate_open(processor):
             self._hold(processor, record)
         elif not self._can_start(processor, urgent=urgent):
@@ -136,6 +150,19 @@ class WorkerPool:
             self._start_eagerly(processor, record)
         else:
             self._start_task(processor, record)
+
+    def tell(
+        self,
+        hook: str,
+        processor: ObjectProcessor,
+        record: ObjectRecord,
+        delay: float | None = None,
+        reason: str | None = None,
+    ) -> None:
+        """Tell the instruments what happens to the object in the queue."""
+        depth = len(self._queue) + sum(map(len, self._held.values()))
+        entry = QueueEntry(get_key(record, processor.resource), self.is_urgent(record), depth, delay, reason)
+        self._instruments.tell(self._instruments.queue, hook, entry)
 
     @property
     def is_overloaded(self) -> bool:
@@ -212,11 +239,10 @@ class WorkerPool:
                 self._queue.push(record, processor, urgent=record not in self._not_urgent)
         self._start_queued()
 
-    def _unqueue(self, record: ObjectRecord) -> bool:
-        """Remove the object from the queue, or from the gate; return whether it was there."""
-        if self._queue.discard(record):
-            return True
-        return any(records.pop(record, None) is not None for records in self._held.values())
+    def _unqueue(self, record: ObjectRecord) -> ObjectProcessor | None:
+        """Remove the object from the queue, or from the gate; return its processor if it was there."""
+        found = [self._queue.take(record), *(records.pop(record, None) for records in self._held.values())]
+        return next((processor for processor in found if processor is not None), None)
 
     def _note_relief(self) -> None:
         if self._queue and self._is_pressure_low():
@@ -238,9 +264,13 @@ class WorkerPool:
         self._start_queued()
 
     def _start_task(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
+        if self._instruments.queue:
+            self.tell('object_taken', processor, record)
         self._follow(processor, record, asyncio.create_task(processor.work(record)))
 
     def _start_eagerly(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
+        if self._instruments.queue:
+            self.tell('object_taken', processor, record)
         self._starting += 1
         try:
             task = create_eager_task(processor.work(record))
@@ -266,6 +296,8 @@ class WorkerPool:
 
     def _conclude(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
         """Start the queued objects; queue this one again if it has got an event meanwhile."""
+        if self._instruments.queue:
+            self.tell('object_done', processor, record)
         record.free_worker()
         self._not_urgent.discard(record)
         if self._queue:
@@ -281,7 +313,9 @@ class WorkerPool:
         again meanwhile.
         """
         for record in records:
-            if record.has_worker and self._unqueue(record):
+            if record.has_worker and (processor := self._unqueue(record)) is not None:
+                if self._instruments.queue:
+                    self.tell('object_done', processor, record)
                 record.free_worker()
                 self._not_urgent.discard(record)
         mine = {id(record) for record in records}

@@ -168,7 +168,7 @@ async def test_arbitrary_errors_can_be_declared_as_permanent(run, caplog, how):
 async def test_arbitrary_errors_can_be_ignored(run, caplog, how):
     error, mode = ValueError('boo'), kopf.ErrorsMode.IGNORED
     outcome = await (run(error, errors=mode) if how == 'own' else run(error, default_errors=mode))
-    assert outcome == Outcome(final=True)
+    assert outcome == Outcome(final=True, ignored=True)
     assert messages(caplog) == ["Handler 'fn' failed with an exception and will ignore it: ValueError: boo"]
 
 

@@ -15,6 +15,7 @@ from kopf._cogs.structs.ephemera import Memo
 from kopf._cogs.structs.references import Resource
 from kopf._core.actions.execution import PermanentError
 from kopf._core.engines.spawning import OperatorDaemons, Spawner
+from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.decisions import Decider
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry
 from kopf._core.reactor.object_records import ObjectRecord
@@ -132,7 +133,12 @@ class DaemonsHost:
             resource = Resource('kopf.dev', 'v1', 'kopfexamples')
             table = HandlerTable.build(self.registry, resource, set(self.registry.iter_selectors()))
             self.background = OperatorDaemons(self.settings)
-            self._spawner = Spawner(self, table, Decider(table, self.settings.persistence), self.background, {})
+            self._spawner = Spawner(
+                self,
+                Decider(table, self.settings.persistence),
+                self.background,
+                OperatorContext(settings=self.settings),
+            )
         return self._spawner
 
     @property
