@@ -20,6 +20,19 @@ FINALIZER = 'kopf.zalando.org/KopfFinalizerMarker'
 Call = collections.namedtuple('Call', 'id name kwargs')
 
 
+class Gate:
+    """A handler that runs until the test opens the gate."""
+
+    def __init__(self):
+        self.event = asyncio.Event()
+
+    async def __call__(self, **_):
+        await self.event.wait()
+
+    def open(self):
+        self.event.set()
+
+
 class ReadyFlag(ServingFlag, asyncio.Event):
     pass
 

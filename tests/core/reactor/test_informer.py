@@ -434,14 +434,6 @@ async def test_those_in_the_queue_wait_when_the_gate_closes_again(setup: Setup) 
 
 
 @pytest.mark.looptime
-async def test_users_that_wait_are_told_of(setup: Setup, caplog: Any) -> None:
-    declare_users(setup, [])
-    setup.serve(PODS, initial=False)
-    await asyncio.sleep(31)
-    assert "The handlers that can use the indices 'idx' are not run until these are complete" in caplog.text
-
-
-@pytest.mark.looptime
 async def test_exclusions_end_by_themselves(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 

@@ -255,16 +255,6 @@ async def test_who_waits_for_the_api_is_followed_by_others_in_order(few):
     assert crowd.workers.pressure.size == 0
 
 
-@pytest.mark.parametrize('value', [0.1, 2**63, 2**99, '\u00e9\U0001f600', '\ud800', None, [{}]])
-def test_what_waits_as_a_text_comes_back_as_it_was(value):
-    record = ObjectRecord('uid', None, 'name', initial=True)
-    record.pending = event = {'type': None, 'object': {'spec': {'field': value}}}
-    record.fold_pending()
-    record.fold_pending()
-    assert record.take_pending() == event
-    assert record.pending is None and record.take_pending() is None
-
-
 @pytest.mark.looptime
 async def test_what_they_do_after_their_requests_holds_nobody_back(few):
     crowd = Crowd()

@@ -60,7 +60,7 @@ def watched(world, resource='kopfexamples'):
         (['myapp-live'], {'myapp-live'}),
     ],
 )
-async def test_patterns(scoped, patterns, expected):
+async def test_namespaces_are_served_if_they_match_the_patterns(scoped, patterns, expected):
     names = ['myapp-live', 'myapp-pr-456', 'myapp-pr-123', 'otherapp-live', 'otherapp-pr-123']
     await scoped.make(*names[:2])
     async with scoped.operator(namespaces=patterns):
@@ -71,7 +71,7 @@ async def test_patterns(scoped, patterns, expected):
 
 
 @pytest.mark.parametrize('pattern', ['app', 'app*'])
-async def test_namespaces_that_come_and_go(scoped, pattern):
+async def test_namespaces_are_served_each_time_they_are_created_anew(scoped, pattern):
     async with scoped.operator(namespaces=[pattern]):
         for _ in range(2):
             await scoped.make('app')
@@ -90,7 +90,7 @@ async def test_named_namespaces_are_served_once_they_exist(scoped):
         await scoped.served('one', 'two')
 
 
-async def test_the_whole_cluster_needs_no_namespaces(scoped):
+async def test_a_cluster_wide_operator_does_not_watch_namespaces(scoped):
     await scoped.make('one', 'two')
     async with scoped.operator(clusterwide=True):
         await scoped.served('one', 'two')
@@ -158,7 +158,7 @@ def warnings(world, text):
     return [line for line in world.log.texts if text in line]
 
 
-async def test_no_right_to_see_namespaces(scoped):
+async def test_named_namespaces_are_served_without_the_right_to_watch_namespaces(scoped):
     await scoped.make('one', 'two-a')
     scoped.sandbox.faults.error(403, times=None, resource='namespaces', user_agent='kopf/', message="not for you")
     async with scoped.operator(namespaces=['one', 'two-*']):
@@ -179,7 +179,7 @@ async def test_no_right_to_see_namespaces(scoped):
     )  # a streamed list and a plain one, once
 
 
-async def test_no_right_to_see_definitions(scoped):
+async def test_resources_are_served_without_the_right_to_watch_definitions(scoped):
     await scoped.make('one')
     scoped.sandbox.faults.error(
         403, times=None, resource='customresourcedefinitions', user_agent='kopf/', message="not for you"
@@ -193,7 +193,7 @@ async def test_no_right_to_see_definitions(scoped):
     assert len(warnings(scoped, 'not for you')) == 1
 
 
-async def test_what_is_refused_is_not_asked_for_again(scoped):
+async def test_refused_watches_are_not_repeated(scoped):
     await scoped.make('one')
     for resource in ['namespaces', 'customresourcedefinitions']:
         scoped.sandbox.faults.error(403, times=None, resource=resource, user_agent='kopf/', message="not for you")
@@ -205,14 +205,14 @@ async def test_what_is_refused_is_not_asked_for_again(scoped):
         assert not [seen for seen in list(scoped.sandbox.requests)[before:] if seen.status == 403]
 
 
-async def test_temporary_failures_to_see_namespaces(scoped):
+async def test_temporary_failures_to_watch_namespaces_are_retried(scoped):
     await scoped.make('one-a')
     scoped.sandbox.faults.error(500, times=2, resource='namespaces', user_agent='kopf/')
     async with scoped.operator(namespaces=['one-*']):
         await scoped.served('one-a')
 
 
-async def test_no_scanning(scoped):
+async def test_only_named_namespaces_are_served_if_scanning_is_disabled(scoped):
     await scoped.make('one', 'two-a')
     scoped.settings.scanning.disabled = True
     async with scoped.operator(namespaces=['one', 'two-*']):

@@ -1,0 +1,80 @@
+"""Patches that the API refuses, loses, or cannot apply to the newest state."""
+
+import pytest
+
+import kopf
+
+
+@pytest.mark.parametrize('status', [400, 403, 409, 422, 429, 500])
+async def test_refused_patches_lose_nothing(world, status):
+    async def work(patch, **_):
+        patch.spec['added'] = 'by value'
+        patch.fns.append(lambda body: body['spec'].update(also='by function'))
+        return 'result'
+
+    world.declare(kopf.on.create, 'create', does=work)
+    world.declare(kopf.on.update, 'update')
+    async with world.operator():
+        world.sandbox.faults.error(status, times=2, verb='patch', name='obj')
+        await world.create()
+        await world.handled(added='by value', also='by function')
+        await world.settled()
+        body = await world.get()
+    assert body['spec'] == {'field': 'value', 'added': 'by value', 'also': 'by function'}
+    assert body['status'] == {'create': 'result'}
+    assert len(world.called('create', 'obj')) == 1
+    assert len(world.called('update', 'obj')) <= 1  # of what the creation has made
+
+
+async def test_lost_responses_to_patches_repeat_no_handlers(world):
+    world.declare(kopf.on.create, 'create', does='result')
+    world.declare(kopf.on.update, 'update')
+    async with world.operator():
+        world.sandbox.faults.drop(times=2, verb='patch', name='obj')
+        await world.create()
+        assert (await world.handled())['status'] == {'create': 'result'}
+    assert world.ids == ['create']
+
+
+async def test_an_object_whose_patch_gets_404_is_handled_when_it_changes(world):
+    world.declare(kopf.on.create, 'create')
+    async with world.operator():
+        world.sandbox.faults.error(404, times=1, verb='patch', name='obj')
+        await world.create()
+        await world.until_called('create')
+        await world.settled()
+        assert not any('Throttling' in text for text in world.log.texts)
+        await world.edit(field='v2')
+        await world.handled(field='v2')
+
+
+async def test_functions_are_applied_to_what_others_have_changed(world):
+    async def work(patch, name, **_):
+        patch.fns.append(lambda body: body['spec'].setdefault('items', []).append('ours'))
+        await world.edit(name, items=['theirs'])
+
+    world.declare(kopf.on.create, 'create', does=work)
+    async with world.operator():
+        await world.create()
+        body = await world.aio.wait_for('kopfexamples', 'obj', lambda body: 'ours' in body['spec'].get('items', ()))
+        assert body['spec']['items'] == ['theirs', 'ours']
+        await world.handled()
+    assert len(world.called('create')) == 1
+
+
+async def test_refused_patches_of_finalizers_are_repeated_for_newer_states(world):
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.delete, 'delete')
+    async with world.operator():
+        world.sandbox.faults.error(422, times=2, verb='patch', name='obj')
+        await world.create()
+        await world.edit(field='v2')
+        await world.edit(field='v3')
+        await world.settled()
+        await world.edit(field='v4')
+        await world.handled(field='v4')
+        world.sandbox.faults.error(409, times=1, verb='patch', name='obj')
+        await world.delete()
+        await world.edit(metadata={'labels': {'x': 'y'}})
+        await world.gone()
+    assert len(world.called('create', 'obj')) == len(world.called('delete', 'obj')) == 1

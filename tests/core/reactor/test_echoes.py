@@ -1,0 +1,122 @@
+"""Events from before the operator's last patch, and the echo of it."""
+
+import asyncio
+import time
+import types
+
+import pytest
+from operatorworld import Gate
+
+import kopf
+from kopf._cogs.structs.references import Resource
+from kopf._core.intents.contexts import OperatorContext
+from kopf._core.intents.registries import HandlerTable
+from kopf._core.reactor.indexing_gate import IndexingGate
+from kopf._core.reactor.object_records import ObjectRecord
+from kopf._core.reactor.processing import Processor
+from kopf._core.reactor.workers import WorkerPool
+
+
+async def test_late_events_from_before_a_patch_are_not_handled(world):
+    gate = Gate()
+    world.declare(kopf.on.create, 'create', does=gate)
+    world.declare(kopf.on.update, 'update')
+    async with world.operator():
+        await world.create(spec={'field': 'v1'})
+        await world.until_called('create')
+        world.sandbox.faults.freeze_watches(resource='kopfexamples')
+        await world.edit(field='v2')  # before our patch
+        gate.open()
+        await world.handled(field='v2')  # known from the answer to the patch
+        await world.edit(field='v3')  # after it
+        world.sandbox.faults.clear()
+        await world.handled(field='v3')
+    assert world.ids == ['create', 'update', 'update']
+
+
+class OpaqueApi:
+    """An API with one object, whose versions tell nothing of their order."""
+
+    def __init__(self):
+        self.number = 0
+        self.version = 'v{}'
+        self.raw = {'metadata': {'name': 'obj', 'uid': 'uid', 'resourceVersion': 'v0'}, 'spec': {'field': 'v1'}}
+
+    def change(self, **changes):
+        self.number += 1
+        version = self.version.format(self.number)
+        metadata = {**self.raw['metadata'], **changes.pop('metadata', {}), 'resourceVersion': version}
+        self.raw = {**self.raw, **changes, 'metadata': metadata}
+        return {'type': 'MODIFIED', 'object': self.raw}
+
+    async def patch(self, path, obj, content_type, *, logger=None):
+        return self.change(**obj)['object']
+
+
+@pytest.fixture
+async def opaque(world):
+    registry = world.registry
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.update, 'update')
+    api, settings = OpaqueApi(), kopf.OperatorSettings()
+    settings.persistence.consistency_timeout = 0.2
+    table = HandlerTable.build(registry, Resource('kopf.dev', 'v1', 'kopfexamples'), set(registry.iter_selectors()))
+    workers = WorkerPool(settings, IndexingGate())
+    processor = Processor(
+        OperatorContext(settings=settings, lifecycle=kopf.lifecycles.asap, memo=kopf.Memo()),
+        client=api,
+        table=table,
+        workers=workers,
+    )
+    record = ObjectRecord('uid', None, 'obj', initial=False)
+
+    async def rest():
+        await asyncio.sleep(0)
+        while record.has_worker:
+            await asyncio.sleep(0)
+
+    yield types.SimpleNamespace(
+        api=api,
+        record=record,
+        rest=rest,
+        settings=settings,
+        receive=lambda event, since=None: processor.receive(record, event, listed_since=since),
+    )
+    await workers.close()
+
+
+async def test_with_opaque_versions_events_before_the_echo_are_dropped(world, opaque):
+    stale = {'type': 'ADDED', 'object': opaque.api.raw}
+    opaque.receive(stale)
+    await opaque.rest()
+    opaque.receive(stale)  # from before our patch, as far as we can know
+    opaque.receive({'type': 'MODIFIED', 'object': opaque.api.raw})  # its echo
+    opaque.receive(opaque.api.change(spec={'field': 'v2'}))
+    await opaque.rest()
+    assert world.ids == ['create', 'update']
+    await asyncio.sleep(0.3)
+    assert world.ids == ['create', 'update']
+
+
+async def test_with_opaque_versions_and_no_echo_events_are_handled_after_the_timeout(world, opaque):
+    opaque.receive({'type': 'ADDED', 'object': opaque.api.raw})
+    await opaque.rest()
+    opaque.receive(opaque.api.change(spec={'field': 'v2'}))
+    opaque.receive(opaque.api.change(spec={'field': 'v3'}))
+    await opaque.rest()
+    assert world.ids == ['create']
+    await world.until_called('update')
+    assert world.called('update')[0]['new']['spec'] == {'field': 'v3'}
+
+
+async def test_lower_versions_of_a_later_list_are_handled_after_the_timeout(world, opaque):
+    """As when the API is restored from a backup: then, all newer versions are lower than that of our last patch."""
+    opaque.api.version, opaque.api.number = '{}', 100
+    opaque.settings.persistence.consistency_timeout = 0.01
+    opaque.receive(opaque.api.change())
+    await opaque.rest()
+    await asyncio.sleep(0.02)
+    opaque.api.number = 50
+    opaque.receive({**opaque.api.change(spec={'field': 'v2'}), 'type': None}, time.monotonic())
+    await opaque.rest()
+    assert world.ids == ['create', 'update']

@@ -1,0 +1,129 @@
+"""The gate of the indices: for which lists and objects which handlers wait."""
+
+import asyncio
+
+import pytest
+
+from kopf._core.reactor import indexing_gate
+from kopf._core.reactor.indexing_gate import IndexingGate
+
+ANY = None  # handlers with **kwargs can use any index
+NONE = frozenset({'body', 'spec'})
+USER = frozenset({'body', 'idx'})
+
+
+@pytest.fixture
+async def gate():
+    gate = IndexingGate()
+    yield gate
+    await gate.close()
+
+
+@pytest.fixture
+def openings(gate):
+    """The numbers of calls of a listener, by the moments when they are read."""
+    calls = []
+    gate.listeners.append(lambda: calls.append(None))
+    return lambda: len(calls)
+
+
+def is_open(gate):
+    return [gate.is_open(arguments) for arguments in (NONE, USER, ANY)]
+
+
+async def test_a_gate_without_lists_is_open(gate):
+    assert gate.is_complete and is_open(gate) == [True, True, True]
+
+
+async def test_initial_lists_delay_all_handlers(gate, openings):
+    gate.expect('pods', 'pods', ['idx'])
+    gate.expect('jobs', 'jobs', ['other'])
+    assert is_open(gate) == [False, False, False]
+    gate.dismiss('pods')
+    assert is_open(gate) == [False, False, False]
+    gate.dismiss('jobs')
+    assert gate.is_complete and is_open(gate) == [True, True, True]
+    assert openings() >= 1
+
+
+async def test_later_lists_delay_only_handlers_that_can_use_their_indices(gate, openings):
+    gate.expect('pods', 'pods', ['idx'], initial=False)
+    assert is_open(gate) == [True, False, False]
+    gate.dismiss('pods')
+    assert is_open(gate) == [True, True, True] and openings() == 1
+
+
+async def test_an_index_of_several_lists_is_complete_with_the_last_one(gate, openings):
+    gate.expect('pods', 'pods', ['idx'], initial=False)
+    gate.expect('jobs', 'jobs', ['idx'], initial=False)
+    gate.dismiss('pods')
+    assert is_open(gate) == [True, False, False] and openings() == 0
+    gate.dismiss('jobs')
+    assert is_open(gate) == [True, True, True]
+
+
+async def test_an_excused_list_delays_only_handlers_that_can_use_its_indices(gate, openings):
+    gate.expect('pods', 'pods', ['idx'])
+    assert gate.excuse('pods')
+    assert is_open(gate) == [True, False, False] and openings() == 1
+    assert not gate.excuse('pods') and not gate.excuse('unknown')
+
+
+async def test_objects_of_a_list_delay_handlers_until_they_are_indexed(gate):
+    async def index():
+        await going.wait()
+
+    going = asyncio.Event()
+    gate.expect('pods', 'pods', ['idx'])
+    gate.start(index(), 'pods')
+    gate.dismiss('pods')
+    assert is_open(gate) == [False, False, False]
+    going.set()
+    await asyncio.sleep(0.01)
+    assert is_open(gate) == [True, True, True]
+
+
+async def test_objects_of_no_list_delay_no_handlers(gate):
+    gate.start(asyncio.sleep(999))
+    assert is_open(gate) == [True, True, True]
+
+
+async def test_an_error_of_an_indexing_task_is_reported_as_the_failure_of_the_gate(gate):
+    async def index():
+        raise ValueError("boo")
+
+    gate.start(index())
+    with pytest.raises(ValueError, match="boo"):
+        await asyncio.wait_for(gate.failure, 1)
+
+
+async def test_a_closed_gate_cancels_its_tasks_and_starts_no_others(gate):
+    async def index():
+        seen.append('started')
+        try:
+            await asyncio.sleep(999)
+        except asyncio.CancelledError:
+            seen.append('cancelled')
+            raise
+
+    seen = []
+    gate.start(index())
+    await asyncio.sleep(0)
+    await gate.close()
+    gate.start(index())
+    await asyncio.sleep(0)
+    assert seen == ['started', 'cancelled']
+
+
+@pytest.mark.looptime
+async def test_handlers_that_wait_are_reported_until_the_gate_opens(gate, caplog):
+    gate.expect('pods', 'list of pods', ['idx'])
+    await asyncio.sleep(indexing_gate.REMINDER_INTERVAL + 1)
+    assert "No handlers are run until all indices are complete" in caplog.text and "list of pods" in caplog.text
+    gate.excuse('pods')
+    await asyncio.sleep(indexing_gate.REMINDER_INTERVAL)
+    assert "The handlers that can use the indices 'idx' are not run until these are complete" in caplog.text
+    gate.dismiss('pods')
+    caplog.clear()
+    await asyncio.sleep(indexing_gate.REMINDER_INTERVAL * 2)
+    assert not caplog.text

@@ -1,0 +1,136 @@
+"""Handlers and storages that trigger themselves by their own patches."""
+
+import time
+
+import pytest
+
+import kopf
+
+
+async def increment(spec, patch, **_):
+    if spec['n'] < spec.get('limit', 1000000):
+        patch.spec['n'] = spec['n'] + 1
+
+
+async def increment_by_function(patch, **_):
+    patch.fns.append(lambda body: body['spec'].update(n=body['spec']['n'] + 1))
+
+
+@pytest.mark.parametrize('does', [increment, increment_by_function])
+async def test_a_handler_that_triggers_itself_is_reported_and_slowed_down(world, does):
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.update, 'looping', does=does)
+    async with world.operator():
+        for name in ('obj', 'another'):
+            await world.create(name, spec={'n': 0})
+            await world.handled(name)
+            await world.edit(name, n=1)
+        await world.until_called('looping', 24, 'obj')
+        started = time.monotonic()
+        await world.until_called('looping', 25, 'obj')
+        assert time.monotonic() - started > 0.5
+        (warning,) = [text for text in world.log.texts if 'triggers' in text or 'in a row' in text]
+        assert warning.startswith("Handler 'looping' changes the object by its own patch (spec.n)")
+        await world.edit(x=1)  # what others edit is handled at once, and there can be as many steps again
+        await world.until_called('looping', 40, 'obj')
+        assert time.monotonic() - started < 10
+        await world.delete()
+        await world.gone()
+
+
+async def test_a_handler_that_triggers_itself_for_some_steps_is_not_slowed_down(world):
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.update, 'stepping', does=increment)
+    async with world.operator():
+        await world.create(spec={'n': 0})
+        await world.handled()
+        for limit in (15, 30, 45):
+            await world.edit(n=limit - 14, limit=limit)
+            await world.handled(n=limit)
+    assert not any('in a row' in text for text in world.log.texts)
+    assert world.called('stepping')[-1]['new']['spec'] == {'n': 45, 'limit': 45}
+
+
+class StampingStorage(kopf.AnnotationsDiffBaseStorage):
+    """Writes more than the essence, and takes that for a part of the essence."""
+
+    def store(self, *, body, patch, essence):
+        super().store(body=body, patch=patch, essence=essence)
+        patch.metadata.annotations['example.com/handled-at'] = str(time.monotonic())
+
+
+class VersioningStorage(kopf.AnnotationsDiffBaseStorage):
+    """Takes for a part of the essence what changes with each patch."""
+
+    def build(self, *, body, extra_fields=None):
+        return {**super().build(body=body, extra_fields=extra_fields), 'version': body.metadata['resourceVersion']}
+
+
+@pytest.mark.parametrize(
+    ('storage', 'field'),
+    [(StampingStorage, 'metadata.annotations.example.com/handled-at'), (VersioningStorage, 'version')],
+)
+async def test_a_storage_that_triggers_handlers_is_reported_and_slowed_down(world, storage, field):
+    async def patch_status(patch, **_):
+        patch.status['constant'] = 1
+
+    world.settings.persistence.diffbase_storage = storage()
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.update, 'update', does=patch_status)
+    async with world.operator():
+        await world.create()
+        await world.until_called('update', 24)
+        started = time.monotonic()
+        await world.until_called('update', 25)
+        assert time.monotonic() - started > 0.5
+        (warning,) = [text for text in world.log.texts if 'in a row' in text]
+        assert warning.startswith("Handler 'update' is called again because of what the storages")
+        assert f"({field})" in warning
+        await world.edit(x=1)  # what others edit is handled at once
+        await world.until(lambda: world.called('update')[-1]['new']['spec'].get('x') == 1)
+        assert time.monotonic() - started < 10
+
+
+async def count_in_status(status, patch, **_):
+    patch.status['count'] = status.get('count', 0) + 1
+
+
+async def count_by_function(patch, **_):
+    def count(body):
+        status = body.setdefault('status', {})
+        status['count'] = status.get('count', 0) + 1
+
+    patch.fns.append(count)
+
+
+@pytest.mark.parametrize('managing', [False, True], ids=['alone', 'beside others'])
+@pytest.mark.parametrize('does', [count_in_status, count_by_function])
+async def test_a_handler_of_raw_events_that_triggers_itself_is_reported_and_slowed_down(world, does, managing):
+    world.declare(kopf.on.event, 'looping', does=does)
+    if managing:
+        world.declare(kopf.on.update, 'update')
+    async with world.operator():
+        await world.create()
+        await world.until_logged('in a row')
+        calls = len(world.called('looping'))
+        started = time.monotonic()
+        await world.until_called('looping', calls + 4)
+        assert time.monotonic() - started > 0.5
+        (warning,) = [text for text in world.log.texts if 'in a row' in text]
+        assert warning.startswith("Handler 'looping' of raw events changes the object by its patch (status")
+        await world.edit(x=1)  # what others edit is seen at once, and there can be as many steps again
+        await world.until_called('looping', calls + 20)
+        assert time.monotonic() - started < 10
+
+
+async def test_a_handler_of_raw_events_that_patches_what_is_not_as_wanted_is_not_slowed_down(world):
+    async def follow(spec, patch, **_):
+        patch.status['seen'] = spec['n']
+
+    world.declare(kopf.on.event, 'following', does=follow)
+    async with world.operator():
+        await world.create(spec={'n': 0})
+        for n in range(1, 61):
+            await world.edit(n=n)
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: body.get('status') == {'seen': 60}, timeout=5)
+    assert not any('in a row' in text for text in world.log.texts)

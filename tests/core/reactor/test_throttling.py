@@ -1,0 +1,227 @@
+"""Objects that are delayed after failures of the API or of storages."""
+
+import time
+
+import pytest
+
+import kopf
+from kopf._core.reactor import throttling
+
+
+class Outage:
+    """Makes methods of storages fail while it lasts."""
+
+    def __init__(self, *methods):
+        self.methods = set(methods)
+        self.lasts = False
+        self.failures = 0
+
+    def storage(self, base):
+        def make(name):
+            def method(storage, *args, **kwargs):
+                if self.lasts:
+                    self.failures += 1
+                    raise ConnectionError("the database is down")
+                return getattr(super(cls, storage), name)(*args, **kwargs)
+
+            return method
+
+        cls = type('Database', (base,), {name: make(name) for name in self.methods if hasattr(base, name)})
+        return cls()
+
+
+DIFFBASE = [('diffbase', method) for method in ('build', 'fetch', 'store')]
+
+
+PROGRESS = [('progress', method) for method in ('clear', 'fetch', 'store', 'purge', 'flush')]
+
+
+@pytest.mark.parametrize('option, method', DIFFBASE + PROGRESS)
+async def test_an_edit_is_handled_once_when_a_failing_storage_is_back(world, option, method):
+    outage = Outage(method)
+    if option == 'diffbase':
+        world.settings.persistence.diffbase_storage = outage.storage(kopf.AnnotationsDiffBaseStorage)
+    else:
+        world.settings.persistence.progress_storage = outage.storage(kopf.AnnotationsProgressStorage)
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.update, 'update', does={'done': True})
+    world.declare(kopf.on.update, 'retried', does=[kopf.TemporaryError("not yet", delay=0.1)])
+    async with world.operator():
+        await world.create()
+        await world.handled()
+        outage.lasts = True
+        await world.edit(field='v2')
+        await world.until_logged(
+            f"settings.persistence.{option}_storage (Database) has failed to "
+            f"{method}: ConnectionError: the database is down"
+        )
+        outage.lasts = False
+        await world.handled(field='v2')
+        assert (await world.get())['status']['update'] == {'done': True}
+        await world.edit(field='v3')
+        await world.handled(field='v3')
+    assert [call['new']['spec']['field'] for call in world.called('update')] == ['v2', 'v3']
+    assert not any('makes no sense' in text for text in world.log.texts)
+
+
+@pytest.mark.parametrize('handled', ['creation', 'deletion'])
+async def test_creations_and_deletions_are_handled_once_when_a_failing_storage_is_back(world, handled):
+    outage = Outage('store', 'purge', 'flush')
+    world.settings.persistence.progress_storage = outage.storage(kopf.AnnotationsProgressStorage)
+    world.declare(kopf.on.create, 'create', does='created')
+    world.declare(kopf.on.delete, 'delete', does='deleted')
+    async with world.operator():
+        outage.lasts = handled == 'creation'
+        await world.create()
+        if outage.lasts:
+            await world.until(lambda: outage.failures > 2)
+            outage.lasts = False
+        await world.handled()
+        assert (await world.get())['status']['create'] == 'created'
+        outage.lasts = handled == 'deletion'
+        await world.delete()
+        if outage.lasts:
+            await world.until_called('delete')
+            await world.until(lambda: outage.failures > 2)
+            outage.lasts = False
+        await world.gone()
+    assert world.ids == ['create', 'delete']
+
+
+async def test_a_storage_that_cannot_tell_at_a_glance_if_anything_has_changed_loses_no_edit(world):
+    outage = Outage('matches')
+    world.settings.persistence.diffbase_storage = outage.storage(kopf.AnnotationsDiffBaseStorage)
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.update, 'update')
+    async with world.operator():
+        await world.create()
+        await world.handled()
+        outage.lasts = True
+        await world.edit(field='v2')
+        await world.handled(field='v2')
+    assert outage.failures and world.ids == ['create', 'update']
+
+
+async def test_idle_timers_go_on_when_a_failing_storage_is_back(world):
+    outage = Outage('build')
+    world.settings.persistence.diffbase_storage = outage.storage(kopf.AnnotationsDiffBaseStorage)
+    world.declare(kopf.timer, 'timer', idle=0.2)
+    world.declare(kopf.on.create, 'create')
+    async with world.operator():
+        await world.create()
+        await world.until_called('timer')
+        outage.lasts = True
+        await world.edit(field='v2')
+        await world.until_logged("has failed to build")
+        outage.lasts = False
+        await world.until_called('timer', 2)
+    assert world.called('timer')[-1]['spec'] == {'field': 'v2'}
+    assert not any('makes no sense' in text for text in world.log.texts)
+
+
+async def test_an_object_with_failing_patches_is_throttled_without_delaying_others(world, caplog):
+    world.settings.queueing.error_delays = [0.05, 0.06]
+    world.declare(kopf.on.create, 'create', does=None)
+    async with world.operator():
+        rule = world.sandbox.faults.error(403, times=None, verb='patch', name='obj')
+        await world.create()
+        await world.until_logged('Throttling for 0.05 seconds due to an unexpected error')
+        await world.settled()  # others go on
+        await world.until(lambda: sum('Throttling for 0.06 seconds' in text for text in world.log.texts) >= 2)
+        world.sandbox.faults.clear()
+        await world.edit(field='v2')
+        await world.handled(field='v2')
+        await world.until_logged('Throttling is over. Switching back to normal operations.')
+    assert rule.times is None and len(world.called('create', 'obj')) == 1
+    skipped = [record.k8s_skip for record in caplog.records if 'Throttling' in record.getMessage()]
+    assert skipped and all(skipped)  # they are not posted as events
+
+
+class FailingStorage(kopf.ProgressStorage):
+    """Fails to store anything."""
+
+    def fetch(self, *, key, body):
+        return None
+
+    def purge(self, *, key, body, patch):
+        pass
+
+    def store(self, *, key, record, body, patch):
+        raise RuntimeError("boo")
+
+
+async def test_the_same_failure_is_shown_with_its_traceback_once(world, caplog):
+    world.settings.queueing.error_delays = [0.01]
+    world.settings.persistence.progress_storage = FailingStorage()
+    world.declare(kopf.on.create, 'create', does=kopf.TemporaryError('boo', delay=0))
+
+    def shown():
+        return [record.exc_info is not None for record in caplog.records if 'Throttling' in record.getMessage()]
+
+    async with world.operator():
+        await world.create()
+        await world.until(lambda: len(shown()) >= 3)
+    assert shown()[:3] == [True, False, False]
+
+
+async def test_edits_hasten_the_next_attempt_but_not_before_a_pause(world, monkeypatch):
+    monkeypatch.setattr(throttling, 'RECOVERY_PAUSE', 0.5)
+    world.settings.queueing.error_delays = [999]
+    world.declare(kopf.on.create, 'create', does={'field': 'x'})
+    world.declare(kopf.on.delete, 'delete')
+    world.sandbox.faults.error(422, method='PATCH', name='obj', times=1)
+    async with world.operator():
+        await world.create(finalizers=[world.settings.persistence.finalizer])
+        await world.until_logged('Throttling for 999 seconds')
+        failed = time.monotonic()
+        await world.delete()
+        await world.gone()
+    assert time.monotonic() - failed > 0.4
+
+
+async def test_edits_that_have_come_before_the_failure_do_not_hasten_the_next_attempt(world):
+    world.settings.queueing.error_delays = [999]
+
+    async def edit(name, **_):
+        if name == 'obj':
+            await world.edit(field='edited')
+            await world.create('later')  # it comes after the edit
+            await world.until_called('seen', name='later')
+
+    world.declare(kopf.on.event, 'seen')
+    world.declare(kopf.on.create, 'create', does=edit)
+    world.sandbox.faults.error(500, method='PATCH', name='obj', times=None)
+    async with world.operator():
+        await world.create()
+        await world.until_logged('Throttling for 999 seconds')
+        await world.settled()
+    assert sum('Throttling' in text for text in world.log.texts) == 1
+
+
+async def test_edits_of_a_throttled_object_are_handled_after_the_delay(world):
+    world.declare(kopf.on.create, 'create', does='result')
+    world.declare(kopf.on.update, 'update', does='result')
+    async with world.operator():
+        await world.create()
+        await world.handled()
+        world.settings.queueing.error_delays = [0.2]
+        world.sandbox.faults.error(500, times=1, verb='patch', name='obj')
+        await world.edit(field='v2')
+        await world.until_logged('Throttling for 0.2 seconds')
+        await world.edit(field='v3')
+        body = await world.handled(field='v3')
+    assert world.called('update')[-1]['new']['spec'] == {'field': 'v3'}
+    assert body['status'] == {'create': 'result', 'update': 'result'}
+
+
+async def test_a_throttled_object_can_be_deleted_and_created_anew(world):
+    world.settings.queueing.error_delays = [0.1]
+    world.declare(kopf.on.create, 'create')
+    async with world.operator():
+        world.sandbox.faults.error(500, times=1, verb='patch', name='obj')
+        await world.create()
+        await world.until_logged('Throttling')
+        await world.delete()
+        await world.create(spec={'field': 'new'})
+        await world.handled(field='new')
+    assert len(world.called('create', 'obj')) == 2
