@@ -348,6 +348,7 @@ class _Limits:
         self.attempts, self.started = state.retries - state.waits, state.started
 
     def remaining(self) -> float | None:
+        """Return the remaining time (in seconds); ``None`` if it is not limited."""
         return None if self.timeout is None else self.timeout - (utcnow() - self.started).total_seconds()
 
     def check_before(self) -> None:

@@ -265,15 +265,8 @@ class AdmissionReviewer(Responder):
         deadline: float,
         limit: float,
     ) -> None:
-        try:
-            if not filters.match(handler, cause):
-                return
-        except filters.FilterError as error:
-            # Unknown whether the handler would have denied the request. So the request is denied rather than admitted
-            # without the check.
-            text = error.explain(handler)
-            cause.logger.error("%s", text)
-            verdict.blame(handler, Exception(text), cause)
+        """Run the handler if it matches the object, and add its outcome to the verdict and to the cause's patch."""
+        if not _matches(handler, cause, verdict):
             return
         verdict.strict = verdict.strict or not handler.ignore_failures
         before = Patch(copy.deepcopy(dict(cause.patch)), fns=cause.patch.fns) if handler.ignore_failures else None
@@ -332,6 +325,19 @@ class AdmissionReviewer(Responder):
             return
         self._warned.add(handler)
         cause.logger.warning("%s %s", handler, text)
+
+
+def _matches(handler: WebhookHandler, cause: WebhookCause, verdict: '_Verdict') -> bool:
+    """Check whether the handler matches the object; deny the request if the filters fail."""
+    try:
+        return filters.match(handler, cause)
+    except filters.FilterError as error:
+        # Unknown whether the handler would have denied the request. So the request is denied rather than admitted
+        # without the check.
+        text = error.explain(handler)
+        cause.logger.error("%s", text)
+        verdict.blame(handler, Exception(text), cause)
+        return False
 
 
 def _is_asked(handler: WebhookHandler, cause: WebhookCause) -> bool:

@@ -91,6 +91,7 @@ class SubHandlers:
 
     @functools.cached_property
     def step(self) -> Step:
+        """The step as the sub-handlers see it."""
         return self._outer.narrowed(self.parent)  # not in `__init__`, as few handlers have sub-handlers
 
     async def execute_declared(self) -> None:

@@ -82,6 +82,7 @@ class ConversionStrategies(WebhookRegistration):
         await self._write(name, strategy)
 
     async def _write(self, name: str, strategy: Mapping[str, Any]) -> None:
+        """Write the strategy of one CRD, unless it is there already, or another client has changed it."""
         crd = await self._read(name)
         if crd is None:
             logger.error("Objects of %s cannot be converted: it is no custom resource, as it has no CRD.", name)

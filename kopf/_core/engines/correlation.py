@@ -62,7 +62,7 @@ class EventSeries(Generic[EventT]):
         return event
 
     def keep(self, name: str | None, first: str | None) -> None:
-        """Remember the Event in the cluster, so that it is updated later; without a name, the next one is a new one."""
+        """Set the Event in the cluster that the next post updates; without a name, the next post creates a new one."""
         self.name, self.first = name, first
 
 

@@ -131,6 +131,7 @@ class Daemon:
         return True
 
     async def _run(self) -> None:
+        """Run the function once, apply its patch, and schedule the next run, if there is one."""
         at: float | None = None
         try:
             began, patch, seen = self._now(), Patch(body=self.owner.body), self._take_snapshot()

@@ -213,7 +213,7 @@ class PeeringMember:
     # The decision.
 
     def _set_timer(self, now: float) -> None:
-        """See to it that the next end of a lifetime is not missed."""
+        """Set the timer to the next end of a lifetime."""
         if self._timer is not None:
             self._timer.cancel()
         ends = [other.until for other in self._observed.values()]

@@ -162,6 +162,7 @@ class Poster:
             logger.debug("The operator is over, the event is not posted: %r", event)
 
     def _put(self, event: K8sEvent) -> None:
+        """Add the Event to the queue of its object, unless it is only counted or dropped."""
         if self._closed:
             logger.debug("The operator is over, the event is not posted: %r", event)
             return
@@ -223,6 +224,7 @@ class Poster:
         self._dispatch()
 
     async def _post(self, series: EventSeries[K8sEvent]) -> None:
+        """Create the Event in the cluster, or update it if the series has one already."""
         from kopf._cogs.clients import events
 
         if self._writer is None:

@@ -89,6 +89,7 @@ class Schedules:
             self._registry.activity_listeners.remove(listener)
 
     async def _repeat(self, handler: ScheduleHandler) -> None:
+        """Run one handler at its intervals, with the retries of each run."""
         loop = asyncio.get_running_loop()
         due = loop.time() + (handler.initial_delay or 0)
         while True:
