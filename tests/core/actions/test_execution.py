@@ -104,7 +104,7 @@ async def test_sync_functions_are_run_in_the_executor(executor, caplog):
     assert outcome.result == {'x': 1}
 
 
-async def test_what_comes_after_is_a_part_of_it(run):
+async def test_errors_of_the_function_after_the_handler_count_as_its_own(run):
     async def after():
         raise HandlerChildrenRetry(5)
 
@@ -188,7 +188,7 @@ async def test_the_last_permitted_attempt_is_final_if_it_fails(run, caplog, erro
     assert '3 retries' in messages(caplog)[-1] and 'boo' in messages(caplog)[-1]
 
 
-async def test_no_attempt_is_made_in_excess(run, caplog):
+async def test_no_attempt_is_made_beyond_the_limit(run, caplog):
     outcome = await run(pytest.fail, retries=3, retries_done=3)
     assert isinstance(outcome.exception, kopf.HandlerRetriesError) and outcome.final
     assert messages(caplog) == ["Handler 'fn' has exceeded 3 retries."]
@@ -252,7 +252,7 @@ async def test_timeouts_inside_of_the_function_are_its_own(run):
 # Cancellations.
 
 
-async def test_cancellations_come_through(run, caplog):
+async def test_cancellations_of_the_task_are_raised(run, caplog):
     task = asyncio.create_task(run(ENDLESS))
     await asyncio.sleep(1)
     task.cancel()
@@ -262,7 +262,7 @@ async def test_cancellations_come_through(run, caplog):
 
 
 @pytest.mark.parametrize('options', [{}, {'timeout': 9}])
-async def test_cancellations_of_others_are_errors_of_the_function(run, caplog, options):
+async def test_cancellations_of_awaited_tasks_are_errors_of_the_function(run, caplog, options):
     async def fn(**_):
         other = asyncio.create_task(asyncio.sleep(9))
         other.cancel()
@@ -276,7 +276,7 @@ async def test_cancellations_of_others_are_errors_of_the_function(run, caplog, o
 # Context.
 
 
-async def test_the_handler_and_the_cause_are_known_inside():
+async def test_the_handler_and_the_cause_are_in_context_variables():
     handler, cause = Handler(id='fn', fn=lambda **_: None), object()
     with running(handler, cause):
         assert handler_var.get() is handler and cause_var.get() is cause
@@ -295,7 +295,7 @@ def test_abandoned_handlers_end_quietly():
 @pytest.mark.parametrize(
     'fn, expected', [(lambda **_: None, False), (functools.partial(asyncio.sleep), True), (asyncio.sleep, True)]
 )
-def test_kinds_of_functions_are_found_once(fn, expected):
+def test_functions_are_recognised_as_sync_or_async(fn, expected):
     assert Handler(id='fn', fn=fn).asynchronous is expected
 
 

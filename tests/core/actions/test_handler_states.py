@@ -314,7 +314,7 @@ def test_purging_of_nothing_is_nothing():
     assert not Setup('fn1', 'fn2').purge()
 
 
-def test_purging_undoes_what_is_about_to_be_stored():
+def test_purging_removes_records_that_the_patch_would_store():
     setup, patch = Setup('fn'), kopf.Patch()
     setup.state.store(storage=setup.storage, body=setup.body, patch=patch)
     setup.state.purge(storage=setup.storage, body=setup.body, patch=patch)
@@ -405,7 +405,7 @@ def test_restarting_a_handler_restarts_its_subhandlers():
     assert setup.state['other'].success
 
 
-def test_what_is_seen_concerns_finished_handlers_only():
+def test_only_finished_handlers_are_marked_to_have_seen_an_essence():
     setup = Setup('fn1', 'fn2')
     setup.succeed('fn1')
     setup.store()

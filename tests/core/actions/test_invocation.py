@@ -112,7 +112,7 @@ async def test_functions_that_return_coroutines_are_awaited(executor):
     [ValueError('boo'), KeyError('x'), SystemExit(3), TimeoutError('of a socket'), CancelledError('of a future')],
 )
 @pytest.mark.parametrize('kind', ['sync', 'async'])
-async def test_errors_come_unchanged(kind, error, executor):
+async def test_errors_are_raised_unchanged(kind, error, executor):
     def sync_failing(**_):
         raise error
 

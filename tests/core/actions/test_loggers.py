@@ -92,7 +92,7 @@ def test_long_messages_of_the_framework_are_cut_in_the_middle(lines, log_format)
 
 
 @pytest.mark.parametrize('level', ['debug', 'critical'])
-def test_long_messages_that_are_not_cut(lines, level):
+def test_long_messages_for_debugging_and_critical_ones_are_not_cut(lines, level):
     configure(log_format=LogFormat.PLAIN, debug=True)
     text = f"logger.{level}('x' * 2000)"
     exec(compile(text, activities.__file__, 'exec'), {'logger': logging.getLogger('kopf.x')})
@@ -131,7 +131,7 @@ def test_the_format_can_be_a_format_string(logger, lines):
     assert lines() == ['INFO! hello']
 
 
-def test_full_times_of_different_seconds():
+def test_times_are_formatted_as_by_the_standard_library():
     configure(log_format=LogFormat.FULL)
     formatter = logging.getLogger().handlers[-1].formatter
     for created in [1577934245.1, 1577934245.9, 1577934246.0, 1577934245.5]:
@@ -237,7 +237,7 @@ BOO = ValueError("boo")
         lambda logger: (lambda: logger.warning("hello", stacklevel=2))(),
     ],
 )
-def test_records_are_as_of_usual_loggers(logger, caplog, write):
+def test_records_equal_those_of_usual_loggers(logger, caplog, write):
     for each in (logging.getLogger('usual'), logger):
         write(each)
     usual, ours = (vars(record) for record in caplog.records)

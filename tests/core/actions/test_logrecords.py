@@ -42,7 +42,7 @@ def get_attrs(record):
 
 
 @given(messages, st.sampled_from([logging.INFO, logging.ERROR, 25]))
-def test_records_are_as_those_of_the_library(message, level):
+def test_records_equal_those_of_the_standard_library(message, level):
     for _ in range(2):
         ours, genuine = make_both(*message, level=level)
         assert type(ours) is type(genuine)
@@ -50,7 +50,7 @@ def test_records_are_as_those_of_the_library(message, level):
         assert ours.getMessage() == genuine.getMessage()
 
 
-def test_times_are_those_of_each_record():
+def test_each_record_has_its_own_time():
     first, genuine = make_both()
     ours, deadline = first, time.monotonic() + 10
     while ours.created <= first.created and time.monotonic() < deadline:  # until the clock goes on
@@ -61,14 +61,14 @@ def test_times_are_those_of_each_record():
     assert 0 <= ours.msecs < 1000
 
 
-def test_levels_are_named_as_they_are_named_now():
+def test_levels_have_their_current_names():
     make_both(level=27)
     logging.addLevelName(27, 'NOTICE')
     ours, genuine = make_both(level=27)
     assert ours.levelname == genuine.levelname == 'NOTICE'
 
 
-def test_threads_are_those_that_log():
+def test_records_have_the_thread_that_logs():
     make_both()
     records = []
     thread = threading.Thread(target=lambda: records.extend(make_both()), name='another')
@@ -79,7 +79,7 @@ def test_threads_are_those_that_log():
     assert get_attrs(ours) == get_attrs(genuine)
 
 
-async def test_tasks_are_those_that_log():
+async def test_records_have_the_task_that_logs():
     make_both()
     ours, genuine = await asyncio.create_task(asyncio.to_thread(make_both))
     assert get_attrs(ours) == get_attrs(genuine)
@@ -87,7 +87,7 @@ async def test_tasks_are_those_that_log():
     assert get_attrs(ours) == get_attrs(genuine)
 
 
-def test_processes_are_those_that_log():
+def test_records_have_the_process_that_logs():
     if 'fork' not in multiprocessing.get_all_start_methods():
         pytest.skip("there are no forks in this system")
     make_both()
@@ -118,16 +118,16 @@ def test_a_replaced_factory_makes_all_records():
 
 
 @pytest.mark.parametrize('flag', ['logThreads', 'logProcesses', 'logMultiprocessing'])
-def test_what_is_not_wanted_in_records_is_not_there(flag, monkeypatch):
+def test_attributes_that_are_switched_off_are_absent(flag, monkeypatch):
     make_both()
     monkeypatch.setattr(logging, flag, False)
     ours, genuine = make_both()
     assert get_attrs(ours) == get_attrs(genuine)
 
 
-def test_places_without_end_are_not_remembered(monkeypatch):
+def test_the_number_of_cached_places_is_limited(monkeypatch):
     monkeypatch.setattr(logrecords, '_templates', {})
     monkeypatch.setattr(logrecords, 'MAX_TEMPLATES', 3)
     for line in range(10):
-        make_record(LOGGER, logging.INFO, (test_places_without_end_are_not_remembered.__code__, line), "", (), {})
+        make_record(LOGGER, logging.INFO, (test_the_number_of_cached_places_is_limited.__code__, line), "", (), {})
         assert len(logrecords._templates) <= 3

@@ -312,7 +312,7 @@ def fail(settings):
 
 @pytest.mark.looptime
 @pytest.mark.parametrize('what', [fail_in_library, use_absent_answer, fail])
-async def test_what_can_be_different_later_is_retried_at_the_start(registry, run, what):
+async def test_errors_that_can_pass_are_retried_at_the_start(registry, run, what):
     calls = []
 
     @kopf.on.startup(registry=registry, backoff=1)

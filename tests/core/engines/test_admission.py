@@ -215,7 +215,7 @@ async def test_memos_are_those_of_existing_objects(
 # Who is asked.
 
 
-async def test_all_are_asked_without_a_hint_and_only_one_with_it(ask: Ask, calls: list[str], declare: Any) -> None:
+async def test_all_handlers_are_called_unless_the_path_names_one(ask: Ask, calls: list[str], declare: Any) -> None:
     declare('one')
     declare('two/three', on=kopf.on.mutate)
     await ask(make_review())
@@ -287,7 +287,9 @@ async def test_failing_filters_refuse(ask: Ask, declare: Any, calls: list[str]) 
     assert not calls
 
 
-async def test_one_function_for_two_purposes_is_asked_separately(registry: kopf.OperatorRegistry, ask: Ask) -> None:
+async def test_one_function_for_validation_and_mutation_is_called_separately(
+    registry: kopf.OperatorRegistry, ask: Ask
+) -> None:
     @kopf.on.validate('kopfexamples', registry=registry, id='same')
     @kopf.on.mutate('kopfexamples', registry=registry, id='same')
     def handler(patch: kopf.Patch, **_: Any) -> None:
@@ -523,7 +525,7 @@ async def test_changes_of_mutating_handlers_are_returned_as_a_json_patch(
         assert jsonpatch.apply_patch(obj, decode(response)) == expected
 
 
-async def test_what_is_changed_in_place_can_be_patched(
+async def test_values_changed_in_place_can_be_put_into_the_patch(
     registry: kopf.OperatorRegistry,
     ask: Ask,
     caplog: pytest.LogCaptureFixture,
@@ -748,7 +750,7 @@ async def test_errors_are_freed_without_the_garbage_collector(
         (None, None),
     ],
 )
-async def test_results_that_are_meant_to_refuse_are_told_of_once(
+async def test_results_that_are_meant_to_deny_are_reported_once(
     registry: kopf.OperatorRegistry, ask: Ask, caplog: Any, result: Any, text: str | None
 ) -> None:
     @kopf.on.validate('kopfexamples', registry=registry, id='fn')
@@ -761,7 +763,7 @@ async def test_results_that_are_meant_to_refuse_are_told_of_once(
     assert text is None or text in caplog.text
 
 
-async def test_patches_of_validating_handlers_are_told_of_once(
+async def test_patches_of_validating_handlers_are_reported_once(
     registry: kopf.OperatorRegistry, ask: Ask, caplog: Any
 ) -> None:
     @kopf.on.mutate('kopfexamples', registry=registry, id='fn1')

@@ -30,7 +30,7 @@ async def until_reported(world, count=1):
     await world.until(lambda: len(reports(world)) >= count)
 
 
-async def test_the_handler_the_line_and_the_remedy_are_told_once(world):
+async def test_the_handler_the_line_and_the_remedy_are_reported_once(world):
     async def work(**_):
         block()
 

@@ -140,7 +140,7 @@ async def test_returned_objects_are_the_converted_ones(registry: kopf.OperatorRe
     ]
 
 
-async def test_what_conversions_cannot_change_is_added_to_returned_objects(
+async def test_fields_that_conversions_cannot_change_are_added_to_returned_objects(
     registry: kopf.OperatorRegistry, ask: Ask
 ) -> None:
     @kopf.on.convert('kopfexamples', registry=registry)
@@ -208,7 +208,7 @@ async def test_objects_are_returned_in_their_order(registry: kopf.OperatorRegist
 # Which handlers are asked.
 
 
-async def test_the_most_precise_are_asked(declare: Any, ask: Ask) -> None:
+async def test_the_handlers_that_name_the_versions_precede_others(declare: Any, ask: Ask) -> None:
     declare('any')
     declare('from', from_version='v1')
     declare('to', to_version=['v4', 'v5'])

@@ -128,7 +128,7 @@ async def test_conversions_are_configured_and_answered(world, server, strategy):
 
 
 @pytest.mark.parametrize('before', [None, {'strategy': 'None'}, FOREIGN])
-async def test_temporary_ones_restore_what_was_there(world, server, strategy, before):
+async def test_strategies_that_are_not_persistent_are_restored_at_the_exit(world, server, strategy, before):
     if before is not None:
         await world.aio.patch(CRDS, CRD, {'spec': {'conversion': before}})
     declare(world, persistent=False)
@@ -137,7 +137,7 @@ async def test_temporary_ones_restore_what_was_there(world, server, strategy, be
     assert await strategy(lambda conversion: not is_own(conversion)) == (before or {'strategy': 'None'})
 
 
-async def test_what_a_killed_operator_has_left_is_its_own(world, server, strategy):
+async def test_the_strategy_of_a_killed_operator_is_not_restored_by_the_next_one(world, server, strategy):
     await world.aio.patch(
         CRDS,
         CRD,
@@ -164,7 +164,7 @@ async def test_one_persistent_handler_is_enough_to_stay(world, server, strategy)
     await strategy(is_own)
 
 
-async def test_new_addresses_are_told_to_the_api(world, server, strategy):
+async def test_new_addresses_are_written_to_the_crd(world, server, strategy):
     declare(world)
     async with world.operator():
         await strategy(is_own)
@@ -176,7 +176,7 @@ async def test_new_addresses_are_told_to_the_api(world, server, strategy):
         }
 
 
-async def test_what_is_reset_is_written_again(world, server, strategy):
+async def test_a_reset_strategy_is_written_again(world, server, strategy):
     declare(world)
     async with world.operator():
         await strategy(is_own)
@@ -184,7 +184,7 @@ async def test_what_is_reset_is_written_again(world, server, strategy):
         await strategy(is_own)
 
 
-async def test_what_others_have_taken_over_is_left_to_them(world, server, strategy):
+async def test_the_strategy_of_another_client_is_not_overwritten(world, server, strategy):
     declare(world, persistent=False)
     async with world.operator():
         await strategy(is_own)

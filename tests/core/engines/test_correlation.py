@@ -67,7 +67,7 @@ def test_similar_events_are_combined_above_ten(recorder):
     assert ('obj', 'y') in recorder.posted
 
 
-def test_those_that_come_while_an_equal_one_waits_cost_nothing(recorder):
+def test_events_that_come_while_an_equal_one_waits_need_no_request(recorder):
     waiting = recorder.correlator.observe('obj', 'key', 1)
     waiting.wait()
     for i in range(1000):

@@ -38,7 +38,7 @@ def test_arguments_and_results_are_passed(threads):
     assert threads.submit(lambda *args, **kwargs: (args, kwargs, var.get()), 1, x=2).result(5) == ((1,), {'x': 2}, 0)
 
 
-def test_those_above_the_limit_wait_for_a_place(threads, caplog):
+def test_daemons_above_the_limit_wait_for_a_place(threads, caplog):
     entered = []
 
     def make(name):
@@ -58,7 +58,7 @@ def test_those_above_the_limit_wait_for_a_place(threads, caplog):
     assert 'c and others' in warnings[0]
 
 
-def test_who_does_not_come_takes_no_place(threads):
+def test_a_daemon_that_does_not_start_takes_no_place(threads):
     entered = []
     threads.admit(lambda: False, 'gone')
     for name in 'ab':

@@ -157,7 +157,7 @@ async def test_a_daemon_holds_the_object_while_another_one_has_ended(host):
         (None, 0),
     ],
 )
-async def test_the_start_is_put_off(host, clock, delay, expected):
+async def test_the_initial_delay_precedes_the_start(host, clock, delay, expected):
     @kopf.daemon('kopfexamples', id='fn', registry=host.registry, initial_delay=delay)
     async def fn(memo, **_):
         memo.time = clock()
@@ -184,7 +184,7 @@ async def test_a_failing_function_of_the_initial_delay_is_reported(host, caplog)
     )
 
 
-async def test_errors_are_handled_as_those_of_all_handlers(host, clock):
+async def test_errors_are_retried_as_in_other_handlers(host, clock):
     runs = []
 
     @kopf.daemon('kopfexamples', id='fn', registry=host.registry, backoff=5, retries=5)
@@ -232,7 +232,7 @@ async def test_the_time_limit_ends_a_daemon(host, clock):
 
 
 @pytest.mark.parametrize('delay', [0, 1])
-async def test_what_a_context_variable_is_set_to_is_not_seen_by_the_next_run(host, delay):
+async def test_context_variables_of_a_run_are_not_seen_by_the_next_one(host, delay):
     var = ContextVar('var', default=0)
     seen = []
 
@@ -264,7 +264,7 @@ async def test_results_and_patches_are_applied_after_each_attempt(host):
     assert host.patches == [{'status': {'attempt0': True}}, {'status': {'attempt1': True, 'fn': {'result': 123}}}]
 
 
-async def test_nothing_is_sent_without_need(host):
+async def test_no_patch_is_sent_without_changes(host):
     @kopf.daemon('kopfexamples', id='fn', registry=host.registry)
     async def fn(**_):
         return None
@@ -328,7 +328,7 @@ async def test_a_daemon_that_is_to_stop_does_not_wait_for_the_api(host):
     assert not await host.look()
 
 
-async def test_what_a_cancelled_daemon_wants_is_applied(host):
+async def test_the_patch_of_a_cancelled_daemon_is_applied(host):
     @kopf.daemon('kopfexamples', id='fn', registry=host.registry, cancellation_timeout=5)
     async def fn(patch, **_):
         try:
@@ -439,7 +439,7 @@ async def test_a_daemon_that_ends_later_lets_the_object_go_on(host, clock):
     assert not await host.look()
 
 
-async def test_the_stages_of_stopping(host, clock, caplog):
+async def test_a_daemon_is_signalled_then_cancelled_then_abandoned(host, clock, caplog):
     stages = []
 
     @kopf.daemon('kopfexamples', id='fn', registry=host.registry, cancellation_backoff=3, cancellation_timeout=5)
@@ -479,7 +479,7 @@ async def test_the_stages_of_stopping(host, clock, caplog):
     'options', [{}, {'cancellation_backoff': 3}, {'cancellation_backoff': 3, 'cancellation_timeout': 5}]
 )
 @pytest.mark.parametrize('lasting', [1, 4])
-async def test_nothing_is_planned_any_more_for_those_that_have_ended(host, caplog, options, lasting):
+async def test_no_timers_are_left_of_daemons_that_have_ended(host, caplog, options, lasting):
     @kopf.daemon('kopfexamples', id='fn', registry=host.registry, cancellation_polling=2, **options)
     async def fn(stopped, **_):
         await stopped.wait()
@@ -498,7 +498,7 @@ async def test_nothing_is_planned_any_more_for_those_that_have_ended(host, caplo
 
 
 @pytest.mark.parametrize('options', [{'initial_delay': 100}, {'interval': 100}, {'interval': 1, 'idle': 100}])
-async def test_nothing_is_planned_any_more_for_timers_that_were_waiting(host, options):
+async def test_no_timers_are_left_of_stopped_timers_that_waited(host, options):
     timers = asyncio.get_running_loop()._scheduled
 
     @kopf.timer('kopfexamples', registry=host.registry, **{'interval': 1, **options})
@@ -512,7 +512,7 @@ async def test_nothing_is_planned_any_more_for_timers_that_were_waiting(host, op
     assert all(timer.cancelled() for timer in timers)
 
 
-async def test_a_daemon_without_limits_is_waited_for_and_reminded_of(host, caplog):
+async def test_a_daemon_without_limits_is_waited_for_with_reminders_in_the_log(host, caplog):
     @kopf.daemon('kopfexamples', id='fn', registry=host.registry, cancellation_polling=10)
     async def fn(stopped, **_):
         await stopped.wait()
@@ -548,7 +548,7 @@ async def test_the_interval_of_reminders_is_a_setting_too(host, caplog):
     assert caplog.messages.count("Daemon 'fn' is still exiting. The next check is in 20 seconds.") == 2
 
 
-async def test_who_waits_for_the_flag_is_not_cancelled_without_a_backoff(host):
+async def test_a_daemon_that_waits_for_its_flag_is_not_cancelled_even_without_a_backoff(host):
     @kopf.daemon('kopfexamples', id='fn', registry=host.registry, cancellation_timeout=5)
     async def fn(stopped, memo, **_):
         try:
@@ -563,7 +563,7 @@ async def test_who_waits_for_the_flag_is_not_cancelled_without_a_backoff(host):
     assert 'cancelled' not in host.memo
 
 
-async def test_a_retry_that_is_waited_for_is_given_up_at_once(host):
+async def test_a_daemon_that_waits_for_a_retry_ends_at_once(host):
     @kopf.daemon('kopfexamples', id='fn', registry=host.registry)
     async def fn(memo, **_):
         memo.calls = memo.get('calls', 0) + 1
@@ -736,14 +736,14 @@ async def test_sharp_timers_that_begin_a_bit_early_run_once(host):
     assert len(runs) == 5
 
 
-async def test_sharp_timers_skip_what_they_have_missed_and_never_overlap(host, clock):
+async def test_sharp_timers_skip_missed_runs_and_never_overlap(host, clock):
     runs = record_runs(host, clock, interval=1, lasting=2.3, sharp=True)
     await host.look()
     await let_it_run(10)
     assert runs == [(0, 0), (3, 0), (6, 0), (9, 0)]
 
 
-async def test_errors_put_timers_off(host, clock):
+async def test_errors_delay_the_next_run_of_timers(host, clock):
     def fail(run):
         if run in (1, 2, 3, 5):
             raise ValueError('boo')
@@ -754,7 +754,7 @@ async def test_errors_put_timers_off(host, clock):
     assert runs == [(0, 0), (5, 1), (10, 2), (15, 3), (25, 0), (30, 1)]
 
 
-async def test_temporary_errors_say_how_long(host, clock):
+async def test_temporary_errors_delay_timers_by_their_own_delay(host, clock):
     def fail(run):
         if run == 1:
             raise kopf.TemporaryError('again', delay=3)

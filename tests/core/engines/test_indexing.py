@@ -43,7 +43,7 @@ def test_plain_dicts_are_merged_by_keys(indexer: OperatorIndexer) -> None:
 
 
 @pytest.mark.parametrize('value', ['text', 1, ('a', 'b'), ['a'], kopf.Memo(a=1), object(), {1, 2}])
-def test_everything_else_is_a_value(indexer: OperatorIndexer, value: Any) -> None:
+def test_other_results_than_dicts_are_values(indexer: OperatorIndexer, value: Any) -> None:
     indexer.replace('obj1', value)
     (stored,) = indexer.index[None]
     assert stored is value
@@ -156,7 +156,7 @@ def test_threads_can_read_while_the_index_is_written(indexer: OperatorIndexer) -
         )
     )
 )
-def test_index_is_what_the_latest_results_say(steps: list[tuple[int, Any]]) -> None:
+def test_an_index_always_equals_the_latest_results(steps: list[tuple[int, Any]]) -> None:
     indexer, latest = OperatorIndexer(), dict[int, dict[Any, Any]]()
     for obj, result in steps:
         if result is None:
@@ -221,7 +221,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return advance
 
 
-async def test_sync_and_async_functions(bench: Bench) -> None:
+async def test_indexing_functions_can_be_sync_and_async(bench: Bench) -> None:
     @kopf.index('pods', registry=bench.registry, id='in_thread')
     def in_thread(name: str, **_: Any) -> Any:
         return {name: threading.current_thread() is threading.main_thread()}
@@ -334,7 +334,7 @@ async def test_ignored_errors_keep_the_values(bench: Bench, caplog: Any) -> None
 @pytest.mark.parametrize(
     'mode, error', [(None, kopf.PermanentError("boo")), (kopf.ErrorsMode.PERMANENT, ValueError("boo"))]
 )
-async def test_permanent_errors_exclude_for_good(bench: Bench, mode: Any, error: Exception) -> None:
+async def test_permanent_errors_exclude_the_object_from_the_index(bench: Bench, mode: Any, error: Exception) -> None:
     calls = []
 
     @kopf.index('pods', registry=bench.registry, id='fn', errors=mode)
@@ -411,7 +411,9 @@ async def test_temporary_errors_without_delay_are_over_at_once(
     assert get_retry_delay(bench.excluded) is None
 
 
-async def test_indexed_again_only_where_it_was_excluded(bench: Bench, clock: Callable[[float], None]) -> None:
+async def test_an_object_is_indexed_again_only_where_it_was_excluded(
+    bench: Bench, clock: Callable[[float], None]
+) -> None:
     calls = []
 
     @kopf.index('pods', registry=bench.registry, id='good')

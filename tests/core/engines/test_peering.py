@@ -134,7 +134,7 @@ async def test_commands_for_patterns_of_namespaces(peering_api, peering_resource
     assert [path.split('/')[5] for path, _ in peering_api.patches] == ['abc', 'abd', 'name']
 
 
-async def test_commands_that_reach_nobody(peering_api, peering_resource, settings, caplog):
+async def test_commands_without_any_peering_object_are_errors(peering_api, peering_resource, settings, caplog):
     peering_api.exists = False
     with pytest.raises(PeeringError, match=r"no KopfPeering 'mine'"):
         await PeeringCommand(identity='me')(peering_api, settings, [peering_resource], ['ns1'])

@@ -138,14 +138,14 @@ async def test_reasons_are_not_repeated(peering_api, join, caplog):
     assert caplog.text.count("Pausing operations in favour") == 1
 
 
-async def test_no_pause_for_those_below(peering_api, join):
+async def test_an_operator_does_not_pause_for_lower_priorities(peering_api, join):
     async with join() as member:
         peering_api.put(intern=record(priority=1))
         await passed(1)
         assert not member.paused
 
 
-async def test_those_below_get_time_to_stop(peering_api, join):
+async def test_operators_with_lower_priorities_get_time_to_pause(peering_api, join):
     peering_api.put(intern=record(priority=1))
     async with join() as member:
         assert 'me' in peering_api.status
@@ -164,7 +164,7 @@ async def test_those_below_get_time_to_stop(peering_api, join):
     ],
     ids=['stopped', 'gone', 'dead'],
 )
-async def test_those_below_are_not_waited_for_longer_than_needed(peering_api, join, news):
+async def test_the_takeover_begins_as_soon_as_the_lower_operator_has_paused_or_gone(peering_api, join, news):
     peering_api.put(intern=record(priority=1))
     async with join() as member:
         assert not member.known
@@ -173,7 +173,7 @@ async def test_those_below_are_not_waited_for_longer_than_needed(peering_api, jo
         assert member.changes == [(True, False)]
 
 
-async def test_those_who_wait_are_told_that_we_have_stopped(peering_api, join):
+async def test_a_paused_operator_reports_it_to_the_one_that_waits(peering_api, join):
     async with join() as member:
         peering_api.put(boss=record(priority=100))
         member.halt(True)
@@ -187,7 +187,7 @@ async def test_those_who_wait_are_told_that_we_have_stopped(peering_api, join):
         assert peering_api.status['me']['paused'] is None
 
 
-async def test_those_below_are_told_that_we_wait(peering_api, join):
+async def test_an_operator_that_takes_over_reports_that_it_waits(peering_api, join):
     peering_api.put(intern=record(priority=1))
     async with join():
         assert peering_api.status['me']['waiting'] is True
@@ -196,7 +196,7 @@ async def test_those_below_are_told_that_we_wait(peering_api, join):
         assert peering_api.status['me']['waiting'] is None
 
 
-async def test_those_who_took_over_get_time_to_stop(peering_api, join):
+async def test_operators_that_took_over_meanwhile_get_time_to_pause(peering_api, join):
     async with join() as member:
         peering_api.error = errors.APIServerError('oops', status=500)
         await passed(61)
@@ -246,7 +246,7 @@ async def test_the_dead_are_removed_at_the_start(peering_api, join):
         assert member.changes == [(True, False)]
 
 
-async def test_takeover_from_the_dead(peering_api, join):
+async def test_operators_take_over_from_dead_ones(peering_api, join):
     peering_api.put(boss=record(priority=100))
     async with join() as member:
         await passed(59.9)
@@ -257,7 +257,7 @@ async def test_takeover_from_the_dead(peering_api, join):
 
 
 @pytest.mark.parametrize('delay', [0, 1, 9, 100])
-async def test_takeover_at_the_very_end_of_the_lifetime(peering_api, join, settings, delay):
+async def test_the_takeover_begins_exactly_at_the_end_of_the_lifetime(peering_api, join, settings, delay):
     settings.peering.lifetime = 1000
     async with join() as member:
         await passed(12.3)
@@ -267,7 +267,7 @@ async def test_takeover_at_the_very_end_of_the_lifetime(peering_api, join, setti
     assert member.verdicts == [(1000, False), (1012.3, True), (pytest.approx(1072.3, abs=1e-5), False)]
 
 
-async def test_pause_at_the_very_end_of_the_own_lifetime(peering_api, join):
+async def test_an_operator_pauses_exactly_at_the_end_of_its_own_lifetime(peering_api, join):
     async with join() as member:
         peering_api.delay = 100
         await passed(60.1)
@@ -310,7 +310,7 @@ async def test_removed_record_is_restored(peering_api, join):
         assert not member.paused
 
 
-async def test_no_fight_for_the_record(peering_api, join):
+async def test_the_own_record_is_restored_at_a_limited_rate(peering_api, join):
     async with join():
         for _ in range(100):
             peering_api.put(me=None)
@@ -342,7 +342,7 @@ async def test_outdated_states_are_ignored(peering_api, join):
         assert not member.paused
 
 
-async def test_absent_object_means_standalone(peering_api, join):
+async def test_without_the_object_the_operator_works_standalone(peering_api, join):
     peering_api.exists = False
     async with join() as member:
         assert member.changes == [(True, False)]
@@ -350,7 +350,7 @@ async def test_absent_object_means_standalone(peering_api, join):
         assert not peering_api.patches
 
 
-async def test_absent_object_means_pause_if_mandatory(peering_api, join, settings, caplog):
+async def test_without_the_object_the_operator_pauses_if_the_peering_is_mandatory(peering_api, join, settings, caplog):
     settings.peering.mandatory = True
     peering_api.exists = False
     async with join() as member:
@@ -419,7 +419,7 @@ async def test_broken_records_are_ignored(peering_api, join):
         assert not member.paused
 
 
-async def test_after_a_suspension_it_is_overdue_until_it_has_announced_itself_again(peering_api, join, monkeypatch):
+async def test_after_a_suspension_the_operator_is_overdue_until_its_record_is_renewed(peering_api, join, monkeypatch):
     async with join() as member:
         assert not member.is_overdue
         monkeypatch.setattr(peering_member, 'get_suspended_time', lambda: 100.0)  # the loop's clock does not know of it
@@ -434,7 +434,7 @@ async def test_after_a_suspension_it_is_overdue_until_it_has_announced_itself_ag
         assert not member.paused and not member.is_overdue
 
 
-async def test_those_who_work_are_told_to_stop_after_a_suspension(peering_api, join, monkeypatch):
+async def test_an_operator_that_took_over_during_a_suspension_is_waited_for(peering_api, join, monkeypatch):
     peering_api.put(worker=record(priority=1, lifetime=600))
     async with join() as member:
         await passed(TAKEOVER_TIMEOUT)

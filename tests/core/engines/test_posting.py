@@ -405,7 +405,7 @@ async def test_events_are_posted_anew_if_they_must_not_be_changed(api, settings,
     assert caplog.text.count("Grant the verbs create, patch for events") == 1
 
 
-async def test_a_missing_permission_is_told_once_with_the_rule_to_grant(api, settings, body, caplog):
+async def test_a_missing_permission_is_reported_once_with_the_rule_to_grant(api, settings, body, caplog):
     api.forbidden = {'POST'}
     async with operating(api, settings):
         for i in range(3):

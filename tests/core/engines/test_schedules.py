@@ -83,7 +83,7 @@ async def test_sharp_runs_that_are_missed_are_skipped(registry, make):
 
 
 @pytest.mark.looptime
-async def test_arguments_are_those_of_activities(registry, make):
+async def test_handlers_get_the_kwargs_of_activities(registry, make):
     seen = {}
 
     @kopf.on.schedule(interval=10, registry=registry, param='param')

@@ -188,7 +188,7 @@ async def test_different_functions_of_the_same_id_run_side_by_side(host):
     assert notes == [['start', Reason.RESOURCE_DELETED]] * 2
 
 
-async def test_looking_changes_nothing(host):
+async def test_planning_changes_nothing(host):
     notes = declare(host)
     plan = host.spawner.plan(host.record, host.raw)
     await let_it_run()
@@ -203,7 +203,7 @@ async def test_failing_filters_are_reported_once(host, caplog):
     assert caplog.text.count("when= of daemon 'fn'") == caplog.text.count("ZeroDivisionError: division by zero") == 1
 
 
-async def test_objects_that_are_gone_are_not_looked_at(host):
+async def test_daemons_of_objects_that_are_gone_do_not_wake_them_up(host):
     notes = declare(host, lingering=5)
     await host.look()
     await let_it_run()

@@ -45,7 +45,7 @@ class Waiting:
     ids=['create', 'field', 'timer', 'daemon'],
 )
 @pytest.mark.parametrize('held', [False, True], ids=['gone', 'held'])
-async def test_functions_are_told_of_deletions_while_they_run(world, decorator, options, threaded, held):
+async def test_running_functions_are_notified_of_the_deletion(world, decorator, options, threaded, held):
     Waiting(world).declare(decorator, threaded=threaded, **options)
     async with world.operator():
         await world.create(finalizers=['example.com/foreign'] if held else [])
@@ -59,7 +59,7 @@ async def test_functions_are_told_of_deletions_while_they_run(world, decorator, 
             await world.edit(metadata={'finalizers': []})
 
 
-async def test_resuming_handlers_are_told_too(world):
+async def test_running_resuming_handlers_are_notified_too(world):
     Waiting(world).declare(kopf.on.resume, threaded=False)
     world.declare(kopf.on.create, 'create')
     async with world.operator():
@@ -71,7 +71,7 @@ async def test_resuming_handlers_are_told_too(world):
         await world.until_called('told')
 
 
-async def test_subhandlers_are_told_too(world):
+async def test_running_subhandlers_are_notified_too(world):
     waiting = Waiting(world)
 
     @kopf.on.create('kopfexamples', registry=world.registry)
@@ -89,7 +89,7 @@ async def test_subhandlers_are_told_too(world):
         await world.until_called('told')
 
 
-async def test_deletion_handlers_know_it_from_the_beginning(world):
+async def test_deletion_handlers_have_the_flag_set_from_the_beginning(world):
     Waiting(world).declare(kopf.on.delete, threaded=False)
     async with world.operator():
         await world.create()
@@ -99,7 +99,7 @@ async def test_deletion_handlers_know_it_from_the_beginning(world):
     assert len(world.called('raised')) == 1
 
 
-async def test_those_that_begin_after_the_deletion_know_it_too(world):
+async def test_handlers_that_begin_after_the_deletion_have_the_flag_set(world):
     """Both are run in one step: the deletion comes while the first one runs."""
 
     async def wait(**_):
@@ -129,7 +129,7 @@ async def test_waiting_for_the_deletion_can_time_out(world):
     assert world.called('first') == world.called('second') == [{'flag': False}]
 
 
-async def test_it_is_only_there_for_those_who_name_it(world):
+async def test_only_functions_that_name_the_flag_get_it(world):
     world.declare(kopf.on.create, 'create')
     world.declare(kopf.timer, 'timer', interval=60)
     async with world.operator():
