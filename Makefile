@@ -5,26 +5,35 @@ STAMP  := $(VENV)/.installed
 DEMO   := $(VENV)/.runnable
 EXTRAS := test
 
-# Most tests wait for servers and clocks, so there may be more of them at once than there are cores. What fails while the
-# machine is busy is tried again; the summary tells of it.
-PARALLEL := -n 6 --dist loadfile --no-loadscope-reorder --reruns 2 -r R
+# Most tests wait for servers and clocks, so there may be more of them at once than there are cores. More than these would
+# spend more time on loading all tests than they save. What fails while the machine is busy is tried again; the summary
+# tells of it.
+PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder --reruns 2 -r R
+
+# The unit tests: of each module of the package, and so of all that can depend on the version of Python. The others run whole
+# operators, mostly as processes.
+UNIT := tests/cogs tests/core tests/kits tests/public tests/sandbox
 
 # Deferred on purpose: looked for only when .venv has to be made.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,\
 	$(shell $(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $(name))))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test e2e lint demo docs bench
+.PHONY: help venv test unit e2e lint demo docs bench
 
 help:  ## show this list
 	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/  make \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
 
 venv: $(STAMP)  ## make .venv with everything for development
 
-test: export PYTHONDONTWRITEBYTECODE :=
+test unit: export PYTHONDONTWRITEBYTECODE :=
 test: $(STAMP)  ## run all tests, on the sandbox where they need a cluster
 	@$(VENV)/bin/python -m compileall -q kopf
 	$(VENV)/bin/python -m pytest $(PARALLEL)
+
+unit: $(STAMP)  ## run the unit tests alone; on another version of Python with VENV=.venv-3.13 PYTHON=python3.13
+	@$(VENV)/bin/python -m compileall -q kopf
+	$(VENV)/bin/python -m pytest $(PARALLEL) $(UNIT)
 
 e2e: $(STAMP)  ## run the end-to-end tests on a real control plane: that of KUBECONFIG, or with Go one of their own
 	$(VENV)/bin/python -m pytest --cluster=real --reruns 2 -r R tests/e2e
