@@ -57,7 +57,10 @@ async def test_kinds_that_are_known_late_are_served(world, name):
         world.sandbox.faults.freeze_discovery()
         await world.aio.create(define('things'))
         await create(world, 'things')
-        await asyncio.sleep(0.5)  # it has looked several times by now, in vain
+        looked = len(asked_about_things(world))
+        async with asyncio.timeout(60):
+            while len(asked_about_things(world)) < looked + 3:
+                await asyncio.sleep(0.01)
         assert 'thing' not in world.ids
         world.sandbox.faults.freeze_discovery(False)
         await world.until_called('thing', 1, 'obj')

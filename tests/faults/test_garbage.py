@@ -114,6 +114,10 @@ def find_garbage():
     )
 
 
+def find_sessions():
+    return sorted(type(item).__name__ for item in gc.get_objects() if isinstance(item, (DirectSession, Pool)))
+
+
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch):
     """The same as in clusters, but shorter."""
@@ -168,9 +172,9 @@ async def test_nothing_is_kept_of_old_credentials(world, collecting):
     async with world.operator(namespaces=['default']):
         for number in range(3):
             await credentials(world, number)
-        await asyncio.sleep(0.2)  # the last connections end
-        remaining = [item for item in gc.get_objects() if isinstance(item, (DirectSession, Pool))]
-        assert sorted(type(item).__name__ for item in remaining) == ['DirectSession', 'Pool']
+        async with asyncio.timeout(60):
+            while find_sessions() != ['DirectSession', 'Pool']:  # until the last connections have ended
+                await asyncio.sleep(0.05)
 
 
 class Boo(kopf.PermanentError):

@@ -201,6 +201,8 @@ def test_webhooks_get_what_they_name(kopf_sandbox, kopf_operator, tmp_path):
     (tmp_path / 'handlers.py').write_text(WEBHOOKS)
     kopf_sandbox.apply(CRD)
     with kopf_operator(tmp_path / 'handlers.py'):
+        for resource in ('validatingwebhookconfigurations', 'mutatingwebhookconfigurations'):
+            kopf_sandbox.wait_for(resource, 'arguments.kopf.dev', lambda body: body['webhooks'])
         assert 'by' in kopf_sandbox.create(BODY)['metadata']['annotations']
         with pytest.raises(Exception, match='no size'):
             kopf_sandbox.create({**BODY, 'metadata': {'name': 'y'}, 'spec': {}})

@@ -443,9 +443,9 @@ def run(tmp_path, monkeypatch):
                 )
             ),
         )
-        thread.start()
         with collected_log() as log:
-            deadline = time.monotonic() + 10
+            thread.start()
+            deadline = time.monotonic() + 60
             while thread.is_alive() and time.monotonic() < deadline:
                 if text is not None and re.search(pattern(text), log.getvalue()):
                     break

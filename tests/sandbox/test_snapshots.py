@@ -52,14 +52,20 @@ def test_all_is_as_it_was(notes):
 
 def test_nothing_is_collected_afterwards(notes):
     """Owners are the same for the garbage collector, since their uids are."""
-    owner = notes.create(config("owner"))
-    reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner["metadata"]["uid"]}
-    notes.create(note("child", ownerReferences=[reference]))
+
+    def create_owner_of(child, name):
+        uid = notes.create(config(name))["metadata"]["uid"]
+        reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": name, "uid": uid}
+        notes.create(note(child, ownerReferences=[reference]))
+
+    create_owner_of("child", "owner")
     snapshot = notes.snapshot()
     notes.delete("configmaps", "owner")
     notes.wait_gone("notes", "child")
     notes.restore(snapshot)
-    time.sleep(0.1)  # more than the controllers wait
+    create_owner_of("another-child", "another-owner")
+    notes.delete("configmaps", "another-owner")
+    notes.wait_gone("notes", "another-child")
     assert notes.get("notes", "child")
     notes.delete("configmaps", "owner")
     notes.wait_gone("notes", "child")

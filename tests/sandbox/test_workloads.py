@@ -125,7 +125,8 @@ def test_new_pods_of_an_old_name(busy):
     busy.create(pod("p", starts_after="0.2"))
     busy.delete("pods", "p")
     busy.create(pod("p", starts_after="never"))
-    time.sleep(0.4)
+    busy.create(pod("later", starts_after="0.3"))
+    busy.wait_for("pods", "later", phase("Running"))
     assert busy.get("pods", "p")["status"]["phase"] == "Pending"
 
 
