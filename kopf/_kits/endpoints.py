@@ -297,6 +297,8 @@ class _Connection(web.RequestHandler):
             raise ConnectionResetError("The client has closed the connection in the middle of a request.")
         self._incoming = content
         try:
+            if request.headers.get('Expect', '').lower() == '100-continue' and not content.is_eof():
+                await request.writer.write(b'HTTP/1.1 100 Continue\r\n\r\n')  # or else, the client waits, e.g. curl
             return await request.read()
         finally:
             self._incoming = None

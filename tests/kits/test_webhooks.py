@@ -821,6 +821,22 @@ async def test_reviews_at_once_are_answered_in_their_order(serve: Any, insecure:
     ]
 
 
+async def test_clients_that_ask_before_they_send_a_review_are_told_to_go_on(serve: Any) -> None:
+    config = await serve(kopf.WebhookServer(insecure=True))
+    reader, writer = await connect(config)
+    for _ in range(2):
+        head, _, body = as_request(headers='Expect: 100-continue\r\n').partition(b'\r\n\r\n')
+        writer.write(head + b'\r\n\r\n')
+        async with asyncio.timeout(30):
+            assert await reader.readuntil(b'\r\n\r\n') == b'HTTP/1.1 100 Continue\r\n\r\n'
+            writer.write(body)
+            assert await read_answer(reader) == (200, {'response': 'given'})
+    writer.write(as_request(headers='Expect: 100-continue\r\n', path='/x'))  # or it does not wait
+    async with asyncio.timeout(30):
+        assert (await reader.readline()).startswith(b'HTTP/1.1 ')
+    writer.close()
+
+
 async def test_time_limits_are_of_requests_and_not_of_connections(fn: Seen, serve: Any) -> None:
     config = await serve(kopf.WebhookServer(insecure=True))
     await converse(
