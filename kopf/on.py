@@ -39,22 +39,26 @@ from kopf._core.intents.handlers import (
     WebhookType,
 )
 from kopf._core.intents.options import RetriedOptions
+from kopf._core.intents.signatures import showing_options as _showing_options
 
 FnT = TypeVar('FnT', bound=Callable[..., Any])
 
 _OPERATIONS: tuple[OperationName, ...] = get_args(OperationName)
 
 
+@_showing_options(ActivityOptions)
 def startup(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
     """Run the function when the operator starts, before any request to the API; if it fails, the operator ends."""
     return _declarations.declare_activity(ActivityHandler, 'startup', misplaced, options, activity=Activity.STARTUP)
 
 
+@_showing_options(ActivityOptions)
 def cleanup(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
     """Run the function when the operator ends, after all its work has stopped."""
     return _declarations.declare_activity(ActivityHandler, 'cleanup', misplaced, options, activity=Activity.CLEANUP)
 
 
+@_showing_options(ActivityOptions)
 def login(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
     """Call the function to log in to the API: it returns a `kopf.ConnectionInfo`, or ``None``."""
     return _declarations.declare_activity(
@@ -62,11 +66,13 @@ def login(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[Fn
     )
 
 
+@_showing_options(ActivityOptions)
 def probe(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
     """Call the function for the liveness endpoint, and include its result in the response."""
     return _declarations.declare_activity(ActivityHandler, 'probe', misplaced, options, activity=Activity.PROBE)
 
 
+@_showing_options(ScheduleOptions)
 def schedule(
     *misplaced: Never,
     interval: float,
@@ -90,6 +96,7 @@ def schedule(
     )
 
 
+@_showing_options(EventOptions)
 def event(
     arg1: Name = None,
     arg2: SubName = None,
@@ -101,6 +108,7 @@ def event(
     return _declarations.declare(WatchingHandler, 'event', (arg1, arg2, arg3), options)
 
 
+@_showing_options(RetriedOptions)
 def create(
     arg1: Name = None,
     arg2: SubName = None,
@@ -112,6 +120,7 @@ def create(
     return _declarations.declare(ChangingHandler, 'create', (arg1, arg2, arg3), options, reason=Reason.CREATE)
 
 
+@_showing_options(UpdateOptions)
 def update(
     arg1: Name = None,
     arg2: SubName = None,
@@ -131,6 +140,7 @@ def update(
     )
 
 
+@_showing_options(ResumeOptions)
 def resume(
     arg1: Name = None,
     arg2: SubName = None,
@@ -147,6 +157,7 @@ def resume(
     return _declarations.declare(ChangingHandler, 'resume', (arg1, arg2, arg3), options, initial=True, deleted=deleted)
 
 
+@_showing_options(DeleteOptions)
 def delete(
     arg1: Name = None,
     arg2: SubName = None,
@@ -170,6 +181,7 @@ def delete(
     )
 
 
+@_showing_options(FieldOptions)
 def field(
     arg1: Name = None,
     arg2: SubName = None,
@@ -192,6 +204,7 @@ def field(
     )
 
 
+@_showing_options(RetriedOptions)
 def index(
     arg1: Name = None,
     arg2: SubName = None,
@@ -203,6 +216,7 @@ def index(
     return _declarations.declare(IndexingHandler, 'index', (arg1, arg2, arg3), options)
 
 
+@_showing_options(DaemonOptions)
 def daemon(
     arg1: Name = None,
     arg2: SubName = None,
@@ -214,6 +228,7 @@ def daemon(
     return _declarations.declare(DaemonHandler, 'daemon', (arg1, arg2, arg3), options)
 
 
+@_showing_options(TimerOptions)
 def timer(
     arg1: Name = None,
     arg2: SubName = None,
@@ -225,6 +240,7 @@ def timer(
     return _declarations.declare(TimerHandler, 'timer', (arg1, arg2, arg3), options)
 
 
+@_showing_options(WebhookOptions)
 def validate(
     arg1: Name = None,
     arg2: SubName = None,
@@ -236,6 +252,7 @@ def validate(
     return _webhook(WebhookType.VALIDATING, 'validate', (arg1, arg2, arg3), options)
 
 
+@_showing_options(WebhookOptions)
 def mutate(
     arg1: Name = None,
     arg2: SubName = None,
@@ -247,6 +264,7 @@ def mutate(
     return _webhook(WebhookType.MUTATING, 'mutate', (arg1, arg2, arg3), options)
 
 
+@_showing_options(ConversionOptions)
 def convert(
     arg1: Name = None,
     arg2: SubName = None,
@@ -311,6 +329,7 @@ def _webhook(
     return _declarations.declare(WebhookHandler, name, names, options, type=type, operations=chosen)
 
 
+@_showing_options(SubHandlerOptions)
 def subhandler(**options: Unpack[SubHandlerOptions]) -> Callable[[FnT], FnT]:
     """
     Add the function as a sub-handler of the handler that is being run.
@@ -327,6 +346,7 @@ def subhandler(**options: Unpack[SubHandlerOptions]) -> Callable[[FnT], FnT]:
     return decorator
 
 
+@_showing_options(SubHandlerOptions)
 def register(fn: FnT, **options: Unpack[SubHandlerOptions]) -> FnT:
     """Add the function as a sub-handler: the same as `subhandler`, for existing functions."""
     return subhandler(**options)(fn)

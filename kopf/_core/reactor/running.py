@@ -22,6 +22,7 @@ from typing import Any, Unpack
 
 from kopf._cogs.aiokits.loops import find_tasks, finishing, outwait
 from kopf._cogs.helpers import loaders
+from kopf._core.intents.signatures import showing_options
 from kopf._core.reactor.operators import Operator, OperatorOptions
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,10 @@ _predecessors: weakref.WeakKeyDictionary[asyncio.Task[None], weakref.WeakSet[asy
 )
 """The tasks that existed when an operator was spawned."""
 
+_showing_operator_options = showing_options(OperatorOptions, clusterwide=False, namespaces=())
 
+
+@_showing_operator_options
 def run(*, loop: asyncio.AbstractEventLoop | None = None, **options: Unpack[OperatorOptions]) -> None:
     """
     Run an operator until it is stopped, in this thread.
@@ -58,6 +62,7 @@ def run(*, loop: asyncio.AbstractEventLoop | None = None, **options: Unpack[Oper
         chosen.run_until_complete(operator(**options))
 
 
+@_showing_operator_options
 async def operator(**options: Unpack[OperatorOptions]) -> None:
     """
     Run an operator until it is stopped: by a signal (in the main thread), by its flag, or by a cancellation.
@@ -111,6 +116,7 @@ async def _run(instance: Operator) -> None:
             _operator_var.reset(token)
 
 
+@_showing_operator_options
 async def spawn_tasks(**options: Unpack[OperatorOptions]) -> list[asyncio.Task[None]]:
     """
     Start an operator in the running loop; return its tasks, to be awaited by `run_tasks` or otherwise.

@@ -1,0 +1,63 @@
+"""The parameters that users see in `help`, `inspect.signature` and notebooks: all of them, not only ``**options``."""
+
+import asyncio
+import inspect
+import typing
+
+import pytest
+
+import kopf
+
+DECORATORS = [
+    getattr(kopf.on, name)
+    for name in (
+        *('startup', 'cleanup', 'login', 'probe', 'schedule', 'event', 'create', 'update', 'resume', 'delete'),
+        *('field', 'index', 'daemon', 'timer', 'validate', 'mutate', 'convert', 'subhandler', 'register'),
+    )
+]
+OPERATOR = (
+    'lifecycle indexers registry settings memories insights identity standalone priority peering_name '
+    'liveness_endpoint clusterwide namespaces namespace stop_flag ready_flag vault instruments memo _command'
+).split()
+CREATE = (
+    'arg1 arg2 arg3 group version kind plural singular shortcut category id param errors timeout retries backoff '
+    'labels annotations when field value registry label_selector'
+).split()
+
+
+@pytest.mark.parametrize('fn', [kopf.operator, kopf.run, kopf.spawn_tasks], ids=lambda fn: fn.__name__)
+def test_options_of_operators_are_in_the_signature(fn):
+    parameters = inspect.signature(fn).parameters
+    assert [name for name in parameters if name != 'loop'] == OPERATOR
+    assert all(each.kind is each.KEYWORD_ONLY for each in parameters.values())
+    defaults = {name: each.default for name, each in parameters.items() if each.default is not None}
+    assert defaults == {'clusterwide': False, 'namespaces': ()}
+
+
+def test_options_of_a_decorator_are_in_its_signature():
+    parameters = inspect.signature(kopf.on.create).parameters
+    assert sorted(parameters) == sorted(CREATE)
+    assert parameters['retries'].annotation == int | None
+    assert parameters['retries'].default is None
+
+
+@pytest.mark.parametrize('fn', DECORATORS, ids=lambda fn: fn.__name__)
+def test_every_decorator_shows_the_options_that_it_takes(fn):
+    parameters = inspect.signature(fn).parameters
+    options = {name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY}
+    assert all(each.kind is not each.VAR_KEYWORD for each in parameters.values())
+    declared = typing.get_type_hints(fn)['options'].__args__[0]
+    assert set(declared.__annotations__) <= options
+    assert {'id', 'param'} <= options
+
+
+def test_unknown_options_are_refused_though_they_are_not_in_the_signature():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'retrys'"):
+        kopf.on.create('kopfexamples', retrys=3)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'namespaced'"):
+        asyncio.run(kopf.operator(namespaced=True))
+
+
+def test_help_shows_the_options(capsys):
+    help(kopf.on.timer)
+    assert 'interval: float | None = None' in capsys.readouterr().out
