@@ -1,9 +1,10 @@
 """
-Why handlers are run, with all that they are told: each cause knows the kwargs of its handlers.
+Causes: why handlers are run, and the keyword arguments that they get for that reason.
 
-A function that names its arguments gets only those, one by one (`GETTERS`). For functions that take any, all are built
-once a cause (`base_kwargs`), and extended for each handler: with its ``param``, and for its function with ``old``,
-``new``, ``diff`` reduced to its field; its filters see the whole object. Specified in the documentation's "Arguments".
+A function that names its arguments gets only these, each by its getter. For functions that take any arguments, all are
+collected once for a cause (`base_kwargs`), and completed for each handler: with its ``param``, and with ``old``,
+``new``, ``diff`` reduced to its field. Filters get them for the whole object, because they compare its field with
+other fields. Specified in the documentation's "Arguments".
 """
 
 import dataclasses
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
     from kopf._core.intents.handlers import ResourceHandler
 
 Getters = Mapping[str, Callable[[Any], Any]]
+Collect = Callable[[Any], dict[str, Any]]
 DeletionFlagFactory = Callable[[], ReasonedFlag[Any]]
 
 LISTED = 'LISTED'
-"""What instruments are told instead of the type of an event if the object is from a list."""
+"""The occasion of events without a type, which come from lists."""
 
 _CHANGES = frozenset({'old', 'new', 'diff'})
 _NO_INDICES: Mapping[str, Any] = {}
@@ -41,11 +43,11 @@ ATTEMPT_GETTERS: Getters = {
     'started': attrgetter('started'),
     'runtime': lambda state: utcnow() - state.started,
 }
-"""The arguments about the attempts of a handler, by its state; filters have none."""
+"""The getters of the arguments about the attempts of a handler, by its state. Filters do not get these arguments."""
 
 
 class Activity(enum.StrEnum):
-    """What an operator does as a whole."""
+    """The activities of an operator as a whole."""
 
     STARTUP = 'startup'
     CLEANUP = 'cleanup'
@@ -55,59 +57,85 @@ class Activity(enum.StrEnum):
 
 
 class Reason(enum.StrEnum):
-    """Why the change-detecting handlers of an object are run, or why none are."""
+    """The reason to run the change-detecting handlers of an object, or to run none."""
 
     CREATE = 'create'
     UPDATE = 'update'
     DELETE = 'delete'
     RESUME = 'resume'
     NOOP = 'noop'
-    """Nothing essential has changed."""
+    """The essence has not changed."""
     FREE = 'free'
-    """It is being deleted, and is not held by this operator any more."""
+    """The object is being deleted, and does not have the finalizer of this operator any more."""
     GONE = 'gone'
-    """It is deleted."""
+    """The object is deleted."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}.{self.name}: {self.value!r}>"
 
 
 class Identity(NamedTuple):
-    """Which object it is."""
+    """The identity of an object."""
 
     uid: str | None
     name: str | None
     namespace: str | None
 
 
+def _compile_collector(arguments: Mapping[str, str]) -> Collect:
+    """
+    Return a function that collects all arguments of a cause in a new dict.
+
+    Why not simply call all the getters? That takes twice as long, and it is done for each event: most handlers take
+    ``**kwargs``. As in the code that `dataclasses` generate, each part of the body is looked up once.
+    """
+    values = {name: f'cause.{path}'.replace('cause.body.metadata.', 'meta.') for name, path in arguments.items()}
+    meta = '(meta := cause.body.metadata) is not None and ' if 'meta.' in ' '.join(values.values()) else ''
+    pairs = ', '.join(f'{name!r}: {value}' for name, value in values.items())
+    collect: Collect = eval(f'lambda cause: {meta}{{{pairs}}}')
+    return collect
+
+
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Cause:
-    """What all causes have in common."""
+    """The base class of causes."""
 
     logger: Logger
     memo: Any
     indices: Mapping[str, Any] = dataclasses.field(default_factory=lambda: _NO_INDICES)
 
-    GETTERS: ClassVar[Getters] = {'logger': attrgetter('logger'), 'memo': attrgetter('memo')}
-    """How each of `base_kwargs` is made alone."""
+    ARGUMENTS: ClassVar[Mapping[str, str]] = {'logger': 'logger', 'memo': 'memo'}
+    """The arguments of handlers, with the attributes of the cause where their values are."""
     EXTRA_GETTERS: ClassVar[Mapping[str, Callable[[Any, Any], Any]]] = {}
-    """How those are made, for a handler, that only functions get that name them."""
+    """The getters of the arguments that only functions get that name them; called with the cause and the handler."""
+    GETTERS: ClassVar[Getters] = {}
+    """The getters of `ARGUMENTS`, one for each; derived."""
+    _collect: ClassVar[Collect | None] = None
+    """The function that collects all `ARGUMENTS` at once; compiled when it is used for the first time."""
+
+    def __init_subclass__(cls) -> None:
+        cls.GETTERS = {name: attrgetter(path) for name, path in cls.ARGUMENTS.items()}
+        cls._collect = None
 
     @property
     def key(self) -> ObjectKey | None:
-        """The object that it is about, for instruments."""
+        """The key of the object that the cause is about, for instruments; ``None`` if it is about no object."""
         return None
 
     @property
     def occasion(self) -> str | None:
-        """What has happened, in one word, for instruments."""
+        """The event or the change in one word, for instruments."""
         return None
 
     def base_kwargs(self) -> dict[str, Any]:
-        return {'logger': self.logger, 'memo': self.memo}
+        """Return the arguments that are the same for all handlers, as a new dict."""
+        cls = type(self)
+        if cls._collect is None:
+            cls._collect = _compile_collector(cls.ARGUMENTS)
+        return cls._collect(self)
 
     def kwargs_for(self, handler: 'Handler', state: 'HandlerState | None' = None) -> dict[str, Any]:
-        """Return the kwargs of the handler's next attempt: those that its function takes."""
+        """Return the arguments for the next attempt of the handler: those that its function takes."""
         names = handler.names
         kwargs = self.all_kwargs(handler, state) if names is None else self.pick_kwargs(names, handler, state)
         if handler.extras and state is not None:
@@ -122,7 +150,7 @@ class Cause:
         handler: 'ResourceHandler',
         positional: int = 0,
     ) -> dict[str, Any]:
-        """Return the kwargs that a callback of the handler takes, such as ``when=``, after the positional arguments."""
+        """Return the keyword arguments that a callback of the handler takes, such as ``when=``."""
         names = handler.callback_names.get((id(fn), positional))
         return self.all_kwargs(handler) if names is None else self.pick_kwargs(names, handler)
 
@@ -132,7 +160,7 @@ class Cause:
         handler: 'Handler',
         state: 'HandlerState | None' = None,
     ) -> dict[str, Any]:
-        """Return the kwargs of these names, as far as there are any. Without a state, they are for a filter."""
+        """Return the arguments with these names, as far as they exist. Without a state, they are for a filter."""
         kwargs: dict[str, Any] = {}
         indices, getters = self.indices, self.GETTERS
         for name in names:
@@ -147,7 +175,7 @@ class Cause:
         return kwargs
 
     def all_kwargs(self, handler: 'Handler', state: 'HandlerState | None' = None) -> dict[str, Any]:
-        """Return all kwargs that there are for the handler. Without a state, they are for a filter."""
+        """Return all arguments for the handler. Without a state, they are for a filter."""
         kwargs = self.base_kwargs()
         kwargs['param'] = handler.param
         if state is not None:
@@ -160,41 +188,43 @@ class Cause:
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class ActivityCause(Cause):
+    """The operator starts, ends, logs in, is probed, or runs a schedule."""
+
     activity: Activity
     settings: OperatorSettings
 
-    GETTERS = {**Cause.GETTERS, 'settings': attrgetter('settings'), 'activity': attrgetter('activity')}
+    ARGUMENTS = {**Cause.ARGUMENTS, 'settings': 'settings', 'activity': 'activity'}
 
     @property
     def occasion(self) -> str | None:
+        """The activity, for instruments."""
         return self.activity.value
-
-    def base_kwargs(self) -> dict[str, Any]:
-        return {'logger': self.logger, 'memo': self.memo, 'settings': self.settings, 'activity': self.activity}
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class ResourceCause(Cause):
+    """The base class of causes about objects."""
+
     resource: Resource
     body: Body
     patch: Patch
     selected: bool = False
-    """Whether the object is known to match the label selectors of the handlers: the server has selected it by them."""
+    """Whether the server has selected the object by the label selectors of the handlers, so that it matches them."""
     _shared: dict[str, Any] | None = dataclasses.field(default=None, init=False)
 
-    GETTERS = {
-        **Cause.GETTERS,
-        'resource': attrgetter('resource'),
-        'patch': attrgetter('patch'),
-        'body': attrgetter('body'),
-        'spec': attrgetter('body.spec'),
-        'meta': attrgetter('body.metadata'),
-        'status': attrgetter('body.status'),
-        'uid': attrgetter('body.metadata.uid'),
-        'name': attrgetter('body.metadata.name'),
-        'namespace': attrgetter('body.metadata.namespace'),
-        'labels': attrgetter('body.metadata.labels'),
-        'annotations': attrgetter('body.metadata.annotations'),
+    ARGUMENTS = {
+        **Cause.ARGUMENTS,
+        'resource': 'resource',
+        'patch': 'patch',
+        'body': 'body',
+        'spec': 'body.spec',
+        'meta': 'body.metadata',
+        'status': 'body.status',
+        'uid': 'body.metadata.uid',
+        'name': 'body.metadata.name',
+        'namespace': 'body.metadata.namespace',
+        'labels': 'body.metadata.labels',
+        'annotations': 'body.metadata.annotations',
     }
 
     @property
@@ -203,60 +233,39 @@ class ResourceCause(Cause):
         return ObjectKey(self.resource, meta.get('namespace'), meta.get('name'), meta.get('uid'))
 
     def base_kwargs(self) -> dict[str, Any]:
+        """Return the arguments that are the same for all handlers, as a new dict; they are collected once."""
         if self._shared is None:
-            self._shared = self._build()
+            self._shared = Cause.base_kwargs(self)
         return self._shared.copy()
-
-    def _build(self) -> dict[str, Any]:
-        data = self.body.metadata._data()
-        return self._assemble(data.get('uid'), data.get('name'), data.get('namespace'))
-
-    def _assemble(self, uid: str | None, name: str | None, namespace: str | None) -> dict[str, Any]:
-        body, meta = self.body, self.body.metadata
-        return {
-            'logger': self.logger,
-            'memo': self.memo,
-            'resource': self.resource,
-            'patch': self.patch,
-            'body': body,
-            'spec': body.spec,
-            'meta': meta,
-            'status': body.status,
-            'uid': uid,
-            'name': name,
-            'namespace': namespace,
-            'labels': meta.labels,
-            'annotations': meta.annotations,
-        }
 
 
 class IndexingCause(ResourceCause):
-    """An object is to be indexed anew."""
+    """The indexed values of an object must be computed again."""
 
     __slots__ = ()
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class WatchingCause(ResourceCause):
-    """An event has come from the API."""
+    """The API has sent an event."""
 
     event: RawEvent
 
-    GETTERS = {**ResourceCause.GETTERS, 'event': attrgetter('event'), 'type': lambda cause: cause.event['type']}
+    ARGUMENTS = {**ResourceCause.ARGUMENTS, 'event': 'event', 'type': 'type'}
+
+    @property
+    def type(self) -> str | None:
+        """The type of the event; ``None`` for objects of a list."""
+        return self.event['type']
 
     @property
     def occasion(self) -> str | None:
+        """The type of the event, for instruments."""
         return self.event['type'] or LISTED
-
-    def _build(self) -> dict[str, Any]:
-        kwargs = ResourceCause._build(self)
-        kwargs['event'] = self.event
-        kwargs['type'] = self.event['type']
-        return kwargs
 
 
 class SpawningCause(ResourceCause):
-    """Daemons and timers are to be started or stopped."""
+    """Daemons and timers must be started or stopped."""
 
     __slots__ = ()
 
@@ -267,16 +276,16 @@ class DaemonCause(ResourceCause):
 
     stopped: Any
     identity: Identity
-    """What does not change; so that nobody has to look into the body for it."""
+    """The identity of the object. It never changes, so it needs no look into the body, which is often packed."""
     deletion: DeletionFlagFactory | None = None
 
     EXTRA_GETTERS = {'deleting': lambda cause, handler: make_deletion_waiter(cause.deletion, handler)}
-    GETTERS = {
-        **ResourceCause.GETTERS,
-        'stopped': attrgetter('stopped'),
-        'uid': attrgetter('identity.uid'),
-        'name': attrgetter('identity.name'),
-        'namespace': attrgetter('identity.namespace'),
+    ARGUMENTS = {
+        **ResourceCause.ARGUMENTS,
+        'stopped': 'stopped',
+        'uid': 'identity.uid',
+        'name': 'identity.name',
+        'namespace': 'identity.namespace',
     }
 
     @property
@@ -285,17 +294,13 @@ class DaemonCause(ResourceCause):
         return ObjectKey(self.resource, namespace, name, uid)
 
     def base_kwargs(self) -> dict[str, Any]:
-        return self._build()  # there is only one handler, so there is nothing to share
-
-    def _build(self) -> dict[str, Any]:
-        kwargs = self._assemble(*self.identity)
-        kwargs['stopped'] = self.stopped
-        return kwargs
+        """Return the arguments of the daemon, as a new dict. There is only one handler, so nothing is shared."""
+        return Cause.base_kwargs(self)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class ChangingCause(ResourceCause):
-    """The object has been created, changed, deleted, or is seen for the first time by this process."""
+    """The object was created, changed, deleted, or is seen by this process for the first time."""
 
     reason: Reason
     initial: bool = False
@@ -303,11 +308,11 @@ class ChangingCause(ResourceCause):
     new: BodyEssence | None = None
     diff: Diff = EMPTY
     within: FieldPath = ()
-    """The field that the old and new states and the differences are of, if they are not of the whole object."""
+    """The field to which ``old``, ``new``, ``diff`` are reduced; empty for the whole object."""
     deletion: DeletionFlagFactory | None = None
 
     EXTRA_GETTERS = {'deleting': lambda cause, handler: make_deletion_waiter(cause.deletion, handler)}
-    GETTERS = {**ResourceCause.GETTERS, **{name: attrgetter(name) for name in ('reason', 'old', 'new', 'diff')}}
+    ARGUMENTS = {**ResourceCause.ARGUMENTS, 'reason': 'reason', 'old': 'old', 'new': 'new', 'diff': 'diff'}
 
     @property
     def occasion(self) -> str | None:
@@ -315,17 +320,14 @@ class ChangingCause(ResourceCause):
 
     @property
     def deleted(self) -> bool:
+        """Whether the object is being deleted."""
         return self.body.metadata.get('deletionTimestamp') is not None
 
-    def _build(self) -> dict[str, Any]:
-        kwargs = ResourceCause._build(self)
-        kwargs.update(reason=self.reason, old=self.old, new=self.new, diff=self.diff)
-        return kwargs
-
     def all_kwargs(self, handler: 'Handler', state: 'HandlerState | None' = None) -> dict[str, Any]:
+        """Return all arguments for the handler, with the changes reduced to its field if they are for its function."""
         kwargs = ResourceCause.all_kwargs(self, handler, state)
         field = getattr(handler, 'field', None)
-        if field and state is not None:  # filters compare the field with others, so they see all of them
+        if field and state is not None:  # filters get the whole object
             kwargs.update(self._reduce_to(field))
             kwargs.update(self.indices)
         return kwargs
@@ -336,6 +338,7 @@ class ChangingCause(ResourceCause):
         handler: 'Handler',
         state: 'HandlerState | None' = None,
     ) -> dict[str, Any]:
+        """Return the arguments with these names, with the changes reduced as in `all_kwargs`."""
         kwargs = ResourceCause.pick_kwargs(self, names, handler, state)
         field = getattr(handler, 'field', None)
         if field and state is not None and not _CHANGES.isdisjoint(names):
@@ -351,15 +354,16 @@ class ChangingCause(ResourceCause):
         }
 
     def narrowed(self, field: FieldPath) -> 'ChangingCause':
-        """Give the same for those who are to see this field only: the sub-handlers of a handler of the field."""
+        """Return the same cause reduced to the field, for the sub-handlers of a handler of this field."""
         return dataclasses.replace(self, within=self.within + field, **self._reduce_to(field))
 
     def reduced_diff(self, handler: 'ResourceHandler') -> Diff:
+        """Return the differences in the field of the handler; all differences if it has no field."""
         return reduce(self.diff, handler.field) if handler.field else self.diff
 
 
 def make_deletion_waiter(factory: DeletionFlagFactory | None, handler: 'Handler') -> FlagWaiter[Any] | None:
-    """Return what the handler can wait for until its object is to be deleted; ``None`` without an operator."""
+    """Return the flag that is raised when the object is marked for deletion; ``None`` without an operator."""
     if factory is None:
         return None
     return AsyncFlagWaiter(factory()) if handler.asynchronous else SyncFlagWaiter(factory())
@@ -367,7 +371,7 @@ def make_deletion_waiter(factory: DeletionFlagFactory | None, handler: 'Handler'
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class WebhookCause(ResourceCause):
-    """The API server asks whether an object may be stored."""
+    """The API server requests the admission of an object."""
 
     dryrun: bool
     reason: str | None
@@ -384,73 +388,56 @@ class WebhookCause(ResourceCause):
     new: Body | None = None
     diff: Diff | None = None
 
-    GETTERS = {
-        **ResourceCause.GETTERS,
-        **{
-            name: attrgetter(name)
-            for name in (
-                'dryrun',
-                'headers',
-                'sslpeer',
-                'userinfo',
-                'warnings',
-                'operation',
-                'subresource',
-                'old',
-                'new',
-                'diff',
-            )
-        },
-        # Subresources often come as objects without names: e.g. the options of `kubectl exec` into a pod.
-        'name': lambda cause: cause.body.metadata.name or cause.name,
-        'namespace': lambda cause: cause.body.metadata.namespace or cause.namespace,
+    ARGUMENTS = {
+        **ResourceCause.ARGUMENTS,
+        'dryrun': 'dryrun',
+        'headers': 'headers',
+        'sslpeer': 'sslpeer',
+        'userinfo': 'userinfo',
+        'warnings': 'warnings',
+        'operation': 'operation',
+        'subresource': 'subresource',
+        'old': 'old',
+        'new': 'new',
+        'diff': 'diff',
+        'name': 'object_name',
+        'namespace': 'object_namespace',
     }
 
     @property
+    def object_name(self) -> str | None:
+        """The name in the body, or in the request: the options of e.g. ``kubectl exec`` are a body without a name."""
+        return self.body.metadata.name or self.name
+
+    @property
+    def object_namespace(self) -> str | None:
+        """The namespace in the body, or in the request."""
+        return self.body.metadata.namespace or self.namespace
+
+    @property
     def key(self) -> ObjectKey | None:
-        meta = self.body.metadata
-        return ObjectKey(self.resource, meta.namespace or self.namespace, meta.name or self.name, meta.uid)
+        """The key of the object, for instruments."""
+        return ObjectKey(self.resource, self.object_namespace, self.object_name, self.body.metadata.uid)
 
     @property
     def occasion(self) -> str | None:
+        """The operation, for instruments."""
         return None if self.operation is None else self.operation.lower()
-
-    def _build(self) -> dict[str, Any]:
-        kwargs = ResourceCause._build(self)
-        kwargs.update(
-            dryrun=self.dryrun,
-            headers=self.headers,
-            sslpeer=self.sslpeer,
-            userinfo=self.userinfo,
-            warnings=self.warnings,
-            operation=self.operation,
-            subresource=self.subresource,
-            old=self.old,
-            new=self.new,
-            diff=self.diff,
-        )
-        kwargs['name'] = kwargs['name'] or self.name
-        kwargs['namespace'] = kwargs['namespace'] or self.namespace
-        return kwargs
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class ConversionCause(ResourceCause):
-    """The API server needs an object in another version."""
+    """The API server requests the conversion of an object to another version."""
 
     from_version: str
     to_version: str
     headers: Mapping[str, str]
     sslpeer: Mapping[str, Any]
 
-    GETTERS = {
-        **ResourceCause.GETTERS,
-        **{name: attrgetter(name) for name in ('from_version', 'to_version', 'headers', 'sslpeer')},
+    ARGUMENTS = {
+        **ResourceCause.ARGUMENTS,
+        'from_version': 'from_version',
+        'to_version': 'to_version',
+        'headers': 'headers',
+        'sslpeer': 'sslpeer',
     }
-
-    def _build(self) -> dict[str, Any]:
-        kwargs = ResourceCause._build(self)
-        kwargs.update(
-            from_version=self.from_version, to_version=self.to_version, headers=self.headers, sslpeer=self.sslpeer
-        )
-        return kwargs

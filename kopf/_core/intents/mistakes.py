@@ -135,7 +135,7 @@ def find_missing(handler: DeclaredHandler, indices: Collection[str]) -> Iterator
 
 def list_arguments(kind: type[DeclaredHandler]) -> frozenset[str]:
     """Return the arguments that the handlers of the kind are given. Besides these, all are given the indices."""
-    return frozenset({'param', *causes.ATTEMPT_GETTERS, *kind.cause.GETTERS, *kind.cause.EXTRA_GETTERS})
+    return frozenset({'param', *causes.ATTEMPT_GETTERS, *kind.cause.ARGUMENTS, *kind.cause.EXTRA_GETTERS})
 
 
 def _is_argument(name: str) -> bool:

@@ -3,7 +3,6 @@
 import concurrent.futures
 import dataclasses
 import logging
-from operator import attrgetter
 from typing import Any, ClassVar
 
 import pytest
@@ -31,7 +30,7 @@ KEX = Resource('kopf.dev', 'v1', 'kopfexamples', kind='KopfExample', verbs=froze
 class AuditCause(ResourceCause):
     auditor: str
 
-    GETTERS: ClassVar[Any] = {**ResourceCause.GETTERS, 'auditor': attrgetter('auditor')}
+    ARGUMENTS: ClassVar[Any] = {**ResourceCause.ARGUMENTS, 'auditor': 'auditor'}
 
 
 # Step 1: the class. It needs the cause, which is in a module below.
