@@ -27,8 +27,8 @@ from kopf._core.actions.handler_states import HandlerState
 from kopf._core.engines.stoppers import DaemonStoppingReason
 from kopf._core.intents import filters
 from kopf._core.intents.causes import DaemonCause
-from kopf._core.intents.decisions import deliver_results
 from kopf._core.intents.handlers import DaemonHandler, SpawningHandler, TimerHandler
+from kopf._core.intents.results import deliver_results
 
 if TYPE_CHECKING:
     from kopf._core.engines.spawning import ObjectDaemons

@@ -15,7 +15,7 @@ from kopf._cogs.structs.patches import Patch
 from kopf._core.intents.storage_errors import StorageError
 
 
-class Records:
+class ProgressRecords:
     """The records on all the objects of one resource; only those on the latest object are remembered."""
 
     __slots__ = ('_known', '_raw', '_remembering', '_storage')

@@ -24,7 +24,7 @@ from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
 from kopf._core.intents.decisions import NO_FIELDS
 
 if TYPE_CHECKING:
-    from kopf._core.intents.decisions import Cycle
+    from kopf._core.intents.cycles import Cycle
     from kopf._core.reactor.echoes import Expectation
     from kopf._core.reactor.informer import IndexingState
     from kopf._core.reactor.selftriggers import SelfTriggering

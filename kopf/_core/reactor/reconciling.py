@@ -27,7 +27,9 @@ from kopf._core.engines.changing import Step
 from kopf._core.intents import filters
 from kopf._core.intents.causes import ChangingCause, Reason, WatchingCause
 from kopf._core.intents.contexts import OperatorContext
-from kopf._core.intents.decisions import NO_FIELDS, TITLES, Cycle, Decider, Decision, deliver_results, is_delivered
+from kopf._core.intents.cycles import Cycle
+from kopf._core.intents.decisions import NO_FIELDS, TITLES, Decider, Decision
+from kopf._core.intents.results import deliver_results, is_delivered
 from kopf._core.intents.storage_errors import StorageError
 from kopf._core.reactor.applying import Applier, complete
 from kopf._core.reactor.hosting import ObjectHost
@@ -244,18 +246,7 @@ class Reconciler:
             )
 
         failures: filters.Failures = {}
-        decision = self._decider.decide(
-            body,
-            record.cycle,
-            make_cause,
-            initial=record.initial,
-            deletion_handled=record.deletion_handled,
-            holding=holding,
-            now=utcnow(),
-            handled_digest=record.handled_digest,
-            missing_fields=record.missing_fields,
-            failures=failures,
-        )
+        decision = self._decider.decide(body, record, make_cause, holding=holding, now=utcnow(), failures=failures)
         if failures:
             self._reports.report(
                 failures, make_cause(reason=Reason.NOOP, initial=False, old=None, new=None, diff=EMPTY)

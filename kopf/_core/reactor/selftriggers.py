@@ -21,7 +21,8 @@ from kopf._cogs.structs.diffs import EMPTY, diff, is_same
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.loggers import ObjectLogger
-from kopf._core.intents.decisions import Decider, Decision, is_explained
+from kopf._core.intents.decisions import Decider, Decision
+from kopf._core.intents.edits import is_explained
 from kopf._core.reactor.object_records import ObjectRecord, make_logger
 
 MAX_UPDATES = 20

@@ -26,7 +26,8 @@ from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawEvent
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
-from kopf._core.intents.decisions import Decider, is_edited
+from kopf._core.intents.decisions import Decider
+from kopf._core.intents.edits import is_edited
 from kopf._core.intents.storage_errors import StorageError
 from kopf._core.reactor.object_records import ObjectRecord, is_deleted, make_logger
 

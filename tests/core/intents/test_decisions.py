@@ -62,6 +62,8 @@ class Simulation:
         self.decider = Decider(self.table, OperatorSettings().persistence)
         self.raw = {'metadata': {'name': 'obj', 'uid': 'uid1'}, 'spec': spec or {'a': 0, 'b': 0}}
         self.cycle = None
+        self.handled_digest = None
+        self.missing_fields = frozenset()
         self.initial = False
         self.deletion_handled = False
         self.now = START
@@ -123,15 +125,7 @@ class Simulation:
                 diff=diff,
             )
 
-        return self.decider.decide(
-            body,
-            self.cycle,
-            make_cause,
-            initial=self.initial,
-            deletion_handled=self.deletion_handled,
-            holding=False,
-            now=self.now,
-        )
+        return self.decider.decide(body, self, make_cause, holding=False, now=self.now)
 
     def step(
         self,
@@ -835,9 +829,8 @@ def test_edits_after_records_of_upstream_are_known_by_the_generation(generation,
         make_handler('create2', reason=Reason.CREATE),
         make_handler('update', reason=Reason.UPDATE, needs_change=True),
     )
-    sim.decider.table = sim.table = sim.table._replace(
-        resource=dataclasses.replace(RESOURCE, subresources=frozenset(subresources))
-    )
+    sim.table = sim.table._replace(resource=dataclasses.replace(RESOURCE, subresources=frozenset(subresources)))
+    sim.decider.revise(sim.table)
     sim.raw['metadata']['generation'] = 1
     sim.raw['status'] = status
     sim.step()

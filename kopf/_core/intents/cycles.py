@@ -1,0 +1,308 @@
+"""
+Cycles: how a change of an object is handled from its first step to its last one, and what is remembered meanwhile.
+
+A cycle knows which states its finished handlers have seen. This is what makes two promises true: no update is lost, and
+nothing runs twice. When another client edits the object in the middle of a cycle, it depends on the kind of the cycle:
+
+- An update: the finished handlers that match the edit are run again; the other handlers see the edit anyway.
+- A creation: an update follows, from the state that the first finished handler has seen. If all remaining handlers are
+  delayed for long, this state is stored with their records. Otherwise, only the digests of the states are stored:
+  if the operator is killed then, the next one knows that there were edits, but not what they have changed.
+
+Why not simply store the state in all cases? It can be as large as the object, and most creations take one step.
+The changes made by the operator's own patches count as seen by all handlers.
+"""
+
+import dataclasses
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kopf._cogs.structs.bodies import Body, BodyEssence
+from kopf._cogs.structs.diffs import diff, is_same
+from kopf._cogs.structs.ids import HandlerId
+from kopf._cogs.structs.patches import Patch
+from kopf._core.actions.handler_states import State, digest_essence
+from kopf._core.intents import filters, missed_edits
+from kopf._core.intents.causes import ChangingCause, Reason
+from kopf._core.intents.edits import find_outdated, is_edited
+from kopf._core.intents.essences import Essences
+from kopf._core.intents.handlers import ChangingHandler
+from kopf._core.intents.progress_records import ProgressRecords
+from kopf._core.intents.registries import HandlerTable
+
+LONG_DELAY = 1.0
+"""The least delay of all remaining creation handlers (in seconds) for which the first state is stored meanwhile."""
+
+UNCHANGED = (Reason.NOOP, Reason.RESUME)
+"""The reasons that exclude a change since the last handled state."""
+
+
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
+class Cycle:
+    """What is remembered of a change from its first step to its last one. Objects at rest have none."""
+
+    state: State
+    known: BodyEssence
+    """The essence as of the last step, with the changes by the operator's own patch."""
+    base: BodyEssence
+    """The essence that is stored as the last handled one at the end of a creation."""
+    missed: dict[HandlerId, BodyEssence | None] = dataclasses.field(default_factory=dict)
+    """The essences that finished handlers have seen before an edit; ``None`` if unknown."""
+    revived: dict[HandlerId, BodyEssence | None] = dataclasses.field(default_factory=dict)
+    """The same for the handlers that are run again because of the edit, until they are finished."""
+    unconfirmed: tuple[BodyEssence, BodyEssence] | None = None
+    """The known essence and the base, in case the last patch was stored although the request has failed."""
+    skipping: bool = False
+    """Whether filters have failed, so that it is unknown if all is done: the cycle waits for a change."""
+    patched: Patch | None = None
+    """The last patch, if its effect on the object could not be determined yet."""
+    edited: bool = False
+    """Whether the base must be stored before the end of the cycle, because the object does not contain it any more."""
+    assumed: BodyEssence | None = None
+    """The last handled essence if only the memory has it: it is stored with the first step of an update."""
+
+    def recall(self, essence: BodyEssence, *, creating: bool) -> None:
+        """Begin with the state that was remembered when no handler matched the object; see `find_missing_fields`."""
+        if creating:
+            self.edited = not is_same(essence, self.base)
+            self.base = essence
+        else:
+            self.assumed = essence
+
+    def skip(self, skipping: bool) -> None:
+        """Note whether filters have failed in this step."""
+        self.skipping = skipping
+
+    def postpone_check(self, patch: Patch) -> None:
+        """Let the next step determine what this patch has made of the object."""
+        self.patched = patch
+
+    def revert(self, changed: BodyEssence, original: BodyEssence) -> None:
+        """Replace the essence that handlers have changed in place with the original one."""
+        self.known = original if self.known is changed else self.known
+        self.base = original if self.base is changed else self.base
+
+    def retract(self, before: tuple[BodyEssence, BodyEssence], *, lost: bool) -> None:
+        """Undo the effect of a patch that was refused, or of which it is unknown whether it was stored (``lost``)."""
+        unconfirmed = self.known, self.base
+        self.known, self.base = before
+        if lost:
+            self.unconfirmed = None if all(map(is_same, unconfirmed, before)) else unconfirmed
+
+    def adjust(self, actual: BodyEssence, patch: Mapping[str, Any]) -> None:
+        """Accept the essence that the API server has made of the patch, unless there are edits by other clients."""
+        if not is_same(actual, self.known) and not is_edited(self.known, actual, patch):
+            if is_same(self.base, self.known):
+                self.base = actual
+            self.known = actual
+
+
+class Cycles:
+    """Begins and continues the cycles of all objects of one resource."""
+
+    __slots__ = ('_essences', '_records', '_table', '_updating')
+
+    def __init__(self, table: HandlerTable, essences: Essences, records: ProgressRecords) -> None:
+        self._table = table
+        self._essences = essences
+        self._records = records
+        # The handlers that are run for an edit made in the middle of a creation.
+        self._updating = frozenset(handler.id for handler in table.changing if is_for_updates(handler))
+
+    def revise(self, table: HandlerTable) -> None:
+        """Continue with a new definition of the resource, with the same handlers."""
+        self._table = table
+
+    def continue_(
+        self,
+        cycle: Cycle | None,
+        cause: ChangingCause,
+        essence: BodyEssence,
+        last: BodyEssence | None,
+        now: datetime.datetime,
+    ) -> Cycle:
+        """Return the cycle for this cause: the current one with the edits noted, the stored one, or a new one."""
+        if cycle is None or (
+            cycle.state.purpose != cause.reason
+            and not (cause.reason in UNCHANGED and cycle.state.purpose == Reason.UPDATE)
+        ):
+            return self._load(cause, essence, last, now)
+        if cycle.patched is not None:
+            cycle.adjust(essence, cycle.patched)
+            cycle.patched = None
+        if cycle.unconfirmed is not None:
+            unconfirmed, base = cycle.unconfirmed
+            # If the patch was stored, and there are edits too, there are fewer differences to what it has made.
+            if is_same(essence, unconfirmed) or (
+                not is_same(essence, cycle.known) and len(diff(unconfirmed, essence)) < len(diff(cycle.known, essence))
+            ):
+                cycle.known, cycle.base = unconfirmed, base
+                cycle.unconfirmed = None
+        if not is_same(essence, cycle.known):
+            self._note_edit(cycle, essence)
+        return cycle
+
+    def _load(
+        self,
+        cause: ChangingCause,
+        essence: BodyEssence,
+        last: BodyEssence | None,
+        now: datetime.datetime,
+    ) -> Cycle:
+        """Return a new cycle, or the one whose records are stored in the object."""
+        if cause.reason in UNCHANGED:
+            # Nothing has changed since the last update, but some handlers can have seen a state in between.
+            cycle = self._load_for(Reason.UPDATE, cause, essence, last, now)
+            if cause.reason is Reason.NOOP or cycle.missed or cycle.revived:
+                return cycle
+        return self._load_for(cause.reason, cause, essence, last, now)
+
+    def _load_for(
+        self,
+        purpose: Reason,
+        cause: ChangingCause,
+        essence: BodyEssence,
+        last: BodyEssence | None,
+        now: datetime.datetime,
+    ) -> Cycle:
+        state = State(purpose=purpose)
+        ids, kept = self._table.changing_ids, self._table.only_resuming_ids
+        state.load(ids, storage=self._records, body=cause.body, now=now, keep=kept)
+        base = last if last is not None and cause.reason is Reason.CREATE else essence
+        cycle = Cycle(state=state, known=essence, base=base)
+        outdated = find_outdated(state, essence)
+        if purpose is Reason.UPDATE:
+            for key in outdated:
+                (cycle.missed if state[key].finished else cycle.revived)[key] = None
+        elif purpose is Reason.CREATE:
+            if last is None and self._is_edited_without_digests(state, cause.body):
+                outdated = [key for key, record in state.items() if record.finished]
+            cycle.missed = {key: None for key in outdated if key in self._updating}
+            if outdated and last is None:
+                # It was edited while no operator ran. If the former state is unknown, all fields count as changed.
+                cycle.base, cycle.edited = self._essences.unpack(state.base, essence, cause.body), True
+        return cycle
+
+    def _is_edited_without_digests(self, state: State, body: Body) -> bool:
+        # Upstream's records contain no digests.
+        if any(record.digest is not None for record in state.values()):
+            return False
+        has_status = 'status' in self._table.resource.subresources
+        return missed_edits.is_changed_since_created(body, has_status=has_status)
+
+    def _note_edit(self, cycle: Cycle, essence: BodyEssence) -> None:
+        """Called when another client has edited the object since the last step."""
+        finished = [key for key, record in cycle.state.items() if record.finished]
+        if cycle.state.purpose == Reason.CREATE:
+            if finished or cycle.skipping or cycle.edited:
+                cycle.edited = True
+            else:
+                cycle.base = essence
+            finished = [key for key in finished if key in self._updating]
+        if cycle.state.purpose in (Reason.CREATE, Reason.UPDATE):
+            for key in finished:
+                cycle.missed.setdefault(key, cycle.known)
+            for key in [key for key, seen in cycle.missed.items() if is_same(seen, essence)]:
+                del cycle.missed[key]  # the edit was reverted
+        if cycle.state.purpose == Reason.UPDATE:
+            # Handlers that are run again anyway may not match the last edit, but they have missed it, too.
+            cycle.revived.update(
+                {
+                    key: None
+                    for key in find_outdated(cycle.state, essence)
+                    if key not in cycle.revived and not cycle.state[key].finished
+                }
+            )
+        cycle.known = essence
+
+    def revive(
+        self,
+        cycle: Cycle,
+        cause: ChangingCause,
+        matching: list[ChangingHandler],
+        relevant: Sequence[ChangingHandler],
+        now: datetime.datetime,
+    ) -> list[ChangingHandler]:
+        """Restart the finished handlers that have missed an edit; return all matching ones, with the restarted ones."""
+        if cause.reason is not Reason.UPDATE or not (cycle.missed or cycle.revived):
+            return matching
+        for key in [key for key in cycle.revived if key in cycle.state and cycle.state[key].finished]:
+            del cycle.revived[key]
+        for handler in relevant:
+            if handler.id in cycle.missed and is_for_updates(handler):
+                seen = cycle.missed.pop(handler.id)
+                if seen is None or filters.may_match(
+                    handler, dataclasses.replace(cause, old=seen, diff=diff(seen, cause.new))
+                ):
+                    if handler.id in cycle.state:
+                        cycle.state.restart(handler.id, now)
+                    cycle.revived[handler.id] = seen
+        for key in [key for key in cycle.missed if key not in self._table.changing_ids]:
+            del cycle.missed[key]  # a sub-handler of an unfinished parent
+            cycle.state.restart(key, now)
+        chosen = set(matching)
+        chosen.update(handler for handler in relevant if handler.id in cycle.revived and is_for_updates(handler))
+        return [handler for handler in relevant if handler in chosen]
+
+    def follow(self, cycle: Cycle, cause: ChangingCause, essence: BodyEssence) -> Cycle | None:
+        """
+        Return the update that follows an edited creation, if any; it is stored together with the end of the creation.
+
+        The update is from the state that the first handler of the creation has seen. The handlers that have seen other
+        states are run in the update, even if the object returns to that first state.
+        """
+        if cycle.state.purpose != Reason.CREATE or (is_same(cycle.base, essence) and not cycle.missed):
+            return None
+        followup = Cycle(State(Reason.UPDATE), known=essence, base=essence)
+        for handler in self._table.changing:
+            record = cycle.state.get(handler.id)
+            if record is None or not record.finished or not is_for_updates(handler):
+                continue
+            seen = cycle.missed.get(handler.id, essence)
+            if seen is None or filters.may_match(
+                handler,
+                dataclasses.replace(cause, reason=Reason.UPDATE, old=cycle.base, new=seen, diff=diff(cycle.base, seen)),
+            ):
+                followup.revived[handler.id] = seen
+                followup.state.inherit(handler.id, record, '' if seen is None else digest_essence(seen))
+        return followup if followup.revived else None
+
+    def advance(self, cycle: Cycle, body: Body, essence: BodyEssence, patch: Patch) -> None:
+        """Count what the patch changes as seen by all handlers."""
+        cycle.unconfirmed = None
+        self.predict(cycle, body, essence, patch)
+        creating = cycle.state.purpose == Reason.CREATE and bool(self._updating)
+        if creating and not cycle.edited and _is_put_off(cycle, body):
+            cycle.state.keep_base(self._essences.pack(cycle.base, body))
+        if cycle.state.purpose == Reason.UPDATE or creating:
+            finished = [key for key, record in cycle.state.items() if record.finished and key not in cycle.missed]
+            if finished:
+                cycle.state.see(finished, digest_essence(cycle.known))
+
+    def predict(self, cycle: Cycle, body: Body, essence: BodyEssence, patch: Patch) -> None:
+        """Replace the known essence and the base with those that the patch will make of them."""
+        predicted = self._essences.predict(body, patch)
+        if not is_same(predicted, essence) and cycle.state.purpose == Reason.CREATE:
+            same = is_same(cycle.base, essence)
+            cycle.base = predicted if same else self._essences.predict_change(cycle.base, patch)
+        cycle.known = predicted
+
+
+def _is_put_off(cycle: Cycle, body: Body) -> bool:
+    """Check whether another operator can be the one that continues the creation, unaware of the edits until then."""
+    if cycle.state.base is not None:
+        return True
+    if not isinstance(body.metadata.get('generation'), int):  # many built-in kinds have none
+        return True
+    stopped = max((record.stopped for record in cycle.state.values() if record.stopped is not None), default=None)
+    return stopped is not None and all(
+        record.delayed is not None and (record.delayed - stopped).total_seconds() >= LONG_DELAY
+        for record in cycle.state.values()
+        if not record.finished
+    )
+
+
+def is_for_updates(handler: ChangingHandler) -> bool:
+    """Check whether the handler can be run for updates, whatever its filters are."""
+    return not handler.initial and handler.reason in (None, Reason.UPDATE)

@@ -1,0 +1,43 @@
+"""
+Edits: changes of an object by other clients, as distinguished from what the operator's own patches have changed.
+
+A patch explains the changes of the fields that it writes, and of the fields above and below them: the API server can
+adjust the values, e.g. normalise a quantity. All other changes are edits.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kopf._cogs.structs.bodies import BodyEssence
+from kopf._cogs.structs.diffs import Diff, diff
+from kopf._cogs.structs.ids import HandlerId
+from kopf._core.actions.handler_states import State, digest_essence
+
+
+def is_edited(old: BodyEssence, new: BodyEssence, patch: Mapping[str, Any]) -> bool:
+    """Check whether there are differences that the patch does not explain."""
+    return not is_explained(diff(old, new), patch)
+
+
+def is_explained(changes: Diff, patch: Mapping[str, Any]) -> bool:
+    """Check whether the patch writes to all the changed fields."""
+    return all(is_touched(item.field, patch) for item in changes)
+
+
+def is_touched(field: tuple[str, ...], patch: Mapping[str, Any]) -> bool:
+    """Check whether the patch writes to the field, or to a field above or below it."""
+    value: Any = patch
+    for key in field:
+        if not isinstance(value, Mapping):
+            return True
+        if key not in value:
+            return False
+        value = value[key]
+    return True
+
+
+def find_outdated(state: State, essence: BodyEssence) -> list[HandlerId]:
+    """Return the handlers that were run for another essence than this one, as far as their records contain digests."""
+    seen = {key: record.digest for key, record in state.items() if record.digest is not None}
+    digest = digest_essence(essence) if seen else None
+    return [key for key in seen if seen[key] != digest]
