@@ -136,9 +136,9 @@ async def complete(coro: Coroutine[Any, Any, T], *, patience: float) -> T:
 
 def make_threadsafe(fn: Callable[[], object]) -> Callable[[], None]:
     """
-    Return a function that has the given one called in the current loop soon, and can be called in any thread.
+    Return a function that can be called in any thread, and calls the given one in the current event loop.
 
-    When the loop is closed, nothing is called: those who call must not fail because a loop was closed carelessly.
+    If the loop is closed, nothing is called, and no error is raised: the caller cannot prevent it.
     """
     loop = asyncio.get_running_loop()
 

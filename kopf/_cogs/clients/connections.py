@@ -255,7 +255,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self._complete:
-            raise ConnectionError("nobody has asked for another response")
+            raise ConnectionError("the server has sent a response without a request")
 
     def on_headers_complete(self) -> None:
         assert self._parser is not None

@@ -1,8 +1,8 @@
 """
 The functions that users write: their types, the markers of filters, and the helpers that combine callbacks.
 
-They take any of the keyword arguments that there are, so the types only say what they return. Specified in the
-documentation's "Arguments" and "Filters".
+Such functions can take any of the provided keyword arguments, so the types specify only their results. Specified in
+the documentation's "Arguments" and "Filters".
 """
 
 import enum
@@ -23,17 +23,17 @@ MetaFilterFn = Callable[..., bool]
 
 
 class MetaFilterToken(enum.Enum):
-    """Markers that stand for any value of a label, an annotation, or a field; or for none."""
+    """Markers for any value of a label, an annotation, or a field, or for its absence."""
 
     PRESENT = enum.auto()
     ABSENT = enum.auto()
 
 
 PRESENT = MetaFilterToken.PRESENT
-"""Matches if the label, the annotation, or the field is there, whatever its value."""
+"""Matches if the label, the annotation, or the field exists, with any value."""
 
 ABSENT = MetaFilterToken.ABSENT
-"""Matches if the label, the annotation, or the field is not there."""
+"""Matches if the label, the annotation, or the field does not exist."""
 
 MetaFilter = Mapping[str, str | MetaFilterToken | MetaFilterFn]
 ValueFilter = Any
@@ -42,7 +42,17 @@ FnT = TypeVar('FnT', bound=Callable[..., bool])
 
 
 class Combination:
-    """Several callbacks as one. Each is called with what it takes, both as ``when=`` and with a value before."""
+    """
+    Several callbacks as one. Each of them is called with only the arguments that it takes.
+
+    Args:
+        name: the name of the function that combines them, for messages.
+        fns: the callbacks.
+        judge: returns the result from an iterator of their results, which calls a callback at each step.
+
+    Raises:
+        TypeError: if these are not callbacks, or are async functions.
+    """
 
     def __init__(self, name: str, fns: Iterable[Callable[..., Any]], judge: Callable[[Iterator[Any]], bool]) -> None:
         self.fns = _check(name, fns)
@@ -58,27 +68,27 @@ class Combination:
 
 
 def not_(fn: FnT) -> FnT:
-    """Make a callback that passes if the function does not."""
+    """Return a callback that passes if the function does not pass."""
     return cast(FnT, Combination('not_', [fn], lambda results: not any(results)))
 
 
 def all_(fns: Iterable[Callable[..., bool]]) -> Callable[..., bool]:
-    """Make a callback that passes if all the functions do; with no functions, it passes."""
+    """Return a callback that passes if all the functions pass; without functions, it passes."""
     return Combination('all_', fns, all)
 
 
 def any_(fns: Iterable[Callable[..., bool]]) -> Callable[..., bool]:
-    """Make a callback that passes if at least one of the functions does."""
+    """Return a callback that passes if at least one of the functions passes."""
     return Combination('any_', fns, any)
 
 
 def none_(fns: Iterable[Callable[..., bool]]) -> Callable[..., bool]:
-    """Make a callback that passes if none of the functions does."""
+    """Return a callback that passes if none of the functions pass."""
     return Combination('none_', fns, lambda results: not any(results))
 
 
 def iter_parts(fn: Any) -> Iterator[Any]:
-    """Yield the callback, or those that are combined in it."""
+    """Yield the callback itself, or the callbacks that are combined in it."""
     if isinstance(fn, Combination):
         for part in fn.fns:
             yield from iter_parts(part)
@@ -87,7 +97,16 @@ def iter_parts(fn: Any) -> Iterator[Any]:
 
 
 def read_names(fn: Callable[..., Any], positional: int = 0) -> tuple[str, ...] | None:
-    """Return the names of the arguments that the callback takes, all of its parts together; ``None`` if any."""
+    """
+    Return the names of the arguments that the callback, or any of its parts, takes.
+
+    Args:
+        fn: the callback.
+        positional: the number of its leading positional arguments, which are not included.
+
+    Returns:
+        The names; ``None`` if the callback takes any arguments.
+    """
     if not isinstance(fn, Combination):
         return read_arguments(fn, positional).names
     names = [read_names(part, positional) for part in fn.fns]
@@ -95,7 +114,7 @@ def read_names(fn: Callable[..., Any], positional: int = 0) -> tuple[str, ...] |
 
 
 def restrict(fn: Callable[..., Any], positional: int = 0) -> Callable[..., Any]:
-    """Return the function such that it can be called with any arguments, whatever it takes."""
+    """Wrap the function so that it ignores the keyword arguments that it does not take."""
     names = read_names(fn, positional)
     if names is None:
         return fn
@@ -105,7 +124,7 @@ def restrict(fn: Callable[..., Any], positional: int = 0) -> Callable[..., Any]:
 def _check(name: str, fns: Iterable[Callable[..., Any]]) -> Collection[Callable[..., Any]]:
     if not isinstance(fns, Iterable):
         raise TypeError(f"kopf.{name}() takes a list of functions, even for one of them, not {fns!r}.")
-    fns = tuple(fns)  # they are needed for every object, and generators give them only once
+    fns = tuple(fns)  # they are called for every object, but a generator yields them only once
     for fn in fns:
         if not callable(fn):
             raise TypeError(f"kopf.{name}() is for functions, and {fn!r} is none.")

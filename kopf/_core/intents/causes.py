@@ -229,6 +229,7 @@ class ResourceCause(Cause):
 
     @property
     def key(self) -> ObjectKey | None:
+        """The key of the object, for instruments."""
         meta = self.body.metadata
         return ObjectKey(self.resource, meta.get('namespace'), meta.get('name'), meta.get('uid'))
 
@@ -290,6 +291,7 @@ class DaemonCause(ResourceCause):
 
     @property
     def key(self) -> ObjectKey | None:
+        """The key of the object, for instruments."""
         uid, name, namespace = self.identity
         return ObjectKey(self.resource, namespace, name, uid)
 
@@ -316,11 +318,12 @@ class ChangingCause(ResourceCause):
 
     @property
     def occasion(self) -> str | None:
+        """The reason, for instruments."""
         return self.reason.value
 
     @property
     def deleted(self) -> bool:
-        """Whether the object is being deleted."""
+        """True if the object is being deleted."""
         return self.body.metadata.get('deletionTimestamp') is not None
 
     def all_kwargs(self, handler: 'Handler', state: 'HandlerState | None' = None) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """
-What one operator has for all of its handlers, whatever they are called for.
+The context of an operator: what all its handlers share, regardless of the cause.
 
-It is made once, when the operator is started, and travels as a whole. Those who need a part of it for every event take
-that part when they are created: the context is not looked into on the hot path.
+It is created when the operator starts, and is passed on as a whole. Objects that need a part of it for every event get
+this part when they are created, because repeated look-ups would slow down the processing of events.
 """
 
 import copy
@@ -19,26 +19,26 @@ from kopf._core.intents.registries import OperatorRegistry
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class OperatorContext:
-    """What the handlers of one operator share."""
+    """The objects that all handlers of one operator share."""
 
     settings: OperatorSettings
     registry: OperatorRegistry = dataclasses.field(default_factory=OperatorRegistry)
-    """The handlers themselves."""
+    """The handlers."""
     lifecycle: LifeCycleFn = dataclasses.field(default_factory=get_default_lifecycle)
     """The order of the handlers of an object."""
     memo: Any = None
-    """The memo of the operator; the memos of objects are copies of it."""
+    """The memo of the operator; it is copied for each object."""
     indices: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """The indices by their names: live, and to be read only."""
+    """The indices by their names; read-only views, always up to date."""
     instruments: Instruments = dataclasses.field(default_factory=Instruments)
-    """Who is told what happens."""
+    """The observers of what the operator does, such as metrics."""
 
     def copy_memo(self) -> Any:
-        """Return the first memo of an object."""
+        """Return the memo for a new object."""
         return copy.copy(self.memo)
 
     def make_rules(self) -> Execution:
-        """Make the rules for running handlers, by the settings as they are now."""
+        """Create the rules for running handlers from the current settings."""
         execution = self.settings.execution
         return Execution(
             executor=execution.executor, default_backoff=execution.default_backoff, instruments=self.instruments

@@ -70,11 +70,11 @@ class ObjectMemory(Protocol):
 
     @property
     def initial(self) -> bool:
-        """Whether this process has not run the resuming handlers yet."""
+        """True if this process has not run the resuming handlers yet."""
 
     @property
     def deletion_handled(self) -> bool:
-        """Whether the deletion handlers are finished, and only the finalizer is to be removed."""
+        """True if the deletion handlers are finished, and only the finalizer is to be removed."""
 
     @property
     def handled_digest(self) -> str | None:
@@ -119,7 +119,7 @@ class Decision:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether the object was edited during its creation, so that an update must follow."""
+        """True if the object was edited during its creation, so that an update must follow."""
         return self.stored is not None and self.reason is Reason.CREATE and not is_same(self.stored, self.essence)
 
 

@@ -1,7 +1,7 @@
 """
-Making handlers of decorated functions: the options that the decorators share, their checks, and the one factory.
+Declarations: the decorators use this module to check their options, and to create and register the handlers.
 
-A wrong option fails when the decorator runs, with the reason, not when the first object comes.
+A wrong option raises an error in the decorator, before the operator starts, not when the first object is handled.
 """
 
 import logging
@@ -38,7 +38,19 @@ def declare_activity(
     options: Mapping[str, Any],
     **fixed: Any,
 ) -> Callable[[FnT], FnT]:
-    """Make a decorator that registers an activity's handler; ``misplaced`` are arguments, of which it has none."""
+    """
+    Return a decorator that registers the handler of an activity.
+
+    Args:
+        cls: the class of the handler.
+        name: the name of the decorator.
+        misplaced: the positional arguments that the user has given to the decorator; each of them is a mistake.
+        options: the options that the user has given.
+        fixed: the attributes of the handler that follow from the decorator itself.
+
+    Raises:
+        TypeError: (also `ValueError`) if the arguments or the options are wrong.
+    """
     if misplaced:
         raise TypeError(
             mistakes.explain_bare(name, misplaced[0], '')
@@ -67,10 +79,18 @@ def declare(
     **fixed: Any,
 ) -> Callable[[FnT], FnT]:
     """
-    Make a decorator that registers a handler of the class, for the resource named.
+    Return a decorator that registers a handler of objects.
 
-    The ``shape`` is the typed dict of the options that are allowed, if not all decorators of the class take the same;
-    ``fixed`` are the handler's attributes that follow from the decorator itself.
+    Args:
+        cls: the class of the handler.
+        name: the name of the decorator.
+        names: the positional arguments of the decorator, which name the resource.
+        options: the options that the user has given.
+        shape: the typed dict of the permitted options, if other decorators of the same class take other options.
+        fixed: the attributes of the handler that follow from the decorator itself.
+
+    Raises:
+        TypeError: (also `ValueError`) if the arguments or the options are wrong.
     """
     given = _check_options(name, cls.options if shape is None else shape, options)
     if mistakes.is_bare(names[0]):
@@ -93,7 +113,7 @@ def declare(
 
 
 def parse_versions(name: str, value: str | Collection[str] | None) -> frozenset[str] | None:
-    """Take one version or several ones for the option ``name`` of ``@kopf.on.convert``; ``None`` means all."""
+    """Return the versions in the option ``name`` of ``@kopf.on.convert``; ``None`` for all versions."""
     if value is None:
         return None
     versions = frozenset([value] if isinstance(value, str) else value)
@@ -111,7 +131,7 @@ def make_subhandler(
     options: Mapping[str, Any],
     name: str = 'subhandler',
 ) -> ChangingHandler:
-    """Make a sub-handler of the handler that is being run."""
+    """Create a sub-handler of the handler that is being run."""
     given = _check_options(name, SubHandlerOptions, options)
     mistakes.check_handler(name, fn)
     fixed = {'needs_change': given.get('old') is not None or given.get('new') is not None}
@@ -174,7 +194,7 @@ def _check_options(name: str, shape: type[Any], options: Mapping[str, Any]) -> d
 
 
 def _find_numbers(shape: type[Any]) -> frozenset[str]:
-    """Return the options of the typed dict that can be numbers."""
+    """Return the options of the typed dict that accept numbers."""
     return frozenset(
         option for option, hint in shape.__annotations__.items() if not {int, float}.isdisjoint([hint, *get_args(hint)])
     )

@@ -1,9 +1,9 @@
 """
-Which arguments the functions of users can look at, and so, which indices their handlers have to wait for.
+Dependencies of handlers on indices: which arguments the functions of users can access.
 
-It is read from the signature and the code of the functions when their resource is discovered. A function looks at the
-arguments that it names; or at any of them if it does anything with its ``**kwargs``. Most functions never touch their
-``**_``: to take that for a use of all indices would let them wait for what they do not need.
+They are found in the signatures and the bytecode of the functions when the resource is discovered. A function accesses
+the arguments that it names, or any argument if it uses its ``**kwargs``. Most functions never use their ``**_``. If
+``**_`` counted as access to all indices, all these handlers would wait for indices that they do not need.
 """
 
 import dis
@@ -17,11 +17,11 @@ from kopf._core.actions.invocation import get_parameters
 from kopf._core.intents.handlers import ResourceHandler
 
 _REVEALING = frozenset({'locals', 'vars', 'dir', 'eval', 'exec', 'subhandler', 'register', 'execute'})
-"""What a function can see its own kwargs by, or pass them on to sub-handlers, which can name others."""
+"""Functions that can access local variables by their names, or pass the arguments on to sub-handlers."""
 
 
 def find_arguments(handlers: Iterable[ResourceHandler]) -> frozenset[str] | None:
-    """Find the arguments that these handlers can look at, in their filters, too; ``None`` if that can be any."""
+    """Return the arguments that the functions and filters of the handlers can access; ``None`` for any arguments."""
     found: set[str] = set()
     for handler in handlers:
         for fn in (handler.fn, *(callback for _, callback, _ in handler.iter_callbacks())):
@@ -35,7 +35,7 @@ def find_arguments(handlers: Iterable[ResourceHandler]) -> frozenset[str] | None
 
 
 def _is_reading_kwargs(fn: Callable[..., Any]) -> bool:
-    """Check whether the function can do anything with its ``**kwargs``; if that is not clear, it can."""
+    """Check whether the function can use its ``**kwargs``; return true if that is unclear."""
     while not isinstance(fn, types.FunctionType):
         if isinstance(fn, functools.partial):
             fn = fn.func
@@ -44,7 +44,7 @@ def _is_reading_kwargs(fn: Callable[..., Any]) -> bool:
         else:
             return True
     if '__signature__' in fn.__dict__ or not fn.__code__.co_flags & inspect.CO_VARKEYWORDS:
-        return True  # it is not the code that takes them
+        return True  # other code receives the arguments
     return _is_code_reading_kwargs(fn.__code__)
 
 
@@ -53,7 +53,7 @@ def _is_code_reading_kwargs(code: types.CodeType) -> bool:
     name = code.co_varnames[code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)]
     if name in code.co_cellvars or not _REVEALING.isdisjoint(code.co_names):
         return True
-    # Several variables can be read by one instruction: then, their names come as a tuple.
+    # One instruction can read several variables; then its argument is a tuple of their names.
     return any(
         name in (each.argval if isinstance(each.argval, tuple) else (each.argval,))
         for each in dis.get_instructions(code)

@@ -1,8 +1,9 @@
 """
-The essences of objects: what changes are detected by, that is, the objects without what is nobody's wish.
+The essences of objects: the parts whose changes are handled, e.g. without the status and the resource version.
 
-They are built by the storages in the settings, which may be the user's own; so is the last handled essence, which is
-stored in the object. Of secrets, only digests are stored, and what they stand for is taken from the object again.
+The storages in the settings build the essences, and store the last handled one in the object; users can replace these
+storages by their own. For Secrets, only digests of the values are stored. When they are loaded, the digests of
+unchanged values are replaced with the values from the object.
 """
 
 import copy
@@ -22,7 +23,11 @@ _SECRET_FIELDS = ('data', 'stringData')
 
 
 class Essences:
-    """The essences of all the objects of one resource."""
+    """
+    Builds, loads and stores the essences of all objects of one resource.
+
+    The results for the latest state of an object are cached, since a state is usually processed in several steps.
+    """
 
     __slots__ = (
         '_concealing',
@@ -41,19 +46,18 @@ class Essences:
     def __init__(self, table: HandlerTable, persistence: PersistenceSettings) -> None:
         self._progress = persistence.progress_storage
         self._diffbase = persistence.diffbase_storage
-        self._copying = storage_formats.is_overridden(self._progress, 'clear')  # as it may modify what it is given
+        self._copying = storage_formats.is_overridden(self._progress, 'clear')  # it may modify its argument
         self._extra_fields = table.extra_fields
         self._revealing = table.resource.group == '' and table.resource.plural == 'secrets'
         self._concealing = self._revealing and not persistence.store_secrets
         self._remembering = not storage_formats.is_overridden(self._diffbase, 'fetch', 'matches')
-        # What is known of the latest state: it is usually looked at several times in a row.
         self._raw: Mapping[str, Any] | None = None
         self._essence = BodyEssence()
         self._is_last: bool | None = None
         self._fetched: tuple[BodyEssence | None] | None = None
 
     def of(self, body: Body) -> BodyEssence:
-        """Build the essence of the object."""
+        """Return the essence of the object."""
         raw = body._data()
         if raw is not self._raw:
             source = Body(copy.deepcopy(dict(raw))) if self._copying else body
@@ -69,7 +73,7 @@ class Essences:
         return self._essence
 
     def forget(self) -> None:
-        """Keep no object in memory."""
+        """Release the cached state."""
         self._raw, self._essence, self._is_last, self._fetched = None, BodyEssence(), None, None
 
     def fetch_last(
@@ -81,9 +85,14 @@ class Essences:
         again: bool = False,
     ) -> BodyEssence | None:
         """
-        Give the last handled essence of the object; the present one is it if its digest is the ``handled_digest`` one.
+        Return the last handled essence of the object, if any.
 
-        If it is to be fetched ``again``, it is remembered until then; but not longer, as then handlers get it.
+        Args:
+            body: the object.
+            essence: the current essence of the object.
+            handled_digest: the digest of a handled essence that could not be stored, if any.
+            again: whether it will be fetched again for the same state, and so is cached until then. It is not cached
+                any longer, because handlers get it, and could change it in place.
         """
         if handled_digest is not None and handled_digest == digest_essence(essence):
             return essence
@@ -101,7 +110,7 @@ class Essences:
         return last
 
     def is_last(self, body: Body, essence: BodyEssence) -> bool:
-        """Tell at a glance that the essence is the last handled one; if not, it can still be."""
+        """Check quickly whether the essence is the last handled one; the answer "no" is not certain."""
         is_known = self._remembering and essence is self._essence and body._data() is self._raw
         if is_known and self._is_last is not None:
             return self._is_last
@@ -114,7 +123,7 @@ class Essences:
         return is_last
 
     def store_last(self, body: Body, essence: BodyEssence, patch: Patch) -> None:
-        """Put the essence into the patch as the last handled one."""
+        """Add the essence to the patch as the last handled one."""
         concealed = self._conceal(essence, body)
         try:
             self._diffbase.store(body=body, patch=patch, essence=concealed)
@@ -122,25 +131,25 @@ class Essences:
             raise StorageError(self._diffbase, 'store', error) from error
 
     def pack(self, essence: BodyEssence, body: Body) -> str | None:
-        """Give the essence as a text for the record of a handler; ``None`` if there is no room for it."""
+        """Return the essence as text for the record of a handler; ``None`` if the object has no room for it."""
         return missed_edits.pack(self._conceal(essence, body), body)
 
     def unpack(self, text: str | None, essence: BodyEssence, body: Body) -> BodyEssence:
-        """Get back the essence from the record of an object with this present one; an empty one if it is not there."""
+        """Return the essence from a record, with values of the current essence for digests; empty if there is none."""
         unpacked = missed_edits.unpack(text)
         if unpacked is None:
             return BodyEssence()
         return digests.reveal(unpacked, essence, body) if self._revealing else unpacked
 
     def predict(self, body: Body, patch: Patch) -> BodyEssence:
-        """Build the essence that the object has once it is patched, if nobody else changes it."""
+        """Return the essence that the object will have after the patch, unless other clients change it meanwhile."""
         try:
             return self.of(Body(patch.applied_to(body)))
-        except Exception:  # functions of users may fail, and are called again when it matters
+        except Exception:  # patch functions of users can fail; they are called again when the patch is applied
             return self.of(body)
 
     def predict_change(self, essence: BodyEssence, patch: Patch) -> BodyEssence:
-        """The same for an essence: with those changes of the patch that fit it."""
+        """Return the essence after the patch, without the status."""
         changes = Patch({key: value for key, value in patch.items() if key != 'status'})
         return self.of(Body(changes.applied_to(Body({'metadata': {}, **essence}))))
 

@@ -1,12 +1,12 @@
 """
-Which handlers match an object and what has happened to it.
+Filters: which handlers match an object and its change.
 
-`prematch` looks at the object alone: its labels, annotations, fields, and callbacks. An object that no change-detecting
-handler prematches is none of the operator's business: nothing is stored on it, nothing is logged. `match` also looks at
-the reason and at what has changed. Specified in the documentation's "Filters".
+`prematch` checks only the object: its labels, annotations, fields, and the callbacks. If no change-detecting handler
+prematches an object, the operator ignores the object: it stores nothing on it, and logs nothing about it. `match` also
+checks the reason and the change. Specified in the documentation's "Filters".
 
-A callback that fails raises `FilterError`. It concerns its handler alone: callers put the handler aside by `sift`,
-report it once by `FailureReports`, and try it again when the object changes.
+If a callback fails, `FilterError` is raised. Only the handler of this callback is skipped: `sift` separates such
+handlers, `FailureReports` reports each of them once, and they are tried again when the object changes.
 """
 
 import collections
@@ -43,17 +43,17 @@ class FilterError(Exception):
         self.reason = name_error(error)
 
     def explain(self, handler: ResourceHandler) -> str:
-        """Return what has failed, as a part of a sentence: the option, the handler, the place, and the error."""
+        """Return a clause on the failure: the option, the handler, the line of the code, and the error."""
         title = f"{handler.kind.lower()} {handler.id!r}"
         return f"{_name_option(handler, self.fn)} of {title} ({self.place}) failed: {self.reason}"
 
 
 Failures = dict[ResourceHandler, FilterError]
-"""The handlers whose filters have failed."""
+"""The handlers whose filters have failed, with the errors."""
 
 
 class FailureReports:
-    """Reports filters that fail: once for each state of an object, however often it is looked at."""
+    """Reports failing filters: once for each state of an object, however often this state is processed."""
 
     __slots__ = ('_known',)
 
@@ -61,7 +61,7 @@ class FailureReports:
         self._known: collections.OrderedDict[tuple[object, ...], tuple[str, int]] = collections.OrderedDict()
 
     def report(self, failures: Mapping[ResourceHandler, FilterError], cause: ResourceCause) -> None:
-        """Log what has failed for the object of the cause, unless that is known already."""
+        """Log the failures for the object of the cause, unless they were logged for the same state of the object."""
         for handler, error in failures.items():
             meta = cause.body.metadata
             key = (handler, meta.get('uid') or (meta.get('namespace'), meta.get('name')))
@@ -82,7 +82,7 @@ def sift(
     check: Callable[[HandlerT, CauseT], bool],
     failures: Failures,
 ) -> list[HandlerT]:
-    """Return the handlers that pass the check; those whose filters fail are put into the failures instead."""
+    """Return the handlers that pass the check; add the handlers whose filters fail to the failures."""
     passed = []
     for handler in handlers:
         try:
@@ -94,7 +94,7 @@ def sift(
 
 
 def prematch(handler: ResourceHandler, cause: ResourceCause) -> bool:
-    """Tell whether the object is of those that the handler is for, whatever happens to it."""
+    """Check whether the handler is for the object, regardless of the change."""
     if is_unconditional(handler):
         return True
     return (
@@ -105,7 +105,7 @@ def prematch(handler: ResourceHandler, cause: ResourceCause) -> bool:
 
 
 def is_unconditional(handler: ResourceHandler) -> bool:
-    """Tell whether the handler is for all the objects of its resource."""
+    """Check whether the handler is for all objects of its resource."""
     return (
         handler.labels is None
         and handler.annotations is None
@@ -116,7 +116,7 @@ def is_unconditional(handler: ResourceHandler) -> bool:
 
 
 def lacks_field(handler: ChangingHandler, cause: ChangingCause) -> bool:
-    """Check whether the object only has to get the field of the handler, with any value, in order to match."""
+    """Check whether the object would match if it had the field of the handler, with any value."""
     return (
         handler.field is not None
         and handler.value is None
@@ -126,7 +126,7 @@ def lacks_field(handler: ChangingHandler, cause: ChangingCause) -> bool:
 
 
 def match_change(handler: ChangingHandler, cause: ChangingCause) -> bool:
-    """Tell whether the handler is for what has happened to the object, if it is for the object."""
+    """Check whether the handler is for the change, provided that it is for the object."""
     if handler.initial:
         return cause.initial and (handler.deleted or not cause.deleted)
     if handler.reason is not None and handler.reason != cause.reason:
@@ -137,14 +137,14 @@ def match_change(handler: ChangingHandler, cause: ChangingCause) -> bool:
 
 
 def match(handler: ResourceHandler, cause: ResourceCause) -> bool:
-    """Tell whether the handler is to be run."""
+    """Check whether the handler is for the object and the change."""
     if isinstance(handler, ChangingHandler) and isinstance(cause, ChangingCause) and not match_change(handler, cause):
         return False
     return prematch(handler, cause)
 
 
 def may_match(handler: ResourceHandler, cause: ResourceCause) -> bool:
-    """Check whether the handler is to be run, or its filters fail, so that this is unknown."""
+    """Check whether the handler matches, or it is unknown because its filters fail."""
     try:
         return match(handler, cause)
     except FilterError:
@@ -152,7 +152,7 @@ def may_match(handler: ResourceHandler, cause: ResourceCause) -> bool:
 
 
 def may_match_change(handler: ChangingHandler, cause: ChangingCause) -> bool:
-    """Check whether the handler is for what has happened to the object, or its filters fail."""
+    """Check whether the handler is for the change, or it is unknown because its filters fail."""
     try:
         return match_change(handler, cause)
     except FilterError:
@@ -165,7 +165,7 @@ def get_key(handler: ResourceHandler) -> tuple[int, str]:
 
 
 def deduplicate(handlers: Iterable[HandlerT]) -> Iterator[HandlerT]:
-    """Skip the handlers that repeat the key of a former one; see `get_key`."""
+    """Yield the handlers without those that have the key of a former one; see `get_key`."""
     seen: set[tuple[int, str]] = set()
     for handler in handlers:
         key = get_key(handler)
@@ -175,7 +175,7 @@ def deduplicate(handlers: Iterable[HandlerT]) -> Iterator[HandlerT]:
 
 
 def are_distinct(handlers: Sequence[ResourceHandler]) -> bool:
-    """Check whether `deduplicate` would skip none of the handlers, whichever of them match."""
+    """Check whether `deduplicate` would yield all the handlers, so that it need not be called."""
     return len({get_key(handler) for handler in handlers}) == len(handlers)
 
 
@@ -213,7 +213,7 @@ def _match_field(handler: ResourceHandler, cause: ResourceCause) -> bool:
 
 
 def _match_transition(handler: ChangingHandler, cause: ChangingCause) -> bool:
-    """Tell whether the field was and has become what the handler asks for."""
+    """Check whether the old and the new value of the field match the options ``old`` and ``new``."""
     return all(
         pattern is None or _match_value(pattern, resolve(essence, handler.field, _ABSENT), handler, cause)
         for pattern, essence in ((handler.old, cause.old), (handler.new, cause.new))
@@ -250,7 +250,7 @@ def _name_option(handler: ResourceHandler, fn: Callable[..., Any]) -> str:
 
 
 def _locate(fn: Callable[..., Any], error: Exception) -> str:
-    """Return the line of the user's code that has failed; or where the function is, if it could not be called."""
+    """Return the line of the user's code that has failed, or the place of the function if the call has failed."""
     trace, here = error.__traceback__, None
     while trace is not None:
         if not trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
@@ -267,11 +267,11 @@ def _locate(fn: Callable[..., Any], error: Exception) -> str:
 
 
 def _hash_content(body: Body) -> int:
-    """Return a hash of what people change; statuses and versions change by themselves, and would repeat the reports."""
+    """Return a hash of the fields that users change. With the status, each of its updates would repeat the reports."""
     raw, meta = body._data(), body.metadata
     content = {key: value for key, value in raw.items() if key not in ('metadata', 'status')}
     content['metadata'] = {'labels': meta.get('labels'), 'deleted': meta.get('deletionTimestamp')}
     try:
         return hash(orjson.dumps(content, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS))
-    except TypeError:  # of numbers that are too large for this library
+    except TypeError:  # some numbers are too large for this library
         return hash(repr(content))

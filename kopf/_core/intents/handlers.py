@@ -1,8 +1,8 @@
 """
-The handlers as they are declared: a function, what it is for, and its options.
+Handlers as they are declared: a function, the events that it handles, and its options.
 
-They are data: how they are matched is in `filters`, how they are kept is in `registries`. Each kind of handlers
-describes itself by the attributes of its class: see "A new kind of handlers, step by step" in the documentation.
+They are only data: `filters` matches them, `registries` keeps them. The attributes of each class describe the kind of
+its handlers: see "A new kind of handlers, step by step" in the documentation.
 """
 
 import dataclasses
@@ -32,38 +32,38 @@ OperationName = Literal['CREATE', 'UPDATE', 'DELETE', 'CONNECT']
 
 
 class DeclaredHandler(Handler):
-    """A handler that a decorator makes. The attributes of its class say all that there is to know about its kind."""
+    """A handler that a decorator creates. The attributes of the class describe its kind completely."""
 
     slot: ClassVar[str]
     """The attribute of the registry where the handlers of this kind are kept."""
     decorators: ClassVar[str]
-    """How messages name the decorators of this kind."""
+    """The names of the decorators in messages."""
     options: ClassVar[type[Any]]
-    """The typed dict of the options that the decorators take; a decorator can have one of its own."""
+    """The typed dict of the options of the decorators; a decorator can have another one."""
     cause: ClassVar[type[causes.Cause]]
-    """The class of the causes that the handlers are run for: the functions can take its arguments."""
+    """The class of the causes; it provides the arguments of the functions."""
 
 
 class ActivityOptions(IdentityOptions, ErrorsOptions, total=False):
-    """Options of the operator's activities."""
+    """Options of handlers of activities."""
 
 
 class ScheduleOptions(ActivityOptions, total=False):
-    """Options of the operator's schedules, besides their intervals."""
+    """Options of schedules, except for the interval."""
 
     initial_delay: float | None
     sharp: bool | None
 
 
 class RepeatedOptions(ScheduleOptions, total=False):
-    """Options of the operator's schedules."""
+    """Options of schedules."""
 
     interval: float
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ActivityHandler(DeclaredHandler):
-    """A handler of what the operator does as a whole: starting, ending, logging in, probing."""
+    """A handler of an activity of the operator as a whole: starting, ending, logging in, probing."""
 
     activity: Activity
 
@@ -76,7 +76,7 @@ class ActivityHandler(DeclaredHandler):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ScheduleHandler(ActivityHandler):
-    """``@kopf.on.schedule``: a function of the operator that is run again and again."""
+    """``@kopf.on.schedule``: a function that is run periodically, independently of objects."""
 
     interval: float
     initial_delay: float | None = None
@@ -88,7 +88,7 @@ class ScheduleHandler(ActivityHandler):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ResourceHandler(DeclaredHandler):
-    """A handler of objects: of which resources, and which of their objects."""
+    """A handler of objects, which are selected by the resource and by filters."""
 
     selector: Selector | None = None
     labels: MetaFilter | None = None
@@ -99,26 +99,27 @@ class ResourceHandler(DeclaredHandler):
     label_selector: LabelSelector | None = None
     callback_names: Mapping[tuple[int, int], tuple[str, ...]] = dataclasses.field(init=False)
     """
-    The arguments that the callbacks take, except for callbacks that take any.
+    The names of the arguments of callbacks, except for callbacks that take any arguments.
 
-    The keys are the identity of the callback and the number of its positional arguments: it can be used for both.
+    The keys are the identity of the callback and the number of its positional arguments: the same function can be used
+    with and without a value.
     """
 
     cause: ClassVar[type[causes.Cause]] = causes.ResourceCause
     modifies: ClassVar[bool] = False
-    """Whether the framework itself patches the objects for this kind of handlers."""
+    """Whether the framework stores its state on the objects for this kind of handlers, and so must patch them."""
     watches: ClassVar[bool] = True
-    """Whether the objects are watched for this kind of handlers; otherwise, the API brings them on its own."""
+    """Whether the objects are watched for this kind of handlers; otherwise, the API server sends them by webhooks."""
     named_by_field: ClassVar[bool] = True
     """Whether the field is a part of the id."""
     exclusive: ClassVar[bool] = True
-    """Whether of several functions with the same id only one is called for an object."""
+    """Whether only one of several functions with the same id is called for an object."""
     extends_essence: ClassVar[bool] = True
-    """Whether a change of the field counts as a change of the object, wherever the field is."""
+    """Whether the field belongs to the essence, so that its changes are handled, even in the status."""
     reads_indices: ClassVar[bool] = True
-    """Whether the functions can take indices, so that they wait until the indices are complete."""
+    """Whether the functions can take indices, and so must wait until the indices are complete."""
     callback_options: ClassVar[Sequence[str]] = ('value',)
-    """The options that can be callbacks of a value, besides those of labels and annotations."""
+    """The options that can be callbacks with a value, besides labels and annotations."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,7 +127,7 @@ class ResourceHandler(DeclaredHandler):
         object.__setattr__(self, 'callback_names', {key: each for key, each in names.items() if each is not None})
 
     def iter_callbacks(self) -> Iterator[tuple[str, Callable[..., Any], int]]:
-        """Yield the option, the callback, and how many arguments it gets by their positions, before the kwargs."""
+        """Yield the option, the callback, and the number of its positional arguments, for each callback."""
         for option in ('labels', 'annotations'):
             for value in (getattr(self, option) or {}).values():
                 if callable(value):
@@ -171,7 +172,7 @@ class WatchingHandler(ResourceHandler):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class SpawningHandler(ResourceHandler):
-    """A handler that accompanies an object as long as the object is there."""
+    """A handler that runs as long as the object exists: a daemon or a timer."""
 
     requires_finalizer: bool = True
     initial_delay: float | DelayFn | None = None
@@ -182,12 +183,15 @@ class SpawningHandler(ResourceHandler):
     modifies = True
 
     def iter_callbacks(self) -> Iterator[tuple[str, Callable[..., Any], int]]:
+        """Yield the same as for other handlers, and the function for the initial delay."""
         yield from super().iter_callbacks()
         if callable(self.initial_delay):
             yield 'initial_delay', self.initial_delay, 0
 
 
 class DaemonOptions(RetriedOptions, total=False):
+    """Options of daemons; the times are in seconds."""
+
     initial_delay: float | DelayFn | None
     cancellation_backoff: float | None
     cancellation_timeout: float | None
@@ -196,7 +200,7 @@ class DaemonOptions(RetriedOptions, total=False):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class DaemonHandler(SpawningHandler):
-    """``@kopf.daemon``: a function that runs as long as the object is there."""
+    """``@kopf.daemon``: a function that runs as long as the object exists."""
 
     cancellation_backoff: float | None = None
     cancellation_timeout: float | None = None
@@ -207,6 +211,8 @@ class DaemonHandler(SpawningHandler):
 
 
 class TimerOptions(RetriedOptions, total=False):
+    """Options of timers; the times are in seconds."""
+
     interval: float | None
     initial_delay: float | DelayFn | None
     sharp: bool | None
@@ -215,7 +221,7 @@ class TimerOptions(RetriedOptions, total=False):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class TimerHandler(SpawningHandler):
-    """``@kopf.timer``: a function that runs on a schedule as long as the object is there."""
+    """``@kopf.timer``: a function that is run periodically as long as the object exists."""
 
     sharp: bool | None = None
     idle: float | None = None
@@ -227,24 +233,34 @@ class TimerHandler(SpawningHandler):
 
 
 class ResumeOptions(RetriedOptions, total=False):
+    """Options of ``@kopf.on.resume``."""
+
     deleted: bool | None
 
 
 class DeleteOptions(RetriedOptions, total=False):
+    """Options of ``@kopf.on.delete``."""
+
     optional: bool | None
 
 
 class UpdateOptions(RetriedOptions, total=False):
+    """Options of ``@kopf.on.update``."""
+
     old: Any
     new: Any
 
 
 class FieldOptions(IdentityOptions, SelectorOptions, MetaOptions, WatchOptions, ErrorsOptions, total=False):
+    """Options of ``@kopf.on.field``, except for the field."""
+
     old: Any
     new: Any
 
 
 class SubHandlerOptions(ErrorsOptions, FilterOptions, total=False):
+    """Options of sub-handlers."""
+
     id: str | None
     param: Any
     old: Any
@@ -256,15 +272,15 @@ class ChangingHandler(ResourceHandler):
     """A handler of changes: ``@kopf.on.create/update/delete/resume/field``, and sub-handlers."""
 
     reason: Reason | None = None
-    """The only reason it is for; any if ``None``."""
+    """The reason for which it is run; ``None`` for any reason."""
     initial: bool = False
-    """Is also due at the first sight of an object: ``@kopf.on.resume``."""
+    """Whether it is run when this process sees the object for the first time: ``@kopf.on.resume``."""
     deleted: bool = False
-    """If ``initial``: also for objects that are being deleted."""
+    """If ``initial``: whether it is also run for objects that are being deleted."""
     requires_finalizer: bool = False
-    """Must not be missed when the object is deleted."""
+    """Whether the object must wait with its deletion until it has finished."""
     needs_change: bool = False
-    """Is due only if its field is affected by the change: ``@kopf.on.update``, ``@kopf.on.field``."""
+    """Whether it is run only if its field has changed: ``@kopf.on.update``, ``@kopf.on.field``."""
     old: ValueFilter = None
     new: ValueFilter = None
 
@@ -277,11 +293,15 @@ class ChangingHandler(ResourceHandler):
 
 
 class WebhookType(enum.StrEnum):
+    """The types of admission webhooks."""
+
     VALIDATING = 'validating'
     MUTATING = 'mutating'
 
 
 class WebhookOptions(ObjectOptions, total=False):
+    """Options of ``@kopf.on.validate`` and ``@kopf.on.mutate``."""
+
     operation: OperationName | None
     operations: Collection[OperationName] | None
     subresource: str | None
@@ -310,6 +330,8 @@ class WebhookHandler(ResourceHandler):
 
 
 class ConversionOptions(IdentityOptions, total=False):
+    """Options of ``@kopf.on.convert``."""
+
     group: str | None
     kind: str | None
     plural: str | None
@@ -326,9 +348,9 @@ class ConversionHandler(ResourceHandler):
     """A handler that converts objects between versions: ``@kopf.on.convert``."""
 
     from_versions: frozenset[str] | None = None
-    """The versions that it can convert from; any if ``None``."""
+    """The versions that it can convert from; ``None`` for any version."""
     to_versions: frozenset[str] | None = None
-    """The versions that it can convert to; any if ``None``."""
+    """The versions that it can convert to; ``None`` for any version."""
     persistent: bool = True
 
     slot = 'conversions'
@@ -348,7 +370,7 @@ class ConversionHandler(ResourceHandler):
             )
 
     def converts(self, start: str, end: str) -> bool:
-        """Tell whether it converts from the one version to the other."""
+        """Check whether it converts objects from one version to the other."""
         return (self.from_versions is None or start in self.from_versions) and (
             self.to_versions is None or end in self.to_versions
         )
@@ -363,4 +385,4 @@ KINDS: list[type[DeclaredHandler]] = [
     WebhookHandler,
     ConversionHandler,
 ]
-"""The kinds of handlers, in the order in which their handlers are listed. Subclasses of a kind share its slot."""
+"""The kinds of handlers, in the order of `OperatorRegistry.iter_handlers`. Subclasses of a kind share its slot."""

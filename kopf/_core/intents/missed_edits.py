@@ -1,9 +1,10 @@
 """
-What an object tells of edits that others have made in the middle of its creation, while no operator was there.
+Edits that other clients have made in the middle of a creation while no operator ran.
 
-If the creation is put off for a while, the records of its handlers have what the first of them has seen. If not, there
-are only digests; and none, if the records are of upstream's. Then, the API still has records of its own: how often the
-specification was changed, and who has changed the labels and annotations when.
+If the remaining creation handlers are delayed for long, the records of the handlers contain the essence that the first
+handler has seen. Otherwise, the records contain only digests; and the records of upstream do not contain even these.
+In this case, the metadata of the API server help: they count the changes of the spec (``generation``), and name the
+clients that have changed the labels and annotations, with the times (``managedFields``).
 """
 
 import json
@@ -15,13 +16,13 @@ from kopf._cogs.helpers.versions import user_agent
 from kopf._cogs.structs.bodies import Body, BodyEssence
 
 RESERVE: Final = 32 * 1024
-"""How much of the annotations is left for other records and other tools (in bytes)."""
+"""The size of the annotations that is reserved for other records and other clients (in bytes)."""
 
 _MANAGER: Final = user_agent.partition('/')[0]
 
 
 def pack(essence: BodyEssence, body: Body) -> str | None:
-    """Give the essence as a text for the record of a handler; ``None`` if there is no room for it in the object."""
+    """Return the essence as text for the record of a handler; ``None`` if the object has no room for it."""
     text = digests.pack(storage_formats.dump_json(essence))
     room = (
         storage_formats.MAX_ANNOTATIONS_SIZE
@@ -32,7 +33,7 @@ def pack(essence: BodyEssence, body: Body) -> str | None:
 
 
 def unpack(text: str | None) -> BodyEssence | None:
-    """Get back the essence; ``None`` if there is nothing, or nothing that makes sense."""
+    """Return the essence from the text; ``None`` if there is no text, or it is malformed."""
     try:
         essence = None if text is None else storage_formats.load_json(digests.unpack(text))
     except (ValueError, TypeError, json.JSONDecodeError):
@@ -41,7 +42,7 @@ def unpack(text: str | None) -> BodyEssence | None:
 
 
 def is_changed_since_created(body: Body, *, has_status: bool) -> bool:
-    """Tell if the specification was ever changed, or the labels and annotations later than by us, as far as known."""
+    """Check whether other clients have changed the spec, or the labels and annotations after the operator's patch."""
     # Without the subresource, the generation also grows with the status, e.g. with the results of handlers.
     generation = body.metadata.get('generation') if has_status or not body.get('status') else None
     return (isinstance(generation, int) and generation > 1) or _is_labelled_by_others(body)

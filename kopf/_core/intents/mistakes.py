@@ -1,9 +1,9 @@
 """
-Mistakes in what users declare, found before anything is run: by the decorators, or when the operator starts.
+Mistakes in the declarations of users, found by the decorators or when the operator starts.
 
-Functions take the arguments that they name, and ``**kwargs`` is for all others: only what does not exist is a mistake.
-Each would otherwise be found by the first object that comes, as a traceback of a call that is not in the user's code,
-again and again; or never. The texts say what is wrong, where it is, and what to write instead.
+Functions can name any of the provided arguments, with or without ``**kwargs`` for the others; only other names are
+mistakes. If they were not found so early, each object would cause a traceback of a call outside of the user's code; and
+some would never be noticed. The messages say what is wrong, where it is, and what to write instead.
 """
 
 import functools
@@ -28,14 +28,19 @@ from kopf._core.intents.registries import OperatorRegistry
 
 
 class DeclarationError(ExplainedError):
-    """The handlers can't be run as they are declared; the text says which ones, and why."""
+    """Handlers cannot be run as they are declared; the text says which ones, and why."""
 
 
 def check_handler(name: str, fn: Any) -> None:
     """
-    Raise `TypeError` if the function can't be a handler, whatever it is called with.
+    Check that the function can be a handler of any kind.
 
-    :param name: the name of the decorator.
+    Args:
+        name: the name of the decorator.
+        fn: the function.
+
+    Raises:
+        TypeError: if it cannot be called with keyword arguments only, or a call would not run it.
     """
     if not callable(fn):
         raise TypeError(f"@kopf.on.{name} is for functions, and {fn!r} is none.")
@@ -58,7 +63,18 @@ def check_handler(name: str, fn: Any) -> None:
 
 
 def check_callback(name: str, option: str, fn: Any, positional: int) -> None:
-    """Raise `TypeError` if the function can't be called for this option of the decorator: with a value, or without."""
+    """
+    Check that the function can be a callback.
+
+    Args:
+        name: the name of the decorator.
+        option: the name of the option.
+        fn: the value of the option, which is not necessarily a callback.
+        positional: the number of its positional arguments: 1 for callbacks that get a value, otherwise 0.
+
+    Raises:
+        TypeError: if the function cannot be called with these arguments.
+    """
     for part in iter_parts(fn) if callable(fn) else ():
         parameters = _get_parameters(part)
         lonely = [
@@ -79,9 +95,9 @@ def check_callback(name: str, option: str, fn: Any, positional: int) -> None:
 
 def is_bare(fn: object) -> bool:
     """
-    Tell if the function is a handler, not a predicate of resources, though it is where a resource is expected.
+    Check whether the value given for a resource is a handler, not a predicate of resources.
 
-    This is how decorators without parentheses look like: ``@kopf.on.create`` instead of ``@kopf.on.create(...)``.
+    This is the case for decorators without parentheses: ``@kopf.on.create`` instead of ``@kopf.on.create(...)``.
     """
     if not inspect.isfunction(fn):
         return False
@@ -99,15 +115,16 @@ def is_bare(fn: object) -> bool:
 
 
 def explain_bare(name: str, fn: object, example: str) -> str:
-    """Say what is to be written instead of a decorator without parentheses."""
+    """Return a message on a decorator without parentheses, with the correct spelling."""
     return f"@kopf.on.{name} has no parentheses: write @kopf.on.{name}({example}) before {describe(fn)}."
 
 
 def check_registry(registry: OperatorRegistry) -> None:
     """
-    Check that all functions are given whatever they ask for.
+    Check that all arguments of all functions are provided.
 
-    :raises DeclarationError: if some are not, so that they would fail whenever they are called.
+    Raises:
+        DeclarationError: if some are not, so that their functions would fail in each call.
     """
     indices = {handler.id for handler in registry.indexing}
     problems = [text for handler in registry.iter_handlers() for text in find_missing(handler, indices)]
@@ -116,7 +133,7 @@ def check_registry(registry: OperatorRegistry) -> None:
 
 
 def find_missing(handler: DeclaredHandler, indices: Collection[str]) -> Iterator[str]:
-    """Yield the explanation for each function of the handler that asks for what it is not given."""
+    """Yield a message for each function of the handler with an argument that is not provided."""
     provided = list_arguments(type(handler))
     if (name := _find_first(handler.fn, 0, provided, indices)) is not None:
         yield (
@@ -134,7 +151,7 @@ def find_missing(handler: DeclaredHandler, indices: Collection[str]) -> Iterator
 
 
 def list_arguments(kind: type[DeclaredHandler]) -> frozenset[str]:
-    """Return the arguments that the handlers of the kind are given. Besides these, all are given the indices."""
+    """Return the names of the arguments that handlers of the kind get; in addition, all handlers get the indices."""
     return frozenset({'param', *causes.ATTEMPT_GETTERS, *kind.cause.ARGUMENTS, *kind.cause.EXTRA_GETTERS})
 
 
@@ -151,7 +168,7 @@ def _find_first(fn: Any, positional: int, provided: Collection[str], indices: Co
 
 
 def _find_clash(fn: Any, provided: Collection[str]) -> str | None:
-    """Return the name of the callback's value if it is given an argument of this name, too."""
+    """Return the name of the callback's value if an argument with this name is provided, too."""
     if read_arguments(fn).names is not None:
         return None
     first = next(iter(_get_parameters(fn).values()))
@@ -170,7 +187,7 @@ def _explain_missing(name: str, provided: Collection[str], indices: Collection[s
 
 
 def find_namesake(handlers: Iterator[Any], new: ResourceHandler) -> ResourceHandler | None:
-    """Give another function of the file with the same id, of which only one would be called where both match."""
+    """Return another function in the same file with the same id: only one of them would be called for an object."""
 
     def key(handler: Any) -> tuple[Any, ...]:
         reason = getattr(handler, 'reason', None), getattr(handler, 'initial', None)
@@ -188,7 +205,7 @@ def find_namesake(handlers: Iterator[Any], new: ResourceHandler) -> ResourceHand
 
 
 def explain_namesake(new: ResourceHandler, old: ResourceHandler) -> str:
-    """Return what is wrong with two handlers of the same id, and what to do about it."""
+    """Return a message on two handlers with the same id."""
     places = locate(old.fn), locate(new.fn)
     if places[0] == places[1]:  # a decorator inside of a function that is called for each object
         return (
@@ -202,7 +219,7 @@ def explain_namesake(new: ResourceHandler, old: ResourceHandler) -> str:
 
 
 def find_doubts(handler: ResourceHandler) -> Iterator[str]:
-    """Yield what is permitted in the declaration of a handler, and is most probably not what is meant."""
+    """Yield a message for each permitted but suspicious part of the declaration of a handler."""
     place = f"{handler} ({locate(handler.fn)})"
     if isinstance(handler, TimerHandler) and handler.interval == 0 and not handler.idle:
         yield f"{place} has interval=0, so it is run again and again without a pause. Use an interval in seconds."
@@ -233,7 +250,7 @@ def _doubt_field(field: Sequence[str]) -> str | None:
 
 
 def suggest(option: str, allowed: Collection[str], suffix: str = '=') -> str:
-    """Name the option that is meant, if there is one with nearly the same name."""
+    """Return a hint on the option with the most similar name; an empty string if there is none."""
     import difflib
 
     found = difflib.get_close_matches(option, allowed)
@@ -242,13 +259,13 @@ def suggest(option: str, allowed: Collection[str], suffix: str = '=') -> str:
 
 
 def describe(fn: object) -> str:
-    """Name the function with its place, for messages."""
+    """Return the name of the function and its place, for messages."""
     name = getattr(fn, '__qualname__', None)
     return f"the function {name!r} ({locate(fn)})" if name else f"{fn!r}"
 
 
 def locate(fn: Any) -> str:
-    """Say in which line of which file the function is."""
+    """Return the file and the line of the function."""
     while isinstance(fn, functools.partial) or hasattr(fn, '__wrapped__'):
         fn = fn.func if isinstance(fn, functools.partial) else fn.__wrapped__
     code = getattr(fn, '__code__', None)

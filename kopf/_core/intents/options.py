@@ -1,7 +1,8 @@
 """
-The options that decorators of several kinds share, as typed dicts: type checkers and the decorators read them alike.
+The options that decorators of several kinds share, as typed dicts.
 
-Those of one kind are next to its class, in `handlers`.
+Both type checkers and the decorators themselves read them. The options of a single kind are in `handlers`, next to the
+class of that kind.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ class IdentityOptions(TypedDict, total=False):
 
 
 class ErrorsOptions(TypedDict, total=False):
-    """Options of the handlers that are retried; times are in seconds."""
+    """Options of handlers with retries; the times are in seconds."""
 
     errors: ErrorsMode | None
     timeout: float | None
@@ -35,7 +36,7 @@ class ErrorsOptions(TypedDict, total=False):
 
 
 class SelectorOptions(TypedDict, total=False):
-    """Options that name the resource."""
+    """Options that specify the resource."""
 
     group: str | None
     version: str | None
@@ -47,13 +48,13 @@ class SelectorOptions(TypedDict, total=False):
 
 
 class WatchOptions(TypedDict, total=False):
-    """Options of the handlers whose objects are watched."""
+    """Options of handlers whose objects are watched."""
 
     label_selector: str | None
 
 
 class MetaOptions(TypedDict, total=False):
-    """Options that choose the objects."""
+    """Options that filter the objects."""
 
     labels: Meta | None
     annotations: Meta | None
@@ -62,7 +63,7 @@ class MetaOptions(TypedDict, total=False):
 
 
 class FilterOptions(MetaOptions, total=False):
-    """Options that choose the objects, by a field too."""
+    """Options that filter the objects, also by a field."""
 
     field: FieldSpec
 

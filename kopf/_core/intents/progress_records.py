@@ -1,7 +1,8 @@
 """
-The records of handlers on objects, read once for each state of an object: a state is looked at several times in a row.
+The progress records of handlers, as the storages in the settings keep them on objects.
 
-Storages of developers' own are always asked, as they can keep the records elsewhere.
+Why not simply call the storages? A state of an object is processed in several steps, so its records are cached. Only
+storages that users have replaced by their own are called each time, since they can keep the records elsewhere.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,7 +17,7 @@ from kopf._core.intents.storage_errors import StorageError
 
 
 class ProgressRecords:
-    """The records on all the objects of one resource; only those on the latest object are remembered."""
+    """Loads and stores the records of all objects of one resource; only those of the latest object are cached."""
 
     __slots__ = ('_known', '_raw', '_remembering', '_storage')
 
@@ -27,7 +28,7 @@ class ProgressRecords:
         self._known: dict[HandlerId, ProgressRecord | None] = {}
 
     def fetch(self, *, key: HandlerId, body: Body) -> ProgressRecord | None:
-        """Give the record of a handler; `None` if there is none."""
+        """Return the record of a handler; ``None`` if there is none."""
         known = self._get_known(body) if self._remembering else {}
         if key not in known:
             try:
@@ -37,34 +38,34 @@ class ProgressRecords:
         return known[key]
 
     def fetch_all(self, keys: Collection[HandlerId], body: Body) -> list[ProgressRecord]:
-        """Give the records of those handlers that have one."""
+        """Return the existing records of the handlers."""
         known = self._get_known(body) if self._remembering else {}
         records = [known[key] if key in known else self.fetch(key=key, body=body) for key in keys]
         return [record for record in records if record is not None]
 
     def store(self, *, key: HandlerId, record: ProgressRecord, body: Body, patch: Patch) -> None:
-        """Put the record of a handler into the patch, or to where the storage has it."""
+        """Add the record of a handler to the patch, or write it to the place of the storage."""
         try:
             self._storage.store(key=key, record=record, body=body, patch=patch)
         except Exception as error:
             raise StorageError(self._storage, 'store', error) from error
 
     def purge(self, *, key: HandlerId, body: Body, patch: Patch) -> None:
-        """Let the patch remove the record of a handler, or remove it from where the storage has it."""
+        """Remove the record of a handler: by the patch, or from the place of the storage."""
         try:
             self._storage.purge(key=key, body=body, patch=patch)
         except Exception as error:
             raise StorageError(self._storage, 'purge', error) from error
 
     def flush(self) -> None:
-        """Complete the writes that the storage has postponed."""
+        """Complete the postponed writes of the storage."""
         try:
             self._storage.flush()
         except Exception as error:
             raise StorageError(self._storage, 'flush', error) from error
 
     def forget(self) -> None:
-        """Keep no object in memory."""
+        """Release the cached object."""
         self._raw, self._known = None, {}
 
     def _get_known(self, body: Body) -> dict[HandlerId, ProgressRecord | None]:

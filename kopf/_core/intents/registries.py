@@ -1,8 +1,8 @@
 """
-Where the declared handlers are kept, and what of them concerns one resource.
+Registries of the declared handlers, and tables of the handlers of one resource.
 
-A registry is filled by the decorators while the user's files are imported. When a resource is discovered, its
-`HandlerTable` is made once: everything that is asked for at each event of the resource is decided there.
+The decorators fill a registry while the user's files are imported. When a resource is discovered, its `HandlerTable` is
+created: everything that is needed for each event of the resource, and depends only on the handlers, is computed once.
 """
 
 import functools
@@ -37,19 +37,25 @@ ResourceHandlerT = TypeVar('ResourceHandlerT', bound=ResourceHandler)
 
 
 class HandlersRegistry(Generic[HandlerT]):
-    """Handlers of one kind, in the order of their declaration; the owner can be told when there is another one."""
+    """
+    Handlers of one kind, in the order of their declaration.
+
+    Args:
+        changed: called when a handler is added.
+    """
 
     def __init__(self, changed: Callable[[], None] | None = None) -> None:
         self._handlers: list[HandlerT] = []
         self._changed = changed
 
     def append(self, handler: HandlerT) -> None:
+        """Add the handler."""
         self._handlers.append(handler)
         if self._changed is not None:
             self._changed()
 
     def get_all_handlers(self) -> list[HandlerT]:
-        """Give the handlers in the order of their declaration."""
+        """Return the handlers in the order of their declaration."""
         return list(self._handlers)
 
     def __iter__(self) -> Iterator[HandlerT]:
@@ -60,8 +66,10 @@ class HandlersRegistry(Generic[HandlerT]):
 
 
 class ActivitiesRegistry(HandlersRegistry[ActivityHandler]):
+    """The handlers of activities, which are selected by the activity."""
+
     def get_handlers(self, activity: Activity) -> list[ActivityHandler]:
-        """Give the handlers of the activity, in the order of their declaration."""
+        """Return the handlers of the activity, in the order of their declaration."""
         return [handler for handler in self if handler.activity is activity]
 
     def get_schedules(self) -> list[ScheduleHandler]:
@@ -70,17 +78,19 @@ class ActivitiesRegistry(HandlersRegistry[ActivityHandler]):
 
 
 class ChangingRegistry(HandlersRegistry[ChangingHandler]):
+    """The handlers of changes, which are selected by the cause."""
+
     def get_handlers(self, cause: ChangingCause) -> list[ChangingHandler]:
-        """Give the handlers that match the cause; used for sub-handlers, which have no selectors."""
+        """Return the handlers that match the cause; used for sub-handlers, which have no selectors."""
         return list(filters.deduplicate(handler for handler in self if filters.match(handler, cause)))
 
 
 class OperatorRegistry:
     """
-    All the handlers of an operator, of all kinds. Each kind has an attribute: the ``slot`` of its class.
+    All handlers of an operator. Each kind has its attribute: the ``slot`` of its class.
 
-    The decorators fill the default one unless told otherwise by ``registry=``. Several operators in one process
-    have a registry each: see the documentation's "Embedding".
+    The decorators fill the default registry, unless another one is given by ``registry=``. Several operators in one
+    process need separate registries: see the documentation's "Embedding".
     """
 
     activities: ActivitiesRegistry
@@ -93,7 +103,7 @@ class OperatorRegistry:
 
     def __init__(self) -> None:
         self.listeners: list[Callable[[], object]] = []
-        """Are called when a handler of objects is added: in that very thread."""
+        """The functions that are called when a handler of objects is added, in the thread that adds it."""
         self.activity_listeners: list[Callable[[], object]] = []
         """The same for handlers of activities."""
         for kind in KINDS:
@@ -101,15 +111,15 @@ class OperatorRegistry:
             listeners = self.listeners if issubclass(kind, ResourceHandler) else self.activity_listeners
             handlers = make(functools.partial(_notify, listeners))
             setattr(self, kind.slot, handlers)
-            # Operators that look for their own handlers, or wrap them, know the slots by their private names.
+            # Some operators find or wrap their own handlers by the private names that the slots have in upstream.
             setattr(self, f'_{kind.slot}', handlers)
 
     def of(self, kind: type[HandlerT]) -> HandlersRegistry[HandlerT]:
-        """Return where the handlers of the kind are kept, together with all others of the same slot."""
+        """Return the registry of the kind; it contains the handlers of all kinds with the same slot."""
         return cast(HandlersRegistry[HandlerT], getattr(self, kind.slot))
 
     def extend(self, other: 'OperatorRegistry', chosen: Callable[[Handler], bool] = lambda _: True) -> None:
-        """Add those of the handlers of another registry that are chosen, and are not here yet."""
+        """Add the chosen handlers of another registry, except for those that this registry contains already."""
         for kind in KINDS:
             own = self.of(kind)
             known = set(own)
@@ -123,13 +133,19 @@ class OperatorRegistry:
             yield from self.of(kind)
 
     def iter_resource_handlers(self) -> Iterator[ResourceHandler]:
-        """Yield the handlers of objects, of all kinds."""
+        """Yield the handlers of all kinds that are for objects."""
         for kind in KINDS:
             if issubclass(kind, ResourceHandler):
                 yield from self.of(kind)
 
     def iter_selectors(self, *, watched: bool = True, patched: bool = False) -> Iterator[Selector]:
-        """Give the selectors of the handlers that need the objects to be watched, or also to be patched."""
+        """
+        Yield the selectors of handlers.
+
+        Args:
+            watched: whether to include the handlers whose objects are watched, or instead the other ones.
+            patched: whether to include only the handlers whose objects the framework patches.
+        """
         for handler in self.iter_resource_handlers():
             if handler.watches is not watched or handler.selector is None:
                 continue
@@ -146,7 +162,7 @@ _REGISTRIES: Mapping[type[DeclaredHandler], type[HandlersRegistry[Any]]] = {
     ActivityHandler: ActivitiesRegistry,
     ChangingHandler: ChangingRegistry,
 }
-"""The registries of the kinds that are asked for some of their handlers, not only for all of them."""
+"""The classes of registries for kinds that need special selections; `HandlersRegistry` for other kinds."""
 
 
 class SmartOperatorRegistry(OperatorRegistry):
@@ -158,15 +174,16 @@ _default_registry_var: ContextVar[OperatorRegistry] = ContextVar('default_regist
 
 
 def get_default_registry() -> OperatorRegistry:
-    """Give the registry that the decorators fill, and that operators use, if none is given to them."""
+    """Return the registry that decorators and operators use if they get no other one."""
     return _default_registry_var.get()
 
 
 def set_default_registry(registry: OperatorRegistry | None) -> None:
     """
-    Use another registry by default: in this thread, or in this task and those started by it.
+    Replace the default registry in this thread, or in this task and the tasks started by it.
 
-    :param registry: the registry; ``None`` is for a new one, which is empty.
+    Args:
+        registry: the registry; ``None`` is for a new, empty one.
     """
     _default_registry_var.set(SmartOperatorRegistry() if registry is None else registry)
 
@@ -176,9 +193,9 @@ _NO_HANDLERS: Mapping[type[ResourceHandler], tuple[Any, ...]] = {}
 
 class HandlerTable(NamedTuple):
     """
-    What an operator has declared for one resource.
+    The handlers of one resource, and what follows from them.
 
-    What is asked for at each event has an attribute of its own, as a look into a mapping takes longer.
+    Values that are needed for each event are attributes, because a look-up in a mapping takes longer.
     """
 
     resource: Resource
@@ -191,32 +208,32 @@ class HandlerTable(NamedTuple):
     changing_ids: tuple[HandlerId, ...] = ()
     resuming_ids: frozenset[HandlerId] = frozenset()
     only_resuming_ids: frozenset[HandlerId] = frozenset()
-    """Those that no handlers of other reasons have."""
+    """The ids of resuming handlers that no other handlers have."""
     extra_fields: frozenset[FieldPath] = frozenset()
-    """Fields that count as changes only because a handler names them, of whatever kind it is."""
+    """The fields that belong to the essence only because a handler of any kind names them."""
     finalizing: tuple[ResourceHandler, ...] = ()
-    """The change-detecting handlers for which the object must not vanish unnoticed. For daemons, see `Spawner`."""
+    """The change-detecting handlers that require the finalizer. Daemons can require it, too: see `Spawner`."""
     managing: bool = False
-    """Whether the framework keeps anything on the objects themselves."""
+    """Whether the framework stores its state on the objects."""
     arguments: frozenset[str] | None = frozenset()
-    """The arguments that the handlers can look at, besides those of indices; ``None`` if that can be any."""
+    """The arguments that the handlers can access, except for indexing handlers; ``None`` for any arguments."""
     label_selector: LabelSelector | None = None
-    """The selector for the server: it has to be that of all the handlers, as they share one watch."""
+    """The label selector of the watch, if it is the same for all handlers: they share the watch."""
 
     @property
     def has_different_selectors(self) -> bool:
-        """Whether all objects are watched, though handlers have label selectors: each handler has its own filter."""
+        """True if label selectors of handlers are not applied by the server, because they differ."""
         return self.label_selector is None and any(
             handler.label_selector is not None for handlers in self.handlers.values() for handler in handlers
         )
 
     def of(self, kind: type[ResourceHandlerT]) -> tuple[ResourceHandlerT, ...]:
-        """Return the handlers of the kind. An engine keeps them until there is another table."""
+        """Return the handlers of the kind. Engines keep the result as long as they use the table."""
         return self.handlers.get(kind, ())
 
     @classmethod
     def build(cls, registry: OperatorRegistry, resource: Resource, served: Collection[Selector]) -> 'HandlerTable':
-        """Pick the handlers of the resource; of those with selectors that are served by it."""
+        """Create the table of the resource from the handlers whose selectors have been resolved to it (``served``)."""
 
         handlers: dict[type[ResourceHandler], tuple[Any, ...]] = {
             kind: tuple(handler for handler in registry.of(kind) if handler.selector in served)
@@ -247,11 +264,12 @@ class HandlerTable(NamedTuple):
 
 def get_callable_id(fn: Any) -> str:
     """
-    Give the id of a handler that has none of its own: the name of its function, as qualified in its module.
+    Return the default id of a handler: the qualified name of its function.
 
-    :raises ValueError: if the object has no name.
+    Raises:
+        ValueError: if the object has no name.
     """
-    while isinstance(fn, functools.partial):  # not whatever has a `func`: mocks have everything, endlessly
+    while isinstance(fn, functools.partial):  # not any object with a `func`: mocks have all attributes, endlessly
         fn = fn.func
     name = getattr(fn, '__qualname__', None)
     if name is None:
@@ -268,7 +286,7 @@ def make_handler_id(
     field: FieldPath | None = None,
     parent: HandlerId | None = None,
 ) -> HandlerId:
-    """Combine the id of a handler: of its own, of its parent, of its field."""
+    """Return the full id of a handler: the id of its parent, its own id, and its field."""
     own = id if id is not None else get_callable_id(fn)
     suffix = f"/{'.'.join(field)}" if field else ''
     return HandlerId(f"{parent}/{own}{suffix}" if parent else f"{own}{suffix}")

@@ -1,7 +1,7 @@
 """
-Failures of the storages that the settings name: they can be the user's own, and ask a database, for example.
+Failures of the storages in the settings. Users can replace them by their own, which e.g. use a database.
 
-Such a failure is said to be of the storage, and is retried as those of the framework and of the API are.
+The errors name the failed storage. They are retried in the same way as the failures of the API.
 """
 
 from kopf._cogs.configs.diffbase import DiffBaseStorage
@@ -10,7 +10,7 @@ from kopf._cogs.helpers.explanations import name_error
 
 
 class StorageError(Exception):
-    """A storage has failed. Its own error is the cause of this one."""
+    """A storage has failed; the original error is the ``__cause__``."""
 
     def __init__(self, storage: DiffBaseStorage | ProgressStorage, method: str, error: Exception) -> None:
         option = 'diffbase_storage' if isinstance(storage, DiffBaseStorage) else 'progress_storage'
