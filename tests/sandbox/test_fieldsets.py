@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from kopf._kits.testing.kinds import shapes
 from kopf._kits.testing.kinds.extensions import LIST_KEYS, LIST_TYPE
-from kopf._kits.testing.patching import fieldsets, strategic, typed
+from kopf._kits.testing.merging import fieldsets, strategic, typed
 from kopf._kits.testing.wire import gotext
 
 KEYS = st.sampled_from(["f:a", "f:b", 'k:{"n":1}', 'v:"x"'])

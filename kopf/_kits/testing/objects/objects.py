@@ -13,8 +13,8 @@ import orjson
 
 from kopf._kits.testing.kinds import metadata
 from kopf._kits.testing.kinds.kinds import Body, Kind
+from kopf._kits.testing.merging import managers
 from kopf._kits.testing.objects import builtins, transitions
-from kopf._kits.testing.patching import managers
 from kopf._kits.testing.resources import crds
 from kopf._kits.testing.schemas import decoding, registered, replicas, schemas, strictness
 from kopf._kits.testing.wire import clientjson, names, statuses, timestamps

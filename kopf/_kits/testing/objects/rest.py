@@ -20,8 +20,8 @@ from kopf._kits.testing.access.write_options import Options, report
 from kopf._kits.testing.kinds import metadata
 from kopf._kits.testing.kinds.kinds import Body, Catalog, Kind
 from kopf._kits.testing.kinds.storage import ChangeType, Record, Storage
+from kopf._kits.testing.merging import managers, server_side_apply, strategic
 from kopf._kits.testing.objects import builtins, deletion, immutables, objects, patch_results
-from kopf._kits.testing.patching import managers, server_side_apply, strategic
 from kopf._kits.testing.schemas import rules, strictness
 from kopf._kits.testing.wire import json_patches, names, statuses, timestamps
 

@@ -13,10 +13,10 @@ import orjson
 from kopf._kits.testing.access.write_options import Options
 from kopf._kits.testing.kinds import jsonpaths, tables
 from kopf._kits.testing.kinds.kinds import Body, Kind
+from kopf._kits.testing.merging import scaling, server_side_apply
+from kopf._kits.testing.merging.managers import Record
 from kopf._kits.testing.objects import patch_results
 from kopf._kits.testing.objects.rest import Objects
-from kopf._kits.testing.patching import scaling, server_side_apply
-from kopf._kits.testing.patching.managers import Record
 from kopf._kits.testing.wire import gotext, statuses
 from kopf._kits.testing.wire.json_patches import json_type
 

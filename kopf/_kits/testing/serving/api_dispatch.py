@@ -17,9 +17,10 @@ from kopf._kits.testing.access.access_reviews import Reviews
 from kopf._kits.testing.access.roles import Guard
 from kopf._kits.testing.access.users import Tokens, User
 from kopf._kits.testing.access.write_options import Options, decode_options, report
-from kopf._kits.testing.controllers.manager import Controllers
+from kopf._kits.testing.controllers.controller_manager import Controllers
 from kopf._kits.testing.kinds.kinds import ABSENT, Body, Catalog, Kind, builtin_kinds
 from kopf._kits.testing.kinds.storage import Storage, Table
+from kopf._kits.testing.merging import managers, server_side_apply
 from kopf._kits.testing.objects import (
     approvals,
     builtins,
@@ -32,7 +33,6 @@ from kopf._kits.testing.objects import (
 )
 from kopf._kits.testing.objects.admission_webhooks import Webhooks
 from kopf._kits.testing.objects.rest import Objects
-from kopf._kits.testing.patching import managers, server_side_apply
 from kopf._kits.testing.resources import converters, crds
 from kopf._kits.testing.schemas import strictness
 from kopf._kits.testing.serving import openapi, routes

@@ -1,7 +1,7 @@
 """
 Server-side apply: an object is changed by the configuration that a client has sent.
 
-This module surrounds `kopf._kits.testing.patching.managers`: it checks the configuration, and words the refusals. It
+This module surrounds `kopf._kits.testing.merging.managers`: it checks the configuration, and words the refusals. It
 also migrates objects of client-side ``kubectl apply``: their annotation with the last configuration is kept up to date.
 """
 
@@ -12,9 +12,9 @@ import orjson
 
 from kopf._kits.testing.kinds.kinds import Body, Catalog, Kind
 from kopf._kits.testing.kinds.shapes import Shape
-from kopf._kits.testing.patching import fieldsets, managers, typed
-from kopf._kits.testing.patching.fieldsets import EMPTY, FieldSet
-from kopf._kits.testing.patching.managers import Writer
+from kopf._kits.testing.merging import fieldsets, managers, typed
+from kopf._kits.testing.merging.fieldsets import EMPTY, FieldSet
+from kopf._kits.testing.merging.managers import Writer
 from kopf._kits.testing.wire import clientjson, clientyaml, json_patches, statuses
 
 LAST_APPLIED = 'kubectl.kubernetes.io/last-applied-configuration'

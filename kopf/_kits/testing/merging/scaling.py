@@ -11,9 +11,9 @@ from typing import Any
 
 from kopf._kits.testing.kinds import shapes
 from kopf._kits.testing.kinds.kinds import Body
-from kopf._kits.testing.patching import fieldsets, managers, server_side_apply
-from kopf._kits.testing.patching.fieldsets import EMPTY, FieldSet
-from kopf._kits.testing.patching.managers import UPDATE, Record, Writer
+from kopf._kits.testing.merging import fieldsets, managers, server_side_apply
+from kopf._kits.testing.merging.fieldsets import EMPTY, FieldSet
+from kopf._kits.testing.merging.managers import UPDATE, Record, Writer
 
 GROUP, VERSION, KIND = 'autoscaling', 'v1', 'Scale'
 API_VERSION, SUBRESOURCE = f'{GROUP}/{VERSION}', 'scale'

@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 
 from kopf._kits.testing.kinds.shapes import ATOMIC, MAP, UNTYPED, Shape
-from kopf._kits.testing.patching import fieldsets
-from kopf._kits.testing.patching.fieldsets import EMPTY, FieldSet
+from kopf._kits.testing.merging import fieldsets
+from kopf._kits.testing.merging.fieldsets import EMPTY, FieldSet
 from kopf._kits.testing.wire import gotext
 
 SORTED = orjson.OPT_SORT_KEYS

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kopf._kits.testing.kinds.shapes import Shape
-from kopf._kits.testing.patching import fieldsets, typed
-from kopf._kits.testing.patching.fieldsets import EMPTY, FieldSet
+from kopf._kits.testing.merging import fieldsets, typed
+from kopf._kits.testing.merging.fieldsets import EMPTY, FieldSet
 from kopf._kits.testing.wire import statuses, timestamps
 
 Body = dict[str, Any]
