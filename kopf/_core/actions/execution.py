@@ -13,7 +13,7 @@ import logging
 import math
 import os
 import pathlib
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from contextvars import ContextVar
 from types import TracebackType
@@ -215,14 +215,14 @@ class RunnableCause(Protocol):
         """Return the kwargs that the function of the handler takes, made for this attempt only."""
 
 
-def run_handler(
+async def run_handler(
     handler: Handler,
     cause: RunnableCause,
     state: 'HandlerState',
     rules: Execution,
     *,
     after: Callable[[], Awaitable[None]] | None = None,
-) -> Coroutine[Any, Any, Outcome]:
+) -> Outcome:
     """
     Run the handler once, and log the outcome. Handlers of all kinds are run here, and nowhere else.
 
@@ -241,40 +241,8 @@ def run_handler(
     Raises:
         asyncio.CancelledError: if the task is cancelled. No other exception is raised.
     """
-    run = _run(handler, cause, state, rules, after)
-    # Why not one coroutine for both? Thousands of daemons can be waiting in it, and its frame would be larger.
-    return _run_observed(run, handler, cause, state, rules.instruments) if rules.instruments.handlers else run
-
-
-async def _run_observed(
-    run: Coroutine[Any, Any, Outcome],
-    handler: Handler,
-    cause: RunnableCause,
-    state: 'HandlerState',
-    instruments: Instruments,
-) -> Outcome:
-    call = HandlerCall(
-        instruments,
-        id=handler.id,
-        kind=handler.kind,
-        fn=handler.fn,
-        cause=cause,
-        retry=state.retries,
-        carried=state.carried,
-    )
-    with call:
-        outcome = await run
-        call.conclude(outcome.verdict, delay=outcome.delay, message=outcome.message, exception=outcome.exception)
-    return outcome if call.carried is None else outcome._replace(carried=call.carried)
-
-
-async def _run(
-    handler: Handler,
-    cause: RunnableCause,
-    state: 'HandlerState',
-    rules: Execution,
-    after: Callable[[], Awaitable[None]] | None,
-) -> Outcome:
+    if rules.instruments.handlers:
+        return await _run_observed(handler, cause, state, rules, after)
     logger, limits = cause.logger, _Limits(handler, state)
     debugging = logger.isEnabledFor(logging.DEBUG)
     with running(handler, cause):
@@ -311,6 +279,30 @@ async def _run(
         else:
             logger.log(level, "%s succeeded.", handler)
     return Outcome(final=True, result=result)
+
+
+async def _run_observed(
+    handler: Handler,
+    cause: RunnableCause,
+    state: 'HandlerState',
+    rules: Execution,
+    after: Callable[[], Awaitable[None]] | None,
+) -> Outcome:
+    """Run the handler once, and tell the instruments when it begins and when it ends."""
+    call = HandlerCall(
+        rules.instruments,
+        id=handler.id,
+        kind=handler.kind,
+        fn=handler.fn,
+        cause=cause,
+        retry=state.retries,
+        carried=state.carried,
+    )
+    with call:
+        # Why not two functions, one around the other? Without instruments, each handler would be one call deeper.
+        outcome = await run_handler(handler, cause, state, rules._replace(instruments=NO_INSTRUMENTS), after=after)
+        call.conclude(outcome.verdict, delay=outcome.delay, message=outcome.message, exception=outcome.exception)
+    return outcome if call.carried is None else outcome._replace(carried=call.carried)
 
 
 def _conclude_error(
