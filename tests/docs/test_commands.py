@@ -15,7 +15,7 @@ OBJECTS = [block for page in map(read_page, PAGES) for block in page.objects]
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=lambda page: page.name)
-def test_commands(page, empty_sandbox, monkeypatch, folder):
+def test_commands_print_what_is_shown(page, empty_sandbox, monkeypatch, folder):
     if shutil.which("kubectl") is None and any("kubectl" in block.text for block in page.shells):
         pytest.skip("kubectl is not installed")
     for name, value in environment().items():

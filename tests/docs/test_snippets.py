@@ -11,7 +11,7 @@ LESSONS = [lesson for path in PAGES for lesson in read_page(path).lessons]
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.code[0].place)
-def test_snippets(lesson, sandbox, namespace, folder):
+def test_snippets_do_what_their_checks_say(lesson, sandbox, namespace, folder):
     Stage(sandbox, namespace).perform(lesson)
 
 

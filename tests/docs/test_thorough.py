@@ -41,7 +41,7 @@ def checkout(tmp_path):
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", THOROUGH, ids=lambda page: page.name)
-def test_commands(page, checkout):
+def test_commands_that_take_long_print_what_is_shown(page, checkout):
     for block, instruction in page.thorough:
         if block.kind in SHELLS and not block.text.startswith("docker"):
             task = yaml.safe_load(instruction.text) or {}

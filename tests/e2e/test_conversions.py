@@ -180,7 +180,7 @@ def test_all_versions(conversions, operate):
     assert "Traceback" not in operator.output
 
 
-def test_failures(conversions, operate):
+def test_failed_conversions_are_explained_to_clients(conversions, operate):
     operator = operate()
     conversions.create("v1", "bad", port=0)
     text = conversions.failure("v2", "bad")
@@ -229,7 +229,7 @@ def test_operators_that_end_with_all(conversions, operate):
     wait(lambda: conversions.get("v2", "one")["spec"] == {"port": 1}, "objects without conversion")
 
 
-def test_services(conversions, operate, kubeapi):
+def test_conversions_are_called_through_services(conversions, operate, kubeapi):
     port = free_port()
     kubeapi.apply(
         {

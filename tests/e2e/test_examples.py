@@ -59,7 +59,7 @@ def assert_ends_well(operator, sig=signal.SIGTERM):
 
 
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
-def test_minimal(run_operator, obj, sig):
+def test_the_minimal_example_handles_the_creation(run_operator, obj, sig):
     operator = run_operator(EXAMPLES / "01-minimal" / "example.py")
     found = obj.handled(field="value")
     assert found["status"] == {"create_fn": {"message": "hello world"}}
@@ -83,7 +83,7 @@ def test_minimal_handles_an_object_once(run_operator, obj):
     assert second.output.count("And here we are!") == 0
 
 
-def test_exceptions(run_operator, obj):
+def test_handlers_with_exceptions_are_retried_or_given_up(run_operator, obj):
     operator = run_operator(EXAMPLES / "03-exceptions" / "example.py")
     obj.handled()
     operator.wait_output(r"Creation is processed: 3 succeeded; 3 failed\.")
@@ -103,7 +103,7 @@ def test_exceptions(run_operator, obj):
     assert code == 0 and seconds < 15
 
 
-def test_handlers(run_operator, obj):
+def test_handlers_of_all_kinds_are_called(run_operator, obj):
     path = EXAMPLES / "05-handlers" / "example.py"
     first = run_operator(path)
     obj.handled()

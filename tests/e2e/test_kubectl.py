@@ -189,7 +189,7 @@ def wait_for_success(kubectl, words):
         (["delete", "namespace", "default"], "this namespace may not be deleted"),
     ],
 )
-def test_errors(kubectl, words, message):
+def test_errors_are_those_of_a_cluster(kubectl, words, message):
     code, output = kubectl(*words)
     assert code == 1
     assert message in output

@@ -240,7 +240,7 @@ def make_kubeconfig(api, name, folder):
 
 
 @pytest.mark.parametrize("feature", FEATURES)
-def test_enough(run, feature):
+def test_documented_permissions_are_enough(run, feature):
     _, _, rules, done, messages = FEATURES[feature]
     output = run(feature, rules, done)
     for message in messages.values():

@@ -85,7 +85,7 @@ def test_no_place_at_all(kubeapi, namespace, operator, annotations):
     assert operator.output.count("CREATED") == 1
 
 
-def test_secrets(kubeapi, namespace, operator, annotations):
+def test_values_of_secrets_are_stored_and_told_as_digests(kubeapi, namespace, operator, annotations):
     secret = base64.b64encode(b"very-secret").decode()
     kubeapi.request(
         "POST",

@@ -115,7 +115,7 @@ def operate(run_operator, hooks, tmp_path):
     return operate
 
 
-def test_serving(hooks, operate):
+def test_webhooks_are_served_behind_the_service(hooks, operate):
     operator = operate()
     hooks.served()
     config = hooks.client_config()

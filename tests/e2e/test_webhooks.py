@@ -117,7 +117,7 @@ MARK = """
 """
 
 
-def test_example(run_operator, kubeapi, namespace, create, webhooks):
+def test_the_example_does_what_its_readme_says(run_operator, kubeapi, namespace, create, webhooks):
     """What README.md of the example says."""
     name = "examples.kopf.dev"
     forget(kubeapi, name)
@@ -179,7 +179,7 @@ def test_errors_and_warnings(operate, settled, create, kubeapi):
     assert [re.sub(r'.*"(.*)"', r"\1", text) for text in kubeapi.warnings] == ["one", "two"]
 
 
-def test_kwargs(operate, settled, create, kubeapi, namespace):
+def test_handlers_get_the_arguments_of_the_review(operate, settled, create, kubeapi, namespace):
     operator = operate(
         MARK
         + """
@@ -203,7 +203,7 @@ def test_kwargs(operate, settled, create, kubeapi, namespace):
     operator.wait_output(re.escape("DELETE 3 3 None"))
 
 
-def test_patches(operate, settled, create):
+def test_patches_of_webhooks_are_applied(operate, settled, create):
     operate(
         MARK
         + """
@@ -221,7 +221,7 @@ def test_patches(operate, settled, create):
     assert found["metadata"]["labels"] == {"kopf.dev/label": "value"}
 
 
-def test_connections(cluster, operate, settled, kubeapi, namespace):
+def test_connections_to_pods_are_validated(cluster, operate, settled, kubeapi, namespace):
     if not isinstance(cluster, ControlPlane):
         pytest.skip("the sandbox has no pods to connect to")
     operator = operate(
@@ -260,7 +260,7 @@ def test_memos_are_shared_with_other_handlers(operate, settled, create, kubeapi,
     assert "UPDATE in an event" in kubeapi.warnings[0]
 
 
-def test_configurations(operate, settled, webhooks, create):
+def test_options_of_handlers_are_in_the_configurations(operate, settled, webhooks, create):
     operator = operate(
         MARK
         + """
@@ -339,7 +339,7 @@ def test_resources_that_come_later(operate, settled, kubeapi, namespace, webhook
 
 
 @pytest.mark.parametrize("server", ["{'password': 'secret'}", "{'addr': '127.0.0.1'}", "{'path': '/some/root'}"])
-def test_servers(operate, settled, server):
+def test_servers_of_all_kinds_are_called(operate, settled, server):
     operate(MARK, server)
     settled(is_marked)
 

@@ -153,7 +153,7 @@ def test_references_do_not_share_their_dicts() -> None:
         ({'name': None, 'generateName': None}, {'strict': True}, {'name': 'n'}),
     ],
 )
-def test_naming(meta: Any, options: Any, expected: Any) -> None:
+def test_existing_names_are_kept_unless_forced(meta: Any, options: Any, expected: Any) -> None:
     obj = {'metadata': copy.deepcopy(meta)}
     kopf.harmonize_naming(obj, 'n', **options)
     assert obj == {'metadata': expected}
@@ -177,7 +177,7 @@ def test_name_of_the_current_object(handling: None) -> None:
         ({'namespace': 'x'}, True, {'namespace': 'n'}),
     ],
 )
-def test_namespace(meta: Any, forced: bool, expected: Any) -> None:
+def test_existing_namespaces_are_kept_unless_forced(meta: Any, forced: bool, expected: Any) -> None:
     obj = {'metadata': copy.deepcopy(meta)}
     kopf.adjust_namespace(obj, 'n', forced=forced)
     assert obj == {'metadata': expected}
@@ -207,7 +207,7 @@ def test_cluster_scoped_owners_leave_the_namespace_alone() -> None:
         ({'labels': {'a': 'old', 'x': 'y'}}, True, {'a': 'new', 'c': '3', 'x': 'y'}),
     ],
 )
-def test_labels(meta: Any, forced: bool, expected: Any) -> None:
+def test_existing_labels_are_kept_unless_forced(meta: Any, forced: bool, expected: Any) -> None:
     obj = {'metadata': copy.deepcopy(meta)}
     kopf.label(obj, {'a': 'new', 'c': '3'}, forced=forced)
     assert obj['metadata']['labels'] == expected
@@ -294,7 +294,7 @@ def test_forced_and_strict_adoption() -> None:
         lambda objs: dict(enumerate(objs)).values(),
     ],
 )
-def test_collections(collect: Any) -> None:
+def test_collections_are_adopted_as_single_objects_are(collect: Any) -> None:
     objs: list[dict[str, Any]] = [{}, {}]
     single: dict[str, Any] = {}
     kopf.adopt(single, OWNER)

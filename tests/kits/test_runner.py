@@ -200,7 +200,7 @@ def test_the_block_is_entered_when_the_operator_serves(sandbox, default_registry
         assert ready.is_set()
 
 
-def test_failure(sandbox):
+def test_failures_of_the_command_are_kept(sandbox):
     with KopfRunner(['run', '-n', 'default', 'absent.py'], reraise=False, timeout=60) as runner:
         pass
     assert runner.exit_code == 1
@@ -277,7 +277,7 @@ def test_output_of_operators_that_still_run():
     assert (runner.output, runner.exit_code) == ("", 0)
 
 
-def test_reuse(sandbox):
+def test_runners_can_be_run_again(sandbox):
     runner = KopfRunner(['run', '-n', 'default', 'handlers.py'], timeout=60)
     for _ in range(2):
         with runner:

@@ -71,7 +71,7 @@ async def following(configs):
         await asyncio.wait([task])
 
 
-async def test_configs(sandbox, start):
+async def test_the_configuration_names_the_service_and_its_authority(sandbox, start):
     _, configs = await start(service_port=8443, path='root/')
     config = await anext(configs)
     secret = await sandbox.aio.get('secrets', SECRET)

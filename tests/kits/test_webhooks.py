@@ -181,7 +181,7 @@ def make_client(directory: pathlib.Path, name: str) -> Pair:
 # Where it listens.
 
 
-async def test_defaults(fn: Seen, serve: Any) -> None:
+async def test_servers_use_https_on_localhost_by_default(fn: Seen, serve: Any) -> None:
     config = await serve(kopf.WebhookServer())
     assert config['url'].startswith('https://localhost:')
     assert await send(config, '/handler%20id/sub.field?timeout=10s', headers={'X-Own': 'yes'}) == (
@@ -216,7 +216,9 @@ async def test_time_limits(fn: Seen, serve: Any, query: str, limit: float) -> No
 
 @pytest.mark.parametrize('path, expected', [(None, ''), ('', ''), ('/', '/'), ('root', '/root'), ('/a/b/', '/a/b/')])
 @pytest.mark.parametrize('suffix, webhook', [('', None), ('/', None), ('/fn', 'fn'), ('/a%2Fb/c', 'a/b/c')])
-async def test_paths(fn: Seen, serve: Any, path: str | None, expected: str, suffix: str, webhook: str | None) -> None:
+async def test_the_path_names_the_webhook(
+    fn: Seen, serve: Any, path: str | None, expected: str, suffix: str, webhook: str | None
+) -> None:
     config = await serve(kopf.WebhookServer(insecure=True, path=path))
     assert urllib.parse.urlsplit(config['url']).path == expected
     config['url'] = config['url'].rstrip('/')
@@ -232,7 +234,7 @@ async def test_paths(fn: Seen, serve: Any, path: str | None, expected: str, suff
         ('0.0.0.0', '127.0.0.1'),
     ],
 )
-async def test_addresses(serve: Any, addr: str, host: str) -> None:
+async def test_the_url_has_the_address_of_the_server(serve: Any, addr: str, host: str) -> None:
     config = await serve(kopf.WebhookServer(addr=addr))
     assert urllib.parse.urlsplit(config['url']).hostname == host
     assert (await send(config))[0] == 200
@@ -250,7 +252,7 @@ async def test_addresses_of_ipv6(serve: Any, addr: str) -> None:
     assert (await send(config))[0] == 200
 
 
-async def test_ports(serve: Any, fn: Seen) -> None:
+async def test_the_url_has_the_chosen_port(serve: Any, fn: Seen) -> None:
     with contextlib.closing(socket.socket()) as sock:
         sock.bind(('127.0.0.1', 0))
         port = sock.getsockname()[1]
@@ -298,7 +300,7 @@ async def test_host_names(serve: Any, server: kopf.WebhookServer, host: str) -> 
     assert (await send(config))[0] == 200
 
 
-async def test_http(serve: Any) -> None:
+async def test_insecure_servers_use_plain_http(serve: Any) -> None:
     config = await serve(kopf.WebhookServer(insecure=True))
     assert config.keys() == {'url'}
     assert config['url'].startswith('http://localhost:')
@@ -1141,7 +1143,7 @@ def ngrok(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-async def test_ngrok(ngrok: list[Any], start: Any, fn: Seen) -> None:
+async def test_ngrok_is_opened_to_the_local_server(ngrok: list[Any], start: Any, fn: Seen) -> None:
     configs = await start(
         kopf.WebhookNgrokTunnel(
             addr='127.0.0.1', path='/root', token='token1', region='eu', binary=pathlib.Path('/usr/bin/ngrok')

@@ -73,7 +73,7 @@ def handlers(tmp_path):
     return 'handlers.py'
 
 
-def test_help(invoke):
+def test_the_help_lists_the_commands(invoke):
     result = invoke('--help')
     assert result.exit_code == 0
     assert 'run ' in result.output
@@ -102,7 +102,7 @@ def test_help_of_run(invoke):
         assert option in result.output
 
 
-def test_version(invoke):
+def test_the_version_names_the_upstream_one(invoke):
     result = invoke('--version')
     assert result.exit_code == 0
     assert re.match(r'kopf, version 1\.\d+\.\d+ \(.*compatible with upstream kopf 1\.45\.2\)$', result.output)
@@ -129,7 +129,7 @@ def test_wrong_usage(invoke, operator, args, hint):
     assert operator.kwargs is None
 
 
-def test_defaults(invoke, operator, handlers):
+def test_options_have_their_defaults(invoke, operator, handlers):
     assert invoke('run', handlers).exit_code == 0
     loop = operator.kwargs.pop('loop')
     assert loop.is_closed()
@@ -165,7 +165,7 @@ def test_defaults(invoke, operator, handlers):
         (['--liveness=http://:80/'], {'liveness_endpoint': 'http://:80/'}),
     ],
 )
-def test_options(invoke, operator, handlers, args, expected):
+def test_options_are_passed_to_the_operator(invoke, operator, handlers, args, expected):
     assert invoke('run', *args, handlers).exit_code == 0
     assert operator.kwargs | expected == operator.kwargs
 
@@ -256,7 +256,7 @@ def test_programs_that_call_the_command_bring_their_handlers(invoke, operator, h
     assert {id.rpartition('.')[2] for id in ids} == {'of_the_program', 'fn'}
 
 
-def test_controls(invoke, operator, handlers):
+def test_controls_are_passed_to_the_operator(invoke, operator, handlers):
     loop = asyncio.new_event_loop()
     try:
         controls = CLIControls(

@@ -40,7 +40,7 @@ def invoke():
 
 
 @pytest.mark.parametrize('command', ['freeze', 'resume'])
-def test_help(invoke, command):
+def test_the_help_lists_the_options(invoke, command):
     result = invoke(command, '--help')
     assert result.exit_code == 0
     for option in ['--verbose', '--log-format', '-n, --namespace', '-A, --all-namespaces', '-i, --id', '-P, --peering']:
@@ -80,7 +80,7 @@ def test_wrong_usage(invoke, operator, args, hint):
         ([*RESUME, '--id=me'], PeeringCommand('me')),
     ],
 )
-def test_commands(invoke, operator, args, expected):
+def test_commands_get_their_peering_and_values(invoke, operator, args, expected):
     assert invoke(*args).exit_code == 0
     assert operator.kwargs['_command'] == expected
     assert operator.kwargs['peering_name'] == 'mine'
@@ -95,19 +95,19 @@ def test_commands(invoke, operator, args, expected):
     ],
 )
 @pytest.mark.parametrize('command', [FREEZE, RESUME], ids=['freeze', 'resume'])
-def test_scopes(invoke, operator, command, args, expected):
+def test_scopes_are_passed_to_the_operator(invoke, operator, command, args, expected):
     assert invoke(*command, *args).exit_code == 0
     assert operator.kwargs | expected == operator.kwargs
 
 
-def test_controls(invoke, operator):
+def test_controls_are_passed_to_the_operator(invoke, operator):
     controls = CLIControls(vault=object(), settings=object(), stop_flag=object(), ready_flag=object())
     assert invoke(*FREEZE, obj=controls).exit_code == 0
     for name in ['vault', 'settings', 'stop_flag', 'ready_flag']:
         assert operator.kwargs[name] is getattr(controls, name)
 
 
-def test_failures(invoke, operator, caplog):
+def test_failures_are_told_and_exit_with_1(invoke, operator, caplog):
     operator.error = PeeringError("Nobody was told.")
     assert invoke(*FREEZE).exit_code == 1
     assert "Nobody was told." in caplog.text

@@ -459,7 +459,7 @@ def run(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("code, text", REFUSED.values(), ids=REFUSED)
-def test_refused(run, sandbox, tmp_path, code, text):
+def test_mistakes_that_are_refused_are_explained(run, sandbox, tmp_path, code, text):
     tmp_path.joinpath("handlers.py").write_text(f"import kopf\n{code}\n")
     exit_code, output = run(["handlers.py"], sandbox.kubeconfig)
     assert exit_code, output
@@ -467,7 +467,7 @@ def test_refused(run, sandbox, tmp_path, code, text):
 
 
 @pytest.mark.parametrize("code, text", WARNED.values(), ids=WARNED)
-def test_warned(run, sandbox, tmp_path, code, text):
+def test_mistakes_are_warned_of(run, sandbox, tmp_path, code, text):
     tmp_path.joinpath("handlers.py").write_text(f"import kopf\n{code}\n")
     sandbox.patch("kopfexamples", "kopf-example-1", {"metadata": {"annotations": None}}, namespace="default")
     sandbox.patch("stricts", "x", {"metadata": {"annotations": None}}, namespace="default")
@@ -479,7 +479,7 @@ def test_warned(run, sandbox, tmp_path, code, text):
 
 
 @pytest.mark.parametrize("args, context, text", OUTSIDE.values(), ids=OUTSIDE)
-def test_outside(run, tmp_path, args, context, text):
+def test_mistakes_outside_of_the_code_are_explained(run, tmp_path, args, context, text):
     tmp_path.joinpath("handlers.py").write_text(f"import kopf\n{CREATE}def fn(**_): pass\n")
     tmp_path.joinpath("obj.yaml").touch()
     kubeconfig = tmp_path / "kubeconfig"
@@ -491,5 +491,5 @@ def test_outside(run, tmp_path, args, context, text):
 
 
 @pytest.mark.parametrize("text", [row[-1] for table in (REFUSED, WARNED, OUTSIDE) for row in table.values()])
-def test_documented(text):
+def test_all_messages_are_documented(text):
     assert re.sub(r"\s*\.\.\.\s*", " ... ", text) in re.sub(r"\s*\.\.\.\s*", " ... ", PAGE)

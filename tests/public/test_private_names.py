@@ -56,7 +56,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize('module, name', [(module, name) for module, names in NAMES.items() for name in names])
-def test_names(module, name):
+def test_private_names_can_be_imported(module, name):
     assert getattr(importlib.import_module(module), name) is not None
 
 

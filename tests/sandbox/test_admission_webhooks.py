@@ -114,7 +114,9 @@ async def test_updates_and_deletions(client, configure, hooks):
         ({"message": "too big", "code": 429}, 429, None, "denied the request: too big"),
     ],
 )
-async def test_refusals(client, configure, hooks, make_thing, status, code, reason, message):
+async def test_refusals_of_webhooks_reach_the_client(
+    client, configure, hooks, make_thing, status, code, reason, message
+):
     await configure()
     hooks.answer = {"allowed": False, **({"status": status} if status else {})}
     answer = await client("POST", client.things, make_thing("a"))
@@ -124,7 +126,7 @@ async def test_refusals(client, configure, hooks, make_thing, status, code, reas
     assert (await client("GET", f"{client.things}/a")).status == 404
 
 
-async def test_warnings(client, configure, hooks, make_thing):
+async def test_warnings_of_webhooks_reach_the_client(client, configure, hooks, make_thing):
     await configure()
     hooks.answer = {"warnings": ["careful"]}
     answer = await client("POST", client.things, make_thing("a"))
@@ -136,7 +138,7 @@ def patch(*operations):
     return {"patchType": "JSONPatch", "patch": encoded}
 
 
-async def test_mutations(client, configure, hooks, make_thing):
+async def test_patches_of_webhooks_are_stored(client, configure, hooks, make_thing):
     await configure("mutating")
     hooks.answer = patch(
         {"op": "add", "path": "/metadata/annotations", "value": {"by": "hook"}},
@@ -166,7 +168,7 @@ async def test_validating_webhooks_see_what_mutating_ones_have_made(client, conf
 
 @pytest.mark.parametrize("policy, status", [("Fail", 500), ("Ignore", 201)])
 @pytest.mark.parametrize("problem", ["refused", "late", "nonsense"])
-async def test_failures(client, configure, hooks, make_thing, policy, status, problem):
+async def test_failing_webhooks_follow_their_policy(client, configure, hooks, make_thing, policy, status, problem):
     changes = {"failurePolicy": policy}
     if problem == "refused":
         changes["clientConfig"] = {"url": "https://127.0.0.1:1/hook"}
@@ -204,7 +206,7 @@ async def test_who_is_asked(client, configure, hooks, make_thing, changes, asked
     assert bool(hooks.asked) is asked
 
 
-async def test_subresources(client, configure, hooks):
+async def test_webhooks_of_subresources_see_only_these(client, configure, hooks):
     await client.create("a")
     await configure(rule={"resources": ["things/status"]})
     await client("PATCH", f"{client.things}/a/status", {"status": {"x": 1}}, type=MERGE)

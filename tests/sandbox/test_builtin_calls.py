@@ -39,7 +39,7 @@ async def test_the_server_says_who_asks_for_a_certificate(client, asked):
     assert (spec["username"], spec["groups"]) == ("sandbox", ["system:masters", "system:authenticated"])
 
 
-async def test_approvals(client, asked):
+async def test_approvals_change_only_the_conditions(client, asked):
     body = (await client("GET", asked)).body
     approved = {
         **body,
@@ -125,7 +125,7 @@ async def test_pods_that_are_not_evicted(client, pod, order, status, message):
     assert (await client("GET", pod)).status == 200
 
 
-async def test_evictions(client, pod):
+async def test_evictions_delete_the_pod(client, pod):
     assert (await client("POST", f"{pod}/eviction", eviction())).status == 201
     assert (await client("GET", pod)).status == 404
 

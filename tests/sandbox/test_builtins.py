@@ -10,7 +10,7 @@ def path(client):
     return lambda plural, group="api/v1": f"/{group}/namespaces/{client.namespace}/{plural}"
 
 
-async def test_namespaces(client):
+async def test_namespaces_have_phase_finalizer_and_label(client):
     body = (await client("GET", f"/api/v1/namespaces/{client.namespace}")).body
     assert body["status"] == {"phase": "Active"}
     assert body["spec"] == {"finalizers": ["kubernetes"]}
@@ -26,7 +26,7 @@ async def test_kind_and_version_may_be_left_out_but_not_be_wrong(client):
     assert (answer.status, answer.body["reason"]) == (400, "BadRequest")
 
 
-async def test_secrets(client, path):
+async def test_strings_of_secrets_are_encoded(client, path):
     secret = {"metadata": {"name": "s"}, "stringData": {"a": "b"}}
     body = (await client("POST", path("secrets"), secret)).body
     assert (body["data"], body["type"], "stringData" in body) == ({"a": "Yg=="}, "Opaque", False)
@@ -70,7 +70,7 @@ async def test_events_belong_to_the_namespace_of_their_object(client, path):
     assert answer.fields == {"involvedObject.namespace"}
 
 
-async def test_pods(client, path):
+async def test_pods_begin_as_pending(client, path):
     pod = {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i"}]}, "status": {"phase": "X"}}
     body = (await client("POST", path("pods"), pod)).body
     assert body["status"]["phase"] == "Pending"
@@ -84,7 +84,7 @@ async def test_pods(client, path):
         assert await watch.until(2) == [("MODIFIED", "p"), ("DELETED", "p")]
 
 
-async def test_scales(client, path):
+async def test_deployments_have_a_scale(client, path):
     deployments = path("deployments", "apis/apps/v1")
     pod = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
     spec = {"selector": {"matchLabels": {"a": "b"}}, "template": pod}

@@ -32,7 +32,7 @@ TRUE = """
 
 
 @pytest.mark.parametrize("expression", TRUE.split("\n    ")[1:])
-def test_functions(expression):
+def test_functions_of_kubernetes_are_there(expression):
     assert cels.compiled(expression, False).run({}) is True
 
 

@@ -26,7 +26,7 @@ from kopf._kits.testing.wire import clientyaml
         (b"a: |\n b\nc", "line 4: could not find expected ':'"),
     ],
 )
-def test_complaints(text, message):
+def test_complaints_are_those_of_kubectl(text, message):
     with pytest.raises(clientyaml.YamlError) as caught:
         clientyaml.load(text)
     assert str(caught.value) == f"yaml: {message}"

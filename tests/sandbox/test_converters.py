@@ -334,7 +334,7 @@ async def test_untrusted_webhooks(resource, hook):
     )
 
 
-async def test_watches(resource, hook):
+async def test_watches_get_converted_objects(resource, hook):
     await resource.define(hook.conversion)
     async with resource.client.watch(resource.path("v2"), timeoutSeconds="20") as watch:
         await resource.create("v1", "a", port=5)

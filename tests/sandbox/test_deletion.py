@@ -66,7 +66,7 @@ async def test_no_new_finalizers_during_deletion(client):
     assert "no new finalizers can be added" in answer.message
 
 
-async def test_preconditions(client):
+async def test_deletions_keep_to_their_preconditions(client):
     body = await client.create("a")
     for condition in ({"uid": "other"}, {"resourceVersion": "1"}):
         answer = await client("DELETE", f"{client.things}/a", {"preconditions": condition})
@@ -94,7 +94,7 @@ async def test_dry_deletions(client):
     assert (await client("GET", f"{client.things}/a")).status == 200
 
 
-async def test_collections(client):
+async def test_collections_are_deleted_by_selectors(client):
     for name in "abc":
         await client.create(name, labels={"old": "yes"} if name != "c" else {})
     answer = await client("DELETE", client.things, labelSelector="old")

@@ -66,7 +66,7 @@ async def test_versions_are_ordered_by_maturity(client, make_crd):
     assert [item["version"] for item in group["versions"]] == ["v10", "v2", "v1", "v1beta1", "v2alpha1", "old"]
 
 
-async def test_openapi(client):
+async def test_openapi_documents_have_the_custom_kinds(client):
     index = (await client("GET", "/openapi/v3")).body["paths"]
     document = (await client("GET", index[f"apis/{GROUP}/v1"]["serverRelativeURL"].partition("?")[0])).body
     patch = document["paths"][f"/apis/{GROUP}/v1/namespaces/{{namespace}}/things/{{name}}"]["patch"]

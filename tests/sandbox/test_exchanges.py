@@ -67,7 +67,7 @@ async def test_the_last_request_of_a_connection(connect):
     assert await reader.read() == b''
 
 
-async def test_heads(connect):
+async def test_heads_are_answered_without_a_body(connect):
     reader, writer = await connect()
     writer.write(b'HEAD /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /healthz HTTP/1.1\r\nHost: x\r\n\r\n')
     head = await reader.readuntil(b'\r\n\r\n')

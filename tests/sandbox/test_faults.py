@@ -42,7 +42,7 @@ async def test_too_many_requests(client, faults):
         ({"query": "limit=7"}, False),
     ],
 )
-async def test_conditions(client, faults, conditions, hit):
+async def test_faults_hit_only_what_their_conditions_say(client, faults, conditions, hit):
     faults.error(503, **conditions)
     assert (await client("GET", client.things)).status == (503 if hit else 200)
 
@@ -68,7 +68,7 @@ async def test_lost_answers(client, faults, make_thing):
     assert (await client("GET", client.things)).names == ["a"]
 
 
-async def test_delays(client, faults):
+async def test_delays_hold_requests_up(client, faults):
     faults.delay(0.1, verb="list")
     with pytest.raises(TimeoutError):
         async with client.session.get(client.url + client.things, timeout=aiohttp.ClientTimeout(total=0.05)):

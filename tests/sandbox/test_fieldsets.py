@@ -63,7 +63,7 @@ def test_nothing_is_left_of_a_set_without_itself(fields):
     assert fieldsets.intersection(fields, fields) == fieldsets.union(fields, fields) == fields
 
 
-def test_paths():
+def test_paths_are_written_as_by_the_server():
     fields = {"f:spec": {"f:ports": {'k:{"number":1,"protocol":"TCP"}': {".": {}, "f:name": {}}, 'v:"x"': {}}}}
     assert list(fieldsets.members(fields)) == [
         '.spec.ports[number=1,protocol="TCP"]',
@@ -83,7 +83,7 @@ def test_fields_of_values():
     }
 
 
-def test_differences():
+def test_comparisons_name_changed_and_removed_fields():
     old = {"size": 1, "tags": ["a", "b"], "words": ["a"], "ports": [{"number": 1, "name": "x"}], "labels": {"a": "b"}}
     new = {"size": True, "tags": ["b", "c"], "words": ["b"], "ports": [{"number": 1, "name": "y"}]}
     comparison = typed.Comparison(old, new, SHAPE)

@@ -41,7 +41,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("format, good, bad", CASES, ids=[case[0] for case in CASES])
-def test_formats(format, good, bad):
+def test_formats_accept_good_texts_and_no_bad_ones(format, good, bad):
     assert [text for text in good if not formats.is_formatted(text, format)] == []
     assert [text for text in bad if formats.is_formatted(text, format)] == []
 

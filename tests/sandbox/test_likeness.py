@@ -130,7 +130,7 @@ async def test_parameters_and_places(client, method, path, params, status, messa
         ),
     ],
 )
-async def test_texts(client, text, message):
+async def test_unreadable_bodies_are_refused_in_the_same_words(client, text, message):
     answer = await client("POST", client.configmaps, data=text)
     assert (answer.status, answer.message) == (400, message)
 
@@ -162,7 +162,7 @@ async def test_texts(client, text, message):
         ("text/plain", "{}", 415, "415: Unsupported Media Type"),
     ],
 )
-async def test_patches(client, type, text, status, message):
+async def test_unreadable_patches_are_refused_in_the_same_words(client, type, text, status, message):
     await client("POST", client.configmaps, {"metadata": {"name": "c"}})
     answer = await client("PATCH", f"{client.configmaps}/c", data=text, type=type)
     assert (answer.status, answer.message) == (status, message)
@@ -198,7 +198,7 @@ async def test_patches(client, type, text, status, message):
         ),
     ],
 )
-async def test_metadata(client, meta, fields, message):
+async def test_invalid_metadata_is_refused_in_the_same_words(client, meta, fields, message):
     answer = await client("POST", client.configmaps, {"metadata": {"name": "q", **meta}})
     assert [cause["field"] for cause in answer.body["details"]["causes"]] == fields
     assert answer.message == f'ConfigMap "q" is invalid: {message}'

@@ -129,7 +129,7 @@ async def test_chunks_that_come_too_late(client, abc, sandbox):
     assert (await client("GET", client.things, **{"continue": fresh})).names == ["c", "d"]
 
 
-async def test_versions(client, abc):
+async def test_lists_can_be_of_an_exact_version(client, abc):
     version = await client.version()
     await client.create("d")
     assert (await client("GET", client.things, resourceVersion=version)).names == ["a", "b", "c", "d"]
@@ -167,7 +167,7 @@ async def test_the_token_alone_names_the_version(client):
     assert (answer.status, answer.body["reason"]) == (400, "BadRequest")
 
 
-async def test_tables(client, abc):
+async def test_lists_can_be_tables(client, abc):
     body = (await client("GET", client.things, headers={"Accept": TABLE}, limit="2")).body
     assert body["kind"] == "Table"
     assert [column["name"] for column in body["columnDefinitions"]] == ["Name", "Size"]

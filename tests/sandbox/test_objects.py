@@ -180,7 +180,7 @@ async def test_dry_runs(client, make_thing):
     assert (await client("POST", client.things, make_thing("a"), dryRun="Some")).status == 422
 
 
-async def test_replacing(client):
+async def test_replaced_objects_get_a_new_generation(client):
     body = await client.create("a")
     body["spec"]["size"] = 2
     answer = await client("PUT", f"{client.things}/a", body)

@@ -17,7 +17,7 @@ async def patch(client):
     return patch
 
 
-async def test_merging(patch):
+async def test_merge_patches_replace_and_remove_fields(patch):
     answer = await patch({"spec": {"size": 7}, "metadata": {"labels": {"l": None, "m": "2"}}})
     assert answer.status == 200
     assert answer.body["spec"]["size"] == 7

@@ -50,7 +50,7 @@ TERMS = "p.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.
         ),
     ],
 )
-def test_containers(container, expected):
+def test_invalid_containers_are_refused_with_causes(container, expected):
     assert [f"{cause.field}: {cause.message}" for cause in podparts.of_container(container, "p")] == expected
 
 
@@ -98,5 +98,5 @@ def test_containers(container, expected):
         ),
     ],
 )
-def test_pods(spec, expected):
+def test_invalid_pods_are_refused_with_causes(spec, expected):
     assert [f"{cause.field}: {cause.message}" for cause in podparts.of_pod(spec, "p")] == expected

@@ -34,7 +34,7 @@ def test_numbers_or_texts():
     assert decode(BUDGET)["spec"] == {"minAvailable": "50%", "selector": {"matchLabels": {"a": "b"}}}
 
 
-def test_quantities():
+def test_quantities_are_decoded_as_texts():
     assert decode(QUOTA)["spec"] == {"hard": {"cpu": "1", "pods": "2"}}
 
 

@@ -219,7 +219,7 @@ async def test_acting_for_others_without_permission(ask, sandbox):
     )
 
 
-async def test_reviews(ask, sandbox):
+async def test_reviews_tell_what_is_allowed(ask, sandbox):
     async def review(kind, spec, **options):
         _, body = await ask("POST", f"{AUTHORIZATION}/{kind}", {"spec": spec}, **options)
         return body["status"]

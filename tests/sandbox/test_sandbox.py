@@ -27,7 +27,7 @@ def clean(notes):
         notes.delete("notes", item["metadata"]["name"], namespace=item["metadata"]["namespace"])
 
 
-def test_verbs(notes):
+def test_all_verbs_have_a_method(notes):
     created = notes.create({**NOTE, "text": "a"})
     assert created["metadata"]["namespace"] == "default"
     assert notes.get("notes", "n") == created
@@ -40,7 +40,7 @@ def test_verbs(notes):
     assert notes.list("notes") == []
 
 
-def test_lists(notes):
+def test_lists_can_be_narrowed(notes):
     notes.create({**NOTE, "metadata": {"name": "a", "labels": {"x": "1"}}})
     notes.create({**NOTE, "metadata": {"name": "b", "namespace": "kube-system"}})
     assert len(notes.list("notes")) == 2
@@ -49,7 +49,7 @@ def test_lists(notes):
     assert len(notes.list("notes", field_selector="metadata.name=a")) == 1
 
 
-def test_refusals(notes):
+def test_refusals_are_raised_as_exceptions(notes):
     with pytest.raises(Refusal) as caught:
         notes.get("notes", "absent")
     assert (caught.value.code, caught.value.reason) == (404, "NotFound")
@@ -66,7 +66,7 @@ def test_what_is_given_is_not_changed(notes):
     assert body == NOTE
 
 
-async def test_waiting(notes):
+async def test_waits_end_when_the_condition_is_met(notes):
     waiting = asyncio.create_task(notes.aio.wait_for("notes", "n", lambda body: body.get("text") == "b"))
     await notes.aio.create({**NOTE, "text": "a"})
     await notes.aio.patch("notes", "n", {"text": "b"})
@@ -217,7 +217,7 @@ def test_waiting_for_resources_that_come_later(notes):
         notes.wait_for("unicorns", "u", timeout=0.05)
 
 
-def test_applying(notes, tmp_path):
+def test_files_and_objects_can_be_applied(notes, tmp_path):
     (tmp_path / "a.yaml").write_text(
         json.dumps({**NOTE, "text": "a"})
         + "\n---\n"

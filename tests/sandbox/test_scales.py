@@ -70,14 +70,14 @@ async def test_what_a_scale_says(client, fleets):
         (JSON, [{"op": "replace", "path": "/spec/replicas", "value": 5}]),
     ],
 )
-async def test_patches(client, fleets, type, patch):
+async def test_patched_scales_change_the_object(client, fleets, type, patch):
     answer = await client("PATCH", f"{fleets}/f/scale", patch, type=type)
     assert (answer.status, answer.body["kind"], answer.body["spec"]) == (200, "Scale", {"replicas": 5})
     fleet = (await client("GET", f"{fleets}/f")).body
     assert (fleet["spec"], fleet["metadata"]["generation"]) == ({"size": 5}, 2)
 
 
-async def test_replacements(client, fleets):
+async def test_replaced_scales_change_the_object(client, fleets):
     scale = (await client("GET", f"{fleets}/f/scale")).body
     scale["spec"] = {}
     assert (await client("PUT", f"{fleets}/f/scale", scale)).body["spec"] == {}
@@ -150,7 +150,7 @@ async def test_unknown_fields(client, fleets):
     assert answer.headers.getall("Warning") == [r'299 - "unknown field \"bar\""', r'299 - "unknown field \"spec.foo\""']
 
 
-async def test_deployments(client, deployment):
+async def test_scales_of_deployments_have_their_selector(client, deployment):
     answer = await client("GET", f"{deployment}/scale")
     assert answer.body["status"] == {"replicas": 0, "selector": "a=b,b=c,q notin (1),x in (1,2),y,!z"}
     for type, number in ((MERGE, 5), (STRATEGIC, 6)):
@@ -178,7 +178,7 @@ async def test_the_discovery_tells_of_scales(client, fleets):
         ("application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1", []),
     ],
 )
-async def test_forms(client, fleets, accept, found):
+async def test_scales_can_be_tables_and_metadata(client, fleets, accept, found):
     answer = await client("GET", f"{fleets}/f/scale", headers={"Accept": accept})
     assert answer.body["kind"] in accept
     assert [column["name"] for column in answer.body.get("columnDefinitions", [])] == found

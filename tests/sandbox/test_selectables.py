@@ -53,11 +53,11 @@ async def balls(client, sandbox, make_crd):
         ("spec.size=x", ""),
     ],
 )
-async def test_lists(client, balls, selector, names):
+async def test_lists_are_narrowed_by_selectable_fields(client, balls, selector, names):
     assert (await client("GET", balls, fieldSelector=selector)).names == list(names)
 
 
-async def test_watches(client, balls):
+async def test_watches_are_narrowed_by_selectable_fields(client, balls):
     async with client.watch(balls, fieldSelector="spec.color=red", resourceVersion=await client.version()) as watch:
         for name, color in (("b", "red"), ("b", "blue"), ("a", "red")):
             patch = {"spec": {"color": color}, "metadata": {"labels": {"x": "y"}}}
@@ -65,7 +65,7 @@ async def test_watches(client, balls):
         assert await watch.until(3) == [("ADDED", "b"), ("DELETED", "b"), ("MODIFIED", "a")]
 
 
-async def test_collections(client, balls):
+async def test_collections_are_deleted_by_selectable_fields(client, balls):
     assert (await client("DELETE", balls, fieldSelector="spec.color=red")).names == ["a", "c"]
     assert (await client("GET", balls)).names == ["b", "d"]
 

@@ -71,7 +71,7 @@ def test_nothing_is_collected_afterwards(notes):
     notes.wait_gone("notes", "child")
 
 
-def test_kinds(notes):
+def test_kinds_are_restored_with_their_objects(notes):
     notes.create(note("n"))
     snapshot = notes.snapshot()
     other = define("papers", "Paper")
@@ -118,7 +118,7 @@ def test_another_sandbox(notes):
     assert notes.get("notes", "n")["text"] == "a"
 
 
-def test_speed(notes):
+def test_snapshots_cost_next_to_nothing(notes):
     """For each test of a suite, so it must cost next to nothing; it is CPU time, as machines can be busy."""
     for number in range(1000):
         notes.create(note(f"n{number:04}", labels={"number": str(number)}))

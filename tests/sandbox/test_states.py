@@ -72,7 +72,7 @@ def is_in_files(path, number):
     return any(f"c{number:06}".encode() in file.read_bytes() for file in files if file.exists())
 
 
-def test_kills(path):
+def test_only_the_last_moment_is_lost_when_killed(path):
     """No more than the last moment is lost, in order; no version is used twice."""
     process = subprocess.Popen([sys.executable, "-c", SCRIPT, path], stdout=subprocess.PIPE, text=True)
     lines = []

@@ -57,7 +57,7 @@ def validation(request):
         ),
     ],
 )
-async def test_creations(client, validation, rest, mistakes):
+async def test_mistakes_in_new_objects_are_refused_or_warned_of(client, validation, rest, mistakes):
     answer = await client("POST", client.things, data=HEAD + rest, **validation)
     if validation.get("fieldValidation") == "Strict":
         assert (answer.status, answer.message) == (
@@ -81,7 +81,7 @@ async def test_creations(client, validation, rest, mistakes):
         ),
     ],
 )
-async def test_patches(client, validation, type, patch, mistakes):
+async def test_mistakes_in_patches_are_refused_or_warned_of(client, validation, type, patch, mistakes):
     await client.create("a")
     answer = await client("PATCH", f"{client.things}/a", data=patch, type=type, **validation)
     if validation.get("fieldValidation") == "Strict":
@@ -93,7 +93,7 @@ async def test_patches(client, validation, type, patch, mistakes):
     assert warnings(answer) == ([] if validation.get("fieldValidation") == "Ignore" else mistakes)
 
 
-async def test_updates(client):
+async def test_mistakes_in_updates_are_refused(client):
     body = await client.create("a")
     body["spec"]["x"] = 1
     answer = await client("PUT", f"{client.things}/a", body, fieldValidation="Strict")

@@ -75,7 +75,7 @@ async def test_annotations_of_deployments_are_counted(client, make):
         ),
     ],
 )
-async def test_statuses(client, make, plural, status, expected):
+async def test_statuses_get_the_defaults_of_the_server(client, make, plural, status, expected):
     patch = [{"op": "add", "path": "/status", "value": status}]
     answer = await client("PATCH", f"{await make(plural)}/status", patch, type="application/json-patch+json")
     assert answer.body["status"] == expected

@@ -29,7 +29,7 @@ async def send(client, sandbox):
     return send
 
 
-async def test_tokens(send, sandbox):
+async def test_only_known_tokens_are_accepted(send, sandbox):
     assert (await send("GET", "/api", token=sandbox.token))[0] == 200
     status, body = await send("GET", "/api", token="wrong")
     assert (status, body["reason"]) == (401, "Unauthorized")

@@ -120,7 +120,7 @@ def try_out(sandbox):
         ),
     ],
 )
-def test_volumes(try_out, claims, volumes, container, expected):
+def test_invalid_volumes_and_mounts_are_refused_with_causes(try_out, claims, volumes, container, expected):
     assert try_out([claim(name) for name in claims], volumes, container=container) == expected
 
 
@@ -150,7 +150,7 @@ def test_volumes(try_out, claims, volumes, container, expected):
         ),
     ],
 )
-def test_devices(try_out, devices, expected):
+def test_invalid_devices_are_refused_with_causes(try_out, devices, expected):
     causes = try_out(
         [claim("data"), claim("e")], [{"name": "empty", "emptyDir": {}}], container={"volumeDevices": devices}
     )
@@ -217,7 +217,7 @@ def test_nothing_is_mounted_twice(try_out):
         ({}, [MODES, "resources[storage]: Required value"]),
     ],
 )
-def test_claims(try_out, claim, expected):
+def test_invalid_claims_are_refused_with_causes(try_out, claim, expected):
     causes = try_out([{"metadata": {"name": "data"}, **claim}], container=mounts("data"))
     assert causes == [f"spec.volumeClaimTemplates[0].spec.{text}" for text in expected]
 

@@ -66,7 +66,7 @@ def pods_of(sandbox, name):
     ]
 
 
-def test_success(busy):
+def test_pods_run_and_succeed(busy):
     created = busy.create(pod("p", starts_after="0.1", runs_for="0.2"))
     assert created["status"]["phase"] == "Pending"
     running = busy.wait_for("pods", "p", phase("Running"))
@@ -93,14 +93,14 @@ def test_success(busy):
     assert ended["podIP"] == status["podIP"]
 
 
-def test_failure(busy):
+def test_pods_fail_with_their_exit_code(busy):
     busy.create(pod("p", runs_for="0.01", exit_code="3"))
     status = busy.wait_for("pods", "p", phase("Failed"))["status"]
     assert status["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 3
     assert status["containerStatuses"][0]["state"]["terminated"]["reason"] == "Error"
 
 
-def test_restarts(busy):
+def test_failed_containers_are_restarted(busy):
     busy.create(pod("p", "OnFailure", runs_for="0.01", exit_code="1"))
     body = busy.wait_for("pods", "p", lambda body: body["status"].get("containerStatuses", [{}])[0].get("restartCount"))
     assert body["status"]["phase"] == "Running"
@@ -130,7 +130,7 @@ def test_new_pods_of_an_old_name(busy):
     assert busy.get("pods", "p")["status"]["phase"] == "Pending"
 
 
-def test_jobs(busy):
+def test_jobs_run_pods_until_complete(busy):
     busy.create(job("j", completions=3, parallelism=2, annotations={**FAST, "sandbox.kopf.dev/runs-for": "0.1"}))
     active = busy.wait_for("jobs", "j", lambda body: body["status"].get("active") == 2)["status"]
     assert active["startTime"] and "conditions" not in active
@@ -203,7 +203,7 @@ def available(count):
     )
 
 
-def test_deployments(busy):
+def test_deployments_follow_their_templates_and_scales(busy):
     busy.create(deployment(2))
     status = busy.wait_for("deployments", "d", available(2))["status"]
     assert status["replicas"] == status["readyReplicas"] == status["updatedReplicas"] == 2

@@ -28,7 +28,7 @@ def test_short_soak():
         (4, 1, False),  # it is still warming up
     ],
 )
-def test_growth(minutes, growing, bad):
+def test_growth_is_found_in_noise(minutes, growing, bad):
     find_growth = runpy.run_path(str(SCRIPT.with_name('verdict.py')))['find_growth']
     noise = random.Random(1)
     samples = [int((35 + growing * second / 60 + noise.uniform(0, 0.5)) * 2**20) for second in range(minutes * 60)]

@@ -41,7 +41,7 @@ def test_hurried_values_are_the_last_of_the_urgent():
     assert drain(queue) == list('xybac')
 
 
-def test_discarded():
+def test_discarded_items_are_not_taken():
     queue = fill(common='abc', urgent='xyz')
     assert [queue.discard(key) for key in 'by?'] == [True, True, False]
     assert drain(queue) == list('xzac')

@@ -74,7 +74,7 @@ def by_token(**statuses):
 #
 
 
-async def test_get(client, server):
+async def test_gets_send_queries_and_headers_and_no_body(client, server):
     server.add('GET', '/api/v1/pods', {'items': []})
     assert await client.get_json('/api/v1/pods', {'limit': 5, 'continue': None, 'labelSelector': 'a=b,c!=d e'}) == {
         'items': []
@@ -90,14 +90,14 @@ async def test_get(client, server):
     assert 'Accept-Encoding' not in seen.headers
 
 
-async def test_post(client, server):
+async def test_posts_send_json_and_return_the_response(client, server):
     server.add('POST', '/api/v1/namespaces/ns/pods', (201, {'kind': 'Pod'}))
     assert await client.post_json('/api/v1/namespaces/ns/pods', {'a': 'ё'}) == {'kind': 'Pod'}
     assert json.loads(server.seen[0].body) == {'a': 'ё'}
     assert server.seen[0].headers['Content-Type'] == 'application/json'
 
 
-async def test_patch(client, server):
+async def test_patches_send_their_content_type(client, server):
     server.add('PATCH', '/x', {'patched': True})
     assert await client.patch('/x', {'a': None}, 'application/merge-patch+json') == {'patched': True}
     assert json.loads(server.seen[0].body) == {'a': None}
@@ -187,7 +187,7 @@ async def get_with(info, settings, make_vault):
         ({'username': 'u', 'password': 'ё'}, 'Basic ' + base64.b64encode('u:ё'.encode()).decode()),
     ],
 )
-async def test_authorization(server, settings, make_vault, kwargs, expected):
+async def test_credentials_become_the_authorization_header(server, settings, make_vault, kwargs, expected):
     server.add('GET', '/x', {})
     await get_with(ConnectionInfo(server=server.url, **kwargs), settings, make_vault)
     assert server.seen[0].headers.get('Authorization') == expected
@@ -246,7 +246,7 @@ async def test_tls_server_name(tls_server, settings, make_vault, pki, name, ok, 
             await get_with(info, settings, make_vault)
 
 
-async def test_proxy(server, settings, make_vault):
+async def test_requests_go_through_the_proxy(server, settings, make_vault):
     server.add('GET', '/x', {'via': 'proxy'})  # for plain HTTP, proxies are asked for the whole URL
     info = ConnectionInfo(server='http://nowhere.invalid', proxy_url=server.url, token='t')
     assert await get_with(info, settings, make_vault) == {'via': 'proxy'}

@@ -131,7 +131,7 @@ async def read_all(stream):
     return b''.join(result)
 
 
-async def test_streams(raw_server, pool):
+async def test_streams_are_read_to_their_end(raw_server, pool):
     raw_server.scripts = [[CHUNKED, b'4\r\nabc\n\r\n', b'4\r\ndef\n\r\n', b'0\r\n\r\n']]
     response, stream = await pool.stream(REQUEST, connect_timeout=5, total_timeout=None)
     assert response.status == 200

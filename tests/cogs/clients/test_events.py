@@ -20,7 +20,7 @@ def post(client, settings):
     return post
 
 
-async def test_body(post, server):
+async def test_events_have_all_fields_of_the_api(post, server):
     server.add('POST', '/api/v1/namespaces/ns/events', (201, {}))
     await post()
     body = json.loads(server.seen[0].body)
@@ -44,7 +44,7 @@ async def test_body(post, server):
     assert len(moments[2]) == len('2020-12-31T23:59:59.123456Z')
 
 
-async def test_settings(post, server, settings):
+async def test_settings_name_the_reporter_of_events(post, server, settings):
     settings.posting.reporting_component = 'mine'
     settings.posting.reporting_instance = 'pod-1'
     settings.posting.event_name_prefix = 'mine-'
@@ -130,7 +130,7 @@ async def test_absent_credentials_are_logged(settings, caplog):
     assert "Failed to post an event" in caplog.text
 
 
-async def test_cancellation(post, server):
+async def test_posting_can_be_cancelled(post, server):
     async def hang(request):
         await asyncio.Event().wait()
 

@@ -111,7 +111,7 @@ def test_relative_paths_are_relative_to_their_files(login, home):
 #
 
 
-def test_minimal(login):
+def test_a_server_is_enough_to_log_in(login):
     info = login(make())
     assert (info.server, info.priority, info.default_namespace) == ('https://server:6443', 10, None)
     assert info.as_http_headers() == {}

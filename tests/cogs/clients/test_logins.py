@@ -41,7 +41,7 @@ def test_nothing_to_log_in_with(kwargs, service_account):
 
 
 @pytest.mark.parametrize('trust_env', [True, False])
-def test_kubeconfig(kwargs, settings, monkeypatch, tmp_path, trust_env):
+def test_the_kubeconfig_is_found_by_its_variable(kwargs, settings, monkeypatch, tmp_path, trust_env):
     settings.networking.trust_env = trust_env
     path = tmp_path / 'config'
     path.write_text(
@@ -157,7 +157,7 @@ PYKUBE = '''
 '''
 
 
-def test_pykube(kwargs, library):
+def test_pykube_gives_its_credentials(kwargs, library):
     library(pykube=PYKUBE % 'return cls()')
     info = logins.login_via_pykube(**kwargs)
     assert (info.server, info.priority, info.default_namespace) == ('https://server', 20, 'ns')
@@ -188,7 +188,7 @@ CONFIG = '''
 
 
 @pytest.mark.parametrize('name, async_, priority', [('kubernetes', '', 10), ('kubernetes_asyncio', 'async ', 15)])
-async def test_clients(kwargs, library, name, async_, priority):
+async def test_official_clients_give_their_credentials(kwargs, library, name, async_, priority):
     library(
         **{
             name: '',

@@ -421,7 +421,7 @@ PATCHES = [
 @pytest.mark.parametrize('split', [True, False])
 @pytest.mark.parametrize('known', [True, False])
 @pytest.mark.parametrize('patch', PATCHES)
-async def test_gone(apply, server, caplog, patch, known, split):
+async def test_objects_that_are_gone_are_not_patched(apply, server, caplog, patch, known, split):
     caplog.set_level(0)
     obj = Object(server, split=split)
     obj.gone = True

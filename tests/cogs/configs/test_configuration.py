@@ -86,7 +86,7 @@ DEFAULTS = {
 }
 
 
-def test_defaults(settings):
+def test_defaults_are_as_documented(settings):
     assert {field.name for field in dataclasses.fields(settings)} == set(DEFAULTS)
     for group, options in DEFAULTS.items():
         assert {name: getattr(getattr(settings, group), name) for name in options} == options

@@ -393,7 +393,7 @@ def test_broken_last_handled_configurations_are_absent_with_a_warning(text, capl
 # The quick check
 
 
-def test_matching():
+def test_only_the_stored_essence_matches():
     storage = AnnotationsDiffBaseStorage()
     essence: Any = {'spec': {'a': [1, 'x', None]}, 'metadata': {'labels': {'a': 'b'}}}
     body = Body(store(storage, essence))
@@ -427,7 +427,7 @@ def test_matching_means_equality(essence, other):
 
 
 @hypothesis.given(essence=essences)
-def test_roundtrips(essence):
+def test_what_is_stored_is_fetched(essence):
     for storage in make_storages()[1:]:
         assert storage.fetch(body=Body(store(storage, essence))) == essence
 

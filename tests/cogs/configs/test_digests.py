@@ -106,7 +106,7 @@ def test_changes_of_shortened_essences_are_noticed(old, new, room):
 
 
 @given(st.text())
-def test_packing(text):
+def test_packed_texts_can_be_unpacked(text):
     assert digests.unpack(digests.pack(text)) == text
 
 

@@ -361,7 +361,7 @@ def test_storing_overrides_the_purging(storage):
     assert storage.fetch(key=FN, body=Body(merge(body, patch))) == {'retries': 2}
 
 
-def test_touching(storage):
+def test_objects_are_touched_only_with_new_values(storage):
     assert patched_by(storage.touch, value=None) == {}
     patch = patched_by(storage.touch, value='now')
     assert patch
@@ -402,7 +402,7 @@ records = st.fixed_dictionaries(
 
 @pytest.mark.parametrize('storage', make_storages(), ids=lambda storage: type(storage).__name__)
 @hypothesis.given(key=st.text(min_size=1, max_size=100), record=records)
-def test_roundtrips(storage, key, record):
+def test_what_is_stored_is_fetched(storage, key, record):
     fetched = storage.fetch(key=key, body=Body(patched_by(storage.store, key=key, record=record)))
     assert {name: value for name, value in fetched.items() if value is not None} == {
         name: value for name, value in record.items() if value is not None

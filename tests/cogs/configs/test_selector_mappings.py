@@ -69,6 +69,6 @@ def test_mistakes_are_noticed_at_once(key):
         assert key in mapping
 
 
-def test_representation():
+def test_mappings_are_shown_with_their_selectors():
     assert repr(SelectorMapping()) == 'SelectorMapping({})'
     assert repr(SelectorMapping({'pods': 'a=b'})) == "SelectorMapping({Selector(any_name='pods'): 'a=b'})"

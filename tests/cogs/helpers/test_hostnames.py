@@ -27,7 +27,7 @@ from kopf._cogs.helpers.hostnames import get_descriptive_hostname
         ('a.local', ['b.c'], [], 'a'),
     ],
 )
-def test_names(monkeypatch, name, aliases, addresses, expected):
+def test_the_most_descriptive_hostname_is_taken(monkeypatch, name, aliases, addresses, expected):
     monkeypatch.setattr(socket, 'gethostname', lambda: 'plain')
     monkeypatch.setattr(socket, 'gethostbyaddr', lambda host: (name, aliases, addresses))
     assert get_descriptive_hostname() == expected

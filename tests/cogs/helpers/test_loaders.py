@@ -135,7 +135,7 @@ def test_similar_names_are_suggested(fail, write):
     assert fail('handlers.py').endswith("Did you mean: 'create'?")
 
 
-def test_directory(fail, write):
+def test_directories_cannot_be_loaded(fail, write):
     write('pkg/__init__.py', "")
     assert "Cannot load pkg: it is a directory" in fail('pkg')
 

@@ -24,7 +24,7 @@ RAW = {
 }
 
 
-def test_parts():
+def test_parts_of_bodies_are_views_of_them():
     body = Body(RAW)
     assert body == RAW
     assert body.metadata == RAW['metadata']
@@ -46,7 +46,7 @@ def test_parts_are_the_same_all_the_time():
     assert body.meta.annotations is body.meta.annotations
 
 
-def test_metadata():
+def test_metadata_has_attributes_for_its_fields():
     meta = Body(RAW).metadata
     assert meta.uid == 'uid1'
     assert meta.name == meta['name'] == 'name1'
@@ -132,7 +132,7 @@ def test_parts_of_a_body_can_be_made_directly():
     ],
 )
 @pytest.mark.parametrize('copier', [copy.copy, copy.deepcopy, lambda view: pickle.loads(pickle.dumps(view))])
-def test_copying(get, copier):
+def test_copies_do_not_follow_the_body(get, copier):
     body = Body(RAW)
     clone = copier(get(body))
     expected = dict(get(body))

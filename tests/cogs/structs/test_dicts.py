@@ -162,7 +162,7 @@ def test_removed_fields_are_not_resolved(d, path):
     assert resolve(d, path, 'absent') == 'absent'
 
 
-def test_cherrypicking():
+def test_only_named_keys_are_copied():
     src = {'a': {'b': {'c': 1}, 'n': None, 'x': 2}, 'y': 3}
     dst = {'a': {'z': 4}}
     cherrypick(src, dst, ['a.b.c', ('a', 'n'), 'q.w', 'y.y'])

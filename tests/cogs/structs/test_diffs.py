@@ -125,7 +125,7 @@ def test_reduced_diff_is_the_diff_of_the_field(a, b, path):
         ({'x': 0}, {'x': ''}, (('change', ('x',), 0, ''),)),
     ],
 )
-def test_examples(a, b, expected):
+def test_diffs_are_as_in_the_examples(a, b, expected):
     assert diff(a, b) == expected
 
 

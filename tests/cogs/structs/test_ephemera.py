@@ -32,7 +32,7 @@ def test_absent_attributes_and_keys():
 
 
 @pytest.mark.parametrize('copier', [copy.copy, copy.deepcopy, lambda memo: pickle.loads(pickle.dumps(memo))])
-def test_copying(copier):
+def test_copies_of_memos_are_independent(copier):
     memo = Memo(f1=100)
     clone = copier(memo)
     clone.f2 = 200

@@ -15,7 +15,7 @@ from kopf._cogs.structs.patches import Patch
         (['ours', 'x'], []),
     ],
 )
-def test_appending(finalizers, expected):
+def test_our_finalizer_is_appended_once(finalizers, expected):
     body = {'metadata': {'name': 'x'}, 'spec': {}}
     if finalizers is not None:
         body['metadata']['finalizers'] = finalizers
@@ -34,7 +34,7 @@ def test_appending(finalizers, expected):
         (['ours', 'x'], [{'op': 'remove', 'path': '/metadata/finalizers/0'}]),
     ],
 )
-def test_removing(finalizers, expected):
+def test_only_our_finalizer_is_removed(finalizers, expected):
     body = {'metadata': {'name': 'x'}, 'spec': {}}
     if finalizers is not None:
         body['metadata']['finalizers'] = finalizers

@@ -265,7 +265,7 @@ def test_views_are_not_replaceable():
         Patch().spec = {}
 
 
-def test_clearing():
+def test_cleared_patches_are_empty():
     fns = [lambda body: None]
     patch = Patch({'a': 1}, fns=fns)
     patch.clear()
@@ -292,7 +292,7 @@ def test_patches_of_patches():
 
 
 @pytest.mark.parametrize('copier', [copy.copy, copy.deepcopy])
-def test_copying(copier):
+def test_copies_of_patches_are_patches(copier):
     patch = Patch({'spec': {'x': 1}}, fns=[lambda body: None], body=Body(RAW))
     clone = copier(patch)
     assert isinstance(clone, Patch)

@@ -101,7 +101,7 @@ EXE = Resource('a.io', 'v1', 'exes', namespaced=True)
         (EXE, {'params': {'a': 'b c&d', 'watch': 'true'}}, '/apis/a.io/v1/exes?a=b+c%26d&watch=true'),
     ],
 )
-def test_urls(resource, kwargs, url):
+def test_urls_are_those_of_the_api(resource, kwargs, url):
     assert resource.get_url(**kwargs) == url
 
 
@@ -187,7 +187,7 @@ def test_specific_resources(args, found):
         (('events.k8s.io', EVERYTHING), set()),
     ],
 )
-def test_everything(args, found):
+def test_selectors_of_everything_are_not_specific(args, found):
     selector = Selector(*args)
     assert not selector.is_specific
     assert select(selector) == found
@@ -207,7 +207,7 @@ def test_everything(args, found):
         ({'plural': 'exes', 'version': 'v2'}, {'exes-b2'}),
     ],
 )
-def test_keywords(kwargs, found):
+def test_keywords_select_resources(kwargs, found):
     selector = Selector(**kwargs)
     assert selector.is_specific
     assert select(selector) == found

@@ -79,7 +79,7 @@ def handler(cls=ResourceHandler, **options):
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, set) else '',
 )
-def test_names(cause, names):
+def test_handlers_get_the_arguments_of_their_cause(cause, names):
     assert set(cause.kwargs_for(handler(), STATE)) == names
     assert names - set(cause.kwargs_for(handler())) == {'retry', 'started', 'runtime'}  # filters have no attempts
 
@@ -173,7 +173,7 @@ def test_the_attempt():
     assert kwargs['runtime'] >= datetime.timedelta(seconds=9)
 
 
-def test_indices():
+def test_indices_win_over_arguments_of_the_same_name():
     index = object()
     kwargs = make(SpawningCause, indices={'idx': index, 'spec': index}).kwargs_for(handler())
     assert kwargs['idx'] is index and kwargs['spec'] is index  # the user has named it so
@@ -186,7 +186,7 @@ def test_handlers_do_not_share_their_kwargs():
     assert one['param'] == 1 and two['param'] == 2 and 'x' not in two
 
 
-def test_changes():
+def test_handlers_of_fields_get_the_change_of_their_field():
     old, new = {'spec': {'a': {'b': 1}, 'c': 1}}, {'spec': {'a': {'b': 2}}}
     cause = make(ChangingCause, reason=Reason.UPDATE, old=old, new=new, diff=diff(old, new))
     whole = cause.kwargs_for(handler(ChangingHandler), STATE)
@@ -208,7 +208,7 @@ def test_filters_of_handlers_for_a_field_see_the_whole_change():
 
 
 @pytest.mark.parametrize('metadata, deleted', [({}, False), ({'deletionTimestamp': '2030-01-01T00:00:00Z'}, True)])
-def test_deletions(metadata, deleted):
+def test_causes_tell_whether_the_object_is_being_deleted(metadata, deleted):
     cause = make(ChangingCause, reason=Reason.RESUME, body=Body({'metadata': {'name': 'x', **metadata}}))
     assert cause.deleted is deleted
 

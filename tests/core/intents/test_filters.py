@@ -92,7 +92,7 @@ def match_update(handler: ResourceHandler, old: Any, new: Any, *, reason: Reason
     pattern=st.dictionaries(st.sampled_from('abcd'), texts | markers, max_size=3),
     content=metas,
 )
-def test_metadata(kind: str, pattern: dict[str, Any], content: dict[str, str]) -> None:
+def test_metadata_is_filtered_by_all_its_patterns(kind: str, pattern: dict[str, Any], content: dict[str, str]) -> None:
     handler = declare(kopf.on.event, **{kind: pattern})
     expected = all(is_met(value, content.get(key, ABSENT)) for key, value in pattern.items())
     assert prematch(handler, metadata={'name': 'obj', kind: content}) is expected
@@ -106,7 +106,7 @@ def test_metadata_absent_as_a_whole(content: dict[str, str]) -> None:
 
 
 @hypothesis.given(field=fields, pattern=scalars | markers, spec=specs)
-def test_fields(field: str, pattern: Any, spec: Any) -> None:
+def test_fields_are_filtered_by_their_values(field: str, pattern: Any, spec: Any) -> None:
     handler = declare(kopf.on.event, field=field, value=pattern)
     expected = is_met(kopf.PRESENT if pattern is None else pattern, lookup({'spec': spec}, field))
     assert prematch(handler, spec=spec) is expected
@@ -270,7 +270,7 @@ def test_all_criteria_must_be_met() -> None:
         (kopf.on.resume, set()),
     ],
 )
-def test_reasons(decorator: Any, reasons: set[Reason]) -> None:
+def test_handlers_match_the_reasons_of_their_decorators(decorator: Any, reasons: set[Reason]) -> None:
     handler = declare(decorator)
     old, new = {'spec': {'a': 1}}, {'spec': {'a': 2}}
     assert {reason for reason in Reason if match_update(handler, old, new, reason=reason)} == reasons

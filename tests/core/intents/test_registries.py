@@ -80,7 +80,7 @@ def test_where_handlers_are_kept(registry, decorator, attribute):
         (kopf.on.probe, Activity.PROBE),
     ],
 )
-def test_activities(registry, decorator, activity):
+def test_activities_are_registered_by_their_decorators(registry, decorator, activity):
     decorator(registry=registry, retries=3)(fn)
     (handler,) = registry.activities.get_handlers(activity)
     assert (handler.id, handler.fn, handler.retries) == ('fn', fn, 3)

@@ -71,7 +71,7 @@ async def test_many_large_requests_at_once_are_not_read_ahead(serve, connect, ap
     await feeding
 
 
-async def test_headers(client, app):
+async def test_headers_are_read_in_any_case(client, app):
     await client.ask(
         b'GET /x?a=1&b=%20&a=2&c= HTTP/1.1\r\nHost: x\r\nX-One: 1\r\nX-Two: \xc3\xa4\r\nx-one: 2\r\n'
         b'Content-Type: Application/JSON; charset=utf-8\r\n\r\n'
@@ -106,7 +106,7 @@ async def test_headers(client, app):
         (b'/a?b?c', '/a', 'b?c'),
     ],
 )
-async def test_urls(client, app, url, path, query):
+async def test_urls_are_split_into_path_and_query(client, app, url, path, query):
     await client.ask(GET % url)
     assert (app.requests[0].path, app.requests[0].query_string) == (path, query)
 
@@ -147,7 +147,7 @@ async def test_pieces_make_no_difference(serve, connect, cuts):
     assert [(await client.read())[2] for _ in range(4)] == [b'/1 body', b'/2 ', b'/x body', b'/4 ']
 
 
-async def test_heads(client):
+async def test_heads_are_answered_without_a_body(client):
     client.send(b'HEAD /x HTTP/1.1\r\nHost: x\r\n\r\n' + get())
     status, headers, _ = await client.read(bodiless=True)
     assert (status, headers['content-length']) == (200, '3')
@@ -508,7 +508,7 @@ async def test_handlers_that_are_cancelled_by_themselves(client, app):
     assert await client.is_closed()
 
 
-async def test_streams(client, app):
+async def test_streams_are_sent_in_chunks(client, app):
     more = asyncio.Event()
 
     async def stream(request):
