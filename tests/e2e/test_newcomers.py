@@ -45,7 +45,7 @@ def test_the_first_minute(checkout, command, expected):
         operator = subprocess.Popen(
             ["bash", "-c", f"exec {command}"],
             cwd=checkout,
-            env=environment(checkout),
+            env={**environment(checkout), "PYTHONUNBUFFERED": "1"},  # a terminal shows each line at once
             stdout=output,
             stderr=subprocess.STDOUT,
         )
