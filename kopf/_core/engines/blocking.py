@@ -31,7 +31,7 @@ _REMEDY = (
 )
 _REMEDY_OF_CALLBACKS = (
     "Functions that are not handlers themselves, such as filters, never get a thread: "
-    "let them only look at what they are given."
+    "let them only check their arguments."
 )
 
 
@@ -72,7 +72,7 @@ class BlockingReporter:
         self._reported.add(key)
         who = culprit.handler or "Something outside of handlers"
         logger.warning(
-            "%s %s the event loop for %.1f seconds; nothing else could go on. It was in %s. %s This is told once "
+            "%s %s the event loop for %.1f seconds; nothing else could go on. It was in %s. %s This is reported once "
             "for each handler; see settings.execution.blocking_limit.",
             who,
             "has blocked" if is_over else "has been blocking",

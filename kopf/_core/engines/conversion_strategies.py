@@ -31,7 +31,7 @@ class ConversionStrategies(WebhookRegistration):
     """Keeps the conversion strategies of CRDs up to date with the handlers and with the address of the server."""
 
     rule = "{apiGroups: [apiextensions.k8s.io], resources: [customresourcedefinitions], verbs: [get, patch]}"
-    consequence = "objects can not be converted until the operator is back"
+    consequence = "objects cannot be converted until the operator is back"
     title = "conversion strategy of the CRDs"
 
     def __init__(self, client: ApiClient) -> None:

@@ -317,8 +317,8 @@ class Daemon:
     def _warn(self) -> None:
         """Log a warning, once, so that users know why their object is not deleted."""
         self.owner.logger.warning(
-            "%s still runs, though it was told to stop. It is waited for; if its object is being deleted, the object "
-            "stays until then. %s",
+            "%s still runs, though it was told to stop. The operator waits for it; if its object is being deleted, the "
+            "object stays until then. %s",
             self.handler,
             self._get_remedy(),
         )
@@ -341,7 +341,9 @@ class Daemon:
         self.abandoned = True
         self.stopper.set(DaemonStoppingReason.DAEMON_ABANDONED)
         self.owner.logger.warning("%s did not exit in time. Leaving it orphaned.", self.handler)
-        self.owner.logger.warning("%s goes on in vain. %s", self.handler, self._get_remedy())
+        self.owner.logger.warning(
+            "%s still runs, and the operator does not wait for it any more. %s", self.handler, self._get_remedy()
+        )
         self.owner.spawner.background.discard(self)
         self.owner.notify(self)
         warnings.warn(f"{self.handler} did not exit in time. Leaving it orphaned.", ResourceWarning, stacklevel=2)

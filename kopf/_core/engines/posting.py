@@ -123,7 +123,9 @@ class Poster:
             self._closed = True
             if self._tasks:
                 left = len(self._tasks) + self.qsize()
-                logger.warning("Exiting without posting %d event(s): the API does not take them in time.", left)
+                logger.warning(
+                    "Exiting without posting %d event(s): the API server has not accepted them in time.", left
+                )
                 await end(list(self._tasks), timeout=_EXIT_TIMEOUT, what="The posting of events")
 
     @property
@@ -159,12 +161,12 @@ class Poster:
         try:
             self._loop.call_soon_threadsafe(self._put, event)
         except RuntimeError:
-            logger.debug("The operator is over, the event is not posted: %r", event)
+            logger.debug("The operator has ended, the event is not posted: %r", event)
 
     def _put(self, event: K8sEvent) -> None:
         """Add the Event to the queue of its object, unless it is only counted or dropped."""
         if self._closed:
-            logger.debug("The operator is over, the event is not posted: %r", event)
+            logger.debug("The operator has ended, the event is not posted: %r", event)
             return
         key = tuple(event.ref.get(name) for name in ('apiVersion', 'kind', 'namespace', 'name', 'uid'))
         message = self._correlator.combine((key, event.type, event.reason), str(event.message))

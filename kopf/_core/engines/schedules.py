@@ -121,7 +121,7 @@ class Schedules:
             if not handler.asynchronous:  # a thread cannot be cancelled, only waited for
                 await asyncio.wait({task}, timeout=EXIT_TIMEOUT)
                 if not task.done():
-                    self._cause.logger.warning("%s does not end in time, and is left.", handler)
+                    self._cause.logger.warning("%s did not end in time. Leaving it running.", handler)
             await end({task}, timeout=EXIT_TIMEOUT, what="The schedules")
             raise
 

@@ -1,6 +1,6 @@
-"""Daemons: their life with an object, their errors, patches, and the stages of their end. Timers: when they run.
+"""Daemons of an object: their kwargs, errors, patches, and the stages of stopping. Timers: the times of their runs.
 
-The time is that of the fake clock: it goes on only when everybody waits.
+The time is virtual: it goes on only when all tasks wait.
 """
 
 import asyncio
@@ -526,9 +526,9 @@ async def test_a_daemon_without_limits_is_waited_for_with_reminders_in_the_log(h
     assert caplog.messages.count("Daemon 'fn' is still exiting. The next check is in 10 seconds.") == 4
     [warning] = [record.message for record in caplog.records if record.levelname == 'WARNING']
     assert warning == (
-        "Daemon 'fn' still runs, though it was told to stop. It is waited for; if its object is being deleted, the "
-        "object stays until then. Let its loop end when `stopped` is set, or when asyncio.CancelledError is raised in "
-        "it."
+        "Daemon 'fn' still runs, though it was told to stop. The operator waits for it; if its object is being "
+        "deleted, the object stays until then. Let its loop end when `stopped` is set, or when asyncio.CancelledError "
+        "is raised in it."
     )
     await let_it_run(2)
     assert not await host.look()
@@ -722,7 +722,7 @@ async def test_the_interval_of_sharp_timers_is_counted_from_the_beginning(host, 
 
 async def test_sharp_timers_that_begin_a_bit_early_run_once(host):
     loop = asyncio.get_running_loop()
-    # Those that are due right after a common moment begin at that moment.
+    # Coalesced timers that are due right after a round expire in that round.
     await asyncio.sleep(math.ceil(loop.time() * 50) / 50 + 0.0009 - loop.time())
     runs = []
 
@@ -884,7 +884,7 @@ async def test_changes_by_others_that_come_with_own_patches_count(host, clock):
 
     @kopf.timer('kopfexamples', registry=host.registry, initial_delay=5, interval=100)
     async def patching(patch, **_):
-        host.raw = {**host.raw, 'spec': {'field': 'of somebody else'}}  # not seen yet when it is patched
+        host.raw = {**host.raw, 'spec': {'field': 'of another client'}}  # not seen yet when it is patched
         patch.spec['x'] = 1
 
     clock()

@@ -1,4 +1,4 @@
-"""Schedules: when their functions are run, and that they never run twice at once."""
+"""Schedules: the intervals of their runs, retries, pauses, and the exit of the operator."""
 
 import asyncio
 import contextlib
@@ -205,7 +205,7 @@ async def test_functions_in_threads_that_do_not_end_are_named(registry, make, mo
     async with run(make()):
         await asyncio.to_thread(begun.wait, 10)
     released.set()
-    assert "Schedule 'fn' does not end in time, and is left." in caplog.text
+    assert "Schedule 'fn' did not end in time. Leaving it running." in caplog.text
 
 
 @pytest.mark.parametrize(
