@@ -1,4 +1,4 @@
-"""One attempt of a handler: what its errors mean, what its limits do, and what the logs say."""
+"""One attempt of a handler: the meaning of its errors, its limits, and the logs."""
 
 import asyncio
 import contextvars

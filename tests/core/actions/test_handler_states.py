@@ -1,4 +1,4 @@
-"""The records of handlers: what is stored comes back the same, and what is not stored is not pretended to be."""
+"""The progress of handlers: its records are stored, loaded, restarted, and purged without losses."""
 
 import datetime
 import json
@@ -137,7 +137,7 @@ def test_records_come_back_the_same_through_storages(state, id, storage):
 @pytest.mark.parametrize('digest', ['0123456789ab', 'ffffffffffff', ''])
 def test_digests_come_back_the_same(digest, usual):
     state = HandlerState(started=NOW, digest=digest, **({'stopped': NOW, 'success': True} if digest else {}))
-    assert HandlerState.from_record(state.as_record(usual=usual), NOW).digest == digest  # empty: nobody knows of what
+    assert HandlerState.from_record(state.as_record(usual=usual), NOW).digest == digest
 
 
 def test_old_records_are_read():

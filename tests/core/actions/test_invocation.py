@@ -1,4 +1,4 @@
-"""Functions of all kinds are called alike: coroutines in the loop, the others in threads."""
+"""Calls of the user's functions: async ones in the loop, sync ones in threads, with the kwargs that they name."""
 
 import asyncio
 import contextvars

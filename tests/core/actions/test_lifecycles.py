@@ -1,4 +1,4 @@
-"""What each lifecycle picks out of the handlers that are due."""
+"""Lifecycles: the handlers that each of them picks."""
 
 import datetime
 

@@ -1,4 +1,4 @@
-"""Loggers of objects and the formats of logs: what is seen on the standard error."""
+"""Loggers of objects and the text formats of logs, as seen on the standard error."""
 
 import logging
 import logging.handlers

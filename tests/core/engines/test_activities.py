@@ -1,4 +1,4 @@
-"""Activities: all their handlers end, in rounds, and what came of them is told apart."""
+"""Activities: the rounds of their handlers, the outcomes, the credentials, and mistakes in startup handlers."""
 
 import asyncio
 import datetime

@@ -1,4 +1,4 @@
-"""Admission reviews: who is asked, what is told to handlers and to the API, and what is no review at all."""
+"""Admission reviews: which handlers are called, what they get, and how requests are allowed and denied."""
 
 import asyncio
 import base64
@@ -586,7 +586,7 @@ async def test_patches_that_cannot_be_encoded_deny_the_request(
     assert response['status']['code'] == 500
 
 
-# What is no review.
+# Malformed reviews.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Handlers that block the event loop, and nobody would know why everything else is slow."""
+"""Blocking calls in async handlers: the handler, the line and the remedy are in the log."""
 
 import asyncio
 import functools

@@ -1,4 +1,4 @@
-"""One step of a change: which handlers are run, sub-handlers included, and what is remembered of them."""
+"""One step of a change: which handlers and sub-handlers are run, and which progress is kept."""
 
 import asyncio
 import datetime

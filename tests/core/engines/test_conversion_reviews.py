@@ -1,4 +1,4 @@
-"""Conversion reviews: which handlers lead from version to version, what they may change, and how they fail."""
+"""Conversion reviews: the chains of handlers, the fields that they can change, and their failures."""
 
 import asyncio
 import copy

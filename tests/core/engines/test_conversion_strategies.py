@@ -1,4 +1,4 @@
-"""Conversions in a whole operator: what is written to CRDs, when, and what is left of it."""
+"""Conversion strategies in a whole operator: when they are written to CRDs, and when they are restored."""
 
 import asyncio
 

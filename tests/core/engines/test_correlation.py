@@ -1,4 +1,4 @@
-"""Floods of Events: what is counted, what is combined, what is cut off, and that the memory is bounded."""
+"""Correlation of Events: counts, combined messages, the limit of requests, and the bounded memory."""
 
 import collections
 
@@ -46,7 +46,7 @@ def test_an_object_has_a_burst_and_then_one_request_in_five_minutes(recorder):
     recorder.now += 299
     assert recorder.post() is None
     recorder.now += 2
-    assert recorder.post() == 102  # those that were cut off are counted, too
+    assert recorder.post() == 102  # the dropped ones are counted, too
     assert recorder.post() is None
     assert recorder.post(source='other') == 1
     recorder.now += 26 * 300

@@ -17,7 +17,7 @@ def threads():
 
 def test_each_call_has_a_thread_of_its_own(threads):
     together = threading.Barrier(3)
-    futures = [threads.submit(together.wait) for _ in range(3)]  # those that share a thread would never meet
+    futures = [threads.submit(together.wait) for _ in range(3)]  # calls in the same thread would never meet
     assert sorted(future.result(5) for future in futures) == [0, 1, 2]
 
 

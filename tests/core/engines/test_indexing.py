@@ -1,4 +1,4 @@
-"""Indices: what functions return, what readers see, what errors do."""
+"""Indices: the results of functions, concurrent readers, and retries after errors."""
 
 import concurrent.futures
 import copy

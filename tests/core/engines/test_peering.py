@@ -1,4 +1,4 @@
-"""The records of peers, the identities, and the commands that put and remove records."""
+"""The records of peers, the identities, and the commands that write and remove records."""
 
 import dataclasses
 import datetime

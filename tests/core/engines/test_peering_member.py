@@ -1,4 +1,4 @@
-"""The life of an operator among its peers, on a fake clock: who pauses, when, and why."""
+"""One operator in a peering, in virtual time: when it pauses, takes over, and renews its record."""
 
 import asyncio
 import contextlib

@@ -1,7 +1,7 @@
-"""Posting of Events: which ones, in which order, by whom, and what happens when the API is slow or away.
+"""Posting of Events: their content, order, and limits, and the failures of the API.
 
-The API is a real HTTP server, so that everything down to the request is exercised; only where time matters,
-a client that never answers takes its place, and the clock of the loop runs as fast as it can.
+The API is a real HTTP server, so that everything down to the request is tested. Only where the time matters, a client
+that never responds takes its place, and the time is virtual.
 """
 
 import asyncio
@@ -293,7 +293,7 @@ async def test_logs_that_are_not_posted(api, settings, body, logger):
 
 
 async def test_events_can_be_posted_from_threads(api, settings, body, logger):
-    asyncio.get_running_loop().set_debug(True)  # complains about what is not thread-safe
+    asyncio.get_running_loop().set_debug(True)  # complains about calls that are not thread-safe
     async with operating(api, settings):
         await asyncio.to_thread(posting.info, body, reason='Reason', message='event')
         await asyncio.to_thread(logger.info, "log")
@@ -381,7 +381,7 @@ async def test_equal_events_are_one_with_a_count(api, settings, body):
     assert event.pop('count') == 102
     assert event.pop('lastTimestamp') >= first.pop('lastTimestamp')
     assert event == first
-    assert len(api.attempts) == 3  # those that come while one waits are only counted
+    assert len(api.attempts) == 3  # Events that come while an equal one waits are only counted
 
 
 async def test_events_that_are_forgotten_by_the_cluster_are_posted_anew(api, settings, body):

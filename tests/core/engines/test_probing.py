@@ -1,4 +1,4 @@
-"""The endpoints of probes: what they answer when everything is good, and when it is not."""
+"""The endpoints of probes: the responses of a healthy operator, of a failing, and of a stuck one."""
 
 import asyncio
 import json

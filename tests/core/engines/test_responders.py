@@ -1,4 +1,4 @@
-"""The base of what answers reviews: the fields of causes, the single attempt, and the texts of errors."""
+"""The base of webhooks: the fields of causes, the single attempt, and the texts of errors."""
 
 import asyncio
 import logging

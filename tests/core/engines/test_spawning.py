@@ -1,6 +1,6 @@
-"""Which daemons run for an object, as the object changes, is deleted, or the operator pauses or ends.
+"""Spawning: which daemons run for an object as it changes and is deleted, and as the operator pauses and exits.
 
-The time is that of the fake clock: it goes on only when everybody waits.
+The time is virtual: it goes on only when all tasks wait.
 """
 
 import asyncio
@@ -279,7 +279,7 @@ async def test_daemons_that_are_being_stopped_are_cancelled_too(host, options):
     await host.background.close()
     assert asyncio.get_running_loop().time() - start == 5
     assert notes == ['start']
-    assert all(timer.cancelled() for timer in asyncio.get_running_loop()._scheduled)  # nobody is reminded any more
+    assert all(timer.cancelled() for timer in asyncio.get_running_loop()._scheduled)  # no reminders are left
 
 
 async def test_the_end_is_bounded_whatever_daemons_do(host):

@@ -1,4 +1,4 @@
-"""`deleting`: how handlers that take long learn that their object is to be deleted."""
+"""The `deleting` flag: running handlers are notified when their object is being deleted."""
 
 import asyncio
 

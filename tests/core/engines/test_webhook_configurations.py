@@ -1,4 +1,4 @@
-"""What the API is told about the webhooks: their names, rules, filters, and where they are."""
+"""The webhooks in configuration objects: their names, rules, selectors, and addresses."""
 
 import re
 from typing import Any
