@@ -202,7 +202,7 @@ class KopfRunner:
         return self._future
 
     def _result(self) -> 'Result':
-        """The result of the operator; raises `RuntimeError` if there is none yet."""
+        """Return the result of the operator; raise `RuntimeError` if there is none yet."""
         if self._thread is None:
             raise RuntimeError("The operator has not been started: use the runner in a `with` block.")
         patience = PATIENCE if self.timeout is None and not self._stop.is_set() else self.timeout

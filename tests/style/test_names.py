@@ -3,6 +3,8 @@
 import collections
 import pathlib
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parents[2]
 KOPF = ROOT / 'kopf'
 
@@ -33,3 +35,39 @@ def test_no_module_shares_a_stem_with_a_package_except_for_listed_ones():
     packages = {get_stem(path): path.parent.name for path in KOPF.rglob('*/__init__.py')}
     modules = {get_stem(path) for path in KOPF.rglob('*.py') if not path.name.startswith('__')}
     assert {packages[stem] for stem in packages.keys() & modules} == FACES.keys()
+
+
+TESTED_ELSEWHERE = {
+    '_core/intents/contexts.py': ("a bundle of what operators own", 'core/reactor/test_processing.py'),
+    '_core/intents/cycles.py': ("cycles are seen only by the decisions made in them", 'core/intents/test_decisions.py'),
+    '_core/intents/essences.py': ("caches of what decisions are made from", 'core/intents/test_decisions.py'),
+    '_core/intents/handlers.py': ("data, which the declarations fill", 'core/intents/test_declarations.py'),
+    '_core/intents/options.py': ("types, which the declarations check", 'core/intents/test_declarations.py'),
+    '_core/intents/progress_records.py': ("a cache of the records", 'core/intents/test_decisions.py'),
+    '_core/intents/signatures.py': ("users see them at the public functions", 'public/test_signatures.py'),
+    '_core/reactor/sinks.py': ("interfaces", 'core/reactor/test_watches.py'),
+    '_cogs/clients/aiosessions.py': ("one of two sessions with the same behaviour", 'cogs/clients/test_api.py'),
+    '_cogs/clients/execplugins.py': ("a part of kubeconfigs", 'cogs/clients/test_kubeconfigs.py'),
+    '_cogs/helpers/clocks.py': ("a clock is seen by what depends on it", 'faults/test_clocks.py'),
+    '_cogs/helpers/explanations.py': ("texts of errors, as users see them", 'public/test_mistakes.py'),
+    '_cogs/helpers/thirdparty.py': ("objects of other libraries, as children", 'kits/test_hierarchies.py'),
+    '_cogs/helpers/typedefs.py': ("an alias that operators import", 'public/test_private_names.py'),
+    '_cogs/helpers/versions.py': ("the version, as the command line shows it", 'public/test_cli.py'),
+    '_cogs/structs/ids.py': ("a type", 'core/intents/test_registries.py'),
+    '_cogs/structs/reviews.py': ("types, and what webhook servers need", 'kits/test_webhooks.py'),
+}
+"""The modules without a test module of their name: the reason, and the module that tests them."""
+
+
+def test_every_module_of_the_framework_has_a_test_module_of_its_name():
+    missing = set()
+    for path in [*(KOPF / '_core').rglob('*.py'), *(KOPF / '_cogs').rglob('*.py')]:
+        folder = ROOT / 'tests' / path.parent.relative_to(KOPF).as_posix().lstrip('_')
+        if path.name != '__init__.py' and not (folder / f'test_{path.name}').exists():
+            missing.add(path.relative_to(KOPF).as_posix())
+    assert missing == TESTED_ELSEWHERE.keys()
+
+
+@pytest.mark.parametrize('path', TESTED_ELSEWHERE)
+def test_what_is_tested_elsewhere_is_tested_there(path):
+    assert (ROOT / 'tests' / TESTED_ELSEWHERE[path][1]).exists()

@@ -112,7 +112,7 @@ class Instruments:
             self._find_listeners()
 
     def remove(self, instrument: Instrument) -> None:
-        """Tell the instrument nothing any more."""
+        """Remove the instrument: its hooks are not called any more."""
         self._members = tuple(member for member in self._members if member is not instrument)
         self._find_listeners()
 
@@ -239,7 +239,7 @@ class ObjectStep(Span):
         """The time until the next step (in seconds)."""
 
     def decide(self, reason: str, handlers: Iterable[HandlerId], carried: str | None) -> None:
-        """Tell what is decided on."""
+        """Report the decision."""
         self.reason, self.handlers, self.carried = reason, tuple(handlers), carried
         self._instruments.tell(self._listeners, 'step_decides', self)
 

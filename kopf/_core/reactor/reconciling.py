@@ -391,7 +391,7 @@ class Reconciler:
 
 
 def _tell_decision(decision: Decision) -> None:
-    """Tell the instruments that follow the step what is to be done."""
+    """Report the decision to the instruments that follow the step."""
     span = get_current_span()
     if isinstance(span, ObjectStep):
         carried = (state.carried for state in decision.cycle.state.values() if state.carried is not None)

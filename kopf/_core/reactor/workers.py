@@ -159,7 +159,7 @@ class WorkerPool:
         delay: float | None = None,
         reason: str | None = None,
     ) -> None:
-        """Tell the instruments what happens to the object in the queue."""
+        """Report to the instruments what happens to the object in the queue."""
         depth = len(self._queue) + sum(map(len, self._held.values()))
         entry = QueueEntry(get_key(record, processor.resource), self.is_urgent(record), depth, delay, reason)
         self._instruments.tell(self._instruments.queue, hook, entry)

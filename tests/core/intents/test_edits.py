@@ -1,0 +1,38 @@
+"""Edits by other clients, as distinguished from what the operator's own patches change."""
+
+import pytest
+
+from kopf._core.actions.handler_states import State
+from kopf._core.intents.causes import Reason
+from kopf._core.intents.edits import find_outdated, is_edited, is_touched
+
+
+@pytest.mark.parametrize(
+    'field, patch, touched',
+    [
+        (('spec', 'a'), {'spec': {'a': 1}}, True),
+        (('spec', 'a'), {'spec': {'a': None}}, True),
+        (('spec', 'a'), {'spec': {'b': 1}}, False),
+        (('spec', 'a', 'deep'), {'spec': {'a': 'shallow'}}, True),
+        (('spec',), {'spec': {'a': 1}}, True),
+        (('spec', 'a'), {'status': {'a': 1}}, False),
+        (('spec', 'a'), {}, False),
+    ],
+    ids=['field', 'removal', 'neighbour', 'above', 'below', 'elsewhere', 'empty'],
+)
+def test_patches_touch_their_fields_and_those_above_and_below(field, patch, touched):
+    assert is_touched(field, patch) is touched
+
+
+def test_values_that_the_api_server_adjusts_are_no_edits():
+    assert not is_edited({'spec': {'cpu': '500m'}}, {'spec': {'cpu': '0.5'}}, {'spec': {'cpu': '0.50'}})
+
+
+def test_one_foreign_field_is_enough_for_an_edit():
+    old, new = {'spec': {'a': 1, 'b': 1}}, {'spec': {'a': 2, 'b': 2}}
+    assert is_edited(old, new, {'spec': {'a': 2}})
+    assert not is_edited(old, new, {'spec': {'a': 2, 'b': 2}})
+
+
+def test_records_without_digests_say_nothing_of_edits():
+    assert find_outdated(State(purpose=Reason.UPDATE), {'spec': {'a': 1}}) == []
