@@ -1,0 +1,90 @@
+"""The width of pages: lines of prose end within 120 characters, so that differences between versions can be read."""
+
+import pathlib
+import re
+from collections.abc import Iterator
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+LIMIT = 120
+PAGES = [
+    *ROOT.glob('*.md'),
+    *ROOT.glob('docs/*.rst'),
+    *ROOT.glob('examples/**/*.md'),
+    *ROOT.glob('benchmarks/*.md'),
+    *ROOT.glob('tests/**/*.md'),
+]
+
+WIDE = {'CHANGELOG.md'} | {
+    f'docs/{name}.rst'
+    for name in (
+        *('api', 'architecture', 'errors', 'handlers', 'index', 'kwargs', 'levels', 'reconciliation', 'security'),
+        'troubleshooting',
+    )
+}
+"""The pages that are still to be wrapped. No others are added here."""
+
+UNBROKEN = re.compile(r'``[^`]+``|:[a-z]+:`[^`]+`|`[^`]+`_?_?|\[[^\]]*\]\([^)]*\)')
+"""Literals, references and links, which stay on one line."""
+
+
+def iter_prose(text: str, *, markdown: bool) -> Iterator[tuple[int, str]]:
+    """Yield the numbered lines of paragraphs and lists: neither code, nor tables, nor the content of directives."""
+    is_code = is_table = False
+    outer, former = None, ''  # the indentation of the directive or of the paragraph that ends with `::`
+    lines = text.splitlines()
+    for number, (line, following) in enumerate(zip(lines, [*lines[1:], ''], strict=True), 1):
+        content = line.lstrip()
+        indent = len(line) - len(content)
+        if markdown and content.startswith(('```', '<!--')):
+            is_code = not is_code if content.startswith('```') else '-->' not in line
+        elif is_code:
+            is_code = '-->' not in line
+        elif not content:
+            outer = len(former) - len(former.lstrip()) if former.endswith('::') and not markdown else outer
+        elif outer is not None and indent > outer:
+            continue
+        elif not markdown and content.startswith('..'):
+            outer = indent
+        else:
+            outer = None
+            if not markdown and re.fullmatch(r'=+( +=+)+', content):
+                is_table = not is_table or bool(following.strip())  # a header ends with such a line, too
+            elif not is_table and content[0] not in '|+#':
+                yield number, line
+        former = line
+
+
+def find_long_lines(path: pathlib.Path) -> list[int]:
+    """Return the numbers of the lines of prose that are too long, and could be broken."""
+    return [
+        number
+        for number, line in iter_prose(path.read_text(), markdown=path.suffix == '.md')
+        if len(line) > LIMIT and ' ' in UNBROKEN.sub(lambda match: match[0].replace(' ', '_'), line.strip())[:LIMIT]
+    ]
+
+
+@pytest.mark.parametrize(
+    'path',
+    [path for path in PAGES if path.relative_to(ROOT).as_posix() not in WIDE],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_lines_of_prose_are_not_too_long(path):
+    assert find_long_lines(path) == []
+
+
+@pytest.mark.parametrize(
+    'suffix, text, lines',
+    [
+        ('.rst', 'LONG\n\n* LONG\n', [1, 3]),
+        ('.rst', 'Code::\n\n    LONG\n\n.. note::\n\n    LONG\n\nLONG\n', [9]),
+        ('.rst', '====  ====\nLONG\n====  ====\nLONG\n====  ====\n\nLONG\n', [7]),
+        ('.md', 'LONG\n\n- LONG\n\n```\nLONG\n```\n\n| LONG |\n\nLONG\n', [1, 3, 11]),
+    ],
+    ids=['prose', 'code', 'table', 'markdown'],
+)
+def test_long_lines_of_prose_are_found(suffix, text, lines, tmp_path):
+    path = tmp_path / f'page{suffix}'
+    path.write_text(text.replace('LONG', 'word ' * 30 + 'end'))
+    assert find_long_lines(path) == lines
