@@ -84,6 +84,15 @@ class HandlerRetriesError(PermanentError):
     """Raised when a handler has not succeeded within its ``retries``."""
 
 
+class RunTimeoutError(TemporaryError):
+    """One run of the handler has not ended in time; raised by the framework."""
+
+    def __init__(self, __msg: str, delay: float, thread: 'asyncio.Task[Any] | None' = None) -> None:
+        super().__init__(__msg, delay=delay)
+        self.thread = thread
+        """What waits for the end of the function, if it is in a thread: threads cannot be stopped."""
+
+
 class HandlerChildrenRetry(TemporaryError):
     """Raised by the framework when the sub-handlers of a handler are not finished yet. It is no failure."""
 
@@ -173,6 +182,8 @@ class Execution(NamedTuple):
     default_errors: ErrorsMode = ErrorsMode.TEMPORARY
     default_backoff: float = 60
     permanent_errors: tuple[type[BaseException], ...] = (PermanentError,)
+    run_timeout: float | None = None
+    """How long each run may take (in seconds), unlike the handler's own time-out, which is of all attempts together."""
     find_mistake: 'Callable[[Handler, BaseException], str | None] | None' = None
     """Returns the line of a mistake in the handler's code, if the error is one. Such a handler is not retried."""
     instruments: Instruments = NO_INSTRUMENTS
@@ -253,7 +264,9 @@ async def run_handler(
                 logger.debug("%s is invoked.", handler)
             # The kwargs are not kept in a variable: `invoke` clears them, so only the function keeps them in memory.
             # Daemons run for long, and most use only some of their kwargs.
-            if limits.timeout is None or not handler.asynchronous:
+            if rules.run_timeout is not None:
+                result = await _call_briefly(handler, cause.kwargs_for(handler, state), rules, rules.run_timeout)
+            elif limits.timeout is None or not handler.asynchronous:
                 result = await invocation.invoke(
                     handler.fn,
                     cause.kwargs_for(handler, state),
@@ -379,6 +392,37 @@ async def _call_in_time(handler: Handler, kwargs: dict[str, Any], limits: _Limit
         if deadline.expired():
             raise HandlerTimeoutError(f"{handler} has timed out after {limits.timeout:g} seconds.") from error
         raise
+
+
+async def _call_briefly(handler: Handler, kwargs: dict[str, Any], rules: Execution, timeout: float) -> Any:
+    """Call the function for a limited time: cancel it then, or leave its thread."""
+    call = invocation.invoke(handler.fn, kwargs, executor=rules.executor, asynchronous=handler.asynchronous)
+    text, delay = f"the run has timed out after {timeout:g} seconds", rules.default_backoff
+    if handler.asynchronous:
+        deadline = asyncio.timeout(timeout)
+        try:
+            async with deadline:
+                return await call
+        except TimeoutError as error:
+            if deadline.expired():
+                raise RunTimeoutError(text, delay) from error
+            raise
+    task = asyncio.ensure_future(call)
+    try:
+        await asyncio.wait({task}, timeout=timeout)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    if task.done():
+        return task.result()
+    task.add_done_callback(_retrieve)
+    raise RunTimeoutError(f"{text}, and its thread is left", delay, task)
+
+
+def _retrieve(task: 'asyncio.Task[Any]') -> None:
+    """Take the exception of a run that is over: nothing else does, and asyncio would complain."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _conclude_temporary(handler: Handler, error: TemporaryError, limits: _Limits, logger: Logger) -> Outcome:
