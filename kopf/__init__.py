@@ -94,6 +94,7 @@ if TYPE_CHECKING:
         login_with_service_account,
     )
     from kopf._core.engines.admission import AdmissionError
+    from kopf._core.engines.planning import Again
     from kopf._core.reactor.running import operator, run, run_tasks, spawn_tasks
     from kopf._kits.hierarchies import (
         adjust_namespace,
@@ -118,6 +119,7 @@ __all__ = [
     'EVERYTHING',
     'PRESENT',
     'AdmissionError',
+    'Again',
     'AiohttpSession',
     'Annotations',
     'AnnotationsDiffBaseStorage',
@@ -242,6 +244,7 @@ _LAZY = {
         'login_with_service_account',
     ),
     'kopf._core.engines.admission': ('AdmissionError',),
+    'kopf._core.engines.planning': ('Again',),
     'kopf._core.reactor.running': ('operator', 'run', 'run_tasks', 'spawn_tasks'),
     'kopf._kits.hierarchies': (
         'adjust_namespace',

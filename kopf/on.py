@@ -6,13 +6,13 @@ in the documentation), the options of its kind of handlers, and an optional ``re
 decorated function unchanged, so that they can be stacked. A wrong option raises `TypeError` or `ValueError` at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Never, TypeVar, Unpack, get_args
 
 from kopf._cogs.structs.dicts import FieldSpec, parse_field
 from kopf._core.intents import declarations as _declarations
 from kopf._core.intents.causes import Activity, Reason
-from kopf._core.intents.declarations import Name, SubName
+from kopf._core.intents.declarations import Name, SourceName, SubName
 from kopf._core.intents.handlers import (
     ActivityHandler,
     ActivityOptions,
@@ -25,7 +25,10 @@ from kopf._core.intents.handlers import (
     EventOptions,
     FieldOptions,
     IndexingHandler,
+    MappingFn,
     OperationName,
+    ReconcileOptions,
+    ReconcilingHandler,
     ResumeOptions,
     ScheduleHandler,
     ScheduleOptions,
@@ -201,6 +204,49 @@ def field(
         {**options, 'field': field},
         shape=UpdateOptions,
         needs_change=True,
+    )
+
+
+@_showing_options(ReconcileOptions)
+def reconcile(
+    arg1: Name = None,
+    arg2: SubName = None,
+    arg3: SubName = None,
+    /,
+    *,
+    owns: Iterable[SourceName] = (),
+    watches: Mapping[str, MappingFn] | Mapping[SourceName, MappingFn] | None = None,
+    backoff: tuple[float, float] = (1, 600),
+    **options: Unpack[ReconcileOptions],
+) -> Callable[[FnT], FnT]:
+    """
+    Run the function when an object, or anything that it depends on, can have changed: it brings them into line.
+
+    It is also run when the operator starts, and never twice at once for an object. Whatever changes before a run is
+    seen by that run; whatever changes during a run causes one more. Nothing is stored on the object. The function
+    can return `kopf.Again` to be run once more after some time. See "Level-triggered handlers" in the documentation.
+
+    Args:
+        owns: the resources whose objects are owned by those of the handler, by their owner references.
+        watches: the other resources that the handler looks at, each with a function that returns which objects of the
+            handler use an object of it: a list of pairs of a namespace and a name.
+        interval: how often to run the function if nothing happens (in seconds, varied by a tenth).
+        timeout: how long one run may take (in seconds). After it, a coroutine is cancelled; a thread is left.
+        concurrency: for how many objects the function may run at once; by default, there is no limit but that of the
+            workers.
+        backoff: the first delay after an error, and the longest one (in seconds); each is twice the previous one.
+        retries: how many attempts there are until the next change; by default, there is no limit.
+    """
+    timeout = options.pop('timeout', None)
+    _declarations.check_positive('reconcile', {**options, 'timeout': timeout}, ('interval', 'timeout', 'concurrency'))
+    return _declarations.declare(
+        ReconcilingHandler,
+        'reconcile',
+        (arg1, arg2, arg3),
+        options,
+        sources=_declarations.parse_sources('reconcile', owns, watches),
+        backoffs=_declarations.parse_backoff('reconcile', backoff),
+        run_timeout=timeout,
     )
 
 

@@ -154,6 +154,29 @@ def on_sub(**_: Any) -> None:
         return str(spec['x'])
 
 
+def users_of(namespace: str, labels: kopf.Labels, **_: Any) -> list[tuple[str, str]]:
+    return [(namespace, labels['user'])]
+
+
+WATCHED = {'configmaps': users_of}
+
+
+@kopf.on.reconcile(
+    'kopfexamples',
+    owns=['pods', ('apps', 'v1', 'deployments')],
+    watches=WATCHED,
+    interval=600,
+    timeout=60,
+    concurrency=10,
+    backoff=(1, 60),
+    retries=5,
+    labels={'a': 'b'},
+)
+async def reconcile(spec: kopf.Spec, patch: kopf.Patch, reasons: frozenset[str], **_: Any) -> kopf.Again | None:
+    patch.status['reasons'] = sorted(reasons)
+    return kopf.Again(after=30) if 'again' not in reasons else None
+
+
 @kopf.index('pods', labels={'a': 'b'}, errors=kopf.ErrorsMode.TEMPORARY)
 async def by_name(name: str, spec: kopf.Spec, **_: Any) -> dict[str, int]:
     return {name: len(spec)}

@@ -365,6 +365,15 @@ class ChangingCause(ResourceCause):
         return reduce(self.diff, handler.field) if handler.field else self.diff
 
 
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
+class ReconcilingCause(ResourceCause):
+    """An object, or something that it depends on, has possibly changed since the handler was run for it."""
+
+    reasons: frozenset[str]
+
+    ARGUMENTS = {**ResourceCause.ARGUMENTS, 'reasons': 'reasons'}
+
+
 def make_deletion_waiter(factory: DeletionFlagFactory | None, handler: 'Handler') -> FlagWaiter[Any] | None:
     """Return the flag that is raised when the object is marked for deletion; ``None`` without an operator."""
     if factory is None:

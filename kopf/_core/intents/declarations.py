@@ -6,7 +6,7 @@ A wrong option raises an error in the decorator, before the operator starts, not
 
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar, cast, get_args
 
 from kopf._cogs.structs.dicts import FieldPath, parse_field
@@ -16,7 +16,7 @@ from kopf._core.actions.execution import ErrorsMode, Handler
 from kopf._core.actions.invocation import is_async_fn
 from kopf._core.intents import mistakes
 from kopf._core.intents.callbacks import MetaFilterToken
-from kopf._core.intents.handlers import ActivityHandler, ChangingHandler, ResourceHandler, SubHandlerOptions
+from kopf._core.intents.handlers import ActivityHandler, ChangingHandler, ResourceHandler, Source, SubHandlerOptions
 from kopf._core.intents.options import SelectorOptions
 from kopf._core.intents.registries import get_default_registry, make_handler_id
 
@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 FnT = TypeVar('FnT', bound=Callable[..., Any])
 Name = str | Marker | Callable[[Resource], bool] | None
 SubName = str | Marker | None
+SourceName = str | tuple[str, ...]
 
 
 _VERSION = re.compile(r'[a-z]([-a-z0-9]*[a-z0-9])?')  # a DNS label, as the names of versions in CRDs are
@@ -123,6 +124,58 @@ def parse_versions(name: str, value: str | Collection[str] | None) -> frozenset[
         if not _VERSION.fullmatch(str(version)):
             raise ValueError(f"@kopf.on.convert: {name}={version!r} is not a version, such as 'v1' or 'v1beta1'.")
     return versions
+
+
+def check_positive(name: str, options: Mapping[str, Any], names: Collection[str]) -> None:
+    """Check that these options, if they are given, are numbers above zero; those of objects are whole."""
+    for option in names:
+        value = options.get(option)
+        if value is None:
+            continue
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise TypeError(f"@kopf.on.{name}: {option}= must be a number, not {value!r}.")
+        if not value > 0 or (option == 'concurrency' and value != int(value)):
+            what = "a whole number above zero" if option == 'concurrency' else "above zero"
+            raise ValueError(f"@kopf.on.{name}: {option}= must be {what}, but it is {value!r}.")
+
+
+def parse_backoff(name: str, value: Any) -> tuple[float, float]:
+    """Take the first and the longest delay after errors."""
+    numbers = value if isinstance(value, tuple | list) else ()
+    if len(numbers) != 2 or not all(isinstance(each, int | float) and not isinstance(each, bool) for each in numbers):
+        raise TypeError(
+            f"@kopf.on.{name}: backoff= must be the first and the longest delay, as (1, 600), not {value!r}."
+        )
+    first, longest = numbers
+    if not 0 < first <= longest:
+        raise ValueError(f"@kopf.on.{name}: backoff= must be above zero and not descend, but it is {value!r}.")
+    return first, longest
+
+
+def parse_sources(name: str, owns: Any, watches: Any) -> tuple[Source, ...]:
+    """Take the resources that the objects of a handler own, and those that it watches besides."""
+    if isinstance(owns, str) or not isinstance(owns, Iterable):
+        raise TypeError(f"@kopf.on.{name}: owns= must be a list of resources, even for one of them, not {owns!r}.")
+    if watches is not None and not isinstance(watches, Mapping):
+        raise TypeError(f"@kopf.on.{name}: watches= must be a mapping of resources to functions, not {watches!r}.")
+    sources = [Source(_parse_source(name, 'owns', each)) for each in owns]
+    for each, fn in (watches or {}).items():
+        selector = _parse_source(name, 'watches', each)
+        if not callable(fn):
+            raise TypeError(f"@kopf.on.{name}: watches={{{each!r}: ...}} must be a function, not {fn!r}.")
+        _check_callback(name, 'watches', fn)
+        sources.append(Source(selector, fn))
+    return tuple(sources)
+
+
+def _parse_source(name: str, option: str, value: Any) -> Selector:
+    names = value.split('/') if isinstance(value, str) else value
+    if not isinstance(names, tuple | list) or not all(isinstance(each, str) for each in names):
+        raise TypeError(
+            f"@kopf.on.{name}: {option}= names resources as 'deployments', 'apps/v1/deployments', "
+            f"or ('apps', 'v1', 'deployments'), not {value!r}."
+        )
+    return Selector(*names)
 
 
 def make_subhandler(

@@ -8,12 +8,12 @@ its handlers: see "A new kind of handlers, step by step" in the documentation.
 import dataclasses
 import enum
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from kopf._cogs.structs.dicts import FieldPath
 from kopf._cogs.structs.labelselectors import LabelSelector
 from kopf._cogs.structs.references import Selector
-from kopf._core.actions.execution import Handler
+from kopf._core.actions.execution import ErrorsMode, Handler
 from kopf._core.intents import causes
 from kopf._core.intents.callbacks import DelayFn, MetaFilter, ValueFilter, WhenFilterFn, read_names
 from kopf._core.intents.causes import Activity, Reason
@@ -120,6 +120,8 @@ class ResourceHandler(DeclaredHandler):
     """Whether the functions can take indices, and so must wait until the indices are complete."""
     callback_options: ClassVar[Sequence[str]] = ('value',)
     """The options that can be callbacks with a value, besides labels and annotations."""
+    sources: Sequence['Source'] = ()
+    """The other resources whose objects concern those of the handler, and so are watched for it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -230,6 +232,54 @@ class TimerHandler(SpawningHandler):
     kind = 'Timer'
     options = TimerOptions
     routine = True
+
+
+MappingFn = Callable[..., Any]
+"""A function that returns which objects depend on another one: their namespaces and names."""
+
+
+class Source(NamedTuple):
+    """A resource that a handler of another resource depends on."""
+
+    selector: Selector
+    fn: MappingFn | None = None
+    """How to find the objects that depend on one of this resource; by their owner references if ``None``."""
+
+
+class ReconcileOptions(ObjectOptions, WatchOptions, total=False):
+    """Options of level-triggered handlers; times are in seconds."""
+
+    errors: ErrorsMode | None
+    retries: int | None
+    timeout: float | None
+    interval: float | None
+    concurrency: int | None
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class ReconcilingHandler(ResourceHandler):
+    """``@kopf.on.reconcile``: a function that brings an object to its desired state, whatever has changed."""
+
+    sources: Sequence[Source] = ()
+    interval: float | None = None
+    concurrency: int | None = None
+    run_timeout: float | None = None
+    """How long one run may take; the runs of several attempts have no limit together."""
+    backoffs: tuple[float, float] = (1, 600)
+    """The first delay after an error, and the longest one."""
+
+    slot = 'reconciling'
+    kind = 'Reconciler'
+    decorators = '@kopf.on.reconcile'
+    options = ReconcileOptions
+    cause = causes.ReconcilingCause
+    routine = True
+
+    def iter_callbacks(self) -> Iterator[tuple[str, Callable[..., Any], int]]:
+        yield from super().iter_callbacks()
+        for source in self.sources:
+            if source.fn is not None:
+                yield 'watches', source.fn, 0
 
 
 class ResumeOptions(RetriedOptions, total=False):
@@ -382,6 +432,7 @@ KINDS: list[type[DeclaredHandler]] = [
     WatchingHandler,
     SpawningHandler,
     ChangingHandler,
+    ReconcilingHandler,
     WebhookHandler,
     ConversionHandler,
 ]

@@ -25,8 +25,10 @@ from kopf._core.intents.handlers import (
     ConversionHandler,
     DeclaredHandler,
     IndexingHandler,
+    ReconcilingHandler,
     ResourceHandler,
     ScheduleHandler,
+    Source,
     SpawningHandler,
     WatchingHandler,
     WebhookHandler,
@@ -98,6 +100,7 @@ class OperatorRegistry:
     watching: HandlersRegistry[WatchingHandler]
     spawning: HandlersRegistry[SpawningHandler]
     changing: ChangingRegistry
+    reconciling: HandlersRegistry[ReconcilingHandler]
     webhooks: HandlersRegistry[WebhookHandler]
     conversions: HandlersRegistry[ConversionHandler]
 
@@ -151,6 +154,8 @@ class OperatorRegistry:
                 continue
             if not patched or handler.modifies:
                 yield handler.selector
+            if not patched:
+                yield from (source.selector for source in handler.sources)
 
 
 def _notify(listeners: Collection[Callable[[], object]]) -> None:
@@ -215,6 +220,8 @@ class HandlerTable(NamedTuple):
     """The change-detecting handlers that require the finalizer. Daemons can require it, too: see `Spawner`."""
     managing: bool = False
     """Whether the framework stores its state on the objects."""
+    dependents: tuple[tuple[ResourceHandler, Source], ...] = ()
+    """The handlers of other resources that depend on the objects of this one, and how they do."""
     arguments: frozenset[str] | None = frozenset()
     """The arguments that the handlers can access, except for indexing handlers; ``None`` for any arguments."""
     label_selector: LabelSelector | None = None
@@ -242,7 +249,13 @@ class HandlerTable(NamedTuple):
         }
         changing: tuple[ChangingHandler, ...] = handlers[ChangingHandler]
         every = [handler for some in handlers.values() for handler in some]
-        selectors = {handler.label_selector for handler in every}
+        dependents = tuple(
+            (handler, source)
+            for handler in registry.iter_resource_handlers()
+            for source in handler.sources
+            if source.selector in served
+        )
+        selectors = {handler.label_selector for handler in every} | {None for _ in dependents}
         return cls(
             resource=resource,
             handlers=handlers,
@@ -258,6 +271,7 @@ class HandlerTable(NamedTuple):
             finalizing=tuple(handler for handler in changing if handler.requires_finalizer),
             managing=any(handler.modifies for handler in every),
             label_selector=selectors.pop() if len(selectors) == 1 else None,
+            dependents=dependents,
             arguments=find_arguments(handler for handler in every if handler.reads_indices),
         )
 

@@ -14,6 +14,7 @@ from kopf._core.intents.handlers import (
     ChangingHandler,
     DaemonHandler,
     IndexingHandler,
+    ReconcilingHandler,
     TimerHandler,
     WatchingHandler,
     WebhookHandler,
@@ -29,6 +30,7 @@ ON_OBJECTS: dict[str, Any] = {
     'index': kopf.on.index,
     'daemon': kopf.on.daemon,
     'timer': kopf.on.timer,
+    'reconcile': kopf.on.reconcile,
     'validate': kopf.on.validate,
     'mutate': kopf.on.mutate,
 }
@@ -43,6 +45,7 @@ CLASSES = {
     'index': IndexingHandler,
     'daemon': DaemonHandler,
     'timer': TimerHandler,
+    'reconcile': ReconcilingHandler,
     'validate': WebhookHandler,
     'mutate': WebhookHandler,
 }
@@ -304,3 +307,40 @@ def test_finalizers_are_for_deletions_and_background_handlers(registry: Operator
     kopf.daemon('kopfexamples', registry=registry, id='d')(fn)
     requiring = [handler.id for handler in (*registry.changing, *registry.spawning) if handler.requires_finalizer]
     assert requiring == ['a', 'd']
+
+
+@pytest.mark.parametrize(
+    'options, error, reason',
+    [
+        ({'owns': 'pods'}, TypeError, "owns= must be a list of resources, even for one of them"),
+        ({'owns': [5]}, TypeError, "owns= names resources as 'deployments', 'apps/v1/deployments'"),
+        ({'owns': ['a/b/c/d']}, TypeError, "Too many positional arguments for a resource"),
+        ({'watches': ['pods']}, TypeError, "watches= must be a mapping of resources to functions"),
+        ({'watches': {'pods': 'x'}}, TypeError, "watches={'pods': ...} must be a function"),
+        ({'watches': {'pods': AsyncMock()}}, TypeError, "watches= must not be an async function"),
+        ({'interval': 0}, ValueError, "interval= must be above zero"),
+        ({'timeout': 0}, ValueError, "timeout= must be above zero"),
+        ({'timeout': 'x'}, TypeError, "timeout= must be a number"),
+        ({'concurrency': 1.5}, ValueError, "concurrency= must be a whole number above zero"),
+        ({'backoff': 5}, TypeError, "backoff= must be the first and the longest delay"),
+        ({'backoff': (5, 1)}, ValueError, "backoff= must be above zero and not descend"),
+        ({'backoff': (0, 1)}, ValueError, "backoff= must be above zero and not descend"),
+    ],
+)
+def test_options_of_level_triggered_handlers(
+    registry: OperatorRegistry, options: Any, error: type[Exception], reason: str
+) -> None:
+    with pytest.raises(error, match=re.escape(reason)):
+        kopf.on.reconcile('kopfexamples', registry=registry, **options)
+    assert not list(registry.reconciling)
+
+
+def test_resources_of_level_triggered_handlers(registry: OperatorRegistry) -> None:
+    kopf.on.reconcile('kopfexamples', registry=registry, owns=['apps/v1/deployments', ('v1', 'pods')])(fn)
+    [handler] = registry.reconciling
+    assert [
+        (source.selector.group, source.selector.version, source.selector.any_name) for source in handler.sources
+    ] == [
+        ('apps', 'v1', 'deployments'),
+        ('', 'v1', 'pods'),
+    ]
