@@ -13,6 +13,7 @@ QUESTIONS = ('is_', 'are_', 'has_', 'can_', 'may_', 'must_', 'needs_', 'wants_')
 SHARED = {
     'record': 'ObjectRecord',
     'daemons': 'ObjectDaemons',
+    'level': 'ObjectLevel',
     'throttle': 'Throttle',
     'cycle': 'Cycle',
     'decision': 'Decision',

@@ -51,6 +51,7 @@ class ObjectRecord:
         'has_worker',
         'indexing',
         'initial',
+        'level',
         'memo',
         'missing_fields',
         'name',
@@ -114,6 +115,8 @@ class ObjectRecord:
         """The memo that all handlers of the object share. Read it by `get_memo`."""
         self.daemons: Any = None
         """The daemons and timers (`spawning.ObjectDaemons`), if there are any."""
+        self.level: Any = None
+        """What the level-triggered handlers know of the object (`levels.ObjectLevel`), if there are any."""
 
     def __repr__(self) -> str:
         return f"<{self.namespace}/{self.name}>" if self.namespace else f"<{self.name}>"
@@ -323,6 +326,14 @@ class ObjectRecord:
     def detach_daemons(self) -> None:
         """Called when no daemon or timer is left."""
         self.daemons = None
+
+    def attach_level(self, level: Any) -> None:
+        """Called when the object is known to level-triggered handlers."""
+        self.level = level
+
+    def detach_level(self) -> None:
+        """Called when it is not any more."""
+        self.level = None
 
     # The end.
 

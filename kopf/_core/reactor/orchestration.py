@@ -27,6 +27,7 @@ from kopf._cogs.structs.references import (
 from kopf._core.engines.indexing import OperatorIndexers
 from kopf._core.engines.schedules import Schedules
 from kopf._core.intents.contexts import OperatorContext
+from kopf._core.intents.handlers import ReconcilingHandler
 from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor.coordination import make_coordinator
 from kopf._core.reactor.discovery_sinks import DefinitionsSink, NamespaceSink, join_names
@@ -40,6 +41,7 @@ from kopf._core.reactor.watches import ResourceWatch, WatchState
 from kopf._core.reactor.workers import WorkerPool
 
 if TYPE_CHECKING:
+    from kopf._core.engines.levels import Levels
     from kopf._core.reactor.webhook_runtime import WebhookRuntime
 
 logger = logging.getLogger(__name__)
@@ -100,6 +102,7 @@ class Orchestrator:
             tools.workers.guard(guard)
             tools.schedules.guard(guard)
         registry = tools.context.registry
+        self._levels: Levels | None = None
         self.webhooks = self._make_webhook_runtime() if registry.webhooks or registry.conversions else None
         self._paused = False
         self._starting = True  # whether all handlers wait for the indices of newly found resources
@@ -496,24 +499,19 @@ class Orchestrator:
 
     def _start_watch(self, scope: Scope, table: HandlerTable, former: Leaving | None) -> Watching:
         tools = self._tools
-        processor = Processor(
-            tools.context,
-            client=tools.client,
-            table=table,
-            workers=tools.workers,
-        )
+        sink = self._make_sink(table)
         informer = (
             None
             if not table.indexing
             else Informer(
-                processor,
+                sink,
                 context=tools.context,
                 table=table,
                 indexers=tools.indexers,
                 indexing_gate=tools.indexing_gate,
             )
         )
-        sink: ObjectSink = processor if informer is None else informer
+        sink = sink if informer is None else informer
         watch = ResourceWatch(
             self._tools.client,
             self._tools.context.settings,
@@ -530,6 +528,29 @@ class Orchestrator:
             sink.paused(watch)
             watch.pause(True)
         return watch, sink, self._run_watch(watch)
+
+    def _make_sink(self, table: HandlerTable) -> ObjectSink:
+        """Make what handles the objects of the resource when they are indexed."""
+        tools = self._tools
+        is_leveled = bool(table.of(ReconcilingHandler))
+        processor = (
+            None if is_leveled else Processor(tools.context, client=tools.client, table=table, workers=tools.workers)
+        )
+        if processor is not None and not table.dependents:
+            return processor
+        from kopf._core.engines.levels import Levels
+        from kopf._core.reactor.leveling import LevelProcessor, RelationSink
+
+        if self._levels is None:
+            background = tools.workers.background
+            self._levels = Levels(tools.context, background.coalesced_timers, background.parsed_cache)
+        sink: ObjectSink = processor or LevelProcessor(
+            tools.context, client=tools.client, table=table, workers=tools.workers, levels=self._levels
+        )
+        if table.dependents:
+            sink = RelationSink(sink, table=table, levels=self._levels)
+            sink.expect()
+        return sink
 
     def _take_over(self, watch: ResourceWatch, sink: ObjectSink, former: Leaving) -> None:
         """Take over the objects of a former watch, which had another version of the resource or other handlers."""

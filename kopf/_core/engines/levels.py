@@ -1,0 +1,469 @@
+"""
+Level-triggered handlers: ``@kopf.on.reconcile``. They are run for what is, not for what has happened.
+
+A `Leveler` sees each new state of the objects of one resource, and compares it with what the handlers were triggered by
+before: only a digest of that is kept. A `Controller` is one handler with all its objects, whatever their resources and
+namespaces are. When a handler is run is decided in `planning`. Nothing is ever stored on the objects.
+"""
+
+import asyncio
+import contextlib
+import functools
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, cast
+
+from kopf._cogs.aiokits.coalesced_timers import CoalescedTimer, CoalescedTimers
+from kopf._cogs.structs.bodies import Body, RawBody, is_older_version
+from kopf._cogs.structs.body_guards import BodyGuard
+from kopf._cogs.structs.dicts import resolve
+from kopf._cogs.structs.diffs import is_same
+from kopf._cogs.structs.ids import HandlerId
+from kopf._cogs.structs.packed_objects import PackedObject, ParsedCache
+from kopf._cogs.structs.patches import Patch
+from kopf._core.actions.execution import Execution, Outcome, RunTimeoutError, run_handler, utcnow
+from kopf._core.actions.handler_states import HandlerState, digest_essence
+from kopf._core.actions.loggers import ObjectLogger
+from kopf._core.engines.planning import NONE, Again, Pace, Plan, Planner, Trigger
+from kopf._core.engines.relations import Key, Relations
+from kopf._core.intents import filters
+from kopf._core.intents.causes import ReconcilingCause
+from kopf._core.intents.contexts import OperatorContext
+from kopf._core.intents.decisions import Decider
+from kopf._core.intents.edits import is_edited
+from kopf._core.intents.handlers import ReconcilingHandler, ResourceHandler, Source
+from kopf._core.intents.storage_errors import StorageError
+
+
+class Record(Protocol):
+    """An object, as its host remembers it."""
+
+    uid: str
+    namespace: str | None
+    name: str
+
+    @property
+    def level(self) -> 'ObjectLevel | None':
+        """What the level-triggered handlers know of the object, if they know it."""
+
+    def attach_level(self, level: 'ObjectLevel', /) -> None:
+        """Called when the object is known to level-triggered handlers."""
+
+    def detach_level(self) -> None:
+        """Called when it is not any more."""
+
+
+class Host(Protocol):
+    """The processor of the objects of the resource."""
+
+    def call(self, record: Any, /, *, urgent: bool) -> bool:
+        """Let the worker of the object come; return false if it is busy with the object, and so comes by itself."""
+
+    def get_memo(self, record: Any, /) -> Any:
+        """Return the memo of the object."""
+
+    def report_mutation(self, record: Any, explanation: str, keys: Collection[HandlerId], /) -> None:
+        """Log a warning that these handlers have mutated the object, which is undone."""
+
+
+class HandlerPlan(Plan):
+    """When one handler is to be run for one object, and by what it was triggered last."""
+
+    __slots__ = ('controller', 'digest', 'level')
+
+    def __init__(self, level: 'ObjectLevel', controller: 'Controller') -> None:
+        super().__init__(level)
+        self.level = level
+        self.controller = controller
+        self.digest: str | None = None
+        """The digest of the essence that is known to the handler; ``None`` if the object does not match it."""
+
+
+class ObjectLevel:
+    """The newest state of one object, and the plans of its handlers."""
+
+    __slots__ = (
+        'aside',
+        'is_patched',
+        'leveler',
+        'packed',
+        'plans',
+        'record',
+        'seen_at',
+        'timer',
+        'timer_at',
+        'version',
+    )
+
+    def __init__(self, leveler: 'Leveler', record: Any, raw: RawBody, cache: ParsedCache) -> None:
+        self.leveler = leveler
+        self.record = record
+        self.packed = PackedObject(cache, raw)
+        self.version: str | None = None
+        """The version of the state; ``None`` if any other state is to be looked at, whatever its version is."""
+        self.seen_at = 0.0
+        self.is_patched = False
+        """Whether a patch of a run is on its way."""
+        self.aside: tuple[RawBody, float | None] | None = None
+        """The newest state that has come meanwhile, and when its list was asked for."""
+        self.plans: tuple[HandlerPlan, ...] = ()
+        self.timer: CoalescedTimer | asyncio.TimerHandle | None = None
+        self.timer_at: float | None = None
+
+    def renew(self, raw: RawBody, *, asked_at: float | None) -> bool:
+        """Take this state if it is a newer one than the known one; return whether it is."""
+        version = raw['metadata'].get('resourceVersion')
+        if version is not None and version == self.version:
+            return False
+        if version is not None and is_older_version(version, self.version):
+            if asked_at is None or asked_at <= self.seen_at:
+                return False
+        self.packed[0], self.version, self.seen_at = raw, version, time.monotonic()
+        return True
+
+    def begin_patching(self) -> None:
+        """Called before a patch of a run is sent."""
+        self.is_patched = True
+
+    def put_aside(self, raw: RawBody, asked_at: float | None) -> None:
+        """Keep the state until the patch is answered."""
+        self.aside = raw, asked_at
+
+    def end_patching(self) -> tuple[RawBody, float | None] | None:
+        """Return the newest state that has come since the patch was sent, if there is any."""
+        aside, self.aside, self.is_patched = self.aside, None, False
+        return aside
+
+    def forget_version(self) -> None:
+        """Look at the next state, whatever its version is."""
+        self.version = None
+
+    def move(self, leveler: 'Leveler', plans: Sequence[HandlerPlan]) -> None:
+        """Called when another leveler serves the object from now on, with these plans."""
+        self.leveler, self.plans, self.version = leveler, tuple(plans), None
+
+    def set_timer(self, timers: CoalescedTimers) -> None:
+        """Be woken up when the first of the plans is due."""
+        due_at = min((plan.due_at for plan in self.plans if plan.due_at is not None), default=None)
+        if due_at != self.timer_at:
+            if self.timer is not None:
+                self.timer.cancel()
+            self.timer_at = due_at
+            self.timer = None if due_at is None else timers.set(due_at, functools.partial(self._ring, timers))
+
+    def _ring(self, timers: CoalescedTimers) -> None:
+        self.timer = self.timer_at = None
+        now = asyncio.get_running_loop().time()
+        for plan in self.plans:
+            plan.controller.planner.ring(plan, now)
+        self.set_timer(timers)
+
+
+class Controller:
+    """One level-triggered handler, with all its objects."""
+
+    def __init__(self, handler: ReconcilingHandler) -> None:
+        self.handler = handler
+        pace = Pace(interval=handler.interval, backoff=handler.backoffs, concurrency=handler.concurrency)
+        self.planner = Planner(pace, self._call)
+        self.relations = {source: Relations(handler, source) for source in handler.sources}
+        self._plans: dict[Key, HandlerPlan] = {}
+        self._owns = any(source.fn is None for source in handler.sources)
+        self._watches = any(source.fn is not None for source in handler.sources)
+        self._is_warned = False
+
+    @staticmethod
+    def _call(plan: Plan) -> bool:
+        level: ObjectLevel = plan.target
+        return level.leveler.host.call(level.record, urgent=plan.is_urgent)
+
+    def add(self, plan: HandlerPlan) -> None:
+        """Let the object be found by its keys."""
+        for key in self._iter_keys(plan):
+            self._plans[key] = plan
+
+    def discard(self, plan: HandlerPlan) -> None:
+        """Forget the object, and what is planned for it."""
+        self.planner.drop(plan)
+        for key in self._iter_keys(plan):
+            if self._plans.get(key) is plan:  # it can have a successor of the same name
+                del self._plans[key]
+
+    def _iter_keys(self, plan: HandlerPlan) -> Iterator[Key]:
+        record = plan.level.record
+        if self._owns:
+            yield record.uid
+        if self._watches:
+            yield record.namespace, record.name
+
+    def trigger_all(self, keys: Collection[Key], reason: Trigger) -> None:
+        """Have the handler run for those of the objects that there are."""
+        for key in keys:
+            plan = self._plans.get(key)
+            if plan is not None and plan.digest is not None:
+                self.planner.trigger(plan, reason)
+
+    def warn_of_result(self, result: object, logger: ObjectLogger) -> None:
+        """Say once that a result has no effect."""
+        if not self._is_warned:
+            self._is_warned = True
+            logger.warning(
+                "%s has returned %r, which has no effect: return kopf.Again(after=...) or nothing.",
+                self.handler,
+                result,
+            )
+
+
+class Levels:
+    """The level-triggered handlers of an operator."""
+
+    def __init__(self, context: OperatorContext, timers: CoalescedTimers, cache: ParsedCache) -> None:
+        self.context = context
+        self.timers = timers
+        self.cache = cache
+        self._controllers: dict[ResourceHandler, Controller] = {}
+
+    def get_controller(self, handler: ResourceHandler) -> Controller:
+        """Return the controller of the handler; the first time, it is made."""
+        controller = self._controllers.get(handler)
+        if controller is None:
+            assert isinstance(handler, ReconcilingHandler)
+            controller = self._controllers[handler] = Controller(handler)
+        return controller
+
+    def find_dependents(self, pairs: Collection[tuple[ResourceHandler, Source]]) -> list[tuple[Controller, Relations]]:
+        """Return the controllers that depend on a resource, and how they do."""
+        controllers = [(self.get_controller(handler), source) for handler, source in pairs]
+        return [(controller, controller.relations[source]) for controller, source in controllers]
+
+
+class Run(NamedTuple):
+    """One run of a handler that has begun."""
+
+    plan: HandlerPlan
+    reasons: frozenset[Trigger]
+    raw: RawBody
+    """The state that the handler sees; nothing else refers to it."""
+    patch: Patch
+    logger: ObjectLogger
+
+
+class Leveler:
+    """Triggers and runs the level-triggered handlers of the objects of one resource."""
+
+    def __init__(self, host: Host, decider: Decider, levels: Levels) -> None:
+        self.host = host
+        self._decider = decider
+        self._levels = levels
+        self._settings = settings = levels.context.settings
+        handlers = decider.table.of(ReconcilingHandler)
+        self._controllers = [levels.get_controller(handler) for handler in handlers]
+        self._is_selective = not all(filters.is_unconditional(handler) for handler in handlers)
+        self._rules = Execution(executor=settings.execution.executor)
+        self._reports = filters.FailureReports()
+
+    # States.
+
+    def notice(self, record: Record, raw: RawBody, *, asked_at: float | None = None) -> None:
+        """
+        Take a state of the object, and trigger the handlers for which it has changed.
+
+        A state is newer than the known one by its version, or if a list of it was ``asked_at`` a later time.
+        """
+        is_ending = raw['metadata'].get('deletionTimestamp') is not None
+        level = record.level
+        if level is None and not is_ending:
+            level = ObjectLevel(self, record, raw, self._levels.cache)
+            level.move(self, [HandlerPlan(level, controller) for controller in self._controllers])
+            record.attach_level(level)
+            for plan in level.plans:
+                plan.controller.add(plan)
+        if level is not None and level.is_patched:
+            level.put_aside(raw, asked_at)
+        elif level is not None and level.renew(raw, asked_at=asked_at):
+            self._compare_all(level, raw, Trigger.CHANGE if asked_at is None else Trigger.START)
+
+    def _compare_all(self, level: ObjectLevel, raw: RawBody, reason: Trigger, *, own: Plan | None = None) -> None:
+        """Trigger the handlers for which the object has changed, except for the one that has changed it."""
+        if raw['metadata'].get('deletionTimestamp') is not None:
+            self.forget(level.record)
+            return
+        digests = self._find_digests(level, raw)
+        for plan in level.plans:
+            if plan in digests:
+                self._compare(plan, digests[plan], reason, is_own=plan is own)
+
+    def _compare(self, plan: HandlerPlan, digest: str | None, reason: Trigger, *, is_own: bool) -> None:
+        former, plan.digest = plan.digest, digest
+        planner = plan.controller.planner
+        if former == digest or (is_own and former is not None):
+            return
+        if former is not None:
+            reason = Trigger.CHANGE
+        if digest is not None or plan.controller.handler.field is not None:  # a removed field is a change of it
+            planner.trigger(plan, reason)
+        else:
+            planner.drop(plan)
+
+    def _find_digests(self, level: ObjectLevel, raw: RawBody) -> Mapping[HandlerPlan, str | None]:
+        """Return what each handler is to know of this state; nothing for those whose filters fail."""
+        body = Body(raw)
+        failures: filters.Failures = {}
+        matching = [plan.controller.handler for plan in level.plans]
+        if self._is_selective:
+            cause = self._make_cause(level.record, body, Patch(body=body), NONE)
+            matching = list(filters.deduplicate(filters.sift(matching, cause, filters.prematch, failures)))
+            if failures:
+                self._reports.report(failures, cause)
+        try:
+            essence = self._decider.essences.of(body)
+        except StorageError:
+            # It is reported where the object is handled otherwise. Then, each new state counts as a change.
+            return {plan: level.version for plan in level.plans if plan.controller.handler in matching}
+        whole = digest_essence(essence)
+        return {
+            plan: None
+            if handler not in matching
+            else whole
+            if handler.field is None
+            else digest_essence({'': resolve(essence, handler.field, None)})
+            for plan in level.plans
+            if (handler := plan.controller.handler) not in failures
+        }
+
+    @contextlib.contextmanager
+    def patching(self, run: Run) -> Iterator[None]:
+        """
+        Put the states aside that the stream brings while the object is being patched by the run.
+
+        The echo of the patch can be faster than the answer, and only the answer tells which states are from before it.
+        """
+        level = run.plan.level
+        level.begin_patching()
+        try:
+            yield
+        finally:
+            aside = level.end_patching()
+            if aside is not None and level.record.level is level:
+                level.leveler.notice(level.record, aside[0], asked_at=aside[1])
+
+    def notice_patched(self, run: Run, raw: RawBody, patch: Patch) -> None:
+        """Take the state that has come of the patch of a run: what the patch explains is no trigger of this handler."""
+        level = run.plan.level
+        if level.record.level is not level:
+            return
+        body, known = Body(raw), Body(level.packed.copy())
+        try:
+            expected = self._decider.essences.predict(known, patch)
+            essence = self._decider.essences.of(body)
+            is_ours = is_same(expected, essence) or not is_edited(expected, essence, patch)
+        except StorageError:
+            is_ours = False
+        if level.renew(raw, asked_at=None):
+            self._compare_all(level, raw, Trigger.CHANGE, own=run.plan if is_ours else None)
+
+    def reset(self, record: Record) -> None:
+        """Forget what is known and planned: others could have handled the object. It is listed again."""
+        if record.level is not None:
+            record.level.forget_version()
+            for plan in record.level.plans:
+                plan.controller.planner.drop(plan)
+                plan.digest = None
+            record.level.set_timer(self._levels.timers)
+
+    def forget(self, record: Record) -> None:
+        """Called when the object is being deleted, is gone, or is not served any more."""
+        if record.level is not None:
+            for plan in record.level.plans:
+                plan.controller.discard(plan)
+            record.level.set_timer(self._levels.timers)
+            record.detach_level()
+
+    def take_over(self, record: Record, *, redefined: bool) -> None:
+        """Go on with the object after another leveler, with those of the handlers that are the same."""
+        level = record.level
+        if level is None:
+            return
+        former = {plan.controller: plan for plan in level.plans}
+        plans = [former.get(controller) or HandlerPlan(level, controller) for controller in self._controllers]
+        for plan in level.plans:
+            if plan not in plans:
+                plan.controller.discard(plan)
+        level.move(self, plans)
+        for plan in plans:
+            plan.controller.add(plan)
+        if redefined:
+            self.reset(record)
+
+    # Runs.
+
+    def give_back(self, record: Record) -> None:
+        """Called when the worker of the object has something else to do first."""
+        if record.level is not None:
+            for plan in record.level.plans:
+                plan.controller.planner.give_back(plan)
+
+    def is_pending(self, record: Record) -> bool:
+        """Check whether some handlers are to be run for the object as soon as its worker can do so."""
+        plans = () if record.level is None else record.level.plans
+        return any(plan.reasons and not plan.is_waiting for plan in plans)
+
+    def begin(self, record: Record) -> Run | None:
+        """Begin the next run of the object, if any is due now and there is a place for it."""
+        level = record.level
+        for plan in () if level is None else level.plans:
+            reasons = plan.controller.planner.take(plan)
+            if reasons:
+                raw = cast(RawBody, plan.level.packed.copy())
+                body = Body(raw)
+                return Run(plan, reasons, raw, Patch(body=body), ObjectLogger(body=body, settings=self._settings))
+        return None
+
+    async def execute(self, run: Run) -> Outcome:
+        """Call the function of the handler; the object stays as it was for all others."""
+        plan, controller = run.plan, run.plan.controller
+        record, handler, planner = plan.level.record, controller.handler, controller.planner
+        cause = self._make_cause(record, Body(run.raw), run.patch, run.reasons, run.logger)
+        run.logger.debug("%s is run because of: %s.", handler, ', '.join(sorted(run.reasons)))
+        rules = self._rules._replace(default_backoff=planner.find_backoff(plan), run_timeout=handler.run_timeout)
+        state = HandlerState(started=utcnow(), retries=planner.get_attempts(plan))
+        guard = BodyGuard(run.raw)
+        outcome = await run_handler(handler, cause, state, rules)
+        if guard.is_changed:
+            self.host.report_mutation(record, guard.explain(), [handler.id])
+            run.raw.clear()  # type: ignore[attr-defined]
+            run.raw.update(guard.original)
+        if outcome.result is not None and not isinstance(outcome.result, Again):
+            controller.warn_of_result(outcome.result, run.logger)
+        return outcome
+
+    def end(self, run: Run, outcome: Outcome | None) -> None:
+        """End the run, and plan the next one; ``None`` is the outcome of a run that is cancelled."""
+        plan, planner = run.plan, run.plan.controller.planner
+        is_served = plan.level.record.level is plan.level and plan in plan.level.plans
+        thread = (
+            outcome.exception.thread if outcome is not None and isinstance(outcome.exception, RunTimeoutError) else None
+        )
+        planner.end(plan, outcome if is_served else None, asyncio.get_running_loop().time(), held=thread is not None)
+        if thread is not None:
+            thread.add_done_callback(lambda _: planner.release(plan))
+        plan.level.set_timer(self._levels.timers)
+
+    def _make_cause(
+        self,
+        record: Record,
+        body: Body,
+        patch: Patch,
+        reasons: frozenset[str],
+        logger: ObjectLogger | None = None,
+    ) -> ReconcilingCause:
+        return ReconcilingCause(
+            logger=ObjectLogger(body=body, settings=self._settings) if logger is None else logger,
+            memo=self.host.get_memo(record),
+            indices=self._levels.context.indices,
+            resource=self._decider.table.resource,
+            body=body,
+            patch=patch,
+            selected=self._decider.table.label_selector is not None,
+            reasons=reasons,
+        )

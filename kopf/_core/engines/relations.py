@@ -1,0 +1,105 @@
+"""
+Which objects depend on the objects of another resource: by the owner references of these, or by a function of the user.
+
+Of each object, only its version and the keys of its dependents are remembered: when it changes, both those that have
+depended on it and those that do so now are to look at it. So a function need not be pure, and no old object is kept.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final, NamedTuple
+
+from kopf._cogs.helpers.explanations import name_error
+from kopf._core.actions.execution import Logger
+from kopf._core.intents import mistakes
+from kopf._core.intents.causes import ResourceCause
+from kopf._core.intents.filters import FilterError
+from kopf._core.intents.handlers import ResourceHandler, Source
+
+Key = str | tuple[str | None, str]
+"""The uid of an owner; or the namespace and the name of an object, as functions return them."""
+
+NO_KEYS: Final[frozenset[Key]] = frozenset()
+
+
+class Sighting(NamedTuple):
+    """What is remembered of an object that others depend on."""
+
+    version: str | None
+    keys: frozenset[Key]
+
+
+class MappingError(Exception):
+    """The function of the user has failed, or has returned something else than keys."""
+
+
+class Relations:
+    """Which objects of one handler depend on the objects of one source."""
+
+    __slots__ = ('_failed', '_handler', '_known', '_source')
+
+    def __init__(self, handler: ResourceHandler, source: Source) -> None:
+        self._handler = handler
+        self._source = source
+        self._known: dict[str, Sighting] = {}
+        self._failed: set[str] = set()  # the objects whose failures are reported
+
+    def is_known(self, uid: str) -> bool:
+        """Check whether others have depended on the object as it was seen last."""
+        return uid in self._known
+
+    def note(self, uid: str, raw: Mapping[str, Any], make_cause: Callable[[], ResourceCause]) -> Collection[Key]:
+        """Take the newest state of an object; return the keys of those that depend on it, or did so before."""
+        former, version = self._known.get(uid), raw['metadata'].get('resourceVersion')
+        if former is not None and former.version == version and version is not None:
+            return NO_KEYS  # it is only listed again
+        known = NO_KEYS if former is None else former.keys
+        keys = self._find_keys(uid, raw, make_cause, known)
+        if keys:
+            self._known[uid] = Sighting(version, keys)
+        else:
+            self._known.pop(uid, None)
+        return known | keys
+
+    def forget(self, uid: str) -> Collection[Key]:
+        """Called when the object is gone; return the keys of those that have depended on it."""
+        self._failed.discard(uid)
+        former = self._known.pop(uid, None)
+        return NO_KEYS if former is None else former.keys
+
+    def _find_keys(
+        self,
+        uid: str,
+        raw: Mapping[str, Any],
+        make_cause: Callable[[], ResourceCause],
+        known: frozenset[Key],
+    ) -> frozenset[Key]:
+        if self._source.fn is None:
+            references = raw['metadata'].get('ownerReferences') or ()
+            return frozenset(reference.get('uid', '') for reference in references) if references else NO_KEYS
+        cause = make_cause()
+        try:
+            keys = self._call(cause, self._source.fn)
+        except MappingError as error:
+            self._report(uid, error, cause.logger)
+            return known  # the old keys are better than none
+        self._failed.discard(uid)
+        return keys
+
+    def _call(self, cause: ResourceCause, fn: Callable[..., Any]) -> frozenset[Key]:
+        try:
+            result = fn(**cause.kwargs_of_callback(fn, self._handler))
+            pairs = [] if result is None else [*result]
+        except Exception as error:
+            raise MappingError(f"{FilterError(fn, error).place}) failed: {name_error(error)}") from error
+        for pair in pairs:
+            if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[1], str):
+                raise MappingError(
+                    f"{mistakes.locate(fn)}) must return a list of pairs of a namespace and a name, not {result!r}"
+                )
+        return frozenset((namespace or None, name) for namespace, name in pairs)
+
+    def _report(self, uid: str, error: MappingError, logger: Logger) -> None:
+        if uid not in self._failed:
+            self._failed.add(uid)
+            title = f"watches= of {self._handler.kind.lower()} {self._handler.id!r}"
+            logger.error("%s (%s. Its former result is used until the object changes.", title, error)

@@ -1,0 +1,271 @@
+"""
+Level-triggered handlers in the reactor: the workers that run them, and the watches that trigger them.
+
+The objects of a resource with such handlers have a `LevelProcessor`. It does what all processors do, and its workers
+run these handlers when nothing else is to be done about the object now. So they never run beside other handlers of
+the object, and delayed retries of those do not hold them back. All other resources have a plain `Processor`: nothing
+of this is on their way.
+
+Between the watch of a resource that they depend on and its processor there is a `RelationSink`.
+"""
+
+from collections.abc import Collection
+from typing import Any, cast
+
+from kopf._cogs.clients.api import ApiClient
+from kopf._cogs.clients.errors import APIError
+from kopf._cogs.clients.pacing import background
+from kopf._cogs.structs.bodies import Body, RawBody, RawEvent
+from kopf._cogs.structs.credentials import LoginError
+from kopf._cogs.structs.patches import Patch
+from kopf._core.actions.execution import Outcome
+from kopf._core.actions.loggers import LocalObjectLogger
+from kopf._core.engines.levels import Leveler, Levels, Run
+from kopf._core.engines.planning import Trigger
+from kopf._core.engines.relations import Key
+from kopf._core.intents.causes import ResourceCause
+from kopf._core.intents.contexts import OperatorContext
+from kopf._core.intents.handlers import Source
+from kopf._core.intents.registries import HandlerTable
+from kopf._core.reactor.applying import complete
+from kopf._core.reactor.object_records import ObjectRecord
+from kopf._core.reactor.processing import Processor
+from kopf._core.reactor.sinks import ObjectSink
+from kopf._core.reactor.watches import ResourceWatch
+from kopf._core.reactor.workers import WorkerPool
+
+
+class LevelProcessor(Processor):
+    """Processes the events of all the objects of one resource, and runs their level-triggered handlers."""
+
+    def __init__(
+        self,
+        context: OperatorContext,
+        *,
+        client: ApiClient,
+        table: HandlerTable,
+        workers: WorkerPool,
+        levels: Levels,
+    ) -> None:
+        super().__init__(context, client=client, table=table, workers=workers)
+        self._leveler = Leveler(self, self._decider, levels)
+
+    @property
+    def requesting(self) -> bool:
+        return True
+
+    # Receiving.
+
+    def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
+        if self._successor is None:
+            if event['type'] == 'DELETED':
+                self._leveler.forget(record)
+            elif not self._workers.paused:  # otherwise, all is listed again after the pause
+                self._leveler.notice(record, event['object'], asked_at=listed_since)
+        super().receive(record, event, listed_since=listed_since)
+
+    def resumed(self, watch: ResourceWatch) -> None:
+        for record in watch.records.values():
+            self._leveler.reset(record)
+        super().resumed(watch)
+
+    def dropped(self, watch: ResourceWatch) -> None:
+        for record in watch.get_known():
+            self._leveler.forget(record)
+        super().dropped(watch)
+
+    def retire(self, successor: ObjectSink, records: Collection[ObjectRecord]) -> None:
+        if not isinstance(successor.processor, LevelProcessor):
+            for record in records:
+                self._leveler.forget(record)
+        super().retire(successor, records)
+
+    def take_over(self, predecessor: Processor, records: Collection[ObjectRecord]) -> None:
+        super().take_over(predecessor, records)
+        redefined = predecessor.table.resource != self.table.resource
+        for record in records:
+            self._leveler.take_over(record, redefined=redefined)
+
+    # Working.
+
+    async def work(self, record: ObjectRecord) -> None:
+        if record.pending is not None or record.body is not None:
+            self._leveler.give_back(record)
+        while True:
+            await super().work(record)
+            if self._successor is not None or self._dropped:
+                return
+            if record.has_work or record.throttled or self._workers.halted:
+                self._leveler.give_back(record)
+                if self._leveler.is_pending(record):
+                    record.requeue()
+                return
+            run = self._leveler.begin(record)
+            if run is None or not await self._run(record, run):
+                return
+
+    async def _process(self, record: ObjectRecord, event: RawEvent | None) -> float | None:
+        delay = await super()._process(record, event)
+        if record.body is not None:
+            # What other handlers have patched is in the response already: the stream can bring it later.
+            self._leveler.notice(record, record.body)
+        return delay
+
+    async def _run(self, record: ObjectRecord, run: Run) -> bool:
+        """Run the handler, and apply its patch; return whether the worker can go on with the object."""
+        outcome: Outcome | None = None
+        try:
+            outcome = await self._leveler.execute(run)
+            await self._apply(record, run)
+        except LoginError:
+            raise
+        except Exception as error:  # of the patch: it is kept, and is applied later
+            self._wake_later(record, self._throttling.fail(record, error))
+        finally:
+            self._leveler.end(run, outcome)
+            del outcome  # see `Outcome.without_exception`
+        return not record.throttled
+
+    async def _apply(self, record: ObjectRecord, run: Run) -> None:
+        """Apply what the handler has put into its patch, and what could not be applied before."""
+        patch = run.patch
+        complete(record, patch, run.logger)
+        if not patch:
+            return
+        record.accept(run.raw)
+        with self._leveler.patching(run):
+            with background(not self._workers.is_urgent(record), self._workers.pressure):
+                applied, delay = await self._applier.apply(record, None, patch, Patch())
+            if applied and record.body is not None and record.body is not run.raw:
+                self._leveler.notice_patched(run, record.body, patch)
+        if delay is not None:
+            self._wake_later(record, delay)
+
+    def _wake(self, record: ObjectRecord) -> None:
+        super()._wake(record)
+        if self._successor is None and record.requeued:
+            self._workers.start(self, record)
+
+    # The host of the leveler.
+
+    def call(self, record: ObjectRecord, *, urgent: bool) -> bool:
+        """Let the worker of the object come; return false if it is busy with the object, and so comes by itself."""
+        if self._successor is not None:
+            return cast(LevelProcessor, self._successor).call(record, urgent=urgent)
+        record.requeue()
+        if record.throttled:
+            return False
+        is_busy = record.has_worker
+        self._workers.start(self, record, urgent=urgent, at_once=False)  # the caller can be in the middle of receiving
+        return not is_busy
+
+    def get_memo(self, record: ObjectRecord) -> Any:
+        return self._host.get_memo(record)
+
+    def report_mutation(self, record: ObjectRecord, explanation: str, keys: Collection[Any]) -> None:
+        self._host.report_mutation(record, explanation, keys)
+
+
+class RelationSink(ObjectSink):
+    """
+    Notices which objects of other resources depend on those of a watch, triggers them, and passes the events on.
+
+    The handlers wait for its first list: they would be run twice otherwise. If it can't be had at once, they don't.
+    """
+
+    def __init__(
+        self,
+        sink: ObjectSink,
+        *,
+        table: HandlerTable,
+        levels: Levels,
+    ) -> None:
+        self._sink = sink
+        self._table = table
+        self._levels = levels
+        self._dependents = levels.find_dependents(table.dependents)
+
+    def expect(self) -> None:
+        """Let the handlers wait for the first list."""
+        for controller, _ in self._dependents:
+            controller.planner.expect(self)
+
+    def _stop_waiting(self) -> None:
+        for controller, _ in self._dependents:
+            controller.planner.dismiss(self)
+
+    def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
+        raw = event['object']
+        for (_, source), (controller, relations) in zip(self._table.dependents, self._dependents, strict=True):
+            is_initial = listed_since is not None and not relations.is_known(record.uid)
+            keys: Collection[Key]
+            if event['type'] == 'DELETED':
+                keys = relations.forget(record.uid)
+            else:
+                keys = relations.note(record.uid, raw, lambda: self._make_cause(record, raw))
+            if keys:
+                controller.trigger_all(keys, Trigger.START if is_initial else self._get_reason(source))
+        self._sink.receive(record, event, listed_since=listed_since)
+
+    @staticmethod
+    def _get_reason(source: Source) -> Trigger:
+        return Trigger.OWNED if source.fn is None else Trigger.WATCHED
+
+    def _make_cause(self, record: ObjectRecord, raw: RawBody) -> ResourceCause:
+        body = Body(raw)
+        context = self._levels.context
+        return ResourceCause(
+            logger=LocalObjectLogger(body=body, settings=context.settings),
+            memo=record.get_memo(context.copy_memo),
+            resource=self._table.resource,
+            body=body,
+            patch=Patch(),
+        )
+
+    def listed(self, watch: ResourceWatch) -> None:
+        self._stop_waiting()
+        self._sink.listed(watch)
+
+    def refused(self, watch: ResourceWatch, error: APIError) -> bool:
+        self._stop_waiting()
+        return self._sink.refused(watch, error)
+
+    def failed(self, watch: ResourceWatch, error: Exception) -> None:
+        self._stop_waiting()
+        self._sink.failed(watch, error)
+
+    def paused(self, watch: ResourceWatch) -> None:
+        self._sink.paused(watch)
+
+    def resumed(self, watch: ResourceWatch) -> None:
+        self.expect()
+        self._sink.resumed(watch)
+
+    def revise(self, table: HandlerTable) -> None:
+        self._table = table
+        self._sink.revise(table)
+
+    def dropped(self, watch: ResourceWatch) -> None:
+        self._stop_waiting()
+        for record in watch.get_known():
+            for _, relations in self._dependents:
+                relations.forget(record.uid)
+        self._sink.dropped(watch)
+
+    def vanished(self, watch: ResourceWatch) -> None:
+        self._stop_waiting()
+        self._sink.vanished(watch)
+
+    def released(self, watch: ResourceWatch) -> None:
+        self._sink.released(watch)
+
+    async def save(self, record: ObjectRecord) -> None:
+        await self._sink.save(record)
+
+    @property
+    def processor(self) -> Any:
+        return self._sink.processor
+
+    def retire(self, successor: ObjectSink, records: Collection[ObjectRecord]) -> None:
+        self._stop_waiting()
+        self._sink.retire(successor, records)

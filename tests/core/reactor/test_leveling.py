@@ -1,0 +1,631 @@
+"""Level-triggered handlers in an operator: what runs them, when, and what they leave alone."""
+
+import asyncio
+import collections
+import datetime
+import json
+import random
+import threading
+import time
+
+import pytest
+
+import kopf
+
+RECONCILE = kopf.on.reconcile
+
+
+def reasons(world, id='fn', name=None):
+    return [set(call['reasons']) for call in world.called(id, name)]
+
+
+async def own(world, name, owner, **data):
+    """Create an object of the owner."""
+    return await world.aio.create(
+        {
+            'apiVersion': 'v1',
+            'kind': 'ConfigMap',
+            'metadata': {'name': name, 'namespace': 'default', 'ownerReferences': [kopf.build_owner_reference(owner)]},
+            'data': data,
+        }
+    )
+
+
+async def change(world, name, **data):
+    return await world.aio.patch('configmaps', name, {'data': data}, namespace='default')
+
+
+async def rest(world, seconds=0.3):
+    """Let happen what must not happen: there is nothing else to wait for."""
+    await asyncio.sleep(seconds)
+
+
+async def test_it_is_run_when_an_object_is_created_or_its_essence_is_changed(world):
+    world.declare(RECONCILE, 'fn')
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn')
+        await world.edit(field='other')
+        await world.until_called('fn', times=2)
+        await world.aio.patch('kopfexamples', 'obj', {'status': {'x': 'y'}})
+        await world.edit(metadata={'labels': {'a': 'b'}})
+        await world.until_called('fn', times=3)
+        await rest(world)
+    assert reasons(world)[1:] == [{'change'}] * 2
+    assert [call['spec']['field'] for call in world.called('fn')] == ['value', 'other', 'other']
+
+
+async def test_it_is_run_for_each_object_when_the_operator_starts(world):
+    world.declare(RECONCILE, 'fn')
+    await world.create('a')
+    await world.create('b')
+    for _ in range(2):
+        async with world.operator():
+            await world.until_called('fn', times=2)
+            await rest(world)
+        assert sorted(call.name for call in world.calls) == ['a', 'b'] and reasons(world) == [{'start'}] * 2
+        world.calls.clear()
+
+
+async def test_nothing_is_stored_on_the_object(world):
+    world.declare(RECONCILE, 'fn', does=[ValueError('x'), None], backoff=(0.01, 1))
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn', times=2)
+        await rest(world)
+        body = await world.get()
+    assert not world.patches() and not {'annotations', 'finalizers'} & body['metadata'].keys()
+
+
+async def test_it_is_run_when_owned_objects_change_and_told_once_what_their_start_was(world):
+    world.declare(RECONCILE, 'fn', owns=['configmaps'])
+    owner = await world.create()
+    await own(world, 'first', owner)
+    async with world.operator():
+        await world.until_called('fn')
+        await rest(world)
+        assert reasons(world) == [{'start'}]
+        await own(world, 'second', owner)
+        await world.until_called('fn', times=2)
+        await change(world, 'second', x='y')
+        await world.until_called('fn', times=3)
+        await world.aio.delete('configmaps', 'first', namespace='default')
+        await world.until_called('fn', times=4)
+        await rest(world)
+    assert reasons(world) == [{'start'}, {'owned'}, {'owned'}, {'owned'}]
+
+
+async def test_owners_are_found_by_their_uids(world):
+    world.declare(RECONCILE, 'fn', owns=['configmaps'])
+    async with world.operator():
+        owner = await world.create('a')
+        other = await world.create('b')
+        await world.until_called('fn', times=2)
+        await own(world, 'stranger', {**owner, 'metadata': {**owner['metadata'], 'uid': 'of-a-former-one'}})
+        await own(world, 'child', owner)
+        await world.until_called('fn', name='a', times=2)
+        # The former owner is told, too.
+        references = [kopf.build_owner_reference(other)]
+        patch = {'metadata': {'ownerReferences': references}}
+        await world.aio.patch('configmaps', 'child', patch, namespace='default')
+        await world.until_called('fn', name='a', times=3)
+        await world.until_called('fn', name='b', times=2)
+        await rest(world)
+    assert [call.name for call in world.calls].count('a') == 3
+
+
+async def test_objects_are_found_by_former_and_present_keys_of_what_they_watch(world):
+    def users(namespace, body, **_):
+        return [(namespace, body['data']['user'])]
+
+    world.declare(RECONCILE, 'fn', watches={'configmaps': users})
+    async with world.operator():
+        for name in 'a', 'b', 'c':
+            await world.create(name)
+        await world.until_called('fn', times=3)
+        await world.aio.create(
+            {'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': 'cm'}, 'data': {'user': 'a'}}
+        )
+        await world.until_called('fn', times=4)
+        await change(world, 'cm', user='b')
+        await world.until_called('fn', times=6)
+        await world.aio.delete('configmaps', 'cm', namespace='default')
+        await world.until_called('fn', times=7)
+        await rest(world)
+    assert [call.name for call in world.calls][3:4] == ['a']
+    assert {call.name for call in world.calls[4:6]} == {'a', 'b'}
+    assert [call.name for call in world.calls][6:] == ['b']
+    assert reasons(world)[3:] == [{'watched'}] * 4
+
+
+@pytest.mark.parametrize('broken', ['raise', 'text', 'number'])
+async def test_the_former_keys_stay_if_the_function_fails(world, broken):
+    def users(namespace, body, **_):
+        user = body['data']['user']
+        if user != 'broken':
+            return [(namespace, user)]
+        return {'raise': 1 / 0 if broken == 'raise' else 0, 'text': 'a', 'number': [5]}[broken]
+
+    world.declare(RECONCILE, 'fn', watches={'configmaps': users})
+    async with world.operator():
+        await world.create('a')
+        await world.until_called('fn')
+        await world.aio.create(
+            {'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': 'cm'}, 'data': {'user': 'a'}}
+        )
+        await world.until_called('fn', times=2)
+        await change(world, 'cm', user='broken')
+        await world.until_called('fn', times=3)
+    [text] = [text for text in world.log.texts if 'watches=' in text]
+    assert text.startswith("watches= of reconciler 'fn' (") and 'test_leveling.py:' in text
+    assert (
+        "ZeroDivisionError" if broken == 'raise' else "must return a list of pairs of a namespace and a name"
+    ) in text
+
+
+async def test_one_run_at_a_time_and_one_more_for_all_that_comes_meanwhile(world):
+    going, seen = asyncio.Event(), []
+
+    async def slow(spec, **_):
+        seen.append(spec['field'])
+        if len(seen) == 1:
+            await going.wait()
+
+    world.declare(RECONCILE, 'fn', does=slow, owns=['configmaps'])
+    async with world.operator():
+        owner = await world.create()
+        await world.until_called('fn')
+        for number in range(5):
+            await world.edit(field=str(number))
+            await own(world, f'cm{number}', owner)
+        await rest(world)
+        assert seen == ['value']
+        going.set()
+        await world.until_called('fn', times=2)
+        await rest(world)
+    assert seen == ['value', '4'] and reasons(world)[1] == {'change', 'owned'}
+
+
+async def test_a_thousand_edits_in_a_second_are_at_most_110_runs(world):
+    async def fn(**_):
+        await asyncio.sleep(0.01)
+
+    world.declare(RECONCILE, 'fn', does=fn)
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn')
+        started = time.monotonic()
+        for number in range(1000):
+            await world.edit(field=str(number))
+        elapsed = time.monotonic() - started
+        await world.until(lambda: world.called('fn')[-1]['spec']['field'] == '999')
+        await rest(world)
+    assert len(world.called('fn')) <= 110 * max(1, elapsed)
+
+
+async def test_errors_are_retried_with_growing_delays_and_others_wait_for_a_change(world):
+    moments = []
+
+    async def failing(**_):
+        moments.append(time.monotonic())
+        raise ValueError('not yet')
+
+    async def refusing(**_):
+        raise kopf.PermanentError('never')
+
+    world.declare(RECONCILE, 'fn', does=failing, backoff=(0.1, 0.2))
+    world.declare(RECONCILE, 'permanent', does=refusing, backoff=(0.01, 1))
+    async with world.operator():
+        await world.create()
+        await world.until(lambda: len(moments) >= 5)
+        assert len(world.called('permanent')) == 1
+        await world.edit(field='other')
+        await world.until_called('permanent', times=2)
+    first, *others = [later - earlier for earlier, later in zip(moments[:4], moments[1:5], strict=True)]
+    assert 0.08 < first < 0.18 and all(delay > 0.17 for delay in others)
+    assert reasons(world)[1:3] == [{'retry'}, {'retry'}]
+
+
+async def test_temporary_errors_have_their_own_delay_and_retries_are_limited(world):
+    error = kopf.TemporaryError('soon', delay=0.01)
+    world.declare(RECONCILE, 'fn', does=[error] * 10, retries=3)
+    async with world.operator():
+        await world.create()
+        await world.until_logged('will exceed 3 retries')
+        await rest(world)
+        assert [call['retry'] for call in world.called('fn')] == [0, 1, 2]
+        await world.edit(field='other')
+        await world.until_called('fn', times=6)
+
+
+async def test_it_is_run_again_when_asked_for_and_at_intervals(world):
+    world.declare(RECONCILE, 'again', does=[kopf.Again(after=0.05), kopf.Again(after=0), None])
+    world.declare(RECONCILE, 'interval', interval=0.1)
+    async with world.operator():
+        await world.create()
+        await world.until_called('again', times=3)
+        await world.until_called('interval', times=3)
+        await rest(world)
+    assert reasons(world, 'again')[1:] == [{'again'}, {'again'}]
+    assert reasons(world, 'interval')[1:3] == [{'interval'}, {'interval'}]
+
+
+async def test_other_results_have_no_effect_and_that_is_said_once(world):
+    world.declare(RECONCILE, 'fn', does=[{'x': 'y'}, 5])
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn')
+        await world.edit(field='other')
+        await world.until_called('fn', times=2)
+        await rest(world)
+    assert not world.patches() and [text for text in world.log.texts if 'has no effect' in text] == [
+        "Reconciler 'fn' has returned {'x': 'y'}, which has no effect: return kopf.Again(after=...) or nothing."
+    ]
+
+
+async def test_a_run_is_cancelled_when_it_takes_too_long(world):
+    async def slow(reasons, **_):
+        if 'retry' not in reasons:
+            await asyncio.sleep(100)
+
+    world.declare(RECONCILE, 'fn', does=slow, timeout=0.1, backoff=(0.01, 1))
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn', times=2)
+        await rest(world)
+    assert reasons(world)[1:] == [{'retry'}]
+    assert any('the run has timed out after 0.1 seconds' in text for text in world.log.texts)
+
+
+async def test_a_thread_that_takes_too_long_is_left_and_no_run_is_beside_it(world):
+    ending, calls = threading.Event(), []
+
+    @RECONCILE('kopfexamples', registry=world.registry, id='fn', timeout=0.1, backoff=(0.01, 1), concurrency=1)
+    def fn(name, **_):
+        calls.append(name)
+        if calls == ['obj']:
+            ending.wait(60)
+
+    async with world.operator():
+        await world.create()
+        await world.until_logged('its thread is left')
+        await world.edit(field='other')
+        await world.create('second')  # it gets the only place
+        await world.until(lambda: 'second' in calls)
+        await rest(world)
+        assert calls == ['obj', 'second']
+        ending.set()
+        async with asyncio.timeout(10):
+            while len(calls) < 3:
+                await asyncio.sleep(0.01)
+        await rest(world)
+    assert calls == ['obj', 'second', 'obj']
+
+
+async def test_concurrency_limits_the_runs_and_not_those_who_wait_for_a_retry(world):
+    running, peak = set(), []
+
+    async def fn(name, reasons, **_):
+        running.add(name)
+        peak.append(len(running))
+        await asyncio.sleep(0.02)
+        running.discard(name)
+        if 'retry' not in reasons:
+            raise kopf.TemporaryError('later', delay=0.2)
+
+    world.declare(RECONCILE, 'fn', does=fn, concurrency=2)
+    for number in range(6):
+        await world.create(f'obj{number}')
+    async with world.operator():
+        await world.until_called('fn', times=12)
+    assert max(peak) == 2
+    assert [len(each) for each in (reasons(world)[:6], reasons(world)[6:])] == [6, 6]
+    assert reasons(world)[:6] == [{'start'}] * 6  # all the others go while the first ones wait
+
+
+async def test_live_triggers_go_before_those_of_the_start(world):
+    going, order = asyncio.Event(), []
+
+    async def fn(name, reasons, **_):
+        order.append((name, *reasons))
+        await going.wait()
+
+    world.declare(RECONCILE, 'fn', does=fn, concurrency=1)
+    for number in range(5):
+        await world.create(f'obj{number}')
+    async with world.operator():
+        await world.until(lambda: order)
+        await world.create('new')
+        await rest(world)
+        going.set()
+        await world.until(lambda: len(order) == 6)
+    assert order[1] == ('new', 'change')
+
+
+async def test_its_own_patches_do_not_trigger_it_but_other_handlers_and_edits_of_others_do(world):
+    async def patching(patch, spec, **_):
+        patch.spec['seen'] = spec['field']
+        patch.status['seen'] = spec['field']
+
+    world.declare(RECONCILE, 'other')
+    world.declare(RECONCILE, 'fn', does=patching)
+    async with world.operator():
+        await world.create()
+        await world.until_called('other', times=2)
+        await rest(world)
+        assert len(world.called('fn')) == 1
+        await world.edit(field='edited')
+        await world.until_called('other', times=4)
+        await rest(world)
+        body = await world.get()
+    assert body['spec'] == {'field': 'edited', 'seen': 'edited'} and body['status'] == {'seen': 'edited'}
+    assert len(world.called('fn')) == 2 and len(world.patches()) == 2
+
+
+async def test_edits_of_others_during_a_run_with_a_patch_are_not_taken_for_its_own(world):
+    async def patching(patch, spec, **_):
+        if spec['field'] == 'value':
+            await world.edit(field='edited')
+        patch.spec['seen'] = spec['field']
+
+    world.declare(RECONCILE, 'fn', does=patching)
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn', times=2)
+        await rest(world)
+        assert (await world.get())['spec'] == {'field': 'edited', 'seen': 'edited'}
+    assert len(world.called('fn')) == 2
+
+
+async def test_it_is_run_after_classic_handlers_and_sees_what_they_have_made(world):
+    async def creating(patch, **_):
+        world.sandbox.faults.freeze_watches()  # the answer to the patch says it, too
+        patch.spec['created'] = 'yes'
+
+    world.declare(kopf.on.create, 'create', does=creating)
+    world.declare(RECONCILE, 'fn')
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn')
+        world.sandbox.faults.clear()
+        await world.handled()
+        await rest(world)
+    assert world.ids == ['create', 'fn'] and world.called('fn')[0]['spec'] == {'field': 'value', 'created': 'yes'}
+
+
+async def test_delayed_retries_of_classic_handlers_do_not_hold_it_back(world):
+    world.declare(kopf.on.create, 'create', does=[kopf.TemporaryError('later', delay=60)])
+    world.declare(RECONCILE, 'fn')
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn')
+        await world.edit(field='other')
+        await world.until_called('fn', times=2)
+    assert world.ids.count('create') == 1
+
+
+async def test_its_own_retries_do_not_hold_classic_handlers_back(world):
+    world.declare(RECONCILE, 'fn', does=[kopf.TemporaryError('later', delay=60)])
+    world.declare(kopf.on.update, 'update')
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn')
+        await world.handled()
+        await world.edit(field='other')
+        await world.until_called('update')
+
+
+async def test_a_running_call_ends_before_the_deletion_is_handled_and_none_follows(world):
+    order = []
+
+    async def fn(**_):
+        order.append('begin')
+        await world.delete()
+        await rest(world)
+        order.append('end')
+        return kopf.Again(after=0)
+
+    async def deleting(**_):
+        order.append('delete')
+        await own(world, 'late', await world.get())
+        await rest(world)
+
+    world.declare(RECONCILE, 'fn', does=fn, interval=0.05, owns=['configmaps'])
+    world.declare(kopf.on.delete, 'delete', does=deleting)
+    async with world.operator():
+        await world.create()
+        await world.gone()
+        await rest(world)
+    assert order == ['begin', 'end', 'delete']
+
+
+async def test_the_finalizer_is_not_needed(world):
+    world.declare(RECONCILE, 'fn', does=kopf.Again(after=0.05))
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn', times=2)
+        await world.delete()
+        await world.gone()
+        count = len(world.calls)
+        await rest(world)
+    assert len(world.calls) <= count + 1
+
+
+async def test_filters_and_fields_are_as_for_updates(world):
+    world.declare(RECONCILE, 'labelled', labels={'a': 'b'}, owns=['configmaps'])
+    world.declare(RECONCILE, 'field', field='spec.field')
+    async with world.operator():
+        owner = await world.create(labels={'a': 'b'})
+        await world.until_called('labelled')
+        await world.until_called('field')
+        await world.edit(other='x')
+        await world.until_called('labelled', times=2)
+        await world.edit(field='other')
+        await world.until_called('field', times=2)
+        await world.edit(metadata={'labels': {'a': None}}, field=None)
+        await world.until_called('field', times=3)  # the removal of a field is a change
+        await own(world, 'child', owner)
+        await rest(world)
+        assert len(world.called('labelled')) == 3 and len(world.called('field')) == 3
+        await world.edit(metadata={'labels': {'a': 'b'}})
+        await world.until_called('labelled', times=4)
+
+
+async def test_relists_run_only_what_has_changed_meanwhile(world):
+    world.declare(RECONCILE, 'fn', owns=['configmaps'])
+    async with world.operator():
+        owner = await world.create('same')
+        changed = await world.create('changed')
+        await own(world, 'cm-of-same', owner)
+        await own(world, 'cm-of-changed', changed)
+        await world.until(lambda: {call.name for call in world.calls} == {'same', 'changed'})
+        await rest(world)
+        world.calls.clear()
+        async with world.gap():
+            await change(world, 'cm-of-changed', x='y')
+        await world.until_called('fn')
+        await world.create('fence')
+        await world.until_called('fn', name='fence')
+        await rest(world)
+    assert {call.name for call in world.calls} == {'changed', 'fence'}
+
+
+async def test_a_handler_declared_later_is_run_for_all_objects_and_others_are_not_run_again(world):
+    world.declare(RECONCILE, 'first')
+    async with world.operator():
+        await world.create()
+        await world.until_called('first')
+        world.declare(RECONCILE, 'second', owns=['configmaps'])
+        await world.until_called('second')
+        await own(world, 'child', await world.get())
+        await world.until_called('second', times=2)
+        await rest(world)
+    assert len(world.called('first')) == 1
+
+
+async def test_a_run_that_goes_on_while_others_take_over_has_its_patch_applied_and_is_not_doubled(world):
+    going = asyncio.Event()
+
+    async def slow(patch, **_):
+        await going.wait()
+        patch.spec['seen'] = 'yes'
+
+    world.declare(RECONCILE, 'first', does=slow)
+    async with world.operator():
+        await world.create()
+        await world.until_called('first')
+        world.declare(RECONCILE, 'second')
+        await rest(world, 1)
+        assert world.ids == ['first']
+        going.set()
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: body['spec'].get('seen') == 'yes')
+        await world.until_called('second')
+        await rest(world)
+    assert world.ids.count('first') <= 2
+
+
+async def test_refused_patches_are_applied_later_and_the_object_is_not_forgotten(world):
+    async def patching(patch, spec, **_):
+        patch.status['seen'] = spec['field']
+
+    world.declare(RECONCILE, 'fn', does=patching)
+    async with world.operator():
+        world.sandbox.faults.error(500, method='PATCH', resource='kopfexamples')
+        await world.create()
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: body.get('status') == {'seen': 'value'})
+        await world.edit(field='other')
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: body.get('status') == {'seen': 'other'})
+
+
+async def test_objects_changed_in_place_stay_as_they_are_and_that_is_said(world):
+    async def changing(body, **_):
+        body['spec']['list'].append('x')
+
+    world.declare(RECONCILE, 'fn', does=changing)
+    async with world.operator():
+        await world.create(spec={'list': []})
+        await world.until_logged('was changed in place: spec.list')
+        await world.edit(field='x')
+        await world.until_called('fn', times=2)
+    assert world.called('fn')[1]['spec']['list'] in ([], ['x'])  # as it is seen after this run
+
+
+async def test_nothing_is_run_during_a_pause_and_everything_after_it(world):
+    async def put(record):
+        await world.aio.patch('kopfpeerings', 'default', {'status': {'other': record}})
+
+    world.sandbox.apply(world.root / 'peering.yaml')
+    await world.aio.create({'apiVersion': 'kopf.dev/v1', 'kind': 'KopfPeering', 'metadata': {'name': 'default'}})
+    world.declare(RECONCILE, 'fn', owns=['configmaps'])
+    async with world.operator(standalone=False, namespaces=['default'], identity='me'):
+        owner = await world.create()
+        await world.until_called('fn')
+        now = datetime.datetime.now(datetime.UTC).isoformat()
+        await put({'priority': 100, 'lifetime': 60, 'lastseen': now})
+        await world.until_logged('Pausing operations')
+        await own(world, 'child', owner)
+        await world.edit(field='paused')
+        await world.create('new')
+        await rest(world)
+        assert len(world.calls) == 1
+        await put(None)
+        await world.until_called('fn', times=3)
+        await rest(world)
+    assert reasons(world)[1:] == [{'start'}, {'start'}]
+
+
+async def test_restored_backups_are_changes(world):
+    world.declare(RECONCILE, 'fn')
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn')
+        snapshot = await world.aio.snapshot()
+        for number in range(5):
+            await world.edit(field=str(number))
+        await world.until(lambda: world.called('fn')[-1]['spec']['field'] == '4')
+        async with world.gap():
+            await world.aio.restore(snapshot)
+        await world.until(lambda: world.called('fn')[-1]['spec']['field'] == 'value')
+
+
+@pytest.mark.parametrize('seed', range(3))
+async def test_random_changes_errors_and_restarts_end_with_a_run_that_has_seen_all(world, seed):
+    rng, running, seen = random.Random(seed), collections.Counter(), {}
+
+    async def fn(name, uid, spec, **_):
+        assert not running[name]
+        running[name] += 1
+        children = await world.aio.list('configmaps', namespace='default')
+        state = spec['field'], sorted(each['data']['v'] for each in children if uid in json.dumps(each))
+        await asyncio.sleep(rng.random() / 50)
+        running[name] -= 1
+        seen[name] = None
+        if rng.random() < 0.2:
+            raise ValueError
+        seen[name] = state
+
+    world.declare(RECONCILE, 'fn', does=fn, owns=['configmaps'], concurrency=2, backoff=(0.01, 0.05))
+    owners = [await world.create(f'obj{number}') for number in range(3)]
+    values = {}
+    for owner in owners:
+        await own(world, f'cm-{owner["metadata"]["name"]}', owner, v='0')
+        values[owner['metadata']['name']] = ['value', '0']
+    for _ in range(3):
+        async with world.operator():
+            for number in range(20):
+                name = rng.choice(owners)['metadata']['name']
+                value = f'{number}-{rng.random()}'
+                if rng.random() < 0.5:
+                    values[name][0] = value
+                    await world.edit(name, field=value)
+                else:
+                    values[name][1] = value
+                    await change(world, f'cm-{name}', v=value)
+                await asyncio.sleep(rng.random() / 50)
+            expected = {name: (field, [child]) for name, (field, child) in values.items()}
+            async with asyncio.timeout(20):
+                while seen != expected:
+                    await asyncio.sleep(0.01)
+            count = len(world.calls)
+            await rest(world)
+            assert len(world.calls) == count or seen == expected
