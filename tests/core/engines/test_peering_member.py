@@ -196,7 +196,8 @@ async def test_an_operator_that_takes_over_reports_that_it_waits(peering_api, jo
         assert peering_api.status['me']['waiting'] is None
 
 
-async def test_operators_that_took_over_meanwhile_get_time_to_pause(peering_api, join):
+async def test_operators_that_took_over_meanwhile_get_time_to_pause(peering_api, join, monkeypatch):
+    monkeypatch.setattr(peering_member.random, 'uniform', lambda *_: 7.5)  # the attempts are 52.5, 57.5, 62.5 s later
     async with join() as member:
         peering_api.error = errors.APIServerError('oops', status=500)
         await passed(61)
