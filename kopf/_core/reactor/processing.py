@@ -268,7 +268,7 @@ class Processor(ObjectSink):
             if record.body is not None and (record.outdated or self._is_foreign(record.body)):
                 await self._applier.reload(record, record.body)
             if record.body is not None:
-                return await self._reconciler.step(record, Patch(body=Body(record.body)), deciding=True)
+                return await self._reconciler.reconcile(record, Patch(body=Body(record.body)), deciding=True)
             return None
         body = Body(event['object'])
         patch = Patch(body=body)
@@ -293,7 +293,7 @@ class Processor(ObjectSink):
         if patch or requeued or not stale:
             deciding = record.body is not None
             record.adopt(event['object'])
-            return await self._reconciler.step(record, patch, deciding=deciding)
+            return await self._reconciler.reconcile(record, patch, deciding=deciding)
         return None
 
     def _has_successor(self) -> bool:

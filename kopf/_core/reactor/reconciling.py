@@ -60,6 +60,7 @@ class Reconciler:
         self._workers = workers
         self._lifecycle = context.lifecycle
         self._indices = context.indices
+        self._copy_memo = context.copy_memo
         self._managing = decider.table.managing
         self._instruments = context.instruments
         self._rules = context.make_rules()
@@ -94,7 +95,7 @@ class Reconciler:
         local = LocalObjectLogger(body=body, settings=self._settings)
         cause = WatchingCause(
             logger=local,
-            memo=self._host.get_memo(record),
+            memo=record.get_memo(self._copy_memo),
             indices=self._indices,
             resource=self._decider.table.resource,
             body=body,
@@ -139,7 +140,8 @@ class Reconciler:
         Returns:
             The delay until the patch is to be sent (in seconds); zero if it is not held back.
         """
-        pause = self._selftriggers.note_event(record, patch, body, own=own)
+        triggering, pause = self._selftriggers.note_event(record.selfpatching, patch, body, own=own)
+        record.watch_selfpatching(triggering)
         if not pause:
             return 0
         record.adopt(cast(RawBody, body._data()))
@@ -149,7 +151,7 @@ class Reconciler:
         record.keep_patch(patch)
         return pause
 
-    async def step(self, record: ObjectRecord, patch: Patch, *, deciding: bool) -> float | None:
+    async def reconcile(self, record: ObjectRecord, patch: Patch, *, deciding: bool) -> float | None:
         """
         Do one step from the newest known state of the object, and apply its results in one patch.
 
@@ -167,7 +169,7 @@ class Reconciler:
             holding = await self._host.spawner.adjust(record, cast(RawBody, record.body))
             record.cancel_requeue()  # daemons that have ended just now are taken into account already
         body = Body(cast(RawBody, record.body))
-        pause = self._selftriggers.check(record, body) if deciding else 0
+        pause = self._check_selftriggering(record, body) if deciding else 0
         deciding_now = deciding and self._managing and not pause
         decision = self._decide(record, body, patch, holding=holding) if deciding_now else None
         if self._instruments.steps and decision is not None:
@@ -198,6 +200,15 @@ class Reconciler:
             record.cancel_requeue()
         return delay
 
+    def _check_selftriggering(self, record: ObjectRecord, body: Body) -> float:
+        """Return the remaining pause before an update that the handlers have triggered themselves (in seconds)."""
+        if record.selftriggering is None or record.cycle is not None:
+            return 0
+        pause = self._selftriggers.check(record.selftriggering, body)
+        if pause is None:
+            record.watch_selftriggering(None)
+        return pause or 0
+
     def _end_cycle(self, record: ObjectRecord, decision: Decision, patch: Patch, conclusion: Patch) -> float:
         """End the cycle of a handled change; return the pause before the next one (in seconds)."""
         record.end_cycle(decision.followup)
@@ -209,7 +220,11 @@ class Reconciler:
         if decision.relevant:
             record.note_missing_fields(NO_FIELDS)
         record.note_handled(self._find_handled_digest(record, decision))
-        return self._selftriggers.note(record, decision, patch, conclusion)
+        triggering, pause = None, 0.0
+        if record.cycle is None:
+            triggering, pause = self._selftriggers.note(record.selftriggering, decision, patch, conclusion, record.body)
+        record.watch_selftriggering(triggering)
+        return pause
 
     def _find_handled_digest(self, record: ObjectRecord, decision: Decision) -> str | None:
         # Nothing is to be remembered of a deleted object, or if another cycle continues with the stored state.
@@ -231,7 +246,7 @@ class Reconciler:
         ) -> ChangingCause:
             return ChangingCause(
                 logger=ObjectLogger(body=body, settings=self._settings),
-                memo=self._host.get_memo(record),
+                memo=record.get_memo(self._copy_memo),
                 indices=self._indices,
                 resource=self._decider.table.resource,
                 body=body,

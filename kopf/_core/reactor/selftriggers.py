@@ -17,13 +17,12 @@ from typing import cast
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody
 from kopf._cogs.structs.dicts import FieldPath
-from kopf._cogs.structs.diffs import EMPTY, diff, is_same
+from kopf._cogs.structs.diffs import diff, is_same
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.loggers import ObjectLogger
 from kopf._core.intents.decisions import Decider, Decision
 from kopf._core.intents.edits import is_explained
-from kopf._core.reactor.object_records import ObjectRecord, make_logger
 
 MAX_UPDATES = 20
 """The number of updates in a row, each triggered by the patch of the former one, that run without pauses."""
@@ -101,76 +100,91 @@ class SelfTriggers:
         self._told: set[frozenset[HandlerId]] = set()
         self._told_of_events = False
 
-    def check(self, record: ObjectRecord, body: Body) -> float:
+    def check(self, triggering: SelfTriggering, body: Body) -> float | None:
         """
-        Return the remaining pause (in seconds) before the object may be updated; zero if there is no row of updates.
+        Return the remaining pause (in seconds) before the object may be updated.
 
-        An edit by another client ends the row.
+        Args:
+            triggering: the row of updates of the object.
+            body: the newest known state of the object.
+
+        Returns:
+            The pause; ``None`` if another client has edited or deleted the object, which ends the row.
         """
-        triggering = record.selftriggering
-        if triggering is None or record.cycle is not None:
-            return 0
         if body['metadata'].get('deletionTimestamp') is not None or triggering.is_over(self._decider.essences.of(body)):
-            record.watch_selftriggering(None)
-            return 0
+            return None
         return triggering.get_pause()
 
-    def note(self, record: ObjectRecord, decision: Decision, patch: Patch, conclusion: Patch) -> float:
+    def note(
+        self,
+        triggering: SelfTriggering | None,
+        decision: Decision,
+        patch: Patch,
+        conclusion: Patch,
+        raw: RawBody | None,
+    ) -> tuple[SelfTriggering | None, float]:
         """
         Called after an update: count it if the operator's own patch triggers the next one.
 
+        Args:
+            triggering: the row of updates of the object, if there is one.
+            decision: the decision of the update.
+            patch: the changes that its handlers have requested.
+            conclusion: the data of the framework that were stored with them.
+            raw: the state of the object after the patch, if it still exists.
+
         Returns:
-            The pause before the next update (in seconds).
+            The row, if the update belongs to one; and the pause before the next update (in seconds).
         """
-        changes = EMPTY
-        if record.cycle is None:
-            changes = self._decider.find_own_changes(decision, patch, conclusion, record.body)
+        changes = self._decider.find_own_changes(decision, patch, conclusion, raw)
         if not changes:
-            record.watch_selftriggering(None)
-            return 0
-        triggering = record.selftriggering or SelfTriggering()
-        record.watch_selftriggering(triggering)
-        pause = triggering.note(self._decider.essences.of(Body(cast(RawBody, record.body))))
+            return None, 0
+        triggering = triggering or SelfTriggering()
+        body = Body(cast(RawBody, raw))
+        pause = triggering.note(self._decider.essences.of(body))
         keys = frozenset(handler.id for handler in decision.matching)
         if pause and keys not in self._told:
             self._told.add(keys)
-            make_logger(record, self._decider.table.resource, self._settings, ObjectLogger).warning(
+            ObjectLogger(body=body, settings=self._settings).warning(
                 _CAUSED_BY_HANDLERS if patch.fns or is_explained(changes, patch) else _CAUSED_BY_STORAGES,
                 ", ".join(f"Handler {key!r}" for key in sorted(keys)),
                 ', '.join(dict.fromkeys('.'.join(item.field) for item in changes)),
                 triggering.count,
             )
-        return pause
+        return triggering, pause
 
-    def note_event(self, record: ObjectRecord, patch: Patch, body: Body, *, own: bool) -> float:
+    def note_event(
+        self, triggering: SelfTriggering | None, patch: Patch, body: Body, *, own: bool
+    ) -> tuple[SelfTriggering | None, float]:
         """
-        Return for how long (in seconds) the patch of the handlers of raw events is to be held back.
+        Called after handlers of raw events: count their patch if they were called for the event of their former one.
 
         Patches that change nothing are not counted, as they bring no events. Patches of events in a pause are not
         counted either: one patch with the newest values is sent for all of them.
 
         Args:
-            record: the record of the object.
+            triggering: the row of patches of the object, if there is one.
             patch: the changes that the handlers request.
             body: the object in the event.
             own: whether the event is stale: the echo of the operator's last patch, or from before it.
+
+        Returns:
+            The row, if the patch belongs to one; and how long to hold back the patch (in seconds).
         """
         fields = _find_changed_fields(patch, body) if own else ()
-        triggering = record.selfpatching or SelfTriggering()
+        triggering = triggering or SelfTriggering()
         if not fields or triggering.is_edited(essence := self._decider.essences.of(body), fields):
-            record.watch_selfpatching(None)
-            return 0
-        record.watch_selfpatching(triggering)
+            return None, 0
         pause = triggering.get_pause() or triggering.note(essence)
         if pause and not self._told_of_events:
             self._told_of_events = True
-            make_logger(record, self._decider.table.resource, self._settings, ObjectLogger).warning(
+            ObjectLogger(body=body, settings=self._settings).warning(
                 _CAUSED_BY_EVENTS,
                 ", ".join(f"Handler {handler.id!r}" for handler in self._decider.table.watching),
                 ', '.join('.'.join(field) for field in fields),
                 triggering.count,
             )
-        return pause
+        return triggering, pause
 
 
 def _find_changed_fields(patch: Patch, body: Body) -> Collection[FieldPath]:
