@@ -142,21 +142,24 @@ class ObjectLevel:
         """Called when another leveler serves the object from now on, with these plans."""
         self.leveler, self.plans, self.version = leveler, tuple(plans), None
 
-    def set_timer(self, timers: CoalescedTimers) -> None:
+    def set_timer(self, levels: 'Levels') -> None:
         """Be woken up when the first of the plans is due."""
         due_at = min((plan.due_at for plan in self.plans if plan.due_at is not None), default=None)
+        due_at = None if levels.is_closed else due_at
         if due_at != self.timer_at:
             if self.timer is not None:
                 self.timer.cancel()
             self.timer_at = due_at
-            self.timer = None if due_at is None else timers.set(due_at, functools.partial(self._ring, timers))
+            self.timer = None if due_at is None else levels.timers.set(due_at, functools.partial(self._ring, levels))
+            levels.note_timer(self, due_at is not None)
 
-    def _ring(self, timers: CoalescedTimers) -> None:
+    def _ring(self, levels: 'Levels') -> None:
         self.timer = self.timer_at = None
         now = asyncio.get_running_loop().time()
         for plan in self.plans:
             plan.controller.planner.ring(plan, now)
-        self.set_timer(timers)
+        levels.note_timer(self, False)
+        self.set_timer(levels)
 
 
 class Controller:
@@ -221,7 +224,19 @@ class Levels:
         self.context = context
         self.timers = timers
         self.cache = cache
+        self.is_closed = False
         self._controllers: dict[ResourceHandler, Controller] = {}
+        self._timed: set[ObjectLevel] = set()
+
+    def note_timer(self, level: ObjectLevel, is_set: bool) -> None:
+        """Called when the timer of the object is set, or is not set any more."""
+        (self._timed.add if is_set else self._timed.discard)(level)
+
+    def close(self) -> None:
+        """Cancel all timers: the event loop can go on for longer, and would keep the operator in memory."""
+        self.is_closed = True
+        for level in list(self._timed):
+            level.set_timer(self)
 
     def get_controller(self, handler: ResourceHandler) -> Controller:
         """Return the controller of the handler; the first time, it is made."""
@@ -369,14 +384,14 @@ class Leveler:
             for plan in record.level.plans:
                 plan.controller.planner.drop(plan)
                 plan.digest = None
-            record.level.set_timer(self._levels.timers)
+            record.level.set_timer(self._levels)
 
     def forget(self, record: Record) -> None:
         """Called when the object is being deleted, is gone, or is not served any more."""
         if record.level is not None:
             for plan in record.level.plans:
                 plan.controller.discard(plan)
-            record.level.set_timer(self._levels.timers)
+            record.level.set_timer(self._levels)
             record.detach_level()
 
     def take_over(self, record: Record, *, redefined: bool) -> None:
@@ -447,7 +462,7 @@ class Leveler:
         planner.end(plan, outcome if is_served else None, asyncio.get_running_loop().time(), held=thread is not None)
         if thread is not None:
             thread.add_done_callback(lambda _: planner.release(plan))
-        plan.level.set_timer(self._levels.timers)
+        plan.level.set_timer(self._levels)
 
     def _make_cause(
         self,

@@ -128,6 +128,8 @@ class Orchestrator:
     def close(self) -> None:
         """Stop listening to the registry, which can outlive the operator."""
         self._tools.context.registry.listeners.remove(self._listener)
+        if self._levels is not None:
+            self._levels.close()
 
     def _make_webhook_runtime(self) -> 'WebhookRuntime':
         from kopf._core.reactor.webhook_runtime import WebhookRuntime

@@ -200,6 +200,20 @@ async def test_objects_that_are_being_deleted_are_forgotten(world):
     assert world.record.level is None
 
 
+async def test_no_timers_are_left_of_an_operator_that_has_ended(world):
+    world.start(interval=100)
+    world.notice(1)
+    assert world.run() and (level := world.record.level).timer is not None
+    world.notice(2, 'y')
+    run = world.leveler.begin(world.record)
+    world.leveler.end(run, Outcome(final=True))
+    assert level.timer is not None
+    world.levels.close()
+    assert level.timer is None
+    world.notice(3, 'z')
+    assert world.run() and level.timer is None
+
+
 async def test_a_run_that_ends_after_its_object_plans_nothing(world):
     world.start(interval=100)
     world.notice(1)
