@@ -268,6 +268,13 @@ class State(Mapping[HandlerId, HandlerState]):
         """Start a handler in this cycle that was finished in another one, with the digest that it has seen there."""
         self._set(key, HandlerState(started=old.stopped or old.started, purpose=self.purpose, digest=digest))
 
+    def carry_over(self, other: 'State', ids: Iterable[HandlerId]) -> None:
+        """Take over the records of these handlers, as far as they have finished in a cycle that is superseded."""
+        for key in ids:
+            state = other.get(key)
+            if state is not None and state.finished and key not in self._states:
+                self._set(key, state)
+
     def conclude(self, key: HandlerId, outcome: Outcome, now: datetime.datetime) -> None:
         """Update the progress of the handler with the outcome of an attempt."""
         self._set(key, self._states[key].with_outcome(outcome, now))

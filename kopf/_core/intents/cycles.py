@@ -127,7 +127,10 @@ class Cycles:
             cycle.state.purpose != cause.reason
             and not (cause.reason in UNCHANGED and cycle.state.purpose == Reason.UPDATE)
         ):
-            return self._load(cause, essence, last, now)
+            loaded = self._load(cause, essence, last, now)
+            if cycle is not None:
+                loaded.state.carry_over(cycle.state, self._table.only_resuming_ids)
+            return loaded
         if cycle.patched is not None:
             cycle.adjust(essence, cycle.patched)
             cycle.patched = None

@@ -75,8 +75,8 @@ class Applier:
             self.keep_unsaved(record, decision, patch)
             return Application(False, CONFLICT_DELAYS[-1])
         if result.gone:
-            record.forget_state()
             record.cancel_requeue()
+            self._forget(record)
             return Application(True)
         stored = patch
         if result.remaining_fns:
@@ -147,8 +147,8 @@ class Applier:
             raw = None
         if raw is not None and raw['metadata'].get('uid') == known['metadata'].get('uid'):
             self._accept(record, raw, Patch(), asked_at)
-        else:  # the object is deleted: that is handled when the stream brings the DELETED event
-            record.forget_state()
+        else:
+            self._forget(record)
 
     async def _send(
         self,
@@ -192,6 +192,11 @@ class Applier:
             record.cycle.state.mark_unsaved()
             if decision is not None:
                 self._decider.retract(decision, stored)
+
+    def _forget(self, record: ObjectRecord) -> None:
+        """Called when the API says that the object is deleted: the DELETED event of the stream is handled then."""
+        record.forget_state()
+        echoes.expect_end(record, timeout=self._settings.persistence.consistency_timeout)
 
     def _accept(self, record: ObjectRecord, raw: RawBody, patch: Patch, asked_at: float) -> None:
         """Take the state from the response to a patch, and expect its echo in the stream."""

@@ -14,12 +14,15 @@ follow it, are also held back until the timeout.
 import asyncio
 import time
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from kopf._cogs.structs.bodies import RawBody, RawEvent
 from kopf._core.reactor.object_records import ObjectRecord
 
 Receive: TypeAlias = Callable[[ObjectRecord, RawEvent], None]
+
+_NEVER: Final = str(2**128)
+"""A version that no object ever gets."""
 
 
 class Expectation:
@@ -50,6 +53,27 @@ def expect(record: ObjectRecord, raw: RawBody, *, timeout: float) -> None:
     record.expect(Expectation(version, made_at=now, deadline=now + timeout, unsure=unsure))
 
 
+def expect_end(record: ObjectRecord, *, timeout: float) -> None:
+    """
+    Expect nothing but the deletion, for some time (in seconds): the API says that the object is not there any more.
+
+    What the stream still brings of it is from before that, and would be handled as if the object was new. But after
+    that time it is handled: a proxy or a failing server could have said so, too.
+    """
+    record.expect(None)
+    if timeout > 0:
+        now = time.monotonic()
+        expected = Expectation(_NEVER, made_at=now, deadline=now + timeout, unsure=None)
+        expected.doubted = True
+        record.expect(expected)
+
+
+def is_ending(record: ObjectRecord) -> bool:
+    """Check whether nothing but the deletion of the object is expected; see `expect_end`."""
+    expected = record.expected
+    return expected is not None and expected.version == _NEVER and time.monotonic() < expected.deadline
+
+
 def note_deletion(record: ObjectRecord, event: RawEvent) -> None:
     """
     Called for a DELETED event; keeps the expectation if the event is older than the operator's last patch.
@@ -60,7 +84,9 @@ def note_deletion(record: ObjectRecord, event: RawEvent) -> None:
     expected = record.expected
     record.expect(None)
     version = event['object']['metadata'].get('resourceVersion')
-    if expected is None or version is None or not (version.isdecimal() and expected.version.isdecimal()):
+    if expected is None or version is None or expected.version == _NEVER:
+        return
+    if not (version.isdecimal() and expected.version.isdecimal()):
         return
     if int(version) < int(expected.version):
         expected = Expectation(

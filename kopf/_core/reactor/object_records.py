@@ -341,11 +341,18 @@ class ObjectRecord:
         """Called when the object is deleted: drop its state and the progress."""
         self.body = self.cycle = self.pending_patch = None
 
-    def forget_plans(self) -> None:
-        """Drop all but the identity: other operators could have handled the object, so only its next state counts."""
+    def forget_plans(self, *, working: bool) -> None:
+        """
+        Drop all but the identity: other operators could have handled the object, so only its next state counts.
+
+        Args:
+            working: whether a worker still handles the object; then, the progress and the patch are kept for it.
+        """
         self.cancel_wakeup()
         self.throttled = self.requeued = False
-        self.cycle = self.pending_patch = self.expected = self.pending = None
+        self.expected = self.pending = None
+        if not working:
+            self.cycle = self.pending_patch = None
 
     def abandon(self) -> None:
         """Called when the object is not served any more: a running step may end, but no other one begins."""

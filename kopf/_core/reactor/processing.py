@@ -146,8 +146,10 @@ class Processor(ObjectSink):
 
     def resumed(self, watch: ResourceWatch) -> None:
         """Forget the states and the plans of all objects: other operators could have handled them in the pause."""
+        working = self._workers.find_working()
         for record in watch.records.values():  # without those of deleted objects: the deletions are to be handled
-            record.forget_plans()
+            # While handlers still run from before the pause, other operators wait; their outcomes are not stored yet.
+            record.forget_plans(working=record in working)
         self._known = frozenset()
 
     def revise(self, table: HandlerTable) -> None:
@@ -193,6 +195,8 @@ class Processor(ObjectSink):
                 # The echo of the predecessor's patch must be handled: the handlers can be other ones now.
                 self._inherited.add(record)
             self._host.take_over(record, redefined=redefined)
+            if record.has_work and not record.has_worker:  # it was throttled, and no list brings those that are gone
+                self._workers.start(self, record, at_once=False)
 
     def _screen(self, record: ObjectRecord, event: RawEvent) -> bool:
         """Return whether the event of an object at rest needs a worker. A stale event does not; see `echoes`."""
@@ -353,7 +357,7 @@ class Processor(ObjectSink):
         if self._successor is not None:
             self._successor.wake(record)
             return
-        if self._dropped:
+        if self._dropped or echoes.is_ending(record):
             return
         if record.body is None:
             record.accept(record.daemons.packed.copy())

@@ -173,6 +173,10 @@ class WorkerPool:
         """Check whether the worker of the object is running, not only queued."""
         return record in self._tasks.values()
 
+    def find_working(self) -> Collection[ObjectRecord]:
+        """Return the objects whose workers are running, not only queued."""
+        return set(self._tasks.values())
+
     def is_urgent(self, record: ObjectRecord) -> bool:
         """Check whether the object is processed because of a live change, not because of the initial list."""
         return record not in self._not_urgent

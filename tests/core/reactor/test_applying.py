@@ -1,8 +1,23 @@
 """Patches that the API refuses, loses, or cannot apply to the newest state."""
 
+import asyncio
+
 import pytest
 
 import kopf
+
+
+class Gate:
+    """Something for a handler to wait for."""
+
+    def __init__(self):
+        self.event = asyncio.Event()
+
+    async def __call__(self, **_):
+        await self.event.wait()
+
+    def open(self):
+        self.event.set()
 
 
 @pytest.mark.parametrize('status', [400, 403, 409, 422, 429, 500])
@@ -37,6 +52,7 @@ async def test_lost_responses_to_patches_repeat_no_handlers(world):
 
 
 async def test_an_object_whose_patch_gets_404_is_handled_when_it_changes(world):
+    world.settings.persistence.consistency_timeout = 0.5
     world.declare(kopf.on.create, 'create')
     async with world.operator():
         world.sandbox.faults.error(404, times=1, verb='patch', name='obj')
@@ -46,6 +62,63 @@ async def test_an_object_whose_patch_gets_404_is_handled_when_it_changes(world):
         assert not any('Throttling' in text for text in world.log.texts)
         await world.edit(field='v2')
         await world.handled(field='v2')
+
+
+async def test_an_object_that_is_gone_is_not_handled_anew_when_the_stream_is_behind(world):
+    world.settings.persistence.consistency_timeout = 60
+    world.declare(kopf.on.create, 'create')
+    async with world.operator():
+        world.sandbox.faults.error(404, times=1, verb='patch', name='obj')
+        await world.create()
+        await world.until_called('create')
+        await world.settled()
+        await world.edit(field='v2')  # as if this was from before the deletion
+        await world.settled()
+        await world.delete()
+        await world.settled()
+    assert len(world.called('create', 'obj')) == 1
+
+
+async def test_an_object_that_is_gone_is_not_handled_anew_when_its_daemons_end(world):
+    world.settings.persistence.consistency_timeout = 60
+    creating, ending = Gate(), Gate()
+    world.declare(kopf.on.create, 'create', does=[creating, None])
+    world.declare(kopf.daemon, 'daemon', does=[ending], labels={'daemon': 'yes'})
+    async with world.operator():
+        await world.create(labels={'daemon': 'yes'})
+        await world.until_called('daemon')
+        await world.until_called('create')
+        world.sandbox.faults.error(404, times=1, verb='patch', name='obj')
+        creating.open()
+        await world.settled()
+        ending.open()
+        await world.settled()
+        await world.edit(metadata={'finalizers': []})
+        await world.delete()
+        await world.settled()
+    assert len(world.called('create', 'obj')) == 1
+
+
+async def test_an_object_is_resumed_once_if_that_could_not_be_stored_before_an_edit(world):
+    gate = Gate()
+
+    async def resume(patch, **_):
+        await gate()
+        patch.status['resumed'] = True
+
+    world.declare(kopf.on.update, 'update')
+    await world.create()
+    async with world.operator():
+        await world.handled()
+    world.declare(kopf.on.resume, 'resume', does=[resume, None])
+    async with world.operator():
+        await world.until_called('resume', name='obj')
+        await world.edit(field='v2')
+        await world.settled()
+        world.sandbox.faults.error(500, times=1, verb='patch', name='obj')
+        gate.open()
+        await world.handled(field='v2')
+    assert len(world.called('resume', 'obj')) == 1
 
 
 async def test_functions_are_applied_to_what_others_have_changed(world):

@@ -108,9 +108,18 @@ async def test_plans_are_dropped_after_a_pause_but_the_identity_stays(record):
     record.requeue()
     record.keep_patch(Patch({'spec': {}}))
     record.begin_cycle(object())
-    record.forget_plans()
+    record.forget_plans(working=False)
     assert timer.cancelled() and not record.has_work and not record.in_memory_only and record.cycle is None
     assert (record.uid, record.namespace, record.name, record.initial) == ('uid', 'ns', 'obj', True)
+
+
+async def test_progress_and_patch_are_kept_after_a_pause_for_the_worker_that_still_runs(record):
+    record.put_pending(make_event('MODIFIED'))
+    record.requeue()
+    record.keep_patch(patch := Patch({'spec': {}}))
+    record.begin_cycle(cycle := object())
+    record.forget_plans(working=True)
+    assert record.cycle is cycle and record.pending_patch is patch and not record.has_work
 
 
 @pytest.mark.parametrize(

@@ -225,3 +225,18 @@ async def test_a_throttled_object_can_be_deleted_and_created_anew(world):
         await world.create(spec={'field': 'new'})
         await world.handled(field='new')
     assert len(world.called('create', 'obj')) == 2
+
+
+async def test_the_deletion_of_a_throttled_object_is_reported_after_handlers_are_declared(world, monkeypatch):
+    monkeypatch.setattr(throttling, 'RECOVERY_PAUSE', 60)
+    world.settings.queueing.error_delays = [60]
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.event, 'event')
+    async with world.operator():
+        world.sandbox.faults.error(500, times=None, verb='patch', name='obj')
+        await world.create()
+        await world.until_logged('Throttling for 60 seconds')
+        await world.delete()
+        await world.settled()
+        world.declare(kopf.on.event, 'another')
+        await world.until(lambda: 'DELETED' in [call['type'] for call in world.called('event', 'obj')])
