@@ -127,6 +127,8 @@ async def complete(coro: Coroutine[Any, Any, T], *, patience: float) -> T:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait({task}, timeout=patience)
+        if task.done() and not task.cancelled():
+            task.exception()  # it is of no interest any more, and must not be logged as never retrieved
         raise
     finally:
         if not task.done():

@@ -34,7 +34,7 @@ class DefinitionsSink(EventSink):
         self._orchestrator = orchestrator
         self._definitions = definitions
         self._uids: dict[str, str] = {}
-        self._listed = False
+        self._listed = self._warned = False
 
     def receive(self, crd: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
         if event['type'] != 'DELETED':
@@ -53,6 +53,9 @@ class DefinitionsSink(EventSink):
     def refused(self, watch: ResourceWatch, error: errors.APIError) -> bool:
         if not isinstance(error, errors.APIForbiddenError):
             return False
+        if self._warned:
+            return True
+        self._warned = True
         logger.warning(
             "Resources that appear, change, or vanish will not be noticed. Grant the verbs list and watch for "
             "customresourcedefinitions.apiextensions.k8s.io to the operator's account, or set "
@@ -77,6 +80,7 @@ class NamespaceSink(EventSink):
         self._indexing_gate = indexing_gate
         self._uids: dict[str, str] = {}
         self._failures = 0
+        self._warned = False
 
     def expect(self, indices: Collection[str]) -> None:
         """Delay handlers until the namespaces are listed, as each of them can have objects for these indices."""
@@ -112,6 +116,9 @@ class NamespaceSink(EventSink):
         self._stop_waiting()
         if not isinstance(error, errors.APIForbiddenError):
             return False
+        if self._warned:
+            return True
+        self._warned = True
         logger.warning(
             "The patterns of namespaces match nothing, and only these namespaces are served, assuming that they exist: "
             "%s. Grant the verbs list and watch for namespaces to the operator's account, or set "

@@ -257,6 +257,7 @@ class Operator:
             stack.push_async_callback(orchestrator.save)
             stack.push_async_callback(workers.close)
             stack.push_async_callback(indexing_gate.close)
+            stack.callback(orchestrator.end)
             async with tasks:
                 if self._options.get('liveness_endpoint') is not None:
                     await stack.enter_async_context(self._make_probe_server(orchestrator, monitor))

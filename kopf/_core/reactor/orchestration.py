@@ -105,6 +105,7 @@ class Orchestrator:
         self._levels: Levels | None = None
         self.webhooks = self._make_webhook_runtime() if registry.webhooks or registry.conversions else None
         self._paused = False
+        self._ending = False
         self._starting = True  # whether all handlers wait for the indices of newly found resources
         self._listing_namespaces = False
         self._tables: dict[Resource, HandlerTable] = {}
@@ -124,6 +125,10 @@ class Orchestrator:
         # Users can declare handlers at any time, and in any thread.
         self._listener = make_threadsafe(self.note_definition)
         registry.listeners.append(self._listener)
+
+    def end(self) -> None:
+        """Called when nothing is served any more, and those who still work are waited for: nothing is to be started."""
+        self._ending = True
 
     def close(self) -> None:
         """Stop listening to the registry, which can outlive the operator."""
@@ -179,13 +184,7 @@ class Orchestrator:
             instruments=self._tools.context.instruments,
         )
         self._observers.add(watch)
-        self._tasks.create_task(self._run_observer(watch), name=f'observer of {watch}')
-
-    async def _run_observer(self, watch: ResourceWatch) -> None:
-        try:
-            await watch.run()
-        finally:
-            self._observers.discard(watch)
+        self._tasks.create_task(watch.persist(), name=f'observer of {watch}')
 
     async def _discover(self) -> bool:
         """
@@ -243,7 +242,7 @@ class Orchestrator:
             yield "The webhook server does not listen yet."
         watches = [] if self._paused else [watch for watch, _, _ in list(self._watches.values())]
         for watch in [*list(self._observers), *self.coordinator.watches, *watches]:
-            if not watch.complete:
+            if not watch.complete and not watch.refused:
                 yield f"The list of {watch} is not complete yet{f': {watch.failure}' if watch.failure else '.'}"
         if not self._paused and not self._tools.indexing_gate.is_complete:
             yield "The indices are not complete yet."
@@ -322,6 +321,10 @@ class Orchestrator:
             affected: the namespaces that were created or deleted, or can be served now; by default, all of them. With
                 hundreds of namespaces, it would take too long to check all of them whenever one of them changes.
         """
+        if self._ending:
+            if self.coordinator.paused:
+                self._tools.workers.pause()
+            return
         affected = self.coordinator.adjust(self._namespaces, affected)
         if self.coordinator.paused != self._paused:
             affected = None

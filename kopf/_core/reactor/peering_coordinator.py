@@ -112,7 +112,7 @@ class PeeringCoordinator:
 
     @property
     def watches(self) -> list[ResourceWatch]:
-        return [joined.watch for joined in list(self._joined.values()) if not joined.tasks[0].done()]
+        return [joined.watch for joined in list(self._joined.values())]
 
     def is_open(self, namespace: Namespace) -> bool:
         if self._resource is None:
@@ -197,7 +197,7 @@ class PeeringCoordinator:
             member,
             watch,
             [
-                self._tasks.create_task(watch.run(), name=f'observer of {watch}'),
+                self._tasks.create_task(watch.persist(), name=f'observer of {watch}'),
                 self._tasks.create_task(member.run(), name=f'keep-alive in {watch}'),
             ],
         )

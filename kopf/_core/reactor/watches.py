@@ -122,6 +122,8 @@ class ResourceWatch:
         """Whether the operator is paused: what comes is not handled."""
         self.failure: str | None = None
         self.failing_since: float | None = None
+        self.refused = False
+        """The API does not permit to watch the objects, and the sink does without them as long as this is so."""
         self.last_event_at = time.monotonic()
         self.records: dict[str, ObjectRecord] = {}
         # The objects with a DELETED event that still have workers or daemons. They can come back if they only stopped
@@ -156,6 +158,16 @@ class ResourceWatch:
     def __str__(self) -> str:
         where = 'cluster-wide' if self.namespace is None else f'in {self.namespace!r}'
         return f'{self.resource} {where}'
+
+    async def persist(self) -> None:
+        """
+        Watch until cancelled, also if the sink accepts that it is refused.
+
+        The rights can be granted later. API servers that have just started refuse what they will permit, too.
+        """
+        while True:
+            await self.run()
+            await asyncio.sleep(FORBIDDEN_BACKOFF * random.uniform(1.0, 1.2))
 
     async def run(self) -> None:
         """Watch until cancelled, until a login fails, or until the sink accepts a refusal."""
@@ -228,8 +240,10 @@ class ResourceWatch:
 
     @property
     def failing_for(self) -> float:
-        """The duration of the current failure (in seconds); zero if the watch works."""
-        return 0 if self.failing_since is None or self._is_alive() else time.monotonic() - self.failing_since
+        """The duration of the current failure (in seconds); zero if the watch works, or is refused for good."""
+        if self.failing_since is None or self.refused or self._is_alive():
+            return 0
+        return time.monotonic() - self.failing_since
 
     def _is_alive(self) -> bool:
         # Bookmarks and events can be rare: a stream that is opened and is not closed at once is good enough.
@@ -325,6 +339,7 @@ class ResourceWatch:
         self._endless_lists = 0
         self._conclude_list()
         self._note_health()
+        self.refused = False
         if not self._complete:
             self._complete = True
             self._sink.listed(self)
@@ -503,6 +518,7 @@ class ResourceWatch:
         self._opened_at = None
         if not self._complete and isinstance(error, errors.APIClientError) and error.status not in TRANSIENT_REFUSALS:
             if self._sink.refused(self, error):
+                self.refused = True
                 raise RefusalAccepted from error
         elif not self._complete:
             self._sink.failed(self, error)

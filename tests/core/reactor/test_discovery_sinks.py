@@ -10,6 +10,7 @@ import yaml
 from operatorworld import ROOT
 
 import kopf
+from kopf._core.reactor import watches
 
 
 @pytest.fixture
@@ -193,7 +194,7 @@ async def test_resources_are_served_without_the_right_to_watch_definitions(scope
     assert len(warnings(scoped, 'not for you')) == 1
 
 
-async def test_refused_watches_are_not_repeated(scoped):
+async def test_refused_watches_are_not_repeated_soon(scoped):
     await scoped.make('one')
     for resource in ['namespaces', 'customresourcedefinitions']:
         scoped.sandbox.faults.error(403, times=None, resource=resource, user_agent='kopf/', message="not for you")
@@ -203,6 +204,18 @@ async def test_refused_watches_are_not_repeated(scoped):
         before = len(scoped.sandbox.requests)
         await asyncio.sleep(1.0)
         assert not [seen for seen in list(scoped.sandbox.requests)[before:] if seen.status == 403]
+
+
+async def test_namespaces_are_served_when_the_right_to_see_them_is_granted(scoped, monkeypatch):
+    monkeypatch.setattr(watches, 'FORBIDDEN_BACKOFF', 0.2)
+    await scoped.make('one-a')
+    scoped.sandbox.faults.error(403, times=None, resource='namespaces', user_agent='kopf/', message="not for you")
+    async with scoped.operator(namespaces=['one-*']):
+        await scoped.until_logged('Grant the verbs list and watch for namespaces')
+        await asyncio.sleep(0.5)
+        scoped.sandbox.faults.clear()
+        await scoped.served('one-a')
+    assert len(warnings(scoped, 'not for you')) == 1
 
 
 async def test_temporary_failures_to_watch_namespaces_are_retried(scoped):
