@@ -36,6 +36,9 @@ REQUEST_TIMEOUT = 10.0
 EXIT_TIMEOUT = 2.0
 """How long the exiting operator waits for its record in progress (in seconds): it must not come after its removal."""
 
+_UNSEEN = ('expired', 'unannounced')
+"""The reasons of pauses in which the peering object has no valid record of this operator."""
+
 TAKEOVER_TIMEOUT = 5.0
 """How long a starting operator waits until the operators with lower priorities have paused (in seconds)."""
 
@@ -144,6 +147,10 @@ class PeeringMember:
         if ending is not self._ending:
             self._ending = ending
             self._reconsider()
+
+    def _is_unannounced(self) -> bool:
+        # Other operators pause only when they see our record, so waiting for them before that would be in vain.
+        return bool(self._present) and self.mandatory and self._expiry is None
 
     def _is_over(self) -> bool:
         # The peering object is gone, so no operator can join or renew its record: the known records count until their
@@ -259,7 +266,7 @@ class PeeringMember:
             self._set_decision(self.mandatory, 'absent')
         elif self._expiry is not None and self._expiry <= now:
             self._set_decision(True, 'expired')
-        elif self._expiry is None and self.mandatory and self._present:
+        elif self._is_unannounced():
             self._set_decision(True, 'unannounced')
         elif higher:
             self._set_decision(True, higher)
@@ -309,7 +316,7 @@ class PeeringMember:
                 if self._present is not None:
                     if self._present:
                         await self._maintain_records()
-                    if not self.known:
+                    if not self.known and not self._is_unannounced():
                         await self._take_over()
                     self._decide()
                     if self._present and not self._failing and self._get_flags() != self._written_flags:
@@ -365,7 +372,7 @@ class PeeringMember:
         """Return the additional fields of our own record, by which operators coordinate a takeover."""
         if self._halted and self._is_waited_for():
             return frozenset({'paused'})
-        arriving = not self.known or self._reason == 'expired'
+        arriving = not self.known or self._reason in _UNSEEN
         return frozenset({'waiting'}) if arriving and self._outranks_workers() else frozenset()
 
     async def _maintain_records(self) -> None:
@@ -410,8 +417,8 @@ class PeeringMember:
             self._renewal = started + max(lifetime / 2, lifetime - random.uniform(5, 10))
             self._expiry = started + lifetime
             self._announced, self._own, self._written_flags = started, own, flags
-            if self._reason == 'expired':
-                self.known = False  # another operator could have taken over meanwhile
+            if self._reason in _UNSEEN:
+                self.known = False  # other operators could have taken over meanwhile, or could not see our record yet
         self.see(body, asked_at=asked_at)
 
     async def _remove(self, identities: list[str]) -> None:

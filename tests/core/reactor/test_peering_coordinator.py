@@ -14,7 +14,9 @@ import pytest
 from operatorworld import ReadyFlag
 
 import kopf
+from kopf._core.engines import peering_member
 from kopf._core.engines.indexing import OperatorIndexers
+from kopf._core.reactor import watches
 from kopf.testing import Refusal, Sandbox
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -453,6 +455,51 @@ async def test_takeover_waits_for_those_who_still_work(world):
                 lambda body: all(not {'paused', 'waiting'} & set(record) for record in body['status'].values()),
             )
     assert [call for call in world.calls if call[1] != 'resume'] == [('low', 'create', 'a')]
+
+
+async def test_takeover_waits_also_if_it_could_not_be_announced_at_first(world, monkeypatch):
+    monkeypatch.setattr(peering_member, 'RETRY_DELAY', 0.2)
+    await world.join()
+    world.gate.clear()
+    async with world.operator('low', priority=1):
+        await world.create('a', field='1')
+        await world.until(lambda: ('low', 'create', 'a') in world.calls)
+        world.sandbox.faults.error(500, times=1, method='PATCH', resource='kopfpeerings')
+        async with world.operator('high', priority=2, peering_name='default'):
+            await world.paused()
+            await asyncio.sleep(0.3)
+            assert not [call for call in world.calls if call[0] == 'high']
+            world.gate.set()
+            await world.until(lambda: ('high', 'resume', 'a') in world.calls)
+    assert [call for call in world.calls if call[1] != 'resume'] == [('low', 'create', 'a')]
+
+
+async def test_what_runs_during_a_whole_pause_is_not_repeated_if_it_cannot_be_stored_at_once(world):
+    await world.join()
+    world.gate.clear()
+    async with world.operator('me'):
+        await world.create('a', field='1')
+        await world.until(lambda: ('me', 'create', 'a') in world.calls)
+        await world.put('boss')
+        await world.paused()
+        await world.remove('boss')
+        await world.until(lambda: any(text.startswith('Resuming') for text in world.says))
+        world.sandbox.faults.error(403, times=1, method='PATCH', resource='kopfexamples')
+        world.gate.set()
+        await world.handled('a', field='1')
+    assert world.calls.count(('me', 'create', 'a')) == 1
+
+
+async def test_a_peering_is_joined_when_the_right_to_see_it_is_granted(world, monkeypatch):
+    monkeypatch.setattr(watches, 'FORBIDDEN_BACKOFF', 0.2)
+    await world.join()
+    await world.put('boss')
+    world.sandbox.faults.error(403, times=None, method='GET', resource='kopfpeerings')
+    async with world.operator('me'):
+        await world.until(lambda: any('is not accessible' in text for text in world.says))
+        world.sandbox.faults.clear()
+        await world.paused()
+        await world.joined('boss', 'me')
 
 
 async def test_takeover_waits_for_daemons_that_still_run(world):
