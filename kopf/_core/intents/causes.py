@@ -82,17 +82,28 @@ class Identity(NamedTuple):
     namespace: str | None
 
 
+_SHORTCUTS = {
+    'body.metadata': 'meta',
+    'body.metadata.uid': "raw.get('uid')",
+    'body.metadata.name': "raw.get('name')",
+    'body.metadata.namespace': "raw.get('namespace')",
+    'body.metadata.labels': 'meta.labels',
+    'body.metadata.annotations': 'meta.annotations',
+}
+"""The expressions for attributes that would otherwise be looked up by several properties, each of them repeatedly."""
+
+
 def _compile_collector(arguments: Mapping[str, str]) -> Collect:
     """
     Return a function that collects all arguments of a cause in a new dict.
 
     Why not simply call all the getters? That takes twice as long, and it is done for each event: most handlers take
-    ``**kwargs``. As in the code that `dataclasses` generate, each part of the body is looked up once.
+    ``**kwargs``. So the function is generated, in the same way as `dataclasses` generates its methods.
     """
-    values = {name: f'cause.{path}'.replace('cause.body.metadata.', 'meta.') for name, path in arguments.items()}
-    meta = '(meta := cause.body.metadata) is not None and ' if 'meta.' in ' '.join(values.values()) else ''
+    values = {name: _SHORTCUTS.get(path, f'cause.{path}') for name, path in arguments.items()}
     pairs = ', '.join(f'{name!r}: {value}' for name, value in values.items())
-    collect: Collect = eval(f'lambda cause: {meta}{{{pairs}}}')
+    variables = '(meta := cause.body.metadata) is None or (raw := meta._data()) is None or ' if 'meta' in values else ''
+    collect: Collect = eval(f'lambda cause: {variables}{{{pairs}}}')
     return collect
 
 
