@@ -45,6 +45,10 @@ TESTED_ELSEWHERE = {
     '_core/intents/options.py': ("types, which the declarations check", 'core/intents/test_declarations.py'),
     '_core/intents/progress_records.py': ("a cache of the records", 'core/intents/test_decisions.py'),
     '_core/intents/signatures.py': ("users see them at the public functions", 'public/test_signatures.py'),
+    '_core/engines/relations.py': (
+        "seen by the handlers that are run for related objects",
+        'core/engines/test_levels.py',
+    ),
     '_core/reactor/sinks.py': ("interfaces", 'core/reactor/test_watches.py'),
     '_cogs/clients/aiosessions.py': ("one of two sessions with the same behaviour", 'cogs/clients/test_api.py'),
     '_cogs/clients/execplugins.py': ("a part of kubeconfigs", 'cogs/clients/test_kubeconfigs.py'),

@@ -207,7 +207,7 @@ class Controller:
                 self.planner.trigger(plan, reason)
 
     def warn_of_result(self, result: object, logger: ObjectLogger) -> None:
-        """Say once that a result has no effect."""
+        """Warn once that a result has no effect."""
         if not self._is_warned:
             self._is_warned = True
             logger.warning(
