@@ -37,6 +37,12 @@ _PACKAGE = str(pathlib.Path(__file__).parents[2]) + os.sep
 DEFAULT_RETRY_DELAY = 60
 """The delay of a `TemporaryError` that is raised without a delay (in seconds)."""
 
+MAX_ATTEMPTS_AT_ONCE = 20
+"""After so many attempts, those that ask to be repeated at once are slowed down, unless they take long themselves."""
+
+MIN_INTERVAL = 0.5
+"""How often such a handler is called then, on average since it has started (in seconds)."""
+
 
 EXTRAS = frozenset({'deleting'})
 """The kwargs that are made only for functions that name them: they are too expensive to be made for ``**kwargs``."""
@@ -382,6 +388,28 @@ class _Limits:
         remaining = self.remaining()
         return remaining is not None and (delay or 0) >= remaining
 
+    def slow_down(self, delay: float | None, logger: Logger) -> float | None:
+        """
+        Return the delay until the next attempt; a longer one if the handler would be called again and again at once.
+
+        Such a handler would take all of the CPU and flood the API. Those that do something in each attempt for some
+        time, or for less than `MAX_ATTEMPTS_AT_ONCE` times, are called at once as they wish.
+        """
+        excess = self.attempts + 1 - MAX_ATTEMPTS_AT_ONCE
+        if excess < 0 or (delay is not None and delay > 0):
+            return delay
+        pause = (excess + 1) * MIN_INTERVAL - (utcnow() - self.started).total_seconds()
+        if pause <= 0:
+            return delay
+        if excess == 0:
+            logger.warning(
+                "%s has failed %d times and is called again at once each time. From now on, there are pauses between "
+                "the calls. Use a delay: kopf.TemporaryError(..., delay=5), or the option backoff=5.",
+                self.handler,
+                MAX_ATTEMPTS_AT_ONCE,
+            )
+        return min(pause, MIN_INTERVAL)
+
 
 async def _call_in_time(handler: Handler, kwargs: dict[str, Any], limits: _Limits, executor: Executor) -> Any:
     deadline = asyncio.timeout(limits.remaining())
@@ -436,7 +464,7 @@ def _conclude_temporary(handler: Handler, error: TemporaryError, limits: _Limits
         logger.error("%s", message)
         return Outcome(final=True, exception=HandlerTimeoutError(message))
     logger.error("%s failed temporarily: %s", handler, text)
-    return Outcome(final=False, delay=error.delay, exception=error)
+    return Outcome(final=False, delay=limits.slow_down(error.delay, logger), exception=error)
 
 
 def _conclude_arbitrary(
@@ -465,7 +493,7 @@ def _conclude_arbitrary(
         logger.error(
             "%s failed with an exception and will try again in %s seconds: %s", handler, delay, text, exc_info=exc_info
         )
-        return Outcome(final=False, delay=delay, exception=error)
+        return Outcome(final=False, delay=limits.slow_down(delay, logger), exception=error)
     logger.error("%s failed with an exception and %s: %s", handler, ending, text, exc_info=exc_info)
     return Outcome(final=True, exception=error)
 

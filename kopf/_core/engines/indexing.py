@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from kopf._cogs.structs import ephemera
 from kopf._cogs.structs.ids import HandlerId
 from kopf._core.actions import execution
-from kopf._core.actions.execution import ErrorsMode, Execution, Outcome, utcnow
+from kopf._core.actions.execution import ErrorsMode, Execution, Outcome, TemporaryError, utcnow
 from kopf._core.actions.handler_states import HandlerState
 from kopf._core.intents import filters
 from kopf._core.intents.causes import IndexingCause
@@ -261,8 +261,9 @@ def _get_delay(state: HandlerState, now: datetime.datetime) -> float:
 
 
 def _exclude(state: HandlerState, outcome: Outcome) -> HandlerState:
-    delay = outcome.delay if outcome.delay is not None and outcome.delay > 0 else None
-    return state.with_outcome(outcome._replace(delay=delay), utcnow())
+    error = outcome.exception
+    wanted = error.delay if isinstance(error, TemporaryError) else outcome.delay  # not slowed down: see `_get_delay`
+    return state.with_outcome(outcome._replace(delay=wanted if wanted is not None and wanted > 0 else None), utcnow())
 
 
 def _pick(

@@ -128,6 +128,21 @@ async def test_temporary_errors_delay_the_next_attempt(run, caplog, delay):
     assert not any(record.exc_info for record in caplog.records)
 
 
+@pytest.mark.parametrize('delay', [0, None])
+async def test_handlers_that_always_ask_to_be_called_at_once_are_slowed_down(run, caplog, delay):
+    error = kopf.TemporaryError('boo', delay=delay)
+    assert (await run(error, retries_done=18)).delay == delay
+    assert not any('at once' in text for text in messages(caplog))
+    assert (await run(error, retries_done=19)).delay == 0.5
+    assert sum('is called again at once each time' in text for text in messages(caplog)) == 1
+    assert (await run(error, retries_done=30)).delay == 0.5
+    assert (await run(error, retries_done=30, age=5.8)).delay == pytest.approx(0.2)
+    assert (await run(error, retries_done=30, age=10)).delay == delay  # the attempts take long enough themselves
+    assert (await run(ValueError('boo'), retries_done=30, backoff=0)).delay == 0.5
+    assert (await run(kopf.TemporaryError('boo', delay=0.1), retries_done=30)).delay == 0.1
+    assert sum('is called again at once each time' in text for text in messages(caplog)) == 1
+
+
 async def test_temporary_errors_are_delayed_by_default(run):
     assert (await run(kopf.TemporaryError('boo'))).delay == 60
 

@@ -53,14 +53,14 @@ class ForgetfulStorage(kopf.ProgressStorage):
 
 @pytest.mark.timeout(30)
 async def test_an_object_that_does_not_come_to_rest_is_throttled(world, monkeypatch):
-    monkeypatch.setattr(processing, 'MAX_STEPS', 20)
+    monkeypatch.setattr(processing, 'MAX_STEPS', 10)
     world.settings.persistence.progress_storage = ForgetfulStorage()
     world.settings.queueing.error_delays = [999]
     world.declare(kopf.on.create, 'create', does=kopf.TemporaryError('boo', delay=0))
     async with world.operator():
         await world.create()
-        await world.until_logged("The object does not come to rest in 20 steps.")
-    assert len(world.called('create')) <= 20
+        await world.until_logged("The object does not come to rest in 10 steps.")
+    assert len(world.called('create')) <= 10
 
 
 async def test_retries_are_started_in_memory_without_patches_of_the_object(world):
