@@ -127,7 +127,7 @@ class Orchestrator:
         registry.listeners.append(self._listener)
 
     def end(self) -> None:
-        """Called when nothing is served any more, and those who still work are waited for: nothing is to be started."""
+        """Called when the operator stops serving and waits for its running handlers: nothing new may start."""
         self._ending = True
 
     def close(self) -> None:
