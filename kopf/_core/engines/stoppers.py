@@ -7,7 +7,6 @@ whatever the reason is. Specified in the documentation's "Daemons".
 
 import enum
 import weakref
-from typing import Any
 
 from kopf._cogs.aiokits.awaitable_flags import AsyncFlagWaiter, FlagWaiter, ReasonedFlag, SyncFlagWaiter
 from kopf._cogs.aiokits.coalesced_timers import CoalescedTimers
@@ -57,19 +56,19 @@ class DeletionFlags:
     def __init__(self, timers: CoalescedTimers) -> None:
         self._timers = timers
         # Weak references: the functions hold the flags, and a flag is of no use without them.
-        self._flags: weakref.WeakValueDictionary[Any, _Flag] = weakref.WeakValueDictionary()
+        self._flags: weakref.WeakValueDictionary[str, _Flag] = weakref.WeakValueDictionary()
 
-    def get_flag(self, record: Any, *, raised: bool) -> ReasonedFlag[DaemonStoppingReason]:
+    def get_flag(self, uid: str, *, raised: bool) -> ReasonedFlag[DaemonStoppingReason]:
         """Return the flag of the object, the same for all its functions; set it if the deletion is known already."""
-        flag = self._flags.get(record)
+        flag = self._flags.get(uid)
         if flag is None:
-            flag = self._flags[record] = _Flag(self._timers)
+            flag = self._flags[uid] = _Flag(self._timers)
         if raised:
             flag.set(DaemonStoppingReason.RESOURCE_DELETED)
         return flag
 
-    def announce(self, record: Any) -> None:
+    def announce(self, uid: str) -> None:
         """Set the flag of the object, if any function has it."""
-        flag = self._flags.get(record)
+        flag = self._flags.get(uid)
         if flag is not None:
             flag.set(DaemonStoppingReason.RESOURCE_DELETED)

@@ -18,7 +18,7 @@ from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, RawBody
 from kopf._cogs.structs.patches import Patch, combine_values
 from kopf._core.intents.decisions import Decider, Decision
-from kopf._core.reactor import echoes
+from kopf._core.reactor.echoes import Expectation
 from kopf._core.reactor.object_records import ObjectRecord, make_logger
 
 CONFLICT_DELAYS = (0, 0.1, 0.2, 0.5, 1, 2)
@@ -196,7 +196,7 @@ class Applier:
     def _forget(self, record: ObjectRecord) -> None:
         """Called when the API says that the object is deleted: the DELETED event of the stream is handled then."""
         record.forget_state()
-        echoes.expect_end(record, timeout=self._settings.persistence.consistency_timeout)
+        record.expect(Expectation.of_deletion(timeout=self._settings.persistence.consistency_timeout))
 
     def _accept(self, record: ObjectRecord, raw: RawBody, patch: Patch, asked_at: float) -> None:
         """Take the state from the response to a patch, and expect its echo in the stream."""
@@ -204,7 +204,8 @@ class Applier:
             if not record.daemons.update(raw, patch, asked_at=asked_at):
                 raw = record.daemons.packed.copy()  # a newer one has come: from a daemon's patch, or from the stream
         record.accept(raw)
-        echoes.expect(record, raw, timeout=self._settings.persistence.consistency_timeout)
+        timeout = self._settings.persistence.consistency_timeout
+        record.expect(Expectation.after_patch(raw, record.expected, timeout=timeout))
 
 
 def complete(record: ObjectRecord, patch: Patch, log: AnyLogger) -> None:

@@ -11,157 +11,132 @@ patch shows that. But the caches of API servers can lag behind, too, so older ve
 follow it, are also held back until the timeout.
 """
 
-import asyncio
+import enum
 import time
-from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final
 
 from kopf._cogs.structs.bodies import RawBody, RawEvent
-from kopf._core.reactor.object_records import ObjectRecord
-
-Receive: TypeAlias = Callable[[ObjectRecord, RawEvent], None]
 
 _NEVER: Final = str(2**128)
 """A version that no object ever gets."""
 
 
+class Verdict(enum.Enum):
+    """How the state in an event relates to the state after the operator's last patch."""
+
+    ECHO = enum.auto()
+    """It is that state."""
+    OLDER = enum.auto()
+    """It is from before that patch."""
+    NEWER = enum.auto()
+    """It is newer, or counts as newer, as the time for it to be unsure is over."""
+    UNSURE = enum.auto()
+    """Its version cannot be compared, or is not to be trusted: it is to be held back."""
+
+
 class Expectation:
     """The state after the operator's last patch, until the stream brings it or a newer one."""
 
-    __slots__ = ('deadline', 'doubted', 'made_at', 'unsure', 'version')
+    __slots__ = ('_deadline', '_doubted', '_made_at', '_unsure', '_version')
 
-    def __init__(self, version: str, *, made_at: float, deadline: float, unsure: RawEvent | None) -> None:
-        self.version = version
-        self.made_at = made_at
-        """The time of the response to the patch (by the monotonic clock)."""
-        self.deadline = deadline
-        """The time until which events that cannot be compared are held back (by the monotonic clock)."""
-        self.doubted = False
-        """Whether lower versions can be new nevertheless, as a list was requested after the patch."""
-        self.unsure = unsure
-        """The newest event that is held back, as it is unknown whether it is stale."""
+    def __init__(self, version: str, *, made_at: float, deadline: float, unsure: RawEvent | None = None) -> None:
+        self._version = version
+        self._made_at = made_at  # the time of the response to the patch (by the monotonic clock)
+        self._deadline = deadline  # until when events that cannot be compared are held back (by the monotonic clock)
+        self._doubted = False  # whether lower versions can be new nevertheless, as a list was requested after the patch
+        self._unsure = unsure
 
+    @classmethod
+    def after_patch(cls, raw: RawBody, former: 'Expectation | None', *, timeout: float) -> 'Expectation | None':
+        """
+        Return the expectation after the response to a patch, if anything is to be expected.
 
-def expect(record: ObjectRecord, raw: RawBody, *, timeout: float) -> None:
-    """Expect the state from the response to a patch, with a timeout (in seconds); if zero, nothing is expected."""
-    version = raw['metadata'].get('resourceVersion')
-    if version is None or timeout <= 0:
-        record.expect(None)
-        return
-    unsure = record.expected.unsure if record.expected is not None else None
-    now = time.monotonic()
-    record.expect(Expectation(version, made_at=now, deadline=now + timeout, unsure=unsure))
-
-
-def expect_end(record: ObjectRecord, *, timeout: float) -> None:
-    """
-    Expect nothing but the deletion, for some time (in seconds): the API says that the object is not there any more.
-
-    What the stream still brings of it is from before that, and would be handled as if the object was new. But after
-    that time it is handled: a proxy or a failing server could have said so, too.
-    """
-    record.expect(None)
-    if timeout > 0:
+        Args:
+            raw: the state from the response.
+            former: what was expected until now. The event that it holds back stays held back.
+            timeout: how long to hold back events that cannot be compared (in seconds); if zero, nothing is expected.
+        """
+        version = raw['metadata'].get('resourceVersion')
+        if version is None or timeout <= 0:
+            return None
         now = time.monotonic()
-        expected = Expectation(_NEVER, made_at=now, deadline=now + timeout, unsure=None)
-        expected.doubted = True
-        record.expect(expected)
+        return cls(version, made_at=now, deadline=now + timeout, unsure=former.unsure if former is not None else None)
 
+    @classmethod
+    def of_deletion(cls, *, timeout: float) -> 'Expectation | None':
+        """
+        Return the expectation of the deletion only, for some time (in seconds), as the API says the object is gone.
 
-def is_ending(record: ObjectRecord) -> bool:
-    """Check whether nothing but the deletion of the object is expected; see `expect_end`."""
-    expected = record.expected
-    return expected is not None and expected.version == _NEVER and time.monotonic() < expected.deadline
+        What the stream still brings of it is from before that, and would be handled as if the object was new. But after
+        that time it is handled: a proxy or a failing server could have said so, too.
+        """
+        if timeout <= 0:
+            return None
+        now = time.monotonic()
+        expected = cls(_NEVER, made_at=now, deadline=now + timeout)
+        expected._doubted = True
+        return expected
 
+    @property
+    def unsure(self) -> RawEvent | None:
+        """The newest event that is held back, as it is unknown whether it is stale."""
+        return self._unsure
 
-def note_deletion(record: ObjectRecord, event: RawEvent) -> None:
-    """
-    Called for a DELETED event; keeps the expectation if the event is older than the operator's last patch.
+    @property
+    def remaining(self) -> float:
+        """The time until events that are held back count as new (in seconds); zero if it is over."""
+        return max(0.0, self._deadline - time.monotonic())
 
-    Then, the object still existed after the event: it has only stopped matching the selectors of the watch. It can
-    match again, and events before the patch are stale. The echo of the patch is not, as the record is reset by then.
-    """
-    expected = record.expected
-    record.expect(None)
-    version = event['object']['metadata'].get('resourceVersion')
-    if expected is None or version is None or expected.version == _NEVER:
-        return
-    if not (version.isdecimal() and expected.version.isdecimal()):
-        return
-    if int(version) < int(expected.version):
-        expected = Expectation(
-            str(int(expected.version) - 1), made_at=expected.made_at, deadline=expected.deadline, unsure=None
-        )
-        record.expect(expected)
-        delay = max(0.0, expected.deadline - time.monotonic())
-        asyncio.get_running_loop().call_later(delay, _expire, record, expected)
+    @property
+    def is_ending(self) -> bool:
+        """Return whether nothing but the deletion of the object is expected; see `of_deletion`."""
+        return self._version == _NEVER and time.monotonic() < self._deadline
 
+    @property
+    def is_ordered(self) -> bool:
+        """Return whether older events can be recognized even after the echo, by their versions."""
+        return self._version.isdecimal()
 
-def _expire(record: ObjectRecord, expected: Expectation) -> None:
-    if record.expected is expected:
-        record.expect(None)
+    def compare(self, event: RawEvent) -> Verdict:
+        """Return how the event relates to the expected state."""
+        version = event['object']['metadata'].get('resourceVersion')
+        if version == self._version:
+            return Verdict.ECHO
+        if version is not None and version.isdecimal() and self._version.isdecimal():
+            if int(version) >= int(self._version):
+                return Verdict.NEWER
+            if not self._doubted:
+                return Verdict.OLDER
+        return Verdict.UNSURE if time.monotonic() < self._deadline else Verdict.NEWER
 
+    def hold_back(self, event: RawEvent) -> None:
+        """Keep the event until it is known whether it is stale, instead of an older one."""
+        self._unsure = event
 
-def note_list(record: ObjectRecord, *, since: float) -> None:
-    """Called for an object of a list: doubt the expectation if the list was requested after the patch."""
-    expected = record.expected
-    if expected is None:
-        return
-    if since > expected.deadline:
-        record.expect(None)
-    elif since > expected.made_at:
-        expected.doubted = True
+    def take_unsure(self) -> RawEvent | None:
+        """Return the event that is held back, if there is one, and forget it."""
+        event, self._unsure = self._unsure, None
+        return event
 
+    def after_deletion(self, event: RawEvent) -> 'Expectation | None':
+        """
+        Return what is expected after a DELETED event: nothing, unless the event is older than the last patch.
 
-def sift(record: ObjectRecord, event: RawEvent, receive: Receive, *, dropping_echo: bool = True) -> bool:
-    """
-    Return whether the event is stale: from before the operator's last patch, or the echo of it.
+        Then, the object still existed after the event: it has only stopped matching the selectors of the watch. It can
+        match again, and events before the patch are stale. The echo of the patch is not, as the record is reset by
+        then.
+        """
+        version = event['object']['metadata'].get('resourceVersion')
+        if version is None or self._version == _NEVER or not (version.isdecimal() and self._version.isdecimal()):
+            return None
+        if int(version) >= int(self._version):
+            return None
+        return Expectation(str(int(self._version) - 1), made_at=self._made_at, deadline=self._deadline)
 
-    An event that cannot be compared is held back as if it were stale. A new event ends the expectation.
-
-    Args:
-        record: the record of the object.
-        event: the event to compare with the expectation.
-        receive: is called with an event that was held back, when it turns out to be new.
-        dropping_echo: whether the echo counts as stale; otherwise, it counts as new.
-    """
-    expected = record.expected
-    if expected is None:
-        return False
-    version = event['object']['metadata'].get('resourceVersion')
-    comparable = version is not None and version.isdecimal() and expected.version.isdecimal()
-    if version == expected.version:
-        expected.unsure = None
-        if not dropping_echo:
-            record.expect(None)
-            return False
-        if not comparable:
-            record.expect(None)  # all events after the echo are new
-        return True
-    older = not comparable or int(version or '') < int(expected.version)
-    certain = comparable and not expected.doubted
-    stale = older and (certain or time.monotonic() < expected.deadline)
-    if not stale:
-        record.expect(None)
-    elif not certain:
-        waiting, expected.unsure = expected.unsure is not None, event
-        if not waiting:
-            _wait(record, expected, receive)
-    return stale
-
-
-def _wait(record: ObjectRecord, expected: Expectation, receive: Receive) -> None:
-    delay = expected.deadline - time.monotonic()
-    asyncio.get_running_loop().call_later(delay, _reconsider, record, receive)
-
-
-def _reconsider(record: ObjectRecord, receive: Receive) -> None:
-    expected = record.expected
-    if expected is None or expected.unsure is None:
-        return
-    if time.monotonic() < expected.deadline:  # another patch was made meanwhile
-        _wait(record, expected, receive)
-        return
-    event, expected.unsure = expected.unsure, None
-    if record.pending is None:
-        receive(record, event)
+    def after_list(self, *, since: float) -> 'Expectation | None':
+        """Return what is expected after a list; doubt the order of versions if it was requested after the patch."""
+        if since > self._deadline:
+            return None
+        if since > self._made_at:
+            self._doubted = True
+        return self

@@ -86,7 +86,7 @@ class ObjectHost:
 
     def get_deletion(self, record: ObjectRecord) -> ReasonedFlag[DaemonStoppingReason]:
         """Return the flag that is raised when the object is marked for deletion, for handlers that run meanwhile."""
-        return self._workers.background.deletions.get_flag(record, raised=record.is_being_deleted)
+        return self._workers.background.deletions.get_flag(record.uid, raised=record.is_being_deleted)
 
     async def send(self, record: ObjectRecord, patch: Patch) -> None:
         """Apply a patch of a daemon to the newest state of the object."""

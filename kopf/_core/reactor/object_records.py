@@ -190,6 +190,11 @@ class ObjectRecord:
         """Expect the stream to bring this state; ``None`` to expect nothing."""
         self.expected = expectation
 
+    def stop_expecting(self, expectation: 'Expectation') -> None:
+        """Expect nothing any more, unless another state is expected by now."""
+        if self.expected is expectation:
+            self.expected = None
+
     def mark_initial(self) -> None:
         """Treat the object as if it existed before this process: it is to be resumed."""
         self.initial = True

@@ -22,8 +22,8 @@ from kopf._core.intents.causes import LISTED
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.decisions import Decider
 from kopf._core.intents.registries import HandlerTable
-from kopf._core.reactor import echoes
 from kopf._core.reactor.applying import Applier
+from kopf._core.reactor.echoes import Expectation, Verdict
 from kopf._core.reactor.hosting import ObjectHost
 from kopf._core.reactor.object_records import ObjectRecord, get_api_version, get_key, is_deleted, make_logger
 from kopf._core.reactor.reconciling import Reconciler
@@ -101,18 +101,18 @@ class Processor(ObjectSink):
         if self._successor is not None:
             self._successor.receive(record, event, listed_since=listed_since)
             return
-        if listed_since is not None:
-            echoes.note_list(record, since=listed_since)
+        if listed_since is not None and record.expected is not None:
+            record.expect(record.expected.after_list(since=listed_since))
         if record.daemons is not None:
             record.daemons.update(event['object'], asked_at=listed_since)
             if record.daemons.gone and event['type'] != 'DELETED':
                 record.daemons.reappear()
             if is_deleted(event):
-                self._workers.background.deletions.announce(record)
+                self._workers.background.deletions.announce(record.uid)
                 # Not only by the worker: it can be busy with a handler for long, or wait for its turn.
                 record.daemons.stop(DaemonStoppingReason.RESOURCE_DELETED)
         elif record.has_worker and is_deleted(event):
-            self._workers.background.deletions.announce(record)
+            self._workers.background.deletions.announce(record.uid)
         if self._workers.paused and not self._receive_in_pause(record, event):
             return
         if not record.has_worker and not record.throttled and not self._screen(record, event):
@@ -209,13 +209,44 @@ class Processor(ObjectSink):
         return not self._reconciler.is_settled(record, event['object'])
 
     def _sift(self, record: ObjectRecord, event: RawEvent) -> bool:
-        stale = echoes.sift(record, event, self._receive_again, dropping_echo=record not in self._inherited)
-        if not stale:
-            self._inherited.discard(record)
-        return stale
+        """
+        Return whether the event is stale: from before the operator's last patch, or the echo of it.
 
-    def _receive_again(self, record: ObjectRecord, event: RawEvent) -> None:
-        self.receive(record, event, listed_since=None)
+        An event that cannot be compared is held back as if it were stale. A new event ends the expectation.
+        """
+        expected = record.expected
+        if expected is not None:
+            verdict = expected.compare(event)
+            if verdict is Verdict.OLDER:
+                return True
+            if verdict is Verdict.UNSURE:
+                if expected.unsure is None:
+                    self._reconsider_later(record, expected)
+                expected.hold_back(event)
+                return True
+            if verdict is Verdict.ECHO and record not in self._inherited:
+                expected.take_unsure()
+                if not expected.is_ordered:
+                    record.expect(None)  # all events after the echo are new
+                return True
+            record.expect(None)
+        self._inherited.discard(record)
+        return False
+
+    def _reconsider_later(self, record: ObjectRecord, expected: Expectation) -> None:
+        asyncio.get_running_loop().call_later(expected.remaining, self._reconsider, record)
+
+    def _reconsider(self, record: ObjectRecord) -> None:
+        """Handle the event that is held back, as the echo has not come in time."""
+        expected = record.expected
+        if expected is None or expected.unsure is None:
+            return
+        if expected.remaining:  # another patch was made meanwhile
+            self._reconsider_later(record, expected)
+            return
+        event = expected.take_unsure()
+        if event is not None and record.pending is None:
+            self.receive(record, event, listed_since=None)
 
     # Working: one task for each object.
 
@@ -313,9 +344,15 @@ class Processor(ObjectSink):
         self._inherited.discard(record)
         record.cancel_wakeup()
         record.forget_state()
-        echoes.note_deletion(record, event)
+        if record.expected is not None:
+            self._expect_after_deletion(record, record.expected.after_deletion(event))
         if record.daemons is not None:
             record.daemons.forget()
+
+    def _expect_after_deletion(self, record: ObjectRecord, expected: Expectation | None) -> None:
+        record.expect(expected)
+        if expected is not None:
+            asyncio.get_running_loop().call_later(expected.remaining, record.stop_expecting, expected)
 
     async def save(self, record: ObjectRecord) -> None:
         """Store on the object what is only in memory yet, without running any handlers."""
@@ -357,7 +394,7 @@ class Processor(ObjectSink):
         if self._successor is not None:
             self._successor.wake(record)
             return
-        if self._dropped or echoes.is_ending(record):
+        if self._dropped or (record.expected is not None and record.expected.is_ending):
             return
         if record.body is None:
             record.accept(record.daemons.packed.copy())

@@ -110,7 +110,7 @@ class Throttling:
         Args:
             record: the record of the object.
             event: the new event.
-            sift: returns whether the event is stale; see `echoes.sift`. Called only if needed, as it has side effects.
+            sift: returns whether the event is stale; see `echoes`. Called only if needed, as it has side effects.
 
         Returns:
             The delay until the next attempt (in seconds); ``None`` to keep the planned one.

@@ -11,6 +11,7 @@ import kopf
 from kopf._cogs.structs.references import Resource
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.registries import HandlerTable
+from kopf._core.reactor.echoes import Expectation, Verdict
 from kopf._core.reactor.indexing_gate import IndexingGate
 from kopf._core.reactor.object_records import ObjectRecord
 from kopf._core.reactor.processing import Processor
@@ -120,3 +121,54 @@ async def test_lower_versions_of_a_later_list_are_handled_after_the_timeout(worl
     opaque.receive({**opaque.api.change(spec={'field': 'v2'}), 'type': None}, time.monotonic())
     await opaque.rest()
     assert world.ids == ['create', 'update']
+
+
+def state(version):
+    return {'metadata': {'name': 'obj', 'resourceVersion': version} if version else {'name': 'obj'}}
+
+
+@pytest.mark.parametrize(
+    'expected, version, verdict',
+    [
+        ('10', '10', Verdict.ECHO),
+        ('10', '9', Verdict.OLDER),
+        ('10', '11', Verdict.NEWER),
+        ('v10', 'v10', Verdict.ECHO),
+        ('v10', 'v11', Verdict.UNSURE),
+        ('10', 'v11', Verdict.UNSURE),
+        ('10', None, Verdict.UNSURE),
+    ],
+)
+def test_only_numeric_versions_tell_older_events_from_newer_ones(expected, version, verdict):
+    expectation = Expectation.after_patch(state(expected), None, timeout=60)
+    assert expectation.compare({'type': 'MODIFIED', 'object': state(version)}) is verdict
+
+
+def test_lower_versions_are_doubted_only_after_a_list_requested_after_the_patch():
+    started_at = time.monotonic()
+    expectation = Expectation.after_patch(state('10'), None, timeout=60)
+    event = {'type': 'MODIFIED', 'object': state('9')}
+    assert expectation.after_list(since=started_at - 1).compare(event) is Verdict.OLDER
+    assert expectation.after_list(since=time.monotonic() + 1).compare(event) is Verdict.UNSURE
+    assert expectation.after_list(since=time.monotonic() + 61) is None
+
+
+def test_nothing_is_expected_without_a_version_or_a_timeout():
+    assert Expectation.after_patch(state(None), None, timeout=60) is None
+    assert Expectation.after_patch(state('10'), None, timeout=0) is None
+    assert Expectation.of_deletion(timeout=0) is None
+
+
+def test_an_event_that_is_held_back_outlives_another_patch():
+    event = {'type': 'MODIFIED', 'object': state('v9')}
+    expectation = Expectation.after_patch(state('v10'), None, timeout=60)
+    expectation.hold_back(event)
+    assert Expectation.after_patch(state('v11'), expectation, timeout=60).unsure is event
+
+
+@pytest.mark.parametrize('version, verdict', [('8', Verdict.OLDER), ('10', Verdict.NEWER)])
+def test_an_object_that_left_the_selectors_before_the_patch_can_come_back_with_its_echo(version, verdict):
+    expectation = Expectation.after_patch(state('10'), None, timeout=60)
+    rest = expectation.after_deletion({'type': 'DELETED', 'object': state('8')})
+    assert rest.compare({'type': 'ADDED', 'object': state(version)}) is verdict
+    assert expectation.after_deletion({'type': 'DELETED', 'object': state('11')}) is None
