@@ -28,6 +28,14 @@ class Sighting(NamedTuple):
     keys: frozenset[Key]
 
 
+def _is_key(pair: object) -> bool:
+    """Check whether it is a pair of a namespace, or ``None``, and a name."""
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        return False
+    namespace, name = pair
+    return isinstance(namespace, str | None) and isinstance(name, str)
+
+
 class MappingError(Exception):
     """The function of the user has failed, or has returned something else than keys."""
 
@@ -92,7 +100,7 @@ class Relations:
         except Exception as error:
             raise MappingError(f"{FilterError(fn, error).place}) failed: {name_error(error)}") from error
         for pair in pairs:
-            if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[1], str):
+            if not _is_key(pair):
                 raise MappingError(
                     f"{mistakes.locate(fn)}) must return a list of pairs of a namespace and a name, not {result!r}"
                 )
