@@ -91,11 +91,12 @@ class LevelProcessor(Processor):
     async def work(self, record: ObjectRecord) -> None:
         if record.pending is not None or record.body is not None:
             self._leveler.give_back(record)
+        has_run = False
         while True:
             await super().work(record)
             if self._successor is not None or self._dropped:
                 return
-            if record.has_work or record.throttled or self._workers.halted:
+            if record.has_work or record.throttled or self._workers.halted or (has_run and self._workers.is_overloaded):
                 self._leveler.give_back(record)
                 if self._leveler.is_pending(record):
                     record.requeue()
@@ -103,10 +104,11 @@ class LevelProcessor(Processor):
             run = self._leveler.begin(record)
             if run is None or not await self._run(record, run):
                 return
+            has_run = True  # an object that is triggered all the time must not keep its worker for ever
 
     async def _process(self, record: ObjectRecord, event: RawEvent | None) -> float | None:
         delay = await super()._process(record, event)
-        if record.body is not None:
+        if record.body is not None and not record.is_vanishing:  # a handler can have run while the object was deleted
             # What other handlers have patched is in the response already: the stream can bring it later.
             self._leveler.notice(record, record.body)
         return delay
