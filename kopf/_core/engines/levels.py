@@ -11,17 +11,17 @@ import contextlib
 import functools
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 from kopf._cogs.aiokits.coalesced_timers import CoalescedTimer, CoalescedTimers
 from kopf._cogs.structs.bodies import Body, RawBody, is_older_version
 from kopf._cogs.structs.body_guards import BodyGuard
 from kopf._cogs.structs.dicts import resolve
-from kopf._cogs.structs.diffs import is_same
+from kopf._cogs.structs.diffs import diff, is_same
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.packed_objects import PackedObject, ParsedCache
 from kopf._cogs.structs.patches import Patch
-from kopf._core.actions.execution import Execution, Outcome, RunTimeoutError, run_handler, utcnow
+from kopf._core.actions.execution import Outcome, RunTimeoutError, run_handler, utcnow
 from kopf._core.actions.handler_states import HandlerState, digest_essence
 from kopf._core.actions.loggers import ObjectLogger
 from kopf._core.engines.planning import NONE, Again, Pace, Plan, Planner, Trigger
@@ -30,9 +30,12 @@ from kopf._core.intents import filters
 from kopf._core.intents.causes import ReconcilingCause
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.decisions import Decider
-from kopf._core.intents.edits import is_edited
+from kopf._core.intents.edits import is_on_path, is_touched
 from kopf._core.intents.handlers import ReconcilingHandler, ResourceHandler, Source
 from kopf._core.intents.storage_errors import StorageError
+
+FIELDLESS: Final = ''
+"""The digest of an object that has the field of the handler no more, but matches it otherwise."""
 
 
 class Record(Protocol):
@@ -76,7 +79,11 @@ class HandlerPlan(Plan):
         self.level = level
         self.controller = controller
         self.digest: str | None = None
-        """The digest of the essence that is known to the handler; ``None`` if the object does not match it."""
+        """
+        The digest of the essence that is known to the handler; ``None`` if the object does not match it.
+
+        It is `FIELDLESS` if only the field is missing: its removal is a change like others, but nothing comes after it.
+        """
 
 
 class ObjectLevel:
@@ -203,7 +210,7 @@ class Controller:
         """Have the handler run for those of the objects that there are."""
         for key in keys:
             plan = self._plans.get(key)
-            if plan is not None and plan.digest is not None:
+            if plan is not None and plan.digest:
                 self.planner.trigger(plan, reason)
 
     def warn_of_result(self, result: object, logger: ObjectLogger) -> None:
@@ -270,11 +277,11 @@ class Leveler:
         self.host = host
         self._decider = decider
         self._levels = levels
-        self._settings = settings = levels.context.settings
+        self._settings = levels.context.settings
         handlers = decider.table.of(ReconcilingHandler)
         self._controllers = [levels.get_controller(handler) for handler in handlers]
         self._is_selective = not all(filters.is_unconditional(handler) for handler in handlers)
-        self._rules = Execution(executor=settings.execution.executor)
+        self._rules = levels.context.make_rules()
         self._reports = filters.FailureReports()
 
     # States.
@@ -310,24 +317,25 @@ class Leveler:
 
     def _compare(self, plan: HandlerPlan, digest: str | None, reason: Trigger, *, is_own: bool) -> None:
         former, plan.digest = plan.digest, digest
-        planner = plan.controller.planner
-        if former == digest or (is_own and former is not None):
+        if digest is None:
+            plan.controller.planner.drop(plan)
+        elif former == digest or (is_own and former) or not (former or digest):
             return
-        if former is not None:
-            reason = Trigger.CHANGE
-        if digest is not None or plan.controller.handler.field is not None:  # a removed field is a change of it
-            planner.trigger(plan, reason)
         else:
-            planner.drop(plan)
+            plan.controller.planner.trigger(plan, reason if former is None else Trigger.CHANGE)
 
     def _find_digests(self, level: ObjectLevel, raw: RawBody) -> Mapping[HandlerPlan, str | None]:
         """Return what each handler is to know of this state; nothing for those whose filters fail."""
         body = Body(raw)
         failures: filters.Failures = {}
-        matching = [plan.controller.handler for plan in level.plans]
+        handlers = matching = [plan.controller.handler for plan in level.plans]
+        fieldless: Collection[ResourceHandler] = ()
         if self._is_selective:
             cause = self._make_cause(level.record, body, Patch(body=body), NONE)
-            matching = list(filters.deduplicate(filters.sift(matching, cause, filters.prematch, failures)))
+            passed = filters.sift(handlers, cause, filters.prematch, failures)
+            matching = list(filters.deduplicate(passed))
+            others = [handler for handler in handlers if handler not in passed and handler not in failures]
+            fieldless = filters.sift(others, cause, filters.matches_besides_field, failures)
             if failures:
                 self._reports.report(failures, cause)
         try:
@@ -336,15 +344,12 @@ class Leveler:
             # It is reported where the object is handled otherwise. Then, each new state counts as a change.
             return {plan: level.version for plan in level.plans if plan.controller.handler in matching}
         whole = digest_essence(essence)
-        return {
-            plan: None
-            if handler not in matching
-            else whole
-            if handler.field is None
-            else digest_essence({'': resolve(essence, handler.field, None)})
-            for plan in level.plans
-            if (handler := plan.controller.handler) not in failures
-        }
+        digests: dict[ResourceHandler, str] = dict.fromkeys(fieldless, FIELDLESS)
+        for handler in matching:
+            field = handler.field
+            digests[handler] = whole if field is None else digest_essence({'': resolve(essence, field, None)})
+        plans = [plan for plan in level.plans if plan.controller.handler not in failures]
+        return {plan: digests.get(plan.controller.handler) for plan in plans}
 
     @contextlib.contextmanager
     def patching(self, run: Run) -> Iterator[None]:
@@ -367,15 +372,25 @@ class Leveler:
         level = run.plan.level
         if level.record.level is not level:
             return
-        body, known = Body(raw), Body(level.packed.copy())
         try:
-            expected = self._decider.essences.predict(known, patch)
-            essence = self._decider.essences.of(body)
-            is_ours = is_same(expected, essence) or not is_edited(expected, essence, patch)
+            is_ours = not self._is_edited(Body(level.packed.copy()), Body(raw), patch)
         except StorageError:
             is_ours = False
         if level.renew(raw, asked_at=None):
             self._compare_all(level, raw, Trigger.CHANGE, own=run.plan if is_ours else None)
+
+    def _is_edited(self, known: Body, body: Body, patch: Patch) -> bool:
+        """Check whether others have changed the object besides the patch."""
+        essences = self._decider.essences
+        expected, essence = essences.predict(known, patch), essences.of(body)
+        if is_same(expected, essence):
+            return False
+        # Functions can write another value each time, such as the current time: only the fields are known.
+        written = [item.field for item in diff(essences.of(known), expected)] if patch.fns else []
+        return any(
+            not is_touched(item.field, patch) and not any(is_on_path(item.field, field) for field in written)
+            for item in diff(expected, essence)
+        )
 
     def reset(self, record: Record) -> None:
         """Forget what is known and planned: others could have handled the object. It is listed again."""
@@ -455,11 +470,13 @@ class Leveler:
     def end(self, run: Run, outcome: Outcome | None) -> None:
         """End the run, and plan the next one; ``None`` is the outcome of a run that is cancelled."""
         plan, planner = run.plan, run.plan.controller.planner
-        is_served = plan.level.record.level is plan.level and plan in plan.level.plans
+        is_served = plan.level.record.level is plan.level and plan in plan.level.plans and plan.digest is not None
         thread = (
             outcome.exception.thread if outcome is not None and isinstance(outcome.exception, RunTimeoutError) else None
         )
-        planner.end(plan, outcome if is_served else None, asyncio.get_running_loop().time(), held=thread is not None)
+        now = asyncio.get_running_loop().time()
+        recurring = plan.digest != FIELDLESS
+        planner.end(plan, outcome if is_served else None, now, held=thread is not None, recurring=recurring)
         if thread is not None:
             thread.add_done_callback(lambda _: planner.release(plan))
         plan.level.set_timer(self._levels)

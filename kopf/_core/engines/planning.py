@@ -23,6 +23,10 @@ SPREAD = 0.1
 """By which share delays and intervals vary, so that thousands of objects are not all handled at the same moment."""
 
 
+LONGEST_DELAY = 365 * 24 * 3600.0
+"""The longest time to wait (in seconds). Handlers can ask for infinite ones, which clocks and timers do not know."""
+
+
 class Trigger(enum.StrEnum):
     """Why a handler of states is run."""
 
@@ -223,11 +227,24 @@ class Planner:
         plan.is_counted = not plan.failures or Trigger.RETRY in reasons
         return reasons
 
-    def end(self, plan: Plan, outcome: Outcome | None, now: float, *, held: bool = False) -> None:
+    def end(
+        self,
+        plan: Plan,
+        outcome: Outcome | None,
+        now: float,
+        *,
+        held: bool = False,
+        recurring: bool = True,
+    ) -> None:
         """
         End the run, and plan what follows from its outcome; nothing does from ``None``, as of a cancelled run.
 
-        The plan is ``held`` if a thread could not be stopped. Nothing is planned if the object is gone meanwhile.
+        Args:
+            plan: the plan of the run.
+            outcome: the outcome of the run; ``None`` also if the object is gone meanwhile, or does not match any more.
+            now: the current time.
+            held: whether a thread could not be stopped.
+            recurring: whether a run that has succeeded is followed by others without a change.
         """
         plan.is_running, plan.is_held = False, held
         self._occupied -= 1
@@ -235,19 +252,22 @@ class Planner:
             pass
         elif not outcome.final:
             plan.failures += plan.is_counted
-            plan.due_at, plan.due_reason = now + (outcome.delay or 0), Trigger.RETRY
+            plan.due_at, plan.due_reason = now + min(outcome.delay or 0, LONGEST_DELAY), Trigger.RETRY
         else:
             plan.failures = 0
-            if outcome.exception is None:
+            if outcome.exception is None and recurring:
                 self._plan_next(plan, outcome.result, now)
         self._admit()
         self._request(plan)
 
     def _plan_next(self, plan: Plan, result: object, now: float) -> None:
         if self._pace.interval is not None:
-            plan.due_at, plan.due_reason = now + self._vary(self._pace.interval), Trigger.INTERVAL
-        if isinstance(result, Again) and (plan.due_at is None or now + result.after <= plan.due_at):
-            plan.due_at, plan.due_reason = now + result.after, Trigger.AGAIN
+            interval = min(self._pace.interval, LONGEST_DELAY)
+            plan.due_at, plan.due_reason = now + self._vary(interval), Trigger.INTERVAL
+        if isinstance(result, Again):
+            again_at = now + min(result.after, LONGEST_DELAY)
+            if plan.due_at is None or again_at <= plan.due_at:
+                plan.due_at, plan.due_reason = again_at, Trigger.AGAIN
 
     def get_attempts(self, plan: Plan) -> int:
         """Return how many attempts there were before the current run: those that count."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kopf._cogs.structs.bodies import BodyEssence
+from kopf._cogs.structs.dicts import FieldPath
 from kopf._cogs.structs.diffs import Diff, diff
 from kopf._cogs.structs.ids import HandlerId
 from kopf._core.actions.handler_states import State, digest_essence
@@ -34,6 +35,11 @@ def is_touched(field: tuple[str, ...], patch: Mapping[str, Any]) -> bool:
             return False
         value = value[key]
     return True
+
+
+def is_on_path(field: FieldPath, other: FieldPath) -> bool:
+    """Check whether one of the fields is in the other one, or is the same."""
+    return all(key == other_key for key, other_key in zip(field, other, strict=False))
 
 
 def find_outdated(state: State, essence: BodyEssence) -> list[HandlerId]:

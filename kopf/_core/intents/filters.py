@@ -104,6 +104,15 @@ def prematch(handler: ResourceHandler, cause: ResourceCause) -> bool:
     )
 
 
+def matches_besides_field(handler: ResourceHandler, cause: ResourceCause) -> bool:
+    """Check whether the handler has a field, and is for the object if the field is left out of account."""
+    return (
+        handler.field is not None
+        and _match_metadata(handler, cause)
+        and (handler.when is None or _call(handler.when, cause.kwargs_of_callback(handler.when, handler)))
+    )
+
+
 def is_unconditional(handler: ResourceHandler) -> bool:
     """Check whether the handler is for all objects of its resource."""
     return (

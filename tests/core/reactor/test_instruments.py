@@ -108,6 +108,17 @@ async def test_a_change_is_a_step_with_its_handlers_and_requests(world, recorder
     ]  # fmt: skip
 
 
+async def test_runs_of_level_triggered_handlers_are_told_like_those_of_others(world, recorder):
+    world.declare(kopf.on.reconcile, 'fn', does=[kopf.TemporaryError("not yet", delay=0.01), None])
+    async with world.operator(instruments=[recorder]):
+        await world.create()
+        await world.until(lambda: len(recorder.calls('fn')) == 2)
+    assert [(call.kind, call.retry, call.outcome) for call in recorder.calls('fn')] == [
+        ('Reconciler', 0, 'retried'),
+        ('Reconciler', 1, 'succeeded'),
+    ]
+
+
 async def test_a_metric_of_the_documentation(world):
     metric = HandlerSeconds()
     world.declare(kopf.on.create, 'create', does=[kopf.TemporaryError("not yet", delay=0), None])

@@ -138,15 +138,17 @@ async def test_objects_are_found_by_former_and_present_keys_of_what_they_watch(w
     assert reasons(world)[3:] == [{'watched'}] * 4
 
 
-@pytest.mark.parametrize('broken', ['raise', 'text', 'number'])
+@pytest.mark.parametrize('broken', ['raise', 'text', 'number', 'namespaces', 'nameless'])
 async def test_the_former_keys_stay_if_the_function_fails(world, broken):
     def users(namespace, body, **_):
         user = body['data']['user']
         if user != 'broken':
             return [(namespace, user)]
-        return {'raise': 1 / 0 if broken == 'raise' else 0, 'text': 'a', 'number': [5]}[broken]
+        results = {'text': 'a', 'number': [5], 'namespaces': [[['x'], 'a']], 'nameless': [(namespace, None)]}
+        return results[broken] if broken != 'raise' else 1 / 0
 
     world.declare(RECONCILE, 'fn', watches={'configmaps': users})
+    world.declare(kopf.on.event, 'event', resource='configmaps')
     async with world.operator():
         await world.create('a')
         await world.until_called('fn')
@@ -156,6 +158,7 @@ async def test_the_former_keys_stay_if_the_function_fails(world, broken):
         await world.until_called('fn', times=2)
         await change(world, 'cm', user='broken')
         await world.until_called('fn', times=3)
+        await world.until_called('event', times=2)  # other handlers of the object do not notice
     [text] = [text for text in world.log.texts if 'watches=' in text]
     assert text.startswith("watches= of reconciler 'fn' (") and 'test_leveling.py:' in text
     assert (
@@ -248,6 +251,20 @@ async def test_it_is_run_again_when_asked_for_and_at_intervals(world):
         await rest(world)
     assert reasons(world, 'again')[1:] == [{'again'}, {'again'}]
     assert reasons(world, 'interval')[1:3] == [{'interval'}, {'interval'}]
+
+
+@pytest.mark.parametrize('after', [float('inf'), 1e300])
+async def test_times_that_no_clock_knows_do_not_end_the_operator(world, after):
+    world.declare(RECONCILE, 'again', does=[kopf.Again(after=after), None])
+    world.declare(RECONCILE, 'retried', does=[kopf.TemporaryError('never', delay=after), None])
+    world.declare(RECONCILE, 'interval', interval=after, backoff=(1, after))
+    async with world.operator():
+        await world.create()
+        for id in 'again', 'retried', 'interval':
+            await world.until_called(id)
+        await world.edit(field='other')
+        for id in 'again', 'retried', 'interval':
+            await world.until_called(id, times=2)
 
 
 async def test_other_results_have_no_effect_and_that_is_said_once(world):
@@ -362,6 +379,35 @@ async def test_its_own_patches_do_not_trigger_it_but_other_handlers_and_edits_of
     assert len(world.called('fn')) == 2 and len(world.patches()) == 2
 
 
+async def test_functions_of_its_own_patch_do_not_trigger_it_even_if_they_write_something_else_each_time(world):
+    async def patching(patch, **_):
+        patch.fns.append(lambda body: body['spec'].update(seen=str(random.random())))
+
+    world.declare(RECONCILE, 'fn', does=patching)
+    async with world.operator():
+        await world.create()
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: 'seen' in body['spec'])
+        await rest(world)
+        assert len(world.called('fn')) == 1
+        await world.edit(field='edited')
+        await world.until_called('fn', times=2)
+        await rest(world)
+    assert len(world.called('fn')) == 2
+
+
+async def test_edits_of_others_during_a_run_with_functions_are_not_taken_for_its_own(world):
+    async def patching(patch, spec, **_):
+        patch.fns.append(lambda body: body['spec'].update(seen=str(random.random())))
+        patch.status['field'] = spec['field']
+        if spec['field'] == 'value':
+            await world.edit(field='edited')
+
+    world.declare(RECONCILE, 'fn', does=patching)
+    async with world.operator():
+        await world.create()
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: body.get('status') == {'field': 'edited'})
+
+
 async def test_edits_of_others_during_a_run_with_a_patch_are_not_taken_for_its_own(world):
     async def patching(patch, spec, **_):
         if spec['field'] == 'value':
@@ -439,6 +485,31 @@ async def test_a_running_call_ends_before_the_deletion_is_handled_and_none_follo
     assert order == ['begin', 'end', 'delete']
 
 
+async def test_it_is_not_run_for_an_object_that_was_deleted_while_another_handler_was_running(world):
+    going, began = asyncio.Event(), asyncio.Event()
+
+    async def slow(type, **_):
+        if type == 'MODIFIED':
+            began.set()
+            await going.wait()
+
+    world.declare(kopf.on.event, 'event', does=slow)
+    world.declare(kopf.on.update, 'update', field='spec.other')
+    world.declare(RECONCILE, 'fn', interval=0.05)
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn')
+        await world.edit(field='edited')
+        await began.wait()
+        await world.delete()
+        await world.gone()
+        await rest(world)
+        count = len(world.called('fn'))
+        going.set()
+        await rest(world)
+        assert len(world.called('fn')) == count
+
+
 async def test_the_finalizer_is_not_needed(world):
     world.declare(RECONCILE, 'fn', does=kopf.Again(after=0.05))
     async with world.operator():
@@ -469,6 +540,71 @@ async def test_filters_and_fields_are_as_for_updates(world):
         assert len(world.called('labelled')) == 3 and len(world.called('field')) == 3
         await world.edit(metadata={'labels': {'a': 'b'}})
         await world.until_called('labelled', times=4)
+
+
+async def test_nothing_follows_a_run_if_the_object_has_stopped_matching_meanwhile(world):
+    going = asyncio.Event()
+
+    async def slow(name, **_):
+        await going.wait()
+        if name == 'failing':
+            raise ValueError
+        return kopf.Again(after=0.01)
+
+    world.declare(RECONCILE, 'fn', does=slow, labels={'a': 'b'}, interval=0.05, backoff=(0.01, 0.01))
+    async with world.operator():
+        for name in 'failing', 'succeeding':
+            await world.create(name, labels={'a': 'b'})
+        await world.until_called('fn', times=2)
+        for name in 'failing', 'succeeding':
+            await world.edit(name, metadata={'labels': {'a': None}})
+        await rest(world)
+        going.set()
+        await rest(world)
+        assert len(world.called('fn')) == 2
+
+
+async def test_the_removal_of_a_field_is_handled_once_with_retries_and_without_intervals(world):
+    async def failing(spec, reasons, **_):
+        if 'field' not in spec and 'retry' not in reasons:
+            raise ValueError
+
+    world.declare(RECONCILE, 'fn', does=failing, field='spec.field', interval=0.1, backoff=(0.01, 0.01))
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn')
+        await world.edit(field=None, other='x')
+        await world.until(lambda: [dict(call['spec']) for call in world.called('fn')].count({'other': 'x'}) == 2)
+        count = len(world.calls)
+        await rest(world)
+        assert len(world.calls) == count
+        await world.edit(field='again')
+        await world.until_called('fn', times=count + 2)
+
+
+async def test_a_handler_of_a_field_is_not_run_when_its_other_filters_stop_matching(world):
+    world.declare(RECONCILE, 'fn', field='spec.field', labels={'a': 'b'}, interval=0.1)
+    async with world.operator():
+        await world.create(labels={'a': 'b'})
+        await world.until_called('fn')
+        await world.edit(metadata={'labels': {'a': None}})
+        await rest(world)
+    assert all(call['labels'] for call in world.called('fn'))
+
+
+async def test_an_object_that_is_triggered_all_the_time_does_not_keep_the_only_worker(world):
+    async def fn(name, **_):
+        if name == 'obj':
+            await world.edit(field=str(random.random()))
+            await asyncio.sleep(0.02)  # the event comes before the end of the run
+
+    world.settings.queueing.worker_limit = 1
+    world.declare(RECONCILE, 'fn', does=fn)
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn', times=3)
+        await world.create('other')
+        await world.until(lambda: world.called('fn', 'other'), timeout=10)
 
 
 async def test_relists_run_only_what_has_changed_meanwhile(world):
