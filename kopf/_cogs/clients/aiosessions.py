@@ -75,6 +75,7 @@ class AiohttpSession(sessions.Session):
         return aiohttp.ClientSession(
             # The limit is ours: streams and requests share the sockets, but streams are not limited.
             connector=aiohttp.TCPConnector(limit=0, ssl=context, keepalive_timeout=sessions.KEEPALIVE),
+            # The API uses no cookies. Those of a load balancer would bind all requests to one server.
             cookie_jar=aiohttp.DummyCookieJar(),
             response_class=AbruptResponse,
             skip_auto_headers=['Accept-Encoding', 'Content-Type'],  # unpacking costs more than the network

@@ -84,10 +84,16 @@ class ApiClient:
 
     async def close(self) -> None:
         """Close all connections; it can be called repeatedly."""
+        # Before anything is awaited: requests that wait for a login look at it afterwards, and would otherwise open
+        # new sessions.
         self._closed = True
         everything = [*self._sessions.values(), *self._retired]
+        # Emptied before the sessions are closed: a request that fails then releases its session, and must not close it
+        # once more.
         self._sessions.clear()
         self._retired.clear()
+        # The gates first, so that the queued requests are refused at once. If they were admitted to sessions that are
+        # being closed, they would fail one after another, and each would wait for its next attempt.
         for gate in self._gates.values():
             gate.close()
         for session in everything:
@@ -163,11 +169,14 @@ class ApiClient:
         attempts = _Attempts(self._settings.networking, logger or default_logger, backoffs)
         number = 0
         while True:
+            # Taken anew for each attempt, because credentials can be replaced between them, and the gate belongs to
+            # the server.
             asked = time.monotonic() if self.instruments.requests else 0.0
             session, gate = await self._enter()
             refusal: errors.APIUnauthorizedError | None = None
             failure: errors.APIError | None = None
             try:
+                # Why twice? Without instruments, an attempt costs neither a context manager nor a copy of the request.
                 if not self.instruments.requests:
                     return await self._attempt(request, session, gate)
                 with self._observe(session, request, number, asked) as span:
@@ -214,6 +223,7 @@ class ApiClient:
                 request, sessions.Timeouts(connecting=networking.connect_timeout, answering=networking.request_timeout)
             )
         except errors.APITooManyRequestsError as e:
+            # Held before the place is released below: the release admits the next request, which would be refused, too.
             if not e.is_partial:
                 gate.hold(e.retry_after)
             raise
@@ -221,8 +231,11 @@ class ApiClient:
             self._suspect(e, session)
             raise
         finally:
+            # Before anything is awaited: a cancellation of the other release must not keep the place occupied for ever.
             gate.leave()
             await self._release(session)
+        # Once a session, as the vault needs to know only that the credentials work. Other errors than 401 approve
+        # nothing: a proxy can answer instead of the API server.
         if not session.approved:
             self._approve(session)
         return body
@@ -270,6 +283,7 @@ class ApiClient:
                 raise
             except errors.APIUnauthorizedError as e:
                 refusal = e
+            # Why no retries here? The watch has its own back-off, which is seen from outside as a state of the watch.
             except errors.APIConnectionError as e:
                 self._suspect(e, session)
                 raise
@@ -329,10 +343,12 @@ class ApiClient:
     async def _enter(self, *, streaming: bool = False) -> tuple[sessions.Session, pacing.Gate]:
         """Wait until a request may be made; return the session and the gate, both to be released by the caller."""
         while True:
+            # The session first, because only the credentials determine the server, and thus the gate.
             session = await self._acquire()
             gate = self._gates[session.server]
             try:
                 waited = await (gate.pass_by() if streaming else gate.enter())
+            # Cancellations, too: a session that counts a user too many would never be closed.
             except BaseException:
                 await self._release(session)
                 raise
@@ -346,9 +362,12 @@ class ApiClient:
     async def _acquire(self) -> sessions.Session:
         while True:
             key, info = await self._vault.select()
+            # After the wait, as the client can be closed during the login.
             if self._closed:
                 raise errors.APIConnectionError(f"The client of the server {info.server} is closed.")
             session = self._sessions.get(key)
+            # By identity, not by equality: after a login, the files behind equal paths can have other contents, e.g. a
+            # rotated CA, which only a new session reads.
             if session is not None and session.info is info:
                 session.users += 1
                 return session
@@ -358,6 +377,8 @@ class ApiClient:
                 await self._vault.invalidate(key, info, e, backoffs=self._login_backoffs)
             else:
                 session.users += 1
+                # Counted as used before this wait: another request can replace the session meanwhile, and would close
+                # an unused one.
                 await self._adopt(session)
                 return session
 
@@ -366,6 +387,7 @@ class ApiClient:
         self._sessions[session.key] = session
         if isinstance(info, credentials.AiohttpSession):
             self._given.add(info.aiohttp_session)
+        # A gate outlives the sessions: otherwise, new credentials would lift the delay that the server has requested.
         if session.server not in self._gates:
             self._gates[session.server] = pacing.Gate(session.server, self._settings)
         self._default_namespace = info.default_namespace or self._default_namespace
@@ -379,6 +401,7 @@ class ApiClient:
             await session.close()
 
     async def _replace(self, session: sessions.Session, refusal: errors.APIUnauthorizedError) -> None:
+        # The server usually refuses many requests of a session at once; only the first of them retires it.
         if self._sessions.get(session.key) is session:
             del self._sessions[session.key]
             await self._retire(session)
@@ -438,6 +461,8 @@ def encode(obj: Any) -> bytes:
     try:
         return dump_tightly(obj, default=_simplify)
     except orjson.JSONEncodeError:
+        # Why not in ASCII? Its escapes would hide lone surrogates from the replacement; `simplify` could not
+        # decode them.
         text = json.dumps(obj, default=_simplify_all, separators=(',', ':'), ensure_ascii=False)
         return replace_halves(text).encode()
 
@@ -450,6 +475,7 @@ def simplify(obj: Any) -> Any:
 def _simplify(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
+    # Sets are refused: their order differs between processes, so equal sets would be stored as different lists.
     if isinstance(value, Collection) and not isinstance(value, bytes | bytearray | memoryview | set | frozenset):
         return list(value)
     raise TypeError(f"{type(value).__name__} cannot be stored in an object: {value!r}")
@@ -484,9 +510,12 @@ class _Attempts:
     async def wait(self, error: errors.APIError, method: str, url: str) -> None:
         """Report a failed attempt and wait for the next one, or raise the error if it was the last."""
         self._count += 1
+        # Only now, because nearly all requests succeed at once, and because the settings can have changed since the
+        # last request.
         if self._iterator is None:
             backoffs = self._settings.error_backoffs if self._backoffs is None else self._backoffs
             backoffs = backoffs if isinstance(backoffs, Iterable) else [backoffs]
+            # Generators can be endless, and have no length that could be logged.
             self._total = f"/{len(backoffs) + 1}" if isinstance(backoffs, Sized) else ''
             self._iterator = iter(backoffs)
         backoff = next(self._iterator, None)

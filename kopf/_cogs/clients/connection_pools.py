@@ -43,6 +43,7 @@ class Pool:
         self._keepalive = keepalive
         self._idle: list[Connection] = []  # why not a queue? the last used is reused first, so the others can expire
         self._busy: set[Connection] = set()
+        # Weak references: streams are aborted by their readers, which need not report that to the pool.
         self._streams: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._closed = False
         self._sweeping: asyncio.TimerHandle | None = None
@@ -75,6 +76,9 @@ class Pool:
             try:
                 response = await connection.request(data)
             except ConnectionLost as e:
+                # The server can close an unused connection at the same moment when a request is sent. RFC 9112, section
+                # 9.3.1, permits a silent repetition only if that does no harm, as the server can have executed the
+                # request. The loop ends with a new connection at the latest, because that is not a used one.
                 if used and e.early and repeatable:
                     continue
                 raise
@@ -102,11 +106,14 @@ class Pool:
             OSError: if the network or the server fails, time-outs of connecting included.
         """
         connection = await self._connect(connect_timeout)
+        # Before the request is sent, so that `close` aborts streams that are being opened, too.
         self._streams.add(connection)
         return await connection.stream(data, timeout=total_timeout), connection
 
     def _take(self) -> Connection | None:
         oldest = asyncio.get_running_loop().time() - self._keepalive
+        # Why check the age again? The sweep runs once in the keep-alive time, so a connection can be nearly twice
+        # as old.
         while self._idle:
             connection = self._idle.pop()
             if connection.usable and connection.idle_since >= oldest:
@@ -121,6 +128,7 @@ class Pool:
         loop = asyncio.get_running_loop()
         connection.idle_since = loop.time()
         self._idle.append(connection)
+        # One timer for all of them: a timer for each connection would be set and cancelled with each request.
         if self._sweeping is None:
             self._sweeping = loop.call_later(self._keepalive, self._sweep)
 
@@ -138,8 +146,10 @@ class Pool:
         loop = asyncio.get_running_loop()
         connection = Connection()
         try:
+            # Both before and after the connecting: the pool can be closed meanwhile.
             self._check_open()
             async with asyncio.timeout(timeout):
+                # An address needs neither the resolver nor a race of several addresses.
                 if _is_address(host):
                     await loop.create_connection(lambda: connection, host, port, ssl=context, server_hostname=hostname)
                 else:
@@ -164,6 +174,7 @@ async def _open_socket(host: str, port: int) -> socket.socket:
         addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError as e:  # e.g. a part of the name is too long
         raise OSError(f"The host {host!r} is not a valid name: {e}") from e
+    # Why not `create_connection` with its option for that? The event loop of uvloop does not have the option.
     return await aiohappyeyeballs.start_connection(addresses, happy_eyeballs_delay=_NEXT_ADDRESS_DELAY, interleave=1)
 
 

@@ -66,6 +66,7 @@ class Connection(asyncio.Protocol):
 
     def _reset(self) -> None:
         self._status = 0
+        # Cleared, never replaced: the parser has kept the callbacks, which are methods of these very objects.
         self._headers.clear()
         self._chunks.clear()
         self._size = 0
@@ -97,6 +98,7 @@ class Connection(asyncio.Protocol):
         self._reset()
         await self._send(data)
         self.used = True
+        # The headers are copied, since the next request on this connection clears them.
         return Response(self._status, self._headers.copy(), b''.join(self._chunks))
 
     async def stream(self, data: bytes, *, timeout: float | None) -> Response:
@@ -131,6 +133,7 @@ class Connection(asyncio.Protocol):
             await self._wait()
         chunk = self._chunks[0] if len(self._chunks) == 1 else b''.join(self._chunks)
         self._chunks.clear()
+        # From now on, the size is that of what is received ahead of the next read.
         self._size = 0
         if self._paused and self._transport is not None:
             self._paused = False
@@ -155,10 +158,13 @@ class Connection(asyncio.Protocol):
 
     async def _send(self, data: bytes) -> None:
         assert self._transport is not None
+        # Why not wait until it is written? The request is in memory anyway, and a server can answer before it has read
+        # all, e.g. with 413. A connection with unsent data is not reused.
         self._transport.write(data)
         try:
             while not (self._complete or self._streaming and self._began):
                 await self._wait()
+        # Cancellations, too: otherwise, the rest of this response would be read as the response to the next request.
         except BaseException:
             self.abort()
             raise
@@ -181,6 +187,7 @@ class Connection(asyncio.Protocol):
         self._break()
 
     def _fail(self, error: BaseException) -> None:
+        # The first error is the reason; further ones follow from it, such as the loss of an aborted connection.
         if self._error is None:
             self._error = error
             if self._waiter is not None and not self._waiter.done():
@@ -190,6 +197,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # in fact, uvloop's are not its subclasses
+        # The system then probes silent connections (how soon, is its own setting), so that a server that has vanished
+        # is noticed even where the user has switched off the time-outs. Not all transports reveal their sockets.
         with contextlib.suppress(OSError, AttributeError):
             transport.get_extra_info('socket').setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
@@ -249,11 +258,14 @@ class Connection(asyncio.Protocol):
         self._fail(error)
 
     def _ends_with_connection(self) -> bool:
+        # RFC 9112, section 6.3: without these headers, a response ends with its connection. Otherwise, it is cut off.
         return not any(name.lower() in (b'content-length', b'transfer-encoding') for name in self._headers)
 
     # The methods for the parser.
 
     def on_message_begin(self) -> None:
+        # Why also here? The extra response can come in one piece of data with the real one; `data_received` checks only
+        # the beginning of each piece.
         if self._complete:
             raise ConnectionError("the server has sent a response without a request")
 
@@ -268,6 +280,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         assert self._parser is not None
+        # Interim responses are complete messages, too.
         if self._began:
             self._complete = True
             self._wake()

@@ -113,6 +113,7 @@ async def _discover_core(client: api.ApiClient, groups: Collection[str] | None) 
     try:
         data = await _ask(client, '/api', 'versions')
     except (errors.APIServerError, errors.APIConnectionError):
+        # The other groups can be served meanwhile. A refusal (4xx), however, means that this is no API for this client.
         return [_Version('', 'v1', None)]
     if data.get('kind') == 'APIGroupDiscoveryList':
         return list(_parse_aggregated(data))
@@ -178,11 +179,13 @@ async def _gather(coros: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
 def _sort_versions(group: Mapping[str, Any]) -> list[str]:
     preferred = (group.get('preferredVersion') or {}).get('version')
     names = [version['version'] for version in group.get('versions') or ()]
+    # The sorting is stable: the other versions keep the order of the server, which is that of their priorities.
     return sorted(names, key=lambda name: name != preferred)
 
 
 def _parse_legacy(data: Mapping[str, Any], group: str, version: str) -> Iterator[references.Resource]:
     items = data.get('resources') or ()
+    # In a pass of its own: subresources are items like the resources, in any order.
     subresources: dict[str, set[str]] = {}
     for item in items:
         plural, slash, subresource = item['name'].partition('/')
@@ -195,6 +198,7 @@ def _parse_legacy(data: Mapping[str, Any], group: str, version: str) -> Iterator
                 version=version,
                 plural=item['name'],
                 kind=item.get('kind'),
+                # Older servers have no singular names of built-in resources; these are the kinds in lower case.
                 singular=item.get('singularName') or item.get('kind', '').lower(),
                 shortcuts=frozenset(item.get('shortNames') or ()),
                 categories=frozenset(item.get('categories') or ()),

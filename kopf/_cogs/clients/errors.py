@@ -62,6 +62,7 @@ class APIError(Exception):
 
     @property
     def retry_after(self) -> float | None:
+        # The header first: proxies before the API set it, too, but they send no Status object.
         header = self.headers.get('Retry-After')
         if header is not None:
             seconds = _parse_retry_after(header)
@@ -217,6 +218,7 @@ def _parse_retry_after(value: str) -> float | None:
         moment = parsedate_to_datetime(value)
     except ValueError:
         return None
+    # Python returns a time without a zone for ``-0000``, which means UTC (RFC 5322, section 3.3).
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.UTC)
     return max(0.0, (moment - datetime.datetime.now(datetime.UTC)).total_seconds())

@@ -74,6 +74,7 @@ class EventWriter:
         namespace = _find_namespace(ref)
         body: dict[str, Any] = {
             'metadata': {'namespace': namespace, 'generateName': posting.event_name_prefix},
+            # The value of upstream: the format of Events is fixed, as other programs read them.
             'action': 'Action?',
             'type': type,
             'reason': reason,
@@ -86,6 +87,7 @@ class EventWriter:
             'lastTimestamp': _format(now),
             'eventTime': now.strftime('%Y-%m-%dT%H:%M:%S.%fZ'),
         }
+        # Single Events have no count, as those of upstream.
         if count > 1:
             body['count'] = count
         try:
@@ -140,6 +142,8 @@ class EventWriter:
             if isinstance(e, errors.APIForbiddenError):
                 self._is_denied('patch', namespace, e)
                 return False
+            # Still true: the next update brings the whole count, and a new Event would be one more object for the
+            # same thing.
             logger.warning("Failed to count an event, which is tried again with the next one: %r", e)
         return True
 
@@ -155,6 +159,7 @@ class EventWriter:
 
     def _is_denied(self, verb: str, namespace: str, error: Exception) -> bool:
         """Check whether a permission is missing, and log once which one."""
+        # In a namespace that is being deleted, 403 says nothing about permissions.
         if not isinstance(error, errors.APIForbiddenError) or 'being terminated' in (error.message or ''):
             return False
         if (verb, namespace) not in self._denied:

@@ -54,6 +54,7 @@ class _Plugin:
         command = self.spec.get('command')
         if not command or not isinstance(command, str):
             raise self.fail("The exec plugin has no command")
+        # As in kubectl: a mere name is looked up in the PATH, a path is relative to the kubeconfig.
         if os.path.dirname(command):
             command = os.path.join(self.directory, command)
         return [command, *(str(arg) for arg in self.spec.get('args') or ())]
@@ -109,6 +110,8 @@ def _run(plugin: _Plugin, env: Mapping[str, str], interactive: bool) -> bytes:
         process = subprocess.run(
             command,
             env=env,
+            # Without it, a plugin that asks nevertheless would read from the terminal of the operator, and wait
+            # for ever.
             stdin=None if interactive else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=None if interactive else subprocess.PIPE,  # questions are asked there
@@ -121,6 +124,8 @@ def _run(plugin: _Plugin, env: Mapping[str, str], interactive: bool) -> bytes:
         ) from e
     except (OSError, ValueError) as e:
         raise plugin.fail(f"The exec plugin {command[0]!r} cannot be run: {e}") from e
+    # It can pass: plugins request the credentials over the network. A program that is not there, above, does
+    # not appear.
     if process.returncode:
         stderr = (process.stderr or b'').decode('utf-8', errors='replace').strip()
         raise plugin.fail(
@@ -158,6 +163,7 @@ def _parse(plugin: _Plugin, output: bytes, info: credentials.ConnectionInfo) -> 
 
 def _describe_cluster(info: credentials.ConnectionInfo, cluster: Mapping[str, Any]) -> dict[str, Any]:
     ca_data = info.ca_data
+    # The protocol passes the authorities as data only, never by a path.
     if info.ca_path:
         try:
             with open(info.ca_path, 'rb') as f:

@@ -198,12 +198,15 @@ def _make_info(
     if user.get('as'):
         logger.warning(f"Impersonation is not supported; field 'as' is ignored in {user}.")
     cert_data, pkey_data = user.get('client-certificate-data'), user.get('client-key-data')
+    # The auth providers themselves are not run, as kubectl has dropped most of them; but their last token can
+    # still work.
     provider = _Entry(user.path, user.section, user.name, user.get_mapping('auth-provider')).get_mapping('config')
     return credentials.ConnectionInfo(
         server=server,
         priority=10,
         default_namespace=context.get('namespace'),
         ca_data=ca_data,
+        # As in kubectl, data win over files. The credentials would refuse to have both.
         ca_path=None if ca_data else cluster.get('certificate-authority'),
         insecure=cluster.data.get('insecure-skip-tls-verify'),
         username=user.get('username'),
@@ -224,6 +227,7 @@ def _authenticate(
     cluster: _Entry,
     user: _Entry,
 ) -> credentials.ConnectionInfo:
+    # As in kubectl, the file wins over the text of a token.
     token_path = user.get('tokenFile')
     if token_path:
         try:

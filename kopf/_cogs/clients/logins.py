@@ -64,6 +64,7 @@ def check_sources() -> None:
     Raises:
         LoginError: if there are none, or if the kubeconfig cannot be used.
     """
+    # In a pod, a broken kubeconfig is no reason to fail: the operator can log in without it.
     if has_service_account():
         return
     config = kubeconfigs.load() if has_kubeconfig() else None
@@ -130,6 +131,7 @@ def login_with_service_account(
     ):
         namespace = f.read().strip() or None
     return credentials.ConnectionInfo(
+        # The name is the second choice, since it needs the DNS of the cluster, which not all pods use (``dnsPolicy``).
         server=f"https://{address}:{port or 443}" if address else "https://kubernetes.default.svc",
         priority=20,
         default_namespace=namespace,
@@ -253,6 +255,7 @@ def login_via_client(
                 f"Cannot authenticate the client library neither in-cluster, nor via kubeconfig. {explain_absence()}"
             ) from e
     config = kubernetes.client.Configuration.get_default_copy()
+    # The key of the token depends on the version of the library.
     header = config.get_api_key_with_prefix('BearerToken') or config.get_api_key_with_prefix('authorization')
     return _convert_client_config(config, header, priority=10, trust_env=settings.networking.trust_env)
 

@@ -104,11 +104,14 @@ class Gate:
             errors.APIConnectionError: if the gate is closed, before or meanwhile.
         """
         self._check_open()
+        # Queued requests go first, even if there is a free place at this moment.
         if not self._waiting and self._count < self._limit and self._delay() <= 0:
             self._take()
             return False
         future, pressure = self._loop.create_future(), _pressure.get()
         self._waiting.push(future, None, urgent=pressure is None)
+        # It admits the request, or sets the timer for it: with nothing in flight, no other request would wake up
+        # the queue.
         self._admit()
         if pressure is not None:
             pressure.size += 1
@@ -127,6 +130,8 @@ class Gate:
 
     def leave(self) -> None:
         """Release the place of a finished request, and admit the queued ones."""
+        # A place is always released by `leave`, in the same step in which the next request takes it: there is no lock,
+        # because nothing is awaited in between.
         self._count -= 1
         if self._waiting:
             self._admit()
@@ -142,6 +147,7 @@ class Gate:
         waited, delay = False, self._delay()
         self._tokens -= 1  # at once: otherwise, the queued requests would take all of them while this one sleeps
         try:
+            # The token is taken already, so from the second round on, only a longer hold prolongs the wait.
             while delay > 0:
                 await asyncio.wait({self._closing}, timeout=delay)
                 self._check_open()
@@ -155,6 +161,7 @@ class Gate:
         """Hold all requests for the time (in seconds) that the server has requested."""
         seconds = DEFAULT_HOLD if seconds is None else seconds
         now = self._loop.time()
+        # Logged once, though each of the requests in flight can bring its own 429.
         if self._held_until <= now < now + seconds:
             logger.warning(
                 "The server %s has too many requests, and asks to wait for %g seconds; so all requests to it wait.",
@@ -196,6 +203,7 @@ class Gate:
         networking = self._settings.networking
         rate, burst = networking.requests_per_second, max(1, networking.requests_burst)
         if not rate:
+            # The bucket stays full, in case the rate is limited later.
             self._tokens = float(burst)
             return self._held_until - now
         self._tokens = min(burst, self._tokens + (now - self._updated) * rate)

@@ -181,11 +181,14 @@ class _Patching:
             if done is not None:
                 return done
         else:
+            # The documented order: the values before the functions, and in both cases the object before its status.
             await self._merge(patch)
         if self.body is None:
             await self._reload()
         functions = patches.Patch(fns=patch.fns)
         ops = patches.combine(functions, conclusion).as_json_patch(self.body)
+        # Several requests can be stored in part. So the conclusion goes with them only if there is one request;
+        # otherwise, it goes after the last one: a success on record must not precede what its handler has changed.
         if not any(map(self._is_for_status, ops)):
             return await self._send_ops(self.url, "resource", ops)
         ops = functions.as_json_patch(self.body)
@@ -210,6 +213,8 @@ class _Patching:
                 return await self._conclude(patches.Patch(), conclusion)
         else:
             tried = False
+        # The refused request has shown that the object has changed. If there are values, the merge returns its
+        # newer state.
         if tried and not len(patch):
             await self._reload()
         await self._merge(patch)
@@ -219,6 +224,7 @@ class _Patching:
         """Apply the values and the conclusion, together if they are for one endpoint; return true if it is done."""
         changes, status = self._split(patch)
         last_changes, last_status = self._split(conclusion)
+        # Here, the conclusion goes to the object, so the status must not come after it.
         if status and (len(last_changes) or conclusion.fns):
             await self._merge_status(status)
             status = {}
@@ -246,6 +252,7 @@ class _Patching:
         """Split the values into those of the object and those of its status, if that is a subresource."""
         if not self.has_status or 'status' not in patch:
             return patch, {}
+        # An empty status changes nothing, but would cost a request.
         status = {'status': patch['status']} if patch['status'] != {} else {}
         return {key: value for key, value in patch.items() if key != 'status'}, status
 
@@ -269,6 +276,8 @@ class _Patching:
 
     async def _send_merge(self, url: str, changes: Mapping[str, Any], version: str | None = None) -> None:
         metadata = changes.get('metadata') or {}
+        # Why not the version? It would make the request fail with each edit by another client. The uid differs only if
+        # the object is another one.
         guard = {'uid': self.uid} if self.uid is not None else {}
         if version is not None:
             guard['resourceVersion'] = version
@@ -310,6 +319,8 @@ class _Patching:
         self.logger.debug("JSON-patching the %s with: %r", what, ops)
         try:
             self._accept(await self.client.patch(url, ops, _JSON, logger=self.logger))
+        # This one is a race in the storage. A failed test of the version is 422, and so is an invalid object; but only
+        # the latter has causes.
         except errors.APIConflictError:
             return False
         except errors.APIUnprocessableError as e:
@@ -319,6 +330,7 @@ class _Patching:
         return True
 
     async def _repeat(self, send: Callable[[], Awaitable[None]]) -> None:
+        # The API server itself repeats a merge patch a few times before it gives up, so such conflicts are rare.
         for backoff in _CONFLICT_BACKOFFS:
             try:
                 await send()
@@ -330,7 +342,7 @@ class _Patching:
     async def _reload(self) -> None:
         try:
             self.body = await self.client.get_json(self.url, logger=self.logger)
-        except errors.APIForbiddenError:  # who may patch, may see what comes of it
+        except errors.APIForbiddenError:  # the response to an empty patch needs no permission to get the object
             await self._send_merge(self.url, {})
         if self.uid is not None and _get_uid(self.body) != self.uid:
             raise _ReplacedError
@@ -385,6 +397,7 @@ def _is_merged(wanted: Any, actual: Any) -> bool:
 
 def _compare(path: tuple[str, ...], wanted: Any, actual: Any) -> Iterator[diffs.DiffItem]:
     """Compare only the values of the merge patch with the returned state."""
+    # A version in a patch is a precondition: the object has the next one then.
     if path == ('metadata', 'resourceVersion'):
         return
     if isinstance(wanted, Mapping):

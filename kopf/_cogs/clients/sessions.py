@@ -97,6 +97,7 @@ def open_session(key: credentials.VaultKey, info: credentials.KubeContext) -> Se
     try:
         if (
             isinstance(info, credentials.AiohttpSession)
+            # A name and a password in the URL itself are also left to aiohttp, as are the variables of the environment.
             or isinstance(info, credentials.ConnectionInfo)
             and (info.proxy_url or info.trust_env or '@' in urllib.parse.urlsplit(info.server).netloc)
         ):
@@ -131,6 +132,7 @@ class Headers:
     def refresh(self) -> int:
         """Read the token again if it is time; return the version number, which grows with the changes."""
         if self._info is not None and self._info.token_path and time.monotonic() - self._refreshed >= _TOKEN_REFRESH:
+            # Before the read: if that fails, the file is not read again with each request.
             self._refreshed = time.monotonic()
             with contextlib.suppress(OSError, ValueError):  # the old token may be good for a while
                 headers = _identify(self._info)
@@ -150,6 +152,7 @@ class Headers:
 def _identify(info: credentials.ConnectionInfo) -> Mapping[str, str]:
     headers = {'User-Agent': versions.user_agent, **info.as_http_headers()}
     for name, value in headers.items():
+        # Otherwise, a line break in a token would begin another header.
         if not value.isascii() or not value.isprintable():
             raise ValueError(f"characters that are not possible in the header {name}")
     return headers
@@ -171,6 +174,8 @@ class DirectSession(Session):
         self._heads: dict[ExtraHeaders, str] = {}
         self._version = self._headers.version
         context = info.as_ssl_context() if parts.scheme == 'https' else None
+        # A final dot marks an absolute name for the DNS only; neither SNI (RFC 6066, section 3) nor certificates
+        # have it.
         hostname = (info.tls_server_name or host).rstrip('.') if context is not None else None
         self._pool = connection_pools.Pool(connection_pools.Origin(host, port, context, hostname), keepalive=KEEPALIVE)
 
@@ -227,6 +232,8 @@ class DirectSession(Session):
         if span is not None and span.headers:
             head += ''.join([f'{name}: {value}\r\n' for name, value in span.get_headers().items()])
         if payload is None:
+            # RFC 9110, section 8.6: methods that usually have a content declare its absence, other methods do not
+            # mention it.
             length = '' if method in ('GET', 'DELETE') else 'Content-Length: 0\r\n'
             return f'{method} {self._prefix}{query}{head}{length}\r\n'.encode('latin-1')
         return f'{method} {self._prefix}{query}{head}Content-Length: {len(payload)}\r\n\r\n'.encode('latin-1') + payload
@@ -262,6 +269,7 @@ class Lines:
         while True:
             chunk = await self._read()
             if not chunk:
+                # Servers can leave out the newline of the last line.
                 line, self._rest = b''.join(self._rest), []
                 if line:
                     return [line]
@@ -293,6 +301,7 @@ class Lines:
 
 def is_distrust(error: errors.APIError) -> bool:
     """Check whether the connection has failed because of certificates: the server's, or the client's for the server."""
+    # By the text, since the exceptions of asyncio and of aiohttp have no class in common for that.
     text = str(error.__cause__)
     return 'SSL' in text and ('CERTIFICATE' in text or 'UNKNOWN_CA' in text)
 
