@@ -16,13 +16,7 @@ PAGES = [
     *ROOT.glob('tests/**/*.md'),
 ]
 
-WIDE = {'CHANGELOG.md'} | {
-    f'docs/{name}.rst'
-    for name in (
-        *('api', 'architecture', 'errors', 'handlers', 'index', 'kwargs', 'levels', 'reconciliation', 'security'),
-        'troubleshooting',
-    )
-}
+WIDE = {'docs/architecture.rst'}
 """The pages that are still to be wrapped. No others are added here."""
 
 UNBROKEN = re.compile(r'``[^`]+``|:[a-z]+:`[^`]+`|`[^`]+`_?_?|\[[^\]]*\]\([^)]*\)')
